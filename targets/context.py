@@ -95,7 +95,7 @@ class Context:
         return Heads(width // head_dim, num_kv_heads, head_dim, page_size, stored_dtype(activation), kv, rows)
 
     def preparation(self, step: Step) -> Preparation:
-        """How a rope_append or rope_attention prepares q and k, and an attention with a table q."""
+        """The preparation of q and k in rope_append and rope_attention, and of q in an attention with a table."""
         appends = "qkv" in step.inputs
         norms_values = appends and attr(step, "norms_values")
         if "table" not in step.inputs:
@@ -104,7 +104,7 @@ class Context:
         return Preparation(positions, 2 * half, attr(step, "eps"), norms_values, appends)
 
     def scores(self, step: Step) -> Scores:
-        """How an attention or rope_attention computes scores."""
+        """The computation of scores in attention and rope_attention."""
         head_dim = head_dim_of(self.plan.shape_of(step.inputs["kv"]), {"kv": attr(step, "kv")})
         return Scores(
             scale=float(scale_of(head_dim, {"scale": attr(step, "scale")})),

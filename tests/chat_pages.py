@@ -49,7 +49,7 @@ def send(page: Page, text: str) -> None:
 
 
 def new_chat(page: Page) -> None:
-    """Begin a conversation; the answers of the last one are gone then."""
+    """Start a new conversation, which removes the answers of the last one."""
     page.click("#new-chat")
     page.wait_for_selector(".answer", state="detached")
 

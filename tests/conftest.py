@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from nearfar.compiler.bundle.folder import Bundle
 
 ROOT = Path(__file__).parents[1]
-# Debian's chromium brings SwiftShader, a Vulkan driver that runs on the CPU.
+# Debian's chromium includes SwiftShader, a Vulkan driver that runs on the CPU.
 SWIFTSHADER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
 # The folders whose files take longest, in this order.
 LONGEST = ("web", "targets")

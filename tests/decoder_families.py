@@ -171,7 +171,7 @@ def make_with_images(folder: Path) -> npt.NDArray[np.float32]:
         text_config={**SIZES, **FAMILIES["gemma3_text"][1]},
         vision_config={**sizes, "image_size": 28, "patch_size": 14},
         mm_tokens_per_image=4,
-        # None of TOKENS.
+        # These token ids do not occur in TOKENS.
         image_token_index=504,
     )
     return write(transformers.Gemma3ForConditionalGeneration(config).float(), folder)

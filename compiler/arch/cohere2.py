@@ -32,7 +32,7 @@ def read_config(config: ConfigReader) -> ModelSpec:
     config.expect("use_qk_norm", False)
     tied = config.flag("tie_word_embeddings", default=True)
     config.expect("use_embedding_sharing", tied)
-    # How training split the embedding.
+    # The parts into which training split the embedding.
     config.ignore("use_parallel_embedding")
     head_dim = even_head_dim(config, None)
     # transformers does not read it.

@@ -19,7 +19,7 @@ from ..ir.spec import ModelSpec, RopeSpec
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayout:
-    """What a family's layers have, by the names of their modules.
+    """The modules of a family's layers, by name.
 
     ``fused``: a checkpoint's tensors that hold the rows of several projections in order, as the tensor's module -> the
     projections' modules. The four norms of a layer are around its attention and its feed-forward; None if the family

@@ -52,7 +52,7 @@ OTHERS = {
 
 
 def unsupported_message(name: str, supported: Collection[str]) -> str:
-    """Why config.json's model_type is refused, which family is nearest to it, and where to request it."""
+    """The reason why config.json's model_type is refused, the nearest family, and where to request support for it."""
     start = f"config.json: model_type {name!r} is not supported; supported: {', '.join(supported)}. "
     request = f"To request it, open an issue {_issue_tracker()}"
     for base, names in DECODERS.items():

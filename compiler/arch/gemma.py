@@ -1,4 +1,4 @@
-"""What Gemma 2 and Gemma 3 share: the layout of their layers, and the numbers that scale and cap their values."""
+"""Shared by Gemma 2 and Gemma 3: the layout of their layers, and the numbers that scale and cap their values."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ ALIASES = {"su": "longrope"}
 
 @dataclass(frozen=True, slots=True)
 class RopeSizes:
-    """What a rotation depends on besides its own keys. ``rotates_parts``: 'partial_rotary_factor' may rotate a part of
-    each head; otherwise it must be 1. ``default_rotated`` and ``default_theta`` apply to absent keys.
+    """The values besides its own keys on which a rotation depends. ``rotates_parts``: 'partial_rotary_factor' may
+    rotate a part of each head; otherwise it must be 1. ``default_rotated`` and ``default_theta`` apply to absent keys.
     ``reads_alpha``: a "dynamic" section with 'alpha' multiplies theta, for all lengths alike. ``ignored``: keys of the
     section that the architecture handles itself.
     """

@@ -21,7 +21,7 @@ def load(model: str) -> Checkpoint:
     """
     from .hub import download, hub_model
 
-    # For names that no file can have, the functions of os.path return False, and those of Path raise.
+    # For impossible file names, the functions of os.path return False, whereas those of Path raise.
     path = os.path.expanduser(model)
     if os.path.exists(path):
         _require_utf8(model, os.path.realpath(path))
@@ -65,7 +65,7 @@ def _require_utf8(model: str, path: str) -> None:
 
 
 def _beside(path: Path) -> str:
-    """The GGUF files in the folder of one that does not exist."""
+    """The GGUF files in the folder of a missing GGUF file."""
     try:
         others = sorted(file.name for file in path.parent.glob("*.gguf"))
     except (OSError, ValueError):

@@ -25,7 +25,7 @@ from .safetensors_file import SafetensorsTensor
 
 METHOD = "awq"
 BITS = 4
-# The row, counted from a word's first, of each nibble from the lowest on.
+# For each nibble of a word, from the lowest on, its row relative to the word's first row.
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 ROWS = len(ORDER)
 KINDS = ("qweight", "qzeros", "scales")
@@ -54,7 +54,7 @@ class AwqQuantization:
         rows = weight.shape[-1] * ROWS
         require(weight, (columns, rows // ROWS), ("I32",), self.where)
         require(zeros, (columns // self.group, rows // ROWS), ("I32",), self.where)
-        # As many groups as the zero points, whose number is checked.
+        # There are as many groups as in the zero points, whose number is checked.
         require(scales, (-(-columns // self.group), rows), ("F16",), self.where)
         form = Codes(BITS, self.group, "z", "float16")
         return StoredMatrix(f"{module}.weight", (rows, columns), form, partial(_planes, weight, zeros, scales, form))
@@ -69,7 +69,7 @@ def read_quantization(config: ConfigReader) -> AwqQuantization:
     config.expect("zero_point", True)
     config.expect("group_size", 32, 64, 128)
     config.integer("bits", default=BITS)
-    # Modules without codes are floats, and kernels of other libraries need not concern us.
+    # Modules without codes are floats. Keys about the kernels of other libraries are ignored.
     config.ignore(
         "modules_to_not_convert", "backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config"
     )

@@ -63,7 +63,7 @@ class StoredMatrix:
 
 @dataclass(frozen=True, slots=True)
 class DequantizedMatrix:
-    """A matrix (N, K) that the checkpoint stores quantized, in a way that no kernel reads. ``dtype`` names it;
+    """A matrix (N, K) that the checkpoint stores quantized, in a form that no kernel reads. ``dtype`` names it;
     ``rows(start, stop)`` reads rows as floats.
     """
 
@@ -85,9 +85,7 @@ class ActivationScales:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedTensors:
-    """What a reader of quantized weights makes of a checkpoint's tensors: ``tensors`` by the names that an unquantized
-    checkpoint has.
-    """
+    """The result of a reader of quantized weights: ``tensors`` by the names that an unquantized checkpoint has."""
 
     tensors: Mapping[str, Tensor]
     activation_scales: Mapping[str, ActivationScales] = field(default_factory=dict)
@@ -113,7 +111,7 @@ class TokenizerFiles:
 
     @staticmethod
     def at(path: Path, chat_template: str | None = None, **special: Any) -> TokenizerFiles:
-        """Those of the tokenizer.json at ``path``. Raises CheckpointError."""
+        """The source for the tokenizer.json at ``path``. Raises CheckpointError."""
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -124,7 +122,7 @@ class TokenizerFiles:
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A model on disk: its spec, and its tensors by the names that transformers gives them. ``embedding`` None: it
-    generates text. ``config``: the values of its config.json, or those that it would have.
+    generates text. ``config``: the values of its config.json, or of the equivalent config.json.
 
     ``notes``: sentences for the user about contradictory files and how they were read. ``activation_scales``: the
     modules whose activations are rounded, by their names.
@@ -141,9 +139,7 @@ class Checkpoint:
 
     @property
     def stored_forms(self) -> dict[str, int]:
-        """The number of weights in each format that the checkpoint stores quantized, by the format's name, or that of
-        what no kernel reads.
-        """
+        """The number of quantized weights, by the name of the format in which the checkpoint stores them."""
         counts: dict[str, int] = {}
         for tensor in self.tensors.values():
             if isinstance(tensor, StoredMatrix | DequantizedMatrix):

@@ -32,7 +32,7 @@ WIDTHS = (2, 4, 8)
 _CACHE_SCALES = ("k_cache_scale", "v_cache_scale")
 _ACTIVATION_SCALES = ("input_activation_scale", "output_activation_scale")
 _EMBEDDINGS = ("embed_tokens", "embed_tokens_per_layer")
-# The modules that stay floats if the configuration has no list: the head, and what is tied to it.
+# The modules that stay floats if the configuration has no list: the head, and the embedding that is tied to it.
 _HEAD, _TABLE = "lm_head", "embed_tokens"
 
 
@@ -184,7 +184,7 @@ def _read_planes(
 
 
 def unpack(stored: npt.NDArray[np.generic], bits: int) -> npt.NDArray[np.uint8]:
-    """Codes (N, K) of their stored form: int8 as they are, or bytes with the lowest bits first."""
+    """Codes (N, K) from their stored form: int8, or bytes with the lowest bits first."""
     if bits == 8:
         # -128 becomes 0, and 127 becomes 255.
         return stored.view(np.uint8) ^ np.uint8(128)

@@ -32,7 +32,7 @@ METHOD = "gptq"
 WIDTHS = (2, 3, 4, 8)
 KINDS = ("qweight", "qzeros", "scales", "g_idx")
 WHOLE_ROW = -1
-# Keys of the quantizer and of other libraries' kernels.
+# Keys about the quantizer and about other libraries' kernels, which are ignored.
 IGNORED = (
     "act_group_aware", "backend", "batch_size", "block_name_to_quantize", "cache_block_outputs", "damp_auto_increment",
     "damp_percent", "dataset", "desc_act", "disable_exllama", "exllama_config", "is_marlin_format", "lm_head",
@@ -53,8 +53,8 @@ class Grouped:
 
 @dataclass(frozen=True, slots=True)
 class GptqQuantization:
-    """``shift`` is added to the stored zero points. ``modules``: regular expressions of names, with what differs from
-    ``default``.
+    """``shift`` is added to the stored zero points. ``modules``: regular expressions of names, with their settings, if
+    these differ from ``default``.
     """
 
     where: str
@@ -163,7 +163,7 @@ def read_quantization(config: ConfigReader) -> GptqQuantization:
     modules: dict[str, Grouped] = {}
     for key in dynamic.keys() if dynamic is not None else ():
         section = None if dynamic is None else dynamic.section(key)
-        # Those with "-:" are floats, and have no codes.
+        # Modules with "-:" are floats without codes.
         if section is not None and not key.startswith("-:"):
             modules[key.removeprefix("+:")] = _grouped(section, default)
             section.finish()

@@ -27,7 +27,9 @@ class HubModel(NamedTuple):
 
 
 def hub_model(name: str) -> HubModel | None:
-    """What a name such as "Qwen/Qwen3-0.6B" or "Qwen/Qwen3-0.6B-GGUF:Q8_0" means; None if it cannot be a model's."""
+    """Parse a name such as "Qwen/Qwen3-0.6B" or "Qwen/Qwen3-0.6B-GGUF:Q8_0"; None if it cannot be the name of a
+    model.
+    """
     match = _NAME.fullmatch(name)
     return None if match is None else HubModel(match[1], match[2])
 
@@ -50,7 +52,7 @@ def download(model: HubModel) -> Path:
         reason, advice = error, "accept its terms on huggingface.co and log in with 'hf auth login'"
     except RepositoryNotFoundError as error:
         reason, advice = error, "check the name, and log in with 'hf auth login' if it is private"
-    except Exception as error:  # The client raises its own errors, those of its HTTP library and those of the disk.
+    except Exception as error:  # The client raises its own errors, those of its HTTP library, and OSError.
         reason, advice = error, "check the network"
     summary = str(reason).strip().partition("\n")[0].rstrip(".") or type(reason).__name__
     raise CheckpointError(
@@ -66,7 +68,7 @@ def _download_gguf(repository: str, choice: str | None) -> Path:
     try:
         names = huggingface_hub.list_repo_files(repository)
     except Exception:
-        # What was downloaded before needs no network.
+        # Files that were downloaded before need no network.
         try:
             cached = Path(huggingface_hub.snapshot_download(repository, local_files_only=True))
         except Exception:

@@ -52,7 +52,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     tensors: Mapping[str, Tensor] = stored
     activation_scales: Mapping[str, ActivationScales] = {}
     if quantization is not None:
-        # Its patterns are for the names on disk.
+        # The patterns of this method match the names on disk.
         read = quantization.read_tensors(_safetensors_only(path, stored), tied=spec.tie_word_embeddings)
         tensors, activation_scales = read.tensors, read.activation_scales
         notes += read.notes
@@ -72,7 +72,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def _read_spec(path: Path) -> tuple[ModelSpec, Quantization | None]:
-    """The spec, and how the weights are quantized; None if they are floats."""
+    """The spec, and the quantization of the weights; None if they are floats."""
     config_path = path / "config.json"
     if not config_path.is_file():
         if (path / "adapter_config.json").is_file():
@@ -105,7 +105,7 @@ def _read_config(path: Path) -> tuple[ModelSpec, Quantization | None]:
     quantization: Quantization | None = None
     section = values.get("quantization_config")
     of_mlx = values.get(mlx_quant.SECTION)
-    # An architecture does not depend on how its weights are stored, and refuses all other methods.
+    # An architecture does not depend on the storage of its weights. It refuses all other methods.
     if isinstance(section, dict) and section.get("quant_method") in METHODS:
         del values["quantization_config"]
         quantization = METHODS[section["quant_method"]](ConfigReader(section, f"{path}: quantization_config"))
@@ -113,7 +113,7 @@ def _read_config(path: Path) -> tuple[ModelSpec, Quantization | None]:
         del values[mlx_quant.SECTION]
         quantization = mlx_quant.read_quantization(of_mlx, str(path))
         if section == of_mlx:
-            # mlx-lm writes it a second time.
+            # mlx-lm also writes the section under this key.
             del values["quantization_config"]
     config = ConfigReader(values, str(path))
     config = text_section(config) or config
@@ -121,7 +121,7 @@ def _read_config(path: Path) -> tuple[ModelSpec, Quantization | None]:
 
 
 def _read_tensors(path: Path) -> Mapping[str, SafetensorsTensor] | Mapping[str, PytorchTensor]:
-    # As in transformers, the single file has precedence over an index.
+    # As in transformers, the single file takes precedence over an index.
     if (path / SINGLE_FILE).is_file():
         return read_safetensors(path / SINGLE_FILE)
     if (path / INDEX_FILE).is_file():

@@ -40,7 +40,7 @@ class Affine:
 
 @dataclass(frozen=True, slots=True)
 class MlxQuantization:
-    """``modules``: those that differ from ``default``; None stays floats."""
+    """``modules``: the settings of modules that differ from ``default``; None: the module stays floats."""
 
     where: str
     default: Affine
@@ -60,7 +60,7 @@ class MlxQuantization:
             elif kind == "weight":
                 found[name] = self._matrix(module, tensors)
             elif kind not in ("scales", "biases"):
-                # The bias of a projection.
+                # This is the bias of a projection.
                 found[name] = tensor
         return QuantizedTensors(found)
 

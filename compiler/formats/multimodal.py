@@ -27,7 +27,7 @@ HARMLESS_KEYS = frozenset(
     }
 )  # fmt: skip
 PREFIXES = {"model.language_model.": "model.", "language_model.model.": "model.", "language_model.lm_head.": "lm_head."}
-# The other parts, as whole modules, and the drafts for several tokens ahead.
+# The other parts, as complete modules, and the heads that predict several tokens ahead.
 OTHER_PARTS = re.compile(
     r"(model\.)?(vision_tower|audio_tower|vision_model|visual|multi_modal_projector|embed_vision|embed_audio)\.|mtp\."
 )
@@ -36,7 +36,7 @@ Tensor = TypeVar("Tensor")
 
 
 def text_section(config: ConfigReader) -> ConfigReader | None:
-    """The section of the text model; None if the model is only of text.
+    """The section of the text model; None if the model only processes text.
 
     Raises CheckpointError if the section is missing, UnsupportedModel for an unknown key beside it.
     """
@@ -54,7 +54,9 @@ def text_section(config: ConfigReader) -> ConfigReader | None:
 
 
 def text_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """The tensors of the text model by the names that it has alone, and a note on those that are left out."""
+    """The tensors of the text model under the names of a text-only checkpoint, and a note on those that are left
+    out.
+    """
     renamed: dict[str, Tensor] = {}
     left_out: Counter[str] = Counter()
     for name, tensor in tensors.items():
@@ -70,8 +72,8 @@ def text_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list
 
 
 def text_modules(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Values of the text model's modules, by the names that they have alone."""
-    # A module's name ends where the dot before its tensors' names begins.
+    """Values of the text model's modules, under the names of a text-only checkpoint."""
+    # The dot separates a module's name from the names of its tensors.
     return {_text_name(f"{name}.")[:-1]: value for name, value in values.items() if not OTHER_PARTS.match(f"{name}.")}
 
 

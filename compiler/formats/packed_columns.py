@@ -29,7 +29,7 @@ def unpack_stream(words: npt.NDArray[np.generic], bits: int) -> Codes8:
 
 def stream_columns(tensor: SafetensorsTensor, bits: int, start: int, stop: int) -> Codes8:
     """Codes (R, stop - start) of a tensor whose rows are streams of bits."""
-    # 32 codes are whole words, whatever their bits.
+    # 32 codes fill complete words for any number of bits.
     first, last = start // 32, -(-stop // 32)
     codes = unpack_stream(tensor.columns(first * bits, min(last * bits, tensor.shape[1])), bits)
     return codes[:, start - first * 32 : stop - first * 32]

@@ -13,7 +13,7 @@ from .new_heads import NewHeads
 from .pages import Pages
 from .scores import first_page_key, longest_reach
 
-# The most vectors of results that a thread holds in registers.
+# The maximum number of result vectors that a thread holds in registers.
 MAX_RESULTS = 16
 # The values that a thread loads before it uses the first, so that it waits for memory only once.
 VALUES_AT_ONCE = 4
@@ -81,7 +81,7 @@ class DecodeOptions:
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """How a row's keys are divided into ranges, which start at the first page that the row sees.
+    """The division of a row's keys into ranges, which start at the first page that the row sees.
 
     ``max_rows``: the most new tokens of a sequence. A batch's rows are numbered ``sequence * max_rows + token``.
     """

@@ -74,8 +74,8 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Largest:
-    """What one read of a row finds, in registers of every thread: the raw logits' maximum and their sum of
-    exp(x - maximum), and the largest adjusted logit and its column.
+    """The results of one pass over a row, in registers of every thread: the raw logits' maximum and their sum of exp(x
+    - maximum), and the largest adjusted logit and its column.
     """
 
     raw: Array

@@ -34,8 +34,8 @@ class Record:
     """One chunk's words in scratch: keys in falling order, running sums of weights, four results and the row's
     settings. All but the keys and the column are the bits of a float32.
 
-    The sums are relative to the chunk's largest adjusted logit. Of a row without a temperature, the keys and the sums
-    are undefined; of one without a filter, the keys have the order of the columns.
+    The sums are relative to the chunk's largest adjusted logit. If a row has no temperature, its keys and sums are
+    undefined; if it has no filter, its keys have the order of the columns.
     """
 
     records: Array

@@ -116,8 +116,8 @@ def draw_token(
     """Set ``found.column`` to the token drawn; ``parts`` (256,) is shared memory, free after a barrier."""
     per_thread = -(-chunks // THREADS)
     largest, thread = found.best[0], row.thread
-    # Of each chunk of the thread: how many of its largest logits are kept, the bounds of that number while a threshold
-    # is searched, and the factor from its weights to those of the row.
+    # For each chunk of the thread: the number of its largest logits that are kept, the bounds of that number while a
+    # threshold is searched, and the factor from its weights to those of the row.
     fewest, middle, most = (kernel.local(name, per_thread, "int32") for name in ("fewest", "middle", "most"))
     factors = kernel.local("factors", per_thread, "float32")
     masses = kernel.shared("masses", (THREADS * per_thread,), "float32")

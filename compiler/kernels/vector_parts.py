@@ -143,7 +143,7 @@ def load_blocks(
                 high[i * fmt.high_bits + j] = weight.high_word(weight_row, block, j)
     if not fmt.scale_dtype or fmt.per_row:
         return LoadedBlocks(words, None, (), high)
-    # Of groups of 16, a block of 32 columns has two scales, and one of 16 has one.
+    # With groups of 16, a block of 32 columns has two scales, and a block of 16 has one.
     blocks_a_chunk = weight.blocks // weight.chunks
     first = block % blocks_a_chunk if fmt.scales_a_chunk == 2 and blocks_a_chunk == 2 else 0
     parts, indices = fmt.scales_a_block, []

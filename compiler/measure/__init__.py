@@ -1,1 +1,1 @@
-"""What a bundle costs, and how far its answers are from its checkpoint's."""
+"""The costs of a bundle, and the distance of its answers from its checkpoint's."""

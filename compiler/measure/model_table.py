@@ -89,7 +89,9 @@ def _measure(name: str, spec: ModelSpec) -> Model:
 
 
 def _kv_bytes(spec: ModelSpec) -> int:
-    """Of LONG_CONTEXT tokens in float16. Layers with a window hold only the pages within the largest of them."""
+    """The memory of LONG_CONTEXT tokens in float16. Layers with a window hold only the pages within the largest of
+    them.
+    """
     context = min(LONG_CONTEXT, spec.max_position_embeddings)
     windows = [window for window in spec.windows if window is not None and window < context]
     pages = 0

@@ -88,8 +88,8 @@ def make_windows(tokenizer: Tokenizer, text: str, window: int, count: int | None
 def counted_between(
     tokenizer: Tokenizer, windows: Sequence[Sequence[int]], start: str, end: str
 ) -> list[npt.NDArray[np.bool_]]:
-    """Which tokens of each window lie between the text ``start`` and the next ``end``, the tokens of ``end`` included:
-    a chat's answers.
+    """A mask of the tokens of each window between the text ``start`` and the next ``end``, including the tokens of
+    ``end``: a chat's answers.
 
     Raises RequestError for a marker without tokens, and if no token lies between the markers.
     """

@@ -1,4 +1,4 @@
-"""What a model costs in a bundle, from its config.json alone: the weights and the tokenizer need not be there."""
+"""The costs of a model as a bundle, computed from its config.json alone, without weights and tokenizer."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def add_lora(graph: Graph, rank: int) -> Graph:
 
 
 def lora_entry(plan: Plan, rank: int) -> LoraEntry:
-    """Which states hold the matrices of each module, for a plan that has adapters.
+    """The states that hold the matrices of each module, for a plan with adapters.
 
     A module of the checkpoint may be split among several projections, or several parts of one. Each holds its rows of
     the module's B.

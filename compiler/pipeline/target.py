@@ -78,7 +78,7 @@ class Target(Protocol):
     TAKES_LORA: bool
     # Whether its runtimes gather the rows of tables that stay on the host. Otherwise a kernel looks them up.
     HOST_TABLES: bool
-    # How its kernels read matrices.
+    # The memory layout of matrices for its kernels.
     LAYOUT: Layout
 
     def lower_plan(

@@ -1,4 +1,4 @@
-"""What a quantization is: how a float matrix becomes the planes that a bundle stores, and back.
+"""The interface of quantizations: a float matrix becomes the planes that a bundle stores, and back.
 
 A plane is one array of a packed matrix (the quantized integers, the scales). Rows are independent: row n of a plane
 depends on row n of the matrix alone, so a matrix can be packed in blocks of rows and split by rows at any point.
@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from ..errors import QuantizationError
 
-# Weights in a group. Every format pads its rows to whole groups, so kernels read all of them in chunks of this size.
+# Weights in a group. Every format pads its rows to complete groups, so kernels read all of them in chunks of this size.
 GROUP = 32
 # The group sizes that the kernels of other frameworks accept.
 GROUPS = (32, 64, 128)
-# As the size of a group: a whole row, however long it is.
+# The group size of formats with one scale for each complete row.
 ROW = 0
 
 Array = npt.NDArray[np.generic]

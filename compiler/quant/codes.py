@@ -1,7 +1,7 @@
 """Integers that a checkpoint stores, of 2, 3, 4, 5, 6 or 8 bits, with their own scales.
 
 A scale belongs to a whole row (an output channel), or to ``group`` columns of it. Nothing is rounded: the planes hold
-the checkpoint's integers and its scales in the order that kernels read. What a code means depends on ``offset``:
+the checkpoint's integers and its scales in the order that kernels read. The value of a code depends on ``offset``:
 
     ""   w = (code - 2^(bits - 1)) * s
     "z"  w = (code - z) * s, with a zero point z, a whole number
@@ -98,8 +98,8 @@ class Codes:
 
     def store(self, codes: npt.NDArray[np.uint8], scales: Array, offsets: Array | None = None) -> dict[str, Array]:
         """Planes of codes (N, K), 0 to 2^bits - 1, and of their scales (N, 1 or K / group), zero points or biases.
-
-        Raises QuantizationError for a scale or an offset that is not finite, or that its dtype does not hold exactly.
+        Raises QuantizationError for a scale or an offset that is not finite, or that its dtype cannot represent
+        exactly.
         """
         rows, columns = codes.shape
         padded = np.full((rows, padded_columns(columns)), 0 if self.offset else self.zero, np.uint8)
@@ -173,9 +173,7 @@ def in_order(words: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint8]:
 
 
 def block_of(columns: int) -> int:
-    """The largest block of columns, of those that other frameworks' kernels take, of which a row is a whole number; the
-    smallest if there is none.
-    """
+    """The largest block size of other frameworks' kernels that divides a row; the smallest block size if none does."""
     return next((block for block in reversed(GROUPS) if columns % block == 0), GROUP)
 
 

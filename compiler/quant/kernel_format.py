@@ -47,7 +47,9 @@ class WeightFormat:
 
     @property
     def per_row(self) -> bool:
-        """Whether all weights of a row share a scale and nothing else, so that kernels may apply it to their sum."""
+        """Whether all weights of a row share a scale and have no offsets, so that kernels may apply the scale to their
+        sum.
+        """
         return bool(self.scale_dtype) and self.group == ROW and not self.offset
 
     def scales_of(self, columns: int) -> int:
@@ -90,5 +92,7 @@ def weight_format(form: WeightForm) -> WeightFormat:
 
 
 def reads_plain(fmt: WeightFormat) -> bool:
-    """Whether a matrix is of floats, or of 2, 4 or 8 bits with scales for at least 32 columns and without an offset."""
+    """Whether a matrix consists of floats, or of codes of 2, 4 or 8 bits without offsets and with scales for at least
+    32 columns.
+    """
     return fmt.bits in (None, 2, 4, 8) and fmt.offset == "" and fmt.group % GROUP == 0

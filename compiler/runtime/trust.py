@@ -44,8 +44,8 @@ def check_runner(runner: PlanRunner, manifest: Manifest) -> None:
 
 
 def largest_deviation(runner: Runner, test: SelfTestEntry, page_size: int) -> float:
-    """How far the runner's logits are from the expected ones, relative to the largest logit of the test; infinite if
-    not finite.
+    """The distance of the runner's logits from the expected ones, relative to the largest logit of the test; infinite
+    if not finite.
     """
     rows = {row.row: row for row in test.rows}
     scale = max(abs(logit) for row in test.rows for logit in row.logits)

@@ -121,10 +121,11 @@ class ChatTemplate:
 
 
 def _with_tools(source: str, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The inputs with the tools also where a template without the variable ``tools`` reads them.
+    """The inputs, with the tools also in the variables or messages that a template without the variable ``tools``
+    reads.
 
     SmolLM3 has the variable ``xml_tools``; its ``python_tools`` are a caller's own. Phi-4-mini reads the functions as
-    JSON from the system message. A caller of transformers passes both by hand.
+    JSON from the system message. Callers of transformers must add both themselves.
     """
     tools = inputs["tools"]
     if not tools:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class AnswerRecord:
     """A context in which the answer is sent; its end, with or without an error, is the answer's.
 
-    What is sent together counts as one time between chunks.
+    Chunks that are sent together count as one chunk for the time between chunks.
     """
 
     def __init__(self, metrics: Metrics, model: str, exchange: Exchange) -> None:
@@ -37,7 +37,7 @@ class AnswerRecord:
             if index in self._last_at:
                 # A chunk with only the finish reason has no token.
                 if index in texts:
-                    # To find the label's figures takes as long as to add to them.
+                    # Looking up the metrics of a label takes as long as adding to them.
                     self._next_token = self._next_token or metrics.next_token.labels(model)
                     self._next_token.observe(now - self._last_at[index])
             elif not self._last_at:

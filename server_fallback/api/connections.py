@@ -29,7 +29,7 @@ class Connections:
         return len(self._clients)
 
     def admit(self, transport: asyncio.Transport, address: str, idle: Callable[[], bool]) -> bool:
-        """Count a new connection until `release`, if necessary in place of an idle one. False if there is no room: then
+        """Count a new connection until `release`, if necessary by closing an idle one. False if there is no room: then
         close it.
         """
         client = client_of(address)

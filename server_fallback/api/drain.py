@@ -38,7 +38,7 @@ class Drain:
         it and wait for its end.
 
         ``receive`` belongs to the connection, whose body has been read; ``deadline`` is a time of `time.monotonic`.
-        Raises what the work raises, ClientGone, DeadlineExceeded or Unavailable.
+        Raises the errors of the work, ClientGone, DeadlineExceeded or Unavailable.
         """
         task = asyncio.create_task(work)
         gone = asyncio.create_task(_disconnect(receive))

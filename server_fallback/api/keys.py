@@ -1,5 +1,5 @@
-"""API keys: who may send requests, how many, and with which priority. The server stores only the SHA-256 hashes of the
-keys.
+"""API keys: the clients that may send requests, with their limits and priorities. The server stores only the SHA-256
+hashes of the keys.
 
 The file of keys is TOML with one table for each key::
 

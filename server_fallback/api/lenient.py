@@ -42,7 +42,7 @@ def ignored_header(paths: list[Path]) -> str:
 
 
 def _remove(read: object, value: Any, path: Path) -> Iterator[Path]:
-    """``read`` is what ``value`` was validated to."""
+    """``read`` is the validated form of ``value``."""
     if isinstance(read, BaseModel):
         for key in read.model_extra or ():
             del value[key]

@@ -44,8 +44,8 @@ class Limits(Protocol):
 
 @dataclass(slots=True)
 class _Use:
-    """What a client uses now. ``tokens`` are the answers that a key may request at once; they refill over time, up to
-    the number for one minute.
+    """The current use of a client. ``tokens`` are the answers that a key may request at once; they refill over time, up
+    to the number for one minute.
     """
 
     tokens: float = 0.0

@@ -27,7 +27,7 @@ class ModelChanges:
         self._models, self._by, self._address = models, by, address
 
     async def load(self, request: LoadRequest) -> ModelCard:
-        """This and the other methods raise what the methods of `Models` raise."""
+        """This and the other methods raise the errors of the methods of `Models`."""
         with self._logged("model_loaded", request.name or request.model) as fields:
             card = await self._models.load(request)
             state = self._models.states().get(card.root or card.id)

@@ -83,7 +83,7 @@ def prepare_process() -> None:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """uvloop's event loops, as uvicorn takes them, or asyncio's where there is no uvloop."""
+    """uvloop's event loop factory in the form that uvicorn accepts, or asyncio's if uvloop is not installed."""
     try:
         import uvloop
     except ImportError:

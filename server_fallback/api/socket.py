@@ -106,7 +106,7 @@ class Socket:
 
     async def while_connected(self, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of ``work``, which ends early if the client disconnects, the deadline passes or the server shuts
-        down. Raises what `Drain.run` raises.
+        down. Raises the errors of `Drain.run`.
         """
         return await self._service.drain.run(work, self._disconnect, self.exchange.deadline)
 

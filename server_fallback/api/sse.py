@@ -23,7 +23,7 @@ from .log import log_failure
 # Proxies (nginx, cloud load balancers) close a connection that is silent for a minute. The interval is a quarter of
 # that, so that a late comment is still in time.
 KEEP_ALIVE_SECONDS = 15.0
-# How long the events of one answer may keep the event loop.
+# The time for which the events of one answer may block the event loop.
 BUSY_SECONDS = 0.002
 KEEP_ALIVE = b": keep-alive\n\n"
 HEADERS = {

@@ -45,8 +45,8 @@ def verify_router(service: Service) -> APIRouter:
 
 
 async def begin(service: Service, opened: VerifyOpen, socket: Socket) -> tuple[Verifies, Verification]:
-    """Raises ApiError for another protocol version or a model that does not check drafts, and what
-    `Verifies.verification` raises.
+    """Raises ApiError for another protocol version or a model that does not check drafts, and the errors of
+    `Verifies.verification`.
     """
     exchange = socket.exchange
     exchange.log["model"] = printable(opened.model)

@@ -135,9 +135,7 @@ async def find_model(client: httpx.AsyncClient, url: str, wanted: str | None) ->
 
 
 async def tokens_per_word(server: Server, words: str) -> float:
-    """How many tokens the model's tokenizer makes of a word, measured with two prompt lengths. 1 if the server reports
-    no usage.
-    """
+    """The number of tokens per word, measured with two prompt lengths. 1 if the server reports no usage."""
     short, long = [await server.send(LoadRequest("", prompt, 1)) for prompt in (words.split()[0], words)]
     for outcome in (short, long):
         if outcome.error is not None:

@@ -1,4 +1,4 @@
-"""What `nearfar serve` prints: progress while models load, then the served models and an example request."""
+"""The output of `nearfar serve`: progress while models load, then the served models and an example request."""
 
 from __future__ import annotations
 

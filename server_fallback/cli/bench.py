@@ -1,4 +1,4 @@
-"""nearfar bench serve: how fast an OpenAI-compatible server answers under load."""
+"""nearfar bench serve: measures how fast an OpenAI-compatible server answers under load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nearfar node: run the part of a vLLM on this machine that `nearfar serve --executor vllm --nodes N` starts."""
+"""nearfar node: run this machine's part of a vLLM that `nearfar serve --executor vllm --nodes N` starts."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import re
 from ipaddress import ip_network
 from urllib.parse import urlsplit
 
-# Where the first machine of a model expects the others.
+# The port on which the first machine of a model expects the others.
 NODE_PORT = 29600
 
 UNITS = {

@@ -124,8 +124,8 @@ def share(text: str) -> float:
 
 
 def run_log(options: argparse.Namespace) -> None:
-    """Raises ToolError if the server's libraries are missing, and what the sides raise; pairs that are already logged
-    remain in the file.
+    """Raises ToolError if the server's libraries are missing, and the errors of the sides; pairs that are already
+    logged remain in the file.
     """
     import asyncio
 

@@ -18,8 +18,8 @@ from .step_runner import WriteState
 class Adapter:
     """Unlike a name, ``key`` is never used twice, so that cached results of one adapter are never used for another.
 
-    ``users`` are unfinished answers. ``unloaded`` is set once it is to be unloaded, and done when the last of them has
-    ended.
+    ``users`` are unfinished answers. ``unloaded`` is set when unloading is requested, and is done when the last of them
+    has ended.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Adapters:
         self._loaded[adapter.name] = adapter
 
     def free(self, adapter: Adapter) -> None:
-        """Its slot can be allocated again."""
+        """From now on, its slot can be allocated again."""
         self._free.append(adapter.slot)
 
     def use(self, name: str) -> Adapter:
@@ -106,7 +106,9 @@ class Adapters:
         self._unload_if_unused(adapter)
 
     def remove(self, name: str) -> Future[None]:
-        """No new answer can use it; done when those that do have ended. Raises RequestError if it is not loaded."""
+        """From now on, no new answer can use it. The result is done when all answers that use it have ended. Raises
+        RequestError if it is not loaded.
+        """
         adapter = self._loaded.get(name)
         if adapter is None:
             raise not_loaded(name)

@@ -62,7 +62,7 @@ class Answer:
         )
 
     def start(self) -> None:
-        """Some of it goes to the device, for the first time or again."""
+        """Record that a part of it is submitted to the device, for the first time or again."""
         if self._started is None:
             self._started = time.monotonic()
 
@@ -72,7 +72,7 @@ class Answer:
         self.token_ids.append(token_id)
 
     def completion(self) -> Completion:
-        """How it ended, once its sequence has."""
+        """Its finish reason, once its sequence has ended."""
         sequence, now = self.sequence, time.monotonic()
         assert sequence is not None
         assert sequence.finish_reason is not None
@@ -117,7 +117,7 @@ class Outbox:
         return lost
 
     def _deliver(self, parcel: list[tuple[Answer, Item]]) -> None:
-        """On the event loop."""
+        """Runs on the event loop."""
         started = time.thread_time()
         for answer, item in parcel:
             answer.put(item)
@@ -169,6 +169,6 @@ def generated_token(event: Event, output: Output, logprobs: int | None) -> Gener
         pairs = zip(
             output.top_token_ids[event.sample].tolist(), output.top_logprobs[event.sample].tolist(), strict=True
         )
-        # A small vocabulary has fewer than can be requested.
+        # A small vocabulary has fewer tokens than can be requested.
         alternatives = tuple(TokenLogprob(token_id, logprob) for token_id, logprob in list(pairs)[:logprobs])
     return GeneratedToken(event.token_id, float(output.token_logprobs[event.sample]), alternatives)

@@ -35,10 +35,10 @@ class SchedulerConfig:
 class EngineConfig:
     """``max_waiting`` requests can be queued besides the running ones; more are refused.
 
-    ``lookahead``: how many steps are submitted before the first of them is read; 1 prepares a step only when the one
-    before it is done, which is always so for a model that ``gathers``. ``patience_steps``: see `SchedulerConfig`.
-    ``speculation``: how tokens are drafted, None for no drafts. ``max_mask_wait_seconds`` limits the wait of one step
-    for the masks of constrained answers; answers without a mask miss the step.
+    ``lookahead``: how many steps are submitted before the first of them is read; 1 prepares a step only when the
+    previous one is done. This is always the case for a model that ``gathers``. ``patience_steps``: see
+    `SchedulerConfig`. ``speculation``: how tokens are drafted, None for no drafts. ``max_mask_wait_seconds`` limits the
+    wait of one step for the masks of constrained answers; answers without a mask miss the step.
     """
 
     max_waiting: int = 256

@@ -55,7 +55,7 @@ class DraftModel:
         self.reset()
 
     def draft(self, guesses: Items[Guess]) -> None:
-        """A sequence gets no drafts until the small model has read all of it; it reads one batch of prompts at a
+        """A sequence gets no drafts until the small model has read it completely; it reads one batch of prompts at a
         time.
         """
         limits = self._runner.limits
@@ -161,7 +161,7 @@ class DraftModel:
             raise DeviceError(f"{self._runner.device} failed: {error!r}") from error
 
     def _previous(self, future: Future[Output], drafts: Items[Draft]) -> dict[int, int]:
-        """For each slot the token that a step sampled, as an id or as a reference to the slot on the device."""
+        """For each slot, the token that a step sampled, as an id or as a reference to the slot on the device."""
         if not self.model.gathers:
             return {draft.slot: -1 - draft.slot for draft in drafts}
         # The id of a token that could not be computed is -1; it ends the draft, whatever follows it.

@@ -57,8 +57,8 @@ class Embedder:
         self._waiting.extend(Text(job, index) for index in range(len(job.texts)))
 
     def step(self) -> list[EmbedJob]:
-        """Compute one batch. Returns the jobs that it completes. If the runner raises an error, `running` are the jobs
-        of the batch.
+        """Compute one batch. Returns the jobs that it completes. If the runner raises an error, the jobs of the batch
+        are in `running`.
         """
         self._admit()
         room, chunks, ended = self._runner.limits.tokens, [], []

@@ -69,7 +69,7 @@ class EngineLoop:
         self.scheduler = Scheduler(scheduler_config(limits, runner.groups, model, config.patience_steps))
         self._sampling = SlotSampling(max_sequences, model.vocab_size, self.write_state)
         self._answers: dict[Sequence, Answer] = {}
-        # By adapter and prompt: the sequence whose pages later ones with the same prompt start from.
+        # By adapter and prompt: the sequence from whose pages later sequences with the same prompt start.
         self._leaders: dict[tuple[object, ...], Sequence] = {}
         self._deadlines = Deadlines()
         self._masks = masks
@@ -78,7 +78,8 @@ class EngineLoop:
         self._failures = 0
         # Whether the runner computes a step before `submit` returns.
         self._submit_waits = True
-        # Time of this turn that is not the engine's own: in the runner and the drafter, and in waking event loops.
+        # Time of this turn that is not the engine's overhead: in the runner and the drafter, and for waking event
+        # loops.
         self._other_seconds = 0.0
         self._counts = Counts()
         # The error that ended the loop before it was closed.
@@ -356,7 +357,8 @@ class EngineLoop:
         tasks: list[MaskTask[Answer]] = []
         for event in events:
             answer = self._answers.get(event.sequence)
-            # A row with drafts may give more tokens than its answer, which a constraint or a failure has ended.
+            # A row with drafts may return more tokens than its answer needs, because a constraint or a failure has
+            # ended the answer.
             if answer is None:
                 continue
             if event.kind == "prompt_logprob":

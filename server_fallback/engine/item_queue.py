@@ -7,7 +7,7 @@ from collections import deque
 
 from .request import Completion, GeneratedToken, PromptLogprobs
 
-# What an answer consists of: log-probabilities of the prompt if requested, the tokens, then the completion or the error
+# The items of an answer: log-probabilities of the prompt if requested, the tokens, then the completion or the error
 # that ended it.
 Item = PromptLogprobs | GeneratedToken | Completion | BaseException
 

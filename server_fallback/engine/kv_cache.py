@@ -1,4 +1,4 @@
-"""The KV cache as sequences see it: which pages each of them holds, and which of these it shares with others."""
+"""The KV cache for sequences: the pages that each sequence holds, and the pages that it shares with others."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ class KvCache:
             sequence.cached_tokens = prefix.length
 
     def prepare(self, sequence: Sequence, copies: PageCopies) -> None:
-        """Before a row is scheduled: give back the pages behind the window, use pages that others have filled
-        meanwhile, and copy a shared page before it is written to.
+        """Call before a row is scheduled: frees the pages behind the window, uses pages that other sequences have
+        filled meanwhile, and copies a shared page before the sequence writes to it.
         """
         tables, index = sequence.tables, sequence.computed // self.page_size
         for table in tables:
@@ -111,7 +111,7 @@ class KvCache:
     def _make_writable(self, sequence: Sequence, index: int, copies: PageCopies) -> None:
         """Copy on write. Without a free page, the positions after the cached pages are computed again."""
         tables = sequence.tables
-        # The partly filled page of the request before it is continued, not copied.
+        # The partly filled page of the previous request is continued, not copied.
         if sequence.params.partial_page:
             self.prefixes.detach(tables, index, partial_only=True)
         for group, (pool, table) in enumerate(zip(self.pools, tables, strict=True)):
@@ -159,8 +159,8 @@ class KvCache:
         return True
 
     def capacity(self, sequence: Sequence, *, evict: bool) -> int:
-        """How many positions fit in a sequence's pages and the free ones; with ``evict``, in those that can be evicted
-        as well.
+        """The number of positions that fit in a sequence's pages and the free ones; with ``evict``, also in those that
+        can be evicted.
         """
         pages = min(
             len(table.pages) + (table.pool.available if evict else table.pool.free) for table in sequence.tables

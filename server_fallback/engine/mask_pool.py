@@ -28,12 +28,12 @@ STUCK_SECONDS = 0.01
 # A second quick thread is no faster, because it contends for the GIL. Slow masks get at most a quarter of a small
 # machine's processors.
 NUM_QUICK, NUM_SLOW = 1, 2 if (os.cpu_count() or 1) >= 8 else 1
-# How far slow threads yield to others on Linux, up to a niceness of 19: the device's threads wait for each other in
-# each step, so one that waits for a processor delays them all.
+# The niceness of slow threads on Linux, from 0 to 19: the device's threads wait for each other in each step, so one
+# that waits for a processor delays them all.
 ADDED_NICENESS = 10
 # Beyond this, stuck threads are not replaced until some of them end.
 MAX_THREADS = 8
-# The processor time of a shorter task is taken to be its wall time.
+# The wall time of a shorter task counts as its processor time.
 UNTIMED_SECONDS = 0.001
 # A thread that returns to Python while the process ends would abort it. A mask that takes longer than this is unlikely
 # to return just then.
@@ -84,7 +84,7 @@ class MaskPool(Generic[Owner]):
         return done, [task for task in over_budget if task in self.pending]
 
     def cancel(self, task: MaskTask[Owner]) -> None:
-        """Drop a task. If it runs, its thread drops it in the end."""
+        """Drop a task. If it is running, its thread drops it at the end."""
         if task not in self.pending:
             return
         self.pending.remove(task)
@@ -99,7 +99,7 @@ class MaskPool(Generic[Owner]):
         return sum(task.is_first for task in self.pending.copy())
 
     def close(self) -> None:
-        """End the threads. One that works on a task ends after it, and is waited for a little."""
+        """End the threads. A thread that works on a task ends after it; this method waits for it briefly."""
         with self._lock:
             self._closed = True
             self._quick.clear()
@@ -111,7 +111,7 @@ class MaskPool(Generic[Owner]):
 
     @property
     def _num_slow(self) -> int:
-        """Slow threads, without those whose task nobody waits for any more."""
+        """The number of slow threads, without those whose task nobody waits for any more."""
         return sum(thread.is_slow and not thread.is_lost for thread in self._threads)
 
     @property
@@ -154,7 +154,7 @@ class MaskPool(Generic[Owner]):
                 thread.start()
 
     def _work(self, thread: _MaskThread[Owner]) -> None:
-        """What a thread does until it is not needed any more."""
+        """The loop of a thread, until it is not needed any more."""
         while True:
             with self._lock:
                 self._return(thread)
@@ -200,7 +200,9 @@ class MaskPool(Generic[Owner]):
 
 
 class _MaskThread(Generic[Owner]):
-    """A thread, and the ``task`` that it works on. All but `start` and `run` is called under the pool's lock."""
+    """A thread, and the ``task`` that it works on. All methods but `start` and `run` are called under the pool's
+    lock.
+    """
 
     def __init__(self, work: Callable[[_MaskThread[Owner]], None], *, is_slow: bool) -> None:
         self.is_slow = is_slow
@@ -226,12 +228,12 @@ class _MaskThread(Generic[Owner]):
         return self.task is not None and self.task.is_cancelled
 
     def run(self) -> None:
-        """Outside the lock."""
+        """Runs outside the lock."""
         assert self.task is not None
         self.task.run()
 
     def wake(self) -> None:
-        """It has waited for a task."""
+        """Record that it has waited for a task."""
         self._processor_began = self._read_processor()
 
     def begin(self, task: MaskTask[Owner]) -> None:

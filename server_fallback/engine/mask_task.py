@@ -19,9 +19,9 @@ class MaskTask(Generic[Owner]):
     """Work that is posted to `Masks` once for each token. Until they return the task, only they use it. ``owner`` is
     the answer.
 
-    ``mask`` allows the next token, None allows all; ``finished``: nothing but the end may come; ``is_complete``: the
-    answer was whole after its last token; ``error`` is what the constraint raised. ``seconds`` is the processor time of
-    all runs, ``last_seconds`` that of the last one; the pool measures them.
+    ``mask`` allows the next token, None allows all; ``finished``: only the end is allowed; ``is_complete``: the answer
+    was complete after its last token; ``error`` is the constraint's error. ``seconds`` is the processor time of all
+    runs, ``last_seconds`` that of the last one; the pool measures them.
     """
 
     def __init__(self, owner: Owner, constraint: Constraint) -> None:

@@ -1,4 +1,4 @@
-"""What the engine needs of whatever computes the masks of constrained answers."""
+"""The interface of the engine to a service that computes the masks of constrained answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Masks(Protocol):
-    """All but `num_first` is called by the engine's thread."""
+    """The engine's thread calls all methods but `num_first`."""
 
     @property
     def pending(self) -> set[MaskTask[Answer]]:
@@ -20,7 +20,7 @@ class Masks(Protocol):
 
     @property
     def num_first(self) -> int:
-        """How many answers wait for their first mask. Callable from any thread."""
+        """The number of answers that wait for their first mask. Callable from any thread."""
 
     def post(self, tasks: Iterable[MaskTask[Answer]]) -> None:
         """Run each task once."""
@@ -38,8 +38,8 @@ class Masks(Protocol):
 
 
 class SavedWaits:
-    """How long the engine may wait for masks: at most half of the time over all steps, and ``max_wait_seconds`` in one.
-    What was not waited is saved, for up to NUM_SAVED steps that wait as long as they can.
+    """The time that the engine may wait for masks: at most half of the time over all steps, and ``max_wait_seconds`` in
+    one step. Unused time is saved, for up to NUM_SAVED steps that wait as long as they can.
     """
 
     NUM_SAVED = 5

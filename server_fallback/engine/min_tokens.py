@@ -12,14 +12,14 @@ from .request import TokenRequest
 
 
 def end_ids(request: TokenRequest, model_end_ids: frozenset[int]) -> frozenset[int]:
-    """The tokens that do not come before ``min_tokens``: the model's own end tokens even if the request ignores them,
+    """The tokens that are excluded before ``min_tokens``: the model's own end tokens even if the request ignores them,
     as in vLLM.
     """
     return model_end_ids | request.stop_token_ids | request.last_token_ids
 
 
 def mask_without(token_ids: Collection[int], vocab_size: int) -> IntArray:
-    """(ceil(V / 32),): all tokens but these, as `Constraint.mask` has it."""
+    """(ceil(V / 32),): all tokens but these, in the form of `Constraint.mask`."""
     allowed = np.ones(-(-vocab_size // 32) * 32, bool)
     allowed[list(token_ids)] = False
     return np.packbits(allowed, bitorder="little").view(np.int32)

@@ -1,4 +1,4 @@
-"""What the engine needs to know of a model."""
+"""The properties of a model that the engine needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nearfar.compiler.runtime.host_tables import gathers
 class TokenModel:
     """``context``: the longest sequence in tokens. ``embeds``: it makes embeddings and generates nothing.
 
-    ``gathers``: a step needs the ids of its tokens on the host, so that none starts before the last one was read.
+    ``gathers``: a step needs the ids of its tokens on the host, so no step starts before the previous one was read.
     """
 
     vocab_size: int

@@ -1,4 +1,4 @@
-"""Drafts from the text itself: where a sequence's last tokens occurred before, those that followed them.
+"""Drafts from the text itself: the tokens that followed an earlier occurrence of a sequence's last tokens.
 
 Saxena 2023 (prompt lookup decoding).
 """
@@ -10,12 +10,12 @@ from collections.abc import Sequence as Items
 from .sequence import Sequence
 from .speculation import Guess
 
-# The longest and the shortest run of last tokens that is looked up; long ones first, because they guess better.
+# The longest and the shortest run of last tokens that is looked up; long ones first, because their guesses are better.
 LONGEST, SHORTEST = 4, 2
 
 
 class Index:
-    """Where each run of tokens ended last, among the first ``length`` tokens of one sequence."""
+    """The last end of each run of tokens among the first ``length`` tokens of one sequence."""
 
     __slots__ = ("ends", "length")
 
@@ -30,7 +30,7 @@ class Index:
         self.length = max(self.length, length)
 
     def follow(self, tokens: Items[int]) -> int | None:
-        """Where the longest run at the end of the tokens ended before; None if it is new."""
+        """The earlier end of the longest run at the end of the tokens; None if no run occurred before."""
         for size in range(LONGEST, SHORTEST - 1, -1):
             end = self.ends.get(tuple(tokens[-size:])) if len(tokens) >= size else None
             if end is not None:
@@ -46,7 +46,7 @@ class NgramDrafter:
         for guess in guesses:
             tokens = guess.sequence.tokens
             index = self._indexes.setdefault(guess.sequence, Index())
-            # Without the last token, or the end of the sequence would find itself.
+            # Without the last token; otherwise the end of the sequence would match itself.
             index.extend(tokens, len(tokens) - 1)
             end = index.follow(tokens)
             guess.sequence.drafts = [] if end is None else tokens[end : end + guess.most]

@@ -8,9 +8,9 @@ from nearfar.compiler.runtime.page_groups import PageGroup, dead_pages
 
 
 class PagePool:
-    """The pages of a group, all free at first. ``users`` says how many users each page has, including the prefix cache;
-    only the pool changes it. ``idle`` counts the pages that only the prefix cache uses; ``on_idle`` is called with a
-    page that becomes idle.
+    """The pages of a group, all free at first. ``users`` is the number of users of each page, including the prefix
+    cache; only the pool changes it. ``idle`` counts the pages that only the prefix cache uses; ``on_idle`` is called
+    with a page that becomes idle.
     """
 
     __slots__ = ("_cached", "_free", "_page_size", "idle", "on_idle", "size", "users", "window")

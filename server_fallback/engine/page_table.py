@@ -41,7 +41,7 @@ class PageTable:
             self.pool.share(page)
 
     def allocate(self, count: int) -> None:
-        """Append new pages. So many must be free."""
+        """Append new pages, which must be free in the pool."""
         self.pages.extend([self.pool.allocate() for _ in range(count)])
 
     def clear(self) -> None:

@@ -59,8 +59,8 @@ class Node:
 class CachePosition:
     """How far a sequence's pages are in the tree: its first ``depth`` pages are those of ``node`` and its ancestors.
 
-    A running sequence uses all of them that are within the window, so none of these can be evicted. When it used them
-    last is recorded in ``last_used`` alone, and passed on to the entries when the sequence leaves.
+    A running sequence uses all of them that are within the window, so none of these can be evicted. The time of its
+    last use is recorded only in ``last_used``, and is copied to the entries when the sequence leaves.
     """
 
     __slots__ = ("depth", "last_used", "node")
@@ -153,8 +153,8 @@ class PrefixCache:
     ) -> None:
         """Cache the first ``count`` pages of a sequence, all full, and move its position there.
 
-        If the same tokens are cached already, the cached page replaces the sequence's own one. So whoever uses a page
-        of the tree also uses those of its ancestors within the window.
+        If the same tokens are cached already, the cached page replaces the sequence's own one. Therefore a user of a
+        page in the tree also uses the pages of its ancestors within the window.
         """
         self.touch(position)
         # A node is removed when all of its pages have been evicted, which lie behind the sequence's window then.

@@ -33,9 +33,7 @@ class Sampling:
 
 
 class Constraint(Protocol):
-    """Which tokens may come next: a grammar's state over one answer. Used by one request only, from one thread at a
-    time.
-    """
+    """The allowed next tokens: a grammar's state over one answer. One request uses it, from one thread at a time."""
 
     def mask(self) -> npt.NDArray[np.int32] | None:
         """One bit for each token id, (ceil(V / 32),), least significant bit first: whether it may come next. None if

@@ -34,7 +34,7 @@ class ContextShift:
 
 @dataclass(frozen=True, slots=True)
 class SequenceParams:
-    """What a request wants from the scheduler. The defaults are those of a plain request.
+    """The parameters of a request for the scheduler. The defaults are those of a plain request.
 
     ``max_tokens`` None generates until the context is full. ``context_shift`` None ends the answer when the context is
     full. ``last_token_ids`` end the answer as its last token. ``lockstep``: the next token cannot be scheduled before

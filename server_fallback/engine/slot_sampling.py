@@ -1,5 +1,5 @@
-"""How the sequence in each slot samples: settings in arrays, gathered once a step, and what the device keeps by
-slot.
+"""The sampling of the sequence in each slot: settings in arrays, gathered once per step, and the state that the device
+has for each slot.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SlotSampling:
         self._slots = np.zeros((num_slots, 2), np.int32)
         self._slots[:, 0] = np.arange(num_slots)
         self._seeds = np.zeros(num_slots, np.int64)
-        # What each slot's mask on the device was written from.
+        # The mask that was last written to each slot of the device.
         self._masks: list[IntArray | None] = [None] * num_slots
 
     def assign(

@@ -1,4 +1,4 @@
-"""What an engine has done and is doing, for metrics."""
+"""Counters and gauges of an engine, for metrics."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from .sequence import Sequence
 class Row(NamedTuple):
     """``length`` positions of a sequence, from ``start`` on; the last ``num_sampled`` of them are sampled.
 
-    Of the sampled positions, the first ``prompt_logprobs`` give log-probabilities of the prompt's own tokens. The
-    others sample the answer: one token after the last known one, and one after each of the ``drafts``, which are the
-    last positions then.
+    The first ``prompt_logprobs`` sampled positions give log-probabilities of the prompt's own tokens. The others sample
+    the answer: one token after the last known one, and one after each of the ``drafts``, which are the last positions
+    then.
     """
 
     sequence: Sequence
@@ -38,7 +38,7 @@ class Row(NamedTuple):
         return self.sequence.tokens[after : after + self.prompt_logprobs]
 
     def num_accepted(self, token_ids: Items[int]) -> int:
-        """How many of its drafts were right, by the tokens that were sampled for the answer."""
+        """The number of its drafts that agree with the tokens that were sampled for the answer."""
         return next((index for index, draft in enumerate(self.drafts) if draft != token_ids[index]), len(self.drafts))
 
 
@@ -82,7 +82,7 @@ class OpenStep:
 
 
 class Event(NamedTuple):
-    """What a step did to a sequence. ``sample`` is the index among the step's sampled rows.
+    """The effect of a step on a sequence. ``sample`` is the index among the step's sampled rows.
 
     "prompt_logprob": the log-probability of the prompt's ``token_id`` can be read at ``sample``. "token": ``token_id``
     was sampled. "finished": the answer is complete. "failed": the device could not compute a row of the sequence, which

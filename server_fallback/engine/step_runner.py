@@ -1,4 +1,4 @@
-"""What the engine needs of a device: `compiler/batch.Runner` without its bundle; `TokenModel` describes the model."""
+"""The engine's interface to a device: `compiler/batch.Runner` without its bundle; `TokenModel` describes the model."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class TokenEngine:
     async def batches(
         self, request: TokenRequest
     ) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | Completion], None]:
-        """What `generate` yields, in lists of all items that are ready: several, if the reader is slower than the
+        """Yield the items of `generate` in lists of all items that are ready: several, if the reader is slower than the
         device. Any number of requests share the steps of the device.
 
         Requests with the same prompt compute it once. Closing the generator early ends the answer and frees its pages

@@ -1,1 +1,1 @@
-"""An engine in a process of its own, so that no client's text delays the device."""
+"""An engine in a separate process, so that no client's text delays the device."""

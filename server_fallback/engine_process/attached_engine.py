@@ -26,7 +26,7 @@ class AttachedEngine(EngineClient):
 
     @staticmethod
     async def open(path: str) -> AttachedEngine:
-        """Raises DeviceError or Unavailable if the engine is not there."""
+        """Raises DeviceError or Unavailable if the engine does not run."""
         engine = AttachedEngine(path)
         try:
             await engine._attach()
@@ -39,7 +39,7 @@ class AttachedEngine(EngineClient):
         return engine
 
     async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None:  # noqa: ARG002
-        """Fail this server's answers, and leave the engine to others."""
+        """Fail this server's answers. The engine continues for other servers."""
         self._closing = True
         self._refusal = reason or Unavailable("this model is being unloaded; try again later")
         if self._again is not None:
@@ -63,7 +63,7 @@ class AttachedEngine(EngineClient):
             self._again = asyncio.ensure_future(self._attach_again())
 
     async def _attach_again(self) -> None:
-        """The server that has started the engine starts it again, or gives it up and unloads the model."""
+        """The server that started the engine restarts it, or gives up and unloads the model."""
         while True:
             await asyncio.sleep(RETRY_SECONDS)
             try:

@@ -15,8 +15,8 @@ HEADER_BYTES = 8
 
 
 class Connection(asyncio.Protocol):
-    """Belongs to one event loop, which calls ``on_message`` with each message, and ``on_end`` once nothing more can
-    come.
+    """Belongs to one event loop, which calls ``on_message`` with each message, and ``on_end`` once no further message
+    can arrive.
     """
 
     def __init__(self, on_message: Callable[[object], None], on_end: Callable[[], None]) -> None:
@@ -33,13 +33,13 @@ class Connection(asyncio.Protocol):
         self._transport.write(len(data).to_bytes(HEADER_BYTES, "little") + data)
 
     async def close(self) -> None:
-        """Send what is not sent yet, and close."""
+        """Send all pending data, and close."""
         if self._transport is not None:
             self._transport.close()
             await self._closed.wait()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are not of asyncio's classes.
+        # uvloop's transports are not instances of asyncio's classes.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:

@@ -52,7 +52,7 @@ class EngineClient:
         self._connection: Connection | None = None
         self._opened: Opened | None = None
         self._opening: asyncio.Future[Opened] | None = None
-        # Why requests are refused.
+        # The reason why requests are refused.
         self._refusal: NearfarError | None = None
         self._numbers = itertools.count()
         self._queues: dict[int, ItemQueue] = {}
@@ -199,15 +199,15 @@ class EngineClient:
 
 
 def process_failed() -> DeviceError:
-    """What the answers of a crashed process fail with."""
+    """The error of the answers of a crashed process."""
     return DeviceError("the process of the engine failed and is started again; send the request again")
 
 
 def process_restarts() -> Unavailable:
-    """Why requests are refused until the process is there again."""
+    """The reason why requests are refused until the process runs again."""
     return Unavailable("the process of the engine failed and is being started again; try again later")
 
 
 def engine_closed() -> Unavailable:
-    """What answers fail with when the engine is closed."""
+    """The error of answers when the engine is closed."""
     return Unavailable("the engine was closed before the answer was complete; try again later")

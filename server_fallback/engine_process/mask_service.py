@@ -1,4 +1,4 @@
-"""The server's side of `remote_masks`: it computes the masks that an engine in another process asks for."""
+"""The server's side of `remote_masks`: it computes the masks that an engine in another process requests."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class MaskService:
             self._check = self._loop.call_later(CHECK_SECONDS, self._check_budgets)
 
     def close(self) -> None:
-        """May take some seconds."""
+        """This may take some seconds."""
         if self._check is not None:
             self._check.cancel()
         self._tasks.clear()
         self._pool.close()
 
     def _returned(self) -> None:
-        """On one of the pool's threads."""
+        """Runs on one of the pool's threads."""
         # A mask may take longer than its event loop lives.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._collect)

@@ -1,4 +1,4 @@
-"""What servers and the process of an engine send each other. Each message is one frame; see `connection.py`.
+"""The messages between servers and the process of an engine. Each message is one frame; see `connection.py`.
 
 The server that started the process opens its engine, changes its adapters and closes it. Others attach to it, and only
 send requests. An answer has a number, which its server chose. Times are those of `time.monotonic`, which all processes
@@ -24,7 +24,7 @@ from ..engine.token_engine import TokenEngine
 
 
 class EngineRecipe(Protocol):
-    """How the process makes its engine. It is pickled, so it is a dataclass of a module."""
+    """A recipe with which the process creates its engine. It is pickled, so it is a dataclass of a module."""
 
     def open(self, masks: Masks | None) -> TokenEngine:
         """Raises NearfarError's leaves."""
@@ -38,8 +38,8 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Let other servers attach at a Unix socket. Its folder must be private to this user: whoever reaches the socket
-    can run code in the process.
+    """Let other servers attach at a Unix socket. Its folder must be private to this user, because anybody who can
+    connect can run code in the process.
     """
 
     call: int
@@ -62,7 +62,7 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Nobody reads an answer any more, or waits for the result of a call."""
+    """Cancel an answer that nobody reads any more, or a call whose result nobody awaits."""
 
     answer: int
 
@@ -123,8 +123,8 @@ class OpenFailed:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the steps since the last message gave: tokens without log-probabilities, by their answers' numbers; and all
-    other items, which come after the tokens of their answers.
+    """The results of the steps since the last message: tokens without log-probabilities, by their answers' numbers; and
+    all other items, which follow the tokens of their answers.
     """
 
     answers: list[int]

@@ -1,5 +1,5 @@
-"""The process of an engine. It opens the engine that its server describes, and serves it, and the servers that attach,
-until that server's connection ends.
+"""The process of an engine. It opens the engine that its server describes, and serves that server and those that
+attach, until its connection to that server ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .remote_masks import RemoteMasks
 from .session import Session
 
 STATS_SECONDS = 0.1
-# A device that hangs must not keep the process once its server is gone.
+# A hanging device must not keep the process alive after its server has ended.
 STUCK_SECONDS = 10.0
 
 
@@ -32,7 +32,7 @@ def main() -> None:
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     asyncio.run(EngineServer().serve(socket.socket(fileno=int(sys.argv[1]))))
-    # Threads of a device may not end.
+    # Threads of a device may never end.
     sys.stdout.flush()
     os._exit(0)
 

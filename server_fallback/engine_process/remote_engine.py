@@ -1,4 +1,4 @@
-"""An engine in a process of its own, with the methods of `TokenEngine`. If the process crashes or its device fails, its
+"""An engine in a separate process, with the methods of `TokenEngine`. If the process crashes or its device fails, its
 answers fail, and it is started again.
 """
 
@@ -27,7 +27,7 @@ MAIN = "from nearfar.server_fallback.engine_process.process import main; main()"
 # A crashed process is started again after this time, and after twice the time if it crashes again. After this many
 # crashes with less than STEADY_SECONDS of work between them, it is given up.
 FIRST_RESTART_SECONDS, MAX_CRASHES, STEADY_SECONDS = 0.5, 5, 60.0
-# How long a process may take to end after its last answer.
+# The time that a process may take to end after its last answer.
 EXIT_SECONDS = 15.0
 
 
@@ -46,7 +46,7 @@ class RemoteEngine(EngineClient):
 
     @staticmethod
     async def open(recipe: EngineRecipe) -> RemoteEngine:
-        """Start the process, and wait until its engine is open. Raises what the recipe raises, and DeviceError if the
+        """Start the process, and wait until its engine is open. Raises the errors of the recipe, and DeviceError if the
         process ends.
         """
         engine = RemoteEngine(recipe)

@@ -15,7 +15,9 @@ from .messages import Mask, MaskTurns
 
 
 class RemoteConstraint:
-    """Stands for the constraint of an answer, which is on a server. ``send`` sends it a message, on the event loop."""
+    """Represents the constraint of an answer, which is on a server. ``send`` sends the server a message, on the event
+    loop.
+    """
 
     def __init__(self, answer: int, send: Callable[[MaskTurns], None]) -> None:
         self.answer, self.send = answer, send
@@ -95,7 +97,7 @@ class RemoteMasks:
             self._returned.notify()
 
     def _has_quick(self, now: float) -> bool:
-        """Whether a mask is missing that may still come soon."""
+        """Whether a missing mask may still arrive soon."""
         return any(
             task.last_seconds <= QUICK_SECONDS and now - posted_at < STUCK_SECONDS
             for task, posted_at in self._posted.values()

@@ -44,24 +44,24 @@ class Session:
         self._constraints: dict[int, RemoteConstraint] = {}
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._step = Step([], [], [])
-        # The answers with other items in this step, which are not to be overtaken by tokens.
+        # The answers with other items in this step, which later tokens must not overtake.
         self._with_others = set[int]()
         self._sent_stats: EngineStats | None = None
 
     def serve(self, engine: TokenEngine, masks: RemoteMasks) -> None:
-        """Accept requests, and tell the server so."""
+        """Accept requests, and report this to the server."""
         self._engine, self._masks = engine, masks
         self.send_stats(engine.stats())
         self.connection.send(Opened(engine.context, engine.max_drafts, engine.device))
 
     def send_stats(self, stats: EngineStats) -> None:
-        """Send the engine's figures if they have changed."""
+        """Send the engine's statistics if they have changed."""
         if self._engine is not None and stats != self._sent_stats:
             self._sent_stats = stats
             self.connection.send(Stats(stats))
 
     def flush(self) -> None:
-        """Send what the engine has delivered."""
+        """Send the items that the engine has delivered."""
         step, self._step = self._step, Step([], [], [])
         self._with_others.clear()
         if step.answers or step.others:

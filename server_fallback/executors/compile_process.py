@@ -34,7 +34,7 @@ async def compiled(model: str, options: CompileOptions, progress: Progress = lam
     """The bundle of a checkpoint's folder or a hub's model, from the cache or compiled into it now.
 
     Several processes that need the same bundle wait for the first one. A cancelled compile leaves nothing behind.
-    Raises what `compile_any` raises.
+    Raises the errors of `compile_any`.
     """
     folder = Path(os.path.expanduser(model))
     if folder.is_dir():
@@ -73,7 +73,7 @@ async def compiled(model: str, options: CompileOptions, progress: Progress = lam
 
 
 def main(model: str, options_json: str) -> None:
-    """The child."""
+    """The child process."""
     options = TypeAdapter(CompileOptions).validate_json(options_json)
     try:
         say(bundle=str(compile_once(model, options)))

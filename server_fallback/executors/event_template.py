@@ -15,9 +15,10 @@ from typing import Any
 
 from .sse import data_of
 
-# A text that no server sends, for the place of the text.
+# A text that no server sends, which marks the position of the text.
 MARK = "nearfar-7d1f0c52e4a9"
-# Texts of JSON strings, one a line. Escapes of surrogates are left out: half of a pair is an error, so each is parsed.
+# Texts of JSON strings, one per line. Escapes of surrogates are left out: half of a pair is an error, so each is
+# parsed.
 TEXTS = re.compile(
     rb'(?:[^"\\\x00-\x09\x0b-\x1f]|\\(?:["\\/bfnrt]|u(?:[0-9a-cefA-CEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2})))*'
 )
@@ -29,8 +30,8 @@ MOST_PLACES = 8
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Consecutive events of one template: ``sent`` is what we send for them. ``pieces`` is how many of them have a
-    text or a part of a call, ``text`` their text; calls have none. ``end`` is where the run ends.
+    """Consecutive events of one template: ``sent`` are the bytes that we send for them. ``pieces`` is how many of them
+    have a text or a part of a call, ``text`` their text; calls have none. ``end`` is where the run ends.
     """
 
     sent: bytes
@@ -63,7 +64,7 @@ class EventTemplate:
         if block.startswith(self.before, end + len(self.after)):
             *texts, last = block[start + len(self.before) :].split(self.after + self.before)
             last, found, _ = last.partition(self.after)
-            # Otherwise the last event is another one, which only begins like these.
+            # Otherwise the last event is a different one that only begins like these.
             texts += [last] if found else []
         else:
             texts = [block[start + len(self.before) : end]]

@@ -108,8 +108,8 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a model can do. ``tokenizer_sha256`` is the hash of tokenizer.json, None if answers may come from different
-    tokenizers.
+    """The features of a model. ``tokenizer_sha256`` is the hash of tokenizer.json, None if answers may come from
+    different tokenizers.
 
     ``tools``: the model writes tool calls. ``embeds``: it makes embeddings and no text. ``verify``: it checks drafts of
     clients.
@@ -258,7 +258,9 @@ class Models(Protocol):
         """
 
     def answers_at_once(self, name: str) -> int | None:
-        """How many answers the model of a name can run and queue; None if that is not known. Raises UnknownModel."""
+        """The number of answers that the model with this name can run and queue; None if it is not known. Raises
+        UnknownModel.
+        """
 
     async def executor(self, name: str) -> Executor:
         """The executor for a name; an adapter's executor applies the adapter. Raises UnknownModel. Returns at once."""

@@ -20,7 +20,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 MAX_IDLE_CONNECTIONS = 64
 MAX_BUFFERED_BYTES = 256 << 10
 
-# The extension of an answer that holds its `Body`: httpx's own ways to read it take longer than all else.
+# The response extension with its `Body`, because httpx's own ways of reading it take longer than everything else.
 BODY = "nearfar.body"
 
 # Scheme, host and port.
@@ -58,7 +58,7 @@ class Transport(httpx.AsyncBaseTransport):
         )
 
     async def aclose(self) -> None:
-        """End all connections; whoever still reads from one receives an error."""
+        """End all connections. Current readers receive an error."""
         for connection in list(self._all):
             connection.close()
 
@@ -125,7 +125,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._failure: httpx.TransportError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        # One timer for all reads of an answer: to start one for each would take longer than to read.
+        # One timer for all reads of an answer, because starting a timer for each would take longer than reading.
         self._timer: asyncio.TimerHandle | None = None
         self._waits_since = 0.0
         self._read_timeout: float | None = None
@@ -133,11 +133,12 @@ class Connection(asyncio.Protocol):
         self.status, self.headers = 0, list[tuple[bytes, bytes]]()
         self._parts = list[bytes]()
         self._parser = HttpResponseParser(self)
-        # Of the answer: its headers and its end have arrived, it ends with the connection, another request may follow.
+        # State of the answer: its headers and its end have arrived, it ends with the connection, another request may
+        # follow.
         self._has_head = self._is_complete = self._ends_with_connection = self._keeps_alive = False
         self._is_paused = False
 
-    # --- for the transport and the reader of the body ---
+    # --- called by the transport and the reader of the body ---
 
     def send(self, request: httpx.Request, body: bytes, read_timeout: float | None) -> None:
         """Send a request whose answer is read next."""
@@ -185,7 +186,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # --- for the event loop ---
+    # --- called by the event loop ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are not instances of asyncio's class.
@@ -211,7 +212,7 @@ class Connection(asyncio.Protocol):
         self._owner.forget(self)
         self._wake()
 
-    # --- for the parser; it also calls `_parts.append` ---
+    # --- called by the parser, which also calls `_parts.append` ---
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name, value))
@@ -232,7 +233,7 @@ class Connection(asyncio.Protocol):
 
     def _begin_answer(self) -> None:
         self.status, self.headers, self._parts = 0, [], []
-        # A bound method of the list itself: nothing of ours runs for a piece.
+        # A bound method of the list itself, so none of our code runs for a piece.
         self.on_body = self._parts.append
         self._has_head = self._is_complete = self._ends_with_connection = self._keeps_alive = False
         self._is_paused = False

@@ -402,7 +402,7 @@ class LocalExecutor:
         return replace(request, constraint=constraint)
 
     def _room(self, request: TokenRequest) -> int:
-        """The most tokens that the answer can have, which also ends when the context is full."""
+        """The maximum number of tokens of the answer, which also ends when the context is full."""
         room = max(1, self.context - len(request.prompt_ids) + 1)
         return room if request.max_tokens is None else min(request.max_tokens, room)
 
@@ -440,7 +440,7 @@ class LocalExecutor:
 
 
 async def _in_thread_if_long(given: object, work: Callable[[], Result]) -> Result:
-    """``given``: the data that ``work`` reads; the length of all its texts decides."""
+    """Run ``work`` on a thread if the texts in ``given``, its input, are long."""
     return await asyncio.to_thread(work) if is_longer(given, INLINE_CHARACTERS) else work()
 
 

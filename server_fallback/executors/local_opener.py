@@ -58,7 +58,8 @@ class LocalOptions:
     with the same tokenizer, which drafts ``draft_tokens`` at once; None drafts nothing. ``remote_drafts``: the drafts
     of clients (`schema/verify.py`) that a step checks, for all clients together. ``trust``: if not empty, bundles must
     be signed with one of these keys. Bundles that are compiled here need no signature. ``own_process``: each model's
-    engine gets a process, if the system supports that; ``shared``: which front ends use, and this process does not.
+    engine gets a process, if the system supports that; ``shared``: front ends use the models, and this process does
+    not.
     """
 
     target: str | None = None
@@ -101,7 +102,7 @@ class LocalOpener:
             text = await asyncio.to_thread(TextModel.of, planned.bundle, name)
             workers = await open_workers(text, self._compiler)
             if options.shared and workers.template is not None:
-                # It is valid. The front ends render it.
+                # The template is valid. The front ends render it.
                 workers.template.close()
                 workers = replace(workers, template=None)
             try:
@@ -143,7 +144,7 @@ class LocalOpener:
         )
 
     async def _planned(self, model: str, guesses: int, remote_drafts: int) -> Planned:
-        """A step checks ``guesses`` of each sequence, and ``remote_drafts`` beside them."""
+        """A step checks ``guesses`` tokens of each sequence, and in addition ``remote_drafts``."""
         bundle = await self._bundle(model)
         manifest, options = bundle.manifest, self._options
         require_known_inputs(manifest)

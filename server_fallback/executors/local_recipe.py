@@ -1,4 +1,4 @@
-"""How the engine of a model on this machine is made: in this process, or in one of its own."""
+"""Creates the engine of a model on this machine, in this process or in a separate one."""
 
 from __future__ import annotations
 

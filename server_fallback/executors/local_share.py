@@ -1,4 +1,4 @@
-"""How another process of the server uses the engine of a model on this machine."""
+"""Lets another process of the server use the engine of a model on this machine."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Entry:
         return [self.name, *self.aliases, *self.adapters]
 
     def cards(self) -> list[ModelCard]:
-        """Of all names; none while the model loads."""
+        """Information by name, for all names; empty while the model loads."""
         if self.executor is None:
             return []
         # An upstream may not report its context.

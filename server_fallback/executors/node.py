@@ -1,4 +1,6 @@
-"""Node: this machine as one of several on which a vLLM runs (`nearfar node`). The first machine says when it starts."""
+"""Node: this machine as one of several on which a vLLM runs (`nearfar node`). The first machine decides when vLLM
+starts.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ class Node:
             await self._end()
 
     async def _connected(self) -> None:
-        """Do what the first machine says, as long as it is there. Raises LinkLost."""
+        """Carry out the first machine's commands while it is connected. Raises LinkLost."""
         try:
             reader, writer = await asyncio.open_connection(self._host, self._port, limit=MAX_LINE_BYTES)
         except OSError as error:

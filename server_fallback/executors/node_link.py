@@ -20,7 +20,7 @@ MAX_LINE_BYTES = 1 << 16
 
 
 class LinkLost(Exception):
-    """The other side is gone, silent, or not one that has the key. The message says which."""
+    """The other side is gone or silent, or does not have the key. The message states which."""
 
 
 class NodeLink:

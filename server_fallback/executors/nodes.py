@@ -1,5 +1,5 @@
 """Nodes: the other machines of a model, as its first machine sees them. Each runs `nearfar node`, which starts its part
-of vLLM when all are there, and ends it when one of them has failed.
+of vLLM when all are connected, and ends it when one of them has failed.
 
 vLLM itself waits forever for a dead node, so they are watched here: a node that is silent for `SILENCE_SECONDS`, or
 whose vLLM ends, is a failure of the whole model, which then starts again when all nodes are back.
@@ -54,7 +54,7 @@ class Nodes:
             link.send({"start": list(self._command_of(rank))})
 
     async def failed(self) -> str:
-        """Return why, once a node has failed since the last start."""
+        """Wait until a node has failed since the last start, and return the reason."""
         assert self._failure is not None
         return await asyncio.shield(self._failure)
 
@@ -70,7 +70,7 @@ class Nodes:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        # A task that was cancelled before it began has not closed its link.
+        # A task that was cancelled before it started has not closed its link.
         for link in running.values():
             await link.close()
 

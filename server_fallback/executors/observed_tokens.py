@@ -1,4 +1,4 @@
-"""ObservedTokens: a source of tokens that reports to a call what it generates."""
+"""ObservedTokens: a source of tokens that reports its tokens to a call."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ObservedTokens:
                     if observed := [item for item in batch if self._observe(item)]:
                         yield observed
                     continue
-                # One by one, so that the text that the caller has is that of the tokens that it has seen.
+                # One by one, so that the caller's text always matches the tokens that it has observed.
                 for item in batch:
                     if self._observe(item):
                         yield [item]

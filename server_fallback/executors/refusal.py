@@ -14,7 +14,7 @@ from nearfar.compiler.errors import DeviceError, NearfarError, QueueFull, Reques
 # Characters that are shown of an answer that is not JSON.
 SHOWN_CHARACTERS = 200
 MESSAGE_CHARACTERS = 2000
-# A code such as context_length_exceeded is passed on; text of another form is not a code.
+# A code such as context_length_exceeded is passed on. Text of any other form is not a code.
 CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 # The upstream, or a proxy in front of it, is not available. A 500 is not listed: the same request may well fail
 # elsewhere too.

@@ -18,8 +18,8 @@ from .text_model import TextModel
 
 
 async def open_shared(share: LocalShare, compiler: GrammarCompiler) -> LocalExecutor:
-    """Raises CheckpointError for a tokenizer that cannot be read, DeviceError, and Unavailable if the engine is not
-    there.
+    """Raises CheckpointError for a tokenizer that cannot be read, DeviceError, and Unavailable if the engine does not
+    run.
     """
     text = await asyncio.to_thread(read_text, share)
     workers = await open_workers(text, compiler)

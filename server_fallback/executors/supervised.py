@@ -28,17 +28,17 @@ LOG_END_SECONDS = 2.0
 
 
 class Companions(Protocol):
-    """Other machines without which the server does not work."""
+    """Other machines that the server needs."""
 
     @property
     def missing(self) -> list[int]:
-        """Those that are not there."""
+        """The machines that are not connected."""
 
     async def start(self) -> None:
-        """Return when all are there and were told to start."""
+        """Return when all are connected and have received the command to start."""
 
     async def failed(self) -> str:
-        """Return why, once one has failed."""
+        """Wait until one has failed, and return the reason."""
 
     async def stop(self) -> None: ...
 
@@ -48,7 +48,7 @@ class Companions(Protocol):
 @dataclass(frozen=True, slots=True)
 class ServerProgram:
     """``command`` serves ``health_url`` once it is ready, which may take up to ``start_seconds``. It starts when its
-    ``companions`` are there, and crashes with each of them.
+    ``companions`` are connected. If one of them fails, this counts as a crash.
 
     After a crash it is restarted after ``first_restart_seconds``, and after twice the wait each further time. After
     ``restarts`` crashes with less than ``steady_seconds`` of work between them, it is given up.
@@ -91,7 +91,7 @@ class SupervisedServer:
         try:
             async with asyncio.timeout(program.start_seconds if program.companions else None) as limit:
                 await self._gather()
-                # The rest has a limit of its own.
+                # The other steps have their own time limit.
                 limit.reschedule(None)
                 await self._launch()
         except TimeoutError as error:
@@ -173,7 +173,7 @@ class SupervisedServer:
             assert self._process is not None
             started = monotonic()
             reason = await self._crash(self._process)
-            # Requests that break now are told this.
+            # Requests that fail now report this.
             self.ready, self.detail = False, f"{reason}, and is restarting"
             crashes = 1 if monotonic() - started > program.steady_seconds else crashes + 1
             while True:
@@ -198,7 +198,7 @@ class SupervisedServer:
                     crashes += 1
 
     async def _crash(self, process: asyncio.subprocess.Process) -> str:
-        """Wait for the end of the process or the failure of a companion, and return which."""
+        """Wait for the end of the process or the failure of a companion, and return a description of it."""
         ended = asyncio.create_task(process.wait())
         try:
             await asyncio.wait(

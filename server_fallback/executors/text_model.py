@@ -19,7 +19,7 @@ from ..text.vocabulary import Vocabulary, read_vocabulary
 
 @dataclass(frozen=True)
 class TextModel:
-    """What the text layer needs to know about a model. ``embedding`` is None for a model that generates text."""
+    """The properties of a model that the text layer needs. ``embedding`` is None for a model that generates text."""
 
     name: str
     tokenizer: Tokenizer
@@ -61,7 +61,7 @@ class TextModel:
 
     @cached_property
     def reasoning(self) -> Reasoning | None:
-        """How the model reasons, None if it does not."""
+        """The model's form of reasoning; None if it does not reason."""
         return Reasoning.of(self.tokenizer)
 
     @cached_property

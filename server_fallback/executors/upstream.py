@@ -71,8 +71,8 @@ class Upstream:
     async def relay(
         self, path: str, body: Mapping[str, Any], call: Call, relay_for: Callable[[ReadEvent], Relay[Any]]
     ) -> AsyncGenerator[EventBlock]:
-        """The events of a streamed answer, as ``relay_for`` makes them from its bytes. Raises what `stream` raises, and
-        DeviceError for an answer that is not in OpenAI's form.
+        """The events of a streamed answer, as ``relay_for`` makes them from its bytes. Raises the errors of `stream`,
+        and DeviceError for an answer that is not in OpenAI's form.
         """
         relay = relay_for(self._event_object)
         try:
@@ -93,7 +93,7 @@ class Upstream:
         yield relay.end()
 
     async def request(self, method: str, path: str, body: Mapping[str, Any] | None, call: Call) -> dict[str, Any]:
-        """The object that the server answers with. Raises what `stream` raises."""
+        """The object in the server's answer. Raises the errors of `stream`."""
         async with self._sent(method, path, body, call) as response:
             return self._object((await before(call.deadline, response.aread())).decode(errors="replace"))
 

@@ -33,7 +33,7 @@ async def in_our_form(
 
     After the end of all choices only the usage is read, at most `AFTER_END_CHUNKS` chunks and for `AFTER_END_SECONDS`;
     failures no longer matter then. Raises DeviceError for an answer that is not in OpenAI's form, Unavailable for an
-    answer without a chunk, and what ``values`` raises.
+    answer without a chunk, and the errors of ``values``.
     """
     answer = UpstreamAnswer(name, bounds)
     while not answer.is_over:

@@ -91,7 +91,7 @@ class BoundedChoices:
 
     def admits(self, index: int, pieces: int, text: str) -> bool:
         """Count ``pieces`` of text, without an end, if all of them belong to the answer. Otherwise, or if this is not
-        certain, count nothing: then `bounded` has to judge each piece.
+        certain, count nothing: then `bounded` must check each piece.
         """
         if not 0 <= index < self._bounds.choices or index in self._ended or index in self._late:
             return False

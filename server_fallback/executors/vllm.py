@@ -34,7 +34,7 @@ WITHOUT_FILES = (
     "its config.json and chat template could not be read, so the parser of its tool calls is not known; pass it with "
     "--vllm-arguments '--tool-call-parser NAME', and '--runner pooling' for a model that makes embeddings"
 )
-# How long a crash needs to be noticed.
+# The time until a crash is noticed.
 REASON_SECONDS = 0.1
 
 

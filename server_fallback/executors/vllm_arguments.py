@@ -1,7 +1,6 @@
 """The arguments of `vllm serve` that depend on the model, from the small files of its checkpoint.
 
-Arguments of the user replace them: whoever passes ``--tool-call-parser``, ``--runner`` or
-``--no-enable-auto-tool-choice`` decides.
+Arguments of the user, such as ``--tool-call-parser``, ``--runner`` or ``--no-enable-auto-tool-choice``, replace them.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ def tool_parser(template: str | None, config: Mapping[str, Any]) -> str | None:
 
 
 def model_arguments(facts: CheckpointFacts, arguments: Sequence[str]) -> list[str]:
-    """What `vllm serve` needs for the model beside the user's ``arguments``."""
+    """The arguments that `vllm serve` needs for the model in addition to the user's ``arguments``."""
     given = {argument.partition("=")[0].replace("_", "-") for argument in arguments if argument.startswith("--")}
     added = list[str]()
     if not given & {"--enable-prompt-tokens-details", "--no-enable-prompt-tokens-details"}:
@@ -120,7 +119,7 @@ def _small_files(model: str) -> Path | None:
 
     try:
         return Path(huggingface_hub.snapshot_download(model, allow_patterns=list(SMALL_FILES)))
-    except Exception:  # The client raises its own errors, those of its HTTP library and those of the disk.
+    except Exception:  # The client raises its own errors, those of its HTTP library, and OSError.
         return None
 
 

@@ -23,13 +23,13 @@ from .shared_models import SharedModels
 def main() -> None:
     """The arguments are the descriptors of the link's socket and of a listening socket."""
     connected, listener = (socket.socket(fileno=int(argument)) for argument in sys.argv[1:3])
-    # The main process passes on the end of a terminal.
+    # The main process forwards the hang-up of a terminal.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     configure_logs(sys.stderr)
     prepare_process()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serve(connected, listener))
-    # Threads of the text may not end.
+    # Threads of the text layer may never end.
     sys.stdout.flush()
     os._exit(0)
 

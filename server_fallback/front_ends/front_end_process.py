@@ -1,4 +1,4 @@
-"""The process of a front end, from the main process: it is started, answered, and started again after a crash."""
+"""The main process's view of a front end: starts its process, answers its calls, and restarts it after a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The main process of a server with several front ends: it opens the models, and counts what clients use.
+"""The main process of a server with several front ends: it opens the models, and counts the usage of clients.
 
 The first SIGTERM, SIGINT or SIGHUP lets the front ends finish their requests, and a second one does not wait.
 """
@@ -117,7 +117,7 @@ class FrontEnds:
 async def change(
     models: PublishedModels, request: LoadRequest | UnloadRequest | LoadAdapterRequest | UnloadAdapterRequest
 ) -> ModelCard | None:
-    """Raises what the methods of `Models` raise."""
+    """Raises the errors of the methods of `Models`."""
     match request:
         case LoadRequest():
             return await models.load(request)

@@ -1,4 +1,4 @@
-"""The admitted requests of one front end, in the main process, which counts those of all."""
+"""The admitted requests of one front end, for the main process, which counts the requests of all front ends."""
 
 from __future__ import annotations
 

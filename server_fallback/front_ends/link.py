@@ -16,8 +16,8 @@ from .messages import FromFrontEnd, Returned
 
 
 class Link:
-    """Belongs to the running event loop. ``on_message`` receives what is not the result of a call, ``on_end`` is called
-    when the main process has ended.
+    """Belongs to the running event loop. ``on_message`` receives all messages except the results of calls; ``on_end``
+    is called when the main process has ended.
     """
 
     def __init__(self, on_message: Callable[[object], None], on_end: Callable[[], None]) -> None:
@@ -31,8 +31,8 @@ class Link:
         await asyncio.get_running_loop().create_unix_connection(lambda: self._connection, sock=connected)
 
     async def call(self, message: Callable[[int], FromFrontEnd]) -> Any:
-        """The result of a message with the number of a call. Raises what the main process raises, and Unavailable if it
-        has ended.
+        """The result of a message with the number of a call. Raises the error of the main process, and Unavailable if
+        that has ended.
         """
         if self._ended:
             raise Unavailable(SHUTTING_DOWN)

@@ -1,4 +1,4 @@
-"""What the main process and its front ends send each other. Each message is one frame; see `engine_process.connection`.
+"""The messages between the main process and its front ends. Each message is one frame; see `engine_process.connection`.
 
 A call has a number, which its front end chose; so has an admitted request, for as long as it runs.
 """
@@ -17,7 +17,7 @@ from ..schema.models import LoadAdapterRequest, LoadRequest, UnloadAdapterReques
 
 @dataclass(frozen=True, slots=True)
 class SharedModel:
-    """A model of the main process. ``share`` is None while it loads."""
+    """A model of the main process. ``share`` is None while the model loads."""
 
     name: str
     model: str

@@ -54,11 +54,9 @@ class PublishedModels:
         await self._registry.close(drain_seconds)
 
     async def _changed(self, change: Coroutine[Any, Any, Result]) -> Result:
-        """Publish what changes at once, such as the names of a model that is being unloaded, and what has changed in
-        the end.
-        """
+        """Publish immediate changes, such as the names of a model that is being unloaded, and the final state."""
         task = asyncio.ensure_future(change)
-        # Let it begin.
+        # Let the task start.
         await asyncio.sleep(0)
         try:
             if not task.done():

@@ -1,4 +1,4 @@
-"""The models of the main process, as a front end serves them: the engines are shared, the text is its own."""
+"""The models of the main process, as a front end serves them: it shares their engines, and has its own text layer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SharedModels:
         self._closed = False
 
     def publish(self, message: Publish) -> None:
-        """Use other models from now on, and tell the main process when that is so."""
+        """Use other models from now on, and report to the main process when this is done."""
         self._run(self._publish(message))
 
     def cards(self) -> Sequence[ModelCard]:
@@ -85,7 +85,7 @@ class SharedModels:
             for entry in self._table:
                 model = published.get(entry.name)
                 opened = self._opened.get(entry.name)
-                # A model that was unloaded and loaded again has another engine.
+                # A model that was unloaded and loaded again has a new engine.
                 engine = None if model is None or model.share is None else model.share.socket
                 if model is None or (opened is not None and engine != opened):
                     self._opened.pop(entry.name, None)

@@ -76,7 +76,7 @@ class Hybrid:
 
     @property
     def speculation(self) -> WireCounts | None:
-        """What near has guessed for far so far; None if the policy has no speculation, or if one of the sides does not
+        """Counts of near's guesses for far; None if the policy has no speculation, or if one of the sides does not
         support it.
         """
         return self.executor.sides.speculation

@@ -110,9 +110,8 @@ class HybridExecutor:
         return await self.sides.near.executor.detokenize(request)
 
     def abilities(self) -> Abilities:
-        """What holds for both sides.
-
-        A pair reports no tokenizer, so no other server shares an answer with it by token ids.
+        """The features that both sides have. A pair reports no tokenizer, so no other server shares an answer with it
+        by token ids.
         """
         return Abilities(tokenizer_sha256=None, vocab_size=None, tools=self.sides.calls_tools, embeds=False)
 

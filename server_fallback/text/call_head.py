@@ -39,7 +39,7 @@ WAIT: Final = Wait()
 
 
 def find_head(form: ToolFormatEntry, text: str) -> Head | Wait | None:
-    """The head with which ``text`` begins; None if it does not begin with one, whatever follows."""
+    """The head at the start of ``text``; None if no continuation of ``text`` begins with a head."""
     return _object_head(text) if form.before_name.endswith('"') else _named_head(form, text)
 
 

@@ -38,7 +38,7 @@ class ChatForm:
 
 @dataclass(slots=True)
 class _ChoiceState:
-    """What was emitted of one choice."""
+    """The output of one choice so far."""
 
     parser: ToolCallStream | None
     started: bool = False
@@ -60,7 +60,7 @@ class _Head:
 async def chat_chunks(
     choices: Sequence[Choice], requests: Sequence[TokenRequest], form: ChatForm
 ) -> AsyncGenerator[ChatCompletionChunk, None]:
-    """All choices answer one prompt. The last chunk has the usage and no choices. Raises what the choices raise."""
+    """All choices answer one prompt. The last chunk has the usage and no choices. Raises the errors of the choices."""
     head = _Head(form.model)
     states = [
         _ChoiceState(

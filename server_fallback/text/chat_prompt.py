@@ -16,7 +16,7 @@ from .requests import check_length
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """What a chat template renders: messages, and the keyword arguments of `ChatTemplate.render`.
+    """The input of a chat template: messages, and the keyword arguments of `ChatTemplate.render`.
 
     ``begun`` is the start of the answer, which follows the rendered text, and ``begun_reasoning`` the reasoning before
     it.

@@ -64,8 +64,8 @@ async def answer_choice(
 ) -> AsyncGenerator[Piece | ChoiceEnd, None]:
     """Yield a piece for each batch of tokens, which is empty while its text is held back, and finally the end.
 
-    Stop strings end the content only. ``reasoning`` is how the model reasons, and ``state`` is the state in which the
-    answer begins. Raises what the source raises.
+    Stop strings end the content only. ``reasoning`` is the model's form of reasoning, and ``state`` is the state in
+    which the answer begins. Raises the errors of the source.
     """
     choice = _Choice(TextStream(tokenizer), StopStrings(stops), request.min_tokens, reasoning, state)
     async with aclosing(batches_of(source, request)) as batches:

@@ -81,7 +81,7 @@ class CompletionForm:
 async def completion_chunks(
     choices: Sequence[Choice], requests: Sequence[TokenRequest], form: CompletionForm
 ) -> AsyncGenerator[CompletionChunk, None]:
-    """The last chunk has the usage and no choices. Raises what the choices raise."""
+    """The last chunk has the usage and no choices. Raises the errors of the choices."""
     identity, created = f"cmpl-{uuid.uuid4()}", int(time.time())
 
     def chunk(*parts: CompletionChoice, usage: Usage | None = None) -> CompletionChunk:

@@ -79,7 +79,7 @@ class FairTurns:
                 # The turn was already granted to this request.
                 self._next()
             raise
-        # Only the end of this turn changes it.
+        # Only the end of this turn changes this value.
         return self._now
 
     def _next(self) -> None:

@@ -55,7 +55,7 @@ def find_dialect(template: str, token_id: Callable[[str], int | None]) -> Dialec
 
 
 class Reasoning:
-    """How one model reasons, in token ids.
+    """One model's form of reasoning, in token ids.
 
     ``ending_ids`` end the reasoning: the closing marker and the line breaks around it.
     """

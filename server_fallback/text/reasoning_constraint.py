@@ -87,7 +87,7 @@ class ReasoningConstraint:
         return mask
 
     def accept(self, token_id: int) -> None:
-        """Raises what the form raises."""
+        """Raises the errors of the form."""
         if self._forced:
             self._spent += 1
             del self._forced[0]

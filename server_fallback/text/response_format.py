@@ -44,7 +44,7 @@ class AnswerFormat:
 
 
 def answer_format(request: ChatCompletionRequest, form: ToolFormatEntry | None) -> AnswerFormat:
-    """``form`` is how the model writes calls, None if it does not support tools.
+    """``form`` is the model's format of calls, None if it does not support tools.
 
     Raises RequestError if the request cannot be met.
     """

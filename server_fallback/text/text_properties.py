@@ -1,4 +1,6 @@
-"""Which properties of a schema are strings. Some formats of tool calls write strings without quotes."""
+"""Finds the properties of a schema that are strings, because some formats of tool calls write strings without
+quotes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import Any
 
 
 def text_properties(schema: Any) -> frozenset[str]:
-    """The properties whose values are strings only, as far as their own schemas say so."""
+    """The properties whose own schemas allow only strings."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(properties, Mapping):
         return frozenset()

@@ -1,7 +1,7 @@
 """Reads tool calls out of the streamed pieces of an answer, in the order in which OpenAI's API streams them.
 
 The result does not depend on how the text is divided into pieces. Text that looks like a call but is not one is
-returned as text. The model's `ToolFormatEntry` says how it writes calls.
+returned as text. The model's `ToolFormatEntry` defines its format of calls.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ToolCallEvent = TextEvent | CallEvent | ArgumentsEvent
 # call or a list.
 _Mode = Literal["text", "head", "arguments", "object", "between", "tail"]
 
-# What may come before a call that is the whole answer.
+# The text that may precede a call that is the complete answer.
 _LEAD = re.compile(r"\A[\s;]*")
 
 
@@ -63,14 +63,14 @@ class ToolCallStream:
         texts: Mapping[str, frozenset[str]] | None = None,
     ) -> None:
         self._form, self._texts = form, texts or {}
-        # None once it is known what the answer is.
+        # None once the kind of the answer is known.
         self._begins = begins
         self._only_text = False
         self._new_id = new_id
         self._mode: _Mode = "text"
-        # Text not decided on.
+        # Text whose kind is not yet known.
         self._held = ""
-        # How the call at hand began, for when it is none.
+        # The beginning of the current call, in case it turns out not to be a call.
         self._opened = ""
         self._calls = 0
         self._reader: ArgumentReader = JsonReader()
@@ -93,9 +93,8 @@ class ToolCallStream:
         return _joined(self._advance(ended=False))
 
     def finish(self) -> list[ToolCallEvent]:
-        """What is still held back at the end of the answer.
-
-        The arguments of a call that was cut off stay incomplete.
+        """The text that is still held back at the end of the answer. The arguments of a call that was cut off stay
+        incomplete.
         """
         return _joined(self._advance(ended=True))
 

@@ -99,7 +99,7 @@ def _decoders(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
 
 
 def _token_bytes(parts: Sequence[Mapping[str, Any]]) -> Callable[[str], bytes]:
-    """How the decoder turns a token's name into bytes."""
+    """The way in which the decoder converts a token's name to bytes."""
     types = {part["type"] for part in parts}
     if "ByteLevel" in types:
         byte_of = {character: byte for byte, character in enumerate(_byte_characters())}

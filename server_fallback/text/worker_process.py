@@ -181,7 +181,7 @@ class WorkerProcess:
 
 
 def _or_ended(work: Callable[[subprocess.Popen[bytes]], Result], process: subprocess.Popen[bytes]) -> Result:
-    """What ``work`` returns. Raises WorkerEnded once the process has ended."""
+    """The result of ``work``. Raises WorkerEnded once the process has ended."""
     try:
         return work(process)
     except (EOFError, OSError, ValueError, pickle.UnpicklingError) as error:

@@ -1,4 +1,4 @@
-"""What a bundle's cubins run on: an architecture, and the major version of CUDA whose NVRTC compiled them. The
+"""The requirements of a bundle's cubins: an architecture, and the major version of CUDA whose NVRTC compiled them. The
 manifest's ``arch`` names both: "sm_90" for CUDA 13, "sm_90-cuda12" for CUDA 12.
 
 A cubin of CUDA 12 runs on every driver of CUDA 12 and later, one of CUDA 13 needs a driver of CUDA 13 (CUDA

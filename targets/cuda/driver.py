@@ -227,7 +227,7 @@ class NvidiaDriver:
         self._check(self._api.cuMemFree(address))
 
     def available_bytes(self) -> int:
-        # Of two values, `_check` returns the first.
+        # `_check` returns the first of two values.
         return int(self._check(self._api.cuMemGetInfo()))
 
     def allocate_pinned(self, size: int) -> Bytes:
@@ -354,7 +354,7 @@ class NvidiaDriver:
         return self._thread.early_launch
 
     def _record_graph(self, submit: Callable[[Launch], None]) -> Any:
-        """What ``submit`` launches, as a graph that cannot run yet."""
+        """The launches of ``submit`` as a graph that cannot run yet."""
         stream = self._capture_stream
         # A forbidden call of this thread invalidates the capture. Other threads may allocate and synchronize, which the
         # default mode forbids.

@@ -22,8 +22,8 @@ from .launches import Launches
 MOST_GRAPHS = 128
 MOST_GRAPH_BYTES = 512 << 20
 # CUDA does not report how much memory a graph takes, so the cache compares the available memory before and after. It is
-# allocated in large pieces: single differences vary, but their sum is right. What others allocate meanwhile, such as a
-# model that is being loaded, is limited to what a graph can take at most. Users report 10 KB per kernel
+# allocated in large pieces: single differences vary, but their sum is right. Memory that others allocate meanwhile, for
+# example for a model that is being loaded, counts at most as much as a graph can take. Users report 10 KB per kernel
 # (github.com/NVIDIA/cccl/pull/3768) and, with a driver of 2021, 63 KB (forums.developer.nvidia.com/t/244901).
 MOST_LAUNCH_BYTES = 64 << 10
 

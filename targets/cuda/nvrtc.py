@@ -99,7 +99,7 @@ def load_nvrtc(cuda: int = DEFAULT_CUDA) -> Nvrtc:
 
 
 def load_library(cuda: int) -> ctypes.CDLL:
-    """From its wheel, or else from where the system finds libraries."""
+    """From its wheel, or else from the system's library path."""
     windows = sys.platform == "win32"
     found = [*wheel_libraries(cuda), f"nvrtc64_{cuda}0_0.dll" if windows else f"libnvrtc.so.{cuda}"]
     return ctypes.CDLL(str(found[0]))

@@ -91,7 +91,9 @@ def window_keys(model_type: str, model: Model, windows: tuple[int | None, ...]) 
 
 
 def longest_sequence(spec: ModelSpec, context: int, windows: tuple[int | None, ...]) -> int:
-    """The key that states up to where the folder computes the model; mlx-lm's "longrope" scales by it."""
+    """The key with the number of positions for which the folder computes the model; mlx-lm's "longrope" scales by
+    it.
+    """
     if spec.rope.scaling == "longrope":
         return spec.max_position_embeddings
     # Beyond this context, omitted windows would matter, or frequencies would be others.

@@ -1,4 +1,4 @@
-"""MLX itself, which is imported only where it is used."""
+"""MLX itself, which is imported only when it is used."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ ITEM_BYTES = {"U32": 4, "F32": 4, "F16": 2, "BF16": 2}
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How every parameter of a folder is stored. ``activation`` is the dtype of everything except codes."""
+    """The storage of every parameter of a folder. ``activation`` is the dtype of everything except codes."""
 
     quantization: Quantization
     activation: str

@@ -61,7 +61,7 @@ def write_shards(
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A file: its header, and where each tensor begins in the ``data_bytes`` after it."""
+    """A file: its header, and the start of each tensor in the ``data_bytes`` after it."""
 
     file: str
     parameters: list[Parameter]

@@ -263,7 +263,7 @@ def add_take_rows(emitter: Emitter, node: Node) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How an op is written, and the attributes and optional inputs that this supports."""
+    """The function that writes an op, and the attributes and optional inputs that it supports."""
 
     emit: Emit
     attrs: tuple[str, ...] = ()

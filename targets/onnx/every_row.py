@@ -12,7 +12,7 @@ from dataclasses import replace
 from nearfar.compiler.arch.decoder import SAMPLED_INPUTS
 from nearfar.compiler.ir.graph import Graph, Node
 
-# What the sampled rows' own sequences are among all rows.
+# For each input of sampled rows, the input that has the same values for all rows.
 SEQUENCES = {"sample_positions": "positions", "sample_starts": "seq_starts", "sample_page_indptr": "page_indptr"}
 
 

@@ -42,7 +42,7 @@ from nearfar.targets.cuda.memory import DeviceMemory
 from nearfar.targets.cuda.runner import CudaRunner
 
 ROOT = Path(__file__).resolve().parents[2]
-# The most tokens of a step.
+# The maximum number of tokens of a step.
 STEP_TOKENS = 8192
 LENGTHS = (100, 1024)
 ALONE_TOKENS = 200
@@ -50,7 +50,7 @@ COPY_BYTES = 1 << 30
 COPIES = 20
 # (sequences, new tokens of each)
 KERNEL_BATCHES = ((1, 1), (2, 1), (8, 1), (32, 1), (64, 1), (256, 1), (1, 256), (16, 256))
-# A kernel is repeated for so long, but at most so often.
+# A kernel is repeated for this time, but at most this number of times.
 KERNEL_SECONDS, KERNEL_REPEATS = 0.02, 20
 TEMPERATURE = 0.6
 
@@ -71,8 +71,8 @@ class Alone:
 
 @dataclass(frozen=True, slots=True)
 class Many:
-    """Sequences that all arrive at once. Steps that hold prompts are mixed: they also hold a token of every sequence
-    whose prompt is complete. ``first_tokens_seconds``: until every sequence has its first token.
+    """Sequences that all arrive at once. Steps that contain prompts are mixed: they also contain a token of every
+    sequence whose prompt is complete. ``first_tokens_seconds``: until every sequence has its first token.
 
     ``graphs`` counts the decode steps that ran as CUDA graphs. ``engine_seconds``: the same requests through the
     server's engine.
@@ -196,7 +196,9 @@ def measure_alone(
 
 
 def weight_bytes_read(manifest: Manifest) -> int:
-    """The bytes of all weights that a forward reads as a whole: not those of an embedding that is not the head too."""
+    """The bytes of all weights that a forward pass reads completely. Embeddings that are not also the head do not
+    count.
+    """
     steps = manifest.plan(GENERATE).steps
     read = {name for step in steps if step.op != "embed" for name in step.inputs.values()} & manifest.weights.keys()
     return sum(plane.size for name in read for plane in manifest.weights[name].planes)
@@ -233,7 +235,7 @@ def measure_many(
     step_tokens: int,
     activation: str | None = None,
 ) -> Many:
-    """``lengths`` are the least and greatest length of prompts and of new tokens. Closes the driver."""
+    """``lengths`` are the minimum and maximum length of prompts and of new tokens. Closes the driver."""
     requests = workload(count, lengths, bundle.manifest.page_size)
     pages = sum(len(request.pages) for request in requests)
     limits = Limits(tokens=max(step_tokens, count), sequences=count, rows=count, pages=pages)
@@ -328,7 +330,7 @@ def run_many(runner: CudaRunner, requests: Sequence[Request]) -> Ran:
 
 
 async def run_through_engine(runner: CudaRunner, requests: Sequence[Request]) -> float:
-    """Seconds for all requests together, in the process of the caller, who ignores their tokens. Closes the runner."""
+    """Seconds for all requests together, in the caller's process, which ignores their tokens. Closes the runner."""
     manifest = runner.manifest
     model = TokenModel(manifest.spec.vocab_size, frozenset(), manifest.context, manifest.page_size)
     engine = TokenEngine(runner, model)

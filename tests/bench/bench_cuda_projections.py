@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "bench" / "cuda-projections"
 CANDIDATES_FILE, RESULTS_FILE = "candidates.json", "cuda_projections.json"
-# (columns, outputs, what the projection has) of Qwen3-0.6B and Llama-3.1-8B.
+# (columns, outputs, options of the projection) of Qwen3-0.6B and Llama-3.1-8B.
 NORMED: dict[str, Any] = {"norm_eps": 1e-6, "x_dtype": "float32"}
 ADDED: dict[str, Any] = {"residual": True, "y_dtype": "float32"}
 MATRICES: dict[str, tuple[int, int, dict[str, Any]]] = {
@@ -58,7 +58,7 @@ KERNELS_PER_FILE = 24
 
 @dataclass(frozen=True)
 class Candidate:
-    """A shape for one matrix and number of rows, with the names of its kernels. ``chosen``: by the rules."""
+    """A shape for one matrix and number of rows, with the names of its kernels. ``chosen``: the rules choose it."""
 
     matrix: str
     batch: int
@@ -176,7 +176,7 @@ def variants_for(facts: Projection, tuning: Tuning, batch: int) -> Iterator[tupl
                 vector = replace(widest, stages=stages)
                 call = kernel(linear_async, facts=facts, shape=vector)
                 yield {"kernel": "vector", **asdict(vector)}, vector == best, Variant((call,))
-    # The tensor cores' kernels for one and two rows show from where on they pay.
+    # The tensor cores' kernels for one and two rows show from how many rows on they pay off.
     chosen = next(shape for shape, most in mma_shapes(facts, tuning, "float16") if most is None or batch <= most)
     for shape in dict.fromkeys((chosen, *mma_candidates(facts, tuning, batch))):
         if shape.splits == 1 or batch <= shape.max_batch:

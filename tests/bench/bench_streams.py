@@ -1,4 +1,4 @@
-"""What a streamed token costs the server, on a device that computes nothing: 256 clients read answers of the demo
+"""The server's cost of a streamed token, with a device that computes nothing: 256 clients read answers of the demo
 model's tokens over HTTP.
 
     .venv/bin/python tests/bench/bench_streams.py                    # 256 clients, steps of 5 ms
@@ -250,7 +250,7 @@ class Load:
 
 
 async def load_server(port: int, clients: int, *, chat: bool) -> None:
-    """Run until the standard input says so: each line of it starts or ends a measurement."""
+    """Run until standard input ends; each line of it starts or ends a measurement."""
     load, loop = Load(chat), asyncio.get_running_loop()
     for index in range(clients):
         await loop.create_connection(lambda index=index: Client(load, index), "127.0.0.1", port)  # type: ignore[misc]
@@ -267,7 +267,7 @@ async def load_server(port: int, clients: int, *, chat: bool) -> None:
 @dataclass(frozen=True, slots=True)
 class Result:
     """Tokens and events (which hold at least one token) per second; microseconds of processor time per token;
-    milliseconds that a step takes in the engine, and in all; milliseconds between two pieces that a client reads.
+    milliseconds that a step takes in the engine, and in total; milliseconds between two pieces that a client reads.
     """
 
     tokens: float
@@ -280,7 +280,7 @@ class Result:
 
 
 def processor_seconds(pid: int) -> float:
-    """Of a process and its children, their threads included."""
+    """The processor time of a process and its children, including all threads."""
     total, pids = 0.0, [pid]
     while pids:
         each = pids.pop()
@@ -392,7 +392,7 @@ def main() -> None:
     elif options.role == "clients":
         asyncio.run(load_server(options.port, options.clients, chat=options.chat))
     else:
-        # So that the process of the engine finds this module under the name by which it is pickled.
+        # This lets the process of the engine find this module under the name by which it is pickled.
         os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
         print(machine())
         for name, value in asdict(measure(options)).items():

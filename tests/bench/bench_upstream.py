@@ -1,10 +1,10 @@
 """The CPU time of a streamed token in front of another server, with 256 answers at once.
 
-``make bench-upstream`` runs this and prints a table. Another server, in a process of its own, streams answers in
-vLLM's form, each token as one event in one HTTP chunk and one write: as fast as it can, and one token in every step of
-some milliseconds, as an engine does. The clients are in this process. The figure is the CPU time, user and system, of
-`nearfar serve --executor upstream` alone, without its start, over all tokens; the requests' own time is part of it.
-Every 16th answer is compared with what the other server sent.
+``make bench-upstream`` runs this and prints a table. Another server, in a process of its own, streams answers in vLLM's
+form, each token as one event in one HTTP chunk and one write: as fast as it can, and one token in every step of some
+milliseconds, as an engine does. The clients are in this process. The figure is the CPU time (user and system) of only
+`nearfar serve --executor upstream`, without its start, divided by all tokens. It includes the time for requests. Every
+16th answer is compared with what the other server sent.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ async def parts_of(reader: asyncio.StreamReader) -> Any:
 
 
 def text_of(answer: bytes) -> str:
-    # The events are not cut by HTTP's chunks of this server, each of which holds whole events.
+    # This server's HTTP chunks do not split events: each chunk contains complete events.
     lines = [line.removeprefix(b"data: ") for line in answer.split(b"\n") if line.startswith(b"data: {")]
     choices = [choice for line in lines for choice in json.loads(line)["choices"]]
     return "".join(choice["delta"].get("content") or "" for choice in choices)

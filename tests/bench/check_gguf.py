@@ -1,4 +1,4 @@
-"""Checks that llama.cpp computes the same logits as this project from what `gguf_file.py` writes: small models of every
+"""Checks that llama.cpp computes the same logits as this project from files of `gguf_file.py`: small models of every
 family with float32 weights, keys and values. Needs llama-cpp-python and gguf.
 
 ``make check-gguf`` prints the largest difference for each family, and fails if one is too large.
@@ -21,7 +21,7 @@ from nearfar.targets.cpu.runner import CpuRunner
 
 VOCAB_SIZE = 1000
 TOKENS = [(7 * i * i + 3 * i + 5) % VOCAB_SIZE for i in range(64)]
-# Relative to the largest logit. llama.cpp looks GELU up in a table of float16.
+# Relative to the largest logit. llama.cpp looks up GELU in a float16 table.
 MOST = 5e-3
 # A published model of each family with fewer and smaller layers. Gemma's windows are shorter than the prompt.
 SMALL = {"num_hidden_layers": 8, "vocab_size": VOCAB_SIZE, "intermediate_size": 416}
@@ -31,7 +31,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": {"hidden_size": 288, "num_attention_heads": 4, "num_key_value_heads": 2},
     "smollm3-3b": {"hidden_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2},
 }
-# The lists of a value for each layer, which follow from other keys.
+# Lists with a value for each layer, which follow from other keys.
 DERIVED = ("layer_types", "no_rope_layers")
 # Special tokens that the small vocabulary does not have.
 SPECIAL = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def check(shapes: Shapes, folder: Path) -> tuple[float, int]:
-    """The largest difference, and in how many rows both choose the same token."""
+    """The largest difference, and the number of rows for which both choose the same token."""
     # Sharp attention: a wrong rotation or window changes the logits.
     checkpoint = write_checkpoint(shapes, folder / "checkpoint", lambda columns: columns**-0.5)
     options = CompileOptions(target="cpu", quantization="f32", context=128, self_test=False)

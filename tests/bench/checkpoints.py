@@ -131,7 +131,7 @@ def write_tokenizer(path: Path) -> None:
 
 
 def compile_in_process(checkpoint: Path, bundle: Path, *options: str) -> float:
-    """Run `nearfar compile` with further options in a process of its own. Returns the seconds that it took."""
+    """Run `nearfar compile` with further options in a separate process. Returns its duration in seconds."""
     command = [sys.executable, "-m", "nearfar.compiler.cli", "compile", str(checkpoint), "-o", str(bundle)]
     started = time.perf_counter()
     subprocess.run([*command, "--force", "--json", *options], check=True, stdout=subprocess.DEVNULL)

@@ -118,17 +118,17 @@ def add_sizes(writer: Any, spec: ModelSpec) -> None:
     windows = {window for window in spec.windows if window is not None}
     assert len(windows) <= 1, windows
     if spec.model_type == "gemma3_text":
-        # llama.cpp knows which layers have a window, and that scores are divided by sqrt(head_dim).
+        # llama.cpp itself determines which layers have a window, and divides scores by sqrt(head_dim).
         pattern = [None if (layer + 1) % 6 == 0 else next(iter(windows)) for layer in range(spec.num_layers)]
         assert list(spec.windows) == pattern, spec.windows
         assert (spec.attention_scale or spec.head_dim**-0.5) == spec.head_dim**-0.5, spec.attention_scale
-    # 0 tells Phi-4 from Phi-3, whose windows llama.cpp ignores.
+    # The value 0 marks Phi-4 and not Phi-3, whose windows llama.cpp ignores.
     if spec.model_type == "phi3" or windows:
         writer.add_sliding_window(next(iter(windows), 0))
 
 
 def add_rotation(writer: Any, spec: ModelSpec) -> None:
-    """Add how q and k are rotated. Layers without a rotation must be every fourth one of SmolLM3."""
+    """Add the rotation of q and k. Only SmolLM3 may have layers without a rotation: every fourth one."""
     rope = spec.rope
     writer.add_rope_freq_base(rope.theta)
     writer.add_rope_dimension_count(rope.rotary_dim or spec.head_dim)

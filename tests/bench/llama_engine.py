@@ -10,7 +10,7 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-# It logs a lot, and to the standard output.
+# It logs a lot, to standard output.
 SILENT = llama_cpp.llama_log_callback(lambda level, text, user_data: None)  # noqa: ARG005
 
 # Tokens per batch, as in llama-server.

@@ -32,8 +32,8 @@ class ServingModel:
 def make_serving_model(
     folder: Path, activations: tuple[str, ...] | None, progress: Callable[[str], None]
 ) -> ServingModel:
-    """Make the model unless it exists; it takes 3 GB of disk. If ``activations`` is None, they are those of the weight
-    format.
+    """Create the model unless it exists; it takes 3 GB of disk space. If ``activations`` is None, they are those of the
+    weight format.
     """
     checkpoint, bundle, gguf = (
         folder / f"{QWEN3_0_6B.name}{suffix}" for suffix in ("-chat", "-chat-cpu", "-chat.gguf")
@@ -57,8 +57,8 @@ def make_serving_model(
 
 
 def token_texts(vocab_size: int) -> list[str]:
-    """256 letters for the bytes, of which all prompts consist, then words that only answers contain, and the end of an
-    answer.
+    """256 letters for the bytes, from which all prompts are built, then words that only answers contain, and the end of
+    an answer.
     """
     from tokenizers import pre_tokenizers
 

@@ -1,5 +1,5 @@
 """An app around a page, like one in Swift or Kotlin: it sends and reads the frames of mobile/webview/README.md as
-texts.
+strings.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from playwright.sync_api import Page
 
-# The object that WKWebView adds to a page for the message handler "nearfar". A channel sends the same texts to an app
+# The object that WKWebView adds to a page for the message handler "nearfar". A channel sends the same strings to an app
 # in JavaScript.
 STUB = """
 const channel = new BroadcastChannel("nearfar");

@@ -1,5 +1,5 @@
-"""The Capacitor example in headless Chromium with a phone's viewport, with a stub of the native side: no phone, no web
-view of one.
+"""The Capacitor example in headless Chromium with a phone's viewport, with a stub of the native side. It uses neither a
+phone nor a phone's web view.
 
 Pictures go to build/screenshots.
 """

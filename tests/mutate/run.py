@@ -41,7 +41,7 @@ def run_tests(tree: Tree, tests: Sequence[str], limit_seconds: float = LIMIT_SEC
         command, folder = [*PYTEST, "--basetemp", str(tree.path.parent / "temp"), *tests], tree.path
     else:
         command, folder = [*VITEST, *vitest_filters(tests)], tree.path / "web"
-    # To import the plugins takes longer than most of the tests, which need none of them.
+    # Importing the plugins takes longer than most of the tests, none of which need them.
     environment = {**tree.environment, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     code, output = run_command(command, folder, environment, limit_seconds)
     status = pytest_status(code) if tests[0].startswith("tests/") else vitest_status(code, output)
@@ -54,7 +54,7 @@ def pytest_status(code: int) -> Status:
 
 
 def vitest_filters(tests: Sequence[str]) -> list[str]:
-    """The files, and a pattern of the names if there are any: of all tests, or of the only one."""
+    """The test files, and a pattern for the names of tests if the mutations name any."""
     files = {test.partition("::")[0].removeprefix("web/") for test in tests}
     names = [re.escape(name) for name in (test.partition("::")[2] for test in tests) if name]
     return [*sorted(files), *(["-t", "|".join(names)] if len(names) == len(tests) else [])]
@@ -71,7 +71,7 @@ def vitest_status(code: int, output: str) -> Status:
 def run_command(
     command: Sequence[str], folder: Path, environment: Mapping[str, str] | None, limit_seconds: float
 ) -> tuple[int, str]:
-    """The exit code, -1 if the limit ended the command with all that it started, and the output."""
+    """The exit code, or -1 if the time limit ended the command and its child processes; and the output."""
     process = subprocess.Popen(
         command,
         cwd=folder,

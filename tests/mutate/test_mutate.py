@@ -1,4 +1,6 @@
-"""The list of mutations fits the tree, and `make mutate` tells what tests notice from what they do not."""
+"""The list of mutations fits the tree, and `make mutate` separates the bugs that tests notice from those that they
+miss.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def test_there_are_mutations_of_both_languages() -> None:
 
 @pytest.fixture
 def small_tree(tmp_path: Path) -> Path:
-    """A tree of a product and its test, with git."""
+    """A git repository with a product file and its test."""
     (tmp_path / "tests").mkdir()
     (tmp_path / "product.py").write_text("def add(a, b):\n    return a + b\n")
     (tmp_path / "tests/test_product.py").write_text("def test_add(): pass\n")
@@ -67,7 +69,7 @@ def test_a_mutation_changes_the_copy_alone_and_only_for_a_while(small_tree: Path
     compiled.touch()
     with tree.mutated(BUG):
         assert copied.read_text() == original.replace("a + b", "a - b")
-        # It could pass for the mutated file's.
+        # It could be mistaken for that of the mutated file.
         assert not compiled.exists()
     assert copied.read_text() == original == (small_tree / "product.py").read_text()
 
@@ -84,7 +86,7 @@ def test_nothing(): runpy.run_path("product.py")["add"](2, 1)
     with tree.mutated(BUG):
         runs = [run_tests(tree, [f"tests/test_product.py::{name}"]).status for name in ("test_add", "test_nothing")]
     assert runs == ["failed", "passed"]
-    # Its codes for an interrupted run, and for a test that does not exist.
+    # pytest's exit codes for an interrupted run, and for a test that does not exist.
     assert [pytest_status(code) for code in (0, 1, 2, 4, -1)] == ["passed", "failed", "broken", "broken", "broken"]
 
 
@@ -115,7 +117,7 @@ def test_vitest_runs_a_test_by_name_or_whole_files() -> None:
     [
         (0, 'note\n{"numFailedTests": 0, "numPassedTests": 3}', "passed"),
         (1, '{"numFailedTests": 1, "numPassedTests": 2}', "failed"),
-        # A file that cannot be imported has no tests, and so has a pattern that no name matches.
+        # A file that cannot be imported has no tests, like a pattern that matches no name.
         (1, '{"numFailedTests": 0, "numPassedTests": 0}', "broken"),
         (0, '{"numFailedTests": 0, "numPassedTests": 0}', "broken"),
         (-1, "the tests took more than 300 s", "broken"),

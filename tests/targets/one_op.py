@@ -1,4 +1,4 @@
-"""Small graphs around one op each: every op with its optional inputs and attributes, at sizes that fill no tile."""
+"""Small graphs with one op each: every op with its optional inputs and attributes, at sizes that do not fill a tile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nearfar.compiler.ir.ops import OPS
 from nearfar.compiler.ir.ops.op import ACTIVATIONS, DType
 from nearfar.compiler.ir.sampling import Settings
 
-# Columns of x, outputs of a projection, tokens, pages' sizes.
+# Columns of x, outputs of a projection, size of the vocabulary; sizes of heads and pages.
 COLUMNS, OUTPUTS, VOCAB = 37, 45, 51
 HEADS, KV_HEADS, HEAD_DIM, PAGE = 4, 2, 24, 16
 DTYPES: tuple[DType, ...] = ("float32", "activation")
@@ -45,7 +45,7 @@ class Builder(Graph):
 
 
 def graphs() -> Iterator[tuple[str, str, Build]]:
-    """(op, a name for tests, what makes the graph); the op is that of the graph's last node."""
+    """(op, name for tests, function that builds the graph). The op is that of the graph's last node."""
     yield "embed", "whole", embed
     yield "embed", "first_part", partial(embed, first_row=3)
     yield "embed", "later_part", partial(embed, first_row=0, later=20)
@@ -202,7 +202,9 @@ def linear(
     up_start: int | None = None,
     activation: str = "silu",
 ) -> Graph:
-    """``later``: behind a part of the ``offset`` columns before it. ``up_start``: it gates columns of another value."""
+    """``later``: another projection has written the ``offset`` columns before it. ``up_start``: it gates columns of
+    another value.
+    """
     graph = Builder()
     x, width, into = graph.value("x", ("S", COLUMNS), x_dtype), columns or OUTPUTS, None
     if later:

@@ -1,7 +1,7 @@
-"""Cases of whole rows: each row of each step of the graphs of `one_op.py` against the op, with the facts that a target
-derives itself.
+"""Cases of complete variant rows: each row for each step of the graphs of `one_op.py`, compared with the op, with the
+facts that a target derives itself.
 
-Attention and sampling have cases of their own; their batches are more than arrays of random numbers.
+Attention and sampling have their own cases, because their batches are more than arrays of random numbers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OWN_CASES = (
     "sample",
     "top_logprobs",
 )
-# More values than their names' own: token ids, rows to take, adapters.
+# Integer inputs by name: token ids, rows to select, adapters.
 LIMITS = {"token_ids": (0, 40), "sampled": (0, 40), "rows": (0, 3), "adapters": (-1, 2)}
 DIMS = {"N": 4, "M": 2, "R": 5}
 SIZES = (3, 33)
@@ -39,7 +39,7 @@ VariantsOf = Callable[[Step, Context], Sequence[Variant]]
 
 
 def step_cases(variants_of: VariantsOf, quantization: str, activations: tuple[str, ...]) -> Iterator[Case]:
-    """A case for each row of the last step of each graph that has other kernels than the rows before."""
+    """A case for each row of the last step of each graph, if its kernels differ from those of the rows before it."""
     seen: set[tuple[str, ...]] = set()
     for op, name, build in graphs():
         if op in OWN_CASES:

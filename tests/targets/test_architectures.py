@@ -1,8 +1,8 @@
 """Every architecture on every kernel target, without any pass and with all of them.
 
 Without passes a plan consists of the ops that architectures are written in, so these tests run the plain kernels. The
-bundle's self-test, which `open_runner` runs, compares with `ir/ops/` on the graph before the passes; transformers is
-what both are compared with beyond it.
+bundle's self-test, which `open_runner` runs, compares with `ir/ops/` on the graph before the passes. In addition, the
+results are compared with transformers.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def test_a_family_runs_on_every_kernel_target(
 
 
 def poisoned(runner: PlanRunner) -> npt.NDArray[np.float32]:
-    """The logits of a chunk and of a decode step after the pages behind the window were filled with NaN."""
+    """The logits of a chunk and of a decode step, after the pages before the window were filled with NaN."""
     assert len(runner.groups) == 2
     # Page 1 of window layers is page 18 in reverse.
     pages, rows = [18, 3, 7], []
@@ -176,7 +176,9 @@ def test_a_residual_stream_beyond_float16_is_right_with_float16_activations(
 
 
 def sampled_in_part(runner: PlanRunner) -> npt.NDArray[np.float32]:
-    """The logits of some rows of TOKENS, of two sequences: several of a chunk, none, and those of a decode step."""
+    """The logits of some rows of TOKENS in two sequences: several rows of a chunk, no rows, and the rows of a decode
+    step.
+    """
     own, other = [4, 1, 3], [0, 5, 2]
     steps: tuple[tuple[tuple[list[int], int, list[int], list[int]], ...], ...] = (
         ((TOKENS[:13], 0, own[:1], [3, 12]), (TOKENS[:7], 0, other[:1], [])),

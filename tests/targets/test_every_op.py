@@ -1,4 +1,4 @@
-"""Every op has a plain kernel on every kernel target: a row that needs nothing of the batch or the device."""
+"""Every op has a plain kernel on every kernel target: a row without conditions on the batch or the device."""
 
 from __future__ import annotations
 

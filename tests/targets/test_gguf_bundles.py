@@ -1,4 +1,4 @@
-"""GGUF files, compiled: the blocks' integers arrive unchanged, and each target computes with them."""
+"""Compiled GGUF files: the integers of blocks arrive unchanged, and each target computes with them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.batch import Chunk, make_batch
 
 CONTEXT = 64
-# Sharp attention amplifies the order of sums, and the 16-bit activations of CPUs.
+# Sharp attention amplifies differences in the order of sums, and the rounding of the 16-bit activations of CPUs.
 LIMITS = {"cpu": 1e-2, "webgpu": 1e-3, "cuda": 1e-3}
-# Each name of a matrix, and all others, with the type that "Q4_K_M" and its like give them.
+# The GGUF type that mixes such as "Q4_K_M" give to each matrix by name, and to all others.
 MIXES = {
     "Q4_K_M": {"attn_v": Type.Q6_K, "ffn_down": Type.Q6_K, "token_embd": Type.Q6_K, "": Type.Q4_K},
     "Q5_K_S": {"token_embd": Type.Q8_0, "attn_q": Type.Q5_1, "": Type.Q5_K},
@@ -39,7 +39,8 @@ def logits_of(runner: Any, page_size: int) -> npt.NDArray[np.float32]:
     return np.array(runner.forward(batch).logits)
 
 
-# Kernels are tested in every format on their own: each mix once, and all on all targets among the exhaustive tests.
+# Other tests cover the kernels of every format. So each mix is tested once here, and the exhaustive tests run all mixes
+# on all targets.
 PAIRS = {("Q4_K_M", "cpu"), ("Q5_K_S", "webgpu"), ("Q3_K_L", "cuda"), ("Q4_0", "cpu")}
 
 

@@ -34,8 +34,8 @@ ROWS = {
 }
 SHORT = ["and", ["==", "S", "B"], ["<=", "T", 256]]
 DECODE = ["==", "S", "B"]
-# (query heads, kv heads, head_dim, page size): the least, uneven, a group that has no divisor, heads of 2 elements a
-# vector, a large page.
+# (query heads, kv heads, head_dim, page size): the smallest, uneven, a group of prime size, heads with vectors of 2
+# elements, a large page.
 HEADS = ((1, 1, 2, 16), (14, 2, 24, 16), (11, 1, 64, 16), (4, 4, 66, 8), (8, 1, 256, 64), (2, 2, 80, 6))
 
 
@@ -151,7 +151,7 @@ LENGTHS = st.lists(st.one_of(st.just(1), st.integers(1, 12), st.integers(1, 300)
 
 
 def equalities(when: Condition) -> Condition:
-    """The part of a condition that a runtime never ignores."""
+    """The required part of a condition, which a runtime never ignores."""
     if when is None or when[0] == "==":
         return when
     parts = [part for part in map(equalities, when[1:]) if part is not None] if when[0] == "and" else []
@@ -215,7 +215,7 @@ def test_a_window_that_one_workgroup_takes_at_once_is_never_split(window: int, s
 def test_a_window_bounds_the_ranges_of_a_split_kernel() -> None:
     row = next(row for row in rows_of("rope_attention", CUDA, window=1000) if "attention_merge" in templates(row))
     grid = row.kernels[0].build().grid
-    # One workgroup a kv head and range.
+    # One workgroup per kv head and range.
     assert [evaluate(grid[0], {"T": tokens, "B": 2}) for tokens in (1, 600, 1015, 5000)] == [2, 6, 8, 8]
 
 
@@ -240,7 +240,7 @@ def test_kernels_are_named_by_what_they_depend_on() -> None:
     assert names() == usual
     # Whether attention is causal changes nothing for single new tokens.
     assert names(causal=False)[:5] == usual[:5]
-    # The scale is part of scores alone: rope_append and attention_merge do without it.
+    # Only scores use the scale; rope_append and attention_merge do not need it.
     assert {name.rsplit("_", 1)[0] for name in set(names(scale=0.5)) & set(usual)} == {"rope_append", "attention_merge"}
 
 

@@ -1,4 +1,4 @@
-"""`make gpu-check`: parts that fail, hang, break or lack something, and results that are complete in every case. The
+"""`make gpu-check`: parts that fail, hang, crash or lack a requirement; the results are complete in every case. The
 rehearsal from end to end is exhaustive.
 """
 
@@ -173,7 +173,7 @@ def check(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 def test_without_a_gpu_the_results_name_every_part_and_the_reason(tmp_path: Path) -> None:
     (tmp_path / "prepared").mkdir()
     options = ("--prepared", str(tmp_path / "prepared"), "--out", str(tmp_path / "out"))
-    # A library that the driver's name stands for, on machines with a GPU too.
+    # This is the emulated library under the driver's name, also on machines with a GPU.
     done = check(*options, "--only", "cuda-kernels,wgsl on wgpu", CUDA_VISIBLE_DEVICES="")
     results = json.loads((tmp_path / "out/gpu-check.json").read_text())
     assert done.returncode == 2, done.stderr
@@ -193,7 +193,7 @@ def test_an_unknown_part_is_rejected() -> None:
 
 
 def test_wheels_compressed_with_lzma_are_installed_without_a_network(tmp_path: Path) -> None:
-    """And nearfar's own version is found without an installation."""
+    """Also, nearfar's own version is found without an installation."""
     wheel = "small-1.0-py3-none-any.whl"
     with zipfile.ZipFile(tmp_path / wheel, "w") as file:
         file.writestr("small.py", "NAME = 'small'")
@@ -211,7 +211,7 @@ def test_wheels_compressed_with_lzma_are_installed_without_a_network(tmp_path: P
     )
     assert done.stdout.split() == ["small", "9.9"]
     (folder / "small.py").unlink()
-    # What is installed is not installed again.
+    # Installed wheels are not installed again.
     assert install_wheels(tmp_path) == folder
     assert not (folder / "small.py").exists()
 

@@ -1,5 +1,5 @@
-"""A kernel is its template and its facts: other facts, another kernel; equal facts, one kernel; and each step keeps a
-list of its own.
+"""A kernel is identified by its template and its facts: different facts give different kernels, equal facts give one
+kernel, and each step has its own list of variants.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def kernels_of(target: str, plan: Plan, step: Step) -> set[str]:
 
 
 def norms(*facts: tuple[int, float]) -> Plan:
-    """rms_norm steps of some widths and eps, one for each."""
+    """One rms_norm step for each pair of width and eps."""
     graph = Builder()
     for index, (width, eps) in enumerate(facts):
         x = graph.value(f"x{index}", ("S", width))

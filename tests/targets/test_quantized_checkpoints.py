@@ -41,7 +41,9 @@ LIMITS = Limits(tokens=32, sequences=2, rows=32, pages=8)
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """ "plain": widths that fill no byte. "rounded": the same with 8-bit activations. "wide": for other frameworks."""
+    """ "plain": widths that do not fill bytes. "rounded": the same with 8-bit activations. "wide": for other
+    frameworks.
+    """
     folder = tmp_path_factory.mktemp("quantized")
     return {
         "plain": make_quantized_checkpoint(folder / "plain", num_hidden_layers=1),

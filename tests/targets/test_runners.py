@@ -1,6 +1,4 @@
-"""What every runner does, on all of them: answers equal to the reference's, limits and inputs that are refused, and the
-order of calls.
-"""
+"""The behaviour of every runner: results equal to the reference's, limits, refused inputs, and the order of calls."""
 
 from __future__ import annotations
 
@@ -57,7 +55,7 @@ class Case:
         return self.bundle.manifest.page_size
 
     def pages(self, first: int, tokens: int) -> list[int]:
-        """As many pages as hold the tokens of one sequence, from ``first`` on."""
+        """The pages for the tokens of one sequence, from page ``first`` on."""
         return list(range(first, first + self.bundle.manifest.pages_for(tokens)))
 
     def batch(self, *chunks: Chunk) -> Batch:
@@ -166,9 +164,7 @@ def test_penalties_bias_mask_and_tokens_left_in_slots_are_those_of_the_reference
 
 
 def test_submitted_work_happens_in_order(case: Case, runner: Runner, prompt_token_ids: list[int]) -> None:
-    """A prompt, a copy of its pages, and another prompt in the first pages are all on their way before anything is
-    read.
-    """
+    """A prompt, a copy of its pages, and another prompt in the first pages are in flight before any result is read."""
     first, second = case.pages(0, 21), case.pages(2, 21)
     futures = [runner.submit(case.batch(Chunk(prompt_token_ids[:20], 0, first, [19])))]
     runner.copy_pages(list(zip(first, second, strict=True))[::-1])
@@ -192,7 +188,7 @@ def test_a_sequence_goes_on_in_copied_pages(case: Case, runner: Runner) -> None:
         runner.copy_pages([(0, 20)])
 
 
-# The reference allocates nothing for a batch, so it takes any.
+# The reference allocates nothing for a batch, so it accepts a batch of any size.
 @pytest.mark.parametrize("name", RUNNERS[1:])
 def test_a_batch_beyond_the_limits_is_refused_by_its_dim(name: str, cases: Callable[[str], Case]) -> None:
     case = cases(name)

@@ -1,4 +1,4 @@
-"""One text, continued greedily on every target that runs here: each gives the tokens of the numpy reference."""
+"""One text is continued greedily on every target that runs here; each returns the tokens of the numpy reference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nearfar.compiler.runtime.reference import ReferenceRunner
 
 NEW_TOKENS = 64
 CONTEXT = len(TOKENS) + NEW_TOKENS
-# A root that every dtype holds, because mlx-lm rounds Gemma's factor of the embedding.
+# Every dtype represents this square root exactly, because mlx-lm rounds Gemma's embedding factor.
 CHANGES: dict[str, dict[str, Any]] = {
     "gemma3_text": {"hidden_size": 144},
     "gemma4_text": {"hidden_size": 144},

@@ -44,8 +44,8 @@ COUNT_CALLS = """() => {
         return range;
     };
 }"""
-# Makes a runner of two sequences from the runtime alone, and the batch of new tokens of one sequence, the last of which
-# may be sampled.
+# Opens a runner for two sequences with only the runtime, and builds batches with new tokens of one sequence, the last
+# of which may be sampled.
 OPEN_RUNNER = """async () => {
     const runtime = await import("./runtime.js");
     const bundle = await runtime.openBundle(runtime.httpSource("./decode/"), new AbortController().signal);
@@ -76,7 +76,7 @@ OPEN_RUNNER = """async () => {
         return Promise.all(steps);
     };
 }"""
-# Workgroups read memory that earlier ones have left full of sevens; returns how many elements were not zero at the
+# Workgroups read memory that earlier ones filled with sevens. Returns the number of elements that were not zero at the
 # start.
 READ_WORKGROUP_MEMORY = """async () => {
     const device = await (await navigator.gpu.requestAdapter()).requestDevice();
@@ -111,8 +111,8 @@ TIMEOUT_MS = 180_000
 
 @pytest.fixture(scope="session")
 def site(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
-    """The page and bundles: few kernels, few but all of attention, all, a flipped byte in a shard, float16 only,
-    another version.
+    """The page and bundles: with few kernels; with few kernels, but all for attention; with all kernels; with a flipped
+    byte in a shard; with float16 only; of another version.
     """
     site = tmp_path_factory.mktemp("site")
     shutil.copytree(PAGE, site, dirs_exist_ok=True)
@@ -123,7 +123,7 @@ def site(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFact
     for name in ("bundle", "decode", "whole", "corrupt", "half", "alien"):
         shutil.copytree(tiny_bundle, site / name)
     lighten(site / "bundle")
-    # A decoded token costs as few dispatches as with all kernels.
+    # The number of dispatches per decoded token is the same as with all kernels.
     lighten(site / "decode", keep=("rope_attention",))
     lighten(site / "corrupt")
     shard = next((site / "corrupt" / "weights").iterdir())
@@ -163,7 +163,7 @@ def test_a_decoded_token_costs_one_pass_one_submit_one_write_and_four_bytes_back
 ) -> None:
     expected = json.loads((tiny_bundle / "expected.json").read_text())
     prompt = expected["prompt_token_ids"]
-    # Everything that is made once has been made when the same answer is generated again.
+    # All caches are filled when the same answer is generated again.
     counts = []
     for new_tokens in (4, 4, 12):
         ready_page.evaluate(COUNT_CALLS)
@@ -185,7 +185,7 @@ def test_a_decoded_token_costs_one_pass_one_submit_one_write_and_four_bytes_back
 
 @pytest.fixture(scope="module")
 def runner_page(browser: Browser, address: str) -> Iterator[Page]:
-    """A page with nothing but a runner, and the scripts above."""
+    """A page with only a runner and the scripts above."""
     page = browser.new_page()
     page.goto(f"{address}empty.html")
     page.evaluate(OPEN_RUNNER)
@@ -194,7 +194,7 @@ def runner_page(browser: Browser, address: str) -> Iterator[Page]:
 
 
 def test_workgroup_memory_starts_as_zeros_as_webgpu_promises(runner_page: Page) -> None:
-    """Our flags for SwiftShader choose how it is zeroed."""
+    """Our flags for SwiftShader determine how memory is zeroed."""
     assert runner_page.evaluate(READ_WORKGROUP_MEMORY) == 0
 
 

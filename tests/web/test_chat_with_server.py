@@ -1,4 +1,4 @@
-"""The chat page without a model, with a server of the test: long conversations, reasoning, private messages."""
+"""The chat page without a model, with the test's own server: long conversations, reasoning, private messages."""
 
 from __future__ import annotations
 

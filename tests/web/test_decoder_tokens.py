@@ -20,7 +20,7 @@ from nearfar.compiler.runtime.reference import ReferenceRunner
 MAX_TOKENS = 64
 # Added to the factors of norms behind sub-layers.
 MORE_BEHIND = 20
-# Sharper attention, so that a token's place matters.
+# Sharper attention, so that a token's position matters.
 SETTINGS: dict[str, dict[str, int]] = {"gemma3_text": {"query_pre_attn_scalar": 4}}
 TIMEOUT_MS = 180_000
 SCRIPT = """async ([bundle, promptIds, maxTokens]) => {
@@ -66,7 +66,7 @@ def test_numpy_and_chromium_agree(family: str, site: Path, browser: Browser, tmp
     bundle = compile_model(str(tmp_path), site / family, options)
     expected = list(generate(ReferenceRunner(bundle), TOKENS, MAX_TOKENS, Sampler()))
     assert len(expected) == MAX_TOKENS
-    # An answer that repeats one token would not notice much.
+    # An answer that repeats one token would reveal few errors.
     assert len(set(expected)) > MAX_TOKENS // 4
     lighten(bundle.path)
     page = browser.new_page()

@@ -35,7 +35,7 @@ EMBED = """async (input) => {
     engine.destroy();
     return [answer, errors];
 }"""
-# Of its end alone, of several pages, of a whole context; more than are embedded side by side.
+# Texts of only the end token, of several pages, and of a complete context; more than the engine embeds in parallel.
 TEXTS = ["", "a", "the quick brown fox", "é" * 40, "x" * 127, "jumps over"]
 
 

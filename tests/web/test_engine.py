@@ -104,7 +104,8 @@ def test_a_second_turn_prefills_new_tokens_only(page: Page) -> None:
     first, second, computed, preemptions = page.evaluate(script)
     assert first["prompt_tokens_details"]["cached_tokens"] == 0
     cached = second["prompt_tokens_details"]["cached_tokens"]
-    # Whole pages of what was there are found again, but for the last tokens, which the template may write anew.
+    # Complete pages of the first turn are found in the cache, except for the last tokens, which the template may write
+    # differently.
     assert cached % PAGE_TOKENS == 0
     assert first["prompt_tokens"] - PAGE_TOKENS < cached <= first["total_tokens"]
     assert computed <= second["prompt_tokens"] - cached + second["completion_tokens"]

@@ -48,7 +48,7 @@ def url(site: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def context(browser: Browser) -> Iterator[BrowserContext]:
-    """One for all examples, so that the self-test of the bundle that they share runs once."""
+    """One page for all examples, so that the self-test of their shared bundle runs once."""
     context = browser.new_context()
     context.set_default_timeout(TIMEOUT_MS)
     yield context
@@ -74,7 +74,7 @@ def test_the_chat_streams_and_keeps_the_conversation(page: Page, url: str) -> No
     page.get_by_role("button", name="Send").click()
     expect(page.locator("#messages li")).to_have_text(["what is 27 + 58?", "27 + 58 = 85"])
     page.get_by_label("Your question").fill("tell me a story about a fox")
-    # In one go, because the answer may be there before a second click.
+    # In one script, because the answer may be complete before a second click.
     page.evaluate("document.getElementById('send').click(); document.getElementById('stop').click()")
     expect(page.get_by_role("button", name="Stop")).to_be_disabled()
     expect(page.locator("#messages li")).to_have_count(4)
@@ -95,7 +95,7 @@ def test_the_model_calls_a_tool_of_the_page(page: Page, url: str) -> None:
     page.get_by_role("button", name="Send").click()
     expect(page.locator("#status")).to_have_text("1 call")
     levels = {room: page.locator(f"#{room}").text_content() for room in ("kitchen", "bedroom")}
-    # Which room the demo model means is not certain, because it was not trained for tools.
+    # The demo model may choose either room, because it was not trained for tools.
     assert sorted(level == "100" for level in levels.values()) == [False, True], levels
     assert page.locator("#answer").text_content()
 

@@ -1,5 +1,5 @@
-"""Structured output in a page with a strict Content-Security-Policy: it needs wasm, and only once an answer is held to
-a grammar.
+"""Structured output in a page with a strict Content-Security-Policy: it needs wasm, but only after the first answer
+with a grammar starts.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ from nearfar.server_fallback.router.decision.policy import Policy
 
 EASY, HARD = "what is 27 + 58?", "what is 12 + 30 + 7?"
 # For tests of what follows a decision: this predictor sends messages with three numbers to far. A side that failed may
-# be used again at once, for the next test.
+# be used again immediately, for the next test.
 POLICY: dict[str, Any] = {
     "version": 1,
     "mode": "auto",

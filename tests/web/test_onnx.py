@@ -1,5 +1,5 @@
-"""The demo model in ONNX's form in Node and in headless Chromium without WebGPU: the tokens that numpy, ONNX Runtime in
-Python, MLX and transformers give too, and the choice between bundles.
+"""The demo model in ONNX's form in Node and in headless Chromium without WebGPU: the same tokens as numpy, ONNX Runtime
+in Python, MLX and transformers, and the choice between bundles.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CONTEXT = 256
 QUESTION = [{"role": "user", "content": "tell me a story about a cat"}]
 ORT = ROOT / "web/node_modules/onnxruntime-web/dist"
 ORT_FILES = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
-# A page that allows what ONNX Runtime's WebAssembly needs and no more, in a browser that has no WebGPU.
+# A page that allows only what ONNX Runtime's WebAssembly needs, in a browser without WebGPU.
 HTML = """<!doctype html>
 <meta http-equiv="Content-Security-Policy" content="default-src 'self'; script-src 'self' 'wasm-unsafe-eval'">
 <body><script type="module" src="start.js"></script>"""
@@ -54,7 +54,7 @@ LOAD = """async ([bundles, runtime]) => {
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The demo model: in ONNX's form by quantization, and as f32 by runner of the others. Those of f32 have nothing
+    """The demo model: as ONNX folders by quantization, and as f32 for the other runners. The f32 ones have no token
     that ends an answer.
     """
     folder = tmp_path_factory.mktemp("onnx")
@@ -152,7 +152,7 @@ def run_in_node(node: str, *arguments: str) -> dict[str, Any]:
 
 
 def in_python(runner: str, path: Path, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """What follows greedily on a Python runner."""
+    """The greedy continuation on a Python runner."""
     opened = open_runner(runner, open_any(path), Limits(tokens=64, pages=CONTEXT // open_any(path).manifest.page_size))
     try:
         return [list(generate(opened, prompt, TOKENS, Sampler())) for prompt in prompts]

@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, BrowserContext, Page
 from nearfar.compiler.browser.page_server import PAGE
 
 MIB = 1 << 20
-# A download is written in pieces of this size. A closed tab loses what it had beyond the last complete piece.
+# A download is written in pieces of this size. A closed tab loses the bytes after the last complete piece.
 PIECE_BYTES = 4 * MIB
 BIG, SMALL = "weights/00000.bin", "weights/00001.bin"
 BIG_BYTES, SMALL_BYTES = 10 * MIB, 100_000
@@ -327,7 +327,7 @@ def test_a_loaded_bundle_of_another_origin_loads_again_when_its_server_is_gone(
         host.behaviour.cut[f"/bundle/{BIG}"] = 5 * MIB
         load(page, host, error="bundle_error")
         online = load(page, host)
-        # This origin cannot read its Content-Range, and still uses the rest.
+        # This origin cannot read the Content-Range header, and still uses the rest.
         assert [status for _, status in host.behaviour.received(BIG)] == [200, 206]
     finally:
         host.stop()
@@ -344,7 +344,7 @@ def test_stored_bundles_are_listed_and_deleted_and_shared_files_stay(page: Page,
     server.behaviour.cut[f"/sibling/{SMALL}"] = 0
     load(page, server)
     load(page, server, "sibling", error="bundle_error")
-    # The large shard came with the first bundle.
+    # The large shard was stored with the first bundle.
     assert server.behaviour.received(f"/sibling/{BIG}") == []
     sibling, bundle = page.evaluate(LIST)
     assert (bundle["url"], bundle["complete"]) == (f"{server.url}bundle/", True)

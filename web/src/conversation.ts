@@ -1,4 +1,4 @@
-// What a session on the page and one in a worker have in common: the messages so far, and one answer at a time.
+// Shared by sessions on the page and sessions in a worker: the messages so far, and one answer at a time.
 
 import { RequestError } from "./errors.js";
 import type { GenerateOptions, GenerationEvent } from "./generation.js";

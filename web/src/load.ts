@@ -63,7 +63,7 @@ export interface LoadOptions extends TrustOptions, MemoryOptions {
    */
   readonly store?: boolean | BundleStore | undefined;
   /**
-   * How files are shared through the browser's Cross-Origin Storage, if it has one. By default true if the bundle is an
+   * The sharing of files through the browser's Cross-Origin Storage, if it has one. By default true if the bundle is an
    * address.
    */
   readonly crossOriginStorage?: CrossOriginStorage | undefined;

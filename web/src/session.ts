@@ -18,7 +18,7 @@ export interface SessionOptions {
 }
 
 /**
- * What a session needs from its engine. Saved keys and values are valid only for the same ``bundle`` id and
+ * The interface of a session to its engine. Saved keys and values are valid only for the same ``bundle`` id and
  * ``activation`` dtype.
  */
 export interface SessionHost {

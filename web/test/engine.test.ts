@@ -137,7 +137,7 @@ withEngine("a prompt of several chunks gives the same answer as its end alone", 
 withEngine("several rows of a prompt return its log-probabilities, and the answer is the same", async () => {
   const received: (readonly number[])[] = [];
   const ids: number[] = [];
-  // 7 follows 2, 6 follows 7, and neither of the last two follows the one before it.
+  // 7 follows 2, and 6 follows 7. Neither of the last two tokens follows its predecessor.
   const request = {
     promptIds: [3, 2, 7, 6, 2, 0],
     promptLogprobs: 4,

@@ -1,4 +1,4 @@
-// A bundle made by hand, for tests without the compiler: its "model" maps token t to (3 t + 1) mod 8, by a table of
+// A hand-written bundle for tests without the compiler: its "model" maps token t to (3 t + 1) mod 8, by a table of
 // one-hot rows. Two kernels take the sampled rows; the first one passes them to the second one in scratch memory. The
 // model is always greedy, supports the bias but neither penalties nor the mask, and lists logits instead of
 // log-probabilities for the most likely tokens.
@@ -295,7 +295,10 @@ export function memorySource(files: Files, piece = 100): Source {
   };
 }
 
-/** The same bundle with two layers: one that sees the whole context, and one with a window, in a second page group. */
+/**
+ * The same bundle with two layers: one that attends to the complete context, and one with a window, in a second page
+ * group.
+ */
 export function windowedBundle(window: number): LettersBundle {
   const { manifest } = lettersBundle();
   const { generate } = manifest.plans;

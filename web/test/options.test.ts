@@ -1,4 +1,4 @@
-// Wrong arguments of the engine cause an error that names them, before anything is done.
+// Wrong arguments of the engine cause an error that names them, before any other work.
 
 import { beforeAll, expect, test } from "vitest";
 

@@ -13,14 +13,17 @@ import { memoryDisk } from "./store/memory_folder.js";
 const gpu = dawn();
 const hasAdapter = (await gpu.requestAdapter()) !== null;
 const disk = memoryDisk();
-// Two pages behind the window, and two that are not.
+// Two pages behind the window, and two within it.
 const QUESTION = "abcdefgh".repeat(7);
 
 afterEach(() => {
   vi.unstubAllGlobals();
 });
 
-/** Save a session of a bundle, change its file, and restore it. Returns the record, and how the answer begins then. */
+/**
+ * Save a session of a bundle, change its file, and restore it. Returns the record, and the start of the next answer.
+ *
+ */
 async function saveAndRestore(
   files: Parameters<typeof memorySource>[0],
   change: (record: SessionRecord, keysAndValues: Bytes) => Bytes,
@@ -52,7 +55,7 @@ async function saveAndRestore(
 }
 
 const asSaved = packSession;
-/** As versions without page groups saved sessions. */
+/** The form in which versions without page groups saved sessions. */
 const withoutGroups: typeof asSaved = ({ bundle, activation, messages, tokenIds }, keysAndValues) =>
   packSession({ bundle, activation, messages, tokenIds }, keysAndValues);
 

@@ -1,5 +1,5 @@
-"""The architectures of GGUF files: what a Hugging Face folder of the same model has in config.json, and how it names
-and orders the tensors (conversion/ and src/models/ of github.com/ggml-org/llama.cpp).
+"""The architectures of GGUF files: converts their metadata to config.json, and the names and order of their tensors to
+those of a Hugging Face folder (conversion/ and src/models/ of github.com/ggml-org/llama.cpp).
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-# Norms behind attention and feed-forward.
+# Norms after attention and feed-forward.
 BEHIND = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
-# Tensors of the rotation, which the configuration has.
+# Tensors of RoPE, whose values the configuration contains.
 ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 _LAYER_NAME = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
-# The published values of Llama 3.1 to 3.3, of which a file has only the factors of the frequencies.
+# The published values of Llama 3.1 to 3.3. A file contains only the factors of the frequencies.
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
@@ -95,7 +95,7 @@ def read_config(architecture: GgufArchitecture, metadata: Metadata, container: C
         "max_position_embeddings": metadata.integer("context_length"),
         "tie_word_embeddings": "output.weight" not in container.tensors,
     }
-    # The rows of the embedding decide.
+    # The embedding's number of rows determines the vocabulary size.
     metadata.ignore("vocab_size")
     metadata.expect("expert_count", 0)
     metadata.expect("expert_used_count", 0)
@@ -111,7 +111,7 @@ def rotation(metadata: Metadata, container: Container, head_dim: int) -> Config:
     rotated = metadata.integer("rope.dimension_count", head_dim)
     if rotated != head_dim:
         config["partial_rotary_factor"] = rotated / head_dim
-    # Says that the model was trained with the scaling.
+    # This key only states that the model was trained with the scaling.
     metadata.ignore("rope.scaling.finetuned")
     kind = metadata.text("rope.scaling.type", "none")
     factors = container.tensors.get(ROPE_FACTORS)
@@ -130,21 +130,21 @@ def rotation(metadata: Metadata, container: Container, head_dim: int) -> Config:
         for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
             if metadata.has(f"rope.scaling.{key}"):
                 scaling[name] = metadata.number(f"rope.scaling.{key}")
-        # Multiplies the magnitude that follows from the factor.
+        # This value multiplies the magnitude that follows from the factor.
         metadata.expect("rope.scaling.attn_factor", 1.0)
         config["rope_scaling"] = scaling
     elif kind not in ("none", "longrope"):
         raise metadata.unsupported(f"'rope.scaling.type' is {kind!r}, which is not supported")
     else:
         metadata.expect("rope.scaling.factor", 0.0, 1.0)
-        # Without factors it is only the length of the training.
+        # Without factors, this is only the length of the training context.
         metadata.ignore("rope.scaling.original_context_length")
     return config
 
 
 def llama3_scaling(metadata: Metadata, stored: StoredTensor, theta: float, head_dim: int) -> Config:
-    """The scaling of Llama 3.1, of which the file has only the divisors of the frequencies; divisors that the published
-    parameters do not give are those of a "longrope" of one length.
+    """The scaling of Llama 3.1. The file contains only the divisors of the frequencies. If they differ from those of
+    the published parameters, they become a "longrope" of one length.
     """
     found = GgufTensor(stored.name, stored).rows(0, stored.shape[0])
     factor = float(found.max())
@@ -179,7 +179,7 @@ def longrope(metadata: Metadata, container: Container) -> Config:
     }
 
 
-# --- what differs between architectures ---
+# --- differences between architectures ---
 
 
 def llama(metadata: Metadata, container: Container) -> Config:
@@ -197,7 +197,9 @@ def qwen3(_: Metadata, container: Container) -> Config:
 
 
 def gemma(metadata: Metadata, large_layers: int) -> Config:
-    """Gemma 2 and 3. The largest divides scores by the square root of hidden size / heads, which no key says."""
+    """Gemma 2 and 3. The largest model divides scores by the square root of hidden size / heads, which no key
+    states.
+    """
     heads, hidden = metadata.integer("attention.head_count"), metadata.integer("embedding_length")
     head_dim = metadata.integer("attention.key_length", 256)
     is_large = metadata.integer("block_count") == large_layers
@@ -228,7 +230,7 @@ def gemma3(metadata: Metadata, container: Container) -> Config:
 
 
 def phi3(metadata: Metadata, _: Container) -> Config:
-    # llama.cpp ignores the window of Phi-3, and 0 tells Phi-4 from it.
+    # llama.cpp ignores the window of Phi-3, and the value 0 marks Phi-4.
     window = metadata.integer("attention.sliding_window", 0)
     # A head is the hidden size divided by the number of heads.
     return {"sliding_window": window or None, "head_dim": None}
@@ -245,7 +247,7 @@ def granite(metadata: Metadata, container: Container) -> Config:
 
 
 def smollm3(_: Metadata, container: Container) -> Config:
-    # llama.cpp knows that every fourth layer does not rotate.
+    # In llama.cpp, it is a constant that every fourth layer does not rotate.
     return {**biases(container), "no_rope_layer_interval": 4}
 
 

@@ -1,4 +1,4 @@
-"""The tensor types of GGUF: how blocks of weights lie in bytes, and which codes, scales and offsets they hold.
+"""The tensor types of GGUF: the byte layout of blocks of weights, and their codes, scales and offsets.
 
 The layouts are those of ggml (ggml-common.h and ggml-quants.c of github.com/ggml-org/llama.cpp). A block is
 consecutive elements of one row. Nothing is rounded: the scales of blocks of 256 are products of a float16 and a small
@@ -60,7 +60,7 @@ def bits_of(data: Bytes) -> Bytes:
 
 
 def with_high(low: Bytes, high: Bytes, place: int) -> Bytes:
-    """Codes of their low and their high bits, which begin at bit ``place``."""
+    """Combine low bits and high bits, which begin at bit ``place``, to codes."""
     codes: Bytes = low | high << np.uint8(place)
     return codes
 
@@ -94,7 +94,9 @@ def q8_0(data: Bytes) -> Unpacked:
 
 
 def quarters(data: Bytes) -> Bytes:
-    """64 bytes of 2 bits each as (.., 256): of each half of the bytes first the lowest parts, then the next ones."""
+    """64 bytes of 2-bit parts as (.., 256): in each half of the bytes, first the lowest parts of all bytes, then the
+    next ones.
+    """
     parts = data.reshape(*data.shape[:-1], 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & np.uint8(3)
     return parts.reshape(*data.shape[:-1], 256)
 
@@ -133,7 +135,7 @@ def scales_and_mins(packed: Bytes) -> tuple[Bytes, Bytes]:
 
 
 def nibbles_by_32(data: Bytes) -> Bytes:
-    """128 bytes as (.., 256): of each 32 bytes first the low halves, then the high ones."""
+    """128 bytes as (.., 256): in each 32 bytes, first the low nibbles, then the high ones."""
     return nibbles(data.reshape(*data.shape[:-1], 4, 32)).reshape(*data.shape[:-1], 256)
 
 
@@ -158,14 +160,14 @@ def q5_k(data: Bytes) -> Unpacked:
 
 
 def q6_k(data: Bytes) -> Unpacked:
-    # Of each half of 64 bytes first the low halves of all, then the high ones.
+    # In each half of 64 bytes, the low nibbles of all bytes precede the high ones.
     low = nibbles(data[..., :128].reshape(*data.shape[:-1], 2, 64)).reshape(*data.shape[:-1], 256)
     high = quarters(data[..., 128:192])
     scales = np.ascontiguousarray(data[..., 192:208]).view(np.int8)
     return Unpacked(with_high(low, high, 4), products(halves(data[..., 208:210]), scales))
 
 
-# --- types whose codes are indices of a table: the values of the table are the codes, with more bits ---
+# --- types with indices into a table: the table's values are used as codes, with more bits ---
 
 
 # The values of IQ4_NL and IQ4_XS, as codes of 8 bits.
@@ -205,7 +207,7 @@ def iq4_xs(data: Bytes) -> Unpacked:
 
 
 def mxfp4(data: Bytes) -> Unpacked:
-    # 2^(e - 127) times values half as large as those of the table.
+    # A weight is 2^(e - 127) times half of the table's value.
     return Unpacked(_FP4[nibbles(data[..., 1:])], np.ldexp(np.float32(1), data[..., :1].astype(np.int32) - 128))
 
 

@@ -17,13 +17,13 @@ from .names import PART
 from .tokenizer import read_tokenizer
 
 SUFFIX = ".gguf"
-# The architecture of the files that have a model's towers of images and sounds.
+# The architecture of files with a model's image and audio encoders.
 TOWERS = "clip"
 MAX_PARTS = 1 << 10
 
 
 def open_gguf(path: Path) -> Checkpoint:
-    """The checkpoint in a file; of a model in several files, ``path`` is any of them. Reads and checks everything
+    """The checkpoint in a file. If a model has several files, ``path`` is any of them. Reads and checks everything
     except the tensors' values.
 
     Raises CheckpointError for a file that is damaged or incomplete, UnsupportedModel for models that we do not compile.
@@ -81,7 +81,7 @@ def read_parts(path: Path) -> Container:
 
 
 def _require_part(container: Container, number: int, count: int) -> None:
-    """Raises CheckpointError unless the file says that it is this part of so many."""
+    """Raises CheckpointError unless the file's metadata has this number and this count of parts."""
     actual = container.metadata.get("split.no", 0), container.metadata.get("split.count", 1) or 1
     if actual != (number, count):
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Reads the container of a GGUF file: metadata by key, and where each tensor lies. Tensors are read on demand.
+"""Reads the container of a GGUF file: metadata by key, and the offset of each tensor. Tensors are read on demand.
 
 Layout, little-endian: "GGUF", version u32, number of tensors u64, number of keys u64; for each key its name, a type and
 the value; for each tensor its name, dimensions (the fastest first), type and offset; padding to the alignment; then the
@@ -23,7 +23,7 @@ from .block_types import BLOCK_TYPES, BlockType
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-# Far more than any model has. A count from a damaged file must not take memory.
+# Far more than any model has. The count in a damaged file must not cause a large allocation.
 MAX_KEYS, MAX_TENSORS, MAX_ITEMS, MAX_AXES = 1 << 16, 1 << 17, 1 << 24, 4
 MAX_NAME_BYTES, MAX_TEXT_BYTES = 1 << 10, 1 << 24
 DEFAULT_ALIGNMENT = 32
@@ -85,8 +85,8 @@ class Container:
 
 
 def read_container(path: Path) -> Container:
-    """Raises CheckpointError for a file that is not GGUF, is damaged or truncated, and UnsupportedModel for a type of
-    tensors that we do not know.
+    """Raises CheckpointError for a file that is not GGUF, or is damaged or truncated, and UnsupportedModel for an
+    unknown type of tensors.
     """
     try:
         with path.open("rb") as file:
@@ -134,7 +134,7 @@ class _Reader:
     def _place(
         self, infos: list[tuple[str, tuple[int, ...], BlockType, int]], start: int, alignment: int
     ) -> dict[str, StoredTensor]:
-        """Each tensor begins where the previous one ends, so another idea of a type's size is noticed."""
+        """Raises unless each tensor begins at the end of the previous one, which detects a different size of a type."""
         tensors: dict[str, StoredTensor] = {}
         expected = 0
         for name, shape, kind, offset in sorted(infos, key=lambda info: info[3]):
@@ -197,7 +197,7 @@ class _Reader:
         return self._count(f"items of {key!r}", MAX_ITEMS, least_bytes)
 
     def _count(self, what: str, most: int, least_bytes: int) -> int:
-        """A count of what takes at least ``least_bytes`` each."""
+        """A count of elements that take at least ``least_bytes`` each."""
         count: int = self._number("Q")
         if count > most or count * least_bytes > self._size - self._file.tell():
             raise self._corrupt(f"it claims to have {count} {what}, more than fit")

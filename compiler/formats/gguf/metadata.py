@@ -1,4 +1,4 @@
-"""Typed access to the metadata of a GGUF file. Every key of the architecture must be read: one that we do not know may
+"""Typed access to the metadata of a GGUF file. Every key of the architecture must be read, because an unknown key may
 change the mathematics.
 """
 
@@ -74,7 +74,7 @@ class Metadata:
         return value
 
     def ignore(self, *keys: str) -> None:
-        """Keys that do not change the logits."""
+        """Mark keys as read that do not change the logits."""
         self._read.update(map(self._full, keys))
 
     def expect(self, key: str, *values: object) -> None:

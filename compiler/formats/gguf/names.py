@@ -10,13 +10,13 @@ from ...nearest import did_you_mean
 
 PART = re.compile(r"(?P<name>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
 _LABEL = re.compile(r"(?:.*?[-._/])?((?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|F16|F32))\.gguf", re.IGNORECASE)
-# Of the files of towers of images and sounds, and of the matrices of importance.
+# Names of files that contain image or audio encoders, or importance matrices.
 _OTHERS = re.compile(r".*(mmproj|imatrix).*", re.IGNORECASE)
 
 
 def choose_files(names: Iterable[str], choice: str | None, model: str) -> list[str]:
     """The files of one model, in order. ``choice``: a file, or a quantization such as "Q4_K_M"; None if there must be
-    only one. Raises CheckpointError, listing what there is; ``model`` is what the user passed.
+    only one. Raises CheckpointError that lists the available files; ``model`` is the user's argument.
     """
     models: dict[str, list[str]] = {}
     for name in sorted(names):
@@ -49,7 +49,7 @@ def whole_name(name: str) -> str:
 
 
 def label_of(name: str) -> str | None:
-    """The quantization that the name of a whole file ends with."""
+    """The quantization at the end of a file's name."""
     match = _LABEL.fullmatch(name)
     return None if match is None else match[1]
 

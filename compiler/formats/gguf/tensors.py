@@ -19,14 +19,14 @@ Rows = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class Interleaved:
-    """The rows of heads whose elements i and i + D/2 are rotated together: the file has them in the order 0, D/2, 1,
+    """The rows of heads whose elements i and i + D/2 are rotated together. The file stores them in the order 0, D/2, 1,
     D/2 + 1 and so on.
     """
 
     head_dim: int
 
     def in_file(self, rows: Rows) -> Rows:
-        """Where rows of the checkpoint are in the file."""
+        """The indices in the file of rows of the checkpoint."""
         head, element = np.divmod(rows, self.head_dim)
         part, pair = np.divmod(element, self.head_dim // 2)
         places: Rows = head * self.head_dim + 2 * pair + part
@@ -66,7 +66,7 @@ class GgufTensor:
 
 
 def as_tensor(name: str, stored: StoredTensor, order: Interleaved | None = None, shift: float = 0.0) -> Tensor:
-    """Codes stay as they are; everything else is floats."""
+    """Codes stay unchanged; all other types become floats."""
     form = stored.type.form
     if form is None or len(stored.shape) != 2 or shift:
         return GgufTensor(name, stored, order, shift)

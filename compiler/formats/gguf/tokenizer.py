@@ -1,7 +1,7 @@
 """Rebuilds the tokenizer.json of a model from a GGUF file's vocabulary.
 
-The file has tokens, their kinds, merges or scores, and the name of the split of words ("tokenizer.ggml.pre"), from
-which llama.cpp knows the rest (llama_vocab::impl::load in src/llama-vocab.cpp of github.com/ggml-org/llama.cpp). The
+The file has tokens, their kinds, merges or scores, and the name of the pre-tokenizer ("tokenizer.ggml.pre"), from which
+llama.cpp derives the rest (llama_vocab::impl::load in src/llama-vocab.cpp of github.com/ggml-org/llama.cpp). The
 regular expressions are those of the models' own tokenizer.json.
 """
 
@@ -17,14 +17,14 @@ from .metadata import Metadata
 
 # Kinds of tokens.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-# Tokens that end an answer, of which files name only one. From the end of a turn to the end of a text.
+# Tokens that end an answer, from the end of a turn to the end of a text. Files name only one of them.
 ENDS = frozenset(
     {
         "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|eom_id|>", "<|endoftext|>",
         "<|end_of_text|>", "<eos>", "</s>",
     }
 )  # fmt: skip
-# How SentencePiece spells a space.
+# SentencePiece's character for a space.
 SPACE = "\u2581"
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WHITE = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -47,10 +47,9 @@ _GPT4O = (
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """How a byte-level tokenizer splits a text into words: by each of ``patterns`` in turn.
-
-    ``whole``: a word that is a token is not built from merges. ``bos``: a text starts with the bos token, unless the
-    file says otherwise. ``composed``: the text is normalized to NFC.
+    """The rules by which a byte-level tokenizer splits a text into words: each of ``patterns`` in turn. ``whole``: a
+    word that is itself a token is not built from merges. ``bos``: a text starts with the bos token by default.
+    ``composed``: the text is normalized to NFC.
     """
 
     patterns: tuple[str, ...]
@@ -177,11 +176,11 @@ def _byte_level(metadata: Metadata, vocabulary: Vocabulary) -> tuple[dict[str, A
 
 
 def _sentence_pieces(metadata: Metadata, vocabulary: Vocabulary, model: str) -> tuple[dict[str, Any], bool]:
-    """As `_byte_level`, of pieces with single bytes for everything else."""
+    """Like `_byte_level`, for SentencePiece vocabularies, which spell everything else with single bytes."""
     is_gemma = model == "gemma4" or metadata.architecture.startswith("gemma")
     tokens = list(vocabulary.tokens)
     if is_gemma:
-        # The file has runs of spaces as such, and the model's tokenizer.json as SentencePiece spells them.
+        # The file contains runs of spaces literally, and the model's tokenizer.json spells them like SentencePiece.
         tokens = [SPACE * len(token) if token.strip(" ") == "" and len(token) > 1 else token for token in tokens]
         vocabulary = Vocabulary(tokens, vocabulary.kinds)
     if metadata.has("tokenizer.ggml.merges"):
@@ -192,7 +191,7 @@ def _sentence_pieces(metadata: Metadata, vocabulary: Vocabulary, model: str) -> 
             raise metadata.corrupt(f"'tokenizer.ggml.scores' has {len(scores)} items, expected {len(tokens)}")
         merges = implied_merges(vocabulary, None if scores is None else scores.tolist())
     prefix = metadata.flag("tokenizer.ggml.add_space_prefix", not is_gemma)
-    # Only some converters write it. llama.cpp reads it for vocabularies of type t5 alone.
+    # Only some converters write this key. llama.cpp reads it only for vocabularies of type t5.
     metadata.ignore("tokenizer.ggml.remove_extra_whitespaces", "tokenizer.ggml.precompiled_charsmap")
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     decoders: list[dict[str, Any]] = [
@@ -235,8 +234,8 @@ def _listed_merges(metadata: Metadata) -> list[list[str]]:
 
 
 def implied_merges(vocabulary: Vocabulary, scores: Sequence[float] | None) -> list[list[str]]:
-    """The merges of a SentencePiece vocabulary, which lists none: every pair of tokens that make a token, best first:
-    in the order of the merged tokens' ``scores``, or of their ids.
+    """The merges of a SentencePiece vocabulary, which lists none: every pair of tokens that form a token, in the order
+    of the merged tokens' ``scores``, or of their ids.
     """
     ids = {
         token: number
@@ -254,16 +253,16 @@ def implied_merges(vocabulary: Vocabulary, scores: Sequence[float] | None) -> li
 
 
 def _strips(metadata: Metadata, model: str) -> bool:
-    """Whether control tokens take the white space behind them: those of Phi-3."""
+    """Whether control tokens include the white space after them, as in Phi-3."""
     return model == "llama" and metadata.architecture == "phi3"
 
 
 def _added_tokens(vocabulary: Vocabulary, ids: dict[str, int], *, rstrip: bool) -> list[dict[str, Any]]:
-    """The tokens that are found in a text before it is split: special ones and those of the user."""
+    """The tokens that are found in a text before it is split: special and user-defined tokens."""
     added = []
     for number, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True)):
         is_special = kind in (CONTROL, UNKNOWN)
-        # A run of spaces of Gemma is a token like any other.
+        # Gemma's runs of spaces are ordinary tokens.
         if not (is_special or kind == USER_DEFINED) or not token or token not in ids:
             continue
         strips = rstrip and is_special and token not in ("<unk>", "<s>", "<|endoftext|>")

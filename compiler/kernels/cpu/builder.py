@@ -45,7 +45,7 @@ class CpuKernelBuilder(KernelBuilder):
 
     def buffer(self, role: str, shape: tuple[Expr, ...], dtype: str, *, write: bool = False) -> Array:
         name = role.replace(".", "_")
-        # Declared with all others in `finish`, for TVM takes no argument behind the first buffer.
+        # Declared with all others in `finish`, because TVM accepts no further argument after the first buffer.
         pointer = script.handle(dtype)
         IRBuilder.name(f"{name}_pointer", pointer)
         self._pointers.append(pointer)
@@ -118,7 +118,7 @@ def wide(value: Scalar, lanes: int) -> Scalar:
 
 
 def round_up_quotient(value: Scalar, divisor: int) -> Scalar:
-    """How many times the divisor covers a number that is not negative."""
+    """A nonnegative number divided by the divisor, rounded up."""
     return tirx.truncdiv(value + (divisor - 1), divisor)
 
 

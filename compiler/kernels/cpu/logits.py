@@ -17,7 +17,7 @@ from .math import exp, fold_lanes, largest_of_lanes, sum_of_lanes
 
 # The number of columns of a chunk: it fits into the innermost cache and is a multiple of every vector.
 CHUNK = 4096
-# Below every logit; -LOWEST is above every one, and stands for a logit that is not finite.
+# Below every logit; -LOWEST is above every logit, and marks a logit that is not finite.
 LOWEST = -3.4028234e38
 # Bits that are set in every infinity and NaN.
 INFINITY = 0x7F800000

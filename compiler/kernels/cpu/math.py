@@ -15,7 +15,7 @@ from ..builder import KernelBuilder, Scalar, cast, lane_of, magnitude, maximum, 
 # Below this value, exp is 0. It is the logarithm of the smallest normal float32.
 LOWEST_EXPONENT = -87.3
 HIGHEST_EXPONENT = 88.7
-# ln 2 in two parts, the first with so few bits that its product with an exponent is exact.
+# ln 2 in two parts. The first one has few bits, so its product with an exponent is exact.
 LN2_HIGH = 0.693359375
 LN2_LOW = math.log(2) - LN2_HIGH
 # Up to this degree, the Taylor series of exp is within 1e-8 on [-ln 2 / 2, ln 2 / 2].

@@ -31,13 +31,13 @@ from .rows import LANES, each_vector, norm_row, rms_factor
 
 # Up to this many rows the calling thread prepares alone, which takes less time than to wake the others.
 ROWS_ALONE = 16
-# Columns of every four as pairs lie.
+# The order of every four columns in pairs.
 PAIRS = (0, 2, 1, 3)
 
 
 @dataclass(frozen=True, slots=True)
 class InputRows:
-    """What a projection's input is and becomes: x (batch, columns) of ``dtype``, normed if ``norm_eps`` is given.
+    """A projection's input and its converted form: x (batch, columns) of ``dtype``, normed if ``norm_eps`` is given.
 
     ``layout`` is that of the codes that quantized weights multiply, whose code for 0 is ``zero``. None leaves the rows
     as floats. ``sums``: offsets are sums of codes. ``halves``: 16 columns have an offset. ``step``: elements are

@@ -80,7 +80,7 @@ def sample(name: str, *, isa: Isa, columns: int) -> Kernel:
         with kernel.loop("chunk", chunks) as chunk, kernel.when(partials[row, chunk, 2] > best[0]):
             best[0] = partials[row, chunk, 2]
             column[0] = partials[row, chunk, 3]
-        # From now on, the first chunk holds what all chunks need to know.
+        # From now on, the record of the first chunk contains the row's combined values.
         for index, each in enumerate((largest[0], total[0], best[0], column[0])):
             partials[row, 0, index] = each
 
@@ -215,7 +215,7 @@ class Draw:
             base = kernel.let("base", found[0] >> shift)
             for d in range(DIGITS):
                 sums[d] = 0
-            # Columns below what has been found are at or above no digit.
+            # Columns below the known part of the threshold reach no digit.
             with self._each(found[0]) as (start, inside):
                 high = kernel.let("high", key_of(self._load(start), keys_dtype) >> splat(shift, lanes))
                 each = kernel.let("each", select(inside, weight(start), number(0, floats)))

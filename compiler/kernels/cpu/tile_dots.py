@@ -21,8 +21,8 @@ from .math import fused
 from .prepare_rows import num_scales
 from .rows import LANES
 
-# Groups of weights are prefetched this far before they are used: memory takes as long to answer as these take to be
-# computed.
+# Groups of weights are prefetched this number of groups ahead: the latency of memory is about the time to compute
+# these.
 GROUPS_AHEAD = 16
 # Four columns are a quad.
 QUADS = GROUP // 4
@@ -125,8 +125,8 @@ class IntegerDots:
                 found = [self._of_group(tile, rows, group, starts) for group in groups]
                 totals = [reduce(lambda one, other: one + other, each) for each in zip(*found, strict=True)]
             for index, (token, start) in enumerate(at):
-                # A product of the whole sum could be fused with what is added to it, and then its bits would depend on
-                # the level.
+                # The compiler could fuse the product of the complete sum with an addition, and then its bits would
+                # depend on the level.
                 scale = scales[start] * splat(self._scales[rows[token], block], lanes)
                 sums[index] = fused(cast(totals[index], floats), scale, sums[index])
 
@@ -141,7 +141,7 @@ class IntegerDots:
     def _terms(
         self, tile: Scalar, rows: list[Scalar], group: Scalar, starts: list[int]
     ) -> list[tuple[int, Scalar, Scalar]]:
-        """What a group adds to the sums: the index of a sum, and two factors of a product."""
+        """The terms that a group adds to the sums: the index of a sum, and two factors of a product."""
         halves = self._fmt.scales_a_chunk
         terms = []
         for half in range(halves):
@@ -170,7 +170,7 @@ class IntegerDots:
         terms = [(i, cast(totals[i], floats), scales[start]) for i, (_, start) in found]
         if self._weight_offsets is None or self._offsets is None:
             return terms
-        # Codes of weights may be signed on this level: they are then lower by `shift`.
+        # On this level, codes of weights may be signed, that is, lower by `shift`.
         shift = fmt.zero - self._zero
         offsets, place = factors(self._weight_offsets), self._offset_index(group, quads)
         sums = [kernel.let("sum", splat(self._offsets[row, place], lanes)) for row in rows]

@@ -52,9 +52,9 @@ from .functions import (
 )
 from .kv_stages import KvStages
 
-# The most elements of a head whose queries fit into registers beside the results.
+# The maximum number of elements of a head whose queries fit into registers beside the results.
 MAX_REGISTER_HEAD = 128
-# The most query heads of a tile.
+# The maximum number of query heads of a tile.
 MAX_HEADS = 8
 # Threads of a multiprocessor, if each uses the registers of a head of 128 elements.
 RESIDENT_THREADS = 256
@@ -187,7 +187,7 @@ class MmaAttention:
         commit_copies()
 
     def load_queries(self) -> None:
-        """Read the queries as tensor cores take them, and start the softmax."""
+        """Read the queries in the layout of tensor cores, and start the softmax."""
         kernel, head_dim = self.kernel, self.heads.head_dim
         words = kernel.local("queries", self.blocks * 8 if self.queries_in_registers else 8, "uint32")
         self.queries = words
@@ -274,7 +274,8 @@ class MmaAttention:
             at = j * 4 + below * 2 + right
             self.scores[at] = self._weight(self.scores[at], below)
             self.total[below] = self.total[below] + self.scores[at]
-        # Two tiles of eight keys, as tensor cores return them, are one tile of sixteen, as they take them.
+        # Two tiles of eight keys in the output layout of tensor cores are one tile of sixteen keys in their input
+        # layout.
         for j in range(self.tile.keys // 8):
             for below in range(2):
                 at = j * 4 + below * 2

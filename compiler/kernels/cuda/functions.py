@@ -1,4 +1,4 @@
-"""The CUDA functions that kernels call, each declared here once; `device.cuh` and `functions.cuh` beside this file
+"""The CUDA functions that kernels call, each declared once here; `device.cuh` and `functions.cuh` beside this file
 define them.
 
 ``address`` and ``words`` are pointers (`builder.address_of`); the others are values. A pair is a word that holds two
@@ -54,7 +54,7 @@ def unpack_octet(kind: str, dtype: str, address: Scalar, codes: list[Scalar], sc
 
 
 def unknown(value: Scalar) -> Scalar:
-    """The same word, of which the compiler does not know that it is a constant. Store it at once."""
+    """The same word in a form that the compiler does not recognise as a constant. Store it at once."""
     return result_of("uint32", "unknown", value)
 
 

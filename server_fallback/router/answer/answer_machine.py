@@ -63,12 +63,12 @@ HEALTH_NEUTRAL = frozenset(("overloaded", "request"))
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the policy allows during an answer, and what is known about the request. Times are in milliseconds.
+    """The policy's rules for an answer, and facts about the request. Times are in milliseconds.
 
-    ``then``: what an escalation does. ``warm``: when far computes the prompt of an answer that may be handed over to
-    it. ``retries``: how often a side is asked again before its first token. ``private``: far is never asked.
-    ``resumes``: the sides that can continue a given text; any other side starts over, and the text shown so far is
-    withdrawn.
+    ``then``: the effect of an escalation. ``warm``: when far computes the prompt of an answer that may be handed over
+    to it. ``retries``: the number of further attempts of a side before its first token. ``private``: far gets no
+    request. ``resumes``: the sides that can continue a given text; any other side starts over, and the text shown so
+    far is withdrawn.
     """
 
     then: Literal["never", "continue", "restart"] = "never"

@@ -62,10 +62,8 @@ class Attempt:
 
 
 def retry_seconds(number: int, error: NearfarError | None) -> float:
-    """How long to wait before attempt ``number`` after an error.
-
-    The wait is random, so that requests that failed together do not return together. It is at least as long as the
-    server asks for.
+    """The wait before attempt ``number`` after an error. It is random, so that requests that failed together do not
+    return together, and at least as long as the server requires.
     """
     requested = error.details.get("retry_after_seconds") if error is not None else None
     spread: float = RETRY_SECONDS * 2 ** (number - 2) * random.uniform(0.5, 1.0)

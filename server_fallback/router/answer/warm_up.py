@@ -38,7 +38,7 @@ class WarmUp:
         self._task = asyncio.create_task(self._run())
 
     def stop(self) -> None:
-        """Cancel the warm-up if it still runs. What far has computed stays in far's cache."""
+        """Cancel the warm-up if it still runs. The part that far has computed stays in its cache."""
         self._task.cancel()
 
     async def ended(self) -> None:

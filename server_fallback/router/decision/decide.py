@@ -45,7 +45,7 @@ def decide(policy: Policy, situation: Situation, *, private: bool | None = None)
 
 
 def score(policy: Policy, situation: Situation) -> Scores:
-    """What is expected of both sides, whether or not they may answer.
+    """The expectations for both sides, whether or not they may answer.
 
     Without a predictor both sides are assumed to be right.
     """

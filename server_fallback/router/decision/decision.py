@@ -27,7 +27,7 @@ DecisionReason = Lack | PinnedLack | Literal["pinned", "prefer", "battery", "the
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What was expected of both sides; None if it is not known.
+    """The expectations for both sides; None for unknown ones.
 
     ``*_right`` are probabilities. ``gain`` is how much more far's answer is worth than near's, in the unit of the
     policy's threshold.

@@ -38,7 +38,7 @@ Milliseconds = Annotated[int, Field(ge=1, le=86_400_000), WHOLE]
 
 
 class PrivateRules(Entry):
-    """What makes a request private. ``patterns`` are searched in all its texts; see `pattern`."""
+    """The rules that make a request private. ``patterns`` are searched in all its texts; see `pattern`."""
 
     labels: Labels = ("private",)
     patterns: Annotated[tuple[Annotated[str, AfterValidator(read_pattern)], ...], Field(max_length=100), ITEMS] = ()
@@ -46,7 +46,7 @@ class PrivateRules(Entry):
 
 
 class Budget(Entry):
-    """What the far side may cost in a UTC day."""
+    """Limits on the cost of the far side in a UTC day."""
 
     far_usd_per_day: Usd | None = None
     far_requests_per_day: Count | None = None
@@ -121,7 +121,7 @@ class Escalation(Entry):
 
 
 class Fallback(Entry):
-    """Who goes on if the other side fails in the middle of an answer.
+    """The sides that continue if the other side fails in the middle of an answer.
 
     The default of both is false in the modes near-only and far-only.
     """

@@ -40,7 +40,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideState:
-    """What is known about either side.
+    """The state of either side.
 
     ``context`` is in tokens, None if no limit is known; ``languages`` are first parts of BCP 47 tags ("en"), None for
     all.

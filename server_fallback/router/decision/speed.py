@@ -54,7 +54,8 @@ class Speed:
 
 
 class FarQueue:
-    """How long a request waits at the far server before its device begins, as the server's last answer reported it.
+    """The time that a request waits at the far server before its device begins, as the server's last answer reported
+    it.
 
     ``now`` is in seconds of any monotonic clock.
     """

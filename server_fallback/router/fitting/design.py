@@ -1,7 +1,8 @@
-"""The design of a fit: what its regressions read of each pair, and the folds that its cross-validation holds out.
+"""The design of a fit: the values that its regressions read from each pair, and the folds that its cross-validation
+holds out.
 
-A fold holds out whole groups, so prompts from one template are never on both sides. What is measured on a fold is
-therefore measured on phrasings that its regression has not seen, and neither have its list of terms.
+A fold holds out complete groups, so prompts from one template are never on both sides. Therefore neither the regression
+of a fold nor its list of terms has seen the phrasings on which it is measured.
 """
 
 from __future__ import annotations

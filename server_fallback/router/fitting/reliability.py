@@ -15,7 +15,8 @@ TOP = 8
 
 @dataclass(frozen=True, slots=True)
 class SideReport:
-    """How good one side's probabilities are, out of fold. ``right`` is the share of pairs in which the side was right.
+    """The quality of one side's probabilities, out of fold. ``right`` is the share of pairs in which the side was
+    right.
 
     ``auc`` is None if all were right or all wrong. ``brier`` is the mean squared error, ``calibration_error`` the
     expected calibration error in 10 bins of equal width (Naeini et al. 2015). ``top`` are the largest weights with the

@@ -54,8 +54,8 @@ def gains(predictor: Predictor, prompts: Sequence[Pair]) -> Array:
 
 
 def hand_rule(text: str) -> int:
-    """What a developer would write in a line without any logs: numbers, sentences, "and", "then" and a long number are
-    signs of a hard prompt.
+    """The heuristic that a developer would write in a line without any logs: numbers, sentences, "and", "then" and a
+    long number are signs of a hard prompt.
     """
     words = text_terms(text)
     numbers = [len(word) for word in words if set(word) == {"#"}]

@@ -48,7 +48,7 @@ class Far:
 
 @dataclass(frozen=True, slots=True)
 class FarModel:
-    """What the server reports about the model; None if it does not report it.
+    """The server's report about the model; None if there is no report.
 
     ``round_trip_seconds`` is the time of that request; ``verify``: the server checks drafts over the wire.
     """
@@ -80,11 +80,11 @@ class FarSide:
 
     @property
     def queue_seconds(self) -> float:
-        """How long a request waits for the server's device, by the server's last report."""
+        """The time that a request waits for the server's device, by the server's last report."""
         return self._queue.seconds(monotonic())
 
     async def reach(self, call: Call | None = None) -> FarModel:
-        """What the server reports about the model; it is requested until it has succeeded once.
+        """The server's report about the model; it is requested until it has succeeded once.
 
         Raises RequestError with the code "api_version" for a server without our extensions or with another version of
         them, "wrong_key", or "unknown_model"; and Unavailable if the server does not answer now.

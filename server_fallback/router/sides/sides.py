@@ -92,7 +92,9 @@ class Sides:
 
     @property
     def speculation(self) -> WireCounts | None:
-        """What near guessed for far; None if the policy has no speculation, or one of the sides does not support it."""
+        """Counts of near's guesses for far; None if the policy has no speculation, or if one of the sides does not
+        support it.
+        """
         return None if self._speculated is None else self._speculated.counts
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 Ranges = tuple[tuple[int, int], ...]
 
 LAST = 0x10FFFF
-# What UTF-8 can hold: surrogates are no characters.
+# The characters that UTF-8 can encode: surrogates are not characters.
 ANY: Ranges = ((0, 0xD7FF), (0xE000, LAST))
 
 

@@ -4,9 +4,9 @@
     make gpu-check ONLY='cuda-kernels,serve' MINUTES=9       # some parts; the others are reported as not run
 
 The results are two files in OUT: gpu-check.json, which is complete at any time, and gpu-check.log. A part that fails,
-hangs or breaks does not stop the others. A part that lacks something is "not run", with the reason, and never "passed".
-The exit code is 0 if every part passed, 1 if one failed or timed out, 2 if none ran, and 3 if some did not run and none
-failed.
+hangs or crashes does not stop the others. A part with a missing requirement is "not run", with the reason, and never
+"passed". The exit code is 0 if every part passed, 1 if one failed or timed out, 2 if none ran, and 3 if some did not
+run and none failed.
 
 README.md in the folder above describes what each part needs and how to bring it to a machine without a network.
 """
@@ -44,7 +44,7 @@ RESULTS, LOG = "gpu-check.json", "gpu-check.log"
 FORMAT_VERSION = 1
 # The end of a log explains a failure; a part that prints without end must not fill the disk.
 MAX_LOG_BYTES = 1 << 20
-# A part is not worth a start if less is left.
+# With less time left, a part is not started.
 MIN_SECONDS = 5.0
 
 
@@ -119,7 +119,7 @@ class Run:
             try:
                 paths.append(str(install_wheels(ROOT)))
             except (OSError, subprocess.CalledProcessError) as error:
-                # The packages that the machine has may be enough.
+                # The machine's own packages may be enough.
                 print(f"the wheels cannot be installed: {error}", flush=True)
                 self.facts["wheels"] = str(error)
         node = unpack_node(ROOT)

@@ -1,5 +1,5 @@
-"""Runs kernel cases in worker processes, because a kernel may hang or leave the device unusable: the worker's end costs
-one case, and the next worker goes on behind it.
+"""Runs kernel cases in worker processes, because a kernel may hang or leave the device unusable: if a worker ends, one
+case is lost, and the next worker continues after it.
 
 The worker prints a JSON line before and after each case. `run_cases` starts workers and reports.
 """
@@ -19,15 +19,15 @@ from .report import NotRun, Report
 
 # The first case of a worker includes the start of the driver, and a pipeline's compilation takes seconds at most.
 CASE_SECONDS = 30.0
-# Something is wrong with the machine if so many workers ended.
+# If this many workers ended, the machine has a problem.
 MAX_WORKERS = 12
-# How a worker ends if this machine cannot run any case; its last line holds the reason.
+# The exit code of a worker if this machine cannot run any case; its last line contains the reason.
 CANNOT_RUN = 3
 
 
 def run_cases(command: Sequence[str], report: Report, case_seconds: float = CASE_SECONDS) -> None:
-    """Run all cases of the workers that ``command`` starts, with the number of their first case behind it; they call
-    `work`. Raises NotRun if the machine cannot run any case.
+    """Run all cases in workers. ``command`` and the number of a first case start a worker, which calls `work`. Raises
+    NotRun if the machine cannot run any case.
     """
     passed = first = 0
     total: int | None = None

@@ -60,7 +60,7 @@ def cuda_cases(folder: Path) -> list[tuple[Case, list[CudaKernel]]]:
 
 
 def webgpu_cases(folder: Path) -> list[LoweredCase]:
-    """Their runs are computed when the list is made."""
+    """Their runs are computed when the list is created."""
     return [lowered_case(case, kernels) for case, kernels in prepared_cases(folder, WEBGPU)]
 
 

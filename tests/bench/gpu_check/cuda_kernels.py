@@ -40,7 +40,7 @@ def run(job: Job, report: Report) -> None:
 
 
 def main(folder: Path, first: int) -> None:
-    """The worker."""
+    """The main function of the worker."""
     cases = cuda_cases(folder)
 
     from case_check import check_outputs

@@ -1,4 +1,4 @@
-"""Dawn, Chrome's WebGPU, in Node.js: which adapter it finds, and the scripts that run on it."""
+"""Dawn, Chrome's WebGPU, in Node.js: its adapter, and the scripts that run on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Adapter:
 
 
 class ScriptFailed(Exception):
-    """A script in Node.js ended with an error, or was stopped. The message is the end of what it printed."""
+    """A script in Node.js ended with an error, or was stopped. The message is the end of its output."""
 
 
 def find_adapter(report: Report, *, any_adapter: bool) -> Adapter:

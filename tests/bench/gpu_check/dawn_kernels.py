@@ -71,7 +71,7 @@ def run_cases(cases: Sequence[LoweredCase], job: Job, report: Report) -> None:
 
 
 def check(cases: Sequence[LoweredCase], work: Path, report: Report, seconds: float) -> int:
-    """How many of the cases pass. Raises ScriptFailed if the process that runs them ends."""
+    """The number of cases that pass. Raises ScriptFailed if the process that runs them ends."""
     from kernel_harness import run_on_dawn
 
     try:

@@ -56,7 +56,9 @@ def run(job: Job, report: Report, model: str) -> None:
 
 
 def sequences_that_fit(bundle: Bundle, chosen: Sizes) -> int:
-    """How many of the first requests have their weights, keys and values in the GPU's memory at once."""
+    """The number of requests, from the first on, whose keys and values fit into the GPU's memory together with the
+    weights.
+    """
     from bench_cuda import workload
 
     from nearfar.compiler.measure.report import make_report

@@ -1,4 +1,4 @@
-"""What the check ran on: the GPU as its driver names it, the machine, and the commit. Standard library only."""
+"""Describes the GPU by its driver's name for it, the machine, and the commit. Standard library only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def facts(root: Path, path: str) -> dict[str, Any]:
 
 
 def cuda_device() -> dict[str, Any]:
-    """Name, compute capability, the CUDA version of the driver and the memory; or ``missing``, why there is none."""
+    """Name, compute capability, CUDA version of the driver, and memory; or ``missing``, the reason why there is no
+    GPU.
+    """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:

@@ -30,7 +30,7 @@ def run(job: Job, report: Report) -> None:
     report.add_figures(onnxruntime=onnxruntime.__version__, questions=len(questions))
     for question in questions:
         session = Session(job.prepared / DEMO_ONNX_CUDA, (PROVIDER,))
-        # ONNX Runtime falls back to the CPU in silence if the provider cannot start.
+        # ONNX Runtime silently falls back to the CPU if the provider cannot start.
         if PROVIDER not in session.session.get_providers():
             report.fail("ONNX Runtime did not start its CUDA provider; see the log")
             return

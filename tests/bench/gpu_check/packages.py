@@ -1,4 +1,5 @@
-"""Unpacks what `make gpu-wheels` and `make gpu-prepare` packed, on a machine without a network. Standard library only.
+"""Unpacks the archives of `make gpu-wheels` and `make gpu-prepare` on a machine without a network. Standard library
+only.
 
 The wheels are installed into a folder for PYTHONPATH, by pip if the machine's Python has it and otherwise by the pip
 that is among the wheels. A virtual environment would need ensurepip, which Debian's Python lacks, and would hide
@@ -71,7 +72,7 @@ def unpack_node(root: Path) -> Path | None:
 
 
 def unpack_prepared(prepared: Path) -> bool:
-    """Whether there is a prepared folder, unpacked from the archive beside it if need be."""
+    """Whether there is a prepared folder. It is unpacked from the archive beside it if necessary."""
     archive = prepared.with_name(f"{prepared.name}.tar.xz")
     if not prepared.exists() and archive.exists():
         unpack(archive, prepared)

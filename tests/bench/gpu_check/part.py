@@ -1,6 +1,7 @@
 """One part of the check in a process of its own: python -m gpu_check.part NAME --prepared FOLDER --report FILE.
 
-The exit code is 0 also for failures of the part, which are in the report. Another one means that the process broke.
+The exit code is 0 also for failures of the part, which are in the report. Any other exit code means that the process
+crashed.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         traceback.print_exc()
         package = (error.name or "").partition(".")[0]
-        # A module of this repository that is missing is a fault of the repository.
+        # If a module of this repository is missing, the repository is at fault.
         if package in ("", "nearfar", "gpu_check"):
             report.fail(f"ModuleNotFoundError: {error}")
         else:

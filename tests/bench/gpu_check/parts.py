@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 # Time limits are longer by this factor in a rehearsal, where a CPU computes everything.
 REHEARSAL_PATIENCE = 6
-# What a part may need. The command checks it before the part starts.
+# Requirements of parts. The command checks them before a part starts.
 CUDA, NODE, PREPARED = "cuda", "node", "prepared"
 
 

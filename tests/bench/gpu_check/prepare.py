@@ -1,4 +1,5 @@
-"""`make gpu-prepare`: compiles with TVM, on a machine without a GPU, what the check runs on a machine without TVM.
+"""`make gpu-prepare`: on a machine without a GPU, compiles with TVM everything that the check runs on a machine without
+TVM.
 
 The folder holds the kernels of all cases, the demo model as bundles with its self-test and questions with their
 answers, and bundles without weights of the benchmarks' shapes. FOLDER.tar.xz, a few megabytes, is the folder to copy.

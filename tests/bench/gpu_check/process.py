@@ -1,4 +1,4 @@
-"""Runs a part in a process with a time limit, and reads what it reported."""
+"""Runs a part in a process with a time limit, and reads its report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from .report import FAILED, NOT_RUN, PASSED, TIMED_OUT
 
-# The lines at the end of a log that explain a process which broke.
+# The number of lines at the end of a log that explain a crash.
 TAIL_LINES = 12
 
 
@@ -82,7 +82,7 @@ def ended(found: Result, outcome: str, how: str, log: Path) -> Result:
 
 
 def read_report(file: Path) -> dict[str, Any]:
-    """Empty if the process did not come so far."""
+    """Empty if the process ended before it wrote one."""
     try:
         content: dict[str, Any] = json.loads(file.read_text())
     except (OSError, ValueError):

@@ -1,5 +1,5 @@
-"""Questions that the demo model answers without doubt, so that every right device gives the same answer: with other
-rounding, a token that is hardly likelier than another may lose.
+"""Questions that the demo model answers with certainty, so that every correct device gives the same answer. With other
+rounding, a token that is only slightly likelier than another may lose.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.text.tokenizer import Tokenizer
 
 MAX_TOKENS = 32
-# How much larger the logit of a chosen token is than any other. float16 activations change logits by a few hundredths.
+# The margin between the logit of a chosen token and any other. float16 activations change logits by a few hundredths.
 MARGIN = 1.0
-# Turns that make a prompt longer than the 32 tokens from which ONNX Runtime's attention on WebGPU is another kernel.
+# Turns that make a prompt longer than 32 tokens, from which on ONNX Runtime's attention on WebGPU uses another kernel.
 LONG_TURNS = 4
 EARLIER = (
     {"role": "user", "content": "what is 12 + 30?"},
@@ -54,7 +54,7 @@ def sums() -> Iterator[str]:
 
 
 def confident_answer(runner: ReferenceRunner, bundle: Bundle, prompt: list[int]) -> list[int] | None:
-    """The greedy tokens up to the end; None if one of them is in doubt, or there is no end."""
+    """The greedy tokens up to the end; None if one of them is uncertain, or there is no end."""
     pages = range(bundle.manifest.pages_for(len(prompt) + MAX_TOKENS))
     chunk = Chunk(prompt, 0, pages, [len(prompt) - 1])
     tokens: list[int] = []

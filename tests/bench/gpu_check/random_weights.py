@@ -20,7 +20,7 @@ BLOCK_BYTES = 64 << 20
 
 
 def with_random_weights(bundle: Path) -> None:
-    """Write the shards and their hashes, unless all shards exist. Needs numpy alone."""
+    """Write the shards and their hashes, unless all shards exist. Needs only numpy."""
     manifest: dict[str, Any] = json.loads((bundle / MANIFEST_FILE).read_text())
     shards = manifest["shards"]
     if all((bundle / shard["file"]).exists() for shard in shards):

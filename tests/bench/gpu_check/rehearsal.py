@@ -2,7 +2,7 @@
 
 In a clean copy of the tree, without a network and with an empty environment, the command unpacks the wheels and Node.js
 that `make gpu-wheels` packed, and runs every part on small models. CUDA is the tests' emulated driver behind NVIDIA's
-own bindings, and Vulkan is lavapipe (wgpu) and SwiftShader (Dawn). So what is rehearsed is the command, not the GPU.
+own bindings, and Vulkan is lavapipe (wgpu) and SwiftShader (Dawn). So the rehearsal tests the command, not the GPU.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .packages import WHEELS
 ROOT = Path(__file__).resolve().parents[3]
 # Debian's lavapipe, and the SwiftShader of Debian's Chromium.
 VULKAN_DRIVERS = ("/usr/share/vulkan/icd.d/lvp_icd.x86_64.json", "/usr/lib/chromium/vk_swiftshader_icd.json")
-# What a bare machine has besides Python. Node.js is not among them.
+# The commands of a bare machine besides Python. Node.js is not among them.
 COMMANDS = ("make", "sh", "find", "uname")
-# What a part without Node.js or wheels needs from the tree that was set up, by its place there.
+# Files that a part without Node.js or wheels needs from the tree that was set up, by their paths.
 SET_UP = ("web/node_modules", "web/dist")
 PYTHON_3_12 = "python3.12"
 
@@ -57,7 +57,7 @@ def rehearse(folder: Path, python: str, wheels: Path | None) -> tuple[int, dict[
     command = [sys.executable, "-m", "gpu_check.prepare", str(prepared), "--rehearse"]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     libraries = emulate(prepared, emulator)
-    # The archive is what travels.
+    # The archive is copied to the machine.
     shutil.rmtree(prepared)
     environment = {
         "PATH": str(bare_commands(folder / "bin", with_node=wheels is None)),
@@ -82,7 +82,7 @@ def rehearse(folder: Path, python: str, wheels: Path | None) -> tuple[int, dict[
 
 
 def copy_tree(copy: Path) -> None:
-    """What travels: tracked files, and new ones that git does not ignore."""
+    """The copied files: tracked files, and new ones that git does not ignore."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, text=True, check=True,

@@ -1,5 +1,5 @@
-"""What a part of the check has found, in a JSON file that is written after every change, so that a part that is stopped
-keeps its results.
+"""The results of a part of the check, in a JSON file that is written after every change, so that the results of a
+stopped part are kept.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 PASSED, FAILED, TIMED_OUT, NOT_RUN = "passed", "failed", "timed out", "not run"
-# A part that breaks everywhere reports the first failures and the number of all.
+# A part with many failures reports the first ones and their total number.
 MAX_FAILURES = 100
 MAX_MESSAGE_LETTERS = 600
 
 
 class NotRun(Exception):
-    """This machine lacks something that the part needs. The message says what."""
+    """This machine lacks a requirement of the part, which the message names."""
 
 
 class Report:
@@ -66,7 +66,7 @@ class Report:
             "failed": self._failed,
         }
         text = json.dumps(content, allow_nan=True)
-        # A reader never finds half a file.
+        # A reader never sees an incomplete file.
         unfinished = self._file.with_suffix(".unfinished")
         unfinished.write_text(text)
         unfinished.rename(self._file)

@@ -17,7 +17,7 @@ from .sizes import sizes
 if TYPE_CHECKING:
     from .part import Job
 
-# Each client asks all questions in turn from another one on, but at most so many.
+# Each client sends all questions in turn, starting with a different one, but at most this number.
 QUESTIONS_EACH = 4
 
 

@@ -1,4 +1,4 @@
-"""How large the check is: on a GPU, and in a rehearsal on a CPU, which runs the same code on smaller models."""
+"""The sizes of the check on a GPU, and in a rehearsal on a CPU, which runs the same code on smaller models."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from checkpoints import LLAMA_3_2_1B, QWEN2_0_5B, QWEN3_0_6B, Shapes, published
 class Sizes:
     """``far`` and ``near``: the shapes of the CUDA and WebGPU benchmarks by the models' names.
 
-    ``case_stride``: every nth kernel case is prepared. ``clients``: of the server at once. ``sequences`` with prompts
-    and answers of ``lengths`` tokens (least and most) run together; a step has at most ``step_tokens``. One sequence
-    decodes ``alone_tokens``. Kernels are timed for batches of (sequences, new tokens of each). ``copy_bytes`` are
-    copied to measure the memory's speed. ``web_options`` are those of bench_gpu.js.
+    ``case_stride``: every nth kernel case is prepared. ``clients``: the number of simultaneous clients of the server.
+    ``sequences`` with prompts and answers of ``lengths`` tokens (minimum and maximum) run together; a step has at most
+    ``step_tokens``. One sequence decodes ``alone_tokens``. Kernels are timed for batches of (sequences, new tokens of
+    each). ``copy_bytes`` are copied to measure the memory's speed. ``web_options`` are those of bench_gpu.js.
     """
 
     far: Mapping[str, Shapes]

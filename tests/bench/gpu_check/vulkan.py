@@ -1,6 +1,6 @@
 """The environment in which wgpu and Dawn find NVIDIA's Vulkan driver on a bare machine. Standard library only.
 
-A container often has NVIDIA's libraries without the Vulkan loader, or without the file that names the driver to it.
+A container often has NVIDIA's libraries, but lacks the Vulkan loader or the file that names the driver to the loader.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from .packages import WHEELS
 
 LOADER = "libvulkan.so.1"
-# Where the loader looks, and where NVIDIA's container images put the file.
+# The folders in which the loader looks, and in which NVIDIA's container images put the file.
 KNOWN_TO_LOADER = ("/etc/vulkan/icd.d", "/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d")
 OTHER_FOLDERS = ("/usr/local/nvidia/share/vulkan/icd.d", "/usr/local/nvidia/vulkan/icd.d")
 # NVIDIA's Vulkan driver is in the library for GLX, and in that for EGL on machines without X11.
@@ -24,7 +24,7 @@ VARIABLES = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")
 
 
 def vulkan_environment(root: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables to add. None are needed on a machine whose Vulkan is complete."""
+    """The variables to add. If the machine's Vulkan is complete, none are needed."""
     added = {}
     packed = root / WHEELS / LOADER
     if not loads(LOADER) and packed.exists():

@@ -1,4 +1,6 @@
-"""Compiles a bundle without weights from a model's shapes alone: its kernels, plan and the places of its weights."""
+"""Compiles a bundle without weights from a model's shapes alone: its kernels, its plan and the offsets of its
+weights.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,14 @@ from nearfar.compiler.pipeline.store import Progress as PackProgress
 
 @dataclass(frozen=True, slots=True)
 class StoreWithoutWeights:
-    """Writes a bundle's small files, and lays its weights out without reading them."""
+    """Writes a bundle's small files, and lays out its weights without reading them."""
 
     written: FolderStore
     counted: SizeStore = field(default_factory=SizeStore)
 
     @property
     def folder(self) -> None:
-        """None, so that no self-test is made, which would read the weights."""
+        """None, so that no self-test is computed, because it would read the weights."""
         return None
 
     def put(self, file: str, data: bytes) -> FileEntry:

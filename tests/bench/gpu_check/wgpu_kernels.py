@@ -50,7 +50,7 @@ def self_test(folder: Path, report: Report) -> None:
 
 
 def main(folder: Path, *, any_adapter: bool, first: int) -> None:
-    """The worker."""
+    """The main function of the worker."""
     allow_missing_tvm()
     from kernel_harness import FEATURES, Gpu
 

@@ -1,4 +1,4 @@
-"""`make gpu-wheels`: packs what `gpu-check` needs on a machine without a network, at most 60 MB.
+"""`make gpu-wheels`: packs everything that `gpu-check` needs on a machine without a network, at most 60 MB.
 
 Writes into FOLDER the wheels for CPython 3.12 on Linux x86-64 in the versions of this machine's environment, Node.js of
 this machine with Dawn and the tools that run in it, and the Vulkan loader. Compressed with LZMA instead of deflate, the
@@ -28,9 +28,9 @@ ROOT = Path(__file__).resolve().parents[3]
 WEB = ROOT / "web"
 MAX_BYTES = 60_000_000
 PYTHON_VERSION = "3.12"
-# pip matches each of these exactly.
+# pip requires an exact match of each of these.
 MANYLINUX = ("2_39", "2_35", "2_34", "2_31", "2_28", "2_27", "2_26", "2_24", "2_17", "2014", "2010", "1")
-# What the parts import; their dependencies are added. pip is for machines whose Python has none.
+# The packages that the parts import; their dependencies are added. pip is for machines whose Python lacks it.
 PACKAGES = (
     "cuda-bindings", "fastapi", "filelock", "httptools", "httpx", "jinja2", "ml-dtypes", "numpy", "pip",
     "prometheus-client", "pydantic", "regex", "rich", "tokenizers", "uvicorn", "websockets", "wgpu", "xgrammar",
@@ -38,7 +38,7 @@ PACKAGES = (
 # Dependencies that no part imports: we call xgrammar's library ourselves, and nothing is loaded from the hub.
 NOT_IMPORTED = frozenset(("apache-tvm-ffi", "huggingface-hub", "torch", "transformers", "triton"))
 MARKERS = {"python_version": PYTHON_VERSION, "python_full_version": f"{PYTHON_VERSION}.0", "extra": ""}
-# What runs in Node.js, by its place in web/.
+# The files that run in Node.js, by their paths in web/.
 NODE_FILES = (
     "dist/onnx.js",
     *(f"dist/tools/{tool}.js" for tool in ("adapter", "bench_gpu", "run_bundle")),
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def with_dependencies(names: Sequence[str]) -> list[str]:
-    """The packages and what they require, as the packages that are installed here declare it."""
+    """The packages and their requirements, as declared by the packages that are installed here."""
     found: set[str] = set()
     waiting = [canonicalize_name(name) for name in names]
     while waiting:

@@ -1,5 +1,5 @@
 """Lets kernel templates be imported without TVM, on a machine that runs prepared kernels. The arrays of a kernel case
-and the results of its op need numpy alone, but the case's module imports the template.
+and the results of its op only need numpy, but the case's module imports the template.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Absent(ModuleType):
 
 
 class Finder:
-    """Finds every module of TVM as an absent one; see `importlib.abc.MetaPathFinder` and `Loader`."""
+    """Replaces every module of TVM by an `Absent` one; see `importlib.abc.MetaPathFinder` and `Loader`."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002
         return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] == "tvm" else None  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from .honest_requests import ADAPTERS, EMBEDDING, MODEL
 
 HONEST_KEYS = tuple(f"honest-key-{index}" for index in range(6))
 ATTACKER_KEY, ADMIN_KEY = "attacker-key", "admin-key-0"
-# The slow bodies use up all requests of their key, which would protect the server from the other attacks.
+# The slow bodies use up all requests of their key, and would so protect the server from the other attacks.
 SLOW_BODY_KEY = "slow-body-key"
 # The demo model's template, extended with a system message, tools and their results.
 TEMPLATE = (

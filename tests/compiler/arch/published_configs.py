@@ -1,4 +1,4 @@
-"""Published configurations (config.json), and what reads them in tests."""
+"""Published configurations (config.json), and helpers with which tests read them."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_upper_layers_of_gemma_4_compute_only_sampled_rows(tmp_path: Path) -> No
     upper = [node for node in graph.nodes if any(name.startswith("model.layers.4.") for name in node.inputs.values())]
     assert upper
     assert all(graph.shape_of(node.outputs["y"])[0] == "R" for node in upper)
-    # Some rows of both sequences, and a chunk of which no row of the first is sampled.
+    # Some rows of both sequences, and then a chunk without a sampled row of the first sequence.
     rows = {0: [0, 8, 12], 13: [], 26: [1, 14]}
     batches = []
     for start, stop in ((0, 13), (13, 26), (26, 41)):

@@ -18,7 +18,7 @@ NEST = 3000
 
 
 def mutations(manifest: str, seed: int) -> Iterator[dict[str, Any]]:
-    """Endless copies of a manifest in JSON, with one to three changes each."""
+    """An endless sequence of copies of a manifest in JSON, each with one to three changes."""
     pick = random.Random(seed)
     while True:
         changed = json.loads(manifest)

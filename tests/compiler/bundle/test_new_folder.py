@@ -1,4 +1,4 @@
-"""New folders: none stays half-written, two processes cannot write one path, and remains of killed processes are
+"""New folders: none is left half-written, two processes cannot write one path, and leftovers of killed processes are
 removed.
 """
 

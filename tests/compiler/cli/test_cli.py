@@ -131,7 +131,7 @@ def test_inspect_counts_8_bit_keys_and_values(
 ) -> None:
     bundle = compile_tiny("qwen3", "q8f16", kv="q8")
     report = run_json(capsys, "inspect", str(bundle), "--json")
-    # Three layers of 3 kv heads: a key takes 24 bytes and a scale, and so does a value.
+    # Three layers of 3 kv heads: a key takes 24 bytes and a scale, as does a value.
     assert (report["kv"], report["kv_bytes_per_token"]) == ("q8", 3 * 3 * 2 * (24 + 4))
     assert main(["inspect", str(bundle)]) == 0
     assert "for 256 tokens, q8" in capsys.readouterr().out

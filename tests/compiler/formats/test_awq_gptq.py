@@ -30,7 +30,7 @@ SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_atte
          "num_key_value_heads": 2, "num_hidden_layers": 2}  # fmt: skip
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False, "damp_percent": 0.1}
-# By name: the configuration, and whether groups are in any order.
+# The configuration of each name, and whether its groups may be in any order.
 CASES: Mapping[str, tuple[dict[str, Any], bool]] = {
     "awq": (AWQ, False),
     "gptq4": (GPTQ, False),
@@ -45,7 +45,7 @@ def random_words(shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def quantized(rows: int, columns: int, config: dict[str, Any], ordered: bool) -> dict[str, torch.Tensor]:
-    """Random tensors of a module."""
+    """Random tensors for one module."""
     bits = config["bits"]
     group = columns if config["group_size"] == -1 else config["group_size"]
     groups = columns // group

@@ -143,7 +143,7 @@ def test_the_older_tokenizer_config_is_read(broken: Path) -> None:
         "pad_token": None,
     }
     (broken / "tokenizer_config.json").write_text(json.dumps(old))
-    # transformers reads it after tokenizer_config.json, so it has precedence.
+    # transformers reads it after tokenizer_config.json, so it takes precedence.
     (broken / "special_tokens_map.json").write_text(json.dumps({"bos_token": "the", "unk_token": {"content": "<unk>"}}))
     files = open_checkpoint(broken).tokenizer
     assert files.chat_template is not None

@@ -29,7 +29,7 @@ WIDE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-# By name: the family, the bits and the group, and those of its modules that differ.
+# For each name: the family, its bits and group size, and the modules with other ones.
 FOLDERS: Mapping[str, tuple[str, int, int, Mapping[str, Any]]] = {
     "smollm4": ("smollm3", 4, 64, {}),
     "olmo3": ("olmo2", 3, 32, {"model.layers.0.self_attn.v_proj": {"bits": 6, "group_size": 32}}),
@@ -59,7 +59,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     for name, (family, *_) in FOLDERS.items():
         found[name] = tmp_path_factory.mktemp(name)
         make_family(family, found[name], **WIDE)
-        # mlx-lm reads the key that transformers wrote before it had a section of the rotation.
+        # mlx-lm reads the key that transformers wrote before it had a section for RoPE.
         config = json.loads((found[name] / "config.json").read_text())
         config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
         (found[name] / "config.json").write_text(json.dumps(config))

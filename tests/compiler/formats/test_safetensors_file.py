@@ -267,7 +267,7 @@ def test_a_tensor_at_a_large_offset_is_read(tmp_path: Path) -> None:
         }
     ).encode()
     path = tmp_path / "model.safetensors"
-    with path.open("wb") as file:  # A sparse file: it takes no room on the disk.
+    with path.open("wb") as file:  # A sparse file, which takes no disk space.
         file.write(len(header).to_bytes(8, "little") + header)
         file.seek(far, 1)
         file.write(np.array([1.5, -2.0], np.float32).tobytes())

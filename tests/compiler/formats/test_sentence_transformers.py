@@ -1,4 +1,4 @@
-"""The files of sentence-transformers beside a checkpoint: which are read, and which are refused."""
+"""The sentence-transformers files beside a checkpoint: those that are read, and those that are refused."""
 
 from __future__ import annotations
 

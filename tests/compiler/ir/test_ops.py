@@ -1,4 +1,4 @@
-"""The ops against what they are by definition: plain loops in float64, and the rules that hold for any input."""
+"""The ops against their definitions as plain loops in float64, and against rules that hold for any input."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_shapes_that_disagree_are_refused(op: str, shapes: dict[str, object]) ->
 def test_a_table_in_two_parts_embeds_like_the_whole(rows: int, first: int, seed: int) -> None:
     table, token_ids = random(seed, rows + first, 5), np.random.default_rng(seed).integers(0, rows + first, 9)
     sampled = np.random.default_rng(seed).integers(0, rows + first, 3)
-    # The last two tokens are those sampled in slots 2 and 0.
+    # The last two tokens are the ones that slots 2 and 0 sampled.
     inputs = {"token_ids": np.array([*token_ids, -3, -1]), "sampled": sampled}
     part = run("embed", {"table": table[:first], **inputs}, first_row=0)
     whole = run("embed", {"table": table[first:], **inputs, "into": part}, first_row=first)
@@ -232,7 +232,7 @@ def test_a_quantized_element_is_at_most_half_a_step_away(seed: int, size: float)
 
 
 def sampling_inputs(logits: Array, slots: list[tuple[int, int]], settings: Settings = GREEDY) -> dict[str, Array]:
-    """What `adjust_logits` and `sample` take for logits (R, V), of which none is adjusted yet; four slots."""
+    """The inputs of `adjust_logits` and `sample` for logits (R, V) that are not yet adjusted, with four slots."""
     rows, columns = logits.shape
     return {
         "logits": logits,

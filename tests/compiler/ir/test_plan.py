@@ -1,4 +1,4 @@
-"""Plans: buffers are reused, and no step reads what another has written over."""
+"""Plans: buffers are reused, and no step reads data that another step has overwritten."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Q4 = quant.by_name("q4f16")
 
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[ModelSpec, Graph, Graph]:
-    """A spec, its plain graph, and that graph as it is, fused, or fused and split."""
+    """A spec, its plain graph, and that graph unchanged, fused, or fused and split."""
     spec = draw(specs())
     plain = forward(spec, PAGE_SIZE, CONTEXT)
     limit = draw(st.sampled_from([0, 128 << 20, 256]))

@@ -36,7 +36,7 @@ def test_the_rotated_rows_of_each_head_come_first_even_then_odd() -> None:
 
 
 def test_rotated_halves_are_rotated_pairs() -> None:
-    """The definition of the interleaved form: elements 2i and 2i + 1 are a complex number that is turned."""
+    """The definition of the interleaved form: elements 2i and 2i + 1 are a complex number that is rotated."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((5, 2 * PAIRS.head_dim)).astype(np.float32)
     table = rope_table([0.7**pair for pair in range(PAIRS.rotary_dim // 2)], 5)
@@ -61,7 +61,7 @@ def test_any_rows_can_be_read_from_floats_and_from_codes(checkpoint: Checkpoint)
         Q, (144, 72), form, lambda start, stop: {name: plane[start:stop] for name, plane in stored.items()}
     )
     quantized = replace(checkpoint, tensors={**checkpoint.tensors, Q: codes})
-    # The parameter is a part of the tensor, such as the queries of a fused one.
+    # The parameter is a part of the tensor, such as the queries of a fused QKV tensor.
     parameter = Parameter("q", (Source(Q, 24, 144, factor=0.5, pairs=PAIRS),), 72)
     order = PAIRS.stored_rows(24, 144)
     for start, stop in ((0, 120), (0, 1), (7, 31), (23, 24), (24, 48), (119, 120)):

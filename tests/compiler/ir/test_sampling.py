@@ -1,4 +1,4 @@
-"""Sampling: the vectors that every runtime must reproduce, and what they cannot show."""
+"""Sampling: the vectors that every runtime must reproduce, and properties that these vectors cannot show."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_temperature_zero_is_greedy_and_draws_nothing() -> None:
 
 def test_draws_are_those_of_mulberry32() -> None:
     sampler = Sampler(temperature=1, state=0)
-    # The first numbers of the generator's author's own code for seed 0, times 2^32.
+    # The first numbers that the reference code of the generator's author yields for seed 0, times 2^32.
     assert [round(sampler.draw() * 2**32) for _ in range(3)] == [1144304738, 1416247, 958946056]
 
 

@@ -43,13 +43,13 @@ def test_parameters_are_those_of_transformers(smallest: dict[str, Model]) -> Non
 
 def test_steps_are_five_a_layer_and_more_only_with_other_norms(smallest: dict[str, Model]) -> None:
     steps = {family: model.steps_per_token // model.num_layers for family, model in smallest.items()}
-    # Norms over all heads of a row are no part of the attention step.
+    # Norms over all heads of a row are not part of the attention step.
     more = {"olmo2": 11, "olmo3": 11}
-    # Nor are norms behind the rotation.
+    # Neither are norms after the rotation.
     more["hunyuan_v1_dense"] = 13
-    # LayerNorms are steps of their own, one for attention and feed-forward together if they are side by side.
+    # LayerNorms are separate steps. Attention and feed-forward share one if they are parallel.
     more |= {"cohere2": 6, "stablelm": 7}
-    # Layers have a second embedding, and 20 of 35 rotate queries in a step of their own.
+    # Layers have a second embedding, and 20 of 35 rotate queries in a separate step.
     more["gemma4_text"] = 7
     assert steps == {family: more.get(family, 5) for family in steps}
 

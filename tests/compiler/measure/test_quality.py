@@ -1,4 +1,4 @@
-"""The reference that needs no bundle against transformers; and distances of distributions that are known."""
+"""The reference that needs no bundle, compared with transformers; and divergences of known distributions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tokenizer(tiny_checkpoints: Mapping[str, Path]) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def bundles(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Bundle]:
-    """Of the tiny Qwen2, for 256 tokens, by quantization."""
+    """Bundles of the tiny Qwen2 for 256 tokens, by quantization."""
     folder = tmp_path_factory.mktemp("bundles")
     return {name: compile_plain(tiny_checkpoints["qwen2"], folder / name, name, 256) for name in ("f32", "q4f16")}
 
@@ -49,7 +49,8 @@ def test_a_checkpoints_logits_are_those_of_transformers_in_every_grouping_of_win
     prompt_token_ids: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Windows of 75 tokens, and others beside them that must not count: one group of two, then one of one.
+    # Windows of 75 tokens beside other windows, which must not affect them: a group of two windows, then a group of
+    # one.
     monkeypatch.setattr("nearfar.compiler.measure.checkpoint_reference.TOKENS_AT_ONCE", 160)
     reference = CheckpointReference(load(str(tiny_checkpoints[name])), 75)
     seen: list[int] = []
@@ -109,7 +110,7 @@ def test_a_bundle_in_float32_is_its_checkpoint_and_one_of_another_is_not(
     windows = make_windows(tokenizer, TEXT, 30)
     reference = CheckpointReference(checkpoint, 30)
     hidden = list(reference.hidden(windows))
-    # A head whose token 65 has another row than it was trained to have; the embedding is the same matrix.
+    # A head whose row for token 65 was changed after training; the embedding is the same matrix.
     changed = tmp_path / "changed"
     shutil.copytree(tiny_checkpoints["qwen2"], changed)
     tensor = checkpoint.tensors["model.embed_tokens.weight"]
@@ -184,7 +185,7 @@ def test_the_command_prints_json_and_a_table(
     assert main([*arguments, "--windows", "3", "--between", "<s>", "</s>"]) == 0
     printed = capsys.readouterr().out
     assert "webgpu, q4f16" in printed
-    # The third window has the beginning of what lies between.
+    # The third window contains the beginning of the text between the markers.
     assert f"{3 * 40 - len(TEXT) - 1} tokens in windows of 40" in printed
     assert "computed by numpy" in printed
 

@@ -1,4 +1,4 @@
-"""A report from config.json alone against the report of a dry run with the weights."""
+"""A report from config.json alone, compared with the report of a dry run with the weights."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Adapters change each row's projections as they would if they were added to the weights, whatever else is in the
-batch.
-"""
+"""An adapter changes each row's projections as if it were added to the weights, whatever else is in the batch."""
 
 from __future__ import annotations
 
@@ -35,8 +33,8 @@ RANK = 3
 def test_each_row_is_computed_with_its_own_adapter(
     spec: ModelSpec, seed: int, layout: DecoderLayout, factor: float
 ) -> None:
-    """A tensor of the checkpoint may hold several projections, also for a rotation of pairs. ``factor``: weights are
-    scaled as they are read.
+    """A tensor of the checkpoint may hold several projections, also for interleaved RoPE. ``factor`` scales the weights
+    as they are read.
     """
     spec = replace(spec, qk_norm=spec.qk_norm and not layout.interleaved)
     plain = scaled(forward(spec, PAGE_SIZE, CONTEXT, layout=layout), factor)

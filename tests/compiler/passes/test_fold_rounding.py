@@ -1,4 +1,4 @@
-"""Rounded activations: their steps change nothing else, and projections take them in."""
+"""Rounded activations: the rounding steps change nothing else, and projections absorb them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes leave what a graph computes as it was: each alone, in sequence, and with weights split; on random decoders and
+"""Passes do not change the results of a graph: each alone, in sequence, and with split weights, on random decoders and
 batches.
 """
 

@@ -1,4 +1,4 @@
-"""Pages of 8-bit integers: what a graph with them computes is near to what it was, and only its pages have changed."""
+"""Pages of 8-bit integers: a graph with them computes nearly the same results, and only its pages have changed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def test_quantized_pages_hold_nearly_the_same_keys_and_values(spec: ModelSpec, s
     pages = [name for name, value in fused.states.items() if value.shape[0] == "P"]
     assert pages == ["layers.0.kv"]
     for name in pages:
-        # Of one layer, what is stored does not depend on what was read; it is half a step of 1 / 127 away.
+        # With one layer, stored values do not depend on values that were read, so the error is at most half a step of 1
+        # / 127.
         assert relative_error(dequantize_pages(found.states[name]), expected.states[name]) < 0.6 / 127
     logits = [np.concatenate([outputs["logits"] for outputs in result.outputs]) for result in (found, expected)]
     assert relative_error(*logits) < KV_Q8

@@ -1,5 +1,5 @@
-"""Passes on random graphs: a graph computes what it computed before, or the pass did not fire. And what a pass must not
-touch.
+"""Passes on random graphs: a graph computes the same results as before, or the pass did not fire. Also, graphs that a
+pass must leave unchanged.
 """
 
 from __future__ import annotations

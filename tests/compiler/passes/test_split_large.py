@@ -1,4 +1,6 @@
-"""split_large: parts compute what the whole did, every plane of theirs fits, and all rows are there once."""
+"""split_large: the parts compute the results of the complete matrix, each of their planes fits, and each row occurs
+once.
+"""
 
 from __future__ import annotations
 

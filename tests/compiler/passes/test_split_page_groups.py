@@ -1,4 +1,4 @@
-"""Page groups: layers with a window have page tables of their own, and compute what they did before."""
+"""Page groups: layers with a window have page tables of their own, and compute the same results as before."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_sequence_holds_the_pages_of_its_window_and_of_a_step() -> None:
     assert pages_of_sequence(None, 4096, 16, 64) == 256
     assert pages_of_sequence(512, 4096, 16, 64) == 32 + 4 + 2
     assert pages_of_sequence(512, 256, 16, 64) == 16
-    # The position 520 sees the positions from 9 on, so none is behind the window of 512 before position 527.
+    # Position 520 attends to positions 9 and later, so no page lies behind the window of 512 before position 527.
     assert [dead_pages(512, position, 16) for position in (0, 520, 526, 527, 543)] == [0, 0, 0, 1, 2]
     assert dead_pages(None, 10**6, 16) == 0
     assert rings([PageGroup(8), PageGroup(3, 20)], 5) == [[0, 1, 2, 3, 4], [0, 1, 2, 0, 1]]

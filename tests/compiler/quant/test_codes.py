@@ -1,4 +1,4 @@
-"""A checkpoint's own integers: where each bit lies, that nothing is rounded, and what is refused."""
+"""A checkpoint's own integers: the layout of each bit, exact values, and refused forms."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_codes_and_scales_are_kept_exactly(form: Codes, columns: int) -> None:
     np.testing.assert_allclose(form.unpack(planes, columns), expected, rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(form.codes(planes)[:, :columns], codes)
     assert (form.codes(planes)[:, columns:] == (0 if form.offset else form.zero)).all()
-    # A part of the rows is the rows of a part.
+    # Storing a part of the rows gives the same rows as storing all of them.
     part = form.store(codes[1:3], scales[1:3], None if offsets is None else offsets[1:3])
     assert all((part[name] == planes[name][1:3]).all() for name in planes)
 
@@ -70,7 +70,7 @@ def test_the_high_bits_of_codes_are_a_plane_of_their_own() -> None:
     planes = Codes(6).store(codes, np.ones((1, 1), np.float32))
     assert [f"{word:08x}" for word in planes["q"][0]] == ["00100000", *3 * ["00000000"]]
     assert [f"{word:08x}" for word in planes["h"][0]] == ["000c0000", "00000000"]
-    # A word of single bits holds 32 elements, bit i of byte b element 4 i + b.
+    # A word of single bits holds 32 elements: bit i of byte b belongs to element 4 i + b.
     codes[0, 6] = 0b1_0000
     codes[0, 29] = 0b1_0000
     planes = Codes(5).store(codes, np.ones((1, 1), np.float32))

@@ -1,6 +1,4 @@
-"""The weight formats: how far unpacking is from what was packed, what is exact, what is refused, and where each bit
-lies.
-"""
+"""The weight formats: the error of packing and unpacking, exact values, refused input, and the layout of each bit."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ from nearfar.compiler.quant.q4 import SMALLEST_NORMAL
 COLUMNS = (1, 31, 32, 33, 72, 96)
 FAST = settings(max_examples=60, deadline=None, derandomize=True)
 
-# In units of a group's largest magnitude: half a step, or a whole one if Q4 has no code for the other sign's end; and
-# the scale's rounding.
+# In units of a group's largest magnitude: half a step, or a full step for Q4, whose codes do not reach the end of the
+# other sign; and the rounding of the scale.
 STEP = {"q4f16": 1 / 8, "q4f32": 1 / 8, "q8f16": 1 / 254, "f16": 0, "f32": 0}
 ROUNDING = {"q4f16": 2.0**-11, "q4f32": 2.0**-22, "q8f16": 2.0**-11, "f16": 2.0**-11, "f32": 0}
 
@@ -36,7 +34,7 @@ def round_trip(name: str, matrix: np.ndarray) -> np.ndarray:
 
 
 def largest_of_groups(matrix: np.ndarray) -> np.ndarray:
-    """For every element the largest magnitude of its group of 32."""
+    """The largest magnitude of the group of 32 that each element belongs to."""
     padded = np.pad(np.abs(matrix), ((0, 0), (0, -matrix.shape[1] % 32)))
     return np.repeat(padded.reshape(len(matrix), -1, 32).max(-1), 32, axis=1)[:, : matrix.shape[1]]
 
@@ -94,7 +92,7 @@ def test_every_multiple_of_the_scale_from_minus_8_to_7_is_exact_in_4_bits(name: 
 
 def test_every_multiple_of_the_scale_from_minus_127_to_127_is_exact_in_8_bits() -> None:
     values = np.arange(-127, 128, dtype=np.float32)
-    # Groups take their scale from their own largest, so each has 127 in it.
+    # Each group's scale comes from its largest element, so each group contains 127.
     matrix = np.stack([np.append(values[start : start + 31], 127) for start in range(0, 255 - 31, 31)]).astype(
         np.float32
     ) * np.float32(0.5)
@@ -208,7 +206,7 @@ def test_a_larger_group_shares_one_scale_and_keeps_its_largest_value(name: str, 
     padded = np.pad(np.abs(matrix), ((0, 0), (0, -200 % group))).reshape(3, -1, group)
     bound = np.repeat(padded.max(-1), group, axis=1)[:, :200] * (STEP[name] + ROUNDING[name]) * 1.001
     assert (error <= bound).all()
-    # Of a whole row the scale is coarser than of a part of it.
+    # One scale for a complete row is coarser than one for each part of it.
     assert error.mean() > np.abs(quant.by_name(name).unpack(quant.by_name(name).pack(matrix), 200) - matrix).mean()
 
 

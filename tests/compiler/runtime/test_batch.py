@@ -1,4 +1,4 @@
-"""Batches: what may be in one."""
+"""Batches: valid and invalid contents."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ CompileTiny = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def last_hidden(tiny_checkpoints: Mapping[str, Path], prompt_token_ids: list[int]) -> npt.NDArray[np.float32]:
-    """What transformers has after the final norm, at the prompt's last token: (E,)."""
+    """The output (E,) of the final norm in transformers, at the prompt's last token."""
     import torch
     import transformers
 

@@ -85,7 +85,7 @@ def test_an_answer_has_at_most_max_tokens(max_tokens: int, runner: ReferenceRunn
 
 
 def test_a_prompt_and_an_answer_may_fill_the_context(runner: ReferenceRunner) -> None:
-    # The last token of an answer is never put in.
+    # The last token of an answer is never computed.
     assert len(list(generate(runner, [5] * 250, 7, Sampler()))) == 7
     assert len(list(generate(runner, [5] * 256, 1, Sampler()))) == 1
 

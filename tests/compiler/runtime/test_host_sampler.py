@@ -1,4 +1,4 @@
-"""Sampling on the host, and its quick choices, against the definition of sampling."""
+"""Sampling on the host, including its shortcuts, compared with the definition of sampling."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from nearfar.compiler.runtime.inputs import require_known_inputs
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.engine.model import TokenModel
 
-# The package has the pass itself under this name.
+# In the package, this name is the pass itself.
 PASS = import_module("nearfar.compiler.passes.gather_on_host")
 INPUT = "per_layer_embedded"
 TABLE = "model.embed_tokens_per_layer.weight"

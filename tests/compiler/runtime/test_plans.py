@@ -1,4 +1,4 @@
-"""Bundles with several plans, and plans with inputs that only their caller knows."""
+"""Bundles with several plans, and plans with additional inputs that the caller provides."""
 
 from __future__ import annotations
 

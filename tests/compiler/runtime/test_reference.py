@@ -1,5 +1,5 @@
-"""The reference runner against transformers, and its batches against sequences run alone. `ragged.py` holds what all
-runners are put to.
+"""The reference runner against transformers, and its batches against sequences run alone. `ragged.py` contains the
+batches for all runners.
 """
 
 from __future__ import annotations

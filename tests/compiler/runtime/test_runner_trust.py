@@ -1,4 +1,4 @@
-"""A runner that computes something else than the reference is not used; and lists of variants are never mixed up."""
+"""A runner whose results differ from the reference is not used, and lists of variants are never mixed up."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
 def test_projections_of_equal_shape_keep_kernels_of_their_own(
     target: str, lora_rank: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """The output and the down projection have 72 rows of 144 columns, but read different dtypes; with adapters the
-    joint q, k and v projection has as many rows as the joint gate and up projection, but gives another dtype.
+    """The output and the down projection have 72 rows of 144 columns, but read different dtypes. With adapters, the
+    joint q, k and v projection has as many rows as the joint gate and up projection, but writes another dtype.
     """
     if target == "webgpu":
         request.getfixturevalue("vulkan")
@@ -54,7 +54,7 @@ def test_projections_of_equal_shape_keep_kernels_of_their_own(
 
 
 def with_wrong_norm(bundle: Bundle, folder: Path) -> Path:
-    """The bundle with another eps in its norms, which no device's kernels have."""
+    """The bundle with another eps in its norms, which the kernels of no device implement."""
     shutil.copytree(bundle.path, folder)
     manifest = folder / "manifest.json"
     text = manifest.read_text()
@@ -124,7 +124,7 @@ def test_logits_of_tokens_that_the_self_test_does_not_list_are_compared_as_well(
 
     assert deviation(logits) < 1e-6
     assert deviation([4.0, 2.5, 1.0, 0.5]) == pytest.approx(0.125)
-    # The sum over all tokens shows the last one, relative to the largest logit.
+    # The last token shows in the sum over all tokens, relative to the largest logit.
     wrong = [*logits[:3], 4.0]
     assert deviation(wrong) == pytest.approx((np.log(np.exp(wrong).sum()) - total) / 4, rel=1e-5)
     assert deviation([4.0, 2.0, float("nan"), 0.5]) == float("inf")

@@ -55,7 +55,7 @@ def test_a_familys_template_renders_as_in_transformers(name: str) -> None:
 
 
 def by_hand(name: str, messages: list[Any], tools: list[Any] | None) -> tuple[list[Any], list[Any] | None, Any]:
-    """How a caller of transformers passes tools to templates that do not read them from the variable ``tools``."""
+    """Adds tools in the way that callers of transformers do for templates that do not read the variable ``tools``."""
     if tools and name == "smollm3":
         return messages, None, {"xml_tools": tools}
     if tools and name == "phi4_mini":

@@ -1,4 +1,4 @@
-"""Call an app without a socket: complete answers through httpx, and exchanges that the test controls step by step."""
+"""Calls an app without a socket: complete answers through httpx, and exchanges that the test controls step by step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HI: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": 
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """Within 10 seconds, so that what hangs fails."""
+    """Run within 10 seconds, so that a hanging test fails."""
 
     async def limited() -> Result:
         async with asyncio.timeout(10):
@@ -38,14 +38,14 @@ def ask(
     config: ApiConfig | None = None,
     **headers: str,
 ) -> httpx.Response:
-    """One request to an app. Headers' underscores are dashes."""
+    """Send one request to an app. Underscores in the names of headers stand for dashes."""
     app = create_app(models or FakeModels(), config or ApiConfig()) if models or config else plain_app()
     return run(ask_app(app, method, path, body, **headers))
 
 
 @cache
 def plain_app() -> FastAPI:
-    """An app for all requests that want nothing special; to make one takes longer than most tests."""
+    """An app for requests without special needs. It is created once, because that takes longer than most tests."""
     return create_app(FakeModels(), ApiConfig())
 
 
@@ -59,13 +59,13 @@ async def ask_app(app: FastAPI, method: str, path: str, body: object = None, **h
 
 
 def events(response: httpx.Response) -> list[Any]:
-    """What a stream's events hold, "[DONE]" as it is."""
+    """The data of a stream's events, parsed except for "[DONE]"."""
     lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
 class Held:
-    """A request whose connection the test closes when it likes, and whose answer it reads piece by piece."""
+    """A request whose connection the test can close at any time, and whose answer it reads piece by piece."""
 
     def __init__(self, app: FastAPI, path: str, body: object, headers: Mapping[str, str] | None = None) -> None:
         self.sent: asyncio.Queue[Message] = asyncio.Queue()

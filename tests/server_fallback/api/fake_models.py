@@ -35,10 +35,8 @@ CREATED = 1_700_000_000
 
 @dataclass
 class FakeExecutor:
-    """Says ``pieces``, each after ``delay_seconds``; raises ``error`` before piece number ``error_at``.
-
-    ``calls`` and ``requests`` are what came; ``open`` counts answers that are not over, ``cancelled`` those that were
-    closed early.
+    """Generates ``pieces``, each after ``delay_seconds``; raises ``error`` before piece number ``error_at``. ``calls``
+    and ``requests`` record the arguments; ``open`` counts running answers, ``cancelled`` those that were closed early.
     """
 
     pieces: Sequence[str] = ("Hel", "lo", "!")
@@ -137,7 +135,7 @@ class FakeExecutor:
 
 @dataclass
 class FakeModels:
-    """One model, "fake", an alias of it, "other/name", and what is loaded. Each can run and queue ``most_answers``."""
+    """The model "fake", its alias "other/name", and loaded models. Each can run and queue ``most_answers``."""
 
     fake: FakeExecutor = field(default_factory=FakeExecutor)
     loaded: dict[str, FakeExecutor] = field(default_factory=dict)

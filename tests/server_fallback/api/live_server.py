@@ -1,4 +1,4 @@
-"""The app on a port of this machine, in a thread of this process, for what needs real sockets."""
+"""The app on a port of this machine, in a thread of this process, for tests that need real sockets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LiveServer:
     port: int
 
     def signal(self) -> None:
-        """As if the process had got one."""
+        """Act as if the process had received a signal."""
         self.server.handle_exit(SIGTERM, None)
 
 

@@ -1,4 +1,4 @@
-"""/v1/nearfar/about: what clients check before they share answers with a server."""
+"""/v1/nearfar/about: the facts that clients check before they share answers with a server."""
 
 from __future__ import annotations
 

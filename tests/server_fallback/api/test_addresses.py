@@ -1,4 +1,4 @@
-"""Who sent a request, directly or through proxies."""
+"""The address of a request's sender, directly or behind proxies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for all routes: keys, hosts, origins, errors, models, health."""
+"""Behaviour of all routes: keys, hosts, origins, errors, models, health."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_only_admins_load_and_unload(keys: Keys) -> None:
         assert code(await ask_app(app, *load, **ADMIN)) == (503, "unavailable")
         models.load_error = CheckpointError("config.json is missing")
         assert code(await ask_app(app, *load, **ADMIN)) == (400, "checkpoint_error")
-        # Of a model that is served it is not the client's fault.
+        # For a model that is already served, this is not the client's fault.
         models.fake.error = CheckpointError("tokenizer.json is missing")
         assert code(await ask_app(app, "POST", CHAT, HI, **WEB)) == (503, "checkpoint_error")
 
@@ -225,7 +225,7 @@ def test_one_client_does_not_shut_out_others_nor_health() -> None:
         assert code(await ask_app(app, "POST", CHAT, HI, **greedy)) == (429, "client_limit_exceeded")
         models.fake.pieces = ["a"]
         assert code(await ask_app(app, "POST", CHAT, {**HI, "n": 4}, **other)) == (200, None)
-        # Never, not only now.
+        # Five answers never fit, so this is not a temporary error.
         assert code(await ask_app(app, "POST", CHAT, {**HI, "n": 5}, **other)) == (400, "invalid_value")
         held += [Held(app, CHAT, {**HI, "stream": True}, other) for _ in range(2)]
         await asyncio.sleep(0)

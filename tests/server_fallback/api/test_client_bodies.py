@@ -1,6 +1,4 @@
-"""What clients send back from our own answers: bodies that they sent to a server with answers of our form, as they sent
-them.
-"""
+"""Recorded bodies in which clients send our own answers back."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ CROWDED = ApiConfig(max_connections=8)
 CONFIG = ApiConfig(
     max_body_bytes=100_000, body_timeout_seconds=0.3, write_timeout_seconds=0.3, header_timeout_seconds=0.5
 )
-# More than what the kernel keeps for a reader that does not read.
+# More than the kernel buffers for a reader that does not read.
 LONG = FakeExecutor(pieces=["x" * 100_000] * 1000)
 
 
@@ -78,7 +78,7 @@ def test_a_client_that_leaves_ends_its_answer(port: int, models: FakeModels, how
         if how == "reset":
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
         if how == "half":
-            # A closed half counts as gone: the connection closes.
+            # A half-closed connection counts as closed by the client, so the server closes it.
             sock.shutdown(socket.SHUT_WR)
             read_to_end(sock)
     wait_until(lambda: models.fake.open == 0)

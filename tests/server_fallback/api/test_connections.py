@@ -1,4 +1,4 @@
-"""How many connections are open, and of whom."""
+"""The number of open connections, in total and per client."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_oldest_idle_connection_of_a_client_makes_room_for_its_next() -> Non
     other, _ = opened(connections, B)
     assert opened(connections, A)[1]
     assert (busy.aborted, idle.aborted, other.aborted) == (False, True, False)
-    # It is closed, and counts no more; that its end is reported later changes nothing.
+    # The closed connection no longer counts, even if its end is reported later.
     connections.release(cast(asyncio.Transport, idle))
     assert len(connections) == 3
 

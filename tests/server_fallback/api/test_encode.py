@@ -1,4 +1,4 @@
-"""Chunks as JSON: chunks of text are encoded from a template, with the same keys and values as all others."""
+"""Chunks as JSON: text chunks are encoded with a template, with the same keys and values as other chunks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Requests that schemathesis makes up from the app's own OpenAPI document, right ones and wrong ones: each answer is
-one that the document names, and none is a failure of the server. NEARFAR_FUZZ_EXAMPLES=1000 looks longer than a test
-may.
+"""Valid and invalid requests that schemathesis generates from the app's own OpenAPI document: the document declares
+each response, and none is a server error. NEARFAR_FUZZ_EXAMPLES=1000 searches longer than a test should take.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ load_all_checks()
 
 @dataclass
 class AnyModels(FakeModels):
-    """Has a model of every name, so that made-up requests reach one."""
+    """Has a model of every name, so that generated requests reach one."""
 
     async def executor(self, name: str) -> FakeExecutor:  # noqa: ARG002
         return self.fake
@@ -40,7 +39,7 @@ def document() -> Any:
     app = create_app(AnyModels(), config)
 
     async def immortal(scope: Scope, receive: Receive, send: Send) -> None:
-        """The app without its life's end, which schemathesis would bring about after each request."""
+        """The app without the end of its lifespan, which schemathesis would trigger after each request."""
         if scope["type"] == "lifespan":
             for phase in ("startup", "shutdown"):
                 await receive()

@@ -1,5 +1,5 @@
-"""Gemma 4's reasoning beside response formats and tools, from OpenAI's client down to a model that was trained to
-answer so.
+"""Gemma 4's reasoning beside response formats and tools, from OpenAI's client down to a model that was trained to give
+such answers.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 def served(bundle: Bundle, work: Callable[[Ask], Awaitable[Result]]) -> Result:
-    """What the work returns, which asks the app for the greedy answer to a message."""
+    """The result of ``work``, which requests the app's greedy answers to messages."""
 
     async def run() -> Result:
         limits = Limits(tokens=256, sequences=4, rows=4, pages=128)
@@ -100,7 +100,7 @@ def test_the_answer_after_the_reasoning_follows_the_response_format(bundle: Bund
             ask("who", thinks=False, response_format=form()),
         )
         assert said(free) == said(kept) == ("It is Ada.", json.dumps(ADA), [], "stop")
-        # The model would write 36.
+        # Without the schema, the model would write 36.
         reasoning, content, _, reason = said(other)
         assert (reasoning, reason) == ("It is Ada.", "stop")
         assert json.loads(content or "")["name"] == "Ada"
@@ -113,7 +113,7 @@ def test_the_answer_after_the_reasoning_follows_the_response_format(bundle: Bund
 
 def test_a_budget_ends_the_reasoning_and_the_response_format_holds(bundle: Bundle) -> None:
     async def work(ask: Ask) -> None:
-        # Tokens are bytes, and the label counts.
+        # Tokens are bytes, and the label counts towards the budget.
         budget = {"thinking_token_budget": len("thought\nIt is")}
         reasoning, content, _, reason = said(await ask("who", response_format=form(), extra_body=budget))
         assert (reasoning, reason) == ("It is", "stop")
@@ -129,7 +129,7 @@ def test_beside_tools_and_a_response_format_the_model_reasons_then_calls_or_answ
             assert said(called) == ("I add.", None, [("add", '{"a":1,"b":2}')], "tool_calls")
             answered = await ask("who", tools=[ADD], **given)
             assert said(answered) == ("It is Ada.", json.dumps(ADA), [], "stop")
-        # The model would answer in JSON.
+        # Without tool_choice, the model would answer in JSON.
         reasoning, content, [(name, arguments)], reason = said(
             await ask("who", tools=[ADD], tool_choice="required", parallel_tool_calls=False)
         )

@@ -1,4 +1,4 @@
-"""Chat and text completions: whole, streamed, failing, abandoned."""
+"""Chat and text completions: complete, streamed, failing, cancelled by the client."""
 
 from __future__ import annotations
 

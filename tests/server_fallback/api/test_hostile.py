@@ -1,5 +1,5 @@
-"""Bodies that are JSON and right by the document, and that libraries below choke on: none is a failure of the server,
-which goes on.
+"""Bodies that are valid by the OpenAPI document, but break underlying libraries: none is a server error, and the server
+continues.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nearfar.server_fallback.executors.registry import Registry
 CONFIG = ApiConfig(keys=read_keys(None, {"NEARFAR_API_KEYS": "admin=sk-admin-12345678"}))
 ADMIN = {"authorization": "Bearer sk-admin-12345678"}
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
-# It writes out whatever a message has.
+# It writes all parts of a message.
 TEMPLATE = """{# tools: <tool_call> #}{{ tools | tojson }}{% for m in messages %}[{{ m.role }}]{{ m.content }}
 {% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}[assistant]"""
 ASKED = {"model": "fake", "max_tokens": 2}
@@ -36,7 +36,7 @@ MEGABYTE = "x" * 1_000_000
 
 
 class PanicException(BaseException):
-    """As the libraries in Rust raise it, each with a class of its own."""
+    """The exception that libraries in Rust raise; each has its own class."""
 
 
 def after_call(arguments: str) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     asyncio.run(made.close())
 
 
-# Schemas are read in a process of their own, which takes seconds to start.
+# Schemas are compiled in a separate process, which takes seconds to start.
 @pytest.mark.parametrize(
     "bodies",
     [

@@ -1,4 +1,4 @@
-"""What is JSON and what only looks like it; bodies that are too large, too slow, or end too soon."""
+"""JSON, and text that only looks like it; bodies that are too large, too slow, or incomplete."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_requests_at_the_limits_are_accepted() -> None:
 def read(
     parts: Sequence[bytes], max_bytes: int = 10, headers: Sequence[tuple[str, str]] = (), *, endless: bool = False
 ) -> object:
-    """Read a body that comes in these parts; ``endless`` ones never end."""
+    """Read a body that arrives in these parts; an ``endless`` one never ends."""
     messages: list[Message] = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
 
     async def receive() -> Message:

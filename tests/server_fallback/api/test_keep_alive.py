@@ -1,4 +1,4 @@
-"""Silence in a streamed answer: what proxies see of it, and what clients do not."""
+"""Pauses in a streamed answer: proxies receive comments, which clients ignore."""
 
 from __future__ import annotations
 

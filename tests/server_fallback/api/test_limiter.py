@@ -1,4 +1,4 @@
-"""Rates, and what clients have at once, on a clock that the test turns."""
+"""Rate and concurrency limits, on a clock that the test controls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server tells of its work: metrics, logs, traces. None of it holds a prompt, an answer or a key."""
+"""Metrics, logs and traces. None of them contains a prompt, an answer or a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's own clients, in Python and in Node, as they come: nothing is set but the address and the key."""
+"""OpenAI's own clients in Python and in Node with their defaults: only the address and the key are set."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_the_node_client_passes_unchanged(address: str, models: FakeModels, monk
     node = shutil.which("node")
     if node is None or not (WEB / "node_modules" / "openai").is_dir():
         lacks("Node.js or the npm packages of web/ are missing")
-    # So that comments come between the events.
+    # This sends comments between the events.
     monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.01)
     models.fake = FakeExecutor(delay_seconds=0.03)
     environment = {**os.environ, "OPENAI_BASE_URL": address, "OPENAI_API_KEY": KEY, "NEARFAR_WEB": str(WEB)}

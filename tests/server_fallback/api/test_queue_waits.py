@@ -1,4 +1,4 @@
-"""X-Nearfar-Queue-Ms: how long a request would wait for the device now."""
+"""X-Nearfar-Queue-Ms: the time that a request would currently wait for the device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IDLE, BUSY = ExecutorState(True, ""), ExecutorState(True, "", waiting=1)
 
 @dataclass
 class SilentExecutor(FakeExecutor):
-    """Tells nothing of its queue, as other servers."""
+    """Reports nothing about its queue, like other servers."""
 
     def chat(self, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk, None]:
         return super().chat(request, replace(call, observe_queue=None))

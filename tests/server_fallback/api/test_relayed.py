@@ -1,4 +1,4 @@
-"""Streams of another server through the app: what the client, the metrics and the log see of blocks of events."""
+"""Relayed streams of another server: the client, the metrics and the log see the events inside of blocks."""
 
 from __future__ import annotations
 

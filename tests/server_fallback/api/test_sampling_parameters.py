@@ -1,5 +1,5 @@
-"""Sampling from the request's JSON to the device: the setting that each parameter becomes, and answers whose tokens
-are chosen by hand here, from the logits of transformers.
+"""Sampling from the request's JSON to the device: the setting for each parameter, and answers compared with tokens that
+plain Python chooses from the logits of transformers.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def answers(bundle: Bundle, path: str, *bodies: dict[str, Any]) -> tuple[list[li
     return asyncio.run(run()), runner
 
 
-# What a request has when it names no parameter: temperature, top_k, top_p, min_p, the drawn number, which is left out
-# here, and the three penalties.
+# The default settings of a request: temperature, top_k, top_p, min_p, the random number (left out here), and the three
+# penalties.
 DEFAULTS = [1.0, 0.0, 1.0, 0.0, None, 1.0, 0.0, 0.0]
 COLUMNS = {
     "temperature": (0, 0.5, 0.5),
@@ -103,7 +103,7 @@ def test_each_parameter_becomes_one_setting_of_its_row(bundle: Bundle, path: str
         for name in parameters:
             column, _, expected[column] = COLUMNS[name]
         assert [value for index, value in enumerate(row) if index != 4] == expected[:4] + expected[5:], parameters
-        # The counts of the slot apply to penalties alone.
+        # Only penalties use the counts of the slot.
         assert flag == (1 if any("penalty" in name for name in parameters) else 0), parameters
 
 
@@ -161,7 +161,7 @@ class ByHand:
 
 
 def mulberry32(state: int) -> Iterator[float]:
-    """The generator that a seed starts, as it is published (Ettinger 2017)."""
+    """The random number generator of a seed, as published (Ettinger 2017)."""
     word = 0xFFFFFFFF
     while True:
         state = (state + 0x6D2B79F5) & word
@@ -210,7 +210,7 @@ def test_seeded_answers_with_all_filters_and_penalties_are_those_chosen_by_hand(
         return [tokenizer.decode(sampling.answer(logits_of, SEED + index, TOKENS)) for index in range(2)]
 
     expected = texts_of(ALL)
-    # Every parameter matters: each text would be another one without it.
+    # Every parameter matters: without it, each text would be different.
     for parameter in fields(ByHand):
         left_out: dict[str, Any] = {parameter.name: parameter.default}
         without = texts_of(replace(ALL, **left_out))

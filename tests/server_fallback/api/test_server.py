@@ -22,7 +22,7 @@ from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.server import bind, run_server
 
-# Says its port, then logs to the standard error.
+# Prints its port, then logs to standard error.
 PROGRAM = """
 import sys
 from fake_models import FakeExecutor, FakeModels
@@ -43,7 +43,7 @@ print("closed" if models.closed_after is not None else "left open", flush=True)
 """
 
 
-# A thread that never ends keeps Python from ending.
+# A thread that never ends keeps Python from exiting.
 HANGING = """
 import asyncio, signal, sys, threading, time
 from fake_models import FakeModels
@@ -88,7 +88,7 @@ def lines_of(sock: socket.socket) -> Iterator[str]:
 
 
 def ask(port: int) -> socket.socket:
-    """A stream that has begun."""
+    """A stream that has started."""
     sock = socket.create_connection(("127.0.0.1", port), timeout=10)
     body = json.dumps({**HI, "stream": True})
     head = (

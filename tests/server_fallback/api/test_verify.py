@@ -1,4 +1,4 @@
-"""/v1/nearfar/verify on a socket: whose drafts are accepted, what the server answers, and how connections end."""
+"""/v1/nearfar/verify on a socket: which clients may send drafts, the server's replies, and how connections end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def heard(socket: ClientConnection) -> dict[str, Any]:
 
 
 async def closed(socket: ClientConnection) -> int | None:
-    """The code that it closes with."""
+    """The code with which the server closes the connection."""
     with pytest.raises(ConnectionClosed):
         await heard(socket)
     return socket.close_code
@@ -142,7 +142,7 @@ def test_keys_come_in_the_header_or_among_the_protocols_of_a_page() -> None:
                 async with asking(server, **options) as socket:
                     await say(socket, opening())
                     assert (await heard(socket))["type"] == "opened"
-                    # The key does not come back.
+                    # The key is not sent back.
                     assert socket.subprotocol == ("nearfar.verify" if "subprotocols" in options else None)
             for options in (
                 {},
@@ -167,7 +167,7 @@ def test_an_open_stream_counts_against_its_keys_limit() -> None:
                 async with asking(server, additional_headers=headers) as second:
                     assert (await heard(second))["error"]["code"] == "concurrency_limit_exceeded"
                     assert await closed(second) == 4429
-            # When it has left, another may come.
+            # After it disconnects, another one may connect.
             while server.server._service.limits.running:
                 await asyncio.sleep(0.005)
             async with asking(server, additional_headers=headers) as third:
@@ -224,7 +224,7 @@ def test_a_client_that_disconnects_ends_its_round_and_a_silent_one_is_disconnect
                 assert (await heard(socket))["error"]["code"] == "message_timeout"
                 assert await closed(socket) == 4408
             async with asking(server) as socket:
-                # Of three steps.
+                # The length of three steps.
                 await say(socket, opening(prompt=PROMPT * 5))
                 assert (await heard(socket))["type"] == "opened"
                 await say(socket, draft(TOKENS[:4]))

@@ -1,4 +1,4 @@
-"""The hash model behind the API's models, as far as drafts are checked with it."""
+"""The hash model behind the API's models, with only the methods that check drafts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class VerifyingExecutor(FakeExecutor):
 
 @asynccontextmanager
 async def served(executor: FakeExecutor | None = None, config: ApiConfig | None = None) -> AsyncIterator[LiveServer]:
-    """While its server runs."""
+    """Run ``work`` while the server runs."""
     executor = executor or VerifyingExecutor()
     with live_server(FakeModels(executor), config or ApiConfig()) as server:
         yield server

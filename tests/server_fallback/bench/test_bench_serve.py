@@ -1,4 +1,4 @@
-"""`nearfar bench serve` against a server whose answers are known."""
+"""`nearfar bench serve` with a server whose answers are known."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def words_of(received: Received) -> int:
 
 
 def two_tokens_a_word(received: Received) -> Reply:
-    """As many tokens as are allowed, two of the prompt's for each word and 10 beside."""
+    """As many tokens as allowed. A prompt has two tokens per word and 10 more."""
     assert received.body is not None
     count = received.body["max_tokens"]
     usage = {
@@ -56,7 +56,7 @@ def test_loads_are_measured_printed_written_and_drawn(
     assert "first token" in printed
     written = json.loads(figures.read_text())
     assert [load["concurrency"] for load in written["loads"]] == [1, 3]
-    # Two requests come before, to learn how many tokens a word has.
+    # Two earlier requests measure the number of tokens per word.
     received = server.received[2:]
     assert len(received) == 12
     for load, its in zip(written["loads"], (received[:6], received[6:]), strict=True):
@@ -114,7 +114,7 @@ def test_failed_requests_are_counted_and_reported(
     captured = capsys.readouterr()
     assert "4 of 4 requests failed" in captured.err
     assert message in captured.err
-    # The table comes all the same.
+    # The table is printed nevertheless.
     assert "first token" in captured.out
 
 

@@ -1,4 +1,4 @@
-"""What `nearfar serve` prints."""
+"""The output of `nearfar serve`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nearfar.server_fallback.schema.models import LoadRequest
 
 
 class Opener:
-    """Of two models: "chat", and "embed", which embeds."""
+    """The registry of two models: "chat", and "embed" for embeddings."""
 
     async def prepare(self, model: str, name: str | None) -> Opening:
         async def open_it() -> FakeExecutor:

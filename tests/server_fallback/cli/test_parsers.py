@@ -1,4 +1,4 @@
-"""The commands of the far side are found by the command line, which stays quick."""
+"""The command line finds the commands of the far side, and stays fast."""
 
 from __future__ import annotations
 

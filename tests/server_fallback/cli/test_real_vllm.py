@@ -1,8 +1,8 @@
 """`nearfar serve --executor vllm` with vLLM itself: HTTP, tools, structured output, embeddings and a crash.
 
 `make test-vllm` runs these tests with the vLLM on the PATH. They are skipped if there is none, or if it cannot be
-imported. The model is the demo model with a chat template that has a place for tools; a regular expression makes
-it write what it would not write by itself. tests/README.md lists the versions with which they have passed.
+imported. The model is the demo model with a chat template that supports tools; a regular expression makes it write
+texts that it would not write otherwise. tests/README.md lists the versions with which they have passed.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def test_parameters_reach_it(client: openai.OpenAI) -> None:
     assert ask(client, stop=" ").choices[0].message.content == "27"
     cut = ask(client, max_tokens=3)
     assert (cut.choices[0].finish_reason, cut.usage.completion_tokens) == ("length", 3)
-    # Without an end, to the limit.
+    # The answer has no end token, so it reaches the limit.
     endless = ask(client, max_tokens=40, extra_body={"ignore_eos": True})
     assert endless.usage.completion_tokens == 40
     listed = ask(client, logprobs=True, top_logprobs=2).choices[0].logprobs.content
@@ -233,7 +233,7 @@ def test_calls_that_the_model_writes_are_read(client: openai.OpenAI, stream: boo
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 def test_calls_can_be_required(client: openai.OpenAI, stream: bool, choice: Any) -> None:
-    # In JSON, a model that was not trained for it may write spaces until its limit.
+    # In JSON, an untrained model may write spaces until its limit.
     vocabulary = json.loads((CHECKPOINT / "tokenizer.json").read_text())["model"]["vocab"]
     spaces = {
         str(index): -100 for text, index in vocabulary.items() if not text.strip(" \n\t\r\u0120\u010a\u0109\u010d")
@@ -281,7 +281,7 @@ def test_a_model_of_embeddings_embeds_and_refuses_chats(tmp_path: Path) -> None:
 
 
 def test_its_crash_is_a_503_and_the_next_one_answers(served: Served, client: openai.OpenAI) -> None:
-    """The last of these tests: it ends vLLM's engine, which vLLM's own process does not survive."""
+    """This test must be the last: it ends vLLM's engine, and vLLM's own process ends with it."""
     engine = next(pid for pid in descendants(served.process.pid) if "EngineCore" in name_of(pid))
     stream = ask(client, stream=True, max_tokens=400, extra_body={"ignore_eos": True})
     next(iter(stream))

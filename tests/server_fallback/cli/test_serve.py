@@ -1,4 +1,4 @@
-"""`nearfar serve` as its users run it: processes that compile, serve OpenAI's client, and are killed."""
+"""`nearfar serve` as users run it: processes that compile, serve OpenAI's client, and are killed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Served:
 
 
 def start(cache: Path, *arguments: str, command: str = "serve") -> Callable[[], Served]:
-    """What is called waits until it serves. Several can be started before the first is waited for."""
+    """Starts a server. Calling the result waits until it serves, so several servers can start at the same time."""
     with (cache / f"{len(list(cache.glob('*.log')))}.log").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "nearfar.compiler.cli", command, *arguments, "--port", "0"],
@@ -65,7 +65,7 @@ def start(cache: Path, *arguments: str, command: str = "serve") -> Callable[[], 
             printed = ""
             for line in printing:
                 printed += line
-                # The last line of what it prints.
+                # The last line of its output.
                 if line.startswith("curl "):
                     return Served(process, re.findall(r"http://127\.0\.0\.1:\d+", line)[0], printed)
         raise AssertionError("".join(path.read_text() for path in cache.glob("*.log")))
@@ -80,7 +80,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def replicas(cache: Path) -> Iterator[list[Served]]:
-    """Two that start at once, neither of which finds the model compiled."""
+    """Two servers that start at the same time, before the model is compiled."""
     waits = [start(cache, "demo", "--alias", "gpt=demo", "--max-sequences", "4") for _ in range(2)]
     servers = [wait() for wait in waits]
     yield servers
@@ -139,7 +139,7 @@ def test_a_structured_answer_loads_no_torch_and_takes_little_memory(replicas: li
             response_format={"type": "json_schema", "json_schema": {"name": "sum", "schema": {"type": "integer"}}},
         )
     json.loads(answer.choices[0].message.content or "")
-    # The engine's; one renders chat templates, and one compiles grammars.
+    # The engine's process, one that renders chat templates, and one that compiles grammars.
     children = children_of(server)
     assert len(children) == 3
     loaded = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in (server, *children))
@@ -268,7 +268,7 @@ def test_a_server_before_others_answers_as_they_do_and_survives_the_end_of_one(
 
 
 def test_with_every_replica_gone_it_is_an_error_with_a_hint(replicas: list[Served]) -> None:
-    """After the tests above, which need them."""
+    """This test follows the tests above, which need the processes."""
 
     async def ask() -> None:
         options = UpstreamOptions(tuple(server.url for server in replicas), "demo", "demo", dialect="nearfar")

@@ -1,4 +1,4 @@
-"""From options to what is loaded."""
+"""From options to loaded models."""
 
 from __future__ import annotations
 

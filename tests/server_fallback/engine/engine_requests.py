@@ -23,7 +23,7 @@ T = TypeVar("T")
 LIMITS = Limits(tokens=8, sequences=4, rows=4, pages=24)
 
 
-# Their answers are long, by the hash model.
+# The hash model gives these prompts long answers.
 PROMPT = [13, 2, 3, 13, 10, 1, 5, 13, 1, 14]
 
 
@@ -78,7 +78,7 @@ def require_no_page_held(engine: TokenEngine) -> None:
 
 @dataclass(slots=True, weakref_slot=True)
 class EvenTokens:
-    """Even tokens only, but not the stop token; four of them."""
+    """Allows only even tokens without the stop token; the answer has four tokens."""
 
     accepted: list[int] = field(default_factory=list)
     complete: bool = False

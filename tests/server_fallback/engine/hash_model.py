@@ -20,7 +20,7 @@ def next_token(tokens: Sequence[int]) -> int:
 
 
 def answer_of(prompt: Sequence[int], max_tokens: int, context: int) -> tuple[list[int], str]:
-    """What one request alone is answered with, and how that ends."""
+    """The answer to a request that runs alone, and its finish reason."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < max_tokens and len(tokens) <= context:
         token = next_token(tokens)

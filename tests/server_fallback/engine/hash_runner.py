@@ -1,8 +1,8 @@
-"""A runner whose pages hold token ids: it reads a sequence through its page table, as attention does, and answers by
+"""A runner whose pages contain token ids: it reads a sequence through its page table, as attention does, and computes
 the hash model.
 
-Penalties, biases, masks and draws take part in the answer, so that what the engine sets for a slot shows. On request it
-works on a thread of its own, as a device does, or fails.
+Penalties, biases, masks and random numbers influence the answer, which therefore reveals wrong settings of a slot.
+Optionally, it works on its own thread, as a device does, or fails.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ MODEL = TokenModel(vocab_size=VOCAB, end_token_ids=frozenset({0}), context=64, p
 
 
 class HashRunner:
-    """``fail`` returns the error to raise for a batch, by its number; ``broken`` are tokens of prompts that give no
-    logits.
-    """
+    """``fail`` returns the error to raise for a batch, by its number. Tokens in ``broken`` produce NaN logits."""
 
     def __init__(
         self,
@@ -60,7 +58,7 @@ class HashRunner:
         return self._run(self._forward, batch, failure)
 
     def embed(self, batch: Batch) -> FloatArray:
-        """For each sampled row the sum of its text's tokens, their number, and the token itself."""
+        """For each sampled row: the sum of its sequence's tokens, their number, and the token itself."""
         self.batches.append(batch)
         failure = self._fail(len(self.batches) - 1)
         if failure is not None:
@@ -85,7 +83,7 @@ class HashRunner:
             self._pool.shutdown()
 
     def _run(self, call: Callable[..., object], *arguments: object) -> Future[Output]:
-        """In the order of the calls, on the runner's thread if it has one."""
+        """Run calls in order, on the runner's thread if it has one."""
         if self._pool is not None:
             return self._pool.submit(call, *arguments)  # type: ignore[arg-type]
         try:
@@ -115,7 +113,7 @@ class HashRunner:
         if self._step_seconds:
             time.sleep(self._step_seconds)
         self._write_tokens(batch)
-        # A device that fails leaves what nobody should read.
+        # After a failure of the device, results contain invalid values.
         if failure is not None:
             self._cells[:] = -1
             raise failure

@@ -1,5 +1,5 @@
-"""Runs a scheduler over the hash model as tests/conformance/scheduler.json describes, and checks what must hold at any
-time.
+"""Runs a scheduler over the hash model as tests/conformance/scheduler.json describes, and checks invariants after each
+step.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from nearfar.server_fallback.engine.step import Row, Step
 
 @dataclass(slots=True)
 class HashDevice:
-    """Pages of token ids, other ones under an adapter. A step is computed when it is committed, from what was known
-    when it was built. The pages must hold all tokens that each row sees.
+    """Pages of token ids, which an adapter changes. A step is computed when it is committed, from the state at the time
+    when it was built. The pages must contain all tokens that each row attends to.
     """
 
     config: SchedulerConfig
-    # By group, what the pages hold.
+    # The contents of the pages, by group.
     cells: list[list[int]] = field(init=False)
-    # By slot, the token sampled last.
+    # The token that each slot sampled last.
     sampled: dict[int, int] = field(default_factory=dict)
-    # By sequence, the tokens whose positions have been computed.
+    # For each sequence, the tokens whose positions have been computed.
     computed: dict[Sequence, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class HashDevice:
             cells[destination * size : (destination + 1) * size] = cells[source * size : (source + 1) * size]
 
     def compute(self, cells: list[int], pages: list[int], window: int | None, row: Row, read: list[int]) -> None:
-        """Write a row's tokens, and check that the pages hold those that the row sees."""
+        """Write a row's tokens, and check that the pages contain those that the row attends to."""
         size = self.config.page_size
         slots = [pages[position // size] * size + position % size for position in range(len(read))]
         for position in range(row.start, len(read)):
@@ -83,14 +83,14 @@ class HashDevice:
 
 
 def shift_of(adapter: str | None) -> int:
-    """What an adapter adds to the tokens in pages: other keys and values."""
+    """The value that an adapter adds to the tokens in pages, because its keys and values differ."""
     return 0 if adapter is None else 100 + len(adapter)
 
 
 def config_of(
     *, pages: int, window: int | None = None, window_pages: int | None = None, **other: Any
 ) -> SchedulerConfig:
-    """A configuration as the JSON has it: without ``window_pages``, the only group has the window."""
+    """A configuration in the form of the JSON: without ``window_pages``, the only group has the window."""
     groups = [PageGroup(pages, window if window_pages is None else None)]
     if window_pages is not None:
         groups.append(PageGroup(window_pages, window))
@@ -100,7 +100,7 @@ def config_of(
 def run_trace(
     config: dict[str, int], requests: list[dict[str, Any]], check: Callable[[Scheduler], None]
 ) -> dict[str, Any]:
-    """The steps and outputs of a trace, as the JSON has them."""
+    """The steps and outputs of a trace, in the form of the JSON."""
     own = config_of(**{name: value for name, value in config.items() if name != "depth"})
     scheduler, device = Scheduler(own), HashDevice(own)
     sequences = [
@@ -177,15 +177,15 @@ def require_pages(scheduler: Scheduler) -> None:
 
 
 def require_step(scheduler: Scheduler, step: Step) -> None:
-    """The step keeps to its limits, and what it writes nobody else reads."""
+    """The step stays within its limits, and no other sequence reads what it writes."""
     config = scheduler.config
     assert sum(row.length for row in step.rows) <= config.max_tokens
     assert sum(row.num_sampled for row in step.rows) <= max(config.max_sequences, config.max_rows or 0)
     assert len({row.sequence for row in step.rows}) == len(step.rows) <= config.max_sequences
     assert all(row.length > 0 and row.start + row.length <= config.context for row in step.rows)
-    # Who must see each token has no second one on its way.
+    # A sequence that must see each token has at most one in flight.
     assert all(row.sequence.in_flight <= 1 for row in step.rows if row.sequence.params.lockstep)
-    # Whoever has just started from another's last page gets a copy before it writes there.
+    # A sequence that has just started from another's last page gets a copy before it writes there.
     for group, pool in enumerate(scheduler.kv.pools):
         beginners = [page for sequence in step.admitted for page in sequence.tables[group].live]
         for sequence in (row.sequence for row in step.rows):

@@ -1,5 +1,5 @@
-"""LoRA adapters by request: each answer is that of its own adapter, alone and beside others, and places are taken and
-given back.
+"""LoRA adapters by request: each answer is that of its own adapter, alone and beside others, and slots are allocated
+and freed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.targets.cpu.runner import CpuRunner
 
 CompileTiny = Callable[..., Path]
-# Two whole pages, so that they would be taken from the cache.
+# Two full pages, so that later requests could reuse them from the cache.
 PROMPT = [(7 * i + 3) % 509 for i in range(33)]
 STATES = dict[str, Mapping[str, FloatArray]]
 
@@ -38,7 +38,7 @@ def bundle(compile_tiny: CompileTiny) -> Bundle:
 def expected_and_states(
     bundle: Bundle, tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str | None, int], STATES]:
-    """The token that transformers has after the prompt, by adapter, and what the adapters' places hold."""
+    """The token that transformers generates after the prompt, and the contents of the adapter's slot, by adapter."""
     folder, checkpoint = tmp_path_factory.mktemp("adapters"), tiny_checkpoints["qwen3"]
     states: STATES = {}
     expected: dict[str | None, int] = {None: int(np.argmax(adapted_logits(checkpoint, {}, PROMPT)[-1]))}
@@ -78,7 +78,7 @@ def test_answers_of_one_batch_are_those_of_their_adapters(
             assert await asyncio.gather(*(first_token(engine, name) for name in names)) == [
                 expected[name] for name in names
             ]
-            # Now with the pages of the cache, which has one tree for each.
+            # Now with cached pages. The cache has one tree for each adapter.
             for name in names:
                 assert await first_token(engine, name) == expected[name]
             assert engine.stats().prefix_hits >= 6 * 32
@@ -120,7 +120,7 @@ def test_an_adapter_goes_when_the_last_answer_with_it_has_ended(
             answer = engine.generate(TokenRequest(PROMPT, max_tokens=150, adapter="red"))
             await anext(answer)
             unloading = asyncio.create_task(engine.unload_adapter("red"))
-            # This waits until it has called the engine; the request below follows it.
+            # Let the task call the engine before the request below.
             await asyncio.sleep(0)
             with pytest.raises(RequestError, match="adapter 'red' is not loaded"):
                 await first_token(engine, "red")

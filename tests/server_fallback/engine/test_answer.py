@@ -45,7 +45,7 @@ def test_no_end_comes_before_min_tokens_and_the_steps_still_run_ahead() -> None:
                 got = [token.token_id for token in tokens]
                 assert len(got) >= 8
                 assert not ends & set(got[:8])
-                # From there on it is as if the answer had none.
+                # From there on, the answer continues as without min_tokens.
                 following = await ids(engine, [*PROMPT, *got[:8]], max_tokens=12, **{name: ends})
                 assert got[8:] == following
                 assert completion.finish_reason in ("stop", "length")
@@ -64,7 +64,7 @@ def test_the_models_end_is_a_token_like_any_other_if_it_is_ignored() -> None:
             got = [token.token_id for token in tokens]
             assert got[: len(stopped) + 1] == [*(token.token_id for token in stopped), STOP]
             assert (len(got), completion.finish_reason) == (40, "length")
-            # Until min_tokens it does not come all the same, as in vLLM.
+            # Before min_tokens, the end token is still excluded, as in vLLM.
             assert STOP not in (await ids(engine, prompt, max_tokens=40, ignore_eos=True, min_tokens=40))
 
     run(work())
@@ -83,7 +83,7 @@ def test_an_answer_that_is_complete_at_max_tokens_is_not_cut(complete: bool, rea
 def test_a_full_context_ends_an_answer_or_the_oldest_tokens_make_way() -> None:
     async def work() -> None:
         async with engine_on(HashRunner(replace(LIMITS, pages=4)), context=40) as engine:
-            # The pages hold less than the model could.
+            # The pages hold fewer tokens than the model's context.
             assert engine.context == 16
             tokens, completion = await collect(engine, max_tokens=30)
             assert (len(tokens), completion.finish_reason) == (7, "length")

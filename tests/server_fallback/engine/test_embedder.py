@@ -1,4 +1,4 @@
-"""Embeddings from the token engine over the hash model."""
+"""Embeddings of the token engine with the hash model."""
 
 from __future__ import annotations
 

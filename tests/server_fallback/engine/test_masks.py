@@ -1,4 +1,4 @@
-"""Constrained answers whose masks are slow, over the hash model: no other answer waits for them, and their time is
+"""Constrained answers with slow masks over the hash model: no other answer waits for them, and their time is
 limited.
 """
 
@@ -49,7 +49,7 @@ class Blocking(EvenTokens):
 
 @dataclass(eq=False, slots=True)
 class Busy(EvenTokens):
-    """Its masks use ``seconds`` of the processor's time."""
+    """Its masks use ``seconds`` of processor time."""
 
     seconds: float = 0.0
 
@@ -76,7 +76,7 @@ def test_other_answers_go_on_while_a_mask_is_computed(blocked_mask: int) -> None
             constraint = Blocking(blocked_mask=blocked_mask)
             slow = asyncio.ensure_future(ids(engine, constraint=constraint, max_tokens=20))
             await reached(constraint)
-            # The same prompt too: nobody waits for the pages of the slow answer.
+            # This includes the same prompt: no answer waits for the pages of the slow one.
             for prompt in (OTHERS[0], OTHERS[1], PROMPT):
                 assert await ids(engine, prompt, max_tokens=12) == answer_of(prompt, 12, 64)[0]
             assert not slow.done()
@@ -87,7 +87,7 @@ def test_other_answers_go_on_while_a_mask_is_computed(blocked_mask: int) -> None
 
 
 def test_other_constrained_answers_go_on_while_masks_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A blocked thread uses no processor time, by which the pool would notice it.
+    # A blocked thread uses no processor time, so the pool does not notice it.
     monkeypatch.delattr(time, "pthread_getcpuclockid", raising=False)
 
     async def work() -> None:
@@ -117,12 +117,12 @@ def test_an_answer_over_its_mask_budget_ends_with_an_error_and_no_other_does(mon
     async def work() -> None:
         async with engine_on(HashRunner(ROOMY, threaded=True), context=400) as engine:
             other = asyncio.ensure_future(ids(engine, OTHERS[0], max_tokens=100))
-            # The budget is for the whole answer: no single mask is over it.
+            # The budget is for the complete answer: no single mask exceeds it.
             with pytest.raises(RequestError, match=r"the grammar is too slow: after \d tokens") as raised:
                 await ids(engine, constraint=Busy(seconds=0.02), max_tokens=200)
             assert raised.value.details["code"] == "grammar_too_slow"
             assert raised.value.details["tokens"] in (2, 3, 4)
-            # It grows with the answer.
+            # The budget grows with the answer.
             assert len(await ids(engine, constraint=Busy(seconds=0.0005), max_tokens=150)) == 150
             assert await other == answer_of(OTHERS[0], 100, 400)[0]
             await settle(engine)
@@ -203,7 +203,7 @@ def test_a_preempted_answer_whose_mask_is_late_gives_the_same_tokens() -> None:
             constraint = Blocking()
             slow = asyncio.ensure_future(ids(engine, constraint=constraint, max_tokens=20))
             await reached(constraint)
-            # A request of higher priority gets its only slot.
+            # A request of higher priority gets the only slot.
             assert await ids(engine, OTHERS[0], priority=1) == answer_of(OTHERS[0], 6, 64)[0]
             assert engine.stats().preemptions == 1
             constraint.released.set()

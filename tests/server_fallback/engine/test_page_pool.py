@@ -18,7 +18,7 @@ Known = tuple[str | None, tuple[int, ...]]
 
 
 class Holder:
-    """A sequence, as far as pages go: its tokens fill whole pages."""
+    """The pages of a sequence, whose tokens fill complete pages."""
 
     def __init__(self, adapter: str | None, pool: PagePool) -> None:
         self.adapter = adapter
@@ -37,7 +37,7 @@ class PoolAndCache(RuleBasedStateMachine):
         self.pool = PagePool(PageGroup(SIZE), PAGE)
         self.cache = PrefixCache([self.pool], PAGE)
         self.holders: list[Holder] = []
-        # The cached beginnings with their pages, and in which order they were used last.
+        # The cached prefixes with their pages, and the order of their last use.
         self.known: dict[Known, int] = {}
         self.used: dict[Known, int] = {}
         self.clock = 0
@@ -71,7 +71,7 @@ class PoolAndCache(RuleBasedStateMachine):
         self.cache.insert(holder.position, holder.tokens, holder.tables, len(pages), holder.adapter)
         for index, page in enumerate(pages):
             known = (holder.adapter, tuple(holder.tokens[: (index + 1) * PAGE]))
-            # The first page that was known stays.
+            # The page that was cached first stays.
             assert holder.pages[index] == self.known.setdefault(known, page)
         self.touch(holder)
 
@@ -174,7 +174,7 @@ def test_a_prefix_needs_only_the_pages_within_the_window_before_its_end() -> Non
     cache.insert(position, tokens, tables, 3)
     tables[1].give_back(6)
     assert (list(tables[1].pages), tables[1].dead) == ([0, 0, 2], 2)
-    # The pages that were given back are in the cache until they are evicted.
+    # The freed pages are in the cache until they are evicted.
     assert cache.match(tokens, 2).pages == [[0, 1], [0, 1]]
     assert [cache.evict(1) for _ in range(3)] == [True, True, False]
     assert cache.match(tokens, 2) == (0, [[], []])

@@ -1,5 +1,5 @@
-"""How likely a prompt's last tokens are: the numbers of the reference's logits, whatever is cached, runs beside or
-gives way.
+"""Log-probabilities of a prompt's last tokens: those of the reference's logits, whatever is cached, runs beside them or
+is preempted.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def exact(bundle: Bundle, prompt: Sequence[int]) -> FloatArray:
 
 
 def wanted(bundle: Bundle, prompt: Sequence[int], count: int) -> list[float]:
-    """The definition, from exact log-probabilities. Some of the tokens must be among the likeliest, or this compares
-    estimates alone.
+    """The expected values by definition, from exact log-probabilities. Some of the tokens must be among the likeliest,
+    or this compares only estimates.
     """
     rows = exact(bundle, prompt)
     values: list[float] = []
@@ -84,7 +84,7 @@ def wanted(bundle: Bundle, prompt: Sequence[int], count: int) -> list[float]:
 
 @pytest.fixture(scope="module")
 def likely_prompt(tiny_bundle: Path, prompt_token_ids: list[int]) -> list[int]:
-    """40 tokens of no meaning; then likely ones and those of no meaning by turns."""
+    """40 random tokens, then alternately likely and random ones."""
     bundle, prompt = open_bundle(tiny_bundle), prompt_token_ids[:40]
     for index in range(24):
         prompt = [
@@ -169,7 +169,7 @@ def test_a_step_takes_no_more_rows_than_the_runner() -> None:
         prompts = [[(7 * index + place) % (VOCAB - 1) + 1 for place in range(20)] for index in range(3)]
         await asyncio.gather(*(answer_of(engine, prompt) for prompt in prompts))
         assert max(len(batch.sample_rows) for batch in runner.batches) == 4
-        # Rows that tell of a prompt are greedy, and leave nothing in a slot.
+        # Rows for prompt log-probabilities are greedy, and store nothing in a slot.
         reported = [
             row for batch in runner.batches if batch.alternatives for row in batch.sample_slots.tolist() if row[0] == -1
         ]

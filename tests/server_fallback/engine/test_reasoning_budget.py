@@ -1,4 +1,4 @@
-"""Budgets of reasoning over the hash model: forced tokens, and the model's log-probabilities of them."""
+"""Reasoning budgets over the hash model: forced tokens, and the model's log-probabilities of them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The same request gives the same tokens alone and under load: greedy and seeded, preempted, beside others that come
-and go.
+"""The same request gives the same tokens alone and under load: greedy and seeded, preempted, beside others that arrive
+and end.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ async def left_early(engine: TokenEngine, request: TokenRequest, after: int) -> 
 
 
 def alone(runner: StepRunner, model: TokenModel, requests: Sequence[TokenRequest]) -> list[Answer]:
-    """Each request by itself; what the one before left in the cache is forgotten."""
+    """Each request alone. The cache is cleared before each."""
 
     async def work() -> list[Answer]:
         engine = TokenEngine(runner, model)
@@ -92,7 +92,7 @@ def alone(runner: StepRunner, model: TokenModel, requests: Sequence[TokenRequest
 def under_load(
     runner: StepRunner, model: TokenModel, requests: Sequence[TokenRequest], noise: Sequence[TokenRequest]
 ) -> list[Answer]:
-    """All at once and in waves, beside others that are left half-way. Pages run out on the way, and none is lost."""
+    """All at once and in waves, beside others that are cancelled. Pages run out meanwhile, and none is lost."""
 
     async def work() -> list[Answer]:
         engine = TokenEngine(runner, model)
@@ -139,7 +139,7 @@ def test_32_mixed_requests_on_a_model_are_answered_as_each_alone(tiny_bundle: Pa
 
 
 def test_mixed_requests_on_a_model_with_windows_are_answered_as_each_alone(windowed_bundle: Path) -> None:
-    """Pages behind the windows are given back, and used by others."""
+    """Pages behind the windows are freed, and other sequences use them."""
     bundle = open_bundle(windowed_bundle)
     requests = mixed_requests(12, VOCAB_SIZE, (1, 15, 40, 60), 60)
     model = TokenModel.of(bundle.manifest)

@@ -20,7 +20,7 @@ from nearfar.server_fallback.engine.sequence import FINISHED, RUNNING, Sequence,
 from nearfar.server_fallback.engine.step import Step
 
 TOKEN = st.integers(1, VOCAB - 1)
-# Few beginnings, so that prompts share them.
+# Few prefixes, so that prompts share them.
 PROMPTS = st.builds(
     lambda head, tail: [*head, *tail],
     st.sampled_from([[1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 9], []]),
@@ -29,7 +29,7 @@ PROMPTS = st.builds(
 
 
 def alone(sequence: Sequence, context: int) -> tuple[list[int], str]:
-    """What a request is answered with alone, and how that ends."""
+    """The answer to a request that runs alone, and its finish reason."""
     shift = shift_of(sequence.params.adapter)
     tokens = list(sequence.prompt)
     assert sequence.params.max_tokens is not None
@@ -46,12 +46,12 @@ class Scheduling(RuleBasedStateMachine):
         super().__init__()
         self.sequences: list[Sequence] = []
         self.aborted: set[Sequence] = set()
-        # How many tokens of each sequence's prompt get a log-probability, and which of them have one.
+        # For each sequence, the number of prompt tokens that get a log-probability, and the tokens that have one.
         self.logprobs: dict[Sequence, tuple[int, list[int]]] = {}
         self.open: list[tuple[Step, Callable[[], list[int]]]] = []
 
     @initialize(
-        # None: as long as the context.
+        # None: a page holds the complete context.
         page_size=st.sampled_from([1, 2, 3, 4, None]),
         max_tokens=st.integers(4, 12),
         max_sequences=st.integers(1, 4),
@@ -59,7 +59,7 @@ class Scheduling(RuleBasedStateMachine):
         spare_pages=st.integers(0, 12),
         spare_rows=st.integers(0, 6),
         patience=st.sampled_from([None, 3, 20]),
-        # Of all layers, or of the second group.
+        # The window of all layers, or of the second group.
         window=st.sampled_from([None, 1, 3, 5, 9]),
         mixed=st.booleans(),
     )
@@ -106,7 +106,7 @@ class Scheduling(RuleBasedStateMachine):
         again: bool,
         prompt_logprobs: int,
     ) -> None:
-        """A round of verification may continue the one before: it starts from its last page then."""
+        """A round of verification may continue the previous one: it then starts from its last page."""
         leader = next(
             (one for one in self.sequences if again and one.state != FINISHED and one.priority >= priority), None
         )
@@ -137,7 +137,7 @@ class Scheduling(RuleBasedStateMachine):
 
     @rule(drafts=st.integers(0, 3), right=st.integers(0, 3))
     def build(self, drafts: int = 0, right: int = 0) -> None:
-        """Build a step, with ``drafts`` for sequences in lockstep, of which the first ``right`` are correct."""
+        """Build a step with ``drafts`` for sequences in lockstep. The first ``right`` drafts are correct."""
         for sequence in self.scheduler.running:
             if sequence.params.lockstep and sequence.in_flight == 0:
                 shift, tokens = shift_of(sequence.params.adapter), list(sequence.tokens)
@@ -159,7 +159,7 @@ class Scheduling(RuleBasedStateMachine):
             if event.kind == "prompt_logprob":
                 self.logprobs[event.sequence][1].append(event.token_id)
             elif event.sequence not in self.aborted:
-                # All of them come before the answer.
+                # All log-probabilities of the prompt precede the answer.
                 count, found = self.logprobs[event.sequence]
                 assert len(found) == count
 
@@ -239,8 +239,8 @@ def turn(scheduler: Scheduler, device: HashDevice) -> Step | None:
 
 
 def steps_until_it_runs(patience: int | None) -> int | None:
-    """How long a request of low priority waits while ones of high priority keep coming; None if it is longer than
-    200 steps.
+    """The number of steps that a request of low priority waits while requests of high priority keep arriving; None for
+    more than 200.
     """
     own = config(patience_steps=patience)
     scheduler, device = Scheduler(own), HashDevice(own)

@@ -1,4 +1,4 @@
-"""Speculative decoding: the answers are those without it, whatever is guessed; and what is guessed."""
+"""Speculative decoding: answers are the same as without it, whatever the drafts are; and the drafts themselves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LIMITS = Limits(tokens=24, sequences=4, rows=20, pages=24)
 
 
 class WrongNowAndThen(HashRunner):
-    """A small model: as the large one, but for every fifth token."""
+    """A small model that differs from the large one in every fifth token."""
 
     def _sample(self, tokens: list[int], slot: int, flags: int, settings: list[float]) -> int:
         token = super()._sample(tokens, slot, flags, settings)
@@ -50,7 +50,7 @@ def speculating(
     noise: Sequence[TokenRequest] = (),
     tokens: int = 4,
 ) -> tuple[list[Answer], EngineStats]:
-    """All requests at once, and what the engine counted."""
+    """The answers to all requests at once, and the engine's counters."""
 
     async def work() -> tuple[list[Answer], EngineStats]:
         speculation = Speculation("ngram" if draft is None else "draft", tokens)
@@ -101,7 +101,7 @@ def test_mixed_requests_are_answered_as_without_speculation(kind: str, threaded:
 
 
 def test_a_draft_that_is_always_right_saves_steps() -> None:
-    # Its answer is long, by the hash model.
+    # The hash model gives this prompt a long answer.
     request = TokenRequest(
         [13, 2, 3, 13, 10, 1, 5, 13, 1, 14], 21, Sampling(temperature=1, seed=3), stop_token_ids=frozenset()
     )
@@ -173,7 +173,7 @@ def test_ngrams_guess_what_followed_the_last_words_when_they_came_before() -> No
     guess = Guess(sequence, resolve_sampling(Sampling()), 3)
     drafter.draft([guess])
     assert sequence.drafts == [4, 5, 9]
-    # Longer runs guess better: 2, 3 came last before 9, and 9, 2, 3 before 7.
+    # Longer matches take precedence: 9 followed the last 2, 3, but 7 followed 9, 2, 3.
     sequence.tokens += [7, 2, 3, 9, 9, 2, 3]
     drafter.draft([guess])
     assert sequence.drafts == [7, 2, 3]
@@ -225,7 +225,9 @@ def test_answers_of_a_model_are_those_of_plain_decoding(tiny_bundle: Path) -> No
 
 @pytest.mark.parametrize("kind", ["ngram", "draft"])
 def test_a_model_that_gathers_rows_speculates_with_known_tokens(kind: str, windowed_bundle: Path) -> None:
-    """Its runner refuses tokens that only the device knows. It has windows, so the draft model gives pages back."""
+    """The draft model's runner refuses tokens that only the device knows. It has windows, so the draft model frees
+    pages.
+    """
     bundle = open_bundle(windowed_bundle)
     model = TokenModel.of(bundle.manifest)
     assert model.gathers

@@ -1,4 +1,4 @@
-"""Steps as batches: equal to what plain loops over rows and positions give, whatever the rows hold."""
+"""Steps as batches: equal to the results of plain loops over rows and positions, for any rows."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def require_equal(batch: Batch, expected: dict[str, list[Any]]) -> None:
         assert array.flags.writeable
         found = array.tolist()
         if name == "sample_settings":
-            # A greedy row ignores what is drawn for it.
+            # A greedy row ignores its random number.
             draw = [row[4] if row[0] > 0 else 0.0 for row in found]
             found = [[*row[:4], drawn, *row[5:]] for row, drawn in zip(found, draw, strict=True)]
         assert found == expected[name], name

@@ -55,7 +55,7 @@ def test_a_slow_reader_gets_several_tokens_at_once_and_the_error_after_them() ->
             async def read_slowly() -> None:
                 async for batch in batches:
                     read.extend(batch)
-                    # Longer than the rest of the deadline: its error comes after all tokens.
+                    # Longer than the time until the deadline. Its error follows all tokens.
                     await asyncio.sleep(0.3)
 
             with pytest.raises(DeadlineExceeded) as passed:
@@ -74,7 +74,7 @@ def test_a_second_turn_computes_new_tokens_only() -> None:
             tokens, completion = await collect(engine, prompt, max_tokens=1)
             after = engine.stats()
             assert [token.token_id for token in tokens] == answer_of(prompt, 1, 64)[0]
-            # Of 15 computed positions 12 fill pages.
+            # 12 of the 15 computed positions fill pages.
             assert completion.cached_tokens == 12
             assert after.computed_tokens - before.computed_tokens == len(prompt) - 12
             assert (after.prefix_queries, after.prefix_hits) == (len(PROMPT) + len(prompt), 12)
@@ -91,7 +91,7 @@ def test_answers_to_one_prompt_compute_it_once_even_its_last_page() -> None:
             )
             assert [completion.cached_tokens for _, completion in answers] == [0, 9, 9, 9, 9]
             prompts = [batch for batch in runner.batches if (batch.token_ids >= 0).any()]
-            # The prompt, then its last token once for each of the others.
+            # The prompt, then its last token once for each of the other answers.
             assert sum(int((batch.token_ids >= 0).sum()) for batch in prompts) == 10 + 4
             assert runner.copies == 4
             await settle(engine)

@@ -1,4 +1,6 @@
-"""Drafts from outside: whatever they are, an answer is the one without them; and what a round costs, and leaves."""
+"""Drafts from clients: an answer is the same as without them, whatever they are; and the costs of a round, and the
+state after it.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,12 @@ from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.engine.verification import Verification
 
 LIMITS = Limits(tokens=24, sequences=4, rows=20, pages=24)
-# Its answer is long, by the hash model.
+# The hash model gives this prompt a long answer.
 PROMPT = [13, 2, 3, 13, 10, 1, 5, 13, 1, 14]
 LONG = TokenRequest(PROMPT, 21, Sampling(temperature=1, seed=3))
 LONG_MODEL = TokenModel(VOCAB, frozenset(), 64, 4)
 
-# The drafts after each number of tokens of an answer, and the answer itself.
+# Returns drafts for a number of generated tokens and the complete answer.
 Guess = Callable[[int, Sequence[int]], list[int]]
 
 
@@ -56,7 +58,7 @@ def noise(known: int, tokens: Sequence[int]) -> list[int]:
 async def verified(
     engine: TokenEngine, request: TokenRequest, tokens: Sequence[int], guess: Guess
 ) -> tuple[list[int], FinishReason, int]:
-    """The answer, how it ended, and its rounds."""
+    """The answer, its finish reason, and its number of rounds."""
     stream, found, rounds = Verification(engine, request), list[int](), 0
     while True:
         given = await stream.check(guess(len(found), tokens))
@@ -109,8 +111,7 @@ def test_right_drafts_take_a_round_for_five_tokens_and_no_position_is_computed_t
         runner = HashRunner(LIMITS)
         engine = TokenEngine(runner, LONG_MODEL)
         assert await verified(engine, LONG, tokens, right) == (tokens, "length", 5)
-        # The prompt with the first drafts; then the last token and its drafts. The last round has one token to
-        # give.
+        # The prompt with the first drafts; then the last token and its drafts. The last round generates one token.
         assert [len(batch.token_ids) for batch in runner.batches] == [10 + 4, 5, 5, 5, 1]
         assert runner.copies == 0
         await engine.close()
@@ -144,7 +145,7 @@ def test_between_rounds_a_stream_holds_nothing_and_goes_on_when_its_pages_are_go
         found = (await stream.check(tokens[:2])).token_ids
         assert engine.stats().running == engine.stats().waiting == 0
         require_no_page_held(engine)
-        # They fill the pages several times over.
+        # These requests fill the pages several times.
         await asyncio.gather(*(answer(engine, request) for request in others))
         given = await stream.check(tokens[3:5])
         assert given.cached_tokens == 0

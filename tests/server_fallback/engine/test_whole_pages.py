@@ -1,5 +1,5 @@
-"""The prefix cache with pages that hold a whole sequence: beginnings of pages are shared, and copied or taken over by
-who goes on.
+"""The prefix cache with pages that hold a complete sequence: prefixes of pages are shared, and copied or reused by
+sequences that continue them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PROMPT = [1 + index % (VOCAB - 1) for index in range(20)]
 
 
 class Chat:
-    """Requests one after the other, on ``pages``."""
+    """Consecutive requests, with ``pages`` pages."""
 
     def __init__(self, pages: int) -> None:
         config = config_of(page_size=CONTEXT, pages=pages, max_tokens=32, max_sequences=4, context=CONTEXT)
@@ -24,8 +24,8 @@ class Chat:
         self.copies = self.count = 0
 
     def ask(self, prompt: list[int], adapter: str | None = None) -> tuple[int, list[int]]:
-        """How many of the prompt's tokens were there, and all tokens after the answer. The device checks what pages
-        hold.
+        """The number of cached tokens of the prompt, and all tokens including the answer. The device checks the
+        contents of pages.
         """
         sequence = Sequence(self.count, prompt, SequenceParams(6, adapter=adapter))
         self.count += 1
@@ -45,12 +45,12 @@ def test_a_next_turn_starts_from_all_that_was_said(pages: int, copies: int) -> N
     found, tokens = chat.ask(PROMPT)
     assert found == 0
     for _ in range(2):
-        # Of the last token nothing was computed.
+        # The last token was sampled, but its position was not computed.
         before = len(tokens) - 1
         found, tokens = chat.ask([*tokens, 3, 4, 5])
         assert found == before
     assert chat.copies == copies
-    # Only the longest is kept of what begins alike.
+    # Only the longest of several sequences with the same beginning is kept.
     assert chat.scheduler.kv.prefixes.num_pages() == 1
 
 

@@ -16,7 +16,7 @@ from nearfar.server_fallback.engine.token_engine import TokenEngine
 
 @dataclass(frozen=True)
 class HashRecipe:
-    """``fails``: it raises BundleError instead. The device fails while the file ``broken`` exists."""
+    """``fails``: raise BundleError instead. The device fails while the file ``broken`` exists."""
 
     step_seconds: float = 0.0
     max_waiting: int = 256

@@ -104,7 +104,7 @@ def test_a_server_that_ends_leaves_its_answers_and_no_others() -> None:
             with pytest.raises(Unavailable):
                 _ = [item async for item in left]
             assert await going_on == answer_of(OTHERS[0], 20, 64)[0]
-            # Its place and its pages are free again.
+            # Its slot and its pages are free again.
             while owner.stats().running:
                 await asyncio.sleep(0.02)
 

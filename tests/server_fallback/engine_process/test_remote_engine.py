@@ -1,4 +1,6 @@
-"""An engine in a process of its own answers as one in this process does, and survives crashes of either side."""
+"""An engine in a separate process gives the same answers as one in this process, and each side survives crashes of the
+other.
+"""
 
 from __future__ import annotations
 
@@ -246,7 +248,7 @@ def test_the_process_ends_when_its_server_is_gone() -> None:
         message = pickle.dumps(Open(HashRecipe(), 0.02))
         ours.sendall(len(message).to_bytes(HEADER_BYTES, "little") + message)
         assert ours.recv(1)
-        # The signal that ends a group of processes reaches this one too, and leaves its end to the server.
+        # The engine's process ignores a signal to the complete process group: the server ends it.
         process.send_signal(signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.3)

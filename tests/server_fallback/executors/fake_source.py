@@ -27,13 +27,13 @@ from nearfar.server_fallback.engine.stats import EngineStats
 from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.executors.text_model import TextModel
 
-# The comment is what tells a template that writes calls as Hermes does.
+# The comment identifies a template that writes calls in Hermes' form.
 TEMPLATE = "{# tools: <tool_call> #}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 END = 257
 VOCAB_SIZE = 260
 # The markers of a model that reasons.
 OPEN, CLOSE = 259, 260
-# As Qwen3 has it: the switch closes the reasoning in the prompt, and reasoning is given back in the messages.
+# Like Qwen3: the switch closes the reasoning in the prompt, and messages include earlier reasoning.
 HYBRID = (
     "{# tools: <tool_call> #}{% for m in messages %}[{{ m.role }}]"
     "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}{% endfor "
@@ -41,13 +41,13 @@ HYBRID = (
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
 )
 
-# As DeepSeek R1 has it: the prompt opens the reasoning, and nothing switches it off.
+# Like DeepSeek R1: the prompt opens the reasoning, and nothing disables it.
 OPENED = "{# </think> #}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]{{ '<think>\n' }}"
 
 
 class FakeSource:
-    """``answers`` are given in turn, the last one again and again. Under a constraint it says the first byte that may
-    come, but prefers the answer's. Token ids are bytes, END ends an answer.
+    """Generates ``answers`` in turn, and then repeats the last one. Under a constraint, it generates the answer's byte
+    if allowed, else the first allowed byte. Token ids are bytes, END ends an answer.
     """
 
     def __init__(self, *answers: str | Sequence[int], failure: Exception | None = None) -> None:

@@ -1,4 +1,4 @@
-"""When a server gets requests, gets none, and gets a trial request."""
+"""When a server gets requests, no requests, or a trial request."""
 
 from __future__ import annotations
 

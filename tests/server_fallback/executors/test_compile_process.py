@@ -1,4 +1,4 @@
-"""Checkpoints become bundles in the cache. That two servers compile a model once is tested with `nearfar serve`."""
+"""Checkpoints become bundles in the cache. The tests of `nearfar serve` check that two servers compile a model once."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_compiler_that_is_cancelled_is_ended_and_leaves_nothing(
 ) -> None:
     cache.mkdir()
     place = cache / "place"
-    # In the place of Python: it begins to write as the compiler does, and does not end.
+    # A script in place of Python: it starts to write like the compiler, and never ends.
     stand_in = tmp_path / "python"
     begin = f"""echo '{{"path": "{place}"}}'; mkdir '{cache}/.place.partial'
 echo '{{"progress": ["kernels", 0, 9]}}'; exec sleep 60"""

@@ -1,4 +1,4 @@
-"""Requests as other servers take them."""
+"""Requests in the dialects of other servers."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_openais_hints_are_forwarded_and_parameters_without_effect_are_not_exten
 def test_priorities_are_the_other_way_round_in_vllm() -> None:
     assert body("nearfar", 3)["priority"] == 3
     assert body("vllm", 3)["priority"] == -3
-    # Of the request's own number the API has made the call's.
+    # The API has already replaced the request's own priority by the call's.
     assert "priority" not in generation_body(chat(priority=9), "theirs", "nearfar", priority=0)
     assert "priority" not in body("vllm", None)
 

@@ -22,7 +22,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 @asynccontextmanager
 async def scripted(script: Script) -> AsyncIterator[tuple[httpx.AsyncClient, str, list[int]]]:
-    """A client, the address of a server whose every connection runs the script, and the number of connections."""
+    """A client, the address of a server that runs the script for every connection, and the number of connections."""
     connections: list[int] = []
 
     async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -51,7 +51,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Awaitable[None]], None]:
 
 
 def answering(*answers: bytes) -> Script:
-    """Each request is answered with the next of ``answers``, in pieces at each "|"."""
+    """Each request gets the next of ``answers``, in pieces that "|" separates."""
     rest = list(answers)
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -220,7 +220,7 @@ def test_no_more_is_read_than_the_reader_wants(run: Any, monkeypatch: pytest.Mon
     async def large(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal written
         await reader.readuntil(b"\r\n\r\n")
-        # The connection is aborted in the end, so nothing may be left in the buffer.
+        # The connection is aborted at the end, so nothing may be left in the buffer.
         writer.transport.set_write_buffer_limits(0)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
         while written < size:

@@ -1,5 +1,5 @@
-"""The local executor over the token engine and the reference runner: what a request gets with nothing faked but the
-model's training.
+"""The local executor with the token engine and the reference runner. Everything is real, except that the model is not
+trained.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ SCHEMAS = json.loads((Path(__file__).parents[2] / "conformance/json_schemas.json
 
 
 def on_engine(path: Path, work: Callable[[LocalExecutor], Awaitable[Result]], pages: int = 64) -> Result:
-    """What the work returns, with an executor over the bundle. The tiny model has no end token, so "</s>" becomes
-    one.
+    """The result of ``work`` with an executor for the bundle. "</s>" becomes the end token, which the tiny model
+    lacks.
     """
     bundle = open_bundle(path)
 
@@ -117,7 +117,7 @@ def test_an_untrained_model_keeps_to_its_grammar(tiny_bundle: Path) -> None:
         assert set(json.loads(call.function.arguments)) == {"kind", "count", "sure"}
         assert called.choices[0].finish_reason == "tool_calls"
 
-        # The same answer with a stop string ends before it.
+        # With a stop string, the same answer ends before it.
         letters = greedy.choices[0].message.content or ""
         assert len(letters) == 12
         stop = letters[5:7]
@@ -149,7 +149,7 @@ def test_vllms_forms_hold_and_a_whole_answer_at_max_tokens_has_stopped(tiny_bund
         assert re.fullmatch("[a-z]+", answers[0][0])
         assert answers[1][0] in choices
         assert json.loads(answers[2][0])["kind"] in ("near", "far")
-        # A form's end comes before min_tokens if nothing else may.
+        # A response format may end before min_tokens if it allows nothing else.
         assert answers[3][0] in ("near", "far")
         called = await chat(
             local, tools=[{"type": "function", "function": {"name": "f", "strict": True}}], max_tokens=3, temperature=0
@@ -164,7 +164,7 @@ def test_vllms_forms_hold_and_a_whole_answer_at_max_tokens_has_stopped(tiny_bund
         ):
             with pytest.raises(RequestError, match=r"json|forms"):
                 await text(local, **wrong)
-        # Schemas as instructor, LangChain and Vercel's AI SDK write them.
+        # Schemas in the forms of instructor, LangChain and Vercel's AI SDK.
         for sent in bodies:
             if "response_format" in sent["body"]:
                 request = ChatCompletionRequest.model_validate(

@@ -47,13 +47,13 @@ class CountedRunner(ReferenceRunner):
 
 @pytest.fixture(autouse=True)
 def reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reference runner in place of the target's: what is tested is how runners are opened."""
+    """The reference runner replaces the target's, because these tests are about opening runners."""
     CountedRunner.open = 0
     monkeypatch.setattr(local_recipe, "open_runner", lambda _, bundle, limits: CountedRunner(bundle, limits=limits))
 
 
 def opened(model: str | Path, options: LocalOptions = SMALL, name: str | None = None) -> tuple[Opening, str]:
-    """What was prepared, and some tokens after a prompt."""
+    """The prepared model, and some tokens after a prompt."""
 
     async def run() -> tuple[Opening, str]:
         opening = await LocalOpener(options).prepare(str(model), name)
@@ -75,7 +75,7 @@ def test_a_tokenizer_that_is_deleted_while_its_model_is_served_is_not_missed(bun
 
     async def run() -> None:
         executor: Executor = await (await LocalOpener(SMALL).prepare(str(copy), None)).open()
-        # The reference runner, unlike a target's, reads weights when it needs them.
+        # Unlike the runners of targets, the reference runner reads weights when it needs them.
         (copy / "tokenizer.json").unlink()
         assert isinstance(executor, TellsAbilities)
         assert executor.abilities().tokenizer_sha256
@@ -101,7 +101,7 @@ def test_a_bundle_is_opened_under_its_folders_name_within_its_limits(bundle: Pat
     assert opening.name == bundle.name
     assert opened(bundle, name="other")[0].name == "other"
     limits = CountedRunner.limits_given
-    # Clients' drafts have rows beside those of the sequences.
+    # There are additional rows for the drafts of clients.
     assert (limits.sequences, limits.rows, limits.tokens) == (2, 2 + 16, 64)
     assert limits.pages == 2 * open_bundle(bundle).manifest.pages_for(256)
 
@@ -144,7 +144,7 @@ def test_a_gpu_is_the_default_and_its_memory_is_shared_out(monkeypatch: pytest.M
     with pytest.raises(DeviceError, match="no NVIDIA GPU"):
         devices.default_arch("cuda")
     monkeypatch.setattr(devices, "host_memory_bytes", lambda: 40 * 10**9)
-    # Not more than is of use, but one context, and a quarter at most.
+    # Not more than useful, at least one context, and at most a quarter of the memory.
     assert [devices.kv_memory_bytes("cpu", 0, context) // 10**9 for context in (0, 5 * 10**9, 50 * 10**9)] == [4, 5, 10]
     monkeypatch.setattr(devices, "TARGETS", ("cpu", "cuda"))
     monkeypatch.setattr(devices, "find_gpu", lambda: Gpu("sm_90", 80 * 10**9))

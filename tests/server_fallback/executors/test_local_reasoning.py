@@ -26,7 +26,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 
 @contextmanager
 def held_reasoner(folder: Path, *answers: str, template: str = HYBRID) -> Iterator[tuple[LocalExecutor, FakeSource]]:
-    """Its grammar compiler's process ends with it."""
+    """The process of its grammar compiler ends with it."""
     local, source = reasoner(folder, *answers, template=template)
     try:
         yield local, source
@@ -117,7 +117,7 @@ def test_a_budget_ends_the_reasoning_and_the_answer_goes_on(tmp_path: Path) -> N
         local, source = reasoner(tmp_path, wanted, template=OPENED)
         [choice] = chat(local, max_tokens=60, thinking_token_budget=budget).choices
         assert choice.message.reasoning_content == reasoning
-        # The source's next tokens, after the five that were forced.
+        # The source's tokens after those that were replaced by forced ones.
         forced = len(reasoning or "") + len(ids("\n</think>\n\n"))
         assert choice.message.content == said(ids(wanted)[forced:]).lstrip("\n")
     # The effort is a budget if the template neither reads it nor has a switch.
@@ -159,14 +159,14 @@ def test_the_reasoning_leaves_room_for_the_form(tmp_path: Path) -> None:
             chat(local, response_format=SCHEMA, max_tokens=10)
     assert refused.value.details["param"] == "max_tokens"
     assert (choice.message.content, choice.finish_reason) == ('{"a":1}', "stop")
-    # The reasoning takes what the shortest form and the marker with its line breaks leave.
+    # The reasoning uses the tokens that the shortest form and the marker with its line breaks leave.
     assert choice.message.reasoning_content == "x" * (30 - len('{"a":1}') - 4)
 
 
 def test_the_model_cannot_end_its_answer_before_the_form(tmp_path: Path) -> None:
     with held_reasoner(tmp_path, "", template=OPENED) as (local, source):
         [choice] = chat(local, response_format=SCHEMA, max_tokens=13).choices
-    # The source wants to end at once, and takes other tokens instead until the reasoning has to end.
+    # The source would end immediately, but has to generate other tokens until the reasoning must end.
     assert (choice.message.content, choice.finish_reason, source.tokens) == ('{"a":1}', "stop", 13)
 
 

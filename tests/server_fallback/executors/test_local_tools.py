@@ -55,7 +55,7 @@ ONE_CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 @contextmanager
 def grammar_executor(folder: Path, *answers: str) -> Iterator[tuple[LocalExecutor, FakeSource]]:
-    """Its grammar compiler's process ends with it. The prompts show the tools."""
+    """The process of its grammar compiler ends with it. The prompts show the tools."""
     local, source = executor(folder, *answers, template=TEMPLATE + "{{ tools | tojson }}")
     try:
         yield local, source

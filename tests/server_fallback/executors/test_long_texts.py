@@ -1,5 +1,5 @@
-"""Long texts: in whatever field of a request they are, the event loop does not read them, and one that cannot fit is
-not encoded at all.
+"""Long texts in any field of a request: the event loop does not read them, and a text that cannot fit is not encoded at
+all.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from nearfar.server_fallback.schema.embeddings import EmbeddingRequest
 from nearfar.server_fallback.schema.tokenize import TokenizeRequest
 
 CONTEXT = 4096
-# The longest token of the byte tokenizer is <tool>, so that more than 6 * 4096 bytes never fit. Up to there it has to
-# be encoded.
+# The longest token of the byte tokenizer is <tool>, so more than 6 * 4096 bytes never fit. Shorter texts must be
+# encoded.
 LONG = "x" * 20_000
 TOO_LONG = "x" * 4_000_000
 TEMPLATE = (
@@ -34,8 +34,8 @@ TEMPLATE = (
 
 
 class Backend:
-    """A tokenizer's backend that notes on which threads it encodes. It lacks `encode` and `decode`, which let no other
-    thread run.
+    """A tokenizer's backend that records the threads on which it encodes. It lacks `encode` and `decode`, which block
+    all other threads.
     """
 
     def __init__(self, backend: Any) -> None:

@@ -1,4 +1,4 @@
-"""Pages and memory from a manifest."""
+"""The number of pages and the memory for a manifest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_every_sequence_gets_its_complete_context_if_there_is_memory(manifest: M
     plan = plan_memory(manifest, sequences=4, tokens=64, kv_bytes=1 << 30, extra_rows=3)
     one = manifest.pages_for(manifest.context)
     assert (plan.limits.pages, plan.limits.sequences, plan.limits.tokens, plan.limits.rows) == (4 * one, 4, 64, 7)
-    # The compiler's report counts the same for one sequence.
+    # The compiler's report has the same numbers for one sequence.
     report = make_report(manifest)
     alone = plan_memory(manifest, sequences=1, tokens=64, kv_bytes=1 << 30)
     assert alone.kv_bytes == context_bytes(manifest, 64) == report.kv_bytes_per_token * one * manifest.page_size
@@ -41,7 +41,7 @@ def test_layers_with_a_window_get_the_pages_of_their_window(windowed_bundle: Pat
     report = make_report(manifest)
     assert report.kv_bytes == context_bytes(manifest, 64) == 16 * full + window_pages * window
     assert report.kv_bytes_per_token == (full + window) // manifest.page_size
-    # With less memory all sequences get their windows, unless the full layers of one would not fit.
+    # With less memory, all sequences still get their windows, unless the full layers of one sequence would not fit.
     small = plan_memory(manifest, sequences=3, tokens=64, kv_bytes=25 * full + 3 * window_pages * window)
     assert (small.limits.pages, small.limits.window_pages) == (25, 3 * window_pages)
     equal = plan_memory(manifest, sequences=3, tokens=64, kv_bytes=18 * (full + window))

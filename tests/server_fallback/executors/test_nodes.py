@@ -21,7 +21,7 @@ from nearfar.server_fallback.executors.nodes import Nodes
 from nearfar.server_fallback.executors.vllm import NodeOptions, VllmExecutor, VllmOptions, free_port, open_vllm
 
 __all__ = ["stand_in"]
-# Writes its arguments and its process id beside itself, and runs until it is ended.
+# Writes its arguments and its process id beside itself, and runs until it is stopped.
 NODE_STAND_IN = """#!/bin/sh
 echo "$@" >> {folder}/arguments
 echo $$ > {folder}/pid
@@ -119,7 +119,7 @@ def test_a_dead_node_fails_requests_with_the_reason_and_both_restart(tmp_path: P
             # What the system reports depends on which side wrote last.
             reason = r"lost node 1 \(127.0.0.1\), which (closed|broke) the connection"
         else:
-            # As when the machine loses its power: nothing arrives any more, and nothing is closed.
+            # This is like a power failure: nothing arrives any more, and no connection is closed.
             link = executor.server._program.companions._links[1]  # type: ignore[union-attr]
             link._reader.set_exception(TimeoutError())
             reason = r"lost node 1 \(127.0.0.1\), which sent nothing"

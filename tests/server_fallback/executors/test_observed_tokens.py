@@ -1,4 +1,4 @@
-"""What a call observes of the tokens that it gets."""
+"""The observations of a call about its tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ END = Completion("stop", 1, 3, 0, 0.0, 0.0, 0.0)
 
 
 class Burst:
-    """A source whose tokens have all been generated before its reader asks for one."""
+    """A source that has generated all tokens before its reader requests one."""
 
     async def generate(self, request: TokenRequest) -> AsyncGenerator[GeneratedToken | Completion, None]:
         async for batch in self.batches(request):

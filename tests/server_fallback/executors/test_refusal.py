@@ -1,4 +1,4 @@
-"""An upstream's refusal as one of our errors."""
+"""Errors of upstreams become our errors."""
 
 from __future__ import annotations
 

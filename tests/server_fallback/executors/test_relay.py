@@ -1,4 +1,4 @@
-"""Another server's events as we pass them on: the same as if each were parsed, however the bytes are cut."""
+"""Relayed events of another server: the same as if each were parsed, however the bytes are split."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STYLES = [
     lambda value: f"data: {json.dumps(value)}\n\n",
     lambda value: f": ping\r\nevent: x\r\ndata:{json.dumps(value, ensure_ascii=False)}\r\n\r\n",
 ]
-# Words that JSON escapes, that another event's bytes contain, or that take several bytes.
+# Texts that JSON escapes, that occur in the bytes of other events, or that take several bytes.
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=6) | st.sampled_from(
     ["\n", '"', '"}}]}\n\n', '\\"}', "\u2028", "é", "😀", "content", MARK, '"},"finish_reason":null}]}', " a b"]
 )
@@ -41,7 +41,7 @@ def encoded(value: ChatCompletionChunk) -> bytes | None:
 
 
 class Counted:
-    """Relays an answer and counts the events that were parsed."""
+    """Relays an answer, and counts the parsed events."""
 
     def __init__(self, bounds: Bounds = Bounds()) -> None:  # noqa: B008
         self.parsed = 0
@@ -55,7 +55,7 @@ class Counted:
         return UPSTREAM._event_object(data)
 
     def answer(self, parts: Sequence[bytes]) -> list[Any]:
-        """The objects that the client receives. Raises what ended the answer."""
+        """The objects that the client receives. Raises the error that ended the answer."""
         return list(self.objects(b"".join(self.blocks(parts))))
 
     def blocks(self, parts: Sequence[bytes]) -> Any:

@@ -48,7 +48,7 @@ def test_the_replica_with_the_prompt_is_chosen_until_it_is_much_busier() -> None
     assert replicas.choose(LONG) is first
     first.outstanding = int(PREFIX_WORTH) + 1
     assert replicas.choose(LONG) is other
-    # Which has seen it now too.
+    # The other replica has now seen it too.
     first.outstanding = 1
     assert replicas.choose(LONG) is other
 
@@ -114,5 +114,5 @@ def test_the_memory_of_prefixes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     for index in range(20):
         replicas.choose(prompt(common + f"{index:04}" * BLOCK_BYTES))
     assert len(replicas.all[0].seen) == 10
-    # Their common beginning is still cached.
+    # Their common prefix is still cached.
     assert prompt(common)[0] in replicas.all[0].seen

@@ -1,4 +1,4 @@
-"""How often, when and to which server a request is sent."""
+"""The number of attempts of a request, their times, and their servers."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ CASES = json.loads((Path(__file__).parents[2] / "conformance" / "answer_bounds.j
 
 
 def answer(*values: Any, bounds: Bounds = Bounds()) -> tuple[dict[int, str], dict[int, str | None], int]:  # noqa: B008
-    """Texts and ends of the choices, and the completion's tokens. A value that is an exception is raised; None
-    hangs.
+    """The texts and finish reasons of the choices, and the number of completion tokens. Values that are exceptions are
+    raised; None hangs.
     """
 
     async def stream() -> AsyncGenerator[dict[str, Any]]:
@@ -77,7 +77,7 @@ def test_choices_that_were_not_requested_are_dropped() -> None:
 def test_text_after_the_end_is_left_out_and_the_usage_is_not() -> None:
     values = [*said("a"), chunk("b"), chunk("c", finish="length"), {**chunk(), "choices": [], "usage": USAGE}]
     assert answer(*values) == ({0: "a"}, {0: "stop"}, 2)
-    # One that never stops is left.
+    # A stream that never stops is closed.
     assert answer(*said("a"), *[chunk("b")] * 50, ENDS)[0] == {0: "a"}
 
 
@@ -95,7 +95,7 @@ def test_tokens_beyond_the_limit_are_cut() -> None:
     assert answer(*pieces(4, completion_tokens=4), bounds=limit)[:2] == ({0: "xxx"}, {0: "length"})
     assert answer(*said(*"xxxx"), bounds=limit)[:2] == ({0: "xxx"}, {0: "length"})
     assert answer(*pieces(9, completion_tokens=3), bounds=limit)[:2] == ({0: "xxx"}, {0: "length"})
-    # Text that was held back comes in a piece of its own.
+    # Text that was held back arrives in a separate piece.
     assert answer(*pieces(4, completion_tokens=3), bounds=limit)[:2] == ({0: "xxxx"}, {0: "stop"})
     # A gateway may send a token in pieces.
     assert answer(*pieces(9), bounds=Bounds(tokens=3))[0] == {0: "x" * 9}

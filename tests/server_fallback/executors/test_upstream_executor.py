@@ -1,4 +1,4 @@
-"""Requests answered by other servers, which break in every way."""
+"""Requests to other servers, which fail in many ways."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_a_killed_replica_leaves_no_request_stuck_and_is_used_again_when_it_is_b
                 await servers[0].die()
         answers = await asyncio.wait_for(asyncio.gather(*tasks), 5)
         assert set(answers) <= {"abcdefgh", f"{servers[0].url}: the connection broke; check that it is running"}
-        # All that came after its end went to the other one.
+        # All requests after its end went to the other one.
         assert set(answers[16:]) == {"abcdefgh"}
         assert executor.state().detail == "1 of 2 servers answer"
         assert executor.state().running == 0
@@ -303,7 +303,7 @@ def test_a_server_that_is_silent_over_its_work_is_not_taken_for_dead(monkeypatch
 def test_a_deadline_ends_a_request_that_hangs_and_does_not_blame_the_server() -> None:
     async def check(executor: UpstreamExecutor) -> None:
         started = monotonic()
-        # One failure less would not open the circuit.
+        # With one failure less, the circuit would stay closed.
         for _ in range(circuit.FAILURES_TO_OPEN):
             with pytest.raises(DeadlineExceeded):
                 await ask(executor, Call("r", deadline=monotonic() + 0.05))

@@ -93,7 +93,7 @@ def with_vllm(test: Callable[[VllmExecutor], Awaitable[None]], *arguments: str) 
 
 
 async def ask(executor: VllmExecutor, priority: int = 0, max_tokens: int = 9) -> tuple[int, int, str]:
-    """The pids of the server and of what it started, and the priority that came to it."""
+    """The process ids of the server and of its child, and the priority that the server received."""
     request = ChatCompletionRequest.model_validate(
         {"model": "big", "messages": [{"role": "user", "content": "hi"}], "max_tokens": max_tokens}
     )
@@ -103,13 +103,13 @@ async def ask(executor: VllmExecutor, priority: int = 0, max_tokens: int = 9) ->
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs; one that ended and was not yet waited for does not."""
+    """Whether the process runs. A zombie does not."""
     status = Path(f"/proc/{pid}/stat")
     return status.is_file() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def assert_gone(*pids: int) -> None:
-    """What was killed ends soon, but not at once."""
+    """Wait until the killed processes have ended."""
     give_up = time.monotonic() + 5
     while any(alive(pid) for pid in pids):
         assert time.monotonic() < give_up

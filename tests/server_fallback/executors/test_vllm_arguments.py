@@ -1,4 +1,4 @@
-"""What we pass to `vllm serve` for a model, from the files of its checkpoint."""
+"""The arguments of `vllm serve` for a model, from the files of its checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`nearfar serve --front-ends 2` as real processes: models, limits and figures are those of one server."""
+"""`nearfar serve --front-ends 2` as real processes: models, limits and metrics are those of one server."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Served:
     log: Path
 
     def post(self, path: str, body: object, headers: dict[str, str] = ADMIN) -> httpx.Response:
-        """On a connection of its own, so that either front end may answer."""
+        """On a new connection, so that either front end may answer."""
         return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=30)
 
     def ask(self, model: str = "demo", headers: dict[str, str] = ADMIN) -> httpx.Response:
@@ -100,7 +100,7 @@ def test_both_front_ends_answer_with_one_engine(server: Served) -> None:
     until(lambda: len({line["pid"] for line in server.lines("request")}) == 2 or server.ask().status_code != 200)
     assert {line["pid"] for line in server.lines("request")} == server.front_ends()
     assert server.ask().json()["choices"][0]["message"]["content"] == ANSWER
-    # The figures are those of both.
+    # The metrics are the sums of both.
     answered = len([line for line in server.lines("request") if line["status"] == 200 and "completion_tokens" in line])
     metrics = httpx.get(f"{server.url}/metrics").text
     assert re.search(rf'^vllm:request_success_total{{.*"stop".*}} {answered}\.0$', metrics, re.MULTILINE), metrics
@@ -132,7 +132,7 @@ def test_a_front_end_that_crashes_fails_its_own_requests_and_is_started_again(se
                       headers={**ADMIN, "X-Request-Id": "story"}) as story:  # fmt: skip
         lines = story.iter_lines()
         next(lines)
-        # Nothing tells which front end has a connection but its sockets.
+        # Only its sockets show which front end has a connection.
         victim = owner_of(story, before)
         os.kill(victim, signal.SIGKILL)
         with pytest.raises(httpx.RemoteProtocolError):

@@ -112,7 +112,7 @@ def test_a_front_end_that_crashes_holds_nothing() -> None:
         async with other.admit(CLIENT, None):
             crashed.held.release_all()
             assert (limiter.running, limiter.body_bytes) == (1, 0)
-        # What it sends late changes nothing.
+        # Its late messages change nothing.
         crashed.held.release(Release(0))
         assert limiter.running == 0
 

@@ -1,4 +1,4 @@
-"""An executor of our own engine over a hash model whose tokens are bytes: only the device is fake."""
+"""An executor with our own engine and a hash model whose tokens are bytes: only the device is fake."""
 
 from __future__ import annotations
 

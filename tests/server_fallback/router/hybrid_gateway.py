@@ -1,4 +1,4 @@
-"""The gateway's app over a scripted near model, without a socket of its own."""
+"""The gateway's app with a scripted near model, without a socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scripted near model and a scripted far server, and the hybrid over them."""
+"""A scripted near model, a scripted far server, and the hybrid of both."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def prompt_ids(messages: list[dict[str, Any]]) -> list[int]:
 
 
 class FakeFar(FakeOpenAI):
-    """A nearfar server: ``answer`` makes the reply to a request for tokens. ``received`` has all requests."""
+    """A nearfar server: ``answer`` returns the reply to a request for tokens. ``received`` has all requests."""
 
     def __init__(
         self, answer: Callable[[Received], Reply] = lambda _: Reply(chunks=said("far ", "says", usage=FAR_USAGE))

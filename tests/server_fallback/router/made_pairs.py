@@ -1,4 +1,4 @@
-"""Pairs of two made-up sides: near is right if the prompt is easy, far is nearly always right."""
+"""Pairs of two simulated sides: near is right if the prompt is easy, far is nearly always right."""
 
 from __future__ import annotations
 

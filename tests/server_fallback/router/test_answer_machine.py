@@ -1,4 +1,4 @@
-"""The answer machine with any order of events, late ones too: always exactly one answer or one error."""
+"""The answer machine with any order of events, including late ones: always exactly one answer or one error."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ RULES = st.builds(
     private=MOSTLY.map(lambda mostly: not mostly),
     resumes=st.sampled_from([("near", "far"), ("near",), ("far",), ()]),
 )
-# The attempt of an event: one of all attempts so far, the last first.
+# The attempt of an event: any attempt so far, the last one first.
 ASK = st.sampled_from([0, 0, 0, 1, 2, 4])
 
 
@@ -197,7 +197,7 @@ class AnswerMachineTest(RuleBasedStateMachine):
                 assert not (side == "far" and self.given.private)
                 assert side == self.decided or (self.standby and not self.given.private)
                 assert not self.tool_calls, "a tool would be called twice"
-                # The client may have to pay for what far began to answer.
+                # The client may have to pay for the beginning of far's answer.
                 assert side == "near" or not any(tracked.started for tracked in before)
                 # The maximum number of tries for the first part, and for a part that a side resumes or takes over.
                 assert attempt <= 2 * (self.given.retries + 1)

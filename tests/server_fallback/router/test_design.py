@@ -1,4 +1,4 @@
-"""The design that regressions read, and the folds that hold out whole groups."""
+"""The design matrix of regressions, and folds that hold out complete groups."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_terms_of_foreign_words_count_less() -> None:
         [PAIRS[0].model_copy(update={"prompt": text}) for text in ("solve lamp", "solve quokkas quickly")]
     )
     assert known[column] == 1.0
-    # Of three words and two pairs of them, one is known.
+    # Three words and their two bigrams, one of which is known.
     assert foreign[column] == pytest.approx(1 / 5)
 
 

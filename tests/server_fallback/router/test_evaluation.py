@@ -1,4 +1,4 @@
-"""Curves, APGR and CPT of four prompts, by hand."""
+"""Curves, APGR and CPT of four prompts, computed by hand."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_refits_that_differ_widen_the_intervals_of_the_router_alone() -> None:
     tiled = {name: np.tile(each, 100) for name, each in SCORES.items()}
     near, far = np.tile(NEAR, 100), np.tile(FAR, 100)
     alone = evaluate(near, far, tiled, 3.5)
-    # One refit is the router, the other orders the prompts the other way round.
+    # One refit equals the router, the other one reverses its order of prompts.
     both = evaluate(near, far, tiled, 3.5, np.stack([tiled["made"], -tiled["made"]]))
     opposite = evaluate(near, far, {"made": -tiled["made"]}, 3.5).policies["made"]
     assert (alone.refits, both.refits) == (0, 2)

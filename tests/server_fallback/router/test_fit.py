@@ -1,4 +1,4 @@
-"""Fitting on made-up pairs whose truth is known."""
+"""Fitting on simulated pairs whose truth is known."""
 
 from __future__ import annotations
 

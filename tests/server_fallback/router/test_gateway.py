@@ -1,4 +1,4 @@
-"""The gateway: OpenAI's API over both sides, called by OpenAI's own client and by hand."""
+"""The gateway: OpenAI's API for both sides, called with OpenAI's own client and with plain HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hybrid as its users see it: who answers, what the answer reports, and what is sent to which side."""
+"""Hybrid as its users see it: which side answers, the fields of the answer, and the requests to each side."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_only_the_side_that_answered_has_the_conversation_cached() -> None:
         async with hybrid(FakeNear("near"), FakeFar(), policy("prefer-near")) as opened:
             assert await cached(opened, FIRST) == (0, 0)
             await opened.chat.completions.create(messages=FIRST)
-            # First 18 tokens in all; then 34, from 16 + 4 + 8 characters, of which 20 are known.
+            # First 18 tokens in total. Then 34 tokens from 16 + 4 + 8 characters, 20 of which are known.
             assert await cached(opened, FIRST) == (18, 0)
             assert await cached(opened, answered("near")) == (34 * 20 // 28, 0)
             await opened.chat.completions.create(messages=answered("near"), pin="far")

@@ -1,4 +1,6 @@
-"""What a side has likely computed before, by the vectors that the browser's router runs too (router_prefix.json)."""
+"""The prefix that a side has probably computed before, with the vectors that the browser's router also runs
+(router_prefix.json).
+"""
 
 import json
 from pathlib import Path

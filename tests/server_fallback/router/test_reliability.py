@@ -1,4 +1,4 @@
-"""Figures of probabilities, computed by hand."""
+"""Metrics of predicted probabilities, computed by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nearfar.server_fallback.router.fitting.reliability import area_under_curve,
 
 
 def test_equal_scores_count_half() -> None:
-    # Of the four pairs of a right and a wrong answer, three are in order and one is equal.
+    # There are four pairs of a right and a wrong answer: three are in order, and one is a tie.
     assert area_under_curve(np.array([0.1, 0.4, 0.4, 0.8]), np.array([0.0, 1.0, 0.0, 1.0])) == pytest.approx(3.5 / 4)
 
 

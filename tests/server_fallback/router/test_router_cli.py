@@ -24,8 +24,8 @@ def far_answer(received: Received) -> Reply:
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
-    """Far always answers 42, which is right for the prompts to solve; near answers anything else, which is right for
-    the others.
+    """Far always answers 42, which is right for the prompts with "solve". Near's answer is always different, which is
+    right for the others.
     """
     lines: list[dict[str, Any]] = [
         {"prompt": f"solve {index} now", "expected": "forty two", "task": "solve"} for index in range(HARD)

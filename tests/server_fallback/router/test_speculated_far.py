@@ -24,7 +24,7 @@ from nearfar.server_fallback.router.sides.sides import DeviceHints
 from nearfar.server_fallback.schema.chat import ChatCompletion, ChatCompletionChunk
 
 RULES = policy("prefer-far", speculation={"draft_tokens": 4})
-# The hash model's answer to it is long.
+# The hash model gives this prompt a long answer.
 QUESTION = [{"role": "user", "content": "what is it?"}]
 GREEDY: dict[str, Any] = {"messages": QUESTION, "temperature": 0, "max_tokens": 24}
 

@@ -10,7 +10,7 @@ from nearfar.server_fallback.text.answers import Choice, answer_all
 
 
 class PanicException(BaseException):
-    """As libraries in Rust raise it."""
+    """The exception that libraries in Rust raise."""
 
 
 @pytest.mark.parametrize("failure", [ValueError(), PanicException()])

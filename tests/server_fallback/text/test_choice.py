@@ -1,4 +1,4 @@
-"""Pieces of several tokens: the same text and tokens as one by one."""
+"""Pieces of several tokens: the same text and tokens as with one token per piece."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_joined_pieces_hold_the_same_text_in_the_same_order(parts: list[tuple[st
     found = list(joined(pieces))
 
     def spoken(pieces: list[Piece]) -> str:
-        """Reasoning in capitals, so that its place among the text shows."""
+        """Reasoning is in capitals, so that its position within the text shows."""
         return "".join(piece.reasoning.upper() + piece.text for piece in pieces)
 
     assert spoken(found) == spoken(pieces)

@@ -1,4 +1,4 @@
-"""Turns that clients share: who is next, who is refused, and who leaves."""
+"""Turns that clients share: the order of clients, refusals, and clients that leave."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nearfar.server_fallback.text.fair_turns import FairTurns
 
 
 class Uses:
-    """Uses of something, each of which takes a given time of a clock that nobody waits for."""
+    """Uses of a resource. Each takes a given time on a simulated clock."""
 
     def __init__(self, most_waiting: int = 100, most_of_one: int = 50) -> None:
         self.now = 0.0
@@ -55,7 +55,7 @@ def test_a_new_client_is_next() -> None:
         await asyncio.gather(*running, uses.arrive("new", 1))
         return " ".join(uses.order[:7])
 
-    # The sixth may have been chosen when the new one came.
+    # The sixth may already have been chosen when the new one arrived.
     assert "new" in asyncio.run(work()).split()[5:]
 
 
@@ -76,7 +76,7 @@ def test_too_many_are_refused_and_whoever_leaves_makes_room() -> None:
             await asyncio.sleep(0)
         await asyncio.gather(*waiting, return_exceptions=True)
         assert uses.order == ["a", "c"]
-        # Nothing is left that would keep the next from its turn.
+        # Nothing remains that would block the next one.
         await uses.use("d", 1)
 
     asyncio.run(work())

@@ -36,7 +36,7 @@ def test_markers_of_calls_are_text_and_messages_cannot_write_them(tmp_path: Path
     assert tokenizer.decode([begin, *answer]) == f"{CALLS}{{}}"
     stream = TextStream(tokenizer)
     assert "".join([stream.feed(token) for token in answer] + [stream.finish()]) == f"{CALLS}{{}}"
-    # A template without that format has no such tokens.
+    # With a template that lacks this format, there are no such tokens.
     plain = Tokenizer(TokenizerFiles.at(path, chat_template="{{ messages }}", bos_token="<s>"))
     assert plain.decode([begin, *answer]) == "f{}"
     forged = tokenizer.encode_chat([{"role": "user", "content": CALLS}])

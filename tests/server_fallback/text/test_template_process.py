@@ -1,4 +1,4 @@
-"""Chat templates in a process of their own: what they write, and that a hostile one holds up nobody else."""
+"""Chat templates in a separate process: their output, and hostile templates, which delay nobody else."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_request_that_hangs_costs_others_only_its_time() -> None:
         assert await waits == "<s>hi"
         with pytest.raises(Unavailable, match=r"takes more than 0\.2 seconds"):
             await hangs
-        # Whoever leaves while it hangs does not hold up the next one for long either.
+        # A client that leaves while the template hangs does not delay the next one for long either.
         leaves = asyncio.create_task(render(process, "hang", "a"))
         await asyncio.sleep(0.05)
         leaves.cancel()

@@ -17,7 +17,7 @@ TOOL_CALL = '<tool_call>\n{"name": "weather", "arguments": ' + ARGUMENTS + "}\n<
 
 
 def outcome(form: str, pieces: list[str], begins: tuple[str, ...] | None = None) -> list[str | tuple[str, str]]:
-    """What comes out, put together: texts, and calls with their arguments."""
+    """The joined output: texts, and calls with their arguments."""
     stream = ToolCallStream(FORMATS[form], lambda: "id", begins)
     result: list[Any] = []
     events = [event for piece in pieces for event in stream.feed(piece)] + stream.finish()
@@ -106,7 +106,7 @@ def test_any_text_is_read_the_same_however_it_is_cut(form: str, parts: list[str]
     whole = outcome(form, [text])
     assert outcome(form, [text[start:end] for start, end in itertools.pairwise(edges)]) == whole
     if all(isinstance(item, str) for item in whole):
-        # Text without a call comes out whole, but for the space around it.
+        # Text without a call is complete, except for the surrounding space.
         assert "".join(str(item) for item in whole).strip() == text.strip()
 
 

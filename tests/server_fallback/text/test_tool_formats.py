@@ -93,7 +93,7 @@ def test_any_text_is_read_the_same_however_it_is_cut(name: str, parts: list[str]
     assert outcome(name, [text[start:end] for start, end in itertools.pairwise(edges)]) == whole
     assert outcome(name, list(text)) == whole
     if all(isinstance(item, str) for item in whole):
-        # Text without a call comes out whole, but for the space around it.
+        # Text without a call is complete, except for the surrounding space.
         assert "".join(whole).strip() == text.strip()
 
 

@@ -73,7 +73,7 @@ def test_required_calls_become_a_grammar() -> None:
     tools = [tool("f", parameters={"type": "object"}), tool("g")]
     several = tool_grammar(FORMATS["hermes"], tools, "required")
     assert tags(several)[0] == '<tool_call>\n{"name": "f", "arguments": {"type": "object"}}\n</tool_call>'
-    # A function without parameters takes none.
+    # A function without parameters accepts no arguments.
     assert '"additionalProperties": false' in tags(several)[1]
     assert isinstance(several, TagsSource)
     assert several.separator == "\n"
@@ -94,7 +94,7 @@ def test_with_optional_calls_only_strict_functions_follow_their_schemas() -> Non
     loose, strict = tool("f", parameters={"type": "object", "properties": {}}), tool("g", strict=True)
     assert tool_grammar(FORMATS["hermes"], [loose], "auto") is None
     assert tool_grammar(FORMATS["hermes"], [strict], "none") is None
-    # Its calls are the whole answer, whose first character does not tell that it is one.
+    # Its calls are the complete answer, and the first character does not show whether an answer is a call.
     assert tool_grammar(FORMATS["llama3"], [strict], "auto") is None
     source = tool_grammar(FORMATS["hermes"], [loose, strict], "auto")
     assert isinstance(source, TagsSource)

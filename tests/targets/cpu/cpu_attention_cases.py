@@ -1,5 +1,5 @@
-"""The cases of attention, rope_append and append_kv: pairs of what layers differ in, on batches around pages, blocks
-and windows.
+"""The cases of attention, rope_append and append_kv: all pairs of layer options, on batches around the ends of pages,
+blocks and windows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nearfar.compiler.runtime.batch import Chunk, make_batch
 
 EPS = 1e-6
 POSITIONS = 1000
-# The number of cached tokens of each sequence, and of its new tokens.
+# For each sequence, the number of cached tokens and the number of new tokens.
 Sequences = Sequence[tuple[int, int]]
 # Around pages of 16: alone, three decoding, prefill and decode mixed, and more sequences than a tile of rows touches.
 SMALL: tuple[Sequences, ...] = (((0, 1),), ((64, 1), (15, 1), (63, 1)), ((3, 2), (20, 11), (128, 1), (0, 30), (7, 1)))
@@ -51,7 +51,7 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """What differs from the defaults, and the sizes."""
+        """The sizes, and the values that differ from the defaults."""
         sizes = f"{self.num_heads}_{self.num_kv_heads}_{self.head_dim}_{self.page_size}_{self.activation}_{self.kv}"
         facts = {"rotary": self.rotary_dim, "window": self.window, "softcap": self.softcap, "scale": self.scale}
         flags = {"norm": self.norm, "bidirectional": not self.causal, "sinks": self.sinks}
@@ -179,9 +179,8 @@ def case(
 
 
 def page_batch(layer: Layer, sequences: Sequences, *, stored: bool = False) -> Batch:
-    """A batch with the cached keys and values in its pages, in no order; ``stored``: those of its new tokens too.
-
-    Places that no token has written are NaN, and so are pages that no row sees, when the kernels run.
+    """A batch with the cached keys and values in its pages, in random order. ``stored``: the pages also contain those
+    of the new tokens. Rows of pages without a token are NaN, as are pages that no row attends to when the kernels run.
     """
     rng = np.random.default_rng(crc32(str((layer, sequences)).encode()))
     page_size, width = layer.page_size, layer.num_kv_heads * layer.head_dim
@@ -202,7 +201,7 @@ def page_batch(layer: Layer, sequences: Sequences, *, stored: bool = False) -> B
         if layer.window is not None:
             unseen += list(own[: max(0, start - layer.window + 1) // page_size])
     batch = make_batch(chunks, page_size)
-    # Scores of some spread, so that the largest one changes from block to block.
+    # Scores vary enough for the maximum to change from block to block.
     qkv = rng.normal(size=(len(batch.token_ids), layer.num_heads + 2 * layer.num_kv_heads, layer.head_dim))
     qkv[:, : layer.num_heads] *= 3
     arrays: dict[str, Array] = {

@@ -106,7 +106,7 @@ def embed_cases() -> Iterator[StepCase]:
             # Half of the ids are in other parts of a split table, before it and after it.
             token_ids = rng.integers(0, 2 * rows + first if split else rows, size)
             token_ids[0] = rows - 1 + first
-            # Every third token is the one last sampled in a slot.
+            # Every third token refers to the token that a slot sampled last.
             token_ids[2::3] = -1 - rng.integers(0, 3, len(token_ids[2::3]))
             arrays = {
                 "token_ids": token_ids.astype(np.int32),
@@ -184,7 +184,7 @@ def row_cases() -> Iterator[StepCase]:
 
 
 def gate_case(name: str, op: str, inputs: Inputs, attrs: dict[str, Any]) -> StepCase:
-    """Gates from so small that only their first digits count to so large that exp would overflow, of both signs."""
+    """Gates of both signs, from tiny ones (only their first digits count) to ones for which exp would overflow."""
     batches = []
     for rows in ROWS:
         rng = np.random.default_rng(rows)
@@ -299,5 +299,5 @@ def sampling_case(op: str, name: str, runs: Sequence[Run]) -> StepCase:
         inputs |= {"adjusted": ("float32", "A", columns), "sampled": ("int32", "N")}
     batches = [Batch(run.dims, {role: run.arrays[role] for role in inputs}) for run in runs]
     levels = ("avx512", "neon") if columns > 1000 else ()
-    # The sums of logits are vectors of the level's length.
+    # The sums of logits are vectors of the instruction set's length.
     return StepCase(name, op, inputs, {}, batches, levels=levels, same_bits=op == "adjust_logits")

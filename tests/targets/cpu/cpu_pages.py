@@ -1,5 +1,5 @@
-"""Pages as the ops define them, in the order in which CPU kernels lay them out, and back: of keys, (D, page) in place
-of (page, D).
+"""Converts pages between the layout of the ops and that of CPU kernels, in which keys are (D, page) instead of (page,
+D).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A plan of one step, the kernels of all its variants at all levels of instruction sets that this machine can run, and
-what they compute.
+their results.
 
 A case declares the step's inputs by role: ("float32", "S", 37) is an array of a batch, ("matrix", 40, 37) a weight. Its
-batches give dims and the arrays that are not random. The expected arrays are those of `ops`. What a kernel must not
-read is NaN before it runs: scratch, results, and whatever a case makes so.
+batches give dims and the arrays that are not random. The expected arrays are those of `ops`. Data that a kernel must
+not read is NaN before it runs: scratch, results, and the arrays that a case chooses.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class StepCase:
-    """``levels``: those that run beside the base, None for all. ``same_bits``: every variant at every level computes
-    the same bits.
+    """``levels``: the levels that run in addition to the base level, None for all. ``same_bits``: every variant at
+    every level computes the same bits.
     """
 
     name: str
@@ -134,8 +134,8 @@ def level_of(call: KernelCall) -> Level:
 
 @dataclass(frozen=True)
 class Run:
-    """``arrays`` by the role of a binding: inputs, and what results hold before. ``expected`` are results and states
-    after the step.
+    """``arrays`` by the role of a binding: inputs, and the previous contents of results. ``expected`` are results and
+    states after the step.
     """
 
     dims: Mapping[str, int]
@@ -144,7 +144,7 @@ class Run:
 
 
 def run_of(case: StepCase, batch: Batch) -> Run:
-    """The arrays of one batch, and what the op makes of them."""
+    """The arrays of one batch, and the op's results for them."""
     rng = np.random.default_rng(crc32(case.name.encode()) + sum(batch.dims.values()))
     op, fmt = OPS[case.op], quant.form_by_name(case.quantization)
     inputs: dict[str, Array] = {}
@@ -219,7 +219,7 @@ class StepLibrary:
         return library
 
     def outputs(self, row: Variant, run: Run) -> dict[str, Array]:
-        """What a variant's kernels leave in the buffers that they write, by role; pages in the order of the ops."""
+        """The buffers that a variant's kernels wrote, by role, with pages in the layout of the ops."""
         launches, scalars, arrays = self.prepared(row, run)
         self.library.run(launches, scalars)
         kernels = [self.kernels[call.name] for call in row.kernels]
@@ -258,7 +258,7 @@ class StepLibrary:
 
 
 def objects_of(arch: Arch, calls: Mapping[str, KernelCall], kernels: Mapping[str, Kernel]) -> list[bytes]:
-    """An object file for each level; a level of another architecture is compiled for this one's base."""
+    """An object file for each level. A level of another architecture is compiled for the base level of this one."""
     by_level: dict[Level, list[Kernel]] = {}
     for name, call in calls.items():
         by_level.setdefault(level_of(call), []).append(kernels[name])
@@ -267,7 +267,7 @@ def objects_of(arch: Arch, calls: Mapping[str, KernelCall], kernels: Mapping[str
 
 
 def runs_on(row: Variant, dims: Mapping[str, int]) -> bool:
-    """Whether a row computes a batch right; the conditions of some are only about speed."""
+    """Whether a variant's results are right for a batch. The conditions of some variants only concern speed."""
     facts = row.kernels[-1].facts
     only_for_speed = facts.get("tokens", 0) > 1 or facts.get("tile_rows", 0) > 1
     return only_for_speed or holds(row.when, dims)

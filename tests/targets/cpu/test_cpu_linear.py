@@ -1,5 +1,5 @@
-"""Projections over tiles of weights: the same bits at every level, block size and batch, and what exact integers in
-numpy give.
+"""Projections over tiles of weights: the same bits at every level, block size and batch size, compared with exact
+integers in numpy.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ pytestmark = pytest.mark.skipif(ARCH.name != "x86_64", reason="the levels compar
 
 EPS = 1e-6
 SIZES = (1, 5, 19)
-# Columns, rows of the weight, the optional inputs, whether gated, by the quantization: more columns than a whole number
-# of groups, outputs that end within a tile, halves that do and do not.
+# By quantization: columns and rows of the weight, the optional inputs, and whether it is gated. Some columns end within
+# a group, some outputs end within a tile, and so do the halves of some gated weights.
 PROJECTIONS: dict[str, tuple[int, int, tuple[str, ...], bool]] = {
     "q4f16": (200, 40, ("norm", "bias", "residual"), False),
     "q4f32": (64, 64, ("bias",), True),
     "q8f16": (72, 48, ("norm",), True),
     "f16": (72, 35, ("norm",), False),
 }
-# By the bits of the integers that activations become.
+# Quantizations by the number of bits of the integer activations.
 FORMATS = {16: tuple(PROJECTIONS), 8: ("q4f32", "q8f16")}
 
 
@@ -117,7 +117,7 @@ def test_integers_are_exact(name: str, library: StepLibrary) -> None:
 @pytest.mark.parametrize("name", [name for name in INTEGER_CASES if "q4f32" in name or "q8" in name])
 def test_the_largest_codes_do_not_overflow(name: str, library: StepLibrary) -> None:
     bits, case = CASES[name]
-    # One weight of the other sign makes the scale, so that all others have the largest code or the smallest.
+    # One weight of the other sign sets the scale, so all others have the largest or the smallest code.
     matrix = np.full(case.inputs["weight"][1:], {"q4f32": 8.0, "q8f16": 127.0}[case.quantization], np.float32)
     matrix[::2] *= -1
     matrix[:, ::GROUP] *= -1
@@ -147,7 +147,7 @@ def test_a_row_of_zeros_and_one_that_is_not_finite_stay_by_themselves(name: str,
 
 
 def emulated(case: StepCase, bits: int, run: Run, matrix: Array) -> Array:
-    """The projection with activations of that many bits: integers exact, everything else in float64."""
+    """The projection with activations of ``bits`` bits: exact integers, everything else in float64."""
     arrays, layout = run.arrays, RowLayout(bits, as_bytes=False)
     x, factor = arrays["x"], np.ones(len(arrays["x"]))
     if "norm" in arrays:

@@ -23,7 +23,7 @@ from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.targets.cpu.runner import CpuRunner
 
 CompileTiny = Callable[..., Path]
-# Token ids of three sequences, and the place of each one's adapter.
+# Token ids of three sequences, and the slot of each one's adapter.
 PROMPTS = {-1: [5, 9, 2, 77, 31], 0: [400, 3, 3, 8, 250, 17], 1: [60, 61]}
 LIMITS = Limits(tokens=16, sequences=3, rows=3, pages=6, adapters=2)
 
@@ -32,7 +32,7 @@ LIMITS = Limits(tokens=16, sequences=3, rows=3, pages=6, adapters=2)
 def adapters(
     tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> list[tuple[Path, Deltas]]:
-    """One of all projections, and one of two of them, of a smaller rank and with the other scale."""
+    """One adapter for all projections, and one for two of them, with a smaller rank and the other kind of scale."""
     folder = tmp_path_factory.mktemp("adapters")
     checkpoint = tiny_checkpoints["qwen3"]
     every, some = folder / "every", folder / "some"

@@ -87,7 +87,7 @@ def test_the_error_for_a_processor_without_the_base_level_names_what_it_lacks(mo
 
 
 def test_linking_needs_no_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    # No user can make a folder there.
+    # No user can create a folder there.
     monkeypatch.setenv("HOME", "/proc/none")
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
     assert link.link([], "x86_64-linux-gnu").startswith(b"\x7fELF")

@@ -41,8 +41,8 @@ def gelu_tanh(x: float) -> float:
     return x / (1 + math.exp(min(-2 * inner, 700)))
 
 
-# The function in float64, and how far from it the kernel's may be: relative to the result, and absolutely times the
-# larger of 1 and |x|.
+# The function in float64, and the tolerances of the kernel: relative to the result, and an absolute one times max(1,
+# |x|).
 EXACT: dict[str, tuple[Callable[[float], float], float, float]] = {
     "tanh": (math.tanh, 3e-7, 0),
     "erf": (math.erf, 3e-7, 0),

@@ -1,4 +1,4 @@
-"""Whole bundles on this machine's CPU: against transformers, against the reference runner, and alone against under
+"""Complete bundles on this machine's CPU, compared with transformers and with the reference runner, alone and under
 load.
 """
 
@@ -94,7 +94,7 @@ def test_a_row_is_the_same_to_the_last_bit_in_every_company_chunking_and_number_
     for start in range(0, 294, 98):
         runner.forward(make_batch([*others[:2], Chunk(LONG[start : start + 98], start, pages, [97]), *others[2:]], 16))
     for i in range(294, 300):
-        # Beside sequences of one token each that decode, and of several that prefill.
+        # Beside sequences that decode one token each, and sequences that prefill several.
         company = [Chunk([7], 0, [20 + j], [0]) for j in range(7)] if i % 2 else others
         found = runner.forward(make_batch([*company, Chunk([LONG[i]], i, pages, [0])], 16)).logits[-1]
         np.testing.assert_array_equal(found, alone[i])
@@ -158,7 +158,7 @@ def test_the_number_of_threads_is_the_users_or_that_of_the_cores(
 
 
 def test_each_runner_has_its_own_threads_until_it_is_closed(bundle: Bundle) -> None:
-    # In a process of its own, for threads of runners that other tests have closed may not be gone yet.
+    # In a separate process, because threads of runners that other tests closed may not have ended yet.
     code = f"""if True:
         import os, time
         from pathlib import Path
@@ -197,7 +197,7 @@ def test_kernels_run_on_all_threads_of_a_runner(bundle: Bundle) -> None:
     runner = CpuRunner(bundle, limits=ALL_ROWS, threads=2)
     mine = [task / "schedstat" for task in tasks.iterdir() if task not in before]
     assert len(mine) == 2
-    # They wait awake for a while, then asleep.
+    # They spin for a while, then sleep.
     time.sleep(0.2)
     start = [int(file.read_text().split()[0]) for file in mine]
     runner.forward(make_batch([Chunk(list(range(60)), 0, list(range(4)), [59])], 16))

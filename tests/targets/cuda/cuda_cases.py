@@ -1,4 +1,6 @@
-"""The cases of CUDA's emulated tests: those of every target, thinned out, and of the templates that only CUDA has."""
+"""The cases of CUDA's emulated tests: a selection of the cases of every target, and those of templates that only CUDA
+has.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,19 @@ from nearfar.targets.cuda.variants import attention_numbers, variants_of
 from nearfar.targets.gpu_attention import stored_rows
 from nearfar.targets.variant import Variant, kernel
 
-# The number of cached tokens of each sequence, and of its new tokens: one, ends of tiles of 64, tiles of several
+# For each sequence, the number of cached tokens and of new tokens: one, ends of tiles of 64, tiles of several
 # sequences, and a sequence of several tiles.
 MANY_KEYS = (((0, 1),), ((0, 64),), ((63, 5), (0, 3), (64, 70), (1, 1)), ((20, 131),))
 # Decoding, drafts and prompts in one batch, around the longest draft; contexts of one range of 256 keys and of two.
 MIXED = (((255, 1), (0, 9), (300, 8), (7, 1), (250, 70), (511, 1)), ((130, 12), (256, 1)))
-# Windows less than a tile, of a page, and of two tiles.
+# Windows smaller than a tile, of one page, and of two tiles.
 MMA_ATTENTION = (
     Facts(Heads(4, 2, 64, 16, "bfloat16"), Preparation(160, 32, EPS), Scores(0.1, window=20, softcap=4.0)),
     Facts(Heads(7, 1, 32, 16, "float16", "q8"), Preparation(0, 0, None), Scores(0.2, window=16)),
     Facts(Heads(2, 2, 96, 16, "float16"), Preparation(160, 96, None), Scores(0.1, window=100)),
 )
-# Heads that need more shared memory than a kernel declares, one with queries in shared memory; rows of a tile.
+# Heads that need more shared memory than a kernel can declare, one of them with queries in shared memory; and the rows
+# of a tile.
 LARGE_MMA = (
     (Facts(Heads(5, 1, 128, 16, "bfloat16"), Preparation(160, 64, None), Scores(0.1)), 128),
     (Facts(Heads(2, 1, 256, 32, "float16"), Preparation(160, 64, EPS), Scores(0.1, window=50, softcap=5.0)), 64),
@@ -57,7 +60,7 @@ MMA_ALONE = (
 
 
 def some_variants(step: Step, context: Context) -> list[Variant]:
-    """The rows of a step, with the smallest of the tensor cores' tiles: `cuda_projections` has the others."""
+    """The variants of a step, with only the smallest tile of the tensor cores; `cuda_projections` has the others."""
     return [
         row
         for row in variants_of(step, context)
@@ -70,7 +73,7 @@ def cuda_cases() -> Iterator[Case]:
         # relu2 squares the rounding of 16-bit operands, which then exceeds the bound of one product.
         if case.dtype is None or "relu2" not in case.name:
             yield case
-    # Here it is about CUDA's code, not about templates' logic, which WebGPU's tests run through in full.
+    # These cases test CUDA's code. WebGPU's tests cover the logic of the templates completely.
     yield from list(all_cases())[::16]
     yield adversarial_case(1100, 256)
     yield from cuda_projections()
@@ -97,7 +100,7 @@ def cuda_cases() -> Iterator[Case]:
 
 
 def tensor_tile(heads: Heads, rows: int) -> MmaTile:
-    """The tile that every GPU can run."""
+    """A tile that every GPU can run."""
     tile = tile_of(heads, rows, max_dynamic_bytes("sm_86"))
     assert tile is not None
     return tile

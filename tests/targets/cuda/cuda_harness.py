@@ -1,6 +1,4 @@
-"""Running a case of `kernel_cases.py` on emulated CUDA: all kernels of all cases in one library, which is compiled
-once.
-"""
+"""Runs the cases of `kernel_cases.py` on emulated CUDA. All their kernels are in one library, compiled once."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.ir.ops import Array
 from nearfar.targets.cuda.source import CudaKernel, cuda, source_file
 
-# How many bytes are watched behind every array, and what they hold.
+# The number of guard bytes after every array, and their value.
 BEHIND = 256
 UNTOUCHED = 0xA5
 
@@ -30,7 +28,7 @@ class Emulated:
     library: Library
 
     def run(self, case: Case, run: Run) -> dict[str, Array]:
-        """What the kernels leave in the buffers that they write, by role. Scratch starts as NaN."""
+        """The buffers that the kernels wrote, by role. Scratch starts as NaN."""
         kernels = self.kernels[case.name]
         buffers = {role: aligned(array) for role, array in run.arrays.items()}
         for kernel in kernels:
@@ -62,7 +60,7 @@ def lower_cases(cases: Sequence[Case], arch: str) -> tuple[dict[str, list[CudaKe
     for number, case in enumerate(cases):
         kernels[case.name] = [cuda(kernel, arch) for kernel in case.kernels()]
         for index, kernel in enumerate(kernels[case.name]):
-            # Cases name their kernels as they like; a file has each function once.
+            # Different cases may use the same name for a kernel, but a source file defines each function once.
             entry = names.setdefault(kernel.text, f"{kernel.entry}_{number}")
             renamed = CudaKernel(
                 kernel.kernel,
@@ -85,5 +83,5 @@ def aligned(array: Array) -> Array:
 
 
 def behind(array: Array) -> Array:
-    """The bytes behind such a copy."""
+    """The guard bytes after such a copy."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * BEHIND).from_address(array.ctypes.data + array.nbytes))

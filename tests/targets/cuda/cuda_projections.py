@@ -15,7 +15,7 @@ from nearfar.compiler.kernels.cuda.linear_mma import MmaShape, linear_mma
 from nearfar.compiler.kernels.cuda.rows16 import rows16
 from nearfar.compiler.kernels.projection import Projection
 
-# All rounds at once, and more rounds than slots; warps side by side along the columns; two input rows.
+# All rounds at once, and more rounds than pipeline slots; warps side by side along the columns; two input rows.
 ASYNC_SHAPES = {
     "all_at_once": AsyncShape(64, 32, 4, 3),
     "refilled": AsyncShape(64, 32, 2, 2),
@@ -24,7 +24,7 @@ ASYNC_SHAPES = {
 }
 # The batches: within a tile, one past it, and the ends of tiles.
 BATCHES = (1, 16, 33, 64)
-# Slices of 32, 64 and 128 columns; splits of which the last is shorter, and of one block each.
+# Slices of 32, 64 and 128 columns; splits whose last part is shorter, and splits of one block each.
 MMA_SHAPES = {
     "one_warp": {"rows": 16, "tiles": 1, "column_warps": 1, "parts": 4, "stages": 2},
     "many_columns": {"rows": 32, "tiles": 2, "column_warps": 2, "parts": 2, "stages": 4},
@@ -33,7 +33,8 @@ MMA_SHAPES = {
     "split": {"rows": 16, "tiles": 2, "column_warps": 1, "parts": 4, "stages": 4, "splits": 2, "max_batch": 64},
     "split_far": {"rows": 32, "tiles": 1, "column_warps": 2, "parts": 1, "stages": 4, "splits": 3, "max_batch": 64},
 }
-# (shape, quantization, columns, outputs, what the projection has). Columns of several tiles, one past a round, one.
+# (shape, quantization, columns, outputs, options of the projection). Columns of several tiles, one past a round, and
+# one.
 ASYNC: tuple[tuple[str, str, int, int, dict[str, object]], ...] = (
     ("all_at_once", "q4f16", 1100, 19, {"norm_eps": EPS, "bias": True, "residual": True, "offset": 18, "width": 47}),
     ("all_at_once", "f16", 250, 9, {"gated": True, "x_dtype": "float16", "activation": "gelu"}),
@@ -49,7 +50,7 @@ ASYNC: tuple[tuple[str, str, int, int, dict[str, object]], ...] = (
 )
 
 
-# (shape, quantization, dtype, columns, outputs, what the projection has).
+# (shape, quantization, dtype, columns, outputs, options of the projection).
 MMA: tuple[tuple[str, str, str, int, int, dict[str, object]], ...] = (
     ("one_warp", "q4f16", "float16", 128, 8, {}),
     ("one_warp", "q4f16", "float16", 1, 1, {"bias": True}),

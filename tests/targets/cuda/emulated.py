@@ -1,6 +1,4 @@
-"""CUDA C++ run on the CPU: the text that NVRTC takes, compiled by this machine's C++ compiler behind
-`emulator/prelude.hpp`.
-"""
+"""Runs CUDA C++ on the CPU: this machine's C++ compiler compiles the source for NVRTC after `emulator/prelude.hpp`."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ def find_compiler() -> list[str] | None:
 
 
 class Library:
-    """Kernels of a file such as `source.source_file` writes. Each distinct text is compiled once in a folder."""
+    """Kernels of a file like those of `source.source_file`. Each distinct source is compiled once in a folder."""
 
     def __init__(self, source: str, folder: Path, optimization: str = "-Og") -> None:
         self.path = library_of(source, folder, optimization)
@@ -55,7 +53,8 @@ class Library:
 
 def library_of(source: str, folder: Path, optimization: str = "-Og") -> Path:
     """The shared library of a file of kernels, with functions "launch_NAME", numbers "parameters_NAME"
-    and, for those that wait for the previous kernel, "waits_NAME"."""
+    and, for those that wait for the previous kernel, "waits_NAME".
+    """
     head, *kernels = re.split(r'(?=^extern "C" __global__)', source, flags=re.MULTILINE)
     parts = [f'#include "{PRELUDE}"', head]
     for kernel in kernels:
@@ -80,7 +79,7 @@ def libcuda(folder: Path) -> Path:
 
 
 def compile_library(source: Path, library: Path, optimization: str = "-Og") -> None:
-    """Compile C++ with the compiler that there is. Warnings about generated code mean nothing."""
+    """Compile C++ with the available compiler. Warnings about generated code are ignored."""
     compiler = find_compiler()
     assert compiler is not None
     command = [

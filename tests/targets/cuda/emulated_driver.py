@@ -1,4 +1,4 @@
-"""The driver's interface over emulated CUDA: device memory is host memory, and every call takes effect at once."""
+"""The driver's interface on emulated CUDA: device memory is host memory, and every call takes effect immediately."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Recorded = tuple[Library, str, tuple[int, int], int, npt.NDArray[np.uint64]]
 
 
 class EmulatedDriver:
-    """``folder`` keeps what was compiled. Memory starts as NaN. ``broken`` makes every event a failure; ``launched``
+    """``folder`` caches compiled libraries. Memory starts as NaN. If ``broken`` is set, every event fails. ``launched``
     counts launches.
     """
 

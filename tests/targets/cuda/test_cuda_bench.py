@@ -1,6 +1,4 @@
-"""The benchmark runs to its end on an emulated GPU, so it will on a real one. Its figures mean nothing
-here.
-"""
+"""The benchmark runs to its end on an emulated GPU. Its figures mean nothing here."""
 
 from __future__ import annotations
 
@@ -61,7 +59,7 @@ def test_a_token_reads_all_weights_except_an_embedding_that_is_not_the_head(cuda
     table = embed.inputs["table"]
 
     def read(head: str) -> int:
-        """If the head's matrix is ``head``."""
+        """The result for the head's matrix ``head``."""
         steps = [step.model_copy(update={"inputs": {**step.inputs}}) for step in others]
         next(step for step in reversed(steps) if step.op == "linear").inputs["weight"] = head
         plan = manifest.plan("generate").model_copy(update={"steps": [embed, *steps]})

@@ -1,4 +1,4 @@
-"""NVIDIA's bindings on a libcuda of our own: that the driver calls them as they want to be called. No GPU runs here."""
+"""NVIDIA's bindings on a libcuda of our own: the driver calls them correctly. These tests use no GPU."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_the_driver_keeps_the_rules_of_threads_and_captures(cuda_bundle: Path, e
     assert "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" in found["a call that a capture forbids"]
     assert found["other work during a capture"] == [[1] * 4, [1] * 4]
     assert found["batches that fail"] == 4
-    # The failed batches may not have left memory to the next one that the stream still reads.
+    # The failed batches must not have freed memory that the stream still reads, because the next batch could get it.
     assert found["tokens"][0] == found["tokens"][1] == found["a launch on a new thread"]
     assert found["a launch after the end"].startswith("CUDA: the model was closed")
     assert found["a first call that launches"] is None

@@ -1,4 +1,4 @@
-"""Kernel templates as CUDA against their ops in numpy, on the emulator. No GPU runs here."""
+"""Kernel templates as CUDA, compared with their ops in numpy, on the emulator. These tests use no GPU."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_compiler_may_assume_only_of_weights_and_results_that_nobody_else_ch
     head = waiting(SIGNATURE + body, BUFFERS).splitlines()[0]
     assert head == HEAD + "float* x_ptr, uint* __restrict__ weight_q_ptr, float* sums_ptr, float* __restrict__ y_ptr) {"
     assert "float* y_ptr" in waiting(SIGNATURE + body.replace("__syncthreads();", ""), BUFFERS)
-    # A result that a kernel also reads, or whose address it takes, may be another kernel's.
+    # A result that a kernel also reads, or whose address it takes, may come from another kernel.
     for line in ("y_ptr[0] = y_ptr[0] + 1.0f;", "float y = y_ptr[0];", "copy((&(y_ptr[0])));"):
         assert "float* y_ptr" in waiting(SIGNATURE + f"\n  __syncthreads();\n  {line}\n}}", BUFFERS)
 
@@ -113,7 +113,7 @@ def test_every_code_of_packed_weights_is_unpacked_exactly(emulated_cuda: Path) -
     from nearfar.targets.cuda.source import source_file
 
     library = Library(source_file(()) + UNPACKING, emulated_cuda)
-    # Two scales of one word: 3, exact in every format, and 0.5.
+    # Two scales in one word: 3, which every format represents exactly, and 0.5.
     scales = np.array([3, 0.5], np.float16).view(np.uint32)[0]
     order = (0, 2, 1, 3, 4, 6, 5, 7)
     f16, bf16 = np.zeros(4, np.uint32), np.zeros(4, np.uint32)
@@ -133,5 +133,5 @@ def test_every_code_of_packed_weights_is_unpacked_exactly(emulated_cuda: Path) -
             library.launch(entry, (1, 1), 1, [array.ctypes.data for array in (given, f16, bf16)])
             np.testing.assert_array_equal(f16.view(np.float16), expected[list(order)])
             wide = (bf16.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-            # 8 bits of a number are kept.
+            # 8 bits of the significand are kept.
             np.testing.assert_allclose(wide, expected[list(order)], rtol=2**-8)

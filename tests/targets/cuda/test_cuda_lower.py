@@ -1,5 +1,5 @@
-"""Cubins: that NVRTC takes what is generated, that large kernels keep to registers and limits, and what a bundle
-holds.
+"""Cubins: NVRTC accepts the generated sources, large kernels stay within registers and limits, and a bundle contains
+the right files.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LARGE_TEMPLATES = ("attention_decode", "attention_few_rows", "attention_mma", "a
 
 
 def is_large(call: KernelCall) -> bool:
-    """Whether a kernel is one of the largest of its kind; the whole list takes NVRTC five seconds."""
+    """Whether a kernel is one of the largest of its kind. NVRTC needs five seconds for the complete list."""
     template = call.template.__name__
     if template not in ("linear_mma", "linear_async"):
         return template in LARGE_TEMPLATES

@@ -1,5 +1,5 @@
-"""Whole bundles through the CUDA runner, on an emulated driver: against the reference, in graphs and out of them. No
-GPU runs here.
+"""Complete bundles with the CUDA runner on an emulated driver, compared with the reference, with and without graphs.
+These tests use no GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nearfar.targets.cuda.decode_graphs import Bucket, bucket_of, bucket_sizes
 from nearfar.targets.cuda.runner import CudaRunner
 
 CompileTiny = Callable[..., Path]
-# Of sequences a bucket has 1, 2 or 4.
+# A bucket has 1, 2 or 4 sequences.
 LIMITS = Limits(tokens=75, sequences=4, rows=75, pages=20)
 
 
@@ -68,13 +68,13 @@ def test_a_decode_batch_that_is_padded_computes_what_each_sequence_alone_does(
     chunks = [Chunk([8], len(own), page, [0]) for own, page in zip(tokens, pages, strict=True)]
     together = runner.forward(make_batch(chunks, 16, alternatives=True))
     logits = together.logits
-    # The same in a graph, which the step above lacked.
+    # The same with a graph, because the step above ran without one.
     runner.wait_for_graphs()
     replayed = driver.replayed
     again = runner.forward(make_batch(chunks, 16, alternatives=True))
     np.testing.assert_array_equal(again.logits, logits)
     assert driver.replayed == replayed + 1
-    # Who is beside a sequence in a batch of the same size changes nothing.
+    # The other sequences in a batch of the same size do not change a sequence's result.
     others = runner.forward(make_batch([chunks[2], Chunk([9], 1, [3], [0]), chunks[0]], 16))
     np.testing.assert_array_equal(others.logits[[2, 0]], logits[[0, 2]])
     two = runner.forward(make_batch(chunks[:2], 16))
@@ -107,8 +107,8 @@ def test_steps_go_on_from_tokens_that_only_the_device_has_seen(runner: CudaRunne
 def test_a_graph_is_right_for_every_context_of_its_bucket(
     cuda_bundle: Path, emulated_cuda: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One bucket up to 300 tokens. Its graph divides the keys into two ranges, of which the second is empty for 256
-    tokens or fewer.
+    """One bucket up to 300 tokens. Its graph divides the keys into two ranges; the second is empty for up to 256
+    tokens.
     """
     monkeypatch.setattr(decode_graphs, "SHORTEST_CONTEXT", 300)
     token_ids = [(5 * i * i + 3 * i) % 509 for i in range(300)]
@@ -129,7 +129,7 @@ def test_a_graph_is_right_for_every_context_of_its_bucket(
 
 
 def test_padding_sequences_touch_no_page_of_the_pool(cuda_bundle: Path, emulated_cuda: Path) -> None:
-    """Page 0 belongs to a sequence, and every page that no sequence has holds NaN."""
+    """Page 0 belongs to a sequence, and every page without a sequence contains NaN."""
     driver = EmulatedDriver(emulated_cuda)
     runner = CudaRunner(open_bundle(cuda_bundle), limits=LIMITS, driver=driver)
     reference = ReferenceRunner(open_bundle(cuda_bundle), limits=LIMITS, activation="float16")
@@ -156,7 +156,7 @@ def test_padding_sequences_touch_no_page_of_the_pool(cuda_bundle: Path, emulated
         assert relative_error(found, expected) < F16
         for name, array in memory.items():
             changed = (array != before[name]).sum(axis=1)
-            # Each sequence has one more token, and the padding sequence writes behind the pool.
+            # Each sequence has one more token, and the padding sequence writes after the end of the pool.
             assert set(np.flatnonzero(changed)) | {pages} == {*sequences, pages}
             assert changed[:pages].max() <= array.shape[1] // runner.manifest.page_size
     runner.close()
@@ -207,7 +207,7 @@ def test_a_failure_on_the_device_is_the_futures_and_the_runner_can_be_closed(
     driver = EmulatedDriver(emulated_cuda)
     runner = CudaRunner(open_bundle(cuda_bundle), limits=Limits(tokens=8, pages=2), driver=driver)
     driver.broken = True
-    # More than may be on their way at once, so none may keep its place.
+    # More batches than may be in flight at once, so none may keep its slot.
     futures = [runner.submit(make_batch([Chunk([1], 0, [0], [0])], 16)) for _ in range(6)]
     for future in futures:
         with pytest.raises(DeviceError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
@@ -261,7 +261,7 @@ def test_scratch_for_ranges_of_keys_is_bounded_however_many_tokens_and_sequences
         size = 8 * manifest.spec.num_heads * (manifest.spec.head_dim + 4)
         return evaluate(elements, {**dims, "B": sequences}) // size
 
-    # For one sequence every range of 256 keys; otherwise the bound of the ranges that workgroups share.
+    # For one sequence, every range of 256 keys; otherwise the limit on ranges that workgroups share.
     assert [rows(sequences) for sequences in (1, 2, 32, 256)] == [512, 1024, 1024, 1024]
     assert {"q", "rows16", "row_factors"} <= manifest.scratch.keys()
 

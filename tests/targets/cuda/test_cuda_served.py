@@ -53,7 +53,7 @@ class Served:
         return self.post("/v1/completions", **body)
 
     def logprobs(self, prompt: list[int], model: str = "base") -> list[float]:
-        """Of the new tokens. Unlike the text, they name every token of a random model."""
+        """The log-probabilities of the new tokens. Unlike the text, they identify every token of a random model."""
         answer = self.complete(prompt, model)
         assert answer.status_code == 200, answer.text
         found: list[float] = answer.json()["choices"][0]["logprobs"]["token_logprobs"]
@@ -151,7 +151,7 @@ def test_an_engine_whose_gpu_has_failed_gets_another_process(served: Served) -> 
     """CUDA answers every call of a process after a fault with the same error."""
     before = {model: served.logprobs([5, 6, 7], model) for model in ("base", "second")}
     served.fault.touch()
-    # The engine tries again a few times before it gives the device up.
+    # The engine retries a few times before it gives up the device.
     for model in before:
         answers = [served.complete([5, 6, 7], model) for _ in range(6)]
         assert {answer.status_code for answer in answers} <= {500, 503}

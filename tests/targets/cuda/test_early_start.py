@@ -1,4 +1,4 @@
-"""Programmatic dependent launch: only kernels of marked cubins, which wait for the previous kernel by themselves, may
+"""Programmatic dependent launch: only kernels of marked cubins, which wait for the previous kernel themselves, may
 start before it has ended. The emulated libcuda refuses any other kernel that may.
 """
 

@@ -21,7 +21,7 @@ ARGUMENTS = Arguments(np.zeros(1, np.uint64))
 
 
 class CountingDriver:
-    """A graph is the buckets' dims that it launches. ``open`` cleared makes captures wait."""
+    """A graph is represented by the dims of the bucket that it launches. Captures wait while ``open`` is cleared."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
@@ -30,7 +30,7 @@ class CountingDriver:
         self.capturing_threads: set[str] = set()
         self.ran: list[tuple[str, int, int]] = []
         self.fails: Callable[[Any], bool] = lambda _: False
-        # What others allocate during each capture.
+        # The bytes that others allocate during each capture.
         self.others = 0
 
     def available_bytes(self) -> int:
@@ -55,7 +55,9 @@ class CountingDriver:
 
 
 class OneLaunch:
-    """Launches of a plan with one kernel, which is the sequences and the context that it is launched for."""
+    """Launches of a plan with one kernel, which is represented by the sequences and the context that it is launched
+    for.
+    """
 
     def __init__(self, driver: CountingDriver) -> None:
         self._driver = driver
@@ -131,7 +133,7 @@ def test_graphs_of_short_contexts_come_first_and_then_those_that_follow_a_used_o
 def test_the_least_recently_used_graph_is_evicted(driver: CountingDriver, most_graphs: int, most_bytes: int) -> None:
     with opened(driver, most_graphs=most_graphs, most_bytes=most_bytes) as cache:
         cache.settle()
-        # It expects (1, 512), for which nothing is evicted.
+        # The cache expects (1, 512), for which it evicts nothing.
         cache.run(Bucket(1, 256))
         cache.settle()
         assert [graph[0] for graph in driver.graphs] == [(1, 256), (2, 256)]

@@ -1,5 +1,5 @@
-"""The emulated driver rejects what NVIDIA's driver API documentation forbids, so code that passes on it has kept these
-rules. Each test calls a library of its own, because a fault lasts until the process ends.
+"""The emulated driver rejects calls that NVIDIA's driver API documentation forbids, so code that passes on it follows
+these rules. Each test calls a library of its own, because a fault lasts until the process ends.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Driver:
 
 
 def image(abi_version: int, name: str = "put") -> bytes:
-    """As much of a cubin as the emulated driver reads: an ELF header and the names of functions."""
+    """The parts of a cubin that the emulated driver reads: an ELF header and the names of functions."""
     names = b"\0" + name.encode() + b"\0"
     ident = b"\x7fELF".ljust(8, b"\0") + bytes([abi_version]) + bytes(7)
     return ident + bytes(24) + struct.pack("<Q", 64) + bytes(10) + struct.pack("<HHH", len(names), 1, 0) + names
@@ -184,7 +184,7 @@ def test_work_runs_when_somebody_waits_and_in_order(driver: Driver) -> None:
     driver.success("cuMemcpyDtoHAsync", found, address, 4, driver.stream.value)
     driver.success("cuEventRecord", event.value, driver.stream.value)
     assert driver.launch(address, value=2) == "SUCCESS"
-    # What a copy will fill is unknown until then.
+    # The destination of a copy is undefined until then.
     assert found[0] == 0xDDDDDDDD
     assert driver("cuEventQuery", event.value) == "NOT_READY"
     driver.success("cuEventSynchronize", event.value)

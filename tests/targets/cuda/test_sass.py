@@ -70,7 +70,7 @@ BODIES = {
         for name in ("mma_f16", "mma_bf16")
     },
 }
-# These are in the kernels of others.
+# These functions occur in the kernels of other functions.
 CHECKED = {
     *BODIES,
     *("wait_for_copies", "copy_4_bytes", "commit_copies", "wait_for_copies_before", "allow_next_kernel"),
@@ -185,7 +185,7 @@ def test_copies_bypass_the_first_cache_fill_zeros_and_are_waited_for(arch: str) 
     kernel = Kernel("copy_16_bytes", arch)
     copy = kernel.only(r"LDGSTS.*")
     assert copy.opcode == "LDGSTS.E.BYPASS.128"
-    # The predicate is an operand, not a guard: without it, the copy would not write zeros.
+    # The predicate is an operand, not a guard: a guarded copy would not write zeros.
     (predicate,) = (operand for operand in copy.operands if re.fullmatch(r"P\d", operand))
     test = next(each for each in kernel.instructions if each.operands[0] == predicate)
     assert test.opcode.startswith("ISETP.NE")

@@ -1,10 +1,10 @@
-"""Asks mlx-lm, in a process of its own because its import lowers the process's limit of open files.
+"""Runs mlx-lm in a separate process, because importing it lowers the process's limit of open files.
 
     python mlx_lm_process.py JOBS.json
 
 JOBS.json is a list of {"folder", "prompts": each token ids or a user's text, "max_tokens", "logits": a .npy file to
-write}; printed is one JSON list, of each job {"prompt_ids", "token_ids"} for each prompt: what mlx-lm makes of it, and
-its greedy answer. The logits are those of the first prompt.
+write}. The script prints one JSON list with, for each job, a list of {"prompt_ids", "token_ids"}: mlx-lm's encoding of
+each prompt, and its greedy answer. The logits are those of the first prompt.
 """
 
 from __future__ import annotations
@@ -34,6 +34,6 @@ def answer(job: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    # mlx-lm prints to the standard output too.
+    # mlx-lm also prints to standard output.
     answers = [answer(job) for job in json.loads(Path(sys.argv[1]).read_text())]
     print(json.dumps(answers))

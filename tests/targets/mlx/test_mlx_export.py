@@ -1,4 +1,4 @@
-"""The folder as a whole: its files, its configuration, and what is refused before a file is written."""
+"""The complete folder: its files, its configuration, and errors that occur before a file is written."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_configuration_is_read_back_as_the_models_spec(compile_tiny: Compile
     for name in ("llama", "llama_plain", "qwen2", "qwen3"):
         path = compile_tiny(name, "f32", target="mlx")
         assert load(str(path)).spec == open_any(path).manifest.spec, name
-    # A top-level theta is what mlx-lm's llama reads.
+    # mlx-lm's llama reads a top-level theta.
     config = json.loads((compile_tiny("llama", "f32", target="mlx") / "config.json").read_text())
     assert config["rope_theta"] == 10000.0
     assert config["rope_scaling"]["rope_type"] == "llama3"
@@ -92,7 +92,7 @@ def test_shards_hold_the_same_tensors_as_one_file(tiny_checkpoints: Mapping[str,
 
 
 def content(folder: Path, file: str, tensor: object) -> tuple[object, bytes]:
-    """A tensor's kind and its bytes, of which its offset tells the start and its neighbour's the end."""
+    """A tensor's kind and its bytes, from its offset to the next tensor's offset."""
     tensors = read_safetensors(folder / file)
     offsets = sorted([each.offset_bytes for each in tensors.values()] + [(folder / file).stat().st_size])
     start = tensor.offset_bytes  # type: ignore[attr-defined]

@@ -1,5 +1,5 @@
-"""Every decoder family as a folder for MLX: our runner and mlx-lm give the reference's logits and greedy tokens, and
-what mlx-lm computes differently is refused by name.
+"""Every decoder family as a folder for MLX: our runner and mlx-lm return the reference's logits and greedy tokens, and
+models that mlx-lm computes differently are refused by name.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from nearfar.targets.mlx.models import require_known
 NEW_TOKENS = 16
 CONTEXT = len(TOKENS) + NEW_TOKENS
 LIMITS = Limits(tokens=64, sequences=2, rows=CONTEXT, pages=6)
-# What mlx-lm fixes: Granite's head size, Gemma's factor of the embedding (a root that every dtype holds), and for
-# Gemma 2 no windows.
+# Constants of mlx-lm: Granite's head size, Gemma's embedding factor (a root that every dtype represents exactly), and
+# no windows for Gemma 2.
 CHANGES: dict[str, dict[str, Any]] = {
     "granite": {"hidden_size": 144},
     "gemma2": {"hidden_size": 144, "sliding_window": 64},

@@ -1,4 +1,4 @@
-"""The MLX runner's forward on hand-made graphs against `ir/ops/`, and its refusal of ops that it does not compute."""
+"""The MLX runner's forward on hand-made graphs against `ir/ops/`, and its errors for ops that it does not compute."""
 
 from __future__ import annotations
 

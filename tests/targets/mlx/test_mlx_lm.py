@@ -1,4 +1,4 @@
-"""mlx-lm loads the folder as it is: its logits are ours, and its greedy tokens."""
+"""mlx-lm loads the folder without changes and computes our logits and greedy tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from nearfar.compiler.text.tokenizer import Tokenizer
 CompileTiny = Callable[..., Path]
 QUESTIONS = ("what is 27 + 58?", "tell me a story about a fox")
 TOKENS = 16
-# Checkpoint, quantization, group size: every architecture, tied and not, with biases and without, each kind of weights.
+# Checkpoint, quantization, group size: every architecture, with tied and untied heads, with and without biases, each
+# kind of weights.
 CASES = [
     ("llama", "f32", None),
     ("llama_plain_wide", "q4f32", 32),
@@ -37,14 +38,14 @@ CASES = [
     ("qwen3_wide", "q8f16", 128),
     ("llama_wide", "f16", None),
 ]
-# The same of families whose checkpoints the suite writes here. The first two store rows of pairs that are rotated.
+# The same for families whose checkpoints this suite writes. The first two store rows for interleaved RoPE.
 FAMILY_CASES = [("glm4", "f32", None), ("ernie4_5", "q4f32", 32), ("hunyuan_v1_dense", "f32", None)]
 TINY = [checkpoint for checkpoint, _, _ in (*CASES, *FAMILY_CASES)]
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Bundle | ExportBundle]:
-    """The demo model by activation dtype, for MLX, and as a plan."""
+    """The demo model for MLX by activation dtype, and as a bundle with a plan."""
     folder = tmp_path_factory.mktemp("demo")
     found = {
         name: compile_any(str(CHECKPOINT), folder / name, CompileOptions(target="mlx", activations=(name,)))

@@ -1,4 +1,4 @@
-"""What MLX reads back is what our own weight formats mean, and what it cannot read is refused."""
+"""MLX reads back the values of our weight formats, and formats that it cannot read are refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_mlx_dequantizes_to_the_weights_of_a_plan(name: str, activation: str, gr
     bits = 4 if name.startswith("q4") else 8
     found = np.array(mlx.dequantize(*given, group_size=group, bits=bits))
     expected = quantization.unpack(quantization.pack(matrix), 384)
-    # Float16 scales times codes are exact; of float32 ones the sum with the bias is rounded once more.
+    # Float16 scales times codes are exact. With float32 scales, the sum with the bias is rounded once more.
     np.testing.assert_array_equal(found, expected) if name.endswith("f16") else np.testing.assert_allclose(
         found, expected, rtol=F32
     )

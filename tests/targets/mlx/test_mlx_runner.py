@@ -115,19 +115,19 @@ def test_a_sequence_outgrows_its_memory_and_a_copy_of_it_goes_its_own_way(compil
     expected = runner.forward(make_batch([Chunk(tokens, 0, [0], range(300))], 300)).logits
     runner.forward(make_batch([Chunk(tokens[:250], 0, [2])], 300))
     runner.copy_pages([(2, 1)])
-    # Another token on one of the two, then both go on past the 256 tokens by which pages grow.
+    # Another token on one of the two pages, then both continue beyond 256 tokens, the size by which pages grow.
     runner.forward(make_batch([Chunk([9], 250, [2])], 300))
     runner.forward(make_batch([Chunk(tokens[250:290], 250, [1]), Chunk([7] * 20, 251, [2])], 300))
     found = runner.forward(make_batch([Chunk(tokens[290:], 290, [1], range(10))], 300)).logits
     assert relative_error(found, expected[290:]) < F32 / 10
-    # Places are written over, as after drafts that were refused.
+    # Rows are overwritten, as after rejected drafts.
     again = runner.forward(make_batch([Chunk(tokens[260:], 260, [1], range(40))], 300)).logits
     assert relative_error(again, expected[260:]) < F32 / 10
     runner.close()
 
 
 def test_a_runner_may_be_opened_on_one_thread_and_used_on_others(compile_tiny: CompileTiny) -> None:
-    # As in the server. MLX keeps streams by thread.
+    # As in the server, because MLX has separate streams for each thread.
     runner = mlx_runner(compile_tiny("llama", "f32", target="mlx"))
     expected = runner.forward(make_batch([Chunk([1, 2, 3], 0, [0], [2])], 256)).logits
     with ThreadPoolExecutor(1) as pool:

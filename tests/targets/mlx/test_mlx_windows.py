@@ -1,5 +1,5 @@
-"""Mistral and Phi-3 on MLX against transformers: by our runner beyond three windows, and by mlx-lm as far as it has
-such models.
+"""Mistral and Phi-3 on MLX, compared with transformers: with our runner beyond three windows, and with mlx-lm for the
+models that it supports.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def test_8_bit_keys_and_values_of_a_window_stay_near(models: Mapping[str, Path],
 def test_mlx_lms_logits_are_those_of_transformers(
     models: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A window as long as the context hides nothing; of mixed windows, only mlx-lm's llama knows."""
+    """A window as long as the context hides nothing. In mlx-lm, only llama supports mixed windows."""
     folders = {}
     for name in WINDOWED:
         model = make_windowed(name, tmp_path / name, sliding_window=CONTEXT)

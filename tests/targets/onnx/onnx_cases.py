@@ -22,7 +22,7 @@ Export = Callable[..., Path]
 
 
 def reference_logits(checkpoint: Path, quantization: Quantization, token_ids: Sequence[int]) -> Logits:
-    """The logits (n, V) of n tokens by `ir/ops/`, with the weights that the quantization makes of the checkpoint's."""
+    """The logits (n, V) of n tokens by `ir/ops/`, with the checkpoint's weights after quantization."""
     loaded = load(str(checkpoint))
     graph = by_model_type(loaded.spec.model_type).forward(loaded.spec, PAGE_SIZE, CONTEXT)
     tensors: dict[str, Array] = {}
@@ -38,7 +38,7 @@ def reference_logits(checkpoint: Path, quantization: Quantization, token_ids: Se
 
 
 def relative_rms(found: Array, expected: Array) -> float:
-    """The root mean square of the difference over that of what is expected."""
+    """The root mean square of the difference, divided by that of the expected values."""
     assert found.shape == expected.shape, (found.shape, expected.shape)
     difference = found.astype(np.float64) - expected
     return float(np.sqrt((difference**2).mean() / (expected.astype(np.float64) ** 2).mean()))
@@ -48,7 +48,7 @@ def check_graph(path: Path) -> None:
     """Raise an error if a graph is not valid ONNX or its shapes contradict each other."""
     import onnx
 
-    # ONNX Runtime declares its own op in the standard's domain, in which the checker does not know it.
+    # ONNX Runtime declares its own op in the standard domain, so the checker does not know it.
     if not onnx.defs.has("SimplifiedLayerNormalization"):
         formal = onnx.defs.OpSchema.FormalParameter
         onnx.defs.register_schema(

@@ -45,7 +45,7 @@ class Session:
         return logits
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
-        """The tokens that follow a prompt, the likeliest each."""
+        """The greedy continuation of a prompt."""
         token_ids = [int(self.run([prompt])[0].argmax())]
         while len(token_ids) < count:
             token_ids.append(int(self.run([token_ids[-1:]])[0].argmax()))

@@ -1,4 +1,4 @@
-"""What is allocated meanwhile, and nothing else, moves into huge pages, and holds what it held."""
+"""Only memory that is allocated meanwhile moves into huge pages, and it keeps its contents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_memory_of_programs_stacks_and_guards_is_left_alone() -> None:
 
 def test_pages_are_whole_and_new() -> None:
     page = HUGE_PAGE
-    # A region that grew at both ends, one that was there, a new one that is not aligned, and one that is too small.
+    # A region that grew at both ends, an unchanged one, a new one that is not aligned, and one that is too small.
     before = [(10 * page, 11 * page + 1), (20 * page, 22 * page)]
     after = [
         (8 * page - 1, 14 * page),
@@ -38,7 +38,7 @@ def test_memory_that_moves_to_huge_pages_keeps_its_contents() -> None:
     with huge_pages():
         memory = mmap.mmap(-1, 4 * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         values = np.frombuffer(memory, np.uint32)
-        # The second half holds nothing yet.
+        # The second half is not written yet.
         values[: len(values) // 2] = np.arange(len(values) // 2)
     assert np.array_equal(values[: len(values) // 2], np.arange(len(values) // 2))
     assert not values[len(values) // 2 :].any()

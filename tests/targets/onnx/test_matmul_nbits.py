@@ -1,4 +1,4 @@
-"""The guard against slow kernels, the order of codes, and how far the kernels of level 4 are off."""
+"""The guard against slow kernels, the order of codes, and the error of the kernels of level 4."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_lower_elements_have_the_lower_bits() -> None:
 @pytest.mark.parametrize("block", [32, 64, 128])
 @pytest.mark.parametrize("name", ["q4f32", "q8f16"])
 def test_a_product_of_level_4_is_off_by_the_rounding_of_its_inputs(name: str, block: int) -> None:
-    """At one row and more, at one column of the matrix and past those that kernels take at once, and where the last
-    block is a part.
+    """One row and more; one column of the matrix, and more columns than a kernel computes at once; and a last block
+    that is partly filled.
     """
     random = np.random.default_rng(block)
     for rows, k, n in ((1, 1024, 1), (1, 72, 33), (3, 352, 17), (33, 2048, 129), (64, 3072, 1024)):

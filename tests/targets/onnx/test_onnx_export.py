@@ -69,7 +69,7 @@ def test_quantized_graphs_equal_the_ops_as_far_as_8_bit_activations_allow(
 def test_stored_matrices_are_those_of_our_quantization(
     onnx_checkpoints: Mapping[str, Path], export_onnx: Export, quantization: str, group: int
 ) -> None:
-    """Every MatMulNBits of a graph, made to compute with floats, is the product with our unpacked matrix."""
+    """Every MatMulNBits of a graph, switched to float arithmetic, equals the product with our unpacked matrix."""
     folder = export_onnx("llama", quantization, group_size=group)
     x = np.random.default_rng(1).normal(size=(5, 72)).astype(np.float32)
     parts = [f"model.layers.1.mlp.{name}_proj.weight" for name in ("gate", "up")]
@@ -97,7 +97,7 @@ def test_graphs_for_coreml_are_of_ops_that_it_has(
         for node in onnx.load(folder / "onnx/model.onnx").graph.node
         if node.name.startswith(("model.", "layers."))
     }
-    # GroupQueryAttention alone is left to the CPU.
+    # Only GroupQueryAttention is left to the CPU.
     assert ops == {"Add", "Div", "Gemm", "GroupQueryAttention", "Mul", "ReduceMean", "Reshape", "Sigmoid", "Sqrt"}
     expected = reference_logits(onnx_checkpoints[checkpoint], quant.by_name("f32"), TOKENS)
     assert relative_rms(Session(folder).run([TOKENS])[0], expected[-1]) < ONNX_F32
@@ -162,7 +162,7 @@ def test_a_cache_as_long_as_the_context_is_written_in_place(export_onnx: Export)
         for name, value in cache.items():
             binding.bind_ortvalue_input(name, value)
             binding.bind_ortvalue_output(name.replace("past_key_values", "present"), value)
-        binding.bind_output("logits")  # The last that is bound.
+        binding.bind_output("logits")  # The last position that is bound.
         session.session.run_with_iobinding(binding)
         assert relative_rms(binding.copy_outputs_to_cpu()[-1][:, 0], expected[step]) < ONNX_F32
     for name, value in cache.items():

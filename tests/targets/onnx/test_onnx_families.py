@@ -29,7 +29,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 
 def test_gemma_4s_logits_are_those_of_transformers(tmp_path: Path) -> None:
-    """Its unscaled scores magnify the order of sums, so the tolerance is that of the kernel targets."""
+    """Its unscaled scores magnify differences in the order of sums, so the tolerance is that of the kernel targets."""
     expected = make_family("gemma4_text", tmp_path / "checkpoint")
     runner = open_runner("onnx", open_any(export(tmp_path)), Limits(tokens=64, rows=64, sequences=2))
     for chunk in (41, 5, 1):
@@ -56,7 +56,7 @@ def test_shared_keys_and_values_have_a_form_for_every_device(device: str, tmp_pa
     make_family("gemma4_text", tmp_path / "checkpoint")
     graph = read_graph(export(tmp_path, device=device) / "onnx/model.onnx").graph
     attentions = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
-    # The keys' input of each of the six layers: the last two read those of the layers before them.
+    # The input for the keys of each of the six layers: the last two read those of earlier layers.
     assert [node.input[3] for node in attentions] == [f"past_key_values.{layer}.key" for layer in (0, 1, 2, 3, 2, 3)]
 
 

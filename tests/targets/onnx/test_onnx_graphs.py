@@ -1,5 +1,5 @@
-"""Hand-made graphs on ONNX Runtime against `ir/ops/`, as they are and with projections stacked, and what has no form
-there.
+"""Hand-made graphs on ONNX Runtime compared with `ir/ops/`, unchanged and with stacked projections; and graphs that
+ONNX cannot express.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nearfar.targets.onnx.emitter import Emitter
 from nearfar.targets.onnx.genai_config import one_shape
 from nearfar.targets.onnx.weights import write_weights
 
-# Only the vocabulary is read of it: sizes come from the graph.
+# Only its vocabulary size is read; the other sizes come from the graph.
 SPEC = ModelSpec("llama", 37, 1, 1, 1, 1, 2, 1, CONTEXT, 1e-5, RopeSpec(100.0), tie_word_embeddings=False)
 
 
@@ -94,7 +94,7 @@ def test_logits_are_those_of_the_ops(name: str, stacked: bool, tmp_path: Path) -
     "name", ["norms of two eps", "queries normed, keys not", "norms without rotation", "keys of another table"]
 )
 def test_a_device_whose_attention_norms_heads_is_given_no_norms_that_differ(name: str, tmp_path: Path) -> None:
-    """So the CPU's attention, which norms no heads, runs the graph."""
+    """The attention op for CPUs, which does not normalize heads, can then run the graph."""
     graph = build(LAYERS[name][:1])
     tensors, expected = tensors_and_logits(graph)
     assert_logits(write_graph(graph, tensors, tmp_path, "webgpu"), expected, 6)

@@ -1,5 +1,5 @@
-"""The folder as it is, in ONNX Runtime GenAI and in Transformers.js: both load it, and continue a text as a loop over
-the graph does.
+"""ONNX Runtime GenAI and Transformers.js load the folder without changes, and continue a text like a loop over the
+graph.
 """
 
 from __future__ import annotations

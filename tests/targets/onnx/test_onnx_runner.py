@@ -1,5 +1,5 @@
-"""ONNX bundles on ONNX Runtime with continuous batching: against the reference runner, alone against in company, and
-through the engine.
+"""ONNX bundles on ONNX Runtime with continuous batching: compared with the reference runner, alone and in batches, and
+with the engine.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ def test_logits_follow_the_rows_of_a_batch_whatever_the_previous_batch_had(compi
     at = dict.fromkeys(range(3), 20)
     runner.forward(make_batch([Chunk(PROMPT[:20], 0, [page]) for page in at], CONTEXT))
     found = []
-    # By page how many tokens: pages 0 and 1 are one call, at places 0 and 2, 0 and 1, 1 and 2, in the other order, and
-    # again.
+    # The number of tokens for each page. Pages 0 and 1 share a call, at indices 0 and 2, 0 and 1, 1 and 2, in the other
+    # order, and again.
     for batch in ({0: 1, 2: 3, 1: 1}, {0: 1, 1: 1}, {2: 2, 0: 1, 1: 1}, {1: 1, 0: 1}, {0: 1, 1: 1}):
         chunks = [
             Chunk(PROMPT[at[page] : at[page] + count], at[page], [page], [count - 1]) for page, count in batch.items()
@@ -160,8 +160,8 @@ def test_gaps_close_once_they_have_cost_more_than_a_move() -> None:
             plane[page, :, :length] = page + 1
         rows.wrote(page, length)
     assert FILLER_TOKENS == 64
-    # The fillers of two steps pay for page 0 to change places with page 1, for 150 tokens, and then with page 2, for
-    # 100.
+    # After two steps, the fillers have cost as much as swapping page 0 with page 1 (150 tokens), and then with page 2
+    # (100 tokens).
     assert [len(rows.span([0, 3])) for _ in range(3)] == [4, 2, 2]
     for page, length in enumerate((100, 50, 0, 200)):
         row = rows.row(page)

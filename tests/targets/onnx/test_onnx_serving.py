@@ -38,7 +38,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> ExportBundle:
 
 
 def answered(model: Path, options: LocalOptions, together: bool) -> list[list[str]]:
-    """The texts after PROMPTS, two answers for each, in turn greedy and sampled."""
+    """The continuations of PROMPTS, two for each, alternately greedy and sampled."""
 
     async def run() -> list[list[str]]:
         executor: Executor = await (await LocalOpener(options).prepare(str(model), None)).open()
@@ -67,7 +67,7 @@ def test_answers_are_the_same_in_any_company_on_few_pages_and_with_guesses(demo:
     alone = answered(demo.path, LocalOptions(max_sequences=2), together=False)
     assert len({text for texts in alone for text in texts}) > len(PROMPTS)
     assert answered(demo.path, LocalOptions(max_sequences=8), together=True) == alone
-    # Three sequences at once, of which some wait, and a fork needs a page of its own.
+    # Some of the three sequences wait, and a fork needs its own page.
     assert answered(demo.path, LocalOptions(max_sequences=8, kv_memory_bytes=3 * one + 5), together=True) == alone
     assert answered(demo.path, LocalOptions(max_sequences=8, draft="ngram"), together=True) == alone
 

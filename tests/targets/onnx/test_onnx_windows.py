@@ -1,5 +1,5 @@
-"""Mistral and Phi-3 on ONNX Runtime against transformers: windows, fused tensors, partial rotations, in every way that
-a graph is run.
+"""Mistral and Phi-3 on ONNX Runtime against transformers: windows, fused tensors and partial rotations, in every way of
+running a graph.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The cases of the attention family: rope, append_kv, rope_append, attention, and rope_attention as its kernels run it.
 
-Places of pages that no token has written are NaN, and so are pages that lie wholly before the window of a sequence's
-new tokens: a kernel that reads them shows.
+Rows of pages without a token are NaN, as are pages that lie completely before the window of a sequence's new tokens, so
+a kernel that reads them produces NaN.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from nearfar.targets.variant import plain
 EPS = 1e-6
 MAX_POSITIONS = 160
 
-# The number of cached tokens of each sequence, and of its new tokens: the start and the end of a page, a page and one
-# more, the first and the second tile of 64 keys; alone, three decoding, prefill and decode mixed, 33 rows, and more
-# sequences than a tile of rows touches, some within one.
+# For each sequence, the number of cached tokens and of new tokens: the start and the end of a page, a page and one more
+# token, the first and the second tile of 64 keys; one sequence alone, three that decode, prefill mixed with decode, 33
+# rows, and more sequences than a tile of rows has rows.
 BATCHES_OF_ANY_KIND = (
     ((0, 1),),
     ((64, 1), (15, 1), (63, 1)),
@@ -92,14 +92,14 @@ def plain_facts(
     kv: str = "activation",
     positions: int = MAX_POSITIONS,
 ) -> Facts:
-    """Whole heads are rotated, and nothing limits what a row sees."""
+    """Complete heads are rotated, and a row attends to all keys."""
     heads = Heads(num_heads, num_kv_heads, head_dim, page_size, activation, kv)
     return Facts(heads, Preparation(positions, head_dim, EPS if norm else None), Scores(head_dim**-0.5))
 
 
-# Each of these with every kernel of rope_attention. The windows are less than a tile and not a multiple of a page, a
-# page, some pages, and several ranges; contexts reach beyond three of the first three. One scale drives the soft-cap's
-# tanh to its ends.
+# Each of these runs with every kernel of rope_attention. The windows are smaller than a tile and not a multiple of a
+# page; one page; some pages; and several ranges. Contexts are longer than three windows of the first three sizes. One
+# scale saturates the soft-cap's tanh.
 SPECIAL = (
     (Facts(Heads(4, 2, 64, 16, "float32"), Preparation(0, 0, None), Scores(0.125, window=5)), DecodeOptions(2, 64, 64)),
     (
@@ -199,14 +199,14 @@ def usual_cases() -> Iterator[Case]:
         yield attention_case("decode", facts, decode=replace(small, heads=facts.heads.group))
         yield attention_case("split", facts, decode=replace(uneven, heads=facts.heads.group, tile=32, split=32))
     facts = plain_facts(16, 2, 64, "float32", norm=False)
-    # A kv head's query heads in two workgroups, of which one writes; one key a thread and four; the options of real
-    # models.
+    # Two workgroups for the query heads of a kv head, one of which writes; one and four keys per thread; the options of
+    # real models.
     yield attention_case("decode", facts, decode=DecodeOptions(4, 64, 256))
     yield attention_case("split", facts, decode=DecodeOptions(4, 64, 64, split=64))
     yield attention_case("split", facts, decode=DecodeOptions(2, 32, 32, split=64))
     yield attention_case("decode", facts, decode=DecodeOptions(8, 128, 256))
     yield attention_case("tile", facts, tile=TileOptions(32, 16))
-    # More vectors than threads of the plain kernel, in twos and in fours, and other page sizes.
+    # More vectors, of two and of four elements, than the plain kernel has threads; other page sizes.
     for num_heads, head_dim, page_size in ((1, 134, 8), (2, 272, 32)):
         facts = plain_facts(num_heads, 1, head_dim, "float32", norm=False, page_size=page_size)
         yield attention_case("plain", facts)
@@ -296,7 +296,7 @@ def rotated_case(kind: str, facts: Facts, decode: DecodeOptions | None = None) -
 def stored_kernels(
     name: str, facts: Facts, tile: TileOptions | None, decode: DecodeOptions | None, *, q_in_scratch: bool
 ) -> list[Kernel]:
-    """The kernels after keys and values are on their pages."""
+    """The kernels that run after keys and values are stored in their pages."""
     of_all: dict[str, Any] = {"heads": facts.heads, "scores": facts.scores, "q_in_scratch": q_in_scratch}
     if tile is None:
         return [attention(name, **of_all)]
@@ -370,7 +370,7 @@ def attention_result(
     after: Array,
     y: Array,
 ) -> Run:
-    """The run, with pages that no new token sees spoilt before and after."""
+    """The run, with NaN before and after it in pages that no new token attends to."""
     window, page_size = facts.scores.window, facts.heads.page_size
     if window is not None:
         for index, (start, _) in enumerate(sequences):
@@ -393,7 +393,7 @@ def score_attrs(scores: Scores) -> dict[str, object]:
 def cached_pages(
     rng: np.random.Generator, heads: Heads, sequences: Sequence[tuple[int, int]], *, new_too: bool
 ) -> tuple[Batch, Array]:
-    """A batch on pages in no order, and the pages with what is cached; ``new_too``: with the new tokens."""
+    """A batch on pages in random order, and the pages with the cached tokens. ``new_too``: also with the new tokens."""
     page_size = heads.page_size
     counts = [-(-(start + new) // page_size) for start, new in sequences]
     pages = rng.permutation(sum(counts) + 2)
@@ -422,7 +422,7 @@ def unwritten(heads: Heads) -> float:
 
 
 def new_heads(rng: np.random.Generator, heads: Heads, preparation: Preparation, batch: Batch) -> dict[str, Array]:
-    # Scores of some spread, so that the largest one changes from tile to tile.
+    # Scores vary enough for the maximum to change from tile to tile.
     qkv = rng.normal(size=(len(batch.token_ids), heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim))
     qkv[:, : heads.num_heads] *= 3
     arrays: dict[str, Array] = {"qkv": qkv.reshape(len(qkv), -1).astype(heads.activation)}

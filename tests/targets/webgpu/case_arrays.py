@@ -1,4 +1,6 @@
-"""What the cases of all kernels share: sizes, weight formats, and arrays that show what a kernel forgets."""
+"""Shared by the cases of all kernels: sizes, weight formats, and arrays that reveal elements that a kernel does not
+write.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ FORMATS = {
     "f32": WeightFormat("f32", ""),
 }
 
-# Those of a checkpoint's own integers.
+# The formats of a checkpoint's own integers.
 STORED_FORMATS = {
     "q2c": WeightFormat("q2", "float32", ROW),
     "q4c": WeightFormat("q4", "float32", ROW),

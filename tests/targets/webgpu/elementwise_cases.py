@@ -61,7 +61,7 @@ def gate_case(columns: int, activation: str) -> Case:
 
 
 def fake_quantize_case(columns: int, x_dtype: str, y_dtype: str) -> Case:
-    """Values on both sides of the limits. None is near a tie, where a division's last bit decides."""
+    """Values on both sides of the limits. None is near a tie, because the last bit of a division would decide it."""
     name, scale = f"fake_quantize_{columns}_{x_dtype}", 0.25
 
     def run(rows: int) -> Run:

@@ -1,7 +1,6 @@
-"""Run a variant's kernels: a case holds them, the arrays of every binding, and what the op makes of these.
-
-A case is lowered once and run at several sizes: on wgpu here, and on Dawn in Node by `run_kernels.mjs`, which takes all
-cases in one file.
+"""Runs a variant's kernels. A case contains them, the arrays of every binding, and the op's results. A case is lowered
+once and runs at several sizes: on wgpu here, and on Dawn in Node by `run_kernels.mjs`, which reads all cases from one
+file.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from nearfar.targets.webgpu.lower import WgslKernel, wgsl
 from nearfar.targets.webgpu.runner import round_up, spread
 
 HERE = Path(__file__).parent
-# What wgpu's device has: float16 and subgroups.
+# The features of wgpu's device: float16 and subgroups.
 FEATURES = ("shader-f16", "subgroup")
 # The time limit of a script for all of its cases.
 NODE_SECONDS = 300.0
@@ -33,8 +32,8 @@ NODE_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Run:
-    """``arrays`` by role, with ".q" for a plane: inputs, and what outputs hold before. ``expected`` are outputs after
-    the kernel.
+    """``arrays`` by role, with ".q" for a plane: inputs, and the previous contents of outputs. ``expected`` are outputs
+    after the kernel.
     """
 
     dims: Mapping[str, int]
@@ -44,10 +43,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Case:
-    """``build`` makes a kernel, or several to be run in order. ``dtype``: that of operands which a kernel rounds, where
-    it does.
-
-    ``on_dawn``: run there too, on SwiftShader, which has no f16.
+    """``build`` makes a kernel, or several that run in order. ``dtype``: the dtype to which the kernel rounds operands,
+    if it does. ``on_dawn``: also run on Dawn with SwiftShader, which has no f16.
     """
 
     name: str
@@ -85,7 +82,7 @@ class LoweredCase:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """What the kernels bind, each buffer once."""
+        """The buffers that the kernels bind, each once."""
         return tuple(dict.fromkeys(role for kernel in self.kernels for role in kernel.buffers))
 
     @property
@@ -96,7 +93,7 @@ class LoweredCase:
         return tuple(role for role in self.roles if role in written)
 
     def contents(self, run: Run) -> list[bytes]:
-        """What the buffers of `roles` hold before: scratch NaN."""
+        """The previous contents of the buffers of `roles`; scratch is NaN."""
         scratch = {
             role: np.full(evaluate(elements, run.dims), np.nan, np.float32) for role, elements in self.scratch.items()
         }
@@ -130,7 +127,7 @@ class Gpu:
         self._pipelines: dict[str, Any] = {}
 
     def run(self, case: LoweredCase, run: Run) -> dict[str, bytes]:
-        """What the kernels leave in the buffers that they write, by role."""
+        """The buffers that the kernels wrote, by role."""
         storage = self._usage.STORAGE | self._usage.COPY_SRC
         buffers = [self._device.create_buffer_with_data(data=data, usage=storage) for data in case.contents(run)]
         uniforms = []
@@ -202,8 +199,8 @@ def run_on_dawn(
 def validate(
     sources: Mapping[str, tuple[str, str]], node: str, environment: Mapping[str, str], folder: Path
 ) -> dict[str, str]:
-    """What Tint, Chrome's WGSL compiler, finds wrong with each source ("" for nothing). ``sources`` gives (code, entry)
-    by name.
+    """The errors of Tint, Chrome's WGSL compiler, for each source ("" for none). ``sources`` gives (code, entry) by
+    name.
     """
     requests = [{"name": name, "code": code, "entry": entry} for name, (code, entry) in sources.items()]
     return dict(call_node("validate_wgsl.mjs", requests, node, environment, folder))
@@ -238,5 +235,5 @@ def encode(data: bytes) -> str:
 
 
 def padded_to(array: Array, multiple: int) -> Array:
-    """A flat array with zeros behind it."""
+    """A flat array, padded with zeros."""
     return np.pad(array.ravel(), (0, round_up(array.size, multiple) - array.size))

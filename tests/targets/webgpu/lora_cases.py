@@ -1,4 +1,6 @@
-"""The cases of add_lora: rows with and without an adapter, parts of unequal width, more ranks than one turn takes."""
+"""The cases of add_lora: rows with and without an adapter, parts of unequal width, larger ranks than one iteration
+computes.
+"""
 
 from __future__ import annotations
 

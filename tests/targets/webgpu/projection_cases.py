@@ -33,8 +33,8 @@ VECTORS: Templates = {
         VectorShape(64, 4, 4),
     )
 }
-# The second has more groups of rows than subgroups of 4 or 8, so that they take turns, as subgroups of 64 do with the
-# first.
+# The second has more groups of rows than subgroups of 4 or 8 lanes, so each subgroup computes several. With subgroups
+# of 64 lanes, the first does the same.
 SUBGROUPS: Templates = {
     f"subgroup_{shape.threads}_{shape.groups}": partial(linear_subgroup, shape=shape)
     for shape in (SubgroupShape(), SubgroupShape(32, 12, 4, 64))
@@ -52,7 +52,7 @@ TILES: Templates = {
 }
 TEMPLATES = {**VECTORS, **SUBGROUPS, **TILES}
 
-# (columns, outputs, what the projection has). Each of these with every template and format.
+# (columns, outputs, options of the projection). Each of these runs with every template and format.
 PROJECTIONS: tuple[tuple[int, int, dict[str, object]], ...] = (
     (96, 32, {}),
     (72, 37, {"norm_eps": EPS, "bias": True}),
@@ -61,8 +61,8 @@ PROJECTIONS: tuple[tuple[int, int, dict[str, object]], ...] = (
     (37, 16, {"gated": True, "bias": True}),
     (70, 20, {"norm_eps": EPS, "bias": True, "residual": True, "offset": 18, "width": 47}),
 )
-# Each of these with some templates and one format: long rows, for more than one step a thread; one row; the dtypes and
-# dims of real steps; every activation of a gate.
+# Each of these runs with some templates and one format: long rows, for several steps per thread; one row; the dtypes
+# and dims of real steps; every activation of a gate.
 RARE_PROJECTIONS: tuple[tuple[str, int, int, dict[str, object]], ...] = (
     ("q4f16", 2144, 5, {"norm_eps": EPS}),
     ("f16", 2080, 3, {"gated": True}),
@@ -79,7 +79,8 @@ RARE_PROJECTIONS: tuple[tuple[str, int, int, dict[str, object]], ...] = (
     ("q4f16", 72, 45, {"bias": True, "norm_eps": EPS, "activation": "gelu_tanh", "up_width": 63, "up_start": 13}),
     ("f32", 40, 9, {"gated": True, "activation": "none", "x_dtype": "float16"}),
 )
-# Each of these with each template of a checkpoint's own integers in turn, the last one with a vocabulary's rows.
+# These are combined in turn with the templates for a checkpoint's own integers. The last one has the rows of a
+# vocabulary.
 STORED_PROJECTIONS: tuple[tuple[int, int, dict[str, object]], ...] = (
     (70, 20, {"norm_eps": EPS, "bias": True, "residual": True, "offset": 18, "width": 47}),
     (200, 35, {"gated": True, "norm_eps": EPS, "bias": True, "activation": "gelu_tanh"}),
@@ -90,7 +91,7 @@ STORED_TEMPLATES = ("vector_128_32_4_1", "vector_64_16_2_2", "subgroup_128_4", "
 
 
 def stored_projection_cases() -> Iterator[Case]:
-    """Every format with every template, each projection in turn; some on Dawn too."""
+    """Every format with every template, with the projections in turn. Some also run on Dawn."""
     for place, quantization in enumerate(STORED_FORMATS):
         for number, template in enumerate(STORED_TEMPLATES):
             columns, outputs, options = STORED_PROJECTIONS[(place + number) % len(STORED_PROJECTIONS)]
@@ -108,8 +109,8 @@ def stored_projection_cases() -> Iterator[Case]:
 
 
 def projection_cases() -> Iterator[Case]:
-    """Every projection with the first template of each kind in every format, and with the others in one; rare ones with
-    some templates.
+    """Every projection with the first template of each kind in every format, and with the other templates in one
+    format; rare projections with some templates.
     """
     for templates in (VECTORS, SUBGROUPS, TILES):
         for number, template in enumerate(templates):

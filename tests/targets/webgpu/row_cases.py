@@ -67,11 +67,11 @@ def embed_case(
         rng = random(name)
         fmt = quant.form_by_name(quantization)
         planes = random_planes(fmt, rng, rows, columns)
-        # Of a part, half of the ids are in other parts, before it and behind.
+        # If the table is split, half of the ids are in other parts, before and after this one.
         token_ids = rng.integers(0, 2 * rows + (first_row or 0) if split else rows, size).astype(np.int32)
         token_ids[0] = rows - 1 + (first_row or 0)
         sampled = rng.integers(0, rows, 3).astype(np.int32) + (first_row or 0)
-        # From the third on, every third token is the one last sampled in a slot.
+        # From the third on, every third token refers to the token that a slot sampled last.
         token_ids[2::3] = -1 - rng.integers(0, 3, len(token_ids[2::3]))
         before = nothing((size, columns), "float32")
         inputs = {"table": fmt.unpack(planes, columns), "token_ids": token_ids, "sampled": sampled}
@@ -126,7 +126,7 @@ def rms_norm_case(
         rng = random(name)
         # A centered norm subtracts the mean before it squares.
         x = rng.normal(3 if centered else 0, 1, (size, columns)).astype(x_dtype)
-        # So small that eps counts.
+        # Small enough for eps to matter.
         x[size // 2] *= 1e-3
         weight = rng.normal(1, 0.3, width).astype(np.float32)
         inputs = {"x": x, "weight": weight}

@@ -1,5 +1,5 @@
-"""The cases of adjust_logits, sample and top_logprobs: ties, every filter at its narrowest and wider, rows that are not
-numbers.
+"""The cases of adjust_logits, sample and top_logprobs: ties, every filter at its narrowest and at wider values, rows
+that contain NaN.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from nearfar.compiler.kernels.sample_chunks import sample_chunks
 from nearfar.compiler.kernels.sample_merge import sample_merge
 from nearfar.compiler.kernels.top_logprobs import top_logprobs
 
-# Greedy; all tokens; the first and the last of them; each filter alone, at its narrowest and wider; all three.
+# Greedy; all tokens; the first and the last of them; each filter alone, at its narrowest and at wider values; all three
+# filters.
 SETTINGS = (
     Settings(),
     Settings(temperature=1.0),
@@ -50,7 +51,7 @@ def sampling_cases() -> Iterator[Case]:
         yield sample_case(columns, SETTINGS)
         # SwiftShader takes long for kernels of this size.
         yield replace(top_logprobs_case(columns), on_dawn=columns in (1, 509))
-    # Chunks that end after the last column, one column of a chunk, and more chunks than a workgroup has threads.
+    # Chunks that end after the last column, a chunk of one column, and more chunks than a workgroup has threads.
     for columns, width in ((509, 256), (1025, 1024), (66_000, 256)):
         settings = SETTINGS if columns < 66_000 else SETTINGS[-6:]
         yield replace(chunked_case(sample_case(columns, settings), columns, width), on_dawn=columns == 1025)
@@ -62,7 +63,7 @@ def sampling_cases() -> Iterator[Case]:
 
 
 def sample_run(inputs: dict[str, Array]) -> Run:
-    """One run of `sample`, on what the op reads and writes."""
+    """One run of `sample`, on the arrays that the op reads and writes."""
     after = {role: inputs[role].copy() for role in ("sampled", "counts", "logprobs")}
     y = OPS["sample"].run({**inputs, **after}, {})
     assert y is not None
@@ -83,7 +84,9 @@ def adjust_run(inputs: dict[str, Array]) -> Run:
 
 
 def conformance_cases() -> Iterator[Case]:
-    """The vectors of all runtimes, filled up with tokens that weigh nothing to one vocabulary, which is one kernel."""
+    """The vectors of all runtimes, padded to one vocabulary size with tokens of no weight, so that they use one
+    kernel.
+    """
     vectors = json.loads((Path(__file__).parents[2] / "conformance/sampling.json").read_text())["cases"]
     columns = max(len(case["logits"]) for case in vectors)
 
@@ -110,15 +113,13 @@ def conformance_cases() -> Iterator[Case]:
 
 
 def sample_case(columns: int, each_settings: Sequence[Settings]) -> Case:
-    """Every row has a slot of its own, in no order, but the first row, which keeps no token. The last row holds what is
-    not a number.
-    """
+    """Every row but the first, which keeps no token, has its own slot, in random order. The last row contains NaN."""
     name = f"sample_{columns}"
 
     def run(kind: str) -> Run:
         rng = random(name + kind)
         rows = len(each_settings) + 2
-        # Few distinct numbers make ties everywhere.
+        # With few distinct numbers, there are many ties.
         integers = rng.integers(-3, 3, (rows, columns)).astype(np.float32)
         logits = integers if kind == "ties" else (rng.normal(size=(rows, columns)) * 3).astype(np.float32)
         logits[-2] = -2e30

@@ -1,4 +1,4 @@
-"""The number of dispatches of a decoded token, which sets the time a token takes on small models."""
+"""The number of dispatches per decoded token, which determines the time per token on small models."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ def test_a_token_takes_as_many_dispatches_as_ever(shapes: Shapes, short: int, lo
                 if call.name not in grids:
                     grids[call.name] = call.build().grid
                 counts[name] += all(evaluate(extent, dims) for extent in grids[call.name])
-    # A row with a temperature is sampled by many workgroups, and then by one.
+    # Many workgroups sample a row with a temperature; one workgroup then merges their results.
     assert counts == {"short": short, "long": long, "drawn": short + 1}

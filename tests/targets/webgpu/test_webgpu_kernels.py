@@ -28,7 +28,7 @@ STEPS = {case.name: case for case in step_cases(variants_of, "q4f16", ("float16"
 
 
 class Lowered(dict[str, LoweredCase]):
-    """Each case is lowered when it is first used, so that one test alone is fast."""
+    """Each case is lowered when it is first used, so that a single test is fast."""
 
     def __missing__(self, name: str) -> LoweredCase:
         self[name] = CASES[name].lowered()
@@ -143,7 +143,8 @@ def test_drawn_tokens_have_the_frequencies_of_their_probabilities(shared: bool, 
     case = Case("sample_frequencies", lambda: sample("sample", len(logits)), lambda: [run])
     lowered = (chunked_case(case, len(logits), 256) if shared else case).lowered()
     found = np.bincount(np.frombuffer(gpu.run(lowered, run)["y"], np.int32, len(draws)), minlength=len(logits))
-    # By hand: of the eight largest, 1.9, 1.7, 1.5, 1.1, 0.8 and 0.3 reach 0.93 together, and min_p leaves them all.
+    # Computed by hand: among the eight largest, 1.9, 1.7, 1.5, 1.1, 0.8 and 0.3 together reach 0.93, and min_p keeps
+    # all of them.
     kept = logits >= np.float32(0.3)
     expected = np.where(kept, np.exp(logits.astype(np.float64) / 0.8), 0)
     expected *= len(draws) / expected.sum()

@@ -1,5 +1,5 @@
-"""The WGSL of whole models: Chrome's compiler takes all of it, it keeps to WebGPU's default limits, and it is the same
-every time.
+"""The WGSL of complete models: Chrome's compiler accepts all of it, it stays within WebGPU's default limits, and it is
+the same every time.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ BYTES = {"f32": 4, "i32": 4, "u32": 4, "f16": 2}
 
 @pytest.fixture(scope="module")
 def sources(compile_tiny: Callable[..., Path]) -> Sources:
-    """(code, entry) of every kernel of one checkpoint in every quantization, of those with other kernels in one, and of
-    the kernels' own cases, in which every template meets every quantization. Kernels of equal names are equal.
+    """(code, entry) of every kernel of one checkpoint in every quantization, of the checkpoints with other kernels in
+    one quantization, and of the kernels' own cases, which combine every template with every quantization. Kernels of
+    equal names are equal.
     """
     found = {}
     for checkpoint, quantization in [

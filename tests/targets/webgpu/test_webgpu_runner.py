@@ -1,5 +1,5 @@
-"""Whole bundles on wgpu: against transformers, against the reference runner in both activation dtypes, and ragged
-batches.
+"""Complete bundles on wgpu: compared with transformers and, in both activation dtypes, with the reference runner; and
+ragged batches.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ ALL_ROWS = Limits(tokens=75, sequences=3, rows=75, pages=20)
 pytestmark = pytest.mark.usefixtures("vulkan")
 
 
-# One architecture in every quantization, others in one. `test_architectures.py` compares all of them with transformers
-# in float32.
+# One architecture in every quantization, the others in one. `test_architectures.py` compares all of them with
+# transformers in float32.
 @pytest.mark.parametrize(
     ("checkpoint", "quantization", "activation"),
     [
@@ -77,8 +77,8 @@ def test_decoding_on_both_sides_of_the_split_gives_the_logits_of_prefill(
     bundle = open_bundle(compile_tiny(checkpoint, "f32", context=320))
     token_ids = [(5 * i * i + 3 * i) % 509 for i in range(260)]
     long, short = list(range(20)), list(range(20, 24))
-    # The long sequence up to 253 tokens, then both token by token: of the last steps, two with T up to 256 and four
-    # beyond.
+    # First the long sequence up to 253 tokens, then both token by token: two of the last steps have a T up to 256, four
+    # a larger one.
     runner = WebGPURunner(bundle, limits=Limits(tokens=64, sequences=2, rows=2, pages=24))
     for start in range(0, 254, 64):
         runner.forward(make_batch([Chunk(token_ids[start : min(start + 64, 254)], start, long)], 16))

@@ -1,5 +1,5 @@
-// What the adapters for other libraries need: anything with chat.completions.create, such as an Engine, an engine in a
-// worker, or a Hybrid.
+// The interface that the adapters for other libraries need: an object with chat.completions.create, such as an Engine,
+// an engine in a worker, or a Hybrid.
 
 import { Unavailable } from "../errors.js";
 import type {

@@ -1,4 +1,4 @@
-// What the API needs from an engine: a source of tokens and a text codec, and optionally grammars, tool calls and
+// The API's interface to an engine: a source of tokens and a text codec, and optionally grammars, tool calls and
 // embeddings.
 
 import type { Constraint, TokenSource } from "../engine/request.js";
@@ -56,7 +56,7 @@ export interface ToolFormat {
   ): GrammarSource | null;
 }
 
-/** How a model embeds. */
+/** The embedding function of a model. */
 export interface EmbeddingModel {
   /** Throws RequestError, DeviceError, or the signal's reason. */
   readonly source: {

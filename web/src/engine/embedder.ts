@@ -12,7 +12,7 @@ import { pagesOfSequence } from "../runtime/page_groups.js";
 import { sampleLast } from "../runtime/sequence_batch.js";
 import { Gate } from "./gate.js";
 
-/** What the embedder needs of a device. */
+/** The embedder's interface to a device. */
 export type EmbedRunner = Pick<Runner, "limits" | "embed">;
 
 /** One text in progress: ``done`` of its tokens are in its pages, those of each group in the order of their use. */

@@ -1,5 +1,5 @@
-// How many steps to submit before the first of them is read. One is enough if a step takes long; a fast device would be
-// idle while the host reads a result and submits the next step.
+// The number of steps to submit before the first of them is read. One is enough if a step takes long; a fast device
+// would be idle while the host reads a result and submits the next step.
 
 // Results between two checks of the depth.
 const PERIOD = 6;

@@ -61,7 +61,7 @@ export class OpenStep implements Step {
   }
 }
 
-/** What a step did to a sequence. ``sample`` is the index among the step's sampled rows. */
+/** The effect of a step on a sequence. ``sample`` is the index among the step's sampled rows. */
 export type SchedulerEvent =
   /** The log-probability of the prompt's ``tokenId`` can be read at ``sample``. */
   | { readonly type: "prompt_logprob"; readonly sequence: Sequence; readonly tokenId: number; readonly sample: number }

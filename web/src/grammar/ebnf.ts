@@ -5,7 +5,7 @@ import { RequestError } from "../errors.js";
 /** Inclusive code point ranges, ascending and apart. */
 export type Ranges = readonly (readonly [number, number])[];
 
-/** What UTF-8 can hold: surrogates are no characters. */
+/** The characters that UTF-8 can encode: surrogates are not characters. */
 export const ANY: Ranges = [
   [0, 0xd7ff],
   [0xe000, 0x10ffff],
@@ -69,7 +69,7 @@ export class RuleBook {
   }
 }
 
-/** How many bytes the string literals of some EBNF have at most. */
+/** The maximum number of bytes of the string literals in some EBNF. */
 export function literalBytes(body: string): number {
   const bytesOf = (escape: string): string => (Number.parseInt(escape.slice(2), 16) < 0x80 ? "x" : "xxxx");
   return [...body.matchAll(STRING_LITERAL)].reduce(

@@ -27,7 +27,7 @@ export { readVocabulary } from "./vocabulary.js";
 
 /** Compiled grammars kept; the oldest goes first. */
 const MOST_KEPT = 32;
-// What a token can open of nested JSON is a few bytes for each of its own.
+// A token can open nested JSON whose closing text is a few bytes for each of its own bytes.
 const LEAST_RESERVE = 64;
 // Mistral's ids of calls: letters and digits (the validators of mistral-common).
 const ID_LENGTH = 9;
@@ -49,7 +49,7 @@ interface Compiled {
   readonly reserve: number;
 }
 
-/** What makes grammar compilers. */
+/** Creates grammar compilers. */
 export interface GrammarModule {
   /**
    * ``tokenizerJson`` is the text of the bundle's tokenizer.json. Throws RequestError for a tokenizer whose tokens have

@@ -14,7 +14,10 @@ import type { Strings } from "./schema_strings.js";
 
 const NAME = "[a-zA-Z0-9_-]";
 
-/** What stands around a string, and the text that it cannot contain, whose first character occurs in it only once. */
+/**
+ * The markers around a string, and the text that it cannot contain. The first character of that text occurs in it only
+ * once.
+ */
 export interface Marks {
   readonly begin: string;
   readonly end: string;

@@ -152,8 +152,8 @@ export class ObjectRules {
     const rules = new Map<string, string | null>();
 
     /**
-     * What follows the members before ``index`` if ``done`` of them are present. If the count does not matter, ``done``
-     * is 1 for any number.
+     * The rest of an object after the members before ``index``, of which ``done`` are present. If the count does not
+     * matter, ``done`` is 1 for any number.
      */
     const tail = (index: number, done: number): string | null => {
       const member = members[index];

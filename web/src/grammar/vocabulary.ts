@@ -53,7 +53,7 @@ export function readVocabulary(tokenizerJson: string, spec: VocabularySpec): Voc
   return { size: spec.vocab_size, eosTokenIds: spec.eos_token_ids, tokens: tokens.slice(0, spec.vocab_size) };
 }
 
-/** How the decoder turns a token's name into bytes. */
+/** The way in which the decoder converts a token's name to bytes. */
 function tokenBytes(decoder: Part | null): (token: string) => Uint8Array {
   const encoder = new TextEncoder();
   const parts = decoder === null ? [] : decoder.type === "Sequence" ? (decoder.decoders ?? []) : [decoder];

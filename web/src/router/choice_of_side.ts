@@ -16,7 +16,7 @@ export interface Choice {
   readonly standby: boolean;
 }
 
-/** What is known about both sides before a request. */
+/** The records of both sides before a request. */
 export interface Known {
   readonly near: Omit<Situation["near"], keyof Pick<DeviceHints, "battery" | "charging" | "thermal">>;
   readonly far: Omit<Situation["far"], "online">;

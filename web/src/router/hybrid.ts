@@ -101,12 +101,12 @@ export class Hybrid {
     return this.nearSide;
   }
 
-  /** What the server serves; null until it was reached. */
+  /** The server's report about its models; null until it was reached. */
   get far(): FarModel | null {
     return this.farSide?.model ?? null;
   }
 
-  /** What near guessed for far, and how many guesses were accepted; null if the policy has no `speculation`. */
+  /** Counts of near's guesses for far and of accepted ones; null if the policy has no `speculation`. */
   get speculation(): WireCounts | null {
     return this.speculating?.counts ?? null;
   }
@@ -159,7 +159,7 @@ async function speculatingFar(
   });
 }
 
-/** How long a silent far side may delay an engine that is ready to answer, in milliseconds. */
+/** The time for which a silent far side may delay an engine that is ready to answer, in milliseconds. */
 const FAR_GRACE_MS = 1000;
 
 /**

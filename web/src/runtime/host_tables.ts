@@ -1,6 +1,6 @@
 // The tables that stay on the host: for each batch, their rows of the new tokens are read, unpacked and sent to the
-// device. A table is never in memory as a whole: its shards are Blobs, whose bytes are in the store's files, or where the
-// browser holds large Blobs.
+// device. A table is never completely in memory: its shards are Blobs, whose bytes are in the store's files, or in the
+// browser's storage for large Blobs.
 
 import { DeviceError, RequestError, messageOf } from "../errors.js";
 import type { GatheredEntry, InputEntry, Manifest, PlanEntry, PlaneEntry, WeightEntry } from "./manifest.js";

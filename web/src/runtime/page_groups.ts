@@ -27,7 +27,7 @@ export const PAGE_DIMS: readonly string[] = ["P", "PW"];
 
 type Windowed = Pick<PageGroup, "window">;
 
-/** What the pages of a sequence depend on. */
+/** The values that determine the pages of a sequence. */
 export interface SequenceSizes {
   readonly context: number;
   readonly pageSize: number;

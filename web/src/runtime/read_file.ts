@@ -40,7 +40,7 @@ export async function openPart(source: Source, file: string, signal: AbortSignal
   return unlessAborted(opening, signal, cancelPart);
 }
 
-/** What is wrong with a file's bytes, or null. */
+/** The defect of a file's bytes, or null. */
 export async function problemOf(bytes: Bytes, { file, size, sha256: expected }: Expected): Promise<BundleError | null> {
   if (size !== undefined && bytes.length !== size) return wrongSize(file, bytes.length, size);
   const found = expected === undefined ? undefined : await sha256(bytes);

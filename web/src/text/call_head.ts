@@ -22,8 +22,8 @@ const KEYS: readonly unknown[] = ["name", "type", "id", "arguments", "parameters
 const LONGEST_NAME = 64;
 
 /**
- * The head with which ``text`` begins; "wait" if more text is needed, null if it does not begin with one, whatever
- * follows.
+ * The head at the start of ``text``; "wait" if more text is needed, null if no continuation of ``text`` begins with a
+ * head.
  */
 export function findHead(format: ToolFormatEntry, text: string): Head | "wait" | null {
   return format.before_name.endsWith('"') ? objectHead(text) : namedHead(format, text);

@@ -107,9 +107,9 @@ export class ChatTemplate {
 }
 
 /**
- * The tools also where a template without the variable `tools` reads them: SmolLM3 has the variable `xml_tools` (its
- * `python_tools` are a caller's own), and Phi-4-mini reads the functions as JSON from the system message. A caller of
- * transformers passes both by hand.
+ * Adds the tools in the form that a template without the variable `tools` reads: SmolLM3 has the variable `xml_tools`
+ * (its `python_tools` are a caller's own), and Phi-4-mini reads the functions as JSON from the system message. Callers
+ * of transformers must add both themselves.
  */
 function withTools(
   source: string,

@@ -24,19 +24,19 @@ const DIALECTS: readonly Dialect[] = [
   { open: "[THINK]", close: "[/THINK]", label: "", beforeClose: "", afterClose: "" },
 ];
 
-/** What reasoning needs of a tokenizer. */
+/** The interface of reasoning to a tokenizer. */
 export interface ReasoningCodec {
   tokenId(token: string): number | undefined;
   encode(text: string, addSpecialTokens: boolean): readonly number[];
   decode(ids: readonly number[]): string;
 }
 
-/** How one model reasons, in token ids. */
+/** One model's form of reasoning, in token ids. */
 export interface Reasoning {
   readonly dialect: Dialect;
   readonly openId: number;
   readonly closeId: number;
-  /** What ends the reasoning: the closing marker and the line breaks around it. */
+  /** The end of the reasoning: the closing marker and the line breaks around it. */
   readonly endingIds: readonly number[];
   /** Whether a token is white space. */
   isBlank(id: number): boolean;
@@ -110,7 +110,7 @@ export class ReasoningParser {
   tokens = 0;
   /** Whether line breaks that come now are left out. */
   #trims: boolean;
-  /** What is left out at the start of the reasoning; empty once it was, or once other text came. */
+  /** The text to omit at the start of the reasoning; empty after it was omitted, or after other text. */
   #label: string;
 
   constructor(

@@ -26,7 +26,7 @@ export interface ThinkingParams {
   readonly chat_template_kwargs?: Readonly<Record<string, unknown>> | null | undefined;
 }
 
-/** What a model and its chat template know of reasoning. */
+/** The reasoning features of a model and its chat template. */
 export interface ThinkingModel {
   /** Null for a model that does not reason. */
   readonly reasoning: Reasoning | null;

@@ -18,7 +18,7 @@ const BYTE_TOKEN = /^<0x([0-9A-Fa-f]{2})>$/;
 // Python's tokenizers never removes spaces. Only transformers does so, for old models.
 const CONFIG = { clean_up_tokenization_spaces: false };
 
-/** How a tokenizer encodes bytes in the names of its tokens. */
+/** The encoding of bytes in the names of a tokenizer's tokens. */
 type ByteSpelling = "byte_level" | "byte_fallback";
 
 interface TokenizerJson {
@@ -41,7 +41,7 @@ export class Tokenizer {
   readonly #bosTokenId: number | undefined;
   readonly #addedIds: ReadonlySet<number>;
   readonly #byteSpelling: ByteSpelling;
-  /** How the model reasons, and how its chat template controls it. */
+  /** The model's form of reasoning, and its control by the chat template. */
   readonly thinking: ThinkingModel;
 
   /** ``json`` is the text of tokenizer.json. Throws BundleError if it or the chat template cannot be loaded. */

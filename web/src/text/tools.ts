@@ -20,7 +20,7 @@ export interface Tool {
 export type ToolChoice =
   "none" | "auto" | "required" | { readonly type: "function"; readonly function: { readonly name: string } };
 
-/** How a model writes calls. The compiler finds it in the chat template, and the manifest holds it. */
+/** A model's format of calls. The compiler finds it in the chat template, and the manifest contains it. */
 export type ToolFormat = ToolFormatEntry;
 
 const NAME = /^[A-Za-z0-9_.-]{1,64}$/;

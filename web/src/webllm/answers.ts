@@ -10,7 +10,7 @@ import type {
 } from "./chat_types.js";
 import type { Completion, CompletionChoice } from "./completion_types.js";
 
-/** What the conversion needs in addition to the answer. */
+/** The values that the conversion needs in addition to the answer. */
 export interface AnswerContext {
   readonly modelId: string;
   /** Whether interruptGenerate ended the answer. */

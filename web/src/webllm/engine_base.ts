@@ -1,4 +1,4 @@
-// What MLCEngine and the engines in workers share: the calls under OpenAI's names, and the settings.
+// Shared by MLCEngine and the engines in workers: the calls under OpenAI's names, and the settings.
 
 import type { AppConfig, MLCEngineConfig } from "./config.js";
 import { checkAppConfig, checkConfig, checkLogLevel } from "./config.js";

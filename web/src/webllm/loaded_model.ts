@@ -30,7 +30,7 @@ import { ModelProcessor } from "./model_processor.js";
 import type { LogitProcessor } from "./interface.js";
 import { chatParams, completionParams } from "./request.js";
 
-/** What WebLLM's interface needs from a loaded engine. Engine implements it. */
+/** The methods that WebLLM's interface needs from a loaded engine. Engine implements them. */
 export type BaseEngine = EngineApi & TokenSource;
 
 /** In tokens per second. */

@@ -11,7 +11,10 @@ import { WebWorkerMLCEngineHandler } from "./worker_handler.js";
 
 /** The time between two heartbeats of a page. */
 const KEEP_ALIVE_MS = 10_000;
-/** How long a service worker stays alive after the last message. The timers of a hidden page fire once a minute. */
+/**
+ * The time that a service worker stays alive after the last message. The timers of a hidden page fire once a minute.
+ *
+ */
 const STAY_MS = 120_000;
 
 /**

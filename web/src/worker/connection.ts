@@ -12,9 +12,9 @@ export interface WorkerLike {
 }
 
 export interface ConnectionOptions {
-  /** What the worker's script must do, for the error of a script that fails. */
+  /** The requirement for the worker's script, for the error of a script that fails. */
   readonly script: string;
-  /** What to do when the worker is gone, and when it was restarted. */
+  /** Handlers for a worker that is gone, and for one that was restarted. */
   readonly gone: string;
   readonly restarted: string;
   readonly pingMs: number;

@@ -22,7 +22,10 @@ export interface WorkerScope {
 /** Options of every engine that a worker loads, which a page cannot send. */
 export type ServeOptions = Pick<LoadOptions, "grammar">;
 
-/** How long a service worker stays after a page's last message. The timers of a hidden page fire once a minute. */
+/**
+ * The time that a service worker stays alive after a page's last message. The timers of a hidden page fire once a
+ * minute.
+ */
 const KEEP_ALIVE_MS = 120_000;
 
 /** The methods that a page calls; see connectEngine. */

@@ -144,7 +144,7 @@ export class FakeRunner implements StepRunner {
     return hashes[0] ?? NaN;
   }
 
-  /** Throws unless the pages hold every token that a row sees, each after the one before it. */
+  /** Throws unless the pages hold every token that a row attends to, in order. */
   #requireWindow(batch: Batch, row: number, hash: number): void {
     const end = batch.positions[row] ?? 0;
     this.limits.groups.forEach(({ window }, group) => {

@@ -44,7 +44,7 @@ test("window pages are evicted from the front, and a prefix is usable while its 
   const { pools, cache } = set;
   fill(set, 4);
   const found = (limit: number): readonly number[][] => cache.match(TOKENS, limit).map((pages) => [...pages]);
-  // After 8 tokens the next position sees positions 6 to 8; page 3 holds positions 6 and 7.
+  // After 8 tokens, the next position attends to positions 6 to 8; page 3 holds positions 6 and 7.
   expect(found(4)).toEqual([
     [0, 1, 2, 3],
     [0, 0, 0, 3],
@@ -53,7 +53,7 @@ test("window pages are evicted from the front, and a prefix is usable while its 
   expect([cache.evict(1), cache.evict(1), cache.evict(1)]).toEqual([true, true, true]);
   expect([cache.evictable(0), cache.evictable(1), pools[1]?.free]).toEqual([4, 1, 7]);
   expect(found(4)[0]).toEqual([0, 1, 2, 3]);
-  // After 6 tokens the next position sees page 2, which was evicted.
+  // After 6 tokens, the next position attends to page 2, which was evicted.
   expect(found(3)).toEqual([[], []]);
   expect([cache.evict(1), cache.evict(1)]).toEqual([true, false]);
   expect(found(4)).toEqual([[], []]);

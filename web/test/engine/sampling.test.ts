@@ -1,4 +1,4 @@
-// Sampling parameters from a request in OpenAI's form to the device: the setting that each one becomes.
+// Sampling parameters from a request in OpenAI's form to the device: the setting for each parameter.
 
 import { expect, test } from "vitest";
 
@@ -21,7 +21,7 @@ const LIMITS = {
   vocabSize: VOCAB,
 };
 const PROMPT = [13, 2, 3, 13];
-/** The column of the setting that a parameter becomes, and a value that float32 represents. */
+/** The column of a parameter's setting, and a value that float32 represents exactly. */
 const COLUMNS = {
   temperature: [0, 0.5],
   top_k: [1, 7],
@@ -34,7 +34,10 @@ const COLUMNS = {
 const SEED = 5;
 const TOKENS = 3;
 
-/** Returns a runner that has received a request: the API makes it, and the engine gets it with another prompt. */
+/**
+ * Returns a runner that has received a request. The API builds the request, and the engine gets it with another
+ * prompt.
+ */
 async function received(params: Record<string, unknown>, api: "chat" | "text"): Promise<FakeRunner> {
   const { model, source } = fakeModel("x");
   const all = { ...params, seed: SEED, max_tokens: TOKENS };
@@ -75,7 +78,7 @@ test.each(cases)("%s: the parameter %s becomes one setting of each row", async (
   for (const { settings, flags } of rows) {
     expected[4] = draw();
     expect(settings).toEqual(expected);
-    // The counts of the slot apply to penalties alone.
+    // Only penalties use the counts of the slot.
     expect(flags).toBe(name?.endsWith("penalty") === true ? 1 : 0);
   }
 });

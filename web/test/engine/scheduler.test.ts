@@ -44,7 +44,7 @@ interface StepRecord {
   /** [request, cached tokens] */
   readonly admitted: readonly (readonly number[])[];
   readonly preempted: readonly number[];
-  /** For each row, the positions that give log-probabilities of the prompt; left out of steps without any. */
+  /** For each row, the positions that give log-probabilities of the prompt. Steps without any omit it. */
   readonly prompt_logprobs?: readonly number[];
 }
 
@@ -108,7 +108,7 @@ interface BuiltRow {
 class Pages {
   readonly #cells: readonly number[][];
   readonly #groups: readonly PageGroup[];
-  // Of each sequence, the tokens whose positions have been computed.
+  // For each sequence, the tokens whose positions have been computed.
   readonly #tokens = new Map<Sequence, number[]>();
   readonly #sampled = new Map<Sequence, number>();
 
@@ -141,7 +141,7 @@ class Pages {
     });
   }
 
-  /** Write the positions of a row, and check that the pages hold all positions that each of them sees. */
+  /** Write the positions of a row, and check that the pages hold all positions that each of them attends to. */
   #compute({ row: { start }, tables }: BuiltRow, tokens: readonly number[]): void {
     let hash = 0;
     const hashes = tokens.map((token) => (hash = nextHash(hash, token)));
@@ -317,8 +317,8 @@ test("random traces: batched answers equal single ones, every request ends, no p
 });
 
 /**
- * The number of users of each page is correct, no page within a window was given back, and no other
- * sequence reads the page to which a sequence writes next.
+ * The number of users of each page is correct, no page within a window was freed, and no other sequence reads the page
+ * to which a sequence writes next.
  */
 function requirePages({ running, config: { pageSize }, kv }: Scheduler): void {
   for (const [group, pool] of kv.pools.entries()) {
@@ -354,7 +354,7 @@ function requirePages({ running, config: { pageSize }, kv }: Scheduler): void {
   }
 }
 
-/** Fails without the cost of \`expect\`: random traces check a million facts. */
+/** Fails without the cost of \`expect\`: random traces need a million checks. */
 function requireThat(holds: boolean, fact: string): void {
   if (!holds) throw new Error(`it does not hold that ${fact}`);
 }

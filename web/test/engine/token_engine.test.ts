@@ -116,7 +116,8 @@ test.each(GROUPS)("a retained sequence can be saved, and restored into another e
   const retained = engine.retainedSequence();
   const { ids } = await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 4 }, retained));
   const bytes = await engine.readRetained(retained);
-  // Of 13 tokens in 4 pages, 6 are in the window; the position of the last token gave back pages when it was computed.
+  // 13 tokens fill 4 pages, and 6 of them are in the window. Pages were freed when the position of the last token was
+  // computed.
   const dead = retained.tables.map((table) => table.dead);
   expect(dead).toEqual(groups.map(({ window }) => (window === 6 ? 1 : 0)));
   expect(bytes.length).toBe(dead.reduce((sum, count) => sum + (4 - count) * 2 * 4 * 4, 0));
@@ -136,7 +137,7 @@ test.each(GROUPS)(
     const engine = engineOn(new FakeRunner({ ...LIMITS, groups }));
     const retained = engine.retainedSequence();
     const { ids } = await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 12 }, retained));
-    // Another question after 11 tokens: the window of position 11 begins at 6, in a page that was given back.
+    // Another question after 11 tokens: the window of position 11 begins at 6, in a page that was freed.
     const promptIds = [...PROMPT, ids[0] ?? 0, 3];
     const { ids: next, completion } = await collect(engine.generateTokens({ promptIds, maxTokens: 4 }, retained));
     expect(next).toEqual(answerOf(promptIds, 4, 64).tokens);
@@ -239,7 +240,7 @@ test("a constraint's mask applies to each token, and its end ends the answer", a
   const accepted: number[] = [];
   let disposed = 0;
   const constraint: Constraint = {
-    // Even tokens only, but not the stop token.
+    // Allows only even tokens without the stop token.
     mask: () => Int32Array.of(0b0101_0101_0101_0100),
     accept: (id) => accepted.push(id),
     complete: false,

@@ -1,5 +1,4 @@
-// Both languages near an answer's last token: the same tokens may come, one after another, as
-// tests/conformance/bounded_masks.json has them.
+// Both languages near an answer's last token: the allowed tokens are those of tests/conformance/bounded_masks.json.
 
 import { readFileSync } from "node:fs";
 import { expect, test } from "vitest";

@@ -130,7 +130,7 @@ test("ranges of numbers take what is within their bounds, and nothing else", () 
           expect((error as RequestError).message).toContain("allows no value at all");
           taken = values.map(() => false);
         }
-        // "-0" is not what String makes of it.
+        // String(-0) is not "-0".
         expect(values.filter((value, index) => taken[index] !== within(value) && !Object.is(value, -0))).toEqual([]);
       },
     ),

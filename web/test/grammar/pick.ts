@@ -9,7 +9,7 @@ import { Grammars } from "../../src/grammar/grammars.js";
 import { readVocabulary } from "../../src/grammar/vocabulary.js";
 
 const JSON_TEXT = readFileSync(new URL("../../../compiler/demo/nearfar-demo/tokenizer.json", import.meta.url), "utf8");
-/** The demo model's, with padding at the end as many models have. */
+/** The size of the demo model's vocabulary, with padding at the end, as in many models. */
 export const SPEC = { vocab_size: 1030, eos_token_ids: [3] };
 export const demoGrammars = (): Grammars => new Grammars(JSON_TEXT, SPEC);
 export const VOCABULARY = readVocabulary(JSON_TEXT, SPEC);

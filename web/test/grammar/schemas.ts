@@ -1,5 +1,5 @@
-// JSON Schemas of many kinds, the same for both runtimes, in draft 7 where drafts differ so that the validator of the
-// tests reads them.
+// JSON Schemas of many kinds, the same for both runtimes. They use draft 7 if drafts differ, because the validator of
+// the tests reads it.
 
 import { readFileSync } from "node:fs";
 

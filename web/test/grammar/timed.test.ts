@@ -32,7 +32,7 @@ function tokensUntilError(constraint: TimedConstraint, most: number): number {
 
 test("slow masks end an answer once they have used 10 seconds and 20 ms for each token", () => {
   expect(tokensUntilError(constraintOf(11_000), 10)).toBe(0);
-  // The mask after token n makes 1,020 (n + 1) ms.
+  // Up to the mask after token n, 1,020 (n + 1) ms have passed.
   expect(tokensUntilError(constraintOf(1020), 100)).toBe(9);
 });
 

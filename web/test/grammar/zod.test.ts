@@ -1,4 +1,4 @@
-// Schemas as Zod, the AI SDK and LangChain write them: right values are accepted, wrong ones are rejected.
+// Schemas in the forms of Zod, the AI SDK and LangChain: valid values are accepted, invalid ones are rejected.
 
 import { toJsonSchema } from "@langchain/core/utils/json_schema";
 import { Output } from "ai";

@@ -1,6 +1,6 @@
-// An ONNX bundle made by hand, for tests without the compiler and native libraries. ONNX Runtime is a stub: its
-// one-layer "model" stores each token id as its key and its value, and reads the entire sequence back from its past
-// input. So a wrong page causes a wrong answer.
+// A hand-written ONNX bundle for tests without the compiler and native libraries. ONNX Runtime is a stub: its one-layer
+// "model" stores each token id as its key and its value, and reads the entire sequence back from its past input. So a
+// wrong page causes a wrong answer.
 
 import { createHash } from "node:crypto";
 

@@ -7,7 +7,7 @@ import type { TokenModel } from "../../page/measure.js";
 const { signal } = new AbortController();
 const END = 99;
 
-/** Answers a prompt of n tokens with ``answers[n - 1]`` and what follows; END ends an answer. */
+/** Answers a prompt of n tokens with ``answers[n - 1]`` and the tokens after it; END ends an answer. */
 function modelOf(answers: readonly number[]): TokenModel {
   return {
     // eslint-disable-next-line @typescript-eslint/require-await
@@ -20,7 +20,7 @@ function modelOf(answers: readonly number[]): TokenModel {
   };
 }
 
-// After the first row token 5 is far ahead; after the second 6 and 7 are closer than the tolerance can tell; the third
+// After the first row, token 5 is far ahead. After the second, 6 and 7 differ by less than the tolerance. The third row
 // ends the answer.
 const SELF_TEST: SelfTestEntry = {
   prompt_ids: [1, 2, 3],

@@ -42,7 +42,7 @@ test("a model with an empty answer has still read its prompt", async () => {
 test("an answer that ends early is continued with another prompt", async () => {
   const model = modelOf(5);
   const [row] = await measureDecode(model, SIZES, [16], 10, signal);
-  // Five tokens are four intervals, so nine intervals take three answers.
+  // Five tokens have four intervals, so nine intervals take three answers.
   expect(model.asked.map(({ maxTokens }) => maxTokens)).toEqual([10, 6, 2]);
   expect(row?.milliseconds.length).toBe(9);
 });

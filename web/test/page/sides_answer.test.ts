@@ -31,8 +31,8 @@ function message(role: ChatMessage["role"], content: string, secret = false): Ch
 }
 
 /**
- * Answers by a script, from two sides, of which this device's model reads 100 tokens: 15 for each message, and its
- * characters.
+ * Scripted answers from two sides. This device's model reads 100 tokens: 15 for each message, and one for each
+ * character.
  */
 async function answer(
   answers: readonly Answer[],

@@ -27,7 +27,7 @@ export function root(): Root {
   };
 }
 
-/** Do something, and let React render the result. */
+/** Run an action, and let React render the result. */
 export async function doing(task: () => unknown): Promise<void> {
   await task();
   await settle();

@@ -1,4 +1,4 @@
-// The answer machine with any order of events, late ones too: always exactly one answer or one error.
+// The answer machine with any order of events, including late ones: always exactly one answer or one error.
 
 import fc from "fast-check";
 import { expect, test } from "vitest";
@@ -170,7 +170,7 @@ class Driver {
         expect(side === this.decided || (this.standby && !this.rules.private)).toBe(true);
         // A tool would be called twice.
         expect(this.toolCalls).toBe(false);
-        // The client may have to pay for what far began to answer.
+        // The client may have to pay for the beginning of far's answer.
         expect(side === "far" && before.some((tracked) => tracked.started)).toBe(false);
         // The maximum number of tries for the first part, and for a part that a side resumes or takes over.
         expect(attempt).toBeLessThanOrEqual(2 * (this.rules.retries + 1));
@@ -181,7 +181,7 @@ class Driver {
         return;
       }
       case "warm":
-        // A request that far may not get must not be sent ahead either.
+        // A request that far may not get must not be sent to far for a warm-up either.
         expect([this.warmed, this.rules.private, this.toolCalls]).toEqual([false, false, false]);
         expect(this.standby && this.rules.then !== "never" && this.rules.warm !== "never").toBe(true);
         expect(this.asks.some(({ side }) => side === "far")).toBe(false);
@@ -251,7 +251,7 @@ const RULES: fc.Arbitrary<Rules> = fc
   })
   .map((rules) => ({ ...DEFAULT_RULES, ...rules }));
 
-// The attempt of an event: one of all attempts so far, the last first.
+// The attempt of an event: any attempt so far, the last one first.
 const ASK = fc.constantFrom(0, 0, 0, 1, 2, 4);
 const ACT: fc.Arbitrary<Act> = fc.oneof(
   {

@@ -1,4 +1,5 @@
-// Whatever the sides do: one answer or one error. Every text is of the side that wrote it, and nothing private leaves.
+// Whatever the sides do, there is one answer or one error. Every text belongs to the side that wrote it, and no private
+// text leaves the device.
 
 import fc from "fast-check";
 import { expect, test } from "vitest";

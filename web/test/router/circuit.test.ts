@@ -1,4 +1,4 @@
-// When a side gets requests, gets none, and is tried again.
+// When a side gets requests, no requests, or a trial request.
 
 import { beforeEach, expect, test } from "vitest";
 

@@ -1,4 +1,4 @@
-// Hybrid.create: permanent errors are found there, and temporary ones are not errors.
+// Hybrid.create: it reports permanent errors, and ignores temporary ones.
 
 import { beforeEach, expect, test, vi } from "vitest";
 
@@ -19,7 +19,7 @@ const PROGRESS: LoadProgress = {
   totalKernels: 0,
 };
 
-/** What Engine.load was called with, and what it will return. */
+/** The arguments of Engine.load, and its result. */
 const loads: {
   readonly bundle: unknown;
   readonly options: LoadOptions;

@@ -49,7 +49,7 @@ export abstract class FakeSocket implements SocketLike {
     this.onmessage?.({ data: typeof message === "string" ? message : JSON.stringify(message) });
   }
 
-  /** As the server does: the reason, then a close with the status. */
+  /** Send the reason, then close with the status, like the server. */
   protected refuse(code: string, status: number): void {
     this.say({ type: "error", error: { message: code, type: "invalid_request_error", code } });
     this.onclose?.({ code: 4000 + status });

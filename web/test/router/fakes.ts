@@ -30,7 +30,7 @@ export class FakeClock implements Clock {
     };
   }
 
-  /** Lets time pass and runs the timers that become due. */
+  /** Advances the time and runs the timers that become due. */
   async pass(milliseconds: number): Promise<void> {
     const until = this.#now + milliseconds;
     for (;;) {
@@ -46,7 +46,7 @@ export class FakeClock implements Clock {
   }
 }
 
-/** Turns of the event loop: everything that was started runs as far as it can without time. */
+/** Runs turns of the event loop: everything that was started proceeds as far as it can without time. */
 export async function turns(count = 30): Promise<void> {
   for (let turn = 0; turn < count; turn++) await new Promise((resolve) => setImmediate(resolve));
 }
@@ -207,7 +207,7 @@ function stream(
 /** How the engine answers: tokens with their log-probabilities; then the end, an error, or nothing. */
 export interface NearScript {
   readonly text: string;
-  /** One for each byte's token; the last one applies to all later tokens. Default: -0.1. */
+  /** The log-probability of each byte's token; the last one applies to all later tokens. Default: -0.1. */
   readonly logprobs?: readonly number[];
   /** The prompt's log-probabilities, if they are requested. Default: none. */
   readonly promptLogprobs?: readonly number[];

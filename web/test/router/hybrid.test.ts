@@ -1,4 +1,4 @@
-// Hybrid as a page uses it: who answers, what happens if a side fails, and what never leaves the device.
+// Hybrid as a page uses it: which side answers, failures of a side, and requests that never leave the device.
 
 import { describe, expect, test, vi } from "vitest";
 
@@ -134,7 +134,7 @@ describe("who answers", () => {
       near_total_seconds: unknown,
     } = (await ask("what is 1 + 1?")) ?? {};
     expect(first).toBeGreaterThan(0);
-    // Each of the ten tokens takes at least the second of one look at the clock.
+    // Each of the ten tokens takes at least one second, because the clock is read for it.
     expect((total ?? 0) - (first ?? 0)).toBeGreaterThanOrEqual(10);
     expect(unknown).toBeNull();
   });
@@ -198,7 +198,7 @@ describe("who answers", () => {
       return { first: first ?? NaN, later: (total ?? NaN) - (first ?? NaN) };
     };
     const [unqueued, queued] = [await secondsAfter({}), await secondsAfter({ queue_ms: 500 })];
-    // Half a second less for 20 tokens; this prompt has 33.
+    // 20 tokens save half a second; this prompt has 33.
     expect(unqueued.first - queued.first).toBeCloseTo((0.5 * 33) / 20, 9);
     expect(queued.later).toBeCloseTo(unqueued.later, 9);
     expect((await secondsAfter({ queue_ms: 1e9 })).first).toBeNaN();
@@ -302,7 +302,7 @@ describe("when a side breaks", () => {
     );
     // Two of the ten tokens were far's.
     expect(source.requests[0]?.maxTokens).toBe(8);
-    // It is paid for as far as it arrived: 33 characters of a prompt are 33 tokens of this tokenizer.
+    // The cost covers the part that arrived: 33 characters of a prompt are 33 tokens of this tokenizer.
     expect(ledger.spent).toEqual({ requests: 1, usd: (33 * 1 + 2 * 10) / 1e6 });
   });
 

@@ -1,4 +1,4 @@
-// Patterns: they match what native engines match, in linear time, and patterns that would be too large are errors.
+// Patterns match the same texts as in native engines, in linear time, and patterns that would be too large are errors.
 
 import fc from "fast-check";
 import { expect, test } from "vitest";
@@ -61,7 +61,7 @@ test("a pattern finds what the native engine finds, with boundaries and without"
 });
 
 const LONG = 100_000;
-/** No two parts of the text are alike, so a search always meets new sets of states. */
+/** No two parts of the text are alike, so a search always reaches new sets of states. */
 const RANDOM = Array.from({ length: LONG }, (_, index) =>
   Math.imul(index ^ (index >>> 3), 0x9e3779b1) < 0 ? "a" : "b",
 ).join("");

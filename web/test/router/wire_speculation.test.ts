@@ -24,7 +24,7 @@ function answerOf(prompt: readonly number[], count: number): number[] {
   return tokens.slice(prompt.length);
 }
 
-/** Guesses right except where ``wrongAt`` is true; ``requests`` has its requests. */
+/** Guesses right unless ``wrongAt`` is true; ``requests`` has its requests. */
 class FakeNear implements NearTokens {
   readonly info: { readonly context: number };
   readonly requests: TokenRequest[] = [];

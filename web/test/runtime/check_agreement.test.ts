@@ -1,4 +1,4 @@
-// The check of a manifest: every fault is a BundleError before anything is fetched or allocated.
+// The check of a manifest reports every fault as a BundleError before anything is fetched or allocated.
 
 import { readFileSync } from "node:fs";
 
@@ -116,7 +116,7 @@ test(`each of ${MUTATIONS} mutated manifests is accepted or is a BundleError`, (
     const data: unknown = JSON.parse(text);
     for (let change = 0; change <= random(3); change++) mutate(data, random);
     try {
-      // As in a file: without holes in lists.
+      // Converts to the form in a file, without holes in lists.
       checkManifest(JSON.parse(JSON.stringify(data)));
       accepted++;
     } catch (error) {

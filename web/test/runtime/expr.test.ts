@@ -16,7 +16,7 @@ const { expr } = fc.letrec<{ expr: Expr }>((tie) => ({
   ),
 }));
 
-/** The same in exact arithmetic. */
+/** The same value in exact arithmetic. */
 function naive(expr: Expr): bigint {
   if (typeof expr === "number") return BigInt(expr);
   if (typeof expr === "string") return BigInt(DIMS[expr as keyof typeof DIMS]);

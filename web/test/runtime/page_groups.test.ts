@@ -8,11 +8,11 @@ import { planMemory, poolWithin } from "../../src/runtime/memory_plan.js";
 import { pagesOfSequence } from "../../src/runtime/page_groups.js";
 import { lettersBundle, windowedBundle } from "../letters_bundle.js";
 
-/** The layers of Gemma 3 1B: every 6th one sees the whole context, the others see 512 tokens. */
+/** The layers of Gemma 3 1B: every 6th one attends to the complete context, the others to 512 tokens. */
 const GEMMA = Array.from({ length: 26 }, (_, layer) => (layer % 6 === 5 ? null : 512));
 const CONTEXT = 32_768;
 
-/** Gemma 3 1B's keys and values, with one page group if all layers see the whole context. */
+/** Gemma 3 1B's keys and values, with one page group if all layers attend to the complete context. */
 function gemma(windows: readonly (number | null)[]): Manifest {
   const isWindowed = windows.some((window) => window !== null);
   const { manifest } = isWindowed ? windowedBundle(512) : lettersBundle();
@@ -93,7 +93,7 @@ test("layers with windows need no more pages for a longer context", () => {
   const windowed = { ...manifest, spec: { ...manifest.spec, windows: [10, 30] } };
   // 2 pages of the window, 4 of a step, and 2; and 1 page for tuning.
   expect(limitsOf(windowed, { maxSequences: 1 })).toMatchObject({ context: 1024, groups: [{ pages: 9 }] });
-  // A number of pages limits the context, as if all layers saw all tokens.
+  // A number of pages limits the context, as if all layers attended to all tokens.
   expect(limitsOf(windowed, { maxSequences: 1, pages: 9 }).context).toBe(144);
   const { totalBytes } = planMemory(windowed, "float32", { maxSequences: 1 });
   for (const [memoryBudget, context] of [

@@ -70,7 +70,7 @@ withRunner("steps in flight pass tokens on the device, and their results arrive 
   const results = await Promise.all(
     batches.map((batch, index) => runner.submit(batch).finally(() => order.push(index))),
   );
-  // Token t is followed by (3 t + 1) mod 8: 0 1 4 5, 1 4 5, 2 7 6.
+  // Token (3 t + 1) mod 8 follows token t: 0 1 4 5, 1 4 5, 2 7 6.
   expect(idsOf(results)).toEqual([[1, 4, 7], [4, 5, 6], [3, 0], [1], [6]]);
   expect(order).toEqual([0, 1, 2, 3, 4]);
 });

@@ -21,7 +21,7 @@ const withGpu = test.runIf(hasAdapter);
 
 const WRONG = EMBED.replace("u32(id)", "(u32(id) ^ 1u)");
 const NOT_A_NUMBER = EMBED.replace("y[g.y * 8u + l.x] =", "y[g.y * 8u + l.x] = sqrt(f32(u.S) * -1.0) +");
-// It computes the same after a long loop.
+// It computes the same result after a long loop.
 const SLOW = EMBED.replace(
   "y[g.y * 8u",
   "var walk = l.x; for (var i = 0; i < 400000; i++) { walk = (walk * 5u + 3u) & 1023u; }\n  if (walk == 4096u) { return; }\n  y[g.y * 8u",
@@ -230,8 +230,8 @@ withGpu.each([
   await expect(loading).rejects.toMatchObject({ code: "device_error", details: { activations: ["float32"] } });
 });
 
-// "float16" here needs no feature of the device and is computed as float32: the tests are about the choice of the
-// activation dtype.
+// Here, "float16" needs no feature of the device and is computed as float32, because these tests only concern the
+// choice of the activation dtype.
 const BOTH: Partial<Manifest> = {
   activations: [
     { dtype: "float16", needs: [] },
@@ -309,7 +309,7 @@ withGpu(
 
     const again = await load(bundle, { notes, tuning: true });
     expect(await again.exportTuning()).toEqual(record);
-    // The slow one still runs for sizes in between.
+    // The slow variant still runs for sizes in between.
     expect(again.info).toMatchObject({ selfTest: { remembered: true, switchedOff: ["embed_wrong"] } });
     expect(await answer(again)).toEqual(RIGHT);
     again.destroy();

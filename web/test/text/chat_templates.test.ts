@@ -32,7 +32,7 @@ test.each([...new Set(VECTORS.cases.map(({ template }) => template))])(
   "the template of %s renders as in transformers",
   (name) => {
     const source = read(`chat_templates/${name}.jinja`);
-    // Rendering needs only to know that there is a format.
+    // Rendering only checks that there is a format.
     const template = new ChatTemplate(source, VECTORS.special_tokens, formatOf("hermes"));
     for (const { chat, tools, variables, text } of VECTORS.cases.filter((each) => each.template === name)) {
       const render = (): string =>

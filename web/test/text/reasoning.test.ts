@@ -137,7 +137,7 @@ function parsed(start: State, pieces: readonly Piece[], label: string): readonly
   const parser = new ReasoningParser(start, { openId: OPEN, closeId: CLOSE, dialect: { ...dialect, label } });
   const parts = pieces.map((piece) => {
     if (typeof piece === "string") return parser.feed(piece, PLAIN);
-    // As if the marker were a special token, which has no text.
+    // This simulates a marker that is a special token, which has no text.
     return parser.feed("", piece.marker === "open" ? OPEN : CLOSE);
   });
   parts.push(parser.feed("", null));

@@ -14,14 +14,14 @@ interface Vectors {
     /** Texts, and pairs of a call's name and arguments. */
     readonly expected: readonly (string | readonly [string, string])[];
   }[];
-  /** Which answers a required call of the tools allows. */
+  /** The answers that a required call of the tools allows. */
   readonly grammar: {
     readonly tools: readonly Tool[];
     readonly cases: readonly { readonly format: string; readonly text: string; readonly valid: boolean }[];
   };
 }
 
-// A worker of a test is bundled into one module, which finds no file.
+// The worker of a test is bundled into one module, which cannot find files.
 export const { formats: FORMATS, cases: CASES, grammar: GRAMMAR } = vectors as unknown as Vectors;
 
 export function formatOf(name: string): ToolFormatEntry {

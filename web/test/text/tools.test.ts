@@ -69,7 +69,7 @@ test("tools for a template that has none, and wrong tools, are RequestErrors", (
   expect(() => toolGrammar(formatOf("hermes"), [], "required")).toThrow("needs tools");
 });
 
-/** What comes out, put together: texts, and calls with their arguments. */
+/** The joined output: texts, and calls with their arguments. */
 function outcome(format: string, pieces: readonly string[], tools: readonly Tool[] = []): unknown[] {
   const stream = new ToolCallStream(formatOf(format), tools, () => "id");
   const result: { text?: string; name?: string; arguments?: string }[] = [];

@@ -1,6 +1,6 @@
-// Snippets after WebLLM's documentation, as in an application except for the name in their imports. tsc checks them
-// against the published types. Here they run on a device, through Dawn, with a bundle that continues "a" with "be". The
-// snippets for a browser run in tests/web/test_webllm.py.
+// Snippets based on WebLLM's documentation, as in an application except for the package name in their imports. tsc
+// checks them against the published types. Here they run on a device, through Dawn, with a bundle that continues "a"
+// with "be". The snippets for a browser run in tests/web/test_webllm.py.
 
 import { afterAll, beforeAll, expect, test, vi } from "vitest";
 

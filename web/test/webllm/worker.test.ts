@@ -31,7 +31,7 @@ interface Worker extends WorkerLike {
   restart(): void;
 }
 
-/** A worker whose script makes a handler and passes on its onmessage function. */
+/** A worker whose script creates a handler and exports its onmessage function. */
 function workerOf(fake: FakeLoad): Worker {
   const start = () =>
     new WebWorkerMLCEngineHandler(new MLCEngine({}, fake.load)) as { onmessage: (event: MessageEvent) => void };

@@ -19,7 +19,7 @@ ROWS, COLUMNS = 24, 768
 
 
 def stored(kind: Type, folder: Path) -> tuple[StoredTensor, np.ndarray]:
-    """A tensor of blocks at random behind seven other bytes, and its weights as the package reads them."""
+    """A tensor of random blocks, preceded by seven other bytes, and its weights as the package reads them."""
     if kind in SCALES:
         data = random_blocks(kind, (ROWS, COLUMNS), 0.5)
     else:
@@ -53,7 +53,7 @@ def test_weights_are_those_of_the_package(number: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [0, 8, 12, 14])
 def test_rows_of_heads_are_read_in_the_order_of_the_checkpoint(number: int, tmp_path: Path) -> None:
     tensor, expected = stored(Type(number), tmp_path)
-    # Two heads of 12 rows: what the converter stores as (heads, pairs, 2) was (heads, 2, pairs).
+    # Two heads of 12 rows: the converter stores rows of the order (heads, 2, pairs) as (heads, pairs, 2).
     original = expected.reshape(2, 6, 2, COLUMNS).swapaxes(1, 2).reshape(ROWS, COLUMNS)
     matrix = as_tensor("w", tensor, Interleaved(12))
     np.testing.assert_array_equal(matrix.rows(0, ROWS), GgufTensor("w", tensor, Interleaved(12)).rows(0, ROWS))

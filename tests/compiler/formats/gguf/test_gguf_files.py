@@ -20,7 +20,7 @@ from nearfar.compiler.formats import load
 from nearfar.compiler.formats.gguf.container import read_container
 
 KEYS_PLACE, TENSORS_PLACE = 16, 8
-# A file of which a part is replaced must not take more memory than this to refuse.
+# The memory that may be used to refuse a file with a replaced part.
 MOST_BYTES = 64 << 20
 
 
@@ -47,7 +47,9 @@ def put(data: bytearray, place: int, code: str, value: int) -> None:
 
 
 def info_of(data: bytearray, name: bytes) -> int:
-    """The place behind a tensor's name in the header: its axes, dimensions, type and offset."""
+    """The offset just after a tensor's name in the header, at which its rank, dimensions, type and data offset
+    begin.
+    """
     return data.index(struct.pack("<Q", len(name)) + name) + 8 + len(name)
 
 
@@ -111,7 +113,7 @@ def other_type(data: bytearray) -> None:
 
 
 def other_block_size(data: bytearray) -> None:
-    # Q8_1 as in files of another fork: the next tensor does not begin where this one ends.
+    # Like Q8_1 in files of another fork: this tensor's end is not the start of the next one.
     put(data, info_of(data, b"blk.0.attn_q.weight") + 4 + 16, "I", Type.Q5_0)
 
 
@@ -271,7 +273,7 @@ def test_a_part_under_another_name_is_named(whole: Path, tmp_path: Path) -> None
 
 
 def mutate(data: bytearray, rng: np.random.Generator, header: int) -> None:
-    """Change some bytes, most of them in the header: at random, to all ones, or by moving a part."""
+    """Change some bytes, mostly in the header: to random values, to all ones, or by moving a part."""
     for _ in range(int(rng.integers(1, 5))):
         place = int(rng.integers(0, header if rng.random() < 0.9 else len(data)))
         kind, size = rng.integers(0, 4), int(rng.integers(1, 9))

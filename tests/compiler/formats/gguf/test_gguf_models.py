@@ -19,7 +19,7 @@ from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
 LIMIT = 5e-5
 # Architectures whose files transformers reads.
 READ_BY_TRANSFORMERS = ("llama", "qwen3", "gemma3", "phi3")
-# What transformers assumes instead of reading it in the file.
+# Values that transformers assumes instead of reading them from the file.
 ASSUMED: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1},
     "gemma3": {
@@ -41,7 +41,7 @@ def logits_of(path: Path) -> npt.NDArray[np.float32]:
 
 
 def logits_of_transformers(path: Path) -> npt.NDArray[np.float32]:
-    """What transformers computes from the GGUF file."""
+    """The logits that transformers computes from the GGUF file."""
     import torch
     import transformers
 
@@ -66,5 +66,5 @@ def test_logits_of_a_mixed_file_are_those_of_transformers(architecture: str, tmp
     path, _ = make_gguf(architecture, tmp_path, stored, sizes, tokenizer__ggml__padding_token_id=0)
     checkpoint = load(str(path))
     assert set(checkpoint.stored_forms) == {"q4g32b", "q5g32b", "q6g16"}
-    # Sharp attention amplifies the order of sums.
+    # Sharp attention amplifies differences in the order of sums.
     assert relative_error(logits_of(path), logits_of_transformers(path)) < 10 * LIMIT

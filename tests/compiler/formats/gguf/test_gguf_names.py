@@ -1,4 +1,6 @@
-"""One GGUF file of a repository or a folder: by its name or its quantization, and what we say if it is not clear."""
+"""Choosing one GGUF file of a repository or a folder by its name or its quantization, and the error if the choice is
+ambiguous.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Answers of the demo model's vocabulary near their last token, drawn from a seed: which tokens may come, and which
-comes.
-
-`python tests/server_fallback/text/grammar/bounded_masks.py` writes them to tests/conformance/bounded_masks.json; both
-languages are held to them.
+"""Random answers over the demo model's vocabulary near their last token: the allowed tokens, and the chosen one.
+`python tests/server_fallback/text/grammar/bounded_masks.py` writes them to tests/conformance/bounded_masks.json, which
+the tests of both languages compare with.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from nearfar.server_fallback.text.vocabulary import read_vocabulary
 
 ROOT = Path(__file__).parents[4]
 CASES = ROOT / "tests/conformance/bounded_masks.json"
-# The demo model's, with padding at the end as many models have.
+# The size of the demo model's vocabulary, with padding at the end, as in many models.
 VOCAB_SIZE, EOS = 1030, 3
 OTHERS: list[dict[str, Any]] = [
     {"kind": "regex", "pattern": "(yes|no), because [a-z ]{5,}\\."},
@@ -63,7 +61,7 @@ OTHERS: list[dict[str, Any]] = [
 
 
 class Bounded:
-    """What of both languages' grammars is compared."""
+    """The parts of the grammars that are compared between both languages."""
 
     def __init__(self) -> None:
         tokens = read_vocabulary(ROOT / "compiler/demo/nearfar-demo/tokenizer.json", VOCAB_SIZE, [EOS]).spoken()
@@ -72,7 +70,7 @@ class Bounded:
         self.compiler = GrammarCompiler(TokenizerInfo(tokens, [EOS]), max_threads=1)
 
     def constraint(self, source: GrammarSource, more: int) -> tuple[BoundedConstraint, int]:
-        """With ``more`` tokens than the shortest answer found has, and how many those are."""
+        """The constraint with ``more`` tokens than the shortest known answer, and the length of that answer."""
         compiled, rules = compile_source(self.compiler, source)
         matcher = Matcher(GrammarMatcher(compiled), self.shapes)
         first = find_completion(matcher, 0, rules.endings)
@@ -83,7 +81,7 @@ class Bounded:
 
 
 def source_of(given: dict[str, Any]) -> GrammarSource:
-    """A source as the browser's code has it, as the server's."""
+    """Converts a source from the browser's form to the server's."""
     match given["kind"]:
         case "json_schema":
             return JsonSource(json.dumps(given["schema"]))
@@ -105,7 +103,7 @@ def fingerprint(mask: Mask) -> int:
 
 
 def drawn(bounded: Bounded, source: GrammarSource, more: int, seed: int) -> Iterator[tuple[int, int]]:
-    """For each token of an answer what may come, as a fingerprint, and what comes; -1 at the last."""
+    """For each token of an answer: the fingerprint of the allowed tokens, and the chosen one (-1 for the last)."""
     constraint, needed = bounded.constraint(source, more)
     rng = random.Random(seed)
     for _ in range(needed + more):

@@ -1,4 +1,4 @@
-"""Answers picked from a grammar's masks, in this process, over a vocabulary of bytes and of a few longer tokens."""
+"""Random answers from a grammar's masks, in this process, with a vocabulary of bytes and a few longer tokens."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Grammar:
         return Matcher(GrammarMatcher(compiled), SHAPES)
 
     def takes(self, compiled: CompiledGrammar, text: str) -> bool:
-        """Whether the text is a whole one of the grammar."""
+        """Whether the grammar accepts the complete text."""
         matcher = GrammarMatcher(compiled)
         return (not text or matcher.accept_string(text)) and matcher.accept_token(END)
 
 
 def pick(constraint: GrammarConstraint | BoundedConstraint, seed: int, patience: int = 40) -> str | None:
-    """An answer; None if it has no end after three times ``patience`` tokens. After ``patience`` what may lead to
-    one is preferred.
+    """An answer, or None if it has no end after three times ``patience`` tokens. After ``patience`` tokens, closing
+    tokens are preferred.
     """
     rng, out = random.Random(seed), b""
     for count in range(3 * patience):
@@ -62,7 +62,7 @@ def pick(constraint: GrammarConstraint | BoundedConstraint, seed: int, patience:
         shown = [token for token in allowed if all(0x20 < byte < 0x7F for byte in TOKENS[token])]
         token = rng.choice(closing if late and closing else shown if shown and rng.random() < 0.8 else allowed)
         if any(byte >= 0x80 for byte in TOKENS[token]) and len(TOKENS[token]) == 1 and shown:
-            # Bytes of half a character lead to ones that no text has.
+            # Single bytes of a character would lead to invalid UTF-8.
             token = rng.choice(shown)
         constraint.accept(token)
         out += TOKENS[token]

@@ -39,7 +39,7 @@ def test_the_same_tokens_may_come_as_in_the_browser(bounded: Bounded) -> None:
 
 
 def written(bounded: Bounded, source: GrammarSource, more: int, seed: int) -> str:
-    """An answer sampled as in the engine: until a stop token, until nothing else may come, or until its tokens are
+    """An answer sampled as in the engine: until a stop token, until nothing else is allowed, or until its tokens are
     used up.
     """
     constraint, needed = bounded.constraint(source, more)
@@ -115,7 +115,7 @@ def test_an_ambiguous_grammar_is_given_up_in_time_and_its_answer_goes_on(
     for character in b"((a":
         constraint.accept(bounded.shapes.tokens.index(bytes([character])))
     assert constraint.gave_up
-    # All that the grammar allows, which is as it was before the search.
+    # The mask is that of the grammar, whose state is the same as before the search.
     assert constraint.mask() is constraint._inner.mask()
     allowed = {bounded.shapes.tokens[token_id] for token_id in allowed_ids(constraint.mask(), VOCAB_SIZE)}
     assert {b"a", b"b", b"(", b")"} <= allowed

@@ -1,4 +1,4 @@
-"""Answers that are either tool calls or a message of a form."""
+"""Answers that are either tool calls or a message in a response format."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def constraint(
 
 
 def takes(grammars: Grammars, source: CallsOrForm, text: str) -> bool:
-    """Whether the text is a whole answer."""
+    """Whether the text is a complete answer."""
     one = constraint(grammars, source)
     try:
         for byte in text.encode():
@@ -79,7 +79,7 @@ def takes(grammars: Grammars, source: CallsOrForm, text: str) -> bool:
 
 
 def check(text: str) -> str:
-    """What kind of answer a whole one is."""
+    """The kind of a complete answer."""
     if not text.startswith("<tool_call>"):
         assert jsonschema_rs.is_valid(ANSWER, json.loads(text)), text
         return "form"
@@ -197,7 +197,7 @@ def test_a_wrong_schema_of_a_tool_is_not_taken_for_the_form_s(grammars: Grammars
 
 
 def test_a_form_too_slow_to_follow_is_refused_beside_calls_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever of both the trial's random answer is."""
+    """Either kind, depending on the random answer of the trial."""
     grammar, slow = Grammar(), RegexSource("[a-z]{9}")
     trials: list[bool] = []
 

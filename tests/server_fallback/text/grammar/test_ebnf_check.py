@@ -1,4 +1,4 @@
-"""What is refused in EBNF before it is compiled."""
+"""EBNF that is refused before it is compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiler's process: what it compiles, what it refuses, and that the server survives its failures."""
+"""The compiler's process: valid and refused grammars, and failures that the server survives."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from nearfar.server_fallback.text.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary((*TOKENS[:END], b"</s>"), frozenset([END]), (END,), None)
 NULL = JsonSource('{"type": "null"}')
-# Properties that all may be left out cost the compiler the square of their number.
+# The compiler's cost grows with the square of the number of optional properties.
 SLOW = JsonSource(
     json.dumps({"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(700)}})
 )
@@ -79,7 +79,7 @@ def test_each_kind_of_source_makes_its_texts(grammars: Grammars) -> None:
 
 def test_with_a_trigger_text_is_free_until_a_call_begins(grammars: Grammars) -> None:
     [constraint] = run(grammars.constraints(TagsSource((CALL,), None, trigger="<tool_call>"), 1, "tools"))
-    # The trigger may come in pieces, or be a token.
+    # The trigger may consist of several tokens, or be one token.
     *pieces, trigger = (*b"any {text} <tool", *b"_call", TOKENS.index(b"<tool_call>"))
     for token in (*pieces, ord(" "), trigger, *b'\n{"name": "'):
         constraint.accept(token)
@@ -103,7 +103,7 @@ def test_with_a_trigger_a_call_begins_only_if_its_end_fits(grammars: Grammars) -
     assert fits == list(range(fits[0], 100))
     [constraint] = run(grammars.constraints(source, 1, "tools", fits[0]))
     constraint.accept(ord("x"))
-    # Until few tokens are left any text may come, quotes and spaces too, but no piece that begins a call.
+    # Until few tokens are left, any text is allowed, including quotes and spaces, but no token that begins a call.
     free = set(allowed_ids(constraint.mask(), len(TOKENS)).tolist())
     assert set(range(0x20, 0x7F)) <= free
     constraint.accept(trigger)
@@ -114,7 +114,7 @@ def test_with_a_trigger_a_call_begins_only_if_its_end_fits(grammars: Grammars) -
         out += TOKENS[token_id]
     call = json.loads(out.decode().removesuffix("\n</tool_call>"))
     assert (call["name"], call["arguments"]["a"] in (1, 2)) == ("f", True)
-    # A call that begins in pieces begins no later.
+    # A call whose trigger consists of several tokens does not begin later.
     [late] = run(grammars.constraints(source, 1, "tools", fits[0]))
     for byte in b"any <tool_call":
         late.accept(byte)
@@ -412,8 +412,8 @@ def test_frames_end_with_the_other_side() -> None:
 
 @pytest.fixture(scope="module")
 def ascii_grammars() -> Iterator[Grammars]:
-    """Of a vocabulary that has ASCII without braces, and the first byte of an accented letter without any second
-    one.
+    """Grammars for a vocabulary that has ASCII without braces, and the first byte of an accented letter without any
+    second byte.
     """
     tokens = [*(bytes([byte]).strip(b"{}") for byte in range(0x80)), b"\xc3", b"</s>"]
     grammars = Grammars(GrammarCompiler(), lambda: Vocabulary(tuple(tokens), frozenset([0x81]), (0x81,), None))
@@ -443,7 +443,7 @@ def test_a_grammar_that_no_tokens_can_meet_is_refused(
 
 
 def test_the_vocabulary_must_be_able_to_write_one_of_several_alternatives(ascii_grammars: Grammars) -> None:
-    # The shorter way, which is found first, cannot be written.
+    # The shorter alternative, which is found first, cannot be written.
     source = EbnfSource('root ::= "x"{60} ("}" | "bcd")')
     with pytest.raises(RequestError, match="has 63 tokens, and there is room for 62"):
         run(ascii_grammars.constraints(source, 1, "response_format", 62))

@@ -30,7 +30,7 @@ def test_every_answer_is_valid(grammar: Grammar, name: str) -> None:
     constraint_source = JsonSource(json.dumps(schema))
     compiled = grammar.compile(constraint_source)
     answers = [pick(grammar.constraint(constraint_source), seed) for seed in range(5)]
-    # Two letters side by side are not found by chance.
+    # Random choices do not find the two adjacent letters that this pattern requires.
     assert name == "pattern somewhere" or any(answer is not None for answer in answers)
     for answer in answers:
         if answer is not None:

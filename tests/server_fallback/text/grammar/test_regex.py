@@ -14,7 +14,7 @@ from nearfar.compiler.errors import RequestError
 from nearfar.server_fallback.text.grammar.regex import parse_regex
 from nearfar.server_fallback.text.grammar.source import JsonSource, RegexSource
 
-# Python's own expressions mean the same by these.
+# Python's own regular expressions interpret these in the same way.
 PATTERNS = [
     "a*b|c+",
     "(ab|a)(bc|c)?",

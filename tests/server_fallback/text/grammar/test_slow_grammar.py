@@ -1,5 +1,5 @@
-"""A grammar that is quick for 40 tokens and slow soon after: what its calls do to other threads, and to other answers
-of an engine.
+"""A grammar that is fast for 40 tokens and slow soon after: the effect of its calls on other threads, and on other
+answers of an engine.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def test_a_grammar_that_grows_slow_ends_its_answer_and_no_other(
                 assert await ids(engine, OTHERS[0], max_tokens=20) == answer_of(OTHERS[0], 20, 400)[0]
             with pytest.raises(RequestError, match="the grammar is too slow") as raised:
                 await slow
-            # A check of the first 48 tokens does not find it.
+            # A check of the first 48 tokens does not detect it.
             tokens = raised.value.details["tokens"]
             assert isinstance(tokens, int)
             assert tokens > 48

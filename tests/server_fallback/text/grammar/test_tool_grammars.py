@@ -1,4 +1,6 @@
-"""Grammars of calls in each format: what they allow, that every answer is valid calls, and calls within free text."""
+"""Grammars of calls in each format: the texts that they allow, answers that consist of valid calls, and calls within
+free text.
+"""
 
 from __future__ import annotations
 

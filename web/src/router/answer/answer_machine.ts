@@ -35,9 +35,9 @@ import type {
 
 export type Phase = "choosing" | "running" | "switching" | "done" | "failed" | "aborted";
 
-/** What the policy allows during an answer, and what is known about the request. Times are in milliseconds. */
+/** The policy's rules for an answer, and facts about the request. Times are in milliseconds. */
 export interface Rules {
-  /** What an escalation does. */
+  /** The effect of an escalation. */
   readonly then: "never" | "continue" | "restart";
   /** When far computes the prompt of an answer that near writes: from the start, or once it begins to go wrong. */
   readonly warm: "never" | "doubt" | "always";
@@ -47,7 +47,7 @@ export interface Rules {
   readonly far_first_token_ms: number;
   readonly between_tokens_ms: number;
   readonly hedge_after_ms: number | null;
-  /** How often a side is asked again before its first token. */
+  /** The number of further attempts of a side before its first token. */
   readonly retries: number;
   /** Far is never status. */
   readonly private: boolean;

@@ -1,4 +1,4 @@
-// What an error of a side means to the answer machine.
+// Converts an error of a side to an event of the answer machine.
 
 import { DeviceError, NearfarError, RequestError, Unavailable, WorkerError } from "../../errors.js";
 import type { Side } from "../decision/decision.js";
@@ -8,7 +8,7 @@ export interface Failure {
   readonly kind: FailureKind;
   /** The same request may succeed if it is sent again. */
   readonly retryable: boolean;
-  /** How long the side asks to wait; null if it does not say. */
+  /** The wait that the side requires (Retry-After); null if it gives none. */
   readonly waitMs: number | null;
 }
 

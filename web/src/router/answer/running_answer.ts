@@ -28,7 +28,7 @@ export interface Observer {
   ended(side: Side, part: Part): void;
 }
 
-/** What one attempt of a side returned. Times are in milliseconds of the clock. */
+/** The output of one attempt of a side. Times are in milliseconds of the clock. */
 export interface Part {
   readonly requestedAt: number;
   readonly firstAt: number | null;
@@ -154,7 +154,7 @@ class RunningAnswer {
     const { job } = this;
     switch (effect.type) {
       case "ask":
-        // What the warm-up has computed stays in the server's cache.
+        // The part that the warm-up has computed stays in the server's cache.
         if (effect.side === "far") this.#warming.abort();
         void this.receive(
           effect.side,
@@ -272,7 +272,7 @@ class RunningAnswer {
   }
 
   /**
-   * Waits as long as the side asks for, or a random time, so that requests that failed together do not return together.
+   * Waits as long as the side requires, or a random time, so that requests that failed together do not return together.
    */
   private async waitToRetry(side: Side, error: unknown, signal: AbortSignal): Promise<void> {
     const milliseconds = failureOf(side, error).waitMs ?? RETRY_MS * (0.5 + Math.random() / 2);

@@ -77,7 +77,7 @@ export class ShownAnswer {
     this.#reasoning = "";
   }
 
-  /** What is shown of the answer; its text is ``text``. */
+  /** The shown part of the answer; its text is ``text``. */
   soFar(text: string): AnswerSoFar {
     const ids = this.#listed.flatMap(({ token_id: id }) => (id === undefined ? [] : [id]));
     // A stop string or a cut character can hold back part of a token. Then only the text shows how far the answer is.

@@ -1,4 +1,4 @@
-// What is known about a side from its answers: its health, its speed, and what its cache likely holds.
+// A side's record, learnt from its answers: its health, its speed, and the likely contents of its cache.
 
 import type { Circuit } from "./circuit.js";
 import { PrefixMemory } from "../decision/prefix_memory.js";

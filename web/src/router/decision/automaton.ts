@@ -1,7 +1,7 @@
 // A pattern as a nondeterministic automaton (Thompson, 1968). A search follows all of its states at once, so its time
 // is linear in the length of the text; a backtracking engine takes exponential time for patterns such as (a+)+$.
 //
-// A search remembers which sets of states it has met and where each leads on each character (a lazy DFA), so most
+// A search remembers the sets of states that it has reached and the transitions between them (a lazy DFA), so most
 // characters cost one look-up.
 
 import type { Ranges } from "../../grammar/ebnf.js";
@@ -52,10 +52,10 @@ interface StateSet {
   readonly following: Map<number, StateSet | null>;
 }
 
-/** What is beside a position: an end of the text, a boundary between two parts, a word character, or another one. */
+/** The context of a position: an end of the text, a boundary between two parts, a word character, or another one. */
 type Kind = "end" | "boundary" | "word" | "other";
 
-/** How many visits remain for the searches of one request. */
+/** The number of visits that remain for the searches of one request. */
 export class Visits {
   remaining = MAX_VISITS;
 }

@@ -44,7 +44,7 @@ export function decide(
 }
 
 /**
- * What is expected of both sides, whether or not they may answer. Without a predictor both sides are assumed to be
+ * The expectations for both sides, whether or not they may answer. Without a predictor both sides are assumed to be
  * right.
  */
 export function score(policy: Policy, situation: Situation): Scores {

@@ -27,7 +27,7 @@ export type DecisionReason =
   | "quality"
   | "cost";
 /**
- * What was expected of both sides; null if it is not known. gain is how much more far's answer is worth than near's, in
+ * The expectations for both sides; null for unknown ones. gain is how much more far's answer is worth than near's, in
  * the unit of the policy's threshold.
  */
 export interface Scores {

@@ -1,5 +1,5 @@
-// What the platform reports about this device: whether there is a network, and the state of the battery. Unknown values
-// are null.
+// The platform's report about this device: whether there is a network, and the state of the battery. Unknown values are
+// null.
 
 export type Thermal = "nominal" | "fair" | "serious" | "critical";
 

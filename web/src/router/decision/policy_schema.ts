@@ -39,14 +39,14 @@ export interface Predictor {
   readonly fitted: Fitted | null;
 }
 
-/** What makes a request private. ``patterns`` are searched in all its texts; see `pattern`. */
+/** The rules that make a request private. ``patterns`` are searched in all its texts; see `pattern`. */
 export interface PrivateRules {
   readonly labels: readonly string[];
   readonly patterns: readonly string[];
   readonly ignore_case: boolean;
 }
 
-/** What the far side may cost in a UTC day. */
+/** Limits on the cost of the far side in a UTC day. */
 export interface Budget {
   readonly far_usd_per_day: number | null;
   readonly far_requests_per_day: number | null;
@@ -100,7 +100,7 @@ export interface Escalation {
   readonly failing_schema: boolean;
 }
 
-/** Who goes on if the other side fails in the middle of an answer. The default of both is false in the modes near-only and far-only. */
+/** The sides that continue if the other side fails in the middle of an answer. The default of both is false in the modes near-only and far-only. */
 export interface Fallback {
   readonly near_continues: boolean;
   readonly far_takes_over: boolean;

@@ -18,7 +18,7 @@ export interface SituationMessage {
   readonly parts?: readonly string[];
 }
 
-/** What is known about either side. */
+/** The state of either side. */
 interface SideState {
   /** In tokens; null if no limit is known. */
   readonly context: number | null;
@@ -45,7 +45,7 @@ export interface NearState extends SideState {
 export interface FarState extends SideState {
   readonly online: boolean;
   readonly round_trip_seconds: number | null;
-  /** Of this UTC day, as requests_today; see budget.ts. */
+  /** In this UTC day, like requests_today; see budget.ts. */
   readonly spent_usd_today: number;
   readonly requests_today: number;
 }

@@ -24,7 +24,7 @@ export interface FarOptions {
   readonly vision?: boolean | undefined;
 }
 
-/** What is known about the server's model; null if the server does not report it. */
+/** The server's report about its model; null if there is no report. */
 export interface FarModel {
   readonly id: string;
   readonly context: number | null;
@@ -77,14 +77,14 @@ export class FarSide implements Side {
     return this.#roundTripSeconds;
   }
 
-  /** How long an answer waits at the server, by its last report; otherwise 0. */
+  /** The time that an answer waits at the server, by its last report; otherwise 0. */
   get queueSeconds(): number {
     return this.#http.queueSeconds;
   }
 
   /**
-   * What the server serves; it is queried until it has succeeded once. Throws Unavailable if the server cannot be
-   * reached, RequestError (``details.code``: wrong_key, api_version, unknown_model) if it can never answer.
+   * The server's report about its models; it is queried until it has succeeded once. Throws Unavailable if the server
+   * cannot be reached, RequestError (``details.code``: wrong_key, api_version, unknown_model) if it can never answer.
    */
   async reach(signal: AbortSignal): Promise<FarModel> {
     if (this.#model !== null) return this.#model;

@@ -19,9 +19,9 @@ const STATUS_OF_TYPE: Readonly<Record<string, number>> = {
   timeout_error: 503,
 };
 
-/** How long an answer waits for the server's device, by the server's estimate; an integer in milliseconds. */
+/** The time that an answer waits for the server's device, by the server's estimate; an integer in milliseconds. */
 const QUEUE_HEADER = "X-Nearfar-Queue-Ms";
-/** How long a report of the queue is valid. */
+/** The time for which a report of the queue is valid. */
 const REPORT_MS = 30_000;
 
 export class FarHttp {

@@ -61,7 +61,7 @@ export class SpeculatingFar implements Side {
       }
     }
     for await (const chunk of this.far.answer(request)) {
-      // The server works, so it is the guesses that it does not accept.
+      // The server works, so only the guesses are the problem.
       this.#isOff ||= neverAgain;
       yield chunk;
     }

@@ -1,4 +1,4 @@
-// What an application lists once. The tests serve a bundle at this address.
+// The list that an application defines once. The tests serve a bundle at this address.
 
 import { modelLibURLPrefix, modelVersion } from "@nearfar/web/webllm";
 import type { AppConfig } from "@nearfar/web/webllm";

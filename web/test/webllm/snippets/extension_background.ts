@@ -1,6 +1,6 @@
 import { ExtensionServiceWorkerMLCEngineHandler } from "@nearfar/web/webllm";
 
-// What @types/chrome declares.
+// The parts of @types/chrome that this script uses.
 interface Port {
   name: string;
   postMessage: (message: unknown) => void;

@@ -1,7 +1,7 @@
 import * as webllm from "@nearfar/web/webllm";
 import { selectedModel } from "./app_config.js";
 
-// The first conversation gets the logits as they are, each later one a single token.
+// The first conversation gets the logits unchanged, each later one is forced to a single token.
 let conversations = 0;
 const registry = new Map<string, webllm.LogitProcessor>();
 registry.set(selectedModel, {

@@ -21,7 +21,7 @@ export async function main() {
     max_tokens: 256,
   };
   const reply0 = await engine.chat.completions.create(request);
-  // A page that comes later finds the model loaded.
+  // When a later page connects, the model is already loaded.
   const again: webllm.ServiceWorkerMLCEngine = await webllm.CreateServiceWorkerMLCEngine(selectedModel, {
     appConfig,
     initProgressCallback: (report) => texts.push(report.text),

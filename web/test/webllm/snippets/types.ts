@@ -1,4 +1,4 @@
-// Values as applications of WebLLM make and read them, held against the published types by tsc alone.
+// Values as applications of WebLLM create and read them. tsc checks them against the published types; nothing runs.
 
 import * as webllm from "@nearfar/web/webllm";
 
@@ -51,7 +51,7 @@ interface AppProcessor {
   resetState: () => void;
 }
 
-/** An engine as an application's own wrapper declares it. */
+/** An engine as declared by an application's own wrapper. */
 interface AppEngine {
   reload(modelId: string | string[], chatOpts?: webllm.ChatOptions | webllm.ChatOptions[]): Promise<void>;
   unload(): Promise<void>;
@@ -137,7 +137,7 @@ export type Read = [
   >,
 ];
 
-// What cannot be had is refused by the types too.
+// The types also refuse unsupported options.
 // @ts-expect-error a bundle's attention window is compiled in
 export const windowed: webllm.ChatOptions = { sliding_window_size: 1024 };
 // @ts-expect-error a bundle has its chat template
