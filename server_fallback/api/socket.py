@@ -87,7 +87,8 @@ class Socket:
         """
         seconds = min(idle_seconds, max(0.0, self.exchange.deadline - time.monotonic()))
         try:
-            message = self._early.popleft() if self._early else await asyncio.wait_for(self._receive(), seconds)
+            async with asyncio.timeout(seconds):
+                message = self._early.popleft() if self._early else await self._receive()
         except TimeoutError:
             raise ApiError(408, f"no message arrived within {seconds:.0f} s", "message_timeout") from None
         text = message.get("text")

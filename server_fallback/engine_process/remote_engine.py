@@ -92,7 +92,8 @@ class RemoteEngine(EngineClient):
         process = self._process
         if process is not None:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), drain_seconds + EXIT_SECONDS)
+                async with asyncio.timeout(drain_seconds + EXIT_SECONDS):
+                    await self._ended.wait()
             await asyncio.to_thread(end, process)
         await asyncio.to_thread(self._masks.close)
         if self._folder is not None:

@@ -81,8 +81,10 @@ class Node:
         if self._process is not None:
             if self._process.returncode is None:
                 signal_group(self._process.pid, signal.SIGTERM)
+                # Not `wait_for`, which before Python 3.12 hides a cancellation in the moment of the process's end.
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
+                    async with asyncio.timeout(STOP_SECONDS):
+                        await self._process.wait()
             signal_group(self._process.pid, signal.SIGKILL)
             await self._process.wait()
             self._process = None

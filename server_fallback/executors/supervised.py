@@ -106,8 +106,8 @@ class SupervisedServer:
         """Request its end, and kill it after a while."""
         if self._supervision is not None:
             self._supervision.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._supervision
+            # Unlike `suppress`, this does not hide a cancellation of the caller.
+            await asyncio.gather(self._supervision, return_exceptions=True)
         await self._close()
         self.detail = "stopped"
 
@@ -151,7 +151,8 @@ class SupervisedServer:
         async with httpx.AsyncClient(timeout=POLL_SECONDS * 8, trust_env=False) as client:
             while not await answers(client, program.health_url):
                 with suppress(TimeoutError):
-                    status = await asyncio.wait_for(self._process.wait(), POLL_SECONDS)
+                    async with asyncio.timeout(POLL_SECONDS):
+                        status = await self._process.wait()
                     await self._end()
                     raise DeviceError(
                         f"{program.name} ended with status {status} before it was ready; its last "
@@ -221,17 +222,21 @@ class SupervisedServer:
         if self._process is not None:
             if self._process.returncode is None:
                 signal_group(self._process.pid, signal.SIGTERM)
+                # Not `wait_for`, which before Python 3.12 hides a cancellation in the moment of the process's end.
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._process.wait(), self._program.stop_seconds)
+                    async with asyncio.timeout(self._program.stop_seconds):
+                        await self._process.wait()
             signal_group(self._process.pid, signal.SIGKILL)
             await self._process.wait()
             # From now on, the process id may belong to another process.
             self._process = None
-        if self._log is not None:
-            # A process that has left the group may hold the pipe open; wait_for then ends the reading.
+        # If this is cancelled, the reading ends as well, and the next call must not wait for it.
+        log, self._log = self._log, None
+        if log is not None:
+            # A process that has left the group may hold the pipe open; the timeout then ends the reading.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._log, LOG_END_SECONDS)
-            self._log = None
+                async with asyncio.timeout(LOG_END_SECONDS):
+                    await log
 
     async def _pass_on(self, read_end: int) -> None:
         """Copy its log to our standard error, each line prefixed with its name. Progress bars become lines."""

@@ -9,11 +9,11 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from waiting import until, wait_until
 
 from nearfar.compiler.errors import DeviceError, RequestError, ToolError
 from nearfar.server_fallback.executors import supervised
@@ -110,16 +110,7 @@ def alive(pid: int) -> bool:
 
 def assert_gone(*pids: int) -> None:
     """Wait until the killed processes have ended."""
-    give_up = time.monotonic() + 5
-    while any(alive(pid) for pid in pids):
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.02)
+    wait_until(lambda: not any(alive(pid) for pid in pids))
 
 
 def test_it_is_started_with_its_options_and_stopped_with_all_its_processes(

@@ -1,0 +1,93 @@
+"""A supervised server that is stopped in an awkward moment of its restart; `test_vllm.py` has the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from test_vllm import alive
+from waiting import WAIT_SECONDS, until
+
+from nearfar.server_fallback.executors import supervised
+from nearfar.server_fallback.executors.supervised import ServerProgram, SupervisedServer
+
+
+class LostMachine:
+    """Implements `Companions`: another machine that is there at the first start, and never again once it failed."""
+
+    def __init__(self) -> None:
+        self.failure = asyncio.get_running_loop().create_future()
+
+    @property
+    def missing(self) -> list[int]:
+        return [1] if self.failure.done() else []
+
+    async def start(self) -> None:
+        if self.failure.done():
+            await asyncio.Event().wait()
+
+    async def failed(self) -> str:
+        reason: str = await asyncio.shield(self.failure)
+        return reason
+
+    async def stop(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@asynccontextmanager
+async def supervising(*command: str) -> AsyncIterator[tuple[SupervisedServer, LostMachine]]:
+    async def healthy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    health = await asyncio.start_server(healthy, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{health.sockets[0].getsockname()[1]}/"
+    machine = LostMachine()
+    server = SupervisedServer(ServerProgram("big", command, url, companions=machine, first_restart_seconds=0))
+    async with health:
+        await server.start()
+        # From now on, it waits for the end of the process.
+        await asyncio.sleep(0)
+        yield server, machine
+
+
+def test_one_whose_process_ends_in_the_moment_of_the_stop_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        async with supervising("sleep", "3600") as (server, machine):
+            process, pid = server._process, server.pid
+            assert process is not None
+            assert pid is not None
+            ended = asyncio.get_running_loop().create_future()
+            monkeypatch.setattr(process, "wait", lambda: ended)
+            machine.failure.set_result("lost node 1")
+            await until(lambda: not server.ready and not alive(pid))
+            # Both reach the supervision in one turn of the event loop.
+            ended.set_result(0)
+            stopping = asyncio.create_task(server.stop())
+            await until(stopping.done)
+            assert server.detail == "stopped"
+
+    asyncio.run(check())
+
+
+def test_one_whose_log_is_still_held_open_is_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(supervised, "LOG_END_SECONDS", WAIT_SECONDS)
+    left = tmp_path / "left"
+    # A process of its own session, which the end of the group does not reach, has the log's pipe.
+    holder = f"setsid sh -c 'echo $$ > {left}; exec sleep 5' & exec sleep 3600"
+
+    async def check() -> None:
+        async with supervising("sh", "-c", holder) as (server, machine):
+            await until(lambda: left.exists() and left.read_text() != "")
+            machine.failure.set_result("lost node 1")
+            await until(lambda: server.pid is None)
+            assert alive(int(left.read_text()))
+            await server.stop()
+            assert server.detail == "stopped"
+
+    asyncio.run(check())

@@ -1,0 +1,29 @@
+"""Wait in a test until something holds.
+
+The limit only ends a test that would hang. It is no measure of speed: on a busy machine, work of milliseconds can take
+many seconds, so a short limit fails tests at random.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+WAIT_SECONDS = 60.0
+POLL_SECONDS = 0.01
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + WAIT_SECONDS
+    while not holds():
+        assert time.monotonic() < give_up, f"did not happen within {WAIT_SECONDS:g} s"
+        time.sleep(POLL_SECONDS)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """The same, while other tasks run."""
+    give_up = time.monotonic() + WAIT_SECONDS
+    while not holds():
+        assert time.monotonic() < give_up, f"did not happen within {WAIT_SECONDS:g} s"
+        await asyncio.sleep(POLL_SECONDS)
