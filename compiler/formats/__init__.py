@@ -43,8 +43,11 @@ def _open(path: Path) -> Checkpoint:
     from .gguf import SUFFIX, open_gguf
     from .gguf.names import choose_files
     from .huggingface import open_checkpoint
+    from .mlc import CONFIG_FILE, open_mlc
 
     if path.is_dir():
+        if (path / CONFIG_FILE).is_file() and not (path / "config.json").is_file():
+            return open_mlc(path)
         files = [] if (path / "config.json").is_file() else [file.name for file in path.glob("*.[gG][gG][uU][fF]")]
         return open_gguf(path / choose_files(files, None, str(path))[0]) if files else open_checkpoint(path)
     if path.suffix.lower() == SUFFIX:

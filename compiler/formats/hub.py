@@ -13,7 +13,7 @@ from .gguf.names import choose_files
 # owner/name, or owner/name:choice, where the choice is a GGUF file or its quantization.
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(\w[\w./-]*))?")
 # All files that we read are in the top folder, except those of modules and templates.
-_ALLOWED = ["*.safetensors", "*.json", "*.jinja"]
+_ALLOWED = ["*.safetensors", "*.json", "*.jinja", "params_shard_*.bin"]
 # Some repositories contain the same weights a second time under other names. Folders that start with a digit contain
 # modules of sentence-transformers, and additional_chat_templates contains chat templates.
 _IGNORED = ["[!0-9a]*/*", "a[!d]*/*", "*/*.safetensors", "consolidated*"]
@@ -45,7 +45,8 @@ def download(model: HubModel) -> Path:
         if choice is not None:
             return _download_gguf(repository, choice)
         folder = Path(huggingface_hub.snapshot_download(repository, allow_patterns=_ALLOWED, ignore_patterns=_IGNORED))
-        return folder if (folder / "config.json").is_file() else _download_gguf(repository, None)
+        has_model = any((folder / file).is_file() for file in ("config.json", "mlc-chat-config.json"))
+        return folder if has_model else _download_gguf(repository, None)
     except CheckpointError:
         raise
     except GatedRepoError as error:
