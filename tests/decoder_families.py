@@ -160,23 +160,6 @@ def new_family(name: str, **sizes: Any) -> Any:
     return getattr(transformers, f"{family}ForCausalLM")(settings).float()
 
 
-def make_with_images(folder: Path) -> npt.NDArray[np.float32]:
-    """Write a Gemma 3 that also reads images. Returns its logits of TOKENS."""
-    import torch
-    import transformers
-
-    torch.manual_seed(1)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.Gemma3Config(
-        text_config={**SIZES, **FAMILIES["gemma3_text"][1]},
-        vision_config={**sizes, "image_size": 28, "patch_size": 14},
-        mm_tokens_per_image=4,
-        # These token ids do not occur in TOKENS.
-        image_token_index=504,
-    )
-    return write(transformers.Gemma3ForConditionalGeneration(config).float(), folder)
-
-
 def write(model: Any, folder: Path) -> npt.NDArray[np.float32]:
     randomize(model)
     return save(model, folder)

@@ -123,12 +123,6 @@ class ConfigReader:
             raise self._wrong(key, value, "an object")
         return ConfigReader(value, f"{self.where}: {key}")
 
-    def inherit(self, key: str, outer: ConfigReader) -> None:
-        """Use the value of the section around this one for a key that this one does not have."""
-        outer._consumed.add(key)
-        if key not in self._values and outer._values.get(key) is not None:
-            self._values[key] = outer._values[key]
-
     def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigReader:
         """The same values, with defaults for absent keys."""
         return ConfigReader({**defaults, **self._values}, self.where)

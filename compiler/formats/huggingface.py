@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ..arch import by_model_type
 from ..bundle.manifest import MANIFEST_FILE
@@ -16,7 +16,7 @@ from . import awq_quant, gemma_quant, gptq_quant, mlx_quant
 from .checkpoint import ActivationScales, Checkpoint, Tensor
 from .config import ConfigReader
 from .json_file import read_json_object
-from .multimodal import text_modules, text_section, text_tensors
+from .multimodal import text_modules, text_tensors, text_values
 from .pytorch_file import PytorchTensor, has_pytorch_files, read_pytorch
 from .safetensors_file import SafetensorsTensor, read_safetensors
 from .sentence_transformers import read_embedding
@@ -34,6 +34,8 @@ METHODS: Mapping[str, Callable[[ConfigReader], Quantization]] = {
     gemma_quant.METHOD: gemma_quant.read_quantization,
     gptq_quant.METHOD: gptq_quant.read_quantization,
 }
+
+QUANTIZATION_KEYS = ("quantization_config", mlx_quant.SECTION)
 
 # A name that contains a folder could lead anywhere on this machine.
 _SHARD_NAME = re.compile(r"\w[\w.-]*\.safetensors")
@@ -67,7 +69,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if embedding is None and spec.tie_word_embeddings:
         spec, tensors = choose_head(path, spec, tensors, notes)
     tokenizer = read_tokenizer_files(path, spec.vocab_size)
-    config = read_json_object(path / "config.json")
+    config = _text_config(path / "config.json")
     return Checkpoint(path, spec, tensors, tokenizer, config, embedding, tuple(notes), activation_scales)
 
 
@@ -115,9 +117,19 @@ def _read_config(path: Path) -> tuple[ModelSpec, Quantization | None]:
         if section == of_mlx:
             # mlx-lm also writes the section under this key.
             del values["quantization_config"]
-    config = ConfigReader(values, str(path))
-    config = text_section(config) or config
+    config = ConfigReader(text_values(values, str(path)) or values, _where(path, values))
     return by_model_type(config.text("model_type")).read_config(config), quantization
+
+
+def _where(path: Path, values: Mapping[str, Any]) -> str:
+    return f"{path}: text_config" if isinstance(values.get("text_config"), dict) else str(path)
+
+
+def _text_config(path: Path) -> dict[str, Any]:
+    """The values of the text model's config.json."""
+    values = read_json_object(path)
+    floats = {key: value for key, value in values.items() if key not in QUANTIZATION_KEYS}
+    return text_values(floats, str(path)) or values
 
 
 def _read_tensors(path: Path) -> Mapping[str, SafetensorsTensor] | Mapping[str, PytorchTensor]:

@@ -1,7 +1,7 @@
 """The text model inside a checkpoint of a model of images or sound: its section of config.json and its tensors.
 
-Transformers writes the text model's tensors as model.language_model.*; files of earlier versions, which most
-repositories hold, have language_model.model.*.
+Transformers writes the text model's tensors as model.language_model.* or model.text_model.*; files of earlier versions,
+which most repositories hold, have language_model.model.*, or model.* beside visual.*.
 """
 
 from __future__ import annotations
@@ -9,48 +9,101 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .config import ConfigReader
 
 # Outer model_types whose text model is a decoder of its own.
-MODEL_TYPES = ("gemma3", "gemma4", "mistral3")
+MODEL_TYPES = (
+    "aya_vision", "cohere2_vision", "gemma3", "gemma4", "idefics3", "internvl", "llava", "llava_next",
+    "llava_onevision", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm", "voxtral",
+)  # fmt: skip
+# Those whose first versions have the text model's keys beside those of images, without 'text_config'.
+FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
+# Text models that compute what another decoder computes, because a text's tokens have one position: its model_type,
+# and transformers' default of 'rope_theta'.
+SAME_TEXT = {
+    "qwen2_vl_text": ("qwen2", 1_000_000.0),
+    "qwen2_5_vl_text": ("qwen2", 1_000_000.0),
+    "qwen3_vl_text": ("qwen3", 500_000.0),
+}
 # Keys beside 'text_config' that only concern the other parts, or how transformers runs the model.
 HARMLESS_KEYS = frozenset(
     {
-        "_name_or_path", "architectures", "audio_config", "audio_token_id", "boa_token_id", "boa_token_index",
-        "boi_token_id", "boi_token_index", "dtype", "eoa_token_id", "eoa_token_index", "eoi_token_id",
-        "eoi_token_index", "image_token_id", "image_token_index", "initializer_range", "mm_tokens_per_image",
-        "model_type", "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "torch_dtype",
-        "transformers_version", "video_token_id", "vision_config", "vision_feature_layer",
-        "vision_soft_tokens_per_image",
+        "_name_or_path", "_pad_token_id", "adapter_layer_norm_eps", "alignment_intermediate_size", "architectures",
+        "audio_config", "audio_token_id", "boa_token_id", "boa_token_index",
+        "boi_token_id", "boi_token_index", "downsample_factor", "downsample_ratio", "dtype", "eoa_token_id",
+        "eoa_token_index", "eoi_token_id",
+        "eoi_token_index", "hidden_size", "ignore_index", "image_grid_pinpoints", "image_seq_len", "image_seq_length",
+        "image_token_id", "image_token_index", "initializer_range", "mm_tokens_per_image",
+        "model_type", "multimodal_projector_bias", "projector_hidden_act", "scale_factor", "spatial_merge_size",
+        "torch_dtype", "transformers.js_config", "transformers_version", "use_cache", "use_image_newline_parameter",
+        "video_token_id", "video_token_index", "vision_aspect_ratio", "vision_config", "vision_end_token_id",
+        "vision_feature_layer", "vision_feature_select_strategy",
+        "vision_soft_tokens_per_image", "vision_start_token_id", "vision_token_id", "vocab_size",
     }
 )  # fmt: skip
-PREFIXES = {"model.language_model.": "model.", "language_model.model.": "model.", "language_model.lm_head.": "lm_head."}
+# Keys of text models inside SmolVLM and Idefics 3 that concern the images.
+HARMLESS_TEXT_KEYS = ("neftune_noise_alpha", "perceiver_config", "pixel_shuffle_factor")
+SHARED_KEYS = ("bos_token_id", "dtype", "eos_token_id", "pad_token_id", "torch_dtype")
+PREFIXES = {
+    "model.language_model.": "model.",
+    "model.text_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
 # The other parts, as complete modules, and the heads that predict several tokens ahead.
 OTHER_PARTS = re.compile(
-    r"(model\.)?(vision_tower|audio_tower|vision_model|visual|multi_modal_projector|embed_vision|embed_audio)\.|mtp\."
+    r"(model\.)?(vision_tower|audio_tower|vision_model|visual|multi_modal_projector|connector|embed_vision|embed_audio)"
+    r"\.|(model\.)?image_newline$|mtp\."
 )
 
 Tensor = TypeVar("Tensor")
 
 
-def text_section(config: ConfigReader) -> ConfigReader | None:
-    """The section of the text model; None if the model only processes text.
+def text_values(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
+    """The text model's config.json; None if the model only processes text.
 
-    Raises CheckpointError if the section is missing, UnsupportedModel for an unknown key beside it.
+    Raises CheckpointError if its section is missing, UnsupportedModel for an unknown key beside it.
     """
-    if config.text("model_type") not in MODEL_TYPES:
+    config = ConfigReader(values, where)
+    model_type = config.text("model_type")
+    if model_type not in MODEL_TYPES:
         return None
-    section = config.section("text_config")
-    if section is None:
-        raise config.contradiction(
-            "text_config", f"'text_config' is missing, but 'model_type' is {config.text('model_type')!r}"
-        )
-    for key in ("bos_token_id", "dtype", "eos_token_id", "pad_token_id", "tie_word_embeddings", "torch_dtype"):
-        section.inherit(key, config)
-    config.finish(HARMLESS_KEYS)
-    return section
+    if config.section("text_config") is not None:
+        text = dict(values["text_config"])
+        text |= {key: values[key] for key in SHARED_KEYS if key not in text and values.get(key) is not None}
+        # transformers ties the head if either says so.
+        if values.get("tie_word_embeddings") is not None and text.get("tie_word_embeddings") in (None, False):
+            text["tie_word_embeddings"] = values["tie_word_embeddings"]
+        config.ignore(*SHARED_KEYS, "tie_word_embeddings")
+        config.finish(HARMLESS_KEYS)
+    elif model_type in FLAT:
+        own = HARMLESS_KEYS - {"dtype", "hidden_size", "torch_dtype", "vocab_size"}
+        text = {key: value for key, value in values.items() if key not in own}
+        text["model_type"] = FLAT[model_type]
+    else:
+        raise config.contradiction("text_config", f"'text_config' is missing, but 'model_type' is {model_type!r}")
+    return _without_image_keys(text)
+
+
+def _without_image_keys(text: dict[str, Any]) -> dict[str, Any]:
+    text = {key: value for key, value in text.items() if key not in HARMLESS_TEXT_KEYS}
+    if text.get("model_type") not in SAME_TEXT:
+        return text
+    model_type, theta = SAME_TEXT[text["model_type"]]
+    ropes = {key: _one_position(text[key]) for key in ("rope_parameters", "rope_scaling") if key in text}
+    thetas = [text.get("rope_theta"), *(rope.get("rope_theta") for rope in ropes.values() if isinstance(rope, dict))]
+    default = {"rope_theta": theta} if not any(thetas) else {}
+    return {**text, **ropes, **default, "model_type": model_type}
+
+
+def _one_position(rope: Any) -> Any:
+    """A rotation by time, height and width, which are equal in a text, as the plain one."""
+    if not isinstance(rope, dict):
+        return rope
+    plain = {key: value for key, value in rope.items() if key not in ("mrope_interleaved", "mrope_section")}
+    return plain | {key: "default" for key in ("rope_type", "type") if plain.get(key) == "mrope"}
 
 
 def text_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
@@ -67,7 +120,7 @@ def text_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list
             left_out[part[0].removeprefix("model.").rstrip(".")] += 1
     if not left_out:
         return renamed, []
-    parts = ", ".join(f"{part} ({count} tensors)" for part, count in sorted(left_out.items()))
+    parts = ", ".join(f"{part} ({count} tensor{'s' * (count > 1)})" for part, count in sorted(left_out.items()))
     return renamed, [f"only the text model is compiled; left out: {parts}"]
 
 

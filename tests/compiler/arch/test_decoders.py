@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from decoder_families import FAMILIES, TOKENS, make_family, make_with_images
+from decoder_families import FAMILIES, TOKENS, make_family
 from run_plan import NUM_PAGES, PAGE_SIZE, run_graph
 from tolerances import relative_error
 
@@ -36,15 +36,6 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
             assert relative_error(in_chunks(each, tensors, chunk), expected) < LIMIT
     alone = in_chunks(graph, tensors, len(TOKENS), beside=False)
     assert relative_error(alone, expected) < LIMIT
-
-
-def test_the_text_model_of_a_model_with_images_is_compiled(tmp_path: Path) -> None:
-    expected = make_with_images(tmp_path)
-    graph, tensors = opened(tmp_path, context=len(TOKENS))
-    assert relative_error(in_chunks(graph, tensors, 9), expected) < LIMIT
-    assert load(str(tmp_path)).notes == (
-        "only the text model is compiled; left out: multi_modal_projector (2 tensors), vision_tower (32 tensors)",
-    )
 
 
 def test_upper_layers_of_gemma_4_compute_only_sampled_rows(tmp_path: Path) -> None:
