@@ -119,12 +119,12 @@ def require_same_tokens(bundle: Folder, checkpoint: Checkpoint) -> None:
     mine, theirs = bundle.manifest.spec.vocab_size, checkpoint.spec.vocab_size
     if mine != theirs:
         raise BundleError(
-            f"{bundle.path}: has a vocabulary of {mine}, {checkpoint.path} of {theirs}; give the checkpoint that it "
-            f"was made of"
+            f"{bundle.path}: has a vocabulary of {mine}, {checkpoint.path} of {theirs}; pass the checkpoint that it "
+            "was made from"
         )
     if bundle.tokenizer_files().content != checkpoint.tokenizer.content:
         raise BundleError(
-            f"{bundle.path}: has another tokenizer than {checkpoint.path}; give the checkpoint that it was made of"
+            f"{bundle.path}: has another tokenizer than {checkpoint.path}; pass the checkpoint that it was made from"
         )
 
 

@@ -39,7 +39,7 @@ def add_lora(graph: Graph, rank: int) -> Graph:
             continue
         if not node.has_only(**PROJECTIONS[node.op]):
             raise ValueError(
-                f"{node.op} of {weight}: takes no LoRA adapters with {', '.join((*node.inputs, *node.attrs))}"
+                f"{node.op} of {weight}: does not support LoRA adapters with {', '.join((*node.inputs, *node.attrs))}"
             )
         if graph.shape_of(node.inputs["x"])[0] != "S":
             raise UnsupportedModel(

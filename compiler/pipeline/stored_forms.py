@@ -67,7 +67,7 @@ def stored_form(parameter: Parameter, checkpoint: Checkpoint) -> str | None:
 def round_activations(graph: Graph, checkpoint: Checkpoint) -> Graph:
     """The graph with a `fake_quantize` before and after the projections whose activations the checkpoint rounds.
 
-    Modules whose weights the graph does not read, such as those of a tower of images, do not count. Raises
+    Modules whose weights the graph does not read, such as those of an image encoder, do not count. Raises
     CheckpointError for a module that the graph does not compute as one projection.
     """
     read = {source.tensor for parameter in graph.parameters.values() for source in parameter.sources}

@@ -152,5 +152,5 @@ def check_tokens(runner: Runner, token_ids: Sequence[int], max_tokens: int = 0) 
         raise RequestError(
             f"the bundle's maximum context length is {context} tokens. However, there are {len(token_ids)} prompt "
             f"tokens and {max_tokens} "
-            "new ones; shorten the prompt, ask for fewer tokens, or compile with a larger --context"
+            "new ones; shorten the prompt, request fewer tokens, or compile with a larger --context"
         )

@@ -36,7 +36,7 @@ def require_inputs(batch: Batch, declared: Mapping[str, InputEntry], dims: Mappi
             )
         if array.shape != shape or array.dtype != entry.dtype:
             is_, must_be = f"{list(array.shape)} of {array.dtype}", f"{list(shape)} of {entry.dtype}"
-            raise RequestError(f"input '{name}' of the batch is {is_}; the plan takes {must_be}", input=name)
+            raise RequestError(f"input '{name}' of the batch is {is_}; the plan needs {must_be}", input=name)
 
 
 def own_inputs(manifest: Manifest) -> Mapping[str, InputEntry]:

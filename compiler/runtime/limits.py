@@ -60,7 +60,8 @@ def require_within(dims: Mapping[str, int], most: Mapping[str, int]) -> None:
     """Raise RequestError for a batch that exceeds the runner's largest batch."""
     if dims["G"] and not most["G"]:
         raise RequestError(
-            "the batch has LoRA adapters, the runner takes none; compile with --target cpu or cuda and --lora-rank"
+            "the batch has LoRA adapters, which the runner does not support; compile with --target cpu or cuda and "
+            "--lora-rank"
         )
     for dim, value in dims.items():
         if value > most[dim]:

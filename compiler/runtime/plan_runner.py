@@ -110,7 +110,7 @@ def layout_of(entry: BufferEntry, activation: str, dims: Mapping[str, int]) -> A
     # Check with Python's integers, which do not wrap around: later computations use 64 bits.
     if math.prod(layout.shape) > MAX_ELEMENTS:
         raise DeviceError(
-            f"an array of shape {list(layout.shape)} has more elements than any device holds; ask for fewer pages or "
+            f"an array of shape {list(layout.shape)} has more elements than any device holds; request fewer pages or "
             f"rows"
         )
     return layout

@@ -81,8 +81,7 @@ def check_prompt(request: TokenRequest, model: TokenModel) -> None:
     if len(prompt) > context and request.when_full == "stop":
         raise RequestError(
             f"This model's maximum context length is {context} tokens. However, the prompt has {len(prompt)} "
-            "tokens; shorten it, let the "
-            "oldest go (when_full), or serve the model with a longer context",
+            "tokens; shorten it, drop the oldest (when_full), or serve the model with a longer context",
             param="prompt_ids",
             code="context_length_exceeded",
             tokens=len(prompt),

@@ -55,7 +55,8 @@ class Inbox:
                 raise self._refusal
             if self._unfinished >= self._capacity:
                 raise QueueFull(
-                    f"{self._unfinished} requests run or wait, which is the most; try again later", limit=self._capacity
+                    f"{self._unfinished} requests run or wait, which is the maximum; try again later",
+                    limit=self._capacity,
                 )
             self._unfinished += 1
             if isinstance(item, Answer):

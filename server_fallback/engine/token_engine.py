@@ -205,14 +205,14 @@ def make_drafter(
     if limits.rows <= limits.sequences:
         rows = limits.sequences * (speculation.tokens + 1)
         raise RequestError(
-            f"the runner takes {limits.rows} sampled rows, none beyond a sequence's own; open it with {rows} to "
+            f"the runner supports {limits.rows} sampled rows, none beyond a sequence's own; open it with {rows} to "
             "speculate"
         )
     if draft is None:
         return NgramDrafter()
     if draft.model.vocab_size != model.vocab_size:
         raise RequestError(
-            f"the draft model has {draft.model.vocab_size} tokens, the model {model.vocab_size}; take one with the "
+            f"the draft model has {draft.model.vocab_size} tokens, the model {model.vocab_size}; use one with the "
             "same tokenizer"
         )
     return draft

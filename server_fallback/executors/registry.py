@@ -98,7 +98,7 @@ class Registry:
         executor = entry.executor
         if not isinstance(executor, TakesAdapters):
             raise RequestError(
-                f"{entry.name}: takes no adapters; use a bundle that was compiled with --lora-rank",
+                f"{entry.name}: does not support adapters; use a bundle that was compiled with --lora-rank",
                 param="model",
             )
         self._table.require_free([request.lora_name])

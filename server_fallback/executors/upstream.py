@@ -225,9 +225,9 @@ def make_upstream(url: str, api_key: str | None, *, any_request_id: bool = False
     try:
         parsed = httpx.URL(root)
     except httpx.InvalidURL as error:
-        raise RequestError(f"upstream {url!r}: is no URL ({error}); write http://host:port") from error
+        raise RequestError(f"upstream {url!r}: is not a URL ({error}); write http://host:port") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise RequestError(f"upstream {url!r}: is no URL of a server; write http://host:port")
+        raise RequestError(f"upstream {url!r}: is not the URL of a server; write http://host:port")
     # A proxy from the environment cannot reach servers on this machine.
     trust_env = parsed.host not in ("localhost", "127.0.0.1", "::1")
     client = httpx.AsyncClient(

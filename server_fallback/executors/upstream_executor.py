@@ -121,7 +121,7 @@ async def discover(upstreams: Sequence[Upstream], options: UpstreamOptions) -> t
         model = options.model or (next(iter(cards)) if len(cards) == 1 else None)
         if model is None:
             raise RequestError(
-                f"{upstream.url}: serves {', '.join(cards) or 'no model'}; say which one",
+                f"{upstream.url}: serves {', '.join(cards) or 'no model'}; name one of them",
                 param="model",
             )
         if cards and model not in cards:

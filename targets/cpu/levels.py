@@ -114,6 +114,5 @@ def require(arch: str | None, found: frozenset[str]) -> None:
     missing = [name for name in ARCHS[arch].base if name not in found]
     if missing:
         raise DeviceError(
-            f"this processor lacks {', '.join(missing)}, which the cpu target's kernels take for granted; use --runner "
-            f"numpy"
+            f"this processor lacks {', '.join(missing)}, which the cpu target's kernels require; use --runner numpy"
         )

@@ -97,7 +97,7 @@ class CpuRunner(PlanRunner):
             elements = math.prod(layout.shape)
             if elements >= 2**31:
                 raise DeviceError(
-                    f"{bundle.path}: {name} would have {elements:,} elements; ask for fewer pages or rows"
+                    f"{bundle.path}: {name} would have {elements:,} elements; request fewer pages or rows"
                 )
             self._arrays[name] = zeros(layout.shape, layout.dtype)
 

@@ -39,7 +39,7 @@ EARLY_START_VERSION = (12, 3)
 # The name in a cubin all of whose kernels wait for the previous one; `compiler/kernels/cuda/device.cuh` declares it.
 ALL_WAIT = "every_kernel_waits"
 ADVICE = {
-    "CUDA_ERROR_OUT_OF_MEMORY": "; give it fewer pages, or close what else uses the GPU",
+    "CUDA_ERROR_OUT_OF_MEMORY": "; give it fewer pages, or close other programs that use the GPU",
     "CUDA_ERROR_INVALID_IMAGE": "; the cubin is damaged, or too new for the driver: update NVIDIA's driver",
     **dict.fromkeys(FATAL, "; this process cannot use the GPU any more: start it again"),
 }

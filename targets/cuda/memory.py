@@ -89,7 +89,7 @@ class DeviceMemory:
         size = elements * ITEM_BYTES[layout.dtype]
         if size >= 4 << 31:
             raise DeviceError(
-                f"{self._manifest.model}: {name} would take {size >> 30} GiB, beyond what kernels index; ask for fewer "
+                f"{self._manifest.model}: {name} would take {size >> 30} GiB, beyond what kernels index; request fewer "
                 f"pages"
             )
         return size

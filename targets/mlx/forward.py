@@ -51,7 +51,7 @@ def require_known(graph: Graph) -> None:
         if node.op not in KNOWN or unknown:
             found = f"{node.op} with {unknown[0]}" if node.op in KNOWN else node.op
             raise UnsupportedModel(
-                f"the model has {found}, which the MLX runner does not compute; take --target webgpu, cpu or cuda"
+                f"the model has {found}, which the MLX runner does not compute; use --target webgpu, cpu or cuda"
             )
 
 

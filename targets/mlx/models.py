@@ -71,7 +71,7 @@ def require_known(spec: ModelSpec, activation: str = "float32") -> Model:
             f"mlx-lm's {spec.model_type} has no such model (biases qkv {spec.qkv_bias}, output {spec.output_bias}, "
             f"feed-forward {spec.mlp_bias}; norms of heads {spec.qk_norm}; head size {spec.head_dim}, {rotated} of "
             f"them rotated with scaling {spec.rope.scaling}; {spec.num_heads} heads, hidden size {spec.hidden_size}; "
-            f"activation {spec.activation}{found}); take --target webgpu, cpu or cuda",
+            f"activation {spec.activation}{found}); use --target webgpu, cpu or cuda",
             model_type=spec.model_type,
         )
     if model.embedding_scale is not None:
@@ -79,7 +79,7 @@ def require_known(spec: ModelSpec, activation: str = "float32") -> Model:
         if theirs != ours:
             raise UnsupportedModel(
                 f"mlx-lm's {spec.model_type} multiplies the embedding by {theirs:.9g} if activations are {activation}, "
-                f"the checkpoint by {ours:.9g}; use --activations bfloat16, or take --target webgpu, cpu or cuda",
+                f"the checkpoint by {ours:.9g}; use --activations bfloat16, or use --target webgpu, cpu or cuda",
                 model_type=spec.model_type,
             )
     return model

@@ -61,7 +61,7 @@ class Packing:
             if not plain or parameter.columns % group or group not in GROUPS or form.group % group:
                 raise QuantizationError(
                     f"{parameter.name} has {parameter.columns} columns with scales of {form.name}, and MLX needs a "
-                    f"multiple of {', '.join(map(str, GROUPS))}; take --target webgpu, cpu or cuda, or give a "
+                    f"multiple of {', '.join(map(str, GROUPS))}; use --target webgpu, cpu or cuda, or give a "
                     "--quantization to convert the weights",
                     tensor=parameter.name,
                 )
@@ -72,7 +72,7 @@ class Packing:
             raise QuantizationError(
                 f"{parameter.name} has {parameter.columns} columns, not a multiple of the group size {self.group[0]}, "
                 f"which MLX needs; "
-                f"take {advice}",
+                f"use {advice}",
                 tensor=parameter.name,
             )
         return self.group

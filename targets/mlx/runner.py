@@ -82,7 +82,7 @@ class MlxRunner(BaseRunner[ExportManifest]):
         try:
             mx.eval(logits, *self._pages.written(spans))
         except RuntimeError as error:
-            raise DeviceError(f"{self.device}: {error}; ask for fewer sequences or shorter ones") from error
+            raise DeviceError(f"{self.device}: {error}; request fewer sequences or shorter ones") from error
         rows = np.zeros((0, self.manifest.spec.vocab_size), np.float32) if logits is None else np.array(logits)
         return self._sampler.choose(batch, rows)
 

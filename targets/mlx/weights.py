@@ -57,7 +57,7 @@ def load_weights(bundle: ExportBundle, parameters: Mapping[str, Parameter], dtyp
         raise DeviceError(f"{bundle.path}: the weights lack tensor {error}; compile the bundle again") from error
     except RuntimeError as error:
         raise DeviceError(
-            f"{bundle.path}: MLX cannot load the weights: {error}; free memory, or take a smaller --quantization"
+            f"{bundle.path}: MLX cannot load the weights: {error}; free memory, or use a smaller --quantization"
         ) from error
     return weights
 

@@ -37,16 +37,16 @@ def add_attention(emitter: Emitter, node: Node) -> None:
     if append is None:
         raise UnsupportedModel(
             f"attention {y} appends no keys and values of its own, and ONNX Runtime's GroupQueryAttention always does; "
-            "take --target webgpu, cpu or cuda"
+            "use --target webgpu, cpu or cuda"
         )
     _, _, num_kv_heads, _, head_dim = emitter.graph.states[kv].shape
     assert isinstance(num_kv_heads, int)
     assert isinstance(head_dim, int)
     if head_dim % HEAD_DIM_MULTIPLE:
         raise RequestError(
-            f"heads have {head_dim} elements, and ONNX Runtime's GroupQueryAttention takes multiples of "
+            f"heads have {head_dim} elements, and ONNX Runtime's GroupQueryAttention supports multiples of "
             f"{HEAD_DIM_MULTIPLE}; "
-            "take --target webgpu, cpu or cuda"
+            "use --target webgpu, cpu or cuda"
         )
     values = {"query": node.inputs["q"], "key": append.inputs["k"], "value": append.inputs["v"]}
     rotated = rotated_width(emitter, values["key"])
@@ -100,7 +100,7 @@ def score_attrs(emitter: Emitter, node: Node) -> dict[str, int | float | str]:
     if node.attr("softcap") is not None and not emitter.device.soft_caps:
         raise UnsupportedModel(
             "the model has attention with softcap, which ONNX Runtime's kernel for this device ignores; "
-            "take --device cpu, or --target webgpu, cpu or cuda"
+            "use --device cpu, or --target webgpu, cpu or cuda"
         )
     return {name: node.attr(attr) for attr, name in names.items() if node.attr(attr) is not None}
 

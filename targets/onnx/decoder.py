@@ -46,7 +46,7 @@ def build_decoder(emitter: Emitter) -> None:
         raise UnsupportedModel(
             f"no attention follows the keys and values appended to {next(iter(emitter.appends))}, and ONNX Runtime "
             f"appends them in one; "
-            "take --target webgpu, cpu or cuda"
+            "use --target webgpu, cpu or cuda"
         )
     # The output has one more axis and its own dtype, so our value gets another name.
     form_of(node).emit(emitter, Node(node.op, node.inputs, {"y": "logits_rows"}, node.attrs))
@@ -70,7 +70,7 @@ def form_of(node: Node) -> Form:
         return form
     found = node.op if form is None else f"{node.op} with {unknown[0]}"
     raise UnsupportedModel(
-        f"the model has {found}, which has no form in --target onnx; take --target webgpu, cpu or cuda"
+        f"the model has {found}, which has no form in --target onnx; use --target webgpu, cpu or cuda"
     )
 
 
@@ -212,7 +212,7 @@ def is_layer_norm(node: Node) -> bool:
     """Whether a norm subtracts the mean. Raises UnsupportedModel for a bias of one that does not, which no op has."""
     if "bias" in node.inputs and not node.attr("centered"):
         raise UnsupportedModel(
-            f"{node.inputs['bias']}: --target onnx has no bias of an RMS norm; take --target webgpu, cpu or cuda"
+            f"{node.inputs['bias']}: --target onnx has no bias of an RMS norm; use --target webgpu, cpu or cuda"
         )
     return bool(node.attr("centered"))
 

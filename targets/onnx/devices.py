@@ -39,8 +39,8 @@ _DEVICES = {
     "coreml": Device(("float32",), takes_codes=False, fused_norms=False),
 }
 _REFUSED = {
-    "qnn": "Qualcomm's provider wants fixed shapes and activations quantized by samples, which this graph has not; "
-    "take --device cpu"
+    "qnn": "Qualcomm's provider needs fixed shapes and activations quantized with samples, which this graph lacks; "
+    "use --device cpu"
 }
 NAMES = (*_DEVICES, *_REFUSED)
 

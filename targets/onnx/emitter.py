@@ -77,7 +77,7 @@ class Emitter:
             emit(self, node)
         if value not in self.names:
             raise UnsupportedModel(
-                f"the model reads {value!r}, which --target onnx does not provide; take --target webgpu, cpu or cuda"
+                f"the model reads {value!r}, which --target onnx does not provide; use --target webgpu, cpu or cuda"
             )
         return self.names[value]
 
@@ -141,7 +141,7 @@ class Emitter:
         """
         form, bits = self.form(parameter), self.bits(parameter)
         if not self.device.takes_codes:
-            raise QuantizationError(f"{form.name}: this device has no kernels for quantized matrices; take f16 or f32")
+            raise QuantizationError(f"{form.name}: this device has no kernels for quantized matrices; use f16 or f32")
         assert parameter.columns is not None
         block = form.group or block_of(parameter.columns)
         if block > max(BLOCKS) and block % max(BLOCKS) == 0:

@@ -103,13 +103,11 @@ def emit(
     name = options.device or DEVICES[0]
     device = devices.by_name(name)
     if options.kv == "q8" and not device.int8_cache:
-        raise RequestError(
-            f"--kv q8: ONNX Runtime has no such attention for {name}; leave it out, or take --device cpu"
-        )
+        raise RequestError(f"--kv q8: ONNX Runtime has no such attention for {name}; leave it out, or use --device cpu")
     if options.kv == "q8" and not genai_allocates(checkpoint.spec):
         raise RequestError(
             f"--kv q8: ONNX Runtime's constant scales are too coarse for {checkpoint.spec.model_type}, whose layers "
-            "share keys and values or have heads of several sizes; leave it out, or take --target webgpu, cpu or cuda"
+            "share keys and values or have heads of several sizes; leave it out, or use --target webgpu, cpu or cuda"
         )
     graph = with_every_row(graph)
     if device.stacks_projections:

@@ -39,7 +39,7 @@ def one_shape(graph: Graph) -> tuple[int, int]:
         raise UnsupportedModel(
             f"layers differ in their keys and values ({found}), and ONNX Runtime GenAI and Transformers.js allocate "
             f"all layers alike; "
-            "take --target webgpu, cpu or cuda"
+            "use --target webgpu, cpu or cuda"
         )
     ((kv_heads, head_dim),) = shapes
     assert isinstance(kv_heads, int)

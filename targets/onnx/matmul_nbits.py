@@ -30,19 +30,19 @@ def require_fast(bits: int, block: int, zero_points: str | None = None, accuracy
     where = f"MatMulNBits of {bits} bits in blocks of {block}"
     if bits not in (2, 4, 8):
         raise QuantizationError(
-            f"{where}: ONNX Runtime has no fast kernel for {bits} bits; take 4 or 8 (--quantization q4f16, q8f16)"
+            f"{where}: ONNX Runtime has no fast kernel for {bits} bits; use 4 or 8 (--quantization q4f16, q8f16)"
         )
     if block not in BLOCKS:
         raise QuantizationError(
-            f"{where}: fast kernels take blocks of 32, 64 or 128; give one of these as --group-size"
+            f"{where}: fast kernels support blocks of 32, 64 or 128; use one of these as --group-size"
         )
     if zero_points not in (None, "uint8"):
         raise QuantizationError(
-            f"{where}: zero points of {zero_points} unpack the whole matrix at every step; take symmetric codes"
+            f"{where}: zero points of {zero_points} unpack the whole matrix at every step; use symmetric codes"
         )
     if bits == 8 and accuracy_level != ACCURACY_LEVEL:
         raise QuantizationError(
-            f"{where}: at accuracy level {accuracy_level} there is no fast kernel; take level {ACCURACY_LEVEL}"
+            f"{where}: at accuracy level {accuracy_level} there is no fast kernel; use level {ACCURACY_LEVEL}"
         )
 
 

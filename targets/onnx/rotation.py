@@ -18,7 +18,7 @@ def defer_rotation(emitter: Emitter, node: Node) -> None:
         raise UnsupportedModel(
             f"the model rotates by {node.inputs['positions']!r}, and --target onnx writes rotations by the tokens' "
             f"positions; "
-            "take --target webgpu, cpu or cuda"
+            "use --target webgpu, cpu or cuda"
         )
     emitter.defer(node, add_rotation)
 

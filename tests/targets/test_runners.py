@@ -211,7 +211,7 @@ def test_a_batch_beyond_the_limits_is_refused_by_its_dim(name: str, cases: Calla
 def test_adapters_are_refused_without_slots(case: Case, runner: Runner) -> None:
     with pytest.raises(
         RequestError,
-        match="has LoRA adapters, the runner takes none; compile with --target cpu or cuda and --lora-rank",
+        match="has LoRA adapters, which the runner does not support; compile with --target cpu or cuda and --lora-rank",
     ):
         runner.submit(case.batch(Chunk([1], 0, [0], adapter=0)))
 
@@ -225,11 +225,11 @@ def test_inputs_that_the_plan_does_not_declare_or_declares_otherwise_are_refused
     with pytest.raises(RequestError, match="the batch has input 'slots'"):
         runner.submit(replace(batch, extra={"slots": batch.slots}))
     with pytest.raises(
-        RequestError, match=r"input 'positions' of the batch is \[2\] of int64; the plan takes \[2\] of int32"
+        RequestError, match=r"input 'positions' of the batch is \[2\] of int64; the plan needs \[2\] of int32"
     ):
         runner.submit(replace(batch, positions=batch.positions.astype(np.int64)))
     with pytest.raises(
-        RequestError, match=r"input 'sample_settings' of the batch is \[1, 4\] of float32; the plan takes \[1, 8\]"
+        RequestError, match=r"input 'sample_settings' of the batch is \[1, 4\] of float32; the plan needs \[1, 8\]"
     ):
         runner.submit(replace(batch, sample_settings=batch.sample_settings[:, :4]))
     with pytest.raises(RequestError, match="generates text and makes no embeddings"):

@@ -32,7 +32,7 @@ def open_gguf(path: Path) -> Checkpoint:
     metadata = Metadata(container)
     if metadata.architecture == TOWERS:
         raise UnsupportedModel(
-            f"{path}: has the tower of images or sounds of a model; pass the file with the model's text",
+            f"{path}: is the image or audio encoder of a model; pass the file with the text model",
             file=str(path),
         )
     architecture = architecture_of(metadata)

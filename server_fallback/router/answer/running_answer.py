@@ -396,7 +396,7 @@ class RunningAnswer(Generic[ChunkT]):
             reasoning and await sides.matches_private(reasoning)
         ):
             # Near may have written private text by itself, or completed what the client began.
-            raise RequestError("what near wrote is private, so it does not leave the device", code="private")
+            raise RequestError("near's text is private, so it does not leave the device", code="private")
         if (
             sides.far.far.dialect == "nearfar"
             and isinstance(request, ChatCompletionRequest)

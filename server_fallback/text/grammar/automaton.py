@@ -351,7 +351,7 @@ def _written(ranges: Ranges, context: Context, where: str) -> list[str]:
     plain = character_ways(subtract(ranges, _JSON_ESCAPED) if context == "string" else intersect(ranges, ANY))
     if plain is None:
         raise RequestError(
-            f"{where}: tells apart too many characters past ASCII; name at most 2000 of them, or allow all of them"
+            f"{where}: distinguishes too many non-ASCII characters; list at most 2000 of them, or allow all of them"
         )
     if context == "string":
         for first, last in intersect(ranges, _JSON_ESCAPED):

@@ -66,8 +66,7 @@ class RuleBook:
         """The text of the grammar. Raises RequestError if every text of the expression is infinite."""
         if not self._ends(expression):
             raise RequestError(
-                "the JSON schema allows no value that ends: what it requires holds itself again; make that part "
-                "optional"
+                "the JSON schema allows no finite value: a required part contains itself; make that part optional"
             )
         return f"root ::= {expression}\n" + "".join(f"{name} ::= {body}\n" for name, body in self._rules.items())
 

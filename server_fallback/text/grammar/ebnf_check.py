@@ -61,7 +61,7 @@ def check_ebnf(grammar: str) -> None:
     if cycle:
         names = [name for name in cycle if isinstance(name, str)]
         raise RequestError(
-            f"the grammar is left-recursive: {' -> '.join([*names, names[0]])}; write what repeats with * or + "
+            f"the grammar is left-recursive: {' -> '.join([*names, names[0]])}; write the repetition with * or + "
             "instead, "
             f"such as {names[0]} ::= item+"
         )

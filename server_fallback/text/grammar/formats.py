@@ -67,7 +67,7 @@ _DEFINED_BY_PATTERN = frozenset(
     )
 )
 
-# Zod's patterns that look ahead, which a grammar cannot. Each text of FORMATS matches them.
+# Zod's patterns with lookahead, which grammars do not support. Each text of FORMATS matches them.
 _IMPLIED_PATTERNS = {
     "duration": r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$",
     "hostname": r"^(?=.{1,253}\.?$)[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"

@@ -161,7 +161,7 @@ class SchemaRules:
     def _reference(self, ref: Any, where: str, open_refs: tuple[str, ...]) -> str:
         """Each reference has one rule, so that a schema may contain itself."""
         if ref in open_refs:
-            raise RequestError(f"{where}: $ref {json.dumps(ref)} leads to itself with nothing between")
+            raise RequestError(f"{where}: $ref {json.dumps(ref)} refers to itself")
         target = resolve(self._root, ref, where)
         if ref in self._refs:
             return self._refs[ref]
@@ -184,7 +184,7 @@ class SchemaRules:
                 return expanded
             others = {key: value for key, value in expanded.items() if key != "$ref"}
             target = merge(resolve(self._root, expanded["$ref"], where), others, where)
-        raise RequestError(f"{where}: $ref leads to itself with nothing between")
+        raise RequestError(f"{where}: $ref refers to itself")
 
     def _require_exclusive(self, branches: Sequence[Schema], where: str) -> None:
         for index, branch in enumerate(branches):

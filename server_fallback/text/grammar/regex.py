@@ -54,7 +54,7 @@ class _Parser:
     def parse(self) -> Language:
         expression = self._alternation(top=True)
         if self._position < len(self._pattern):
-            raise self._refusal("is not a regular expression: it has a parenthesis too many")
+            raise self._refusal("is not a regular expression: it has an unmatched parenthesis")
         return expression
 
     def _alternation(self, *, top: bool) -> Language:
@@ -125,7 +125,7 @@ class _Parser:
 
     def _group(self) -> Language:
         if re.compile(r"\?(=|!|<=|<!)").match(self._pattern, self._position):
-            raise self._refusal("looks ahead or behind, which a grammar cannot")
+            raise self._refusal("uses lookaround, which grammars do not support")
         named = _GROUP.match(self._pattern, self._position)
         if named is not None:
             self._position = named.end()
@@ -178,7 +178,7 @@ class _Parser:
             point = int(next(group for group in code.groups() if group), 16)
             return ((point, point),)
         if re.fullmatch(r"[A-Za-z0-9]", character):
-            raise self._refusal(f"has \\{character}, which no grammar here can say")
+            raise self._refusal(f"has \\{character}, which is not supported here")
         return single(character)
 
     def _set(self, ranges: Ranges) -> Language:

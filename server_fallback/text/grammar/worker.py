@@ -86,7 +86,7 @@ def _answer(compiler: GrammarCompiler, shapes: TokenShapes, source: GrammarSourc
             _check_apart(form, shapes, source)
             tried = [form, compiled]
         if not all(_is_fast(GrammarConstraint.of(each, shapes)) for each in tried):
-            return Refused("the grammar is too ambiguous: what may come next takes too long to find; make it simpler")
+            return Refused("the grammar is too ambiguous: finding the allowed tokens takes too long; make it simpler")
         first, timed = _first_completion(form, shapes, form_rules)
     except RequestError as error:
         return Refused(error.message)
@@ -97,7 +97,7 @@ def _answer(compiler: GrammarCompiler, shapes: TokenShapes, source: GrammarSourc
         return Refused(f"the grammar is not one: {_reason(error)}")
     text = compiled.serialize_json()
     if len(text) > MAX_COMPILED_BYTES:
-        return Refused("the grammar is too large once it is compiled; make it smaller, or bound what repeats by less")
+        return Refused("the grammar is too large once it is compiled; make it smaller, or use smaller counts")
     closes = timed and _closes(compiled, shapes, rules, first)
     return Compiled(text, rules.endings, rules.reserve, first, closes)
 

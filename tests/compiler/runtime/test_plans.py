@@ -79,11 +79,11 @@ def test_an_input_that_is_missing_or_of_another_shape_or_dtype_is_named(steered_
         runner.forward(batch)
     with pytest.raises(
         RequestError,
-        match=rf"input 'steering' of the batch is \[7, {hidden}\] of float32; the plan takes \[8, {hidden}\]",
+        match=rf"input 'steering' of the batch is \[7, {hidden}\] of float32; the plan needs \[8, {hidden}\]",
     ):
         runner.forward(replace(batch, extra={"steering": np.zeros((7, hidden), np.float32)}))
     half: Any = np.zeros((8, hidden), np.float16)
-    with pytest.raises(RequestError, match=r"of float16; the plan takes .* of float32"):
+    with pytest.raises(RequestError, match=r"of float16; the plan needs .* of float32"):
         runner.forward(replace(batch, extra={"steering": half}))
 
 

@@ -243,7 +243,9 @@ def test_a_model_without_adapters_refuses_them() -> None:
     async def test(registry: Registry, _: FakeOpener) -> None:
         await registry.load(LoadRequest(model="1"))
         await fails(
-            RequestError, "takes no adapters", registry.load_adapter(LoadAdapterRequest(lora_name="a", lora_path="x"))
+            RequestError,
+            "does not support adapters",
+            registry.load_adapter(LoadAdapterRequest(lora_name="a", lora_path="x")),
         )
 
     run(test)

@@ -398,15 +398,15 @@ def opening_fails(kind: type[NearfarError], message: str, *urls: str, model: str
 
 def test_an_invalid_upstream_is_an_error_that_states_why() -> None:
     opening_fails(RequestError, "needs the URL")
-    opening_fails(RequestError, "is no URL of a server", "localhost:8000")
-    opening_fails(RequestError, "is no URL", "http://here:port")
+    opening_fails(RequestError, "is not the URL of a server", "localhost:8000")
+    opening_fails(RequestError, "is not a URL", "http://here:port")
     opening_fails(Unavailable, "no connection could be made", "http://127.0.0.1:9")
 
 
 @pytest.mark.parametrize(
     ("ids", "wanted", "message"),
     [
-        (["a", "b"], None, "serves a, b; say which"),
+        (["a", "b"], None, "serves a, b; name one of them"),
         ([], None, "serves no model"),
         (["a"], "b", "does not serve 'b', but a"),
     ],

@@ -65,7 +65,7 @@ def test_private_reasoning_does_not_leave() -> None:
     secret = "123-45-6789"
     near, far = FakeNear(f"{secret}Yes.", LOST, error_at=len(secret) + 1, reasons=len(secret)), FakeFar()
     rules: dict[str, Any] = policy(private={"patterns": [r"[0-9]{3}-[0-9]{2}-[0-9]{4}"]})
-    with pytest.raises(Exception, match="what near wrote is private"):
+    with pytest.raises(Exception, match="near's text is private"):
         ask(near, far, rules)
     assert far.generated == []
 

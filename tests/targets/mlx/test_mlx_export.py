@@ -114,7 +114,7 @@ def content(folder: Path, file: str, tensor: object) -> tuple[object, bytes]:
         (
             {},
             QuantizationError,
-            r"model.embed_tokens.weight has 72 columns, not a multiple of the group size 32, which MLX needs; take "
+            r"model.embed_tokens.weight has 72 columns, not a multiple of the group size 32, which MLX needs; use "
             r"--quantization f16",
         ),
     ],

@@ -146,7 +146,7 @@ def test_upper_layers_compute_sampled_rows_of_several_sequences(cases: Mapping[s
 @pytest.mark.parametrize("name", REFUSED)
 def test_families_that_mlx_lm_computes_otherwise_are_refused(name: str, tmp_path: Path) -> None:
     make_family(name, tmp_path / "checkpoint")
-    with pytest.raises(UnsupportedModel, match=f"mlx-lm's .* has .*{REFUSED[name]}.*take --target webgpu"):
+    with pytest.raises(UnsupportedModel, match=f"mlx-lm's .* has .*{REFUSED[name]}.*use --target webgpu"):
         export(tmp_path / "checkpoint", tmp_path / "mlx")
 
 
@@ -175,7 +175,7 @@ def test_what_mlx_lm_does_not_compute_is_refused_by_name(
 ) -> None:
     spec: ModelSpec = cases[name].bundle.manifest.spec
     require_known(spec)
-    with pytest.raises(UnsupportedModel, match=f"{found}.*take --target webgpu, cpu or cuda"):
+    with pytest.raises(UnsupportedModel, match=f"{found}.*use --target webgpu, cpu or cuda"):
         require_known(replace(spec, **changes))
 
 

@@ -72,7 +72,7 @@ def test_genai_gets_no_configuration_for_layers_that_it_cannot_allocate(tmp_path
 
 def test_8_bit_keys_and_values_of_gemma_4_are_refused_by_name(tmp_path: Path) -> None:
     make_family("gemma4_text", tmp_path / "checkpoint")
-    with pytest.raises(RequestError, match=r"--kv q8: .* too coarse for gemma4_text.*leave it out, or take --target"):
+    with pytest.raises(RequestError, match=r"--kv q8: .* too coarse for gemma4_text.*leave it out, or use --target"):
         export(tmp_path, kv="q8")
 
 

@@ -325,7 +325,7 @@ function encode(set: Ranges, encoding: Encoding, where: string): readonly string
   const plain = characters(encoding === "json" ? subtract(set, JSON_ESCAPED) : set);
   if (plain === null) {
     throw new RequestError(
-      `${where}: tells apart too many characters past ASCII; name at most 2000 of them, or allow all of them`,
+      `${where}: distinguishes too many non-ASCII characters; list at most 2000 of them, or allow all of them`,
     );
   }
   const escaped: string[] = [];

@@ -63,7 +63,7 @@ const DEFINED_BY_PATTERN: ReadonlySet<unknown> = new Set(
   ).split(" "),
 );
 
-/** Zod's patterns that look ahead, which a grammar cannot. Each text of FORMATS matches them. */
+/** Zod's patterns with lookahead, which grammars do not support. Each text of FORMATS matches them. */
 const IMPLIED_PATTERNS: Readonly<Record<string, string>> = {
   duration: "^P(?:(\\d+W)|(?!.*W)(?=\\d|T\\d)(\\d+Y)?(\\d+M)?(\\d+D)?(T(?=\\d)(\\d+H)?(\\d+M)?(\\d+([.,]\\d+)?S)?)?)$",
   hostname:

@@ -165,7 +165,7 @@ export class SchemaRules {
   /** Each reference has one rule, so that a schema may contain itself. */
   private reference(ref: string, where: string, open: readonly string[]): string | null {
     if (open.includes(ref))
-      throw new RequestError(`${where}: $ref ${JSON.stringify(ref)} leads to itself with nothing between`);
+      throw new RequestError(`${where}: $ref ${JSON.stringify(ref)} refers to itself`);
     const known = this.#refs.get(ref);
     if (known !== undefined) return known;
     const target = resolve(this.root, ref, where);
@@ -183,7 +183,7 @@ export class SchemaRules {
     let target = schema;
     for (let steps = 0; typeof target !== "boolean" && target.$ref !== undefined; steps++) {
       if (steps > MAX_DEPTH)
-        throw new RequestError(`${where}: $ref ${JSON.stringify(target.$ref)} leads to itself with nothing between`);
+        throw new RequestError(`${where}: $ref ${JSON.stringify(target.$ref)} refers to itself`);
       const { $ref, ...rest } = assertions(target, where);
       target = merge(resolve(this.root, $ref, where), rest, where);
     }

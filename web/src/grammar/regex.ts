@@ -67,7 +67,7 @@ class RegexParser {
       }
     }
     const expression = this.alternation(true);
-    if (this.#at < this.#characters.length) throw this.refusal("has a parenthesis too many");
+    if (this.#at < this.#characters.length) throw this.refusal("has an unmatched parenthesis");
     return expression;
   }
 
@@ -113,7 +113,7 @@ class RegexParser {
   private atom(): Language {
     const character = this.next();
     if (character === "(") {
-      if (/^\?(=|!|<=|<!)/.test(this.rest())) throw this.refusal("looks ahead or behind, which a grammar cannot");
+      if (/^\?(=|!|<=|<!)/.test(this.rest())) throw this.refusal("uses lookaround, which grammars do not support");
       const named = /^\?(:|<[\p{L}_$][\p{L}\p{N}_$]*>)/u.exec(this.rest());
       if (named !== null) this.#at += Array.from(named[0]).length;
       else if (this.peek() === "?") throw this.refusal("has a kind of group that is not known");
@@ -172,7 +172,7 @@ class RegexParser {
       const point = Number.parseInt(code[1] ?? code[2] ?? "", 16);
       return [[point, point]];
     }
-    if (/[A-Za-z0-9]/.test(character)) throw this.refusal(`has \\${character}, which no grammar here can say`);
+    if (/[A-Za-z0-9]/.test(character)) throw this.refusal(`has \\${character}, which is not supported here`);
     return single(character);
   }
 

@@ -317,7 +317,7 @@ export class HybridCompletions {
           from !== null &&
           (check.matches(clientPrefix(request.params) ?? "", from.text) || check.matches(from.reasoning ?? ""))
         )
-          throw new RequestError("What near wrote is private, so it does not leave this device", { code: "private" });
+          throw new RequestError("Near's text is private, so it does not leave this device", { code: "private" });
         return far.answer({
           ...request,
           from:

@@ -191,7 +191,7 @@ def test_a_key_that_may_change_the_model_is_refused(
 
 
 def test_towers_and_other_architectures_are_refused_by_name(tmp_path: Path) -> None:
-    for architecture, words in (("clip", "the tower of images or sounds"), ("mamba", "'mamba' is not supported")):
+    for architecture, words in (("clip", "the image or audio encoder"), ("mamba", "'mamba' is not supported")):
         writer = GGUFWriter(tmp_path / "x.gguf", architecture)
         writer.add_tensor("v.patch_embd.weight", np.zeros((2, 2), np.float32))
         writer.write_header_to_file()

@@ -27,7 +27,7 @@ from nearfar.server_fallback.text.grammar.ebnf_check import check_ebnf
     ],
 )
 def test_left_recursion_is_refused_and_the_cycle_named(grammar: str, cycle: str) -> None:
-    with pytest.raises(RequestError, match=f"the grammar is left-recursive: {cycle}; write what repeats with"):
+    with pytest.raises(RequestError, match=f"the grammar is left-recursive: {cycle}; write the repetition with"):
         check_ebnf(grammar)
 
 
