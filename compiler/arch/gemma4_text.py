@@ -121,16 +121,19 @@ def _full_heads(config: ConfigReader, kinds: tuple[str, ...], window_kv_heads: i
     config.ignore("num_global_key_value_heads")
     if layers is None:
         return even_head_dim(config, head_dim), window_kv_heads
-    full = {str(layer) for layer, kind in enumerate(kinds) if kind == "full_attention"}
-    if set(layers.keys()) != full:
+    full = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
+    keys = layers.keys()
+    # transformers pads the numbers with zeros.
+    names = {int(name): name for name in keys if name.isdecimal() and len(name) < 10}
+    if sorted(names) != full or len(names) < len(keys):
         raise config.unsupported(
             "per_layer_config",
-            f"'per_layer_config' has the layers {', '.join(sorted(layers.keys(), key=str))}; only full layers "
-            f"({', '.join(sorted(full, key=int))}) may differ",
+            f"'per_layer_config' has the layers {', '.join(sorted(keys))}; only full layers "
+            f"({', '.join(map(str, full))}) may differ",
         )
     sizes = set()
-    for layer in sorted(full):
-        section = layers.section(layer)
+    for name in names.values():
+        section = layers.section(name)
         assert section is not None
         sizes.add((section.integer("head_dim"), section.optional_integer("num_key_value_heads") or window_kv_heads))
         section.finish()

@@ -43,6 +43,7 @@ def report_shapes(config: Path, options: CompileOptions, progress: Progress = la
     Raises CheckpointError, UnsupportedModel or RequestError.
     """
     checkpoint = shape_checkpoint(config, read_spec(config))
-    job = prepare_checkpoint(config.parent.name or config.stem, checkpoint, options, lambda _: None)
+    name = config.parent.name if config.name == "config.json" else config.stem
+    job = prepare_checkpoint(name or config.stem, checkpoint, options, lambda _: None)
     manifest: Manifest = build(job, SizeStore(), progress)
     return make_report(manifest)

@@ -48,7 +48,8 @@ from ..passes.quantize_kv import quantize_kv
 from ..passes.split_page_groups import split_page_groups
 from ..quant import Quantization
 from ..runtime.variant import stored_dtype
-from .export import DEFAULT_CONTEXT, export_model
+from .export import choose_context as context_of_model
+from .export import default_context, export_model
 from .self_test import Reference, make_self_test
 from .store import FolderStore, Store, WeightsJob
 from .stored_forms import choose_quantization, keep_stored_forms, round_activations
@@ -325,23 +326,14 @@ def choose_context(
         max_binding_bytes // max(bytes_per_token, spec.head_dim * 4) // PAGE_SIZE * PAGE_SIZE,
     )
     if requested is None:
-        # Beyond its trained length, such a model rotates all positions in another way.
-        changes = spec.rope.scaling in ("dynamic", "longrope")
-        trained = spec.rope.original_max_position_embeddings if changes else largest
-        return min(DEFAULT_CONTEXT, largest, trained)
-    if requested < 1:
-        raise RequestError(f"--context {requested}: must be at least 1")
-    if requested > spec.max_position_embeddings:
-        raise RequestError(
-            f"--context {requested}: the model was trained for {spec.max_position_embeddings} positions; "
-            "choose a context of at most that length"
-        )
-    if requested > largest:
+        return min(default_context(spec), largest)
+    context = context_of_model(requested, spec)
+    if context > largest:
         raise RequestError(
             f"--context {requested}: a layer's keys and values would exceed a binding "
             f"of {max_binding_bytes >> 20} MiB; the maximum is {largest}"
         )
-    return requested
+    return context
 
 
 def write_kernels(lowered: LoweredPlan, store: Store) -> dict[str, KernelEntry]:

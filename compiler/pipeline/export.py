@@ -186,11 +186,20 @@ def choose_activation(
 
 def choose_context(requested: int | None, spec: ModelSpec) -> int:
     """The longest sequence that the bundle accepts. Raises RequestError."""
-    limit = spec.max_position_embeddings
     if requested is None:
-        return min(DEFAULT_CONTEXT, limit)
-    if not 1 <= requested <= limit:
+        return default_context(spec)
+    if requested < 1:
+        raise RequestError(f"--context {requested}: must be at least 1")
+    if requested > spec.max_position_embeddings:
         raise RequestError(
-            f"--context {requested}: must be between 1 and {limit}, the positions that the model was trained for"
+            f"--context {requested}: the model was trained for {spec.max_position_embeddings} positions "
+            "('max_position_embeddings'); choose a context of at most that length"
         )
     return requested
+
+
+def default_context(spec: ModelSpec) -> int:
+    # Beyond its original length, such a model rotates all positions in another way.
+    changes = spec.rope.scaling in ("dynamic", "longrope")
+    original = spec.rope.original_max_position_embeddings if changes else DEFAULT_CONTEXT
+    return min(DEFAULT_CONTEXT, spec.max_position_embeddings, original)

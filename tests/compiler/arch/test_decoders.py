@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from decoder_families import FAMILIES, TOKENS, make_family
 from run_plan import NUM_PAGES, PAGE_SIZE, run_graph
+from safetensors.numpy import load_file, save_file
 from tolerances import relative_error
 
 from nearfar.compiler import quant
 from nearfar.compiler.arch import by_model_type
-from nearfar.compiler.errors import UnsupportedModel
+from nearfar.compiler.errors import CheckpointError, UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.ir.ops import Array
@@ -69,6 +70,15 @@ def test_a_chunk_without_a_sampled_row_skips_the_upper_layers_and_fills_the_page
     outputs = run_graph(graph, tensors, batches).outputs
     assert [len(output["logits"]) for output in outputs] == [0, 0, 1]
     assert relative_error(outputs[-1]["logits"], expected[40:]) < LIMIT
+
+
+def test_a_missing_table_of_the_second_embedding_is_an_error_that_names_it(tmp_path: Path) -> None:
+    make_family("gemma4_text", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.embed_tokens_per_layer.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"tensor model\.embed_tokens_per_layer\.weight is missing"):
+        opened(tmp_path, context=8)
 
 
 def test_layers_that_compute_only_sampled_rows_take_no_adapters(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from published_configs import read, without
+from published_configs import read, transformers_config, without
 
 from nearfar.compiler.errors import CheckpointError, NearfarError, UnsupportedModel
 from nearfar.compiler.ir.spec import RopeSpec
@@ -15,6 +16,21 @@ from nearfar.compiler.measure.model_table import published
 CONFIGS: dict[str, dict[str, Any]] = {name: json.loads(path.read_text()) for name, path in published()}
 GLM4, ERNIE, HUNYUAN = (CONFIGS[name] for name in ("glm-4-9b-0414", "ernie-4.5-0.3b", "hy-mt2-7b"))
 COHERE, STABLELM = CONFIGS["c4ai-command-r7b-12-2024"], CONFIGS["stablelm-2-1_6b"]
+GEMMA4, E4B = (CONFIGS[f"gemma-4-{size}-it"]["text_config"] for size in ("e2b", "e4b"))
+# One configuration of each model_type.
+FAMILIES = {values["model_type"]: values for values in (each.get("text_config", each) for each in CONFIGS.values())}
+MIXED = (
+    "cohere2",
+    "exaone4",
+    "gemma2",
+    "gemma3_text",
+    "gemma4_text",
+    "ministral",
+    "olmo3",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+)
 
 
 def test_glm4_rotates_half_of_a_head_and_has_biases_unless_its_config_says_otherwise() -> None:
@@ -64,6 +80,67 @@ def test_stablelm_rotates_a_quarter_of_a_head() -> None:
     assert read(without(STABLELM, "partial_rotary_factor")).rope.rotary_dim == 16
     assert (read(STABLELM).qkv_bias, read(without(STABLELM, "use_qkv_bias")).qkv_bias) == (True, False)
     assert read(without(STABLELM, "layer_norm_eps")).rms_norm_eps == 1e-5
+
+
+@pytest.mark.parametrize("config", [GEMMA4, E4B], ids=["e2b", "e4b"])
+def test_gemma_4_is_read_as_it_was_published_and_as_transformers_saves_it(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    transformers_config(config).save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert "global_head_dim" in config
+    assert "per_layer_config" in saved
+    assert "global_head_dim" not in saved
+    spec = read({"bos_token_id": 2, "eos_token_id": 1, **config})
+    assert read(saved) == spec
+    # Keys and values of the full layers and of those with a window.
+    full = config["layer_types"].index("full_attention")
+    kv_heads = config["num_key_value_heads"]
+    assert (spec.heads_of(0), spec.heads_of(full)) == ((kv_heads, 256), (kv_heads, 512))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"per_layer_config": {"4": {"head_dim": 512}}}, "'per_layer_config' has the layers 4; only full layers"),
+        ({"per_layer_config": {"0": {"head_dim": 512}}}, "'per_layer_config' has the layers 0; only full layers"),
+        (
+            {"per_layer_config": {str(layer): {"head_dim": 512 + 2 * (layer == 9)} for layer in range(4, 35, 5)}},
+            "'per_layer_config' gives full layers heads of different sizes",
+        ),
+        (
+            {"per_layer_config": {str(layer): {"head_dim": 512, "rope_theta": 3.0} for layer in range(4, 35, 5)}},
+            "per_layer_config: 4: unknown key 'rope_theta'",
+        ),
+        ({"num_kv_shared_layers": 35}, "'num_kv_shared_layers' is 35, so no earlier layer of type"),
+        ({"num_kv_shared_layers": 31}, "'num_kv_shared_layers' is 31, so no earlier layer of type 'full_attention'"),
+        ({"vocab_size_per_layer_input": 262143}, "'vocab_size_per_layer_input' is less than 'vocab_size'"),
+        ({"attention_k_eq_v": True}, "'attention_k_eq_v' is true"),
+        ({"enable_moe_block": True}, "'enable_moe_block' is true"),
+        ({"use_bidirectional_attention": "all"}, "'use_bidirectional_attention' is 'all'"),
+    ],
+)
+def test_gemma_4_that_computes_otherwise_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(NearfarError, match=message):
+        read(GEMMA4, **changes)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_refuses_keys_that_are_not_known(family: str) -> None:
+    with pytest.raises(UnsupportedModel, match="unknown key 'use_gates' = true"):
+        read(FAMILIES[family], use_gates=True)
+
+
+@pytest.mark.parametrize("family", MIXED)
+def test_every_family_refuses_layer_types_that_are_not_known_or_too_few(family: str) -> None:
+    config = FAMILIES.get(family) or {**FAMILIES["mistral"], "model_type": family}
+    layers = config.get("num_hidden_layers", 26)
+    windows = {"use_sliding_window": True, "sliding_window": 64} if family in ("qwen2", "qwen3", "smollm3") else {}
+    kinds = ["full_attention"] * (layers - 1)
+    with pytest.raises(UnsupportedModel, match="'layer_types' holds 'chunked_attention', which is not supported"):
+        read(config, **windows, layer_types=[*kinds, "chunked_attention"])
+    with pytest.raises(CheckpointError, match=f"'layer_types' has {layers - 1} entries for {layers} layers"):
+        read(config, **windows, layer_types=kinds)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 from published_configs import LLAMA_3_2_1B, PHI_3_MINI_4K, read, without
 
-from nearfar.compiler.errors import CheckpointError, UnsupportedModel
+from nearfar.compiler.errors import CheckpointError, RequestError, UnsupportedModel
 from nearfar.compiler.ir.rope import inverse_frequencies
 from nearfar.compiler.ir.spec import RopeSpec
+from nearfar.compiler.pipeline import compile
+from nearfar.compiler.pipeline.export import choose_context
 
 
 def test_phi3_rotates_a_part_of_each_head() -> None:
@@ -70,6 +73,20 @@ def test_other_rope_scalings_are_refused_by_name(kind: str) -> None:
 def test_longrope_needs_a_factor_for_each_pair(scaling: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         read(PHI_3_MINI_4K, rope_scaling={"type": "longrope", **scaling})
+
+
+def test_a_bundles_context_ends_at_longropes_and_is_the_original_one_by_default() -> None:
+    scaling = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+    sizes = {"max_position_embeddings": 8192, "original_max_position_embeddings": 2048}
+    spec = read(PHI_3_MINI_4K, rope_scaling=scaling, **sizes)
+    message = r"--context 8193: .* 8192 positions \('max_position_embeddings'\)"
+    for choose in (
+        choose_context,
+        partial(compile.choose_context, activations=("float16",), max_binding_bytes=1 << 40),
+    ):
+        assert [choose(requested, spec=spec) for requested in (None, 8192)] == [2048, 8192]
+        with pytest.raises(RequestError, match=message):
+            choose(8193, spec=spec)
 
 
 @pytest.mark.parametrize(

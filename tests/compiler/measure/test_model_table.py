@@ -54,6 +54,16 @@ def test_steps_are_five_a_layer_and_more_only_with_other_norms(smallest: dict[st
     assert steps == {family: more.get(family, 5) for family in steps}
 
 
+def test_keys_and_values_of_gemma_3_at_32768_tokens_are_a_quarter_of_full_attentions_or_less() -> None:
+    from nearfar.compiler.formats.huggingface import read_spec
+    from nearfar.compiler.measure.model_table import LONG_CONTEXT
+
+    spec = read_spec(dict(published())["gemma-3-1b-it"])
+    full = LONG_CONTEXT * spec.num_layers * 2 * spec.num_kv_heads * spec.head_dim * 2
+    (found,) = (model.kv_bytes for model in model_table() if model.name == "gemma-3-1b-it")
+    assert found <= full / 4
+
+
 def test_the_readme_has_the_table() -> None:
     table = markdown(model_table())
     assert table in README.read_text(), f"put the output of `nearfar models --markdown` into README.md:\n{table}"
