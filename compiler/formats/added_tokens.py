@@ -72,6 +72,9 @@ class TokenizerConfig:
     values: Mapping[str, Any]
     from_map: Mapping[str, Any]
 
+    def has(self, key: str) -> bool:
+        return key in self.from_map or key in self.values
+
     def get(self, key: str) -> Any:
         return self.from_map[key] if key in self.from_map else self.values.get(key)
 

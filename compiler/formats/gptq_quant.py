@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import CheckpointError, QuantizationError
+from ..errors import QuantizationError
 from ..quant import ROW, Codes
 from ..quant.base import Array
 from .checkpoint import DequantizedMatrix, QuantizedTensors, StoredMatrix, Tensor
 from .config import ConfigReader
-from .packed_columns import modules_of, part, require, stream_columns, unpack_stream
+from .packed_columns import column_groups, modules_of, part, require, stream_columns, unpack_stream
 from .safetensors_file import SafetensorsTensor
 
 METHOD = "gptq"
@@ -89,13 +89,7 @@ class GptqQuantization:
         require(weight, (columns * bits // 32, rows), ("I32",), self.where)
         require(zeros, (groups, rows * bits // 32), ("I32",), self.where)
         require(scales, (groups, rows), ("F16", "BF16", "F32"), self.where)
-        order = tensors.get(f"{module}.g_idx")
-        groups_of = None
-        if order is not None:
-            require(order, (columns,), ("I32",), self.where)
-            groups_of = order.integers(0, columns).astype(np.int64)
-            if (groups_of == np.arange(columns) // group).all():
-                groups_of = None
+        groups_of = column_groups(tensors.get(f"{module}.g_idx"), columns, group, self.where)
         name = f"{module}.weight"
         form = Codes(
             bits,
@@ -105,12 +99,6 @@ class GptqQuantization:
         )
         stored = _Stored(name, weight, zeros, scales, bits, self.shift)
         if groups_of is not None:
-            if groups_of.min() < 0 or groups_of.max() >= groups:
-                raise CheckpointError(
-                    f"{weight.path}: tensor {module}.g_idx has groups from {groups_of.min()} to {groups_of.max()}, and "
-                    f"there are {groups}; download the checkpoint again",
-                    tensor=f"{module}.g_idx",
-                )
             return DequantizedMatrix(name, (rows, columns), f"q{bits} reordered", partial(stored.floats, groups_of))
         return StoredMatrix(name, (rows, columns), form, partial(stored.planes, form))
 

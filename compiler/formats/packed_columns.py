@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +16,53 @@ from .safetensors_file import SafetensorsTensor
 Codes8 = npt.NDArray[np.uint8]
 
 
-def unpack_stream(words: npt.NDArray[np.generic], bits: int) -> Codes8:
-    """Codes (R, C) of rows that are streams of bits (R, C * bits / 32), the lowest first: a code may begin in one word
-    and end in the next.
+def unpack_stream(words: npt.NDArray[np.generic], bits: int, count: int | None = None) -> Codes8:
+    """Codes (R, C) of rows that are streams of bits (R, ceil(C * bits / 32)), the lowest first: a code may begin in one
+    word and end in the next. ``count``: C, None if the codes fill the words.
     """
     data = np.ascontiguousarray(words).view(np.uint8)
     if bits == 8:
-        return data
-    single = np.unpackbits(data, axis=1, bitorder="little").reshape(len(data), -1, bits)
-    codes: Codes8 = np.packbits(single, axis=2, bitorder="little")[..., 0]
+        return data[:, :count]
+    if 8 % bits == 0:
+        parts = data[..., None] >> np.arange(0, 8, bits, dtype=np.uint8) & np.uint8((1 << bits) - 1)
+        return parts.reshape(len(data), -1)[:, :count]
+    single = np.unpackbits(data, axis=1, count=None if count is None else count * bits, bitorder="little")
+    codes: Codes8 = np.packbits(single.reshape(len(data), -1, bits), axis=2, bitorder="little")[..., 0]
     return codes
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How integers of ``bits`` bits fill words of 32 bits, from the lowest: as a stream, or 32 // bits in each word."""
+
+    bits: int
+    is_stream: bool
+
+    @staticmethod
+    def of(bits: int, count: int, words: int) -> Packing | None:
+        """The packing in which ``count`` integers take ``words``. None if there is none, or if two differ."""
+        fitting = [each for each in (Packing(bits, True), Packing(bits, False)) if each.words(count) == words]
+        are_equal = 32 % bits == 0 or count <= 32 // bits
+        return fitting[0] if len(fitting) == 1 or (fitting and are_equal) else None
+
+    def words(self, count: int) -> int:
+        return -(-count * self.bits // 32) if self.is_stream else -(-count // (32 // self.bits))
+
+    def unpack(self, words: npt.NDArray[np.generic], count: int) -> Codes8:
+        """Codes (R, count) of rows (R, W)."""
+        if self.is_stream:
+            return unpack_stream(words, self.bits, count)
+        shifts = np.arange(32 // self.bits, dtype=np.uint32) * np.uint32(self.bits)
+        codes = np.ascontiguousarray(words).view(np.uint32)[..., None] >> shifts & np.uint32((1 << self.bits) - 1)
+        return codes.astype(np.uint8).reshape(len(words), -1)[:, :count]
+
+    def unpack_columns(self, tensor: SafetensorsTensor, start: int, stop: int, count: int) -> Codes8:
+        """Codes (stop - start, C) of a tensor (W, C) whose columns hold ``count`` integers each."""
+        codes, words = (32, self.bits) if self.is_stream else (32 // self.bits, 1)
+        first, last = start // codes, min(-(-stop // codes) * codes, count)
+        stored = tensor.integers(first * words, self.words(last))
+        begin = first * codes
+        return self.unpack(stored.T, last - begin)[:, start - begin : stop - begin].T
 
 
 def stream_columns(tensor: SafetensorsTensor, bits: int, start: int, stop: int) -> Codes8:
@@ -33,6 +71,29 @@ def stream_columns(tensor: SafetensorsTensor, bits: int, start: int, stop: int) 
     first, last = start // 32, -(-stop // 32)
     codes = unpack_stream(tensor.columns(first * bits, min(last * bits, tensor.shape[1])), bits)
     return codes[:, start - first * 32 : stop - first * 32]
+
+
+def column_groups(
+    order: SafetensorsTensor | None, columns: int, group: int, where: str
+) -> npt.NDArray[np.int64] | None:
+    """The group of each column; None if groups are consecutive columns, also if there is no tensor or if it holds -1.
+
+    Raises CheckpointError for a group that does not exist.
+    """
+    if order is None:
+        return None
+    require(order, (columns,), ("I32",), where)
+    groups_of: npt.NDArray[np.int64] = order.integers(0, columns).astype(np.int64)
+    groups = -(-columns // group)
+    if (groups_of == -1).all() or (groups_of == np.arange(columns) // group).all():
+        return None
+    if groups_of.min() < 0 or groups_of.max() >= groups:
+        raise CheckpointError(
+            f"{order.path}: tensor {order.name} has groups from {groups_of.min()} to {groups_of.max()}, and there are "
+            f"{groups}; download the checkpoint again",
+            tensor=order.name,
+        )
+    return groups_of
 
 
 def modules_of(tensors: Mapping[str, SafetensorsTensor], kind: str) -> set[str]:

@@ -29,11 +29,15 @@ BITS_PER_ELEMENT = {
 
 # The stored form of the dtypes that we read. A bf16 is the upper half of an f32.
 STORED_AS: Mapping[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+# Floats of 8 bits are read as their bytes.
 INTEGERS: Mapping[str, np.dtype[Any]] = {
     "U8": np.dtype("u1"),
     "I8": np.dtype("i1"),
     "I32": np.dtype("<i4"),
     "U32": np.dtype("<u4"),
+    "I64": np.dtype("<i8"),
+    "F8_E4M3": np.dtype("u1"),
+    "F8_E8M0": np.dtype("u1"),
 }
 
 
@@ -67,7 +71,9 @@ class SafetensorsTensor:
         return converted
 
     def integers(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Rows start to stop of a tensor of integers, unchanged. Raises the errors of `rows`."""
+        """Rows start to stop of a tensor of integers, unchanged, or the bytes of 8-bit floats. Raises the errors of
+        `rows`.
+        """
         return self._stored_rows(start, stop, INTEGERS)
 
     def columns(self, start: int, stop: int) -> npt.NDArray[Any]:

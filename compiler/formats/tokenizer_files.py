@@ -1,4 +1,4 @@
-"""Reads the tokenizer's files of a checkpoint: tokenizer.json, and the files beside it that add to it."""
+"""Reads the tokenizer's files of a checkpoint: tokenizer.json or tokenizer.model, and the files that add to it."""
 
 from __future__ import annotations
 
@@ -8,41 +8,50 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from . import sentencepiece_model
 from .added_tokens import add_declared_tokens, declared_tokens, read_tokenizer_config
 from .chat_template_files import read_chat_template
 from .checkpoint import TokenizerFiles
 from .json_file import json_kind, read_json_object
 
+# The tokens that a chat template may name.
+NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
+
 
 def read_tokenizer_files(path: Path, vocab_size: int) -> TokenizerFiles:
-    """The files in the folder ``path``. Raises CheckpointError, also for token ids beyond the model's vocabulary."""
-    tokenizer_json = path / "tokenizer.json"
-    if not tokenizer_json.is_file():
-        raise _bad(
-            path,
-            "has no tokenizer.json; write it with transformers: "
-            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)",
-        )
-    content = read_json_object(tokenizer_json)
-    stored = tokenizer_json.read_bytes()
-    backend = load_backend(stored, tokenizer_json)
-    _require_in_vocabulary(tokenizer_json, backend, vocab_size)
+    """The files in the folder ``path``; without a tokenizer.json, one is made of tokenizer.model. Raises
+    CheckpointError, also for token ids beyond the model's vocabulary, and UnsupportedModel.
+    """
     config = read_tokenizer_config(path)
+    where = path / "tokenizer.json"
+    named: dict[str, str | None] = dict.fromkeys(NAMED)
+    if where.is_file():
+        content = read_json_object(where)
+        stored = where.read_bytes()
+    elif (path / sentencepiece_model.FILE).is_file():
+        where = path / sentencepiece_model.FILE
+        model = sentencepiece_model.read_sentencepiece(where).renamed(config.values)
+        content = sentencepiece_model.tokenizer_content(model, config.values)
+        stored = json.dumps(content, ensure_ascii=False).encode()
+        named = {f"{name}_token": model.token(name) for name in ("bos", "eos", "pad", "unk")}
+    else:
+        raise _bad(path, f"has neither tokenizer.json nor {sentencepiece_model.FILE}; download the tokenizer too")
+    backend = load_backend(stored, where)
+    _require_in_vocabulary(where, backend, vocab_size)
     add_bos_token = config.values.get("add_bos_token")
     if add_bos_token is not None and not isinstance(add_bos_token, bool):
-        where = path / "tokenizer_config.json"
-        raise _bad(where, f"'add_bos_token' is {add_bos_token!r} ({json_kind(add_bos_token)}), expected true or false")
+        config_file = path / "tokenizer_config.json"
+        shown = f"{add_bos_token!r} ({json_kind(add_bos_token)})"
+        raise _bad(config_file, f"'add_bos_token' is {shown}, expected true or false")
     known = [token.content for token in backend.get_added_tokens_decoder().values()]
     changed = add_declared_tokens(backend, declared_tokens(config, known), vocab_size)
+    special = {key: config.token_text(key) if config.has(key) else default for key, default in named.items()}
     return TokenizerFiles(
-        where=tokenizer_json,
+        where=where,
         content=with_added_tokens(content, backend).encode() if changed else stored,
         chat_template=read_chat_template(path, config.values),
-        bos_token=config.token_text("bos_token"),
-        eos_token=config.token_text("eos_token"),
-        pad_token=config.token_text("pad_token"),
-        unk_token=config.token_text("unk_token"),
         add_bos_token=add_bos_token,
+        **special,
     )
 
 

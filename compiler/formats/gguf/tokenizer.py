@@ -8,15 +8,27 @@ regular expressions are those of the models' own tokenizer.json.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..checkpoint import TokenizerFiles
+from ..tokenizer_json import (
+    CONTROL,
+    NORMAL,
+    SPACE,
+    TO_PIECES,
+    UNKNOWN,
+    USER_DEFINED,
+    Vocabulary,
+    added_tokens,
+    bpe,
+    implied_merges,
+    pieces_decoder,
+    prefixed,
+    surrounded,
+)
 from .metadata import Metadata
 
-# Kinds of tokens.
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 # Tokens that end an answer, from the end of a turn to the end of a text. Files name only one of them.
 ENDS = frozenset(
     {
@@ -24,8 +36,6 @@ ENDS = frozenset(
         "<|end_of_text|>", "<eos>", "</s>",
     }
 )  # fmt: skip
-# SentencePiece's character for a space.
-SPACE = "\u2581"
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WHITE = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -76,26 +86,6 @@ WORDS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """The tokens of a file by id, and the kind of each."""
-
-    tokens: Sequence[str]
-    kinds: Sequence[int]
-
-    def ids(self) -> dict[str, int]:
-        """The ids of all tokens that may occur."""
-        return {token: number for number, token in enumerate(self.tokens) if self.kinds[number] != UNUSED}
-
-    def ends(self) -> list[int]:
-        """The tokens that end an answer by their names."""
-        return [
-            number
-            for number, token in enumerate(self.tokens)
-            if token in ENDS and self.kinds[number] in (CONTROL, USER_DEFINED)
-        ]
-
-
 def read_tokenizer(metadata: Metadata, vocab_size: int) -> tuple[TokenizerFiles, tuple[int, ...]]:
     """The tokenizer, and the ids of the tokens that end an answer. Raises CheckpointError and UnsupportedModel."""
     model = metadata.text("tokenizer.ggml.model")
@@ -112,8 +102,8 @@ def read_tokenizer(metadata: Metadata, vocab_size: int) -> tuple[TokenizerFiles,
     for key in ("add_eos_token", "add_sep_token"):
         metadata.expect(f"tokenizer.ggml.{key}", False)
     adds_bos = metadata.flag("tokenizer.ggml.add_bos_token", bos)
-    content["added_tokens"] = _added_tokens(vocabulary, content["model"]["vocab"], rstrip=_strips(metadata, model))
-    content["post_processor"] = _with_bos(bos_token, vocabulary.ids()) if adds_bos and bos_token is not None else None
+    content["added_tokens"] = added_tokens(vocabulary, _stripping(metadata, model, vocabulary))
+    content["post_processor"] = surrounded(bos_token if adds_bos else None, None, vocabulary.ids())
     ends = [metadata.optional_integer(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     tokenizer_json = {"version": "1.0", "truncation": None, "padding": None, **content}
     files = TokenizerFiles(
@@ -125,7 +115,7 @@ def read_tokenizer(metadata: Metadata, vocab_size: int) -> tuple[TokenizerFiles,
         pad_token=pad_token,
         unk_token=unk_token,
     )
-    return files, tuple(dict.fromkeys([*(each for each in ends if each is not None), *vocabulary.ends()]))
+    return files, tuple(dict.fromkeys([*(each for each in ends if each is not None), *_ends(vocabulary)]))
 
 
 def _read_vocabulary(metadata: Metadata, vocab_size: int) -> Vocabulary:
@@ -170,7 +160,7 @@ def _byte_level(metadata: Metadata, vocabulary: Vocabulary) -> tuple[dict[str, A
         "normalizer": {"type": "NFC"} if words.composed else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, byte_level]},
         "decoder": byte_level,
-        "model": _bpe(vocabulary.ids(), _listed_merges(metadata), ignore_merges=words.whole),
+        "model": bpe(vocabulary.ids(), _listed_merges(metadata), ignore_merges=words.whole),
     }
     return content, words.bos
 
@@ -193,33 +183,14 @@ def _sentence_pieces(metadata: Metadata, vocabulary: Vocabulary, model: str) -> 
     prefix = metadata.flag("tokenizer.ggml.add_space_prefix", not is_gemma)
     # Only some converters write this key. llama.cpp reads it only for vocabularies of type t5.
     metadata.ignore("tokenizer.ggml.remove_extra_whitespaces", "tokenizer.ggml.precompiled_charsmap")
-    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-    decoders: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
-    if prefix:
-        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    unknown = next((token for token, kind in zip(tokens, vocabulary.kinds, strict=True) if kind == UNKNOWN), None)
     content = {
-        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": SPACE}, spaces]}
-        if prefix
-        else spaces,
+        "normalizer": prefixed() if prefix else TO_PIECES,
         "pre_tokenizer": None,
-        "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": _bpe(vocabulary.ids(), merges, unk_token=unknown, fuse_unk=True, byte_fallback=True),
+        "decoder": pieces_decoder(strips=prefix),
+        "model": bpe(vocabulary.ids(), merges, unk_token=vocabulary.unknown, fuse_unk=True, byte_fallback=True),
     }
     # The template of Gemma 4 writes the bos token.
     return content, model != "gemma4"
-
-
-def _bpe(ids: dict[str, int], merges: list[list[str]], **options: Any) -> dict[str, Any]:
-    return {
-        "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-        "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
-        **options, "vocab": ids, "merges": merges,
-    }  # fmt: skip
 
 
 def _listed_merges(metadata: Metadata) -> list[list[str]]:
@@ -233,55 +204,19 @@ def _listed_merges(metadata: Metadata) -> list[list[str]]:
     return merges
 
 
-def implied_merges(vocabulary: Vocabulary, scores: Sequence[float] | None) -> list[list[str]]:
-    """The merges of a SentencePiece vocabulary, which lists none: every pair of tokens that form a token, in the order
-    of the merged tokens' ``scores``, or of their ids.
-    """
-    ids = {
-        token: number
+def _stripping(metadata: Metadata, model: str, vocabulary: Vocabulary) -> frozenset[str]:
+    """The tokens that take the white space behind them: control tokens of Phi-3."""
+    if model != "llama" or metadata.architecture != "phi3":
+        return frozenset()
+    kept = ("<unk>", "<s>", "<|endoftext|>")
+    pairs = zip(vocabulary.tokens, vocabulary.kinds, strict=True)
+    return frozenset(token for token, kind in pairs if kind in (CONTROL, UNKNOWN) and token not in kept)
+
+
+def _ends(vocabulary: Vocabulary) -> list[int]:
+    """The tokens that end an answer by their names."""
+    return [
+        number
         for number, token in enumerate(vocabulary.tokens)
-        if vocabulary.kinds[number] in (NORMAL, USER_DEFINED)
-    }
-    ranked = []
-    for token, number in ids.items():
-        rank = float(number) if scores is None else -float(scores[number])
-        for at in range(1, len(token)):
-            left, right = token[:at], token[at:]
-            if left in ids and right in ids:
-                ranked.append((rank, ids[left], ids[right], left, right))
-    return [[left, right] for *_, left, right in sorted(ranked)]
-
-
-def _strips(metadata: Metadata, model: str) -> bool:
-    """Whether control tokens include the white space after them, as in Phi-3."""
-    return model == "llama" and metadata.architecture == "phi3"
-
-
-def _added_tokens(vocabulary: Vocabulary, ids: dict[str, int], *, rstrip: bool) -> list[dict[str, Any]]:
-    """The tokens that are found in a text before it is split: special and user-defined tokens."""
-    added = []
-    for number, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True)):
-        is_special = kind in (CONTROL, UNKNOWN)
-        # Gemma's runs of spaces are ordinary tokens.
-        if not (is_special or kind == USER_DEFINED) or not token or token not in ids:
-            continue
-        strips = rstrip and is_special and token not in ("<unk>", "<s>", "<|endoftext|>")
-        added.append(
-            {
-                "id": number, "content": token, "single_word": False, "lstrip": False, "rstrip": strips,
-                "normalized": False, "special": is_special,
-            }
-        )  # fmt: skip
-    return added
-
-
-def _with_bos(bos: str, ids: dict[str, int]) -> dict[str, Any]:
-    """A template that starts each text with the bos token."""
-    token = {"SpecialToken": {"id": bos, "type_id": 0}}
-    texts: list[dict[str, Any]] = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
-    return {
-        "type": "TemplateProcessing",
-        "single": [token, texts[0]],
-        "pair": [token, texts[0], token, texts[1]],
-        "special_tokens": {bos: {"id": bos, "ids": [ids[bos]], "tokens": [bos]}},
-    }
+        if token in ENDS and vocabulary.kinds[number] in (CONTROL, USER_DEFINED)
+    ]

@@ -9,32 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
 import pytest
 from gguf import TokenType
+from texts import CORPUS, TEXTS, random_texts
 from tokenizers import Tokenizer
 
 from nearfar.compiler.errors import CheckpointError, NearfarError, UnsupportedModel
 from nearfar.compiler.formats.gguf.container import read_container
 from nearfar.compiler.formats.gguf.metadata import Metadata
-from nearfar.compiler.formats.gguf.tokenizer import SPACE, read_tokenizer
+from nearfar.compiler.formats.gguf.tokenizer import read_tokenizer
+from nearfar.compiler.formats.tokenizer_json import SPACE
 
 # The folder of llama.cpp's sources, whose models/ has vocabularies with texts (.inp) and their ids (.out).
 LLAMA_CPP = os.environ.get("NEARFAR_LLAMA_CPP", "")
 SEPARATOR = "\n__ggml_vocab_test__\n"
-TEXTS = (
-    "Hello, world! It's what they'd've said.",
-    "  two  spaces   and\ttabs\n\n\nlines \r\n end ",
-    "1234567890 3.14 v2.0 100,000",
-    "Füße, naïve, Ελληνικά, русский, العربية, हिन्दी, 日本語, 한국어",
-    "🙂👩‍👩‍👧 ⚙️ \u200b\ufeff x\u0301",
-    "",
-    " ",
-    "\n",
-    "def f(x):\n    return {'a': [x ** 2, x >> 1]}  # ok",
-    "\x00\x7f\u2028",
-)
-CORPUS = Path(__file__).parents[4] / "README.md"
 
 
 def read(path: Path, size: int = 1 << 20) -> tuple[Tokenizer, tuple[int, ...]]:
@@ -54,18 +42,6 @@ def write_vocabulary(path: Path, values: Mapping[str, Any], tokens: Sequence[str
     writer.write_kv_data_to_file()
     writer.close()
     return path
-
-
-def random_texts(count: int) -> list[str]:
-    """Texts of random characters from random ranges of Unicode."""
-    rng = np.random.default_rng(0)
-    texts = []
-    for _ in range(count):
-        high = int(rng.choice([0x7F, 0x24F, 0x7FF, 0x3000, 0xD7FF]))
-        letters = [chr(rng.integers(32, high)) for _ in range(int(rng.integers(1, 40)))]
-        spaced = [letter if rng.random() < 0.8 else " " for letter in letters]
-        texts.append("".join(spaced))
-    return texts
 
 
 def test_a_byte_level_vocabulary_gives_the_ids_of_its_tokenizer(tmp_path: Path) -> None:

@@ -1,0 +1,82 @@
+"""Tiny checkpoints of four families, whose projections a format's own package quantizes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from decoder_families import CONFIGS, FAMILIES, TOKENS, write
+from safetensors.torch import load_file, save_file
+from tiny_models import SIZES
+
+from nearfar.compiler.formats import load
+from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
+
+# Sizes divisible into groups of 128 weights.
+WIDE = {
+    "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+}  # fmt: skip
+MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"head_dim": 32, "tie_word_embeddings": False}),
+    "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "gemma3": (
+        "Gemma3",
+        {
+            **FAMILIES["gemma3_text"][1],
+            "head_dim": 32,
+            "query_pre_attn_scalar": 32,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "phi3": ("Phi3", {"tie_word_embeddings": False}),
+}
+# The tensors of a module, by their names in it, for the float weight of the module with this name.
+Quantize = Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]]
+
+
+def make_quantized(model: str, folder: Path, quantize: Quantize, config: Mapping[str, Any]) -> None:
+    """Write a model of MODELS whose projections are quantized, with this section "quantization_config"."""
+    import transformers
+
+    family, settings = MODELS[model]
+    torch.manual_seed(len(model))
+    values = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**{**SIZES, **settings, **WIDE})
+    write(getattr(transformers, f"{family}ForCausalLM")(values).float(), folder)
+    quantize_projections(folder, quantize)
+    write_quantization(folder, config)
+
+
+def quantize_projections(folder: Path, quantize: Quantize) -> None:
+    """Replace the weights of a checkpoint's projections."""
+    stored: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        module = name.removesuffix(".weight")
+        if name.endswith("_proj.weight"):
+            stored |= {f"{module}.{kind}": part.contiguous() for kind, part in quantize(module, tensor).items()}
+        else:
+            stored[name] = tensor
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def write_quantization(folder: Path, config: Mapping[str, Any]) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    values["quantization_config"] = config
+    (folder / "config.json").write_text(json.dumps(values))
+
+
+def logits_of(folder: Path) -> npt.NDArray[np.float32]:
+    """The logits (tokens, V) of TOKENS from the checkpoint as we read it."""
+    reference = CheckpointReference(load(str(folder)), len(TOKENS))
+    return reference.logits(next(iter(reference.hidden([TOKENS]))))
+
+
+def transformers_logits(model: Any) -> npt.NDArray[np.float32]:
+    with torch.no_grad():
+        logits: npt.NDArray[np.float32] = model(torch.tensor([TOKENS])).logits[0].float().numpy()
+    return logits
