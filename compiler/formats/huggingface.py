@@ -12,7 +12,7 @@ from ..arch import by_model_type
 from ..bundle.manifest import MANIFEST_FILE
 from ..errors import CheckpointError
 from ..ir.spec import ModelSpec
-from . import awq_quant, gemma_quant, gptq_quant, mlx_quant
+from . import awq_quant, bitsandbytes_quant, gemma_quant, gptq_quant, mlx_quant
 from .checkpoint import ActivationScales, Checkpoint, Tensor
 from .config import ConfigReader
 from .json_file import read_json_object
@@ -26,11 +26,16 @@ from .tokenizer_files import read_tokenizer_files
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 Quantization: TypeAlias = (
-    awq_quant.AwqQuantization | gemma_quant.GemmaQuantization | gptq_quant.GptqQuantization | mlx_quant.MlxQuantization
+    awq_quant.AwqQuantization
+    | bitsandbytes_quant.BitsAndBytesQuantization
+    | gemma_quant.GemmaQuantization
+    | gptq_quant.GptqQuantization
+    | mlx_quant.MlxQuantization
 )
 # The readers of a section "quantization_config", by its method.
 METHODS: Mapping[str, Callable[[ConfigReader], Quantization]] = {
     awq_quant.METHOD: awq_quant.read_quantization,
+    bitsandbytes_quant.METHOD: bitsandbytes_quant.read_quantization,
     gemma_quant.METHOD: gemma_quant.read_quantization,
     gptq_quant.METHOD: gptq_quant.read_quantization,
 }
