@@ -82,7 +82,7 @@ def rows_of(
     if num_buffers(facts) > numbers.max_buffers:
         raise UnsupportedModel(
             f"{step.inputs['weight']}: its kernel needs {num_buffers(facts)} buffers, and kernels of this target have "
-            f"at most {numbers.max_buffers}; give a --quantization to convert the weights",
+            f"at most {numbers.max_buffers}; add --requantize to convert the weights",
             tensor=step.inputs["weight"],
         )
     rows = (

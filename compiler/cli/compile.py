@@ -64,6 +64,11 @@ def add_parser(commands: Any) -> None:
         "they are)",
     )
     parser.add_argument(
+        "--requantize",
+        action="store_true",
+        help="also convert the weights that the checkpoint stores quantized, by rounding them to the weights' format",
+    )
+    parser.add_argument(
         "--context",
         type=int,
         metavar="N",
@@ -117,6 +122,7 @@ def run(options: argparse.Namespace) -> None:
         target=options.target,
         arch=options.arch,
         quantization=options.quantization,
+        requantize=options.requantize,
         context=options.context,
         activations=tuple(options.activations) if options.activations else None,
         group_size=options.group_size,

@@ -41,6 +41,9 @@ class StoredMatrix:
 
     ``planes(start, stop)`` reads the planes of rows [start, stop), which ``form`` defines, without any rounding. Up to
     ``padding`` of the last columns may be padding, if a row's integers do not fill its last byte.
+
+    If the checkpoint's own format, ``source``, is rounded a little to fit ``form``, then ``exact(start, stop)`` reads
+    the rows that it means.
     """
 
     name: str
@@ -48,12 +51,16 @@ class StoredMatrix:
     form: WeightForm
     planes: Callable[[int, int], Mapping[str, Array]]
     padding: int = 0
+    source: str | None = None
+    exact: Callable[[int, int], npt.NDArray[np.float32]] | None = None
 
     @property
     def dtype(self) -> str:
-        return self.form.name
+        return self.source or self.form.name
 
     def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        if self.exact is not None:
+            return self.exact(start, stop)
         return self.form.unpack(self.planes(start, stop), self.shape[1])
 
     def may_have(self, shape: tuple[int, ...]) -> bool:

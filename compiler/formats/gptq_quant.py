@@ -75,7 +75,7 @@ class GptqQuantization:
                 found[name] = tensor
         note = (
             f"{self.where}: the columns of {reordered} matrices are not in the order of their groups (desc_act), so "
-            "these matrices become floats; give a --quantization to round them to another format"
+            "these matrices become floats; add --requantize to round them to a smaller format"
         )
         return QuantizedTensors(found, notes=(note,) if reordered else ())
 

@@ -14,6 +14,7 @@ from ..errors import CheckpointError
 from ..ir.spec import ModelSpec
 from . import (
     awq_quant,
+    bitsandbytes_quant,
     compressed_tensors_quant,
     compressed_tensors_scheme,
     fp8_quant,
@@ -35,6 +36,7 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 Quantization: TypeAlias = (
     awq_quant.AwqQuantization
+    | bitsandbytes_quant.BitsAndBytesQuantization
     | compressed_tensors_quant.CompressedTensors
     | fp8_quant.Fp8Quantization
     | gemma_quant.GemmaQuantization
@@ -44,6 +46,7 @@ Quantization: TypeAlias = (
 # The readers of a section "quantization_config", by its method.
 METHODS: Mapping[str, Callable[[ConfigReader], Quantization]] = {
     awq_quant.METHOD: awq_quant.read_quantization,
+    bitsandbytes_quant.METHOD: bitsandbytes_quant.read_quantization,
     compressed_tensors_scheme.METHOD: compressed_tensors_quant.read_quantization,
     **dict.fromkeys(fp8_quant.METHODS, fp8_quant.read_quantization),
     gemma_quant.METHOD: gemma_quant.read_quantization,

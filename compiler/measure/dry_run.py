@@ -74,6 +74,7 @@ def dry_export(model: str, options: CompileOptions, progress: Progress, note: No
         model,
         options.target,
         options.quantization,
+        options.requantize,
         options.group_size,
         options.activations,
         options.device,

@@ -69,7 +69,7 @@ Progress = Callable[[str, int, int], None]
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
     """``arch`` None: the target's default. ``context`` None: 4,096 tokens, or the model's limit if that is less.
-    ``quantization`` None: see `choose_quantization`.
+    ``quantization`` None: see `choose_quantization`, also for ``requantize``.
 
     ``activations`` are the activation dtypes to offer, best first; None offers all that the quantization allows. ``kv``
     is the format of keys and values: "activation" or "q8". Two options are for exports only: ``group_size`` weights
@@ -81,6 +81,7 @@ class CompileOptions:
     target: str = "webgpu"
     arch: str | None = None
     quantization: str | None = None
+    requantize: bool = False
     context: int | None = None
     activations: tuple[str, ...] | None = None
     group_size: int | None = None
@@ -104,6 +105,7 @@ def compile_any(
         output,
         target=options.target,
         quantization=options.quantization,
+        requantize=options.requantize,
         group_size=options.group_size,
         activations=options.activations,
         device=options.device,
@@ -196,7 +198,9 @@ def prepare_checkpoint(model: str, checkpoint: Checkpoint, options: CompileOptio
             f"--lora-rank {options.lora_rank}: {model} rounds its activations to 8 bits, and adapters beside rounded "
             "projections are not supported; remove the option"
         )
-    quantization, keeps_forms = choose_quantization(options.quantization, checkpoint, note)
+    quantization, keeps_forms = choose_quantization(
+        options.quantization, checkpoint, note, requantize=options.requantize
+    )
     activations = choose_activations(options.activations, quantization, target.EXTRA_ACTIVATIONS, integers=keeps_forms)
     spec = checkpoint.spec
     if options.kv == "q8" and spec.head_dim % 4:

@@ -36,6 +36,7 @@ def export_model(
     *,
     target: str,
     quantization: str | None,
+    requantize: bool = False,
     group_size: int | None = None,
     activations: tuple[str, ...] | None = None,
     device: str | None = None,
@@ -53,7 +54,9 @@ def export_model(
     Raises CheckpointError, UnsupportedModel, QuantizationError, OutputError or RequestError. After an error, no partial
     output remains.
     """
-    job = prepare_export(model, target, quantization, group_size, activations, device, context, kv, progress, note)
+    job = prepare_export(
+        model, target, quantization, requantize, group_size, activations, device, context, kv, progress, note
+    )
     with new_folder(output, force=force) as folder:
         job.exporter.export(
             job.checkpoint, job.graph, job.options, folder, lambda done, total: progress("weights", done, total)
@@ -80,6 +83,7 @@ def prepare_export(
     model: str,
     target: str,
     quantization: str | None,
+    requantize: bool,
     group_size: int | None,
     activations: tuple[str, ...] | None,
     device: str | None,
@@ -110,13 +114,7 @@ def prepare_export(
         raise UnsupportedModel(
             f"{model}: makes embeddings, but {target} bundles generate text; use --target webgpu, cpu or cuda"
         )
-    chosen, keeps_forms = choose_quantization(quantization, checkpoint, note)
-    fmt = chosen if keeps_forms else quant.by_name(chosen.name, group_size)
-    if keeps_forms and group_size is not None:
-        raise RequestError(
-            f"--group-size {group_size}: the checkpoint's weights are already quantized; remove the option, or give a "
-            "--quantization to convert them"
-        )
+    fmt, keeps_forms = choose_quantization(quantization, checkpoint, note, requantize=requantize, group=group_size)
     options = ExportOptions(
         quantization=fmt,
         activation=choose_activation(activations, fmt.activations, exporter.activations(device), device or target),

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from .. import quant
-from ..errors import CheckpointError, UnsupportedModel
+from ..errors import CheckpointError, RequestError, UnsupportedModel
 from ..formats.checkpoint import ActivationScales, Checkpoint, StoredMatrix
 from ..ir.graph import Graph, Node, Parameter, Value
 from ..quant import Quantization
+from .rounding import rounding_notes
 
 # The format of the matrices that a quantized checkpoint stores as floats.
 UNQUANTIZED = "f16"
@@ -19,22 +20,35 @@ HEAD = "lm_head"
 
 
 def choose_quantization(
-    requested: str | None, checkpoint: Checkpoint, note: Callable[[str], None]
+    requested: str | None,
+    checkpoint: Checkpoint,
+    note: Callable[[str], None],
+    *,
+    requantize: bool = False,
+    group: int | None = None,
 ) -> tuple[Quantization, bool]:
     """The bundle's quantization, and whether the matrices that the checkpoint stores quantized stay as they are.
 
-    They do unless a quantization is requested; the checkpoint's float matrices are then UNQUANTIZED. Raises
-    QuantizationError for an unknown name.
+    They do unless the user wants to ``requantize`` them; the checkpoint's float matrices are then UNQUANTIZED.
+    ``group`` weights share a scale, None for the format's default. ``note`` receives what rounding costs.
+
+    Raises QuantizationError for an unknown name or weights that the format cannot represent, and RequestError for a
+    quantization of weights that stay as they are.
     """
     forms = checkpoint.stored_forms
-    if requested is None:
-        return quant.by_name(UNQUANTIZED if forms else quant.DEFAULT), bool(forms)
-    if forms:
-        note(
-            f"{checkpoint.path}: its weights are already quantized ({', '.join(sorted(forms))}); --quantization "
-            f"{requested} converts them and rounds them again; without the option they stay as they are"
+    if not forms:
+        return quant.by_name(requested or quant.DEFAULT, group), False
+    kinds = ", ".join(sorted(forms))
+    if not requantize and (requested is not None or group is not None):
+        flag = f"--group-size {group}" if requested is None else f"--quantization {requested}"
+        raise RequestError(
+            f"{flag}: the checkpoint's weights are already quantized ({kinds}), and to round them again costs "
+            "accuracy; remove the option to use them as they are, or add --requantize"
         )
-    return quant.by_name(requested), False
+    quantization = quant.by_name((requested or quant.DEFAULT) if requantize else UNQUANTIZED, group)
+    for text in rounding_notes(checkpoint, quantization, keeps_forms=not requantize):
+        note(text)
+    return quantization, not requantize
 
 
 def keep_stored_forms(graph: Graph, checkpoint: Checkpoint) -> Graph:
@@ -58,7 +72,7 @@ def stored_form(parameter: Parameter, checkpoint: Checkpoint) -> str | None:
         raise UnsupportedModel(
             f"{checkpoint.path}: {names}: are stored as {', '.join(sorted(form or 'floats' for form in forms))}, "
             f"but the {checkpoint.spec.model_type} model needs one matrix with other values; "
-            "give a --quantization to convert the weights"
+            "add --requantize to convert the weights"
         )
     (form,) = forms
     return form

@@ -64,6 +64,11 @@ def add_parser(commands: Any) -> None:
         help=f"quantization of compiled models (default: {quant.DEFAULT}; quantized checkpoints stay as they are)",
     )
     local.add_argument(
+        "--requantize",
+        action="store_true",
+        help="also convert the weights that a checkpoint stores quantized, by rounding them",
+    )
+    local.add_argument(
         "--context", type=int, metavar="N", help="context of compiled models: the longest sequence in tokens"
     )
     local.add_argument(

@@ -40,6 +40,7 @@ def make_opener(options: argparse.Namespace, environment: Mapping[str, str], pro
         LocalOptions(
             target=options.target,
             quantization=options.quantization,
+            requantize=options.requantize,
             context=options.context,
             kv=options.kv,
             lora_rank=options.lora_rank,

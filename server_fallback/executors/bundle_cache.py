@@ -44,15 +44,20 @@ def bundle_path(checkpoint: Path, options: CompileOptions) -> Path:
     return cache_folder() / f"{name}-{digest.hexdigest()[:KEY_DIGITS]}"
 
 
-def checkpoint_parts(folder: Path) -> Iterator[bytes]:
-    """The bytes that distinguish one checkpoint from another. Its subfolders are those of sentence-transformers, which
-    are small.
+def checkpoint_parts(checkpoint: Path) -> Iterator[bytes]:
+    """The bytes that distinguish one checkpoint from another: a folder, or a GGUF file. A folder's subfolders are those
+    of sentence-transformers, which are small.
     """
-    for path in sorted([*folder.glob("*"), *folder.glob("*/*.json")]):
-        name = path.relative_to(folder).as_posix().encode()
-        if path.suffix == ".safetensors":
+    if checkpoint.is_file():
+        status = checkpoint.stat()
+        yield b"%d %d" % (status.st_size, status.st_mtime_ns)
+    for path in sorted([*checkpoint.glob("*"), *checkpoint.glob("*/*.json")]):
+        name = path.relative_to(checkpoint).as_posix().encode()
+        if path.suffix in (".safetensors", ".bin"):
             status = path.stat()
-            yield b"%b %d %d " % (name, status.st_size, status.st_mtime_ns) + safetensors_header(path)
+            yield b"%b %d %d " % (name, status.st_size, status.st_mtime_ns)
+            if path.suffix == ".safetensors":
+                yield safetensors_header(path)
         elif path.suffix in (".json", ".jinja"):
             yield name + b" " + sha256(path.read_bytes()).digest()
 

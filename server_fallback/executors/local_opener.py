@@ -51,7 +51,8 @@ Progress = Callable[[str, str, int, int], None]
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
     """``target`` None: a GPU if there is one, else the CPU. ``target`` to ``lora_rank`` apply to checkpoints that are
-    compiled; bundles have their own. ``quantization`` None: the checkpoint's own, or the compiler's default.
+    compiled; bundles have their own. ``quantization`` None: the checkpoint's own, or the compiler's default;
+    ``requantize`` converts the checkpoint's own.
 
     ``max_sequences`` None: DEFAULT_SEQUENCES. ``kv_memory_bytes`` None: a share of the device's memory.
     ``max_adapters``: slots for LoRA adapters in a bundle that supports them. ``draft``: "ngram", or a smaller model
@@ -64,6 +65,7 @@ class LocalOptions:
 
     target: str | None = None
     quantization: str | None = None
+    requantize: bool = False
     context: int | None = None
     kv: Literal["activation", "q8"] = "activation"
     lora_rank: int = 0
@@ -179,6 +181,7 @@ class LocalOpener:
             target=target,
             arch=default_arch(target),
             quantization=options.quantization,
+            requantize=options.requantize,
             context=options.context,
             kv=options.kv,
             lora_rank=options.lora_rank,

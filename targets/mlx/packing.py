@@ -61,8 +61,8 @@ class Packing:
             if not plain or parameter.columns % group or group not in GROUPS or form.group % group:
                 raise QuantizationError(
                     f"{parameter.name} has {parameter.columns} columns with scales of {form.name}, and MLX needs a "
-                    f"multiple of {', '.join(map(str, GROUPS))}; use --target webgpu, cpu or cuda, or give a "
-                    "--quantization to convert the weights",
+                    f"multiple of {', '.join(map(str, GROUPS))}; use --target webgpu, cpu or cuda, or add "
+                    "--requantize to convert the weights",
                     tensor=parameter.name,
                 )
             return group, form.bits

@@ -122,8 +122,8 @@ class Emitter:
         form = form_of(parameter.form, self.quantization)
         if not reads_plain(weight_format(form)):
             raise QuantizationError(
-                f"{parameter.name} is stored as {form.name}, which the ONNX target does not read; give a "
-                "--quantization to convert the weights",
+                f"{parameter.name} is stored as {form.name}, which the ONNX target does not read; add "
+                "--requantize to convert the weights",
                 tensor=parameter.name,
             )
         return form

@@ -5,6 +5,7 @@ transformers.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from io import StringIO
 from pathlib import Path
@@ -108,14 +109,18 @@ def test_the_reference_runs_every_width_and_the_report_counts_them(
 
 
 @pytest.mark.usefixtures("plain_target")
-def test_a_requested_quantization_converts_the_weights_with_a_note(
+def test_only_requantize_converts_the_weights_and_reports_the_error(
     checkpoints: Mapping[str, Path], tmp_path: Path
 ) -> None:
+    refused = CompileOptions(quantization="f32", **OPTIONS)
+    with pytest.raises(RequestError, match=r"already quantized \(q2c, q4c, q8c\).* add --requantize"):
+        compile_model(str(checkpoints["plain"]), tmp_path / "bundle", refused)
     notes: list[str] = []
-    options = CompileOptions(quantization="f32", **OPTIONS)
+    options = CompileOptions(quantization="f32", requantize=True, **OPTIONS)
     bundle = compile_model(str(checkpoints["plain"]), tmp_path / "bundle", options, note=notes.append)
     assert {weight.quantization for weight in bundle.manifest.weights.values()} == {None, "f32"}
-    assert [note for note in notes if "already quantized (q2c, q4c, q8c); --quantization f32 converts them" in note]
+    assert [re.search(r"(\d+ matrices of q.c) become f32, which changes their weights by 0 of", note) for note in notes]
+    assert len(notes) == 3
     found = logits_of(ReferenceRunner(bundle), bundle.manifest.page_size)
     assert relative_error(found, transformers_logits_of(checkpoints["plain"], TOKENS)) < F32
 

@@ -5,6 +5,7 @@ these, and configurations that we refuse.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from decoder_families import TOKENS, make_family
 from safetensors.torch import load_file, save_file
 from tolerances import relative_error
 
-from nearfar.compiler.errors import CheckpointError, QuantizationError, UnsupportedModel
+from nearfar.compiler.errors import CheckpointError, QuantizationError, RequestError, UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.checkpoint import StoredMatrix
 from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
@@ -132,8 +133,11 @@ def test_reordered_columns_are_not_rounded_again_unless_asked(tmp_path: Path) ->
     checkpoint = load(str(tmp_path))
     notes: list[str] = []
     assert choose_quantization(None, checkpoint, notes.append)[0].name == "f16"
-    assert choose_quantization("q4f16", checkpoint, notes.append)[0].name == "q4f16"
-    assert "already quantized (q2 reordered); --quantization q4f16 converts them" in notes[0]
+    assert re.search(r"matrices of q2 reordered become f16, which changes their weights by 0\.00\d+ of", notes.pop())
+    assert choose_quantization("q4f16", checkpoint, notes.append, requantize=True)[0].name == "q4f16"
+    assert re.search(r"matrices of q2 reordered become q4f16, which changes their weights by 0\.\d+ of", notes.pop())
+    with pytest.raises(RequestError, match=r"--quantization q4f16: .* quantized \(q2 reordered\)"):
+        choose_quantization("q4f16", checkpoint, notes.append)
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq4"])

@@ -59,12 +59,24 @@ def test_the_cache_folder_depends_on_every_input_of_a_bundle(
     # The weights' header and size stay as they are.
     os.utime(folder / "model.safetensors", (1, 1))
     paths.append(bundle_path(folder, OPTIONS))
+    (folder / "params_shard_0.bin").write_bytes(b"weights")
+    paths.append(bundle_path(folder, OPTIONS))
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     paths.append(bundle_path(folder, OPTIONS))
     assert len(set(paths)) == len(paths)
     before = paths[-1]
     (folder / "notes.txt").write_text("for people")
     assert bundle_path(folder, OPTIONS) == before
+
+
+@pytest.mark.usefixtures("cache")
+def test_another_gguf_file_of_the_same_name_has_another_bundle(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF one")
+    first = bundle_path(file, OPTIONS)
+    assert bundle_path(file, OPTIONS) == first
+    file.write_bytes(b"GGUF another")
+    assert bundle_path(file, OPTIONS) != first
 
 
 @pytest.mark.usefixtures("cache")
