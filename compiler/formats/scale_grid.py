@@ -81,7 +81,9 @@ def float8_matrix(name: str, weight: SafetensorsTensor, scales: ScaleGrid) -> De
 
     def rows(start: int, stop: int) -> FloatArray:
         values: FloatArray = E4M3_VALUES[weight.integers(start, stop)]
-        values *= scales.of_columns(scales.rows(start, stop))
+        # Values that are not finite are found when they are packed.
+        with np.errstate(invalid="ignore", over="ignore"):
+            values *= scales.of_columns(scales.rows(start, stop))
         return values
 
     return DequantizedMatrix(name, scales.shape, FLOAT8, rows)
