@@ -91,6 +91,6 @@ def float8_matrix(name: str, weight: SafetensorsTensor, scales: ScaleGrid) -> De
 
 def float8_note(where: str, count: int) -> str:
     return (
-        f"{where}: {count} matrices of 8-bit floats become float16, twice their size; --quantization q8f16 rounds them "
-        "to 8 bits in groups of 32"
+        f"{where}: {count} matrices of 8-bit floats become float16, twice their size; add --requantize with "
+        "--quantization q8f16 to round them to 8 bits again"
     )
