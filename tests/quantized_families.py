@@ -40,14 +40,19 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
 Quantize = Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]]
 
 
-def make_quantized(model: str, folder: Path, quantize: Quantize, config: Mapping[str, Any]) -> None:
-    """Write a model of MODELS whose projections are quantized, with this section "quantization_config"."""
+def make_model(model: str, folder: Path) -> None:
+    """Write a model of MODELS with random float weights."""
     import transformers
 
     family, settings = MODELS[model]
     torch.manual_seed(len(model))
     values = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**{**SIZES, **settings, **WIDE})
     write(getattr(transformers, f"{family}ForCausalLM")(values).float(), folder)
+
+
+def make_quantized(model: str, folder: Path, quantize: Quantize, config: Mapping[str, Any]) -> None:
+    """Write a model of MODELS whose projections are quantized, with this section "quantization_config"."""
+    make_model(model, folder)
     quantize_projections(folder, quantize)
     write_quantization(folder, config)
 

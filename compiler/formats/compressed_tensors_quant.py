@@ -76,7 +76,7 @@ class CompressedTensors:
         if float8 < len(kinds):
             notes.append(
                 f"{where}: the columns of {len(kinds) - float8} matrices are not in the order of their groups "
-                "(actorder), so these matrices become floats; give a --quantization to round them to another format"
+                "(actorder), so these matrices become floats; add --requantize to round them to a smaller format"
             )
         if rounds_activations:
             notes.append(f"{where}: activations are not rounded, which is more exact than the checkpoint's scheme")

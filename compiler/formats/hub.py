@@ -1,4 +1,6 @@
-"""Downloads models from the Hugging Face Hub into its cache. Interrupted downloads resume."""
+"""Downloads models from the Hugging Face Hub into its cache. A lost connection continues where it stopped, and a later
+run downloads only the files that are not complete.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from .gguf.names import choose_files
 # owner/name, or owner/name:choice, where the choice is a GGUF file or its quantization.
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(\w[\w./-]*))?")
 # All files that we read are in the top folder, except those of modules and templates.
-_ALLOWED = ["*.safetensors", "*.json", "*.jinja", "params_shard_*.bin"]
+_ALLOWED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "params_shard_*.bin"]
+# Only if there are no other weights.
+_PYTORCH = ["pytorch_model*"]
+_WEIGHTS = ("*.safetensors", "params_shard_*.bin")
 # Some repositories contain the same weights a second time under other names. Folders that start with a digit contain
 # modules of sentence-transformers, and additional_chat_templates contains chat templates.
 _IGNORED = ["[!0-9a]*/*", "a[!d]*/*", "*/*.safetensors", "consolidated*"]
@@ -45,8 +50,11 @@ def download(model: HubModel) -> Path:
         if choice is not None:
             return _download_gguf(repository, choice)
         folder = Path(huggingface_hub.snapshot_download(repository, allow_patterns=_ALLOWED, ignore_patterns=_IGNORED))
-        has_model = any((folder / file).is_file() for file in ("config.json", "mlc-chat-config.json"))
-        return folder if has_model else _download_gguf(repository, None)
+        if not any((folder / file).is_file() for file in ("config.json", "mlc-chat-config.json")):
+            return _download_gguf(repository, None)
+        if not any(path for pattern in _WEIGHTS for path in folder.glob(pattern)):
+            huggingface_hub.snapshot_download(repository, allow_patterns=_PYTORCH, ignore_patterns=_IGNORED)
+        return folder
     except CheckpointError:
         raise
     except GatedRepoError as error:

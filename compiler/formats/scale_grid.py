@@ -81,7 +81,9 @@ def float8_matrix(name: str, weight: SafetensorsTensor, scales: ScaleGrid) -> De
 
     def rows(start: int, stop: int) -> FloatArray:
         values: FloatArray = E4M3_VALUES[weight.integers(start, stop)]
-        values *= scales.of_columns(scales.rows(start, stop))
+        # Values that are not finite are found when they are packed.
+        with np.errstate(invalid="ignore", over="ignore"):
+            values *= scales.of_columns(scales.rows(start, stop))
         return values
 
     return DequantizedMatrix(name, scales.shape, FLOAT8, rows)
@@ -89,6 +91,6 @@ def float8_matrix(name: str, weight: SafetensorsTensor, scales: ScaleGrid) -> De
 
 def float8_note(where: str, count: int) -> str:
     return (
-        f"{where}: {count} matrices of 8-bit floats become float16, twice their size; --quantization q8f16 rounds them "
-        "to 8 bits in groups of 32"
+        f"{where}: {count} matrices of 8-bit floats become float16, twice their size; add --requantize with "
+        "--quantization q8f16 to round them to 8 bits again"
     )

@@ -15,20 +15,23 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from decoder_families import TOKENS, make_family
+from quantized_families import (
+    MODELS,
+    logits_of,
+    make_quantized,
+    transformers_logits,
+    write_quantization,
+)
 from safetensors.torch import load_file, save_file
 from tolerances import relative_error
 
 from nearfar.compiler.errors import CheckpointError, QuantizationError, RequestError, UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.checkpoint import StoredMatrix
-from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
 from nearfar.compiler.pipeline.stored_forms import choose_quantization
 
 pytest.importorskip("onnxruntime_genai.models.loaders.awq")
 
-SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "num_hidden_layers": 2}  # fmt: skip
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False, "damp_percent": 0.1}
 # The configuration of each name, and whether its groups may be in any order.
@@ -84,48 +87,52 @@ def unpacked(tensors: dict[str, torch.Tensor], config: dict[str, Any], rows: int
     return weight.T.contiguous()
 
 
-def make(folder: Path, config: dict[str, Any], ordered: bool) -> npt.NDArray[np.float32]:
-    """Write a checkpoint whose projections are quantized at random. Returns transformers' logits for the weights that
-    onnxruntime-genai unpacks.
+def make(folder: Path, config: dict[str, Any], ordered: bool, model: str = "llama") -> Mapping[str, torch.Tensor]:
+    """Write a checkpoint whose projections are quantized at random. Returns the weights that onnxruntime-genai
+    unpacks.
     """
+    weights: dict[str, torch.Tensor] = {}
+
+    def quantize(module: str, weight: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        rows, columns = weight.shape
+        parts = quantized(rows, columns, config, ordered)
+        weights[f"{module}.weight"] = unpacked(parts, config, rows, columns)
+        return parts
+
+    torch.manual_seed(len(json.dumps(config)))
+    make_quantized(model, folder, quantize, config)
+    return weights
+
+
+def logits_with(weights: Mapping[str, torch.Tensor], folder: Path) -> npt.NDArray[np.float32]:
+    """transformers' logits for the checkpoint in a folder, with these weights in place of the quantized ones."""
     import transformers
 
-    make_family("olmo2", folder, **SIZES)
-    tensors, floats = load_file(folder / "model.safetensors"), {}
-    stored = {}
-    torch.manual_seed(len(json.dumps(config)))
-    for name, tensor in tensors.items():
-        module = name.removesuffix(".weight")
-        if "_proj" not in name:
-            stored[name] = floats[name] = tensor
-            continue
-        parts = quantized(tensor.shape[0], tensor.shape[1], config, ordered)
-        stored |= {f"{module}.{kind}": part.contiguous() for kind, part in parts.items()}
-        floats[name] = unpacked(parts, config, tensor.shape[0], tensor.shape[1])
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    assert not model.load_state_dict(floats, strict=False).unexpected_keys
-    with torch.no_grad():
-        logits: npt.NDArray[np.float32] = model(torch.tensor([TOKENS])).logits[0].numpy()
-    save_file(stored, folder / "model.safetensors")
-    write_config(folder, config)
-    return logits
+    config = transformers.AutoConfig.from_pretrained(folder)
+    del config.quantization_config
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    stored = load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in stored.items() if name in model.state_dict()}
+    assert not model.load_state_dict({**kept, **weights}, strict=False).unexpected_keys
+    return transformers_logits(model)
 
 
-def write_config(folder: Path, config: dict[str, Any]) -> None:
-    values = json.loads((folder / "config.json").read_text())
-    values["quantization_config"] = config
-    (folder / "config.json").write_text(json.dumps(values))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_logits_are_those_of_the_weights_that_another_reader_unpacks(name: str, tmp_path: Path) -> None:
-    expected = make(tmp_path, *CASES[name])
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        *(("awq", model) for model in MODELS),
+        ("gptq4", "qwen3"),
+        ("gptq4", "phi3"),
+        ("gptq8_row", "gemma3"),
+        ("gptq2_ordered", "llama"),
+    ],
+)
+def test_logits_are_those_of_the_weights_that_another_reader_unpacks(name: str, model: str, tmp_path: Path) -> None:
+    weights = make(tmp_path, *CASES[name], model)
     checkpoint = load(str(tmp_path))
     assert set(checkpoint.stored_forms) == FORMS[name]
     assert any("not in the order of their groups" in note for note in checkpoint.notes) == CASES[name][1]
-    reference = CheckpointReference(checkpoint, len(TOKENS))
-    found = reference.logits(next(iter(reference.hidden([TOKENS]))))
-    assert relative_error(found, expected) < 1e-4
+    assert relative_error(logits_of(tmp_path), logits_with(weights, tmp_path)) < 1e-4
 
 
 def test_reordered_columns_are_not_rounded_again_unless_asked(tmp_path: Path) -> None:
@@ -172,7 +179,7 @@ def test_symmetric_codes_need_no_zero_points_and_the_version_is_checked(version_
     checkpoint = load(str(tmp_path))
     assert set(checkpoint.stored_forms) == {"q4g32_f16"}
     checkpoint.tensors["model.layers.0.mlp.up_proj.weight"].rows(0, 9)
-    write_config(tmp_path, {**config, "checkpoint_format": "gptq" if version_2 else "gptq_v2"})
+    write_quantization(tmp_path, {**config, "checkpoint_format": "gptq" if version_2 else "gptq_v2"})
     with pytest.raises(QuantizationError, match="zero points other than 8, though 'quantization_config' says"):
         load(str(tmp_path)).tensors["model.layers.0.mlp.up_proj.weight"].rows(0, 9)
 
@@ -192,7 +199,7 @@ def test_another_layout_is_refused_by_name(
     config: dict[str, Any], error: type[Exception], words: str, tmp_path: Path
 ) -> None:
     make(tmp_path, AWQ, False)
-    write_config(tmp_path, config)
+    write_quantization(tmp_path, config)
     with pytest.raises(error, match=words):
         load(str(tmp_path))
 
