@@ -80,7 +80,7 @@ def test_a_chunk_without_a_sampled_row_skips_the_upper_layers_and_fills_the_page
     assert relative_error(outputs[-1]["logits"], expected[40:]) < LIMIT
 
 
-def test_layers_that_compute_only_sampled_rows_take_no_adapters(tmp_path: Path) -> None:
+def test_layers_that_compute_only_sampled_rows_do_not_support_adapters(tmp_path: Path) -> None:
     make_family("gemma4_text", tmp_path)
     graph, _ = opened(tmp_path, context=len(TOKENS))
     with pytest.raises(UnsupportedModel, match=r"model\.layers\.4.*only sampled rows"):

@@ -96,7 +96,7 @@ def test_stablelm_rotates_a_quarter_of_a_head() -> None:
         (ERNIE, {"use_bias": "no"}, CheckpointError, "'use_bias' is 'no'"),
     ],
 )
-def test_what_a_family_does_not_compute_is_refused(
+def test_options_that_a_family_does_not_compute_are_refused(
     config: dict[str, Any], changes: dict[str, Any], error: type[NearfarError], message: str
 ) -> None:
     with pytest.raises(error, match=message):

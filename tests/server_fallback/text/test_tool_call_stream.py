@@ -129,7 +129,7 @@ def test_a_call_with_its_keys_the_other_way_round_keeps_its_characters() -> None
         ("llama3", '{"name": "f", "parameters": {"a": 1', False),
     ],
 )
-def test_an_answer_that_ends_with_a_whole_call_is_known(form: str, text: str, complete: bool) -> None:
+def test_an_answer_that_ends_with_a_complete_call_is_recognised(form: str, text: str, complete: bool) -> None:
     stream = ToolCallStream(FORMATS[form])
     stream.feed(text)
     stream.finish()

@@ -155,7 +155,7 @@ test.each(VECTOR_CASES)("$format: the vector $text is read the same however it i
     expect(outcome(format, [text.slice(0, at), text.slice(at)], tools)).toEqual(expected);
 });
 
-test("any text is read the same however it is cut, and comes out complete where there is no call", () => {
+test("any text is read the same however it is cut, and is complete if there is no call", () => {
   const heads = [
     "<tool_call>",
     "</tool_call>",
