@@ -110,6 +110,6 @@ def fill_states(
                 states[part.a][first : first + rank] = values
             else:
                 first, last = part.first_row, part.first_row + part.stop - part.start
-                mine = values[first:last] if part.pairs is None else values[part.pairs.stored_rows(first, last)]
-                states[part.b][part.start : part.stop, :rank] = mine * np.float32(scale * part.factor)
+                part_rows = values[first:last] if part.pairs is None else values[part.pairs.stored_rows(first, last)]
+                states[part.b][part.start : part.stop, :rank] = part_rows * np.float32(scale * part.factor)
     return states

@@ -53,10 +53,10 @@ class Tiling:
     @property
     def slots(self) -> Expr:
         """The number of slots of a batch."""
-        whole: Expr = ["sub", ["ceildiv", ["add", "S", 1], self.rows], 1]
+        full_tiles: Expr = ["sub", ["ceildiv", ["add", "S", 1], self.rows], 1]
         # A sequence with more than ``few`` rows has at least that many beyond its first.
         partial: Expr = ["sub", ["ceildiv", ["add", ["sub", "S", "B"], 1], self.few], 1] if self.few else "B"
-        return ["add", whole, ["min", "B", partial]]
+        return ["add", full_tiles, ["min", "B", partial]]
 
     def start(self, sequence: Scalar, first_row: Scalar) -> Scalar:
         """The first slot of a sequence."""

@@ -95,7 +95,7 @@ class Ranges:
     def count(self) -> Expr:
         """The number of ranges of each row of a batch; ranges behind a row's last key are empty."""
         most: Expr = ["max", LEAST_RANGES, ["sub", MOST_RANGES, self.heads.sequences]]
-        return ["min", self._whole, most]
+        return ["min", self._ranges_of_context, most]
 
     @property
     def partials(self) -> Expr:
@@ -103,7 +103,7 @@ class Ranges:
         sequences = self.heads.sequences
         # x * (64 - x) is at most 32 * 32.
         most: Expr = ["max", (MOST_RANGES // 2) ** 2, ["mul", LEAST_RANGES, sequences]]
-        rows: Expr = ["min", most, ["mul", sequences, self._whole]]
+        rows: Expr = ["min", most, ["mul", sequences, self._ranges_of_context]]
         return ["mul", self.max_rows, rows] if self.max_rows > 1 else rows
 
     def keys(self, kernel: KernelBuilder, length: Scalar) -> Scalar:
@@ -122,7 +122,7 @@ class Ranges:
             yield kernel.let("row", first + token), token
 
     @property
-    def _whole(self) -> Expr:
+    def _ranges_of_context(self) -> Expr:
         """The ranges of ``split`` keys in the longest context."""
         return ["ceildiv", longest_reach(self.heads, self.window, self.max_rows), self.split]
 

@@ -32,11 +32,11 @@ class RotationTable:
         """An element after the rotation, from its own value and its partner's."""
         half = self._half
         low = element < half
-        whole = 2 * half == self._head_dim
-        pair = select(low, element, element - half if whole else minimum(element - half, half - 1))
+        rotates_all = 2 * half == self._head_dim
+        pair = select(low, element, element - half if rotates_all else minimum(element - half, half - 1))
         cosine, sine = self._table[position, pair, 0], self._table[position, pair, 1]
         rotated = value * cosine + select(low, -partner, partner) * sine
-        return rotated if whole else select(element < 2 * half, rotated, value)
+        return rotated if rotates_all else select(element < 2 * half, rotated, value)
 
 
 class NewHeads:

@@ -159,28 +159,28 @@ class PackedMatrix:
         ``half`` of a chunk has a scale in groups of 16.
         """
         assert self._scales is not None
-        word, index = self._scale_place(row, chunk, half)
+        word, index = self._scale_location(row, chunk, half)
         return self._scales[word], index
 
     def raw_offset(self, row: Scalar, chunk: Scalar, half: Scalar | int = 0) -> Scalar:
         """The word that holds a chunk's zero point or bias, whose index is that of the scale."""
         assert self._offsets is not None
-        return self._offsets[self._scale_place(row, chunk, half)[0]]
+        return self._offsets[self._scale_location(row, chunk, half)[0]]
 
     def scale_address(self, row: Scalar, chunk: Scalar) -> tuple[Scalar, Scalar]:
         """As `raw_scale`, with a pointer to the word."""
         assert self._scales is not None
-        word, index = self._scale_place(row, chunk, 0)
+        word, index = self._scale_location(row, chunk, 0)
         return address_of(self._scales, word), index
 
-    def _scale_place(self, row: Scalar, chunk: Scalar, half: Scalar | int) -> tuple[Scalar, Scalar]:
+    def _scale_location(self, row: Scalar, chunk: Scalar, half: Scalar | int) -> tuple[Scalar, Scalar]:
         group, scales = self._format.group, self._scales_of_row
         if self._format.scales_a_chunk == 2:
             # A row may end in the first half of a chunk.
-            place = minimum(chunk * 2 + half, scales - 1) if scales % 2 else chunk * 2 + half
+            column = minimum(chunk * 2 + half, scales - 1) if scales % 2 else chunk * 2 + half
         else:
-            place = 0 if group == ROW else chunk if group == GROUP else chunk // (group // GROUP)
-        index = row * scales + place
+            column = 0 if group == ROW else chunk if group == GROUP else chunk // (group // GROUP)
+        index = row * scales + column
         return (index if self._format.scale_dtype == "float32" else index // 2), index
 
     def scale_in(self, raw: Scalar, index: Scalar) -> Scalar:

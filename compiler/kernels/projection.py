@@ -62,10 +62,10 @@ class Rows:
     ) -> None:
         """``step`` rounds what is read; see `fake_quantized`."""
         self._kernel, self._columns, self._step = kernel, columns, step
-        self._whole = columns % 4 == 0
+        self._fills_vectors = columns % 4 == 0
         self._buffer = (
             kernel.buffer(role, (rows, columns // 4), f"{dtype}x4")
-            if self._whole
+            if self._fills_vectors
             else kernel.buffer(role, (rows, columns), dtype)
         )
 
@@ -81,7 +81,7 @@ class Rows:
         return vector(*(fake_quantized(self._kernel, lane_of(lanes[0], lane), self._step) for lane in range(4)))
 
     def _load(self, row: Scalar, index: Scalar, reach: int) -> Scalar:
-        if self._whole:
+        if self._fills_vectors:
             quads = self._columns // 4
             if reach <= quads:
                 return cast(self._buffer[row, index], "float32x4")

@@ -200,13 +200,13 @@ def dot_products(
                 if last:
                     value = sum_lanes(dot[0])
                     if weights.scales is not None:
-                        place = i * parts + part
-                        index = weights.scale_indices[place]
-                        scale = weight.scale_in(weights.scales[place], index)
+                        part_index = i * parts + part
+                        index = weights.scale_indices[part_index]
+                        scale = weight.scale_in(weights.scales[part_index], index)
                         if weights.offsets is None or total is None:
                             value = value * scale
                         else:
-                            offset = weight.scale_in(weights.offsets[place], index)
+                            offset = weight.scale_in(weights.offsets[part_index], index)
                             of_offset = sum_lanes(total[part]) * offset
                             value = value * scale + of_offset if fmt.offset == "b" else (value - of_offset) * scale
                     sum_of[i] = sum_of[i] + value

@@ -60,8 +60,8 @@ class Rows:
     surprise: npt.NDArray[np.float64]
     reference_surprise: npt.NDArray[np.float64]
 
-    def where(self, wanted: npt.NDArray[np.bool_]) -> Rows:
-        return Rows(self.kl[wanted], self.agrees[wanted], self.surprise[wanted], self.reference_surprise[wanted])
+    def where(self, mask: npt.NDArray[np.bool_]) -> Rows:
+        return Rows(self.kl[mask], self.agrees[mask], self.surprise[mask], self.reference_surprise[mask])
 
 
 def make_windows(tokenizer: Tokenizer, text: str, window: int, count: int | None = None) -> list[list[int]]:

@@ -16,7 +16,7 @@ from ..bundle.manifest import EMBED, GENERATE, Description, InputEntry
 from ..errors import RequestError
 from .batch import Array, Batch, FloatArray, Limits, Output, Result, done, require_plan
 from .inputs import EXPORT_INPUTS, require_inputs
-from .limits import largest_dims, page_groups, require_within, whole_limits
+from .limits import complete_limits, largest_dims, page_groups, require_within
 
 AnyManifest = TypeVar("AnyManifest", bound=Description)
 
@@ -34,7 +34,7 @@ class BaseRunner(ABC, Generic[AnyManifest]):
 
     def __init__(self, manifest: AnyManifest, limits: Limits) -> None:
         self.manifest = manifest
-        self.limits = whole_limits(manifest, limits)
+        self.limits = complete_limits(manifest, limits)
         self.groups = page_groups(manifest, self.limits)
         self.num_pages = self.groups[0].pages
         self.largest: Mapping[str, int] = largest_dims(manifest, self.limits)

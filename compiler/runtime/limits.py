@@ -11,7 +11,7 @@ from .batch import Limits
 from .page_groups import PageGroup, group_windows, pages_of_sequence
 
 
-def whole_limits(manifest: Description, limits: Limits) -> Limits:
+def complete_limits(manifest: Description, limits: Limits) -> Limits:
     """The limits with numbers of pages, and without adapters if the bundle does not support them."""
     takes_adapters = isinstance(manifest, Manifest) and manifest.lora is not None
     pages, windows = limits.pages or manifest.pages_for(manifest.context), group_windows(manifest)
@@ -26,14 +26,14 @@ def whole_limits(manifest: Description, limits: Limits) -> Limits:
 
 def page_groups(manifest: Description, limits: Limits) -> tuple[PageGroup, ...]:
     """The page groups of a runner."""
-    limits = whole_limits(manifest, limits)
+    limits = complete_limits(manifest, limits)
     pages = (limits.pages or 0, limits.window_pages or 0)
     return tuple(map(PageGroup, pages, group_windows(manifest)))
 
 
 def largest_dims(manifest: Description, limits: Limits) -> dict[str, int]:
     """The dims of a runner's largest batch."""
-    limits = whole_limits(manifest, limits)
+    limits = complete_limits(manifest, limits)
     pages, context_pages = limits.pages or 0, manifest.pages_for(manifest.context)
     gives_back = any(window is not None for window in group_windows(manifest))
     return {

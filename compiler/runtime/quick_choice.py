@@ -64,8 +64,8 @@ def choose_among(logits: FloatArray, tokens: IntArray, settings: Settings) -> in
 def largest(logits: FloatArray, count: int) -> IntArray:
     """Tokens whose logits are the ``count`` largest, and perhaps some more, in rising order."""
     # At least ``count`` stripes have a maximum of at least this threshold, so no smaller logit is among the largest.
-    whole = len(logits) // STRIPE * STRIPE
-    maxima = logits[:whole].reshape(-1, STRIPE).max(axis=1)
+    aligned = len(logits) // STRIPE * STRIPE
+    maxima = logits[:aligned].reshape(-1, STRIPE).max(axis=1)
     among = maxima if count <= len(maxima) else logits
     return np.flatnonzero(logits >= np.partition(among, -count)[-count])
 

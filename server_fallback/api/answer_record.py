@@ -56,7 +56,7 @@ class AnswerRecord:
         metrics, model, exchange = self._metrics, self._model, self._exchange
         reasons = self._reasons
         if error is None:
-            metrics.whole.labels(model).observe(time.monotonic() - exchange.arrived)
+            metrics.latency.labels(model).observe(time.monotonic() - exchange.arrived)
         elif isinstance(error, Exception):
             reasons = reasons or {0: "error"}
         for reason in reasons.values() if reasons else ("abort",):

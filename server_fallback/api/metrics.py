@@ -132,7 +132,7 @@ class Metrics:
         self.next_token = histogram(
             "vllm:inter_token_latency_seconds", "Time between the chunks of an answer.", NEXT_TOKEN_BUCKETS
         )
-        self.whole = histogram("vllm:e2e_request_latency_seconds", "Time until the answer ends.", REQUEST_BUCKETS)
+        self.latency = histogram("vllm:e2e_request_latency_seconds", "Time until the answer ends.", REQUEST_BUCKETS)
         self.queue = histogram("vllm:request_queue_time_seconds", "Time until the device begins.", REQUEST_BUCKETS)
         self.prompt_tokens = Counter("vllm:prompt_tokens", "Tokens of prompts.", [MODEL], registry=registry)
         self.generation_tokens = Counter("vllm:generation_tokens", "Tokens of answers.", [MODEL], registry=registry)

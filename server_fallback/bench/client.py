@@ -114,7 +114,7 @@ def make_client(api_key: str | None) -> httpx.AsyncClient:
     )
 
 
-async def find_model(client: httpx.AsyncClient, url: str, wanted: str | None) -> str:
+async def find_model(client: httpx.AsyncClient, url: str, requested: str | None) -> str:
     """The requested model, or the first one that the server lists. Raises Unavailable if the server does not answer,
     RequestError for an unknown name.
     """
@@ -127,11 +127,11 @@ async def find_model(client: httpx.AsyncClient, url: str, wanted: str | None) ->
     if not response.is_success:
         raise refusal(url, response, response.text)
     names = [str(card["id"]) for card in response.json()["data"]]
-    if not names or (wanted is not None and wanted not in names):
+    if not names or (requested is not None and requested not in names):
         raise RequestError(
-            f"{url}: the server does not serve {wanted or 'any model'}; it serves {', '.join(names) or 'none'}"
+            f"{url}: the server does not serve {requested or 'any model'}; it serves {', '.join(names) or 'none'}"
         )
-    return wanted or names[0]
+    return requested or names[0]
 
 
 async def tokens_per_word(server: Server, words: str) -> float:

@@ -31,18 +31,18 @@ def check_request(request: TokenRequest, model: TokenModel, adapters: Collection
     check_prompt(request, model)
     ids = f"token ids from 0 to {model.vocab_size - 1}"
     if request.max_tokens is not None:
-        check("max_tokens", request.max_tokens, whole(1), "an integer of at least 1")
+        check("max_tokens", request.max_tokens, integer(1), "an integer of at least 1")
     if request.logprobs is not None:
-        check("logprobs", request.logprobs, whole(0, ALTERNATIVES), f"an integer from 0 to {ALTERNATIVES}")
+        check("logprobs", request.logprobs, integer(0, ALTERNATIVES), f"an integer from 0 to {ALTERNATIVES}")
     check("priority", request.priority, math.isfinite, "a number")
     stop_token_ids = request.stop_token_ids | request.last_token_ids
     if not are_ids(stop_token_ids, model.vocab_size):
         for token in stop_token_ids:
-            check("stop_token_ids", token, whole(0, model.vocab_size - 1), ids)
+            check("stop_token_ids", token, integer(0, model.vocab_size - 1), ids)
     check(
         "min_tokens",
         request.min_tokens,
-        whole(0, math.inf if request.max_tokens is None else request.max_tokens),
+        integer(0, math.inf if request.max_tokens is None else request.max_tokens),
         MIN_TOKENS,
     )
     if request.ignore_eos and request.constraint is not None:
@@ -55,24 +55,24 @@ def check_request(request: TokenRequest, model: TokenModel, adapters: Collection
         check(
             "when_full",
             request.when_full,
-            whole(0, model.context // 2),
+            integer(0, model.context // 2),
             f"an integer from 0 to half of the context, {model.context // 2}",
         )
     check_drafts(request, model)
     check_prompt_logprobs(request)
     sampling = request.sampling
     check("temperature", sampling.temperature, lambda value: 0 <= value < math.inf, "0 or more")
-    check("top_k", sampling.top_k, whole(0), "an integer of at least 0")
+    check("top_k", sampling.top_k, integer(0), "an integer of at least 0")
     check("top_p", sampling.top_p, lambda value: 0 < value <= 1, "above 0 and at most 1")
     check("min_p", sampling.min_p, lambda value: 0 <= value < 1, "at least 0 and below 1")
     check("repetition_penalty", sampling.repetition_penalty, lambda value: 0 < value < math.inf, "above 0")
     check("frequency_penalty", sampling.frequency_penalty, math.isfinite, "a number")
     check("presence_penalty", sampling.presence_penalty, math.isfinite, "a number")
     if sampling.seed is not None:
-        check("seed", sampling.seed, whole(0, WORD), f"an integer from 0 to {WORD}")
+        check("seed", sampling.seed, integer(0, WORD), f"an integer from 0 to {WORD}")
     if not (are_ids(sampling.logit_bias, model.vocab_size) and are_finite(sampling.logit_bias.values())):
         for token, bias in sampling.logit_bias.items():
-            check("logit_bias", token, whole(0, model.vocab_size - 1), f"for {ids}")
+            check("logit_bias", token, integer(0, model.vocab_size - 1), f"for {ids}")
             check("logit_bias", bias, math.isfinite, "of numbers")
 
 
@@ -92,7 +92,10 @@ def check_prompt(request: TokenRequest, model: TokenModel) -> None:
 
 def check_drafts(request: TokenRequest, model: TokenModel) -> None:
     check(
-        "answered", request.answered, whole(0, len(request.prompt_ids)), "an integer from 0 to the length of the prompt"
+        "answered",
+        request.answered,
+        integer(0, len(request.prompt_ids)),
+        "an integer from 0 to the length of the prompt",
     )
     if request.drafts is None:
         return
@@ -112,7 +115,7 @@ def check_drafts(request: TokenRequest, model: TokenModel) -> None:
 
 def check_prompt_logprobs(request: TokenRequest) -> None:
     most = MAX_PROMPT_LOGPROBS
-    check("prompt_logprobs", request.prompt_logprobs, whole(0, most), f"an integer from 0 to {most}")
+    check("prompt_logprobs", request.prompt_logprobs, integer(0, most), f"an integer from 0 to {most}")
     if request.prompt_logprobs > 0 and (request.drafts is not None or request.when_full != "stop"):
         raise RequestError(
             "prompt_logprobs cannot be combined with drafts or a number for when_full; leave these out",
@@ -145,7 +148,7 @@ def check(option: str, value: float, holds: Holds, range_text: str) -> None:
         raise RequestError(f"{option} is {value!r}; it must be {range_text}", param=option)
 
 
-def whole(least: int, most: float = math.inf) -> Holds:
+def integer(least: int, most: float = math.inf) -> Holds:
     return lambda value: isinstance(value, int | np.integer) and least <= value <= most
 
 

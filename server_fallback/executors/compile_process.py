@@ -76,9 +76,9 @@ def main(model: str, options_json: str) -> None:
     """The child process."""
     options = TypeAdapter(CompileOptions).validate_json(options_json)
     try:
-        say(bundle=str(compile_once(model, options)))
+        emit(bundle=str(compile_once(model, options)))
     except NearfarError as error:
-        say(error=error.to_json())
+        emit(error=error.to_json())
 
 
 def compile_once(model: str, options: CompileOptions) -> Path:
@@ -95,7 +95,7 @@ def compile_once(model: str, options: CompileOptions) -> Path:
             f"{path.parent}: compiled models cannot be stored here: {reason_of(error)}; set {VARIABLE} to a "
             "writable folder"
         ) from error
-    say(path=str(path))
+    emit(path=str(path))
     with FileLock(path.with_name(f"{path.name}.lock")):
         if not is_bundle(path):
             # A folder without a manifest is not a complete bundle.
@@ -103,7 +103,7 @@ def compile_once(model: str, options: CompileOptions) -> Path:
                 model,
                 path,
                 replace(options, force=True),
-                lambda phase, done, total: say(progress=[phase, done, total]),
+                lambda phase, done, total: emit(progress=[phase, done, total]),
             )
     return path
 
@@ -112,7 +112,7 @@ def is_bundle(path: Path) -> bool:
     return (path / MANIFEST_FILE).is_file()
 
 
-def say(**message: Any) -> None:
+def emit(**message: Any) -> None:
     print(json.dumps(message, default=str), flush=True)
 
 

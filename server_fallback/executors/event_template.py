@@ -25,7 +25,7 @@ TEXTS = re.compile(
 # The keys of a choice's delta, or of a choice, that hold text.
 TEXT_KEYS = ("content", "reasoning_content", "reasoning", "text")
 # A short text may also occur elsewhere in its event.
-MOST_PLACES = 8
+MAX_OCCURRENCES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def template_of(
     choice = choices[0]
     if choice.get("finish_reason") or choice.get("logprobs") or value.get("usage"):
         return None
-    found = place_of_text(choice)
+    found = field_of_text(choice)
     data = data_of(event)
     if found is None or data is None:
         return None
@@ -125,18 +125,18 @@ def template_of(
     return EventTemplate(before, after, sent_before + b'"', b'"' + sent_after, choice.get("index") or 0, is_call)
 
 
-def place_of_text(choice: dict[str, Any]) -> tuple[dict[str, Any], str, bool] | None:
+def field_of_text(choice: dict[str, Any]) -> tuple[dict[str, Any], str, bool] | None:
     """The object and the key that hold the choice's only text, and whether it is a tool call's."""
     delta = choice.get("delta")
     delta = delta if isinstance(delta, dict) else {}
-    places = [(each, key) for each in (choice, delta) for key in TEXT_KEYS if each.get(key)]
+    fields = [(each, key) for each in (choice, delta) for key in TEXT_KEYS if each.get(key)]
     calls = delta.get("tool_calls")
     if not calls:
-        return (*places[0], False) if len(places) == 1 and isinstance(places[0][0][places[0][1]], str) else None
+        return (*fields[0], False) if len(fields) == 1 and isinstance(fields[0][0][fields[0][1]], str) else None
     call = calls[0] if isinstance(calls, list) and len(calls) == 1 and isinstance(calls[0], dict) else {}
     function = call.get("function")
     is_part = isinstance(function, dict) and isinstance(function.get("arguments"), str) and function["arguments"]
-    return (function, "arguments", True) if is_part and not places and isinstance(function, dict) else None
+    return (function, "arguments", True) if is_part and not fields and isinstance(function, dict) else None
 
 
 def around_text(event: bytes, text: str, marked: Mapping[str, Any]) -> tuple[bytes, bytes] | None:
@@ -144,12 +144,12 @@ def around_text(event: bytes, text: str, marked: Mapping[str, Any]) -> tuple[byt
     is the object with the mark.
     """
     quoted = b'"' + text.encode("utf-8", "surrogatepass") + b'"'
-    place = -1
-    for _ in range(MOST_PLACES):
-        place = event.find(quoted, place + 1)
-        if place < 0:
+    start = -1
+    for _ in range(MAX_OCCURRENCES):
+        start = event.find(quoted, start + 1)
+        if start < 0:
             return None
-        before, after = event[: place + 1], event[place + len(quoted) - 1 :]
+        before, after = event[: start + 1], event[start + len(quoted) - 1 :]
         try:
             if json.loads(data_of(before + MARK.encode() + after) or b"") == marked:
                 return before, after

@@ -435,8 +435,8 @@ class LocalExecutor:
             ),
         )
 
-    async def _vocabulary(self, wanted: bool) -> Vocabulary | None:
-        return await asyncio.to_thread(lambda: self._model.vocabulary) if wanted else None
+    async def _vocabulary(self, is_needed: bool) -> Vocabulary | None:
+        return await asyncio.to_thread(lambda: self._model.vocabulary) if is_needed else None
 
 
 async def _in_thread_if_long(given: object, work: Callable[[], Result]) -> Result:

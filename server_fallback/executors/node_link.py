@@ -57,10 +57,10 @@ class NodeLink:
 
     async def join(self, key: str, rank: int) -> None:
         """Prove the key to the first machine, and check its proof. Raises LinkLost."""
-        mine = secrets.token_hex(16)
-        self.send({"rank": rank, "challenge": mine})
+        challenge = secrets.token_hex(16)
+        self.send({"rank": rank, "challenge": challenge})
         answer = await self.receive()
-        if not hmac.compare_digest(str(answer.get("proof")), proof(key, f"head {mine}")):
+        if not hmac.compare_digest(str(answer.get("proof")), proof(key, f"head {challenge}")):
             raise LinkLost("does not have the same NEARFAR_NODE_KEY, or rejects this rank")
         self.send({"proof": proof(key, f"node {rank} {answer.get('challenge')}")})
 

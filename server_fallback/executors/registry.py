@@ -149,7 +149,7 @@ class Registry:
         finally:
             del self._loads[entry.name]
 
-    def _take(self, wanted: int, entry: Entry) -> int:
+    def _take(self, needed: int, entry: Entry) -> int:
         """Raises Unavailable if a model of this size in bytes does not fit beside the others."""
         others = {
             each.name: each.memory_bytes
@@ -157,16 +157,16 @@ class Registry:
             if each is not entry and each.memory_bytes
         }
         used = sum(others.values())
-        if self._budget is not None and wanted + used > self._budget:
+        if self._budget is not None and needed + used > self._budget:
             held = ", ".join(f"{name} {megabytes(size)}" for name, size in others.items()) or "nothing else is loaded"
             raise Unavailable(
-                f"{entry.name}: needs {megabytes(wanted)}, and {megabytes(max(0, self._budget - used))} of "
+                f"{entry.name}: needs {megabytes(needed)}, and {megabytes(max(0, self._budget - used))} of "
                 f"{megabytes(self._budget)} "
                 f"are free ({held}); {'unload a model, or ' if others else ''}serve with less --kv-memory or more "
                 "--memory",
-                needed_bytes=wanted, budget_bytes=self._budget,
+                needed_bytes=needed, budget_bytes=self._budget,
             )  # fmt: skip
-        return wanted
+        return needed
 
     async def _remove(self, entry: Entry, drain_seconds: float) -> None:
         """Remove the names at once, and close the executor when its requests have ended or the time is over."""

@@ -15,7 +15,7 @@ from ..schema.chat import ChatCompletionChunk
 from ..schema.completions import CompletionChunk
 from .event_template import EventTemplate, template_of
 from .executor import Encode, EventBlock
-from .sse import WholeEvents, data_of, decode, event_end
+from .sse import CompleteEvents, data_of, decode, event_end
 from .upstream_answers import UpstreamAnswer, checked, has_content
 from .upstream_bounds import Bounds
 
@@ -43,7 +43,7 @@ class Relay(Generic[Chunk]):
         self._encode: Encode[Chunk] = encode
         self._name, self._read = name, read
         self._answer = UpstreamAnswer(name, bounds)
-        self._whole = WholeEvents()
+        self._complete = CompleteEvents()
         self._templates: list[EventTemplate] = []
         self._has_end = False
         self.failure: NearfarError | None = None
@@ -66,7 +66,7 @@ class Relay(Generic[Chunk]):
         """
         sent, texts, ends = list[bytes](), set[int](), dict[int, str]()
         try:
-            block, start = self._whole.add(part), 0
+            block, start = self._complete.add(part), 0
             while start < len(block) and not self.is_over:
                 end = None if self.ended else self._run(block, start, sent, texts)
                 if end is None:

@@ -23,7 +23,7 @@ async def events(parts: AsyncIterator[bytes]) -> AsyncGenerator[str]:
 
     Raises DeviceError for an event of more than 8 MB, or one that is not UTF-8.
     """
-    pending = WholeEvents()
+    pending = CompleteEvents()
     async for part in parts:
         block = pending.add(part)
         for event in split(block):
@@ -31,7 +31,7 @@ async def events(parts: AsyncIterator[bytes]) -> AsyncGenerator[str]:
                 yield decode(data)
 
 
-class WholeEvents:
+class CompleteEvents:
     """Holds back the part of an event that has not arrived completely."""
 
     def __init__(self) -> None:

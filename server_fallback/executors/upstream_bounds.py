@@ -109,11 +109,11 @@ class BoundedChoices:
         count).
         """
         limit = self._bounds.tokens
-        whole = (
+        is_complete = (
             completion_tokens is not None and limit is not None and completion_tokens <= limit * self._bounds.choices
         )
         for index, choices in self._late.items():
-            yield from choices if whole else [cut(index)] if index in self._ended else []
+            yield from choices if is_complete else [cut(index)] if index in self._ended else []
 
 
 def cut(index: int) -> dict[str, Any]:

@@ -164,17 +164,17 @@ class UpstreamExecutor:
         return self._relay(COMPLETIONS, request, call, CompletionChunk, encode)
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:
-        answer = checked(EmbeddingResponse, await self._ask(EMBEDDINGS, request, call), self._options.name)
+        answer = checked(EmbeddingResponse, await self._post(EMBEDDINGS, request, call), self._options.name)
         return answer.model_copy(update={"model": self._options.name})
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         self._require_tokenize()
-        return checked(TokenizeResponse, await self._ask("/tokenize", request, Call("tokenize")), self._options.name)
+        return checked(TokenizeResponse, await self._post("/tokenize", request, Call("tokenize")), self._options.name)
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         self._require_tokenize()
         return checked(
-            DetokenizeResponse, await self._ask("/detokenize", request, Call("detokenize")), self._options.name
+            DetokenizeResponse, await self._post("/detokenize", request, Call("detokenize")), self._options.name
         )
 
     def state(self) -> ExecutorState:
@@ -250,7 +250,7 @@ class UpstreamExecutor:
                     raise
                 await self._before_retry(error, tried)
 
-    async def _ask(
+    async def _post(
         self, path: str, request: EmbeddingRequest | TokenizeRequest | DetokenizeRequest, call: Call
     ) -> dict[str, Any]:
         self._require_route(path)

@@ -161,11 +161,11 @@ class VllmExecutor(UpstreamExecutor):
         await self._explain(error)
         await super()._before_retry(error, tried)
 
-    async def _ask(
+    async def _post(
         self, path: str, request: EmbeddingRequest | TokenizeRequest | DetokenizeRequest, call: Call
     ) -> dict[str, Any]:
         self._require_ready()
-        return await super()._ask(path, request, call)
+        return await super()._post(path, request, call)
 
     async def _explain(self, error: Unavailable) -> None:
         """Raise the reason of a failure if vLLM has crashed, which breaks connections before its reason is known."""

@@ -40,9 +40,9 @@ async def fold_chat(chunks: AsyncIterable[ChatCompletionChunk]) -> ChatCompletio
         last = chunk
     if last is None or last.usage is None:
         raise _cut_off()
-    whole = [parts.choice(index) for index, parts in sorted(choices.items())]
+    folded = [parts.choice(index) for index, parts in sorted(choices.items())]
     return ChatCompletion(
-        id=last.id, created=last.created, model=last.model, choices=whole, usage=last.usage, route=route
+        id=last.id, created=last.created, model=last.model, choices=folded, usage=last.usage, route=route
     )
 
 
@@ -60,8 +60,8 @@ async def fold_completion(chunks: AsyncIterable[CompletionChunk]) -> Completion:
         last = chunk
     if last is None or last.usage is None:
         raise _cut_off()
-    whole = [_whole_text(index, parts) for index, parts in sorted(choices.items())]
-    return Completion(id=last.id, created=last.created, model=last.model, choices=whole, usage=last.usage, route=route)
+    folded = [_folded_text(index, parts) for index, parts in sorted(choices.items())]
+    return Completion(id=last.id, created=last.created, model=last.model, choices=folded, usage=last.usage, route=route)
 
 
 def withdraws(before: Route | None, now: Route | None) -> bool:
@@ -128,7 +128,7 @@ class _ChatParts:
         )
 
 
-def _whole_text(index: int, parts: Sequence[CompletionChoice]) -> CompletionChoice:
+def _folded_text(index: int, parts: Sequence[CompletionChoice]) -> CompletionChoice:
     finish_reasons = [part.finish_reason for part in parts if part.finish_reason is not None]
     if not finish_reasons:
         raise _cut_off()

@@ -112,7 +112,7 @@ def _choices(
 
 def _finish_reason(end: ChoiceEnd, parser: ToolCallStream | None) -> FinishReason:
     """An answer that ``max_tokens`` ends right after a complete call is not cut off."""
-    called = parser is not None and (parser.calls > 0 if end.finish_reason == "stop" else parser.whole)
+    called = parser is not None and (parser.calls > 0 if end.finish_reason == "stop" else parser.complete)
     return "tool_calls" if called else end.finish_reason
 
 

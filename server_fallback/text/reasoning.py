@@ -107,7 +107,7 @@ class Reasoning:
         ids: list[int] = []
         is_closed = self._is_spelled and self.dialect.close in content
         opens = self._is_spelled and content.lstrip().startswith(self.dialect.open)
-        is_whole = not reasoning and (is_closed or opens)
+        has_reasoning = not reasoning and (is_closed or opens)
         if reasoning:
             ids += [
                 *([] if state == "reasoning" else [self.open_id, *self._encode(self.dialect.label)]),
@@ -115,8 +115,8 @@ class Reasoning:
             ]
             state = "reasoning"
         if content:
-            ids += [*(self.ending_ids if state == "reasoning" and not is_whole else []), *self._encode(content)]
-            state = "reasoning" if is_whole and not is_closed else "content"
+            ids += [*(self.ending_ids if state == "reasoning" and not has_reasoning else []), *self._encode(content)]
+            state = "reasoning" if has_reasoning and not is_closed else "content"
         return ids, state
 
     def _encode(self, text: str) -> list[int]:

@@ -84,7 +84,7 @@ class ToolCallStream:
         return self._calls
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Whether the answer so far ends with a call whose arguments are complete."""
         return self._calls > 0 and self._mode not in ("head", "arguments") and not self._has_text
 

@@ -76,7 +76,7 @@ class WebGPURunner(PlanRunner):
         arrays = self.arrays(plan, batch)
         end = 0
         for name in self.manifest.plan(plan).inputs:
-            values, start = arrays[name], self._places[name] // 4
+            values, start = arrays[name], self._offsets[name] // 4
             self._arena[start : start + values.size] = values.ravel().view(np.int32)
             end = max(end, start + values.size)
         self._device.queue.write_buffer(self._arena_buffer, 0, self._arena[:end])
@@ -143,14 +143,14 @@ class WebGPURunner(PlanRunner):
         inputs = sorted(manifest.inputs.items(), key=lambda item: item[0] in gathered)
         layouts = {name: self.layout(entry, self.largest) for name, entry in inputs}
         sizes = {name: round_up(4 * int(np.prod(layout.shape)), 16) for name, layout in layouts.items()}
-        self._places: dict[str, int] = {}
+        self._offsets: dict[str, int] = {}
         end = 0
         for name, size in sizes.items():
-            self._places[name] = end
+            self._offsets[name] = end
             end += round_up(size, ALIGNMENT)
         self._arena = np.zeros(end // 4, np.int32)
         self._arena_buffer = self._buffer(end, storage)
-        self._regions |= {name: Region(self._arena_buffer, self._places[name], size) for name, size in sizes.items()}
+        self._regions |= {name: Region(self._arena_buffer, self._offsets[name], size) for name, size in sizes.items()}
 
     def _upload(self, name: str, array: npt.NDArray[Any]) -> None:
         data = array.tobytes()

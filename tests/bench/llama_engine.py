@@ -39,14 +39,14 @@ class LlamaEngine:
         return logits_at(self._context, -1, self._vocab_size)
 
     def _decode(self, sequences: range | list[int], start: int, tokens: int) -> None:
-        batch, place = self._batch, 0
+        batch, index = self._batch, 0
         for sequence in sequences:
             for position in range(start, start + tokens):
-                batch.token[place] = (7 * position + 131 * sequence) % 100_000
-                batch.pos[place], batch.n_seq_id[place], batch.seq_id[place][0] = position, 1, sequence
-                batch.logits[place] = position == start + tokens - 1
-                place += 1
-        batch.n_tokens = place
+                batch.token[index] = (7 * position + 131 * sequence) % 100_000
+                batch.pos[index], batch.n_seq_id[index], batch.seq_id[index][0] = position, 1, sequence
+                batch.logits[index] = position == start + tokens - 1
+                index += 1
+        batch.n_tokens = index
         assert llama_cpp.llama_decode(self._context, batch) == 0
         # Waits for computations that are still running.
         assert llama_cpp.llama_get_logits_ith(self._context, -1)
@@ -67,9 +67,9 @@ def logits_of(file: Path, tokens: Sequence[int], threads: int) -> npt.NDArray[np
     context = open_context(file, 1, len(tokens), len(tokens), threads, unified=True, exact=True)
     batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
     batch.n_tokens = len(tokens)
-    for place, token in enumerate(tokens):
-        batch.token[place], batch.pos[place], batch.logits[place] = token, place, True
-        batch.n_seq_id[place], batch.seq_id[place][0] = 1, 0
+    for index, token in enumerate(tokens):
+        batch.token[index], batch.pos[index], batch.logits[index] = token, index, True
+        batch.n_seq_id[index], batch.seq_id[index][0] = 1, 0
     assert llama_cpp.llama_decode(context, batch) == 0
     vocab_size = vocab_size_of(context)
     rows = np.stack([logits_at(context, row, vocab_size) for row in range(len(tokens))])

@@ -57,13 +57,13 @@ class LlamaSlots:
         slots: dict[int, Slot] = {}
         began = time.perf_counter()
         while True:
-            for place in range(self._num_slots):
-                if place not in slots and (following := next(rest, None)) is not None:
-                    slots[place] = Slot(*following, time.perf_counter())
+            for slot_id in range(self._num_slots):
+                if slot_id not in slots and (following := next(rest, None)) is not None:
+                    slots[slot_id] = Slot(*following, time.perf_counter())
             if not slots:
                 return [outcomes[index] for index in range(len(requests))], time.perf_counter() - began
-            for place, row in self._decode(slots).items():
-                slot = slots[place]
+            for slot_id, row in self._decode(slots).items():
+                slot = slots[slot_id]
                 slot.answer.append(self._likeliest(row))
                 slot.first_token = slot.first_token or time.perf_counter()
                 if len(slot.answer) == slot.request.max_tokens:
@@ -73,25 +73,25 @@ class LlamaSlots:
                         time_to_first_token=slot.first_token - slot.started,
                         total=time.perf_counter() - slot.started,
                     )
-                    llama_cpp.llama_memory_seq_rm(self._memory, place, -1, -1)
-                    del slots[place]
+                    llama_cpp.llama_memory_seq_rm(self._memory, slot_id, -1, -1)
+                    del slots[slot_id]
                     progress()
 
     def _decode(self, slots: dict[int, Slot]) -> dict[int, int]:
         """Make one call. Returns the rows of the batch that have logits, by slot."""
         batch, size, rows = self._batch, 0, dict[int, int]()
         # Decoding slots come first, because each has one token.
-        for place, slot in sorted(slots.items(), key=lambda item: not item[1].answer):
+        for slot_id, slot in sorted(slots.items(), key=lambda item: not item[1].answer):
             tokens = [*slot.request.prompt_ids, *slot.answer]
             stop = min(len(tokens), slot.computed + BATCH - size)
             for position in range(slot.computed, stop):
                 batch.token[size], batch.pos[size] = tokens[position], position
-                batch.n_seq_id[size], batch.seq_id[size][0] = 1, place
+                batch.n_seq_id[size], batch.seq_id[size][0] = 1, slot_id
                 batch.logits[size] = position == len(tokens) - 1
                 size += 1
             slot.computed = stop
             if stop == len(tokens):
-                rows[place] = size - 1
+                rows[slot_id] = size - 1
         batch.n_tokens = size
         assert llama_cpp.llama_decode(self._context, batch) == 0
         return rows

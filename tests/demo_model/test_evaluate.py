@@ -43,7 +43,7 @@ def test_a_prompt_is_answered_the_same_alone_and_in_company(committed: tuple[Lla
 
 
 @pytest.mark.parametrize("name", ["q8f16", "q4f16"])
-def test_matrices_become_what_packing_makes_of_them_and_norms_stay(name: str) -> None:
+def test_matrices_are_replaced_by_their_packed_values_and_norms_stay(name: str) -> None:
     torch.manual_seed(3)
     model = Llama(LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=1))
     before = {key: value.clone() for key, value in model.state_dict().items()}

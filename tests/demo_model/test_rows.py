@@ -50,7 +50,7 @@ def test_targets_are_the_answers_and_their_ends_and_nothing_else(tokenizer: Toke
         assert targets[-1] == NO_TARGET
 
 
-def test_a_row_holds_whole_turns_and_then_padding(tokenizer: Tokenizer) -> None:
+def test_a_row_holds_complete_turns_and_then_padding(tokenizer: Tokenizer) -> None:
     rows = training_rows(tokenizer, 1, 3, 8, 192, 512)
     for tokens in rows.tokens:
         filled = tokens[tokens != PAD]

@@ -100,14 +100,14 @@ def test_a_test_in_the_copy_imports_the_copy(tmp_path: Path) -> None:
     assert (code, output.strip()) == (0, str(tree.path / "compiler/__init__.py"))
 
 
-def test_a_command_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
+def test_a_command_that_hangs_is_ended_with_its_child_processes(tmp_path: Path) -> None:
     code, output = run_command(["sh", "-c", "echo begun; sleep 60 & wait"], tmp_path, None, 0.5)
     assert code == -1
     assert output.startswith("begun")
     assert "took more than 0 s" in output
 
 
-def test_vitest_runs_a_test_by_name_or_whole_files() -> None:
+def test_vitest_runs_a_test_by_name_or_complete_files() -> None:
     assert vitest_filters(["web/test/a.test.ts::a (b)"]) == ["test/a.test.ts", "-t", r"a\ \(b\)"]
     assert vitest_filters(["web/test/a.test.ts::b", "web/test/c.test.ts"]) == ["test/a.test.ts", "test/c.test.ts"]
 

@@ -53,7 +53,9 @@ PAIRS = {("Q4_K_M", "cpu"), ("Q5_K_S", "webgpu"), ("Q3_K_L", "cuda"), ("Q4_0", "
     ],
     indirect=["target"],
 )
-def test_a_mixed_file_computes_what_its_blocks_say(label: str, target: str, opened: Any, tmp_path: Path) -> None:
+def test_a_mixed_file_computes_with_the_values_of_its_blocks(
+    label: str, target: str, opened: Any, tmp_path: Path
+) -> None:
     def stored(name: str) -> Type:
         return next(kind for part, kind in MIXES[label].items() if part in name)
 

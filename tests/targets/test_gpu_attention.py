@@ -207,7 +207,7 @@ def test_heads_that_cannot_be_split_use_tiles_for_many_rows_a_sequence() -> None
 
 
 @pytest.mark.parametrize(("window", "split"), [(16, False), (241, False), (242, True)])
-def test_a_window_that_one_workgroup_takes_at_once_is_never_split(window: int, split: bool) -> None:
+def test_a_window_that_one_workgroup_reads_at_once_is_never_split(window: int, split: bool) -> None:
     rows = [row for row in rows_of("rope_attention", window=window) if templates(row)[0] == "attention_decode"]
     assert [row.when for row in rows] == ([SHORT, DECODE, DECODE] if split else [DECODE])
 

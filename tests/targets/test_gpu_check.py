@@ -60,7 +60,7 @@ def run_script(script: str, folder: Path, environment: dict[str, str], limit_sec
         ("report.finish('Node.js is missing')", NOT_RUN),
     ],
 )
-def test_the_outcome_is_what_a_part_reports(
+def test_the_outcome_is_the_report_of_a_part(
     script: str, outcome: str, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     result = run_script(REPORTING + script, tmp_path, environment)

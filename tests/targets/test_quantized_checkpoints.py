@@ -195,7 +195,7 @@ def test_a_framework_computes_with_the_checkpoints_integers(
         assert quantization["model.layers.0.self_attn.v_proj"] == {"group_size": 128, "bits": 8}
 
 
-def test_what_a_framework_lacks_is_refused_by_name(checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
+def test_features_that_a_framework_lacks_are_refused_by_name(checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
     options = CompileOptions(target="mlx", **OPTIONS)
     with pytest.raises(QuantizationError, match=r"70 columns with scales of q.c, and MLX needs a multiple"):
         compile_any(str(checkpoints["plain"]), tmp_path / "bundle", options)

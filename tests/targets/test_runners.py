@@ -149,7 +149,7 @@ def test_prefills_and_decodes_side_by_side_compute_what_each_sequence_alone_does
         assert case.distance(together, right) < case.limit
 
 
-def test_a_prompt_in_chunks_computes_what_it_does_whole(
+def test_a_prompt_in_chunks_computes_the_same_as_in_one_piece(
     case: Case, runner: Runner, prompt_token_ids: list[int]
 ) -> None:
     expected = chunked_logits(case.open_reference(), prompt_token_ids, 75)

@@ -231,7 +231,7 @@ def test_steps_in_flight_feed_each_other_at_the_cost_of_one(
     }
 
 
-def test_all_that_sampling_can_do_gives_the_tokens_of_the_reference(runner_page: Page, tiny_bundle: Path) -> None:
+def test_all_sampling_options_give_the_tokens_of_the_reference(runner_page: Page, tiny_bundle: Path) -> None:
     from nearfar.compiler.bundle.folder import open_bundle
     from nearfar.compiler.runtime.reference import ReferenceRunner
 

@@ -87,7 +87,7 @@ def load(page: Page, address: str, bundle: str, expected: dict[str, list[int]], 
     return found
 
 
-def test_a_sound_bundle_passes_within_its_tolerance_and_on_a_cpu_nothing_is_timed_unasked(
+def test_a_sound_bundle_passes_within_its_tolerance_and_on_a_cpu_nothing_is_timed_by_default(
     page: Page, address: str, expected: dict[str, list[int]], site: Path
 ) -> None:
     found = load(page, address, "sound", expected)

@@ -79,7 +79,7 @@ def test_an_engine_in_a_service_worker_stays_loaded_for_later_pages(page: Page) 
     }
 
 
-def test_an_answer_is_held_to_a_json_schema_and_to_a_grammar(page: Page) -> None:
+def test_an_answer_follows_a_json_schema_and_a_grammar(page: Page) -> None:
     found = run(page, "json_schema")
     assert sorted(found["object"]) == ["is_accepted", "size"]
     assert isinstance(found["object"]["is_accepted"], bool)

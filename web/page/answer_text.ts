@@ -14,7 +14,7 @@ const MARKS = /[\ue800-\ue83f]/g;
 export class AnswerText {
   readonly element = make("div", "text");
   readonly #answer = new MarkdownView((block) => {
-    this.placeMarks(block);
+    this.insertMarks(block);
   });
   readonly #thinking = new MarkdownView();
   readonly #summary = make("summary", "", "Thinking …");
@@ -97,7 +97,7 @@ export class AnswerText {
     this.element.dataset.markdown = this.plain;
   }
 
-  private placeMarks(block: HTMLElement): void {
+  private insertMarks(block: HTMLElement): void {
     const walker = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
     const texts: Text[] = [];
     while (walker.nextNode() !== null) texts.push(walker.currentNode as Text);

@@ -13,8 +13,8 @@ export class MarkdownView {
   /** The block that still grows, and its HTML; null before there is one. */
   #growing: { readonly node: HTMLElement; html: string } | null = null;
 
-  /** ``place`` replaces private-use characters in a rendered block by elements of the caller. */
-  constructor(private readonly place: (block: HTMLElement) => void = () => undefined) {}
+  /** ``insert`` replaces private-use characters in a rendered block by elements of the caller. */
+  constructor(private readonly insert: (block: HTMLElement) => void = () => undefined) {}
 
   clear(): void {
     this.element.replaceChildren();
@@ -44,7 +44,7 @@ export class MarkdownView {
     const { node } = this.#growing;
     node.replaceChildren(sanitise(html));
     decorate(node);
-    this.place(node);
+    this.insert(node);
   }
 
   private begin(): { readonly node: HTMLElement; html: string } {

@@ -94,8 +94,8 @@ class CpuKernelBuilder(KernelBuilder):
         function = self._builder.get()
         scalars = tuple(self._dims)
         parameters = [*self._pointers, *self._dims.values()]
-        whole = tirx.PrimFunc(parameters, function.body, function.ret_type, attrs=function.attrs)
-        return Kernel(self.name, whole, tuple(self._bindings), (1, 1), 1, 0, self._scratch, scalars=scalars)
+        complete = tirx.PrimFunc(parameters, function.body, function.ret_type, attrs=function.attrs)
+        return Kernel(self.name, complete, tuple(self._bindings), (1, 1), 1, 0, self._scratch, scalars=scalars)
 
 
 def ramp(start: Scalar | int, lanes: int) -> Scalar:

@@ -90,15 +90,15 @@ class Result:
         projection combines both halves.
         """
         kernel, lanes = self._kernel, lanes_of(sums[0])
-        whole, rest = divmod(self.outputs, TILE_ROWS)
+        full_tiles, rest = divmod(self.outputs, TILE_ROWS)
         values = [kernel.let("sum", each) for each in sums]
-        with kernel.when(True if rest == 0 else tile < whole):
+        with kernel.when(True if rest == 0 else tile < full_tiles):
             self._finish(row, kernel.let("output", tile * TILE_ROWS + start), values)
         if rest > start:
-            with kernel.when(tile == whole):
+            with kernel.when(tile == full_tiles):
                 for offset, width in pieces(min(lanes, rest - start), lanes):
                     part = [take_lanes(each, range(offset, offset + width)) for each in values]
-                    self._finish(row, whole * TILE_ROWS + start + offset, part)
+                    self._finish(row, full_tiles * TILE_ROWS + start + offset, part)
 
     def gate(self, isa: Isa) -> None:
         """Finish the results in scratch."""

@@ -53,12 +53,12 @@ class PackedRows:
         values = cast(cast(codes, f"int32x{lanes}"), f"float32x{lanes}")
         if fmt.scales_a_chunk == 2:
             # A row may end in the first half of a group.
-            place = minimum(group * 2 + start // HALF_GROUP, self._num_scales - 1)
+            index = minimum(group * 2 + start // HALF_GROUP, self._num_scales - 1)
         else:
-            place = 0 if fmt.group == ROW else group // (fmt.group // GROUP)
+            index = 0 if fmt.group == ROW else group // (fmt.group // GROUP)
 
         def factor(plane: Array) -> Scalar:
-            return splat(cast(self._elements(plane, row, place, 1), "float32"), lanes)
+            return splat(cast(self._elements(plane, row, index, 1), "float32"), lanes)
 
         assert self._scales is not None
         scale = factor(self._scales)
@@ -70,18 +70,18 @@ class PackedRows:
 
     def _fields(self, plane: Array, row: Scalar, group: Scalar, bits: int) -> Scalar:
         """The parts of a group's codes that a plane holds, in the order of columns, as uint8x32."""
-        size, places = 4 * bits, 8 // bits
+        size, parts = 4 * bits, 8 // bits
         stored = f"uint8x{size}"
         packed = self._kernel.let("packed", reinterpret(self._elements(plane, row, group * bits, bits), stored))
-        if places == 1:
+        if parts == 1:
             return packed
-        fields = [packed >> number(i * bits, stored) & number((1 << bits) - 1, stored) for i in range(places)]
+        fields = [packed >> number(i * bits, stored) & number((1 << bits) - 1, stored) for i in range(parts)]
         while len(fields) > 1:
             each = 2 * lanes_of(fields[0])
             pairs = zip(fields[::2], fields[1::2], strict=True)
             fields = [self._kernel.let("fields", join(*pair, lanes=list(range(each)))) for pair in pairs]
-        # Column e is in byte e % 4 of word e // (4 * places), in that word's place e // 4 % places.
-        return take_lanes(fields[0], [size * (e // 4 % places) + 4 * (e // (4 * places)) + e % 4 for e in range(GROUP)])
+        # Column e is in byte e % 4 of word e // (4 * parts), in that word's index e // 4 % parts.
+        return take_lanes(fields[0], [size * (e // 4 % parts) + 4 * (e // (4 * parts)) + e % 4 for e in range(GROUP)])
 
     def _elements(self, plane: Array, row: Scalar, first: Scalar, count: int) -> Scalar:
         """A row's elements of a plane, which are not contiguous."""

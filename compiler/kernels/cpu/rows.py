@@ -18,9 +18,9 @@ def each_vector(kernel: KernelBuilder, columns: int, lanes: int, body: Callable[
     """Call ``body`` with the start and the lanes of each vector of a row."""
     with kernel.loop("vector", columns // lanes) as vector:
         body(vector * lanes, lanes)
-    whole = columns // lanes * lanes
-    for start, rest in pieces(columns - whole, lanes):
-        body(whole + start, rest)
+    aligned = columns // lanes * lanes
+    for start, rest in pieces(columns - aligned, lanes):
+        body(aligned + start, rest)
 
 
 def rms_factor(kernel: KernelBuilder, load: Callable[[Scalar, int], Scalar], columns: int, eps: float) -> Scalar:

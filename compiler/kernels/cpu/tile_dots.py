@@ -172,8 +172,8 @@ class IntegerDots:
             return terms
         # On this level, codes of weights may be signed, that is, lower by `shift`.
         shift = fmt.zero - self._zero
-        offsets, place = factors(self._weight_offsets), self._offset_index(group, quads)
-        sums = [kernel.let("sum", splat(self._offsets[row, place], lanes)) for row in rows]
+        offsets, offset_index = factors(self._weight_offsets), self._offset_index(group, quads)
+        sums = [kernel.let("sum", splat(self._offsets[row, offset_index], lanes)) for row in rows]
         if fmt.offset == "z":
             zeros = {start: number(shift, floats) - each for start, each in offsets.items()}
             return [(i, fused(zeros[start], sums[row], terms[i][1]), scales[start]) for i, (row, start) in found]
@@ -211,8 +211,8 @@ class IntegerDots:
         # The sums of high and low parts are computed together, so that a weight is loaded once and does not occupy a
         # register.
         parts = self._layout.parts
-        place = self._offset_index(group, quads)
-        offsets = {key: splat(self._offset(rows[key[0]], place), lanes) for key in at}
+        offset_index = self._offset_index(group, quads)
+        offsets = {key: splat(self._offset(rows[key[0]], offset_index), lanes) for key in at}
         totals = [
             {key: dot.start(offsets[key] if part == parts - 1 else number(0, integers)) for key in at}
             for part in range(parts)
@@ -244,11 +244,11 @@ class IntegerDots:
         high = self._high[tile, group * fmt.high_bits + first // quads_a_word, rows]
         return self._dot.operands(low, self._kernel.let("high", high), first % quads_a_word)
 
-    def _offset(self, row: Scalar, place: Scalar) -> Scalar:
+    def _offset(self, row: Scalar, offset_index: Scalar) -> Scalar:
         """The contribution of the code for 0, without zero points or biases."""
         if self._offsets is None or self._fmt.offset:
             return number(0, "int32")
-        return reinterpret(self._offsets[row, place], "int32")
+        return reinterpret(self._offsets[row, offset_index], "int32")
 
 
 class FloatDots:

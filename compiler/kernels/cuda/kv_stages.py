@@ -14,7 +14,7 @@ from .functions import copy_16_bytes, pair
 class KvStages:
     """Keys and values of ``keys`` tokens in each of ``stages``, as 16-bit floats; zeros beyond the last key.
 
-    Rows are not padded: the place of 16 bytes within a row depends on the row, so that the threads of a warp that read
+    Rows are not padded: the offset of 16 bytes within a row depends on the row, so that the threads of a warp that read
     at once use different banks. The argument "kv" is copied in pieces of 16 bytes, or dequantized.
     """
 
@@ -42,10 +42,10 @@ class KvStages:
             page = kernel.let("page", self._batch.page_of(first_page, key))
             present = start_key + row < length
             for plane in range(2):
-                place = self._place(plane, row, octet)
+                offset = self._offset_of(plane, row, octet)
                 if self._pages is None:
                     source = address_of(self._kv, page, plane, self._kv_head, key % page_size, octet)
-                    copy_16_bytes(address_of(self._tiles, stage, plane, row, place), source, select(present, 1, 0))
+                    copy_16_bytes(address_of(self._tiles, stage, plane, row, offset), source, select(present, 1, 0))
                     continue
                 quads = [
                     kernel.let("quad", self._pages.load(page, plane, self._kv_head, key % page_size, octet * 2 + half))
@@ -57,18 +57,18 @@ class KvStages:
                     for low in (0, 2)
                 ]
                 filled = select(present, vector(*words), number(0, "uint32x4"))
-                self._tiles[stage, plane, row, place] = filled
+                self._tiles[stage, plane, row, offset] = filled
 
     def key_octet(self, stage: Scalar, row: Scalar, octet: Scalar) -> Scalar:
         """Eight elements of a key. A quarter of a warp may read octets 4 i to 4 i + 3 of rows 2 j and 2 j + 1."""
-        return self._tiles[stage, 0, row, self._place(0, row, octet)]
+        return self._tiles[stage, 0, row, self._offset_of(0, row, octet)]
 
     def value_address(self, stage: Scalar, row: Scalar, octet: Scalar) -> Scalar:
         """The address of eight elements of a value, for `functions.load_transposed`."""
-        return address_of(self._tiles, stage, 1, row, self._place(1, row, octet))
+        return address_of(self._tiles, stage, 1, row, self._offset_of(1, row, octet))
 
-    def _place(self, plane: int, row: Scalar, octet: Scalar) -> Scalar:
-        """Where an octet is in its row: 16 bytes at the same place of adjacent rows share banks if a row is a multiple
+    def _offset_of(self, plane: int, row: Scalar, octet: Scalar) -> Scalar:
+        """Where an octet is in its row: 16 bytes at the same offset of adjacent rows share banks if a row is a multiple
         of 128 bytes; else every other row does.
         """
         aligned = self._octets % 8 == 0

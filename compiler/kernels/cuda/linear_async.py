@@ -175,8 +175,8 @@ def linear_async(name: str, facts: Projection, shape: AsyncShape) -> Kernel:
             first = number_ * len(planes[0])
             results = []
             for half in range(halves):
-                plane, place = first + half * rows + thread % rows, thread // rows * warps
-                results.append(added(kernel, [partial[plane, place + warp] for warp in range(warps)]))
+                plane, first_warp = first + half * rows + thread % rows, thread // rows * warps
+                results.append(added(kernel, [partial[plane, first_warp + warp] for warp in range(warps)]))
             if facts.norm_eps is not None:
                 squares = added(kernel, [partial[first + count, warp] for warp in range(threads // WARP)])
                 inverse = kernel.let("inverse", rms_factor(squares, facts.columns, facts.norm_eps))

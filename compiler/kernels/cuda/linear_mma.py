@@ -161,11 +161,11 @@ def linear_mma(name: str, facts: Projection, shape: MmaShape) -> Kernel:
     column_blocks = -(-facts.outputs // shape.outputs)
     shared_sums = SplitSums(kernel, facts, shape, column_blocks) if splits > 1 else None
 
-    column_block, place = kernel.grid(column_blocks, row_blocks if splits == 1 else ["mul", row_blocks, splits])
+    column_block, workgroup = kernel.grid(column_blocks, row_blocks if splits == 1 else ["mul", row_blocks, splits])
     thread = kernel.threads(threads)
     batch = kernel.size(facts.batch)
     lane, warp = kernel.let("lane", thread % 32), kernel.let("warp", thread // 32)
-    row_block, split = (place, 0) if splits == 1 else (place // splits, kernel.let("split", place % splits))
+    row_block, split = (workgroup, 0) if splits == 1 else (workgroup // splits, kernel.let("split", workgroup % splits))
     tile_index = row_block * column_blocks + column_block
     first_row = kernel.let("first_row", row_block * shape.rows)
     first_output = kernel.let("first_output", column_block * shape.outputs + warp * (8 * shape.tiles))

@@ -133,7 +133,7 @@ def rows16(
             scaled = [kernel.let("scaled", values[2 * i + half] * splat(scale)) for half in range(2)]
             pairs = [pair(dtype, lane_of(each, low), lane_of(each, low + 2)) for each in scaled for low in range(2)]
             chunk, below = octet % OCTETS // CHUNK_OCTETS, row % TILE_ROWS // 8
-            place = row // TILE_ROWS, octet // OCTETS * CHUNK_OCTETS + octet % CHUNK_OCTETS
+            location = row // TILE_ROWS, octet // OCTETS * CHUNK_OCTETS + octet % CHUNK_OCTETS
             for word, value in enumerate(pairs):
-                rows[(*place, word // 2 * 32 + row % 8 * 4 + chunk, word % 2 * 2 + below)] = value
+                rows[(*location, word // 2 * 32 + row % 8 * 4 + chunk, word % 2 * 2 + below)] = value
     return kernel.finish()

@@ -22,7 +22,7 @@ export interface FileSystem {
   sha256?(path: string): Promise<string>;
 }
 
-export async function readWhole(files: FileSystem, path: string): Promise<Uint8Array<ArrayBuffer> | null> {
+export async function readAll(files: FileSystem, path: string): Promise<Uint8Array<ArrayBuffer> | null> {
   const size = await files.size(path);
   return size === null ? null : files.read(path, 0, size);
 }

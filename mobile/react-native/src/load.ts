@@ -18,7 +18,7 @@ import type { MemoryOptions, MemoryPlan } from "../../../web/src/runtime/memory_
 import { Tokenizer } from "../../../web/src/text/tokenizer.js";
 import { downloadFiles, fileAddress } from "./download.js";
 import type { FileSystem } from "./file_system.js";
-import { readWhole, replace } from "./file_system.js";
+import { readAll, replace } from "./file_system.js";
 import { fillIn } from "./fill_in.js";
 import { sessionFiles } from "./session_files.js";
 import { Sha256 } from "./sha256.js";
@@ -86,7 +86,7 @@ export async function load(address: string, options: PhoneOptions): Promise<Engi
 
   report({ phase: "upload" });
   const tokenizerJson = decodeUtf8(
-    (await readWhole(files, `${folder}/${manifest.tokenizer.file}`)) ?? new Uint8Array(),
+    (await readAll(files, `${folder}/${manifest.tokenizer.file}`)) ?? new Uint8Array(),
   );
   const tokenizer = new Tokenizer(tokenizerJson, manifest.tokenizer);
   const open = (): Promise<Backend> =>
@@ -171,7 +171,7 @@ async function readManifest(
  * nor its own removal.
  */
 async function storedText(files: FileSystem, record: string): Promise<string | null> {
-  const bytes = await readWhole(files, record);
+  const bytes = await readAll(files, record);
   return bytes === null ? null : decodeUtf8(bytes);
 }
 

@@ -4,7 +4,7 @@ import { StorageError, messageOf } from "../../../web/src/errors.js";
 import type { SessionStorage } from "../../../web/src/store/session_store.js";
 import { noSuchSession, packSession, unpackSession } from "../../../web/src/store/session_store.js";
 import type { FileSystem } from "./file_system.js";
-import { readWhole, replace } from "./file_system.js";
+import { readAll, replace } from "./file_system.js";
 
 export function sessionFiles(files: FileSystem): SessionStorage {
   const folder = `${files.documents}/nearfar/sessions`;
@@ -23,7 +23,7 @@ export function sessionFiles(files: FileSystem): SessionStorage {
       }
     },
     async read(name) {
-      const bytes = await readWhole(files, pathOf(name));
+      const bytes = await readAll(files, pathOf(name));
       if (bytes === null) throw noSuchSession(name);
       return unpackSession(name, bytes);
     },

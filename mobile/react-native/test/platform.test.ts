@@ -163,7 +163,7 @@ function memory(): { readonly rnfs: Parameters<typeof rnfsFiles>[0]; readonly ex
 test.each([
   ["expo-file-system", () => expoFiles(memory().expo), "file:///documents"],
   ["react-native-fs", () => rnfsFiles(memory().rnfs), "/documents"],
-] as const)("%s: what the adapter says of files is what was written", async (_, make, documents) => {
+] as const)("%s: the adapter reports the files that were written", async (_, make, documents) => {
   const files = make();
   expect(files.documents).toBe(documents);
   const path = `${files.documents}/a`;

@@ -23,7 +23,7 @@ const ARRAYS = {
 } as const;
 
 /** Throws RequestError with the location of a value that cannot be sent. */
-export function toJson(value: unknown, place = "value"): Json {
+export function toJson(value: unknown, path = "value"): Json {
   switch (typeof value) {
     case "string":
     case "boolean":
@@ -35,27 +35,27 @@ export function toJson(value: unknown, place = "value"): Json {
     case "undefined":
       return { [KEY]: "undefined" };
     case "object":
-      return value === null ? null : objectToJson(value, place);
+      return value === null ? null : objectToJson(value, path);
     case "function":
     case "symbol":
-      throw unsendable(place, typeof value);
+      throw unsendable(path, typeof value);
   }
 }
 
-function objectToJson(value: object, place: string): Json {
-  if (Array.isArray(value)) return value.map((part, index) => toJson(part, `${place}[${index}]`));
+function objectToJson(value: object, path: string): Json {
+  if (Array.isArray(value)) return value.map((part, index) => toJson(part, `${path}[${index}]`));
   if (value instanceof ArrayBuffer) return { [KEY]: "ArrayBuffer", base64: toBase64(new Uint8Array(value)) };
   if (ArrayBuffer.isView(value)) {
     const name = Object.prototype.toString.call(value).slice("[object ".length, -1);
-    if (!(name in ARRAYS)) throw unsendable(place, name);
+    if (!(name in ARRAYS)) throw unsendable(path, name);
     return { [KEY]: name, base64: toBase64(new Uint8Array(value.buffer, value.byteOffset, value.byteLength)) };
   }
   const prototype: unknown = Object.getPrototypeOf(value);
-  if (prototype !== null && Object.getPrototypeOf(prototype) !== null) throw unsendable(place, value.constructor.name);
+  if (prototype !== null && Object.getPrototypeOf(prototype) !== null) throw unsendable(path, value.constructor.name);
   if (KEY in value)
-    throw new RequestError(`${place} has the key '${KEY}', which the bridge reserves; use another name`, { place });
+    throw new RequestError(`${path} has the key '${KEY}', which the bridge reserves; use another name`, { path });
   const entries = Object.entries(value).filter(([, part]) => part !== undefined);
-  return Object.fromEntries(entries.map(([key, part]) => [key, toJson(part, `${place}.${key}`)]));
+  return Object.fromEntries(entries.map(([key, part]) => [key, toJson(part, `${path}.${key}`)]));
 }
 
 /** The value that `toJson` converted. Throws RequestError for unknown kinds of values. */
@@ -85,9 +85,9 @@ function special({ [KEY]: kind, text = "", base64 = "" }: Special): unknown {
   return new array(fromBase64(base64));
 }
 
-function unsendable(place: string, kind: string): RequestError {
-  return new RequestError(`${place}: a ${kind} cannot be sent between an app and its web view; send plain data`, {
-    place,
+function unsendable(path: string, kind: string): RequestError {
+  return new RequestError(`${path}: a ${kind} cannot be sent between an app and its web view; send plain data`, {
+    path,
   });
 }
 

@@ -45,7 +45,7 @@ test.each([
   [{ at: new Date() }, "value.at: a Date"],
   [new DataView(new ArrayBuffer(1)), "value: a DataView"],
   [{ deep: { nearfarValue: 1 } }, "value.deep has the key 'nearfarValue'"],
-])("%j is refused with its place", (value, message) => {
+])("%j is refused with its location", (value, message) => {
   expect(() => toJson(value)).toThrow(message);
 });
 

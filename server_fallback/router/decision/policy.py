@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from nearfar.compiler.errors import RequestError, reason_of
 
 from .contradictions import contradictions
-from .entry import ITEMS, WHOLE, Count, Entry, Tokens
+from .entry import INTEGER, ITEMS, Count, Entry, Tokens
 from .pattern import read_pattern
 from .predictor import Predictor
 from .privacy import PrivateCheck
@@ -34,7 +34,7 @@ Language = Annotated[str, Field(min_length=2, max_length=3)]
 Languages = Annotated[tuple[Language, ...], Field(max_length=200), ITEMS]
 Usd = Annotated[float, Field(ge=0, le=1e9)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
-Milliseconds = Annotated[int, Field(ge=1, le=86_400_000), WHOLE]
+Milliseconds = Annotated[int, Field(ge=1, le=86_400_000), INTEGER]
 
 
 class PrivateRules(Entry):
@@ -100,7 +100,7 @@ class Repetition(Entry):
     """The last ``tokens * times`` tokens repeat one piece of at most ``tokens`` tokens."""
 
     tokens: Tokens = 8
-    times: Annotated[int, Field(ge=2, le=1000), WHOLE] = 3
+    times: Annotated[int, Field(ge=2, le=1000), INTEGER] = 3
 
 
 class Escalation(Entry):
@@ -145,7 +145,7 @@ class Timeouts(Entry):
 class Breaker(Entry):
     """After this number of failures in a row, a side is not asked for ``open_ms``; then one request tries it."""
 
-    failures: Annotated[int, Field(ge=1, le=1000), WHOLE] = 3
+    failures: Annotated[int, Field(ge=1, le=1000), INTEGER] = 3
     open_ms: Milliseconds = 10_000
 
 
@@ -154,13 +154,13 @@ class Speculation(Entry):
     far's forwards.
     """
 
-    draft_tokens: Annotated[int, Field(ge=1, le=16), WHOLE] = 4
+    draft_tokens: Annotated[int, Field(ge=1, le=16), INTEGER] = 4
 
 
 class Policy(Entry):
     """The complete file. ``labels`` are those that requests and messages may have besides the private ones."""
 
-    version: Annotated[Literal[1], WHOLE]
+    version: Annotated[Literal[1], INTEGER]
     mode: Mode
     labels: Labels = ()
     private: PrivateRules = PrivateRules()
@@ -174,7 +174,7 @@ class Policy(Entry):
     speculation: Speculation | None = None
     fallback: Fallback = Fallback()
     timeouts: Timeouts = Timeouts()
-    retries: Annotated[int, Field(ge=0, le=10), WHOLE] = 1
+    retries: Annotated[int, Field(ge=0, le=10), INTEGER] = 1
     breaker: Breaker = Breaker()
 
     @classmethod

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from .entry import ITEMS, WHOLE, Count, Entry
+from .entry import INTEGER, ITEMS, Count, Entry
 from .features import SIGNALS, FeatureName, text_features, text_terms
 from .situation import NearSignals
 
@@ -67,7 +67,7 @@ class Predictor(Entry):
     (F + T,).
     """
 
-    version: Annotated[Literal[2], WHOLE]
+    version: Annotated[Literal[2], INTEGER]
     features: Annotated[tuple[FeatureName, ...], ITEMS]
     terms: Annotated[tuple[Term, ...], Field(max_length=65_536), ITEMS]
     mean: Annotated[tuple[Weight, ...], ITEMS]

@@ -31,7 +31,9 @@ class TokenShapes:
         self.tokens = tokens
         self.eos_token_ids = eos_token_ids
         # One bit for each token of complete characters without quotes, backslashes and controls.
-        self.plain = _bits([_is_whole(token) and token.translate(None, _ESCAPED_BYTES) == token for token in tokens])
+        self.plain = _bits(
+            [_has_complete_characters(token) and token.translate(None, _ESCAPED_BYTES) == token for token in tokens]
+        )
         # The ids of tokens with bytes, the shortest first.
         lengths = np.array([len(token) for token in tokens])
         order = np.argsort(lengths, kind="stable")
@@ -47,7 +49,10 @@ class TokenShapes:
         holds = [word in token for token in self.tokens]
         triggers = np.array([held or token.startswith(ends) for held, token in zip(holds, self.tokens, strict=True)])
         free = _bits(
-            [_is_whole(token) and not held for token, held in zip(self.tokens, triggers.tolist(), strict=True)]
+            [
+                _has_complete_characters(token) and not held
+                for token, held in zip(self.tokens, triggers.tolist(), strict=True)
+            ]
         )
         order = self.shortest_first
         # First the tokens that contain the trigger, then those that may end it.
@@ -55,7 +60,7 @@ class TokenShapes:
         return FreeText(free, order[np.argsort(rank, kind="stable")])
 
 
-def _is_whole(token: bytes) -> bool:
+def _has_complete_characters(token: bytes) -> bool:
     """Whether the token has complete characters only."""
     try:
         return token.decode() != ""

@@ -95,26 +95,26 @@ def work(
     """The worker: run the cases from number ``first`` on. A case that raises AssertionError has failed; after any other
     error the worker ends, because the device may not work any more.
     """
-    say(facts={"cases": len(cases), **facts})
+    emit(facts={"cases": len(cases), **facts})
     for index in range(first, len(cases)):
-        say(started=name(cases[index]), index=index)
+        emit(started=name(cases[index]), index=index)
         try:
             run(cases[index])
         except AssertionError as error:
-            say(name=name(cases[index]), error=str(error)[:500] or "AssertionError")
+            emit(name=name(cases[index]), error=str(error)[:500] or "AssertionError")
         except Exception as error:
             traceback.print_exc()
-            say(name=name(cases[index]), error=f"{type(error).__name__}: {error}"[:500])
+            emit(name=name(cases[index]), error=f"{type(error).__name__}: {error}"[:500])
             sys.exit(1)
         else:
-            say(name=name(cases[index]), error=None)
+            emit(name=name(cases[index]), error=None)
 
 
 def cannot_run(reason: str) -> NoReturn:
     """The worker ends because this machine cannot run any case."""
-    say(cannot=reason)
+    emit(cannot=reason)
     sys.exit(CANNOT_RUN)
 
 
-def say(**content: Any) -> None:
+def emit(**content: Any) -> None:
     print(json.dumps(content), flush=True)

@@ -81,7 +81,7 @@ def test_a_missing_table_of_the_second_embedding_is_an_error_that_names_it(tmp_p
         opened(tmp_path, context=8)
 
 
-def test_layers_that_compute_only_sampled_rows_take_no_adapters(tmp_path: Path) -> None:
+def test_layers_that_compute_only_sampled_rows_do_not_support_adapters(tmp_path: Path) -> None:
     make_family("gemma4_text", tmp_path)
     graph, _ = opened(tmp_path, context=len(TOKENS))
     with pytest.raises(UnsupportedModel, match=r"model\.layers\.4.*only sampled rows"):

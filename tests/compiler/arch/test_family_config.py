@@ -173,7 +173,7 @@ def test_every_family_refuses_layer_types_that_are_not_known_or_too_few(family: 
         (ERNIE, {"use_bias": "no"}, CheckpointError, "'use_bias' is 'no'"),
     ],
 )
-def test_what_a_family_does_not_compute_is_refused(
+def test_options_that_a_family_does_not_compute_are_refused(
     config: dict[str, Any], changes: dict[str, Any], error: type[NearfarError], message: str
 ) -> None:
     with pytest.raises(error, match=message):

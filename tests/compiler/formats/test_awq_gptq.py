@@ -135,7 +135,7 @@ def test_logits_are_those_of_the_weights_that_another_reader_unpacks(name: str, 
     assert relative_error(logits_of(tmp_path), logits_with(weights, tmp_path)) < 1e-4
 
 
-def test_reordered_columns_are_not_rounded_again_unless_asked(tmp_path: Path) -> None:
+def test_reordered_columns_are_not_rounded_again_unless_requested(tmp_path: Path) -> None:
     make(tmp_path, *CASES["gptq2_ordered"])
     checkpoint = load(str(tmp_path))
     notes: list[str] = []

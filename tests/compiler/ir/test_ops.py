@@ -87,7 +87,7 @@ def test_shapes_that_disagree_are_refused(op: str, shapes: dict[str, object]) ->
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(rows=st.integers(1, 30), first=st.integers(0, 30), seed=st.integers(0, 99))
-def test_a_table_in_two_parts_embeds_like_the_whole(rows: int, first: int, seed: int) -> None:
+def test_a_table_in_two_parts_embeds_like_one_table(rows: int, first: int, seed: int) -> None:
     table, token_ids = random(seed, rows + first, 5), np.random.default_rng(seed).integers(0, rows + first, 9)
     sampled = np.random.default_rng(seed).integers(0, rows + first, 3)
     # The last two tokens are the ones that slots 2 and 0 sampled.
@@ -247,7 +247,7 @@ def sampling_inputs(logits: Array, slots: list[tuple[int, int]], settings: Setti
     }
 
 
-def test_greedy_takes_the_first_of_equals_and_leaves_it_in_its_slot() -> None:
+def test_greedy_chooses_the_first_of_equals_and_leaves_it_in_its_slot() -> None:
     x = np.array([[1, 3, 3, 2], [0, 0, 0, 0], [-9, -9, -1, -1]], np.float32)
     inputs = sampling_inputs(x, [(2, 0), (-1, 0), (0, COUNTS)])
     assert run("sample", inputs).tolist() == [1, 0, 2]

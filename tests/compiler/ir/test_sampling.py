@@ -48,7 +48,7 @@ def test_frequencies_at_temperature_one_are_those_of_softmax() -> None:
 
 
 @pytest.mark.parametrize("draw", [0.0, np.nextafter(np.float32(1), np.float32(0)), 1.0])
-def test_any_draw_takes_a_token_that_is_kept(draw: float) -> None:
+def test_any_draw_chooses_a_token_that_is_kept(draw: float) -> None:
     logits = np.array([0, 5, 1, 5, 0], np.float32)
     assert choose_token(logits, Settings(temperature=1.0, top_k=2, draw=draw)) == (1 if draw == 0 else 3)
 

@@ -48,7 +48,7 @@ def distance(found: Result, expected: Result) -> float:
 @pytest.mark.parametrize("fuse", FUSIONS, ids=lambda fuse: fuse.__name__)
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(graph=graphs())
-def test_a_pass_leaves_what_a_random_graph_computes(fuse: Pass, alone: bool, graph: Graph) -> None:
+def test_a_pass_preserves_the_results_of_a_random_graph(fuse: Pass, alone: bool, graph: Graph) -> None:
     for earlier in () if alone else FUSIONS[: FUSIONS.index(fuse)]:
         graph = earlier(graph)
     tensors, batches = random_tensors(graph, 1), random_batches(VOCAB_SIZE, 1)
@@ -60,7 +60,7 @@ def test_a_pass_leaves_what_a_random_graph_computes(fuse: Pass, alone: bool, gra
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(graph=graphs())
-def test_all_passes_and_the_plan_leave_what_a_random_graph_computes(graph: Graph) -> None:
+def test_all_passes_and_the_plan_preserve_the_results_of_a_random_graph(graph: Graph) -> None:
     tensors, batches = random_tensors(graph, 2), random_batches(VOCAB_SIZE, 2)
     expected = run_graph(graph, tensors, batches)
     for max_binding_bytes in (128 << 20, SMALL_BINDING):

@@ -28,7 +28,7 @@ def smallest_limit(graph: Graph, quantization: Quantization) -> int:
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(spec=specs(), quantization=quantizations, factor=st.integers(1, 4), seed=st.integers(0, 1000))
-def test_split_weights_compute_what_whole_ones_do(
+def test_split_weights_compute_the_same_as_unsplit_ones(
     spec: ModelSpec, quantization: Quantization, factor: int, seed: int
 ) -> None:
     plain = forward(spec, PAGE_SIZE, CONTEXT)
@@ -54,7 +54,7 @@ def test_every_plane_of_a_split_weight_fits_the_limit(spec: ModelSpec, quantizat
 
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(spec=specs(), factor=st.integers(1, 4))
-def test_parts_hold_every_row_of_the_whole_once_and_start_at_even_rows(spec: ModelSpec, factor: int) -> None:
+def test_parts_hold_every_row_of_the_matrix_once_and_start_at_even_rows(spec: ModelSpec, factor: int) -> None:
     plain = forward(spec, PAGE_SIZE, CONTEXT)
     quantization = quant.by_name("q4f16")
     split = run_passes(plain, quantization, factor * smallest_limit(plain, quantization))
@@ -65,7 +65,7 @@ def test_parts_hold_every_row_of_the_whole_once_and_start_at_even_rows(spec: Mod
     assert all(source.start % 2 == 0 for part in parts for source in part.sources)
 
 
-def test_a_weight_that_fits_exactly_stays_whole() -> None:
+def test_a_weight_that_fits_exactly_is_not_split() -> None:
     quantization = quant.by_name("q4f16")
     spec = ModelSpec(
         model_type="llama", vocab_size=1000, hidden_size=64, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=64,

@@ -108,7 +108,7 @@ def test_an_unknown_name_is_refused(name: str) -> None:
         quant.form_by_name(name)
 
 
-def test_what_kernels_cannot_read_is_refused() -> None:
+def test_formats_that_kernels_cannot_read_are_refused() -> None:
     with pytest.raises(QuantizationError, match="codes of 7 bits"):
         Codes(7)
     with pytest.raises(QuantizationError, match="a scale for 24 columns"):

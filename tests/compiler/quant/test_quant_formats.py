@@ -42,7 +42,7 @@ def largest_of_groups(matrix: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", quant.NAMES)
 @FAST
 @given(matrix=matrices)
-def test_unpacking_is_within_a_step_of_what_was_packed(name: str, matrix: np.ndarray) -> None:
+def test_unpacking_is_within_a_step_of_the_packed_values(name: str, matrix: np.ndarray) -> None:
     bound = largest_of_groups(matrix) * (STEP[name] + ROUNDING[name]) * 1.001
     # A scale is never below f16's smallest normal number.
     smallest = {"q4f16": 8, "q8f16": 127}.get(name, 0) * SMALLEST_NORMAL["float16"] + (2.0**-24 if name == "f16" else 0)
@@ -67,7 +67,7 @@ def test_planes_have_the_shape_and_dtype_of_the_layout(name: str, columns: int) 
 @pytest.mark.parametrize("name", quant.NAMES)
 @FAST
 @given(matrix=matrices, block=st.integers(1, 3))
-def test_packing_blocks_of_rows_is_packing_the_whole(name: str, matrix: np.ndarray, block: int) -> None:
+def test_packing_blocks_of_rows_equals_packing_the_matrix(name: str, matrix: np.ndarray, block: int) -> None:
     fmt = quant.by_name(name)
     whole = fmt.pack(matrix)
     parts = [fmt.pack(matrix[start : start + block]) for start in range(0, len(matrix), block)]
@@ -157,7 +157,7 @@ def test_weights_too_large_for_f16_are_refused_with_advice(name: str, fits: floa
 
 
 @pytest.mark.parametrize("name", ["q4f32", "f32"])
-def test_f32_formats_take_the_largest_numbers(name: str) -> None:
+def test_f32_formats_accept_the_largest_numbers(name: str) -> None:
     matrix = np.full((1, 32), 3e38, np.float32)
     np.testing.assert_allclose(round_trip(name, matrix), matrix, rtol=1e-6)
 
@@ -210,7 +210,7 @@ def test_a_larger_group_shares_one_scale_and_keeps_its_largest_value(name: str, 
     assert error.mean() > np.abs(quant.by_name(name).unpack(quant.by_name(name).pack(matrix), 200) - matrix).mean()
 
 
-def test_groups_that_no_kernel_takes_are_refused() -> None:
+def test_groups_that_no_kernel_supports_are_refused() -> None:
     with pytest.raises(QuantizationError, match="groups of 48 is not known; q4 and q8 take 32, 64, 128"):
         quant.by_name("q4f16", 48)
     with pytest.raises(QuantizationError, match="'f16' with groups of 64"):

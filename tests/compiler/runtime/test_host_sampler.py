@@ -91,7 +91,7 @@ def test_quick_choices_are_those_of_the_definition(kind: str) -> None:
         np.testing.assert_allclose(log_probability(logits, token), log_softmax(logits)[token], rtol=2e-6, atol=2e-6)
 
 
-def test_logits_that_differ_in_their_last_bit_are_kept_or_not_as_the_definition_says() -> None:
+def test_logits_that_differ_in_their_last_bit_are_kept_as_the_definition_requires() -> None:
     high = np.float32(3)
     logits = np.zeros(1000, np.float32)
     logits[[5, 900]] = np.nextafter(high, np.float32(0)), high

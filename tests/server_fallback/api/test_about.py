@@ -20,7 +20,7 @@ class OwnExecutor(FakeExecutor):
         return Abilities("5ha", 509, tools=False, embeds=False, verify=True)
 
 
-def test_our_own_models_tell_their_tokens_and_upstreams_what_is_known() -> None:
+def test_our_own_models_report_their_tokens_and_upstreams_the_known_counts() -> None:
     about = ask(
         "GET", "/v1/nearfar/about", models=FakeModels(fake=OwnExecutor(), loaded={"there": FakeExecutor()})
     ).json()

@@ -154,7 +154,7 @@ def test_requests_on_one_connection_are_answered_in_order(port: int, models: Fak
     assert answer.index(b"Hello!") < answer.index(b'{"status":"live"}')
 
 
-def test_a_thousand_connections_that_stand_around_hold_up_nobody(port: int, models: FakeModels) -> None:
+def test_a_thousand_idle_connections_delay_nobody(port: int, models: FakeModels) -> None:
     models.fake = FakeExecutor()
     with ExitStack() as stack:
         for _ in range(1000):

@@ -47,7 +47,7 @@ def test_a_client_whose_connections_are_all_busy_gets_no_more_and_others_do() ->
     assert len(connections) == 3
 
 
-def test_when_all_are_taken_who_has_most_makes_room() -> None:
+def test_when_all_are_taken_the_client_with_the_most_makes_room() -> None:
     connections = Connections(4, 4, Addresses())
     single, _ = opened(connections, B)
     many = [opened(connections, A)[0] for _ in range(3)]

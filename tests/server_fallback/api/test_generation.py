@@ -27,7 +27,7 @@ from nearfar.server_fallback.api.keys import read_keys
 STREAM: dict[str, Any] = {**HI, "stream": True}
 
 
-def test_a_whole_answer_is_openai_s() -> None:
+def test_a_complete_answer_has_openai_s_form() -> None:
     response = ask("POST", "/v1/chat/completions", HI)
     assert response.status_code == 200
     assert response.headers["content-type"] == "application/json"
@@ -96,7 +96,7 @@ def test_several_choices_and_tool_calls_are_distinguished() -> None:
     }
 
 
-def test_text_completions_whole_and_streamed() -> None:
+def test_text_completions_complete_and_streamed() -> None:
     body = {"model": "fake", "prompt": "Say"}
     whole = ask("POST", "/v1/completions", body).json()
     assert (whole["object"], whole["choices"][0]["text"], whole["choices"][0]["finish_reason"]) == (
@@ -154,7 +154,7 @@ def test_a_failure_in_mid_stream_is_an_error_event_and_the_end(path: str) -> Non
     assert models.fake.open == 0
 
 
-def test_limits_of_the_configuration_are_kept() -> None:
+def test_limits_of_the_configuration_are_enforced() -> None:
     app = create_app(FakeModels(), ApiConfig(max_choices=4, max_stops=2, max_inputs=2, max_body_bytes=1000))
 
     def refused(path: str, **body: object) -> tuple[int, str | None]:

@@ -28,7 +28,7 @@ JSON_VALUES = st.recursive(
 
 @given(JSON_VALUES)
 @settings(max_examples=30)
-def test_json_comes_out_as_it_went_in(value: object) -> None:
+def test_json_round_trips_unchanged(value: object) -> None:
     assert parse_json(json.dumps(value).encode()) == value
     assert parse_json(json.dumps(value, ensure_ascii=False).encode()) == value
 
@@ -131,7 +131,7 @@ def test_a_client_that_waits_for_permission_to_send_is_refused_at_once() -> None
     assert refused.value.status == 413
 
 
-def test_a_body_that_does_not_come_is_a_408() -> None:
+def test_a_body_that_does_not_arrive_is_a_408() -> None:
     with pytest.raises(ApiError) as refused:
         read([b"["], endless=True)
     assert refused.value.status == 408

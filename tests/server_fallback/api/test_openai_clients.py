@@ -97,7 +97,9 @@ class Answer(pydantic.BaseModel):
     text: str
 
 
-def test_reasoning_comes_by_itself_and_is_bounded(client: openai.OpenAI, models: FakeModels, tmp_path: Path) -> None:
+def test_reasoning_is_a_separate_field_and_is_bounded(
+    client: openai.OpenAI, models: FakeModels, tmp_path: Path
+) -> None:
     models.fake, _ = cast(Any, reasoner(tmp_path, "<think>\nHm, well.\n</think>\n\nYes."))
     received: Any = {"model": "fake", "messages": MESSAGES}
     message = client.chat.completions.create(**received).choices[0].message

@@ -201,7 +201,7 @@ ALL = ByHand(
 SEED, TOKENS = 20, 16
 
 
-def test_seeded_answers_with_all_filters_and_penalties_are_those_chosen_by_hand(
+def test_seeded_answers_with_all_filters_and_penalties_equal_those_of_plain_python(
     bundle: Bundle, logits_of: LogitsOf
 ) -> None:
     tokenizer = TextModel.of(bundle, "tiny").tokenizer

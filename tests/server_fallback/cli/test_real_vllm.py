@@ -139,7 +139,7 @@ def test_our_arguments_are_accepted_and_found_in_the_models_files(served: Served
     assert "'enable_prompt_tokens_details': True" in log
 
 
-def test_a_chat_is_the_same_whole_and_streamed(client: openai.OpenAI) -> None:
+def test_a_chat_is_the_same_complete_and_streamed(client: openai.OpenAI) -> None:
     whole = ask(client)
     assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == (ANSWER, "stop")
     chunks = list(ask(client, stream=True, stream_options={"include_usage": True}))
@@ -254,7 +254,7 @@ def test_requests_that_it_cannot_answer_are_400s_with_its_reason(client: openai.
         client.chat.completions.create(model="none", messages=QUESTION)
 
 
-def test_a_client_that_leaves_frees_its_place(served: Served, client: openai.OpenAI) -> None:
+def test_a_client_that_leaves_frees_its_slot(served: Served, client: openai.OpenAI) -> None:
     stream = ask(client, stream=True, max_tokens=400, extra_body={"ignore_eos": True})
     next(iter(stream))
     stream.close()

@@ -129,7 +129,7 @@ def test_a_small_model_takes_little_memory(replicas: list[Served]) -> None:
         assert sum(map(resident_bytes, (server, *children_of(server)))) < 250 * 10**6
 
 
-def test_a_structured_answer_loads_no_torch_and_takes_little_memory(replicas: list[Served]) -> None:
+def test_a_structured_answer_does_not_load_torch_and_uses_little_memory(replicas: list[Served]) -> None:
     server = replicas[0].process.pid
     before = resident_bytes(server)
     with replicas[0].client as client:
@@ -157,7 +157,7 @@ def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_an_answer_goes_over_from_near_to_a_server_and_is_the_same(
+def test_an_answer_switches_from_near_to_a_server_and_is_the_same(
     replicas: list[Served], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NEARFAR_CACHE", str(cache))
@@ -185,7 +185,7 @@ def test_an_answer_goes_over_from_near_to_a_server_and_is_the_same(
     asyncio.run(work())
 
 
-def test_a_gateway_prints_how_to_ask_and_answers(replicas: list[Served], cache: Path, tmp_path: Path) -> None:
+def test_a_gateway_prints_an_example_request_and_answers(replicas: list[Served], cache: Path, tmp_path: Path) -> None:
     policy = tmp_path / "policy.json"
     policy.write_text('{"version": 1, "mode": "prefer-far"}')
     arguments = (

@@ -84,7 +84,7 @@ class Failing(EvenTokens):
 
 
 @pytest.mark.parametrize("what", ["mask", "accept"])
-def test_a_constraint_that_fails_takes_its_own_answer_with_it_and_no_other(what: str) -> None:
+def test_a_constraint_that_fails_ends_only_its_own_answer(what: str) -> None:
     async def work() -> None:
         async with engine_on(HashRunner(LIMITS)) as engine:
             failed, other = await asyncio.gather(

@@ -13,7 +13,7 @@ def test_a_mask_without_tokens_lacks_their_bits_alone() -> None:
     assert mask.view(np.uint32).tolist() == [0xFFFF_FFFE, 0xFFFF_FF7D]
 
 
-def test_the_ends_are_left_out_unless_nothing_else_may_come() -> None:
+def test_the_ends_are_left_out_unless_nothing_else_is_allowed() -> None:
     no_end = mask_without([1, 3], 32)
     end_or_text = np.array([0b1010_0010], np.int32)
     assert both_masks(end_or_text, no_end).tolist() == [0b1010_0000]

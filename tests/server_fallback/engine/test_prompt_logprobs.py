@@ -179,7 +179,7 @@ def test_a_step_takes_no_more_rows_than_the_runner() -> None:
     asyncio.run(work())
 
 
-def test_a_failed_step_and_logits_that_are_no_numbers_end_no_other_answer() -> None:
+def test_a_failed_step_and_logits_that_are_not_numbers_end_no_other_answer() -> None:
     async def work() -> None:
         prompt = list(range(1, 13))
         limits = Limits(tokens=8, sequences=2, rows=2, pages=16)

@@ -17,7 +17,7 @@ TRACES = [trace for file in FILES for trace in json.loads(file.read_text())["tra
 
 
 @pytest.mark.parametrize("trace", TRACES, ids=[trace["name"] for trace in TRACES])
-def test_the_scheduler_decides_as_the_shared_traces_say(trace: dict[str, Any]) -> None:
+def test_the_scheduler_decides_as_in_the_shared_traces(trace: dict[str, Any]) -> None:
     found = run_trace(trace["config"], trace["requests"], require_pages)
     assert found["steps"] == trace["steps"]
     assert found["outputs"] == trace["outputs"]

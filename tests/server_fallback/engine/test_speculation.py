@@ -167,7 +167,7 @@ def test_log_probabilities_are_those_of_the_tokens_that_were_checked() -> None:
     asyncio.run(work())
 
 
-def test_ngrams_guess_what_followed_the_last_words_when_they_came_before() -> None:
+def test_ngrams_guess_the_tokens_that_followed_the_last_words_before() -> None:
     drafter = NgramDrafter()
     sequence = EngineSequence(0, [1, 2, 3, 4, 5, 9, 2, 3])
     guess = Guess(sequence, resolve_sampling(Sampling()), 3)

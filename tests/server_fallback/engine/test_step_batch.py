@@ -96,7 +96,7 @@ def require_equal(batch: Batch, expected: dict[str, list[Any]]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_batch_is_what_plain_loops_over_its_rows_give(seed: int) -> None:
+def test_a_batch_equals_that_of_plain_loops_over_its_rows(seed: int) -> None:
     chosen = random.Random(seed)
     page_size, max_sequences = chosen.choice([1, 2, 4, 16]), chosen.randint(1, 6)
     pages = -(-48 // page_size) + 40

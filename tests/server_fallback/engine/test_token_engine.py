@@ -230,7 +230,7 @@ def test_a_deadline_ends_a_running_answer_and_one_that_waits() -> None:
     run(work())
 
 
-def test_a_full_queue_refuses_and_takes_again_later() -> None:
+def test_a_full_queue_refuses_requests_and_accepts_them_again_later() -> None:
     async def work() -> None:
         runner = HashRunner(replace(LIMITS, sequences=2), threaded=True, step_seconds=0.005)
         async with engine_on(runner, EngineConfig(max_waiting=3)) as engine:

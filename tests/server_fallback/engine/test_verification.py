@@ -119,7 +119,7 @@ def test_right_drafts_take_a_round_for_five_tokens_and_no_position_is_computed_t
     run(work())
 
 
-def test_a_wrong_draft_costs_its_round_and_what_held_is_not_computed_again() -> None:
+def test_a_wrong_draft_costs_its_round_and_accepted_tokens_are_not_computed_again() -> None:
     ((tokens, _),) = alone(HashRunner(LIMITS), LONG_MODEL, [LONG])
 
     async def work() -> None:

@@ -40,7 +40,7 @@ class Chat:
 
 
 @pytest.mark.parametrize(("pages", "copies"), [(1, 0), (3, 2)])
-def test_a_next_turn_starts_from_all_that_was_said(pages: int, copies: int) -> None:
+def test_a_next_turn_starts_from_the_complete_conversation(pages: int, copies: int) -> None:
     chat = Chat(pages)
     found, tokens = chat.ask(PROMPT)
     assert found == 0
@@ -54,7 +54,7 @@ def test_a_next_turn_starts_from_all_that_was_said(pages: int, copies: int) -> N
     assert chat.scheduler.kv.prefixes.num_pages() == 1
 
 
-def test_prompts_that_part_share_what_they_have_in_common_and_adapters_share_nothing() -> None:
+def test_prompts_share_their_common_prefix_and_adapters_share_nothing() -> None:
     chat = Chat(4)
     chat.ask(PROMPT)
     assert chat.ask([*PROMPT[:12], 9, 9, 9])[0] == 12

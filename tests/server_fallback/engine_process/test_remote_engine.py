@@ -151,7 +151,7 @@ def test_a_closed_generator_a_deadline_and_a_full_queue_reach_the_process() -> N
     run(work())
 
 
-def test_a_crash_fails_running_answers_and_the_engine_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_fails_running_answers_and_the_engine_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_engine, "FIRST_RESTART_SECONDS", 0.2)
 
     async def work() -> None:

@@ -240,7 +240,7 @@ def test_no_more_is_read_than_the_reader_wants(run: Any, monkeypatch: pytest.Mon
     run(check())
 
 
-def test_a_cancelled_request_hangs_up_and_a_closed_client_ends_what_runs(run: Any) -> None:
+def test_a_cancelled_request_hangs_up_and_a_closed_client_ends_running_requests(run: Any) -> None:
     ended = 0
 
     async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -210,7 +210,7 @@ def test_a_stop_string_ends_generation_and_no_character_of_it_is_streamed(tmp_pa
     assert (usage.completion_tokens, usage.prompt_tokens_details, usage.queue_ms) == (6, None, None)
 
 
-def test_a_stop_string_may_be_complete_only_when_the_text_that_was_held_back_comes_out(tmp_path: Path) -> None:
+def test_a_stop_string_may_be_complete_only_when_the_text_that_was_held_back_is_released(tmp_path: Path) -> None:
     local, _ = executor(tmp_path, "é")
     [choice] = chat(local, max_tokens=1, stop="\ufffd").choices
     assert (choice.message.content, choice.finish_reason) == ("", "stop")

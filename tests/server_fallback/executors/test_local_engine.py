@@ -129,7 +129,7 @@ def test_an_untrained_model_keeps_to_its_grammar(tiny_bundle: Path) -> None:
     on_engine(tiny_bundle, ask)
 
 
-def test_vllms_forms_hold_and_a_whole_answer_at_max_tokens_has_stopped(tiny_bundle: Path) -> None:
+def test_vllms_formats_are_followed_and_a_complete_answer_at_max_tokens_has_stopped(tiny_bundle: Path) -> None:
     bodies = json.loads((Path(__file__).parents[1] / "api/client_bodies.json").read_text())
 
     async def text(local: LocalExecutor, **given: Any) -> tuple[str, str | None]:
@@ -227,7 +227,7 @@ def test_answers_meet_fifty_schemas_within_max_tokens(tiny_bundle: Path) -> None
                 )
 
 
-def test_an_answer_that_gives_up_its_pages_is_whole_within_max_tokens(tiny_bundle: Path) -> None:
+def test_an_answer_that_gives_up_its_pages_is_complete_within_max_tokens(tiny_bundle: Path) -> None:
     schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 30}
 
     async def ask(local: LocalExecutor) -> None:

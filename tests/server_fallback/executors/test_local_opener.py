@@ -155,7 +155,7 @@ def test_a_gpu_is_the_default_and_its_memory_is_shared_out(monkeypatch: pytest.M
     assert devices.models_memory_bytes("cuda") == 72 * 10**9
 
 
-def test_a_container_has_what_its_limit_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_container_has_the_memory_of_its_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(devices, "CONTAINER_LIMITS", (tmp_path / "none",))
     whole = devices.host_memory_bytes()
     limit = tmp_path / "memory.max"

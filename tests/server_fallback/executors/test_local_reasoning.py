@@ -38,7 +38,7 @@ def held_reasoner(folder: Path, *answers: str, template: str = HYBRID) -> Iterat
 @pytest.mark.parametrize(
     ("template", "answer"), [(HYBRID, "<think>\nHm, é.\n</think>\n\nYes."), (OPENED, "Hm, é.\n</think>\n\nYes.")]
 )
-def test_reasoning_comes_by_itself_whole_and_streamed(
+def test_reasoning_is_a_separate_field_complete_and_streamed(
     tmp_path: Path, template: str, answer: str, special: bool
 ) -> None:
     local, _ = reasoner(tmp_path, answer, template=template, special=special)
@@ -135,7 +135,7 @@ def test_each_of_several_answers_has_its_own_budget(tmp_path: Path) -> None:
     assert messages == [("ab", "<"), ("a", "b"), (None, "c")]
 
 
-def test_a_form_holds_what_follows_the_reasoning(tmp_path: Path) -> None:
+def test_a_response_format_applies_to_the_text_after_the_reasoning(tmp_path: Path) -> None:
     cases: list[tuple[str, str, dict[str, Any]]] = [
         (HYBRID, "<think>I am\n</think>", {}),
         (OPENED, "I am\n</think>", {"thinking_token_budget": 4}),
@@ -200,7 +200,7 @@ def test_stop_strings_end_the_content_alone_and_logprobs_are_of_all_tokens(tmp_p
     assert answer.usage.completion_tokens_details.reasoning_tokens == len(ids("<think>\nno stop</think>"))
 
 
-def test_an_answer_is_given_back_as_it_came(tmp_path: Path) -> None:
+def test_an_answer_is_returned_unchanged(tmp_path: Path) -> None:
     local, source = reasoner(tmp_path, "<think>\nHm.\n</think>\n\nYes.", "Ok.")
     answer = chat(local).choices[0].message.model_dump(exclude_none=True)
     chat(local, messages=[*HI, answer, {"role": "user", "content": "so?"}])

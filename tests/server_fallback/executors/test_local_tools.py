@@ -79,7 +79,7 @@ def test_beside_tools_a_form_holds_messages_and_its_text_is_never_read_as_a_call
             assert len(texts) > len(message), "the form's text is streamed as it comes"
 
 
-def test_beside_a_form_calls_are_held_to_strict_schemas(tmp_path: Path) -> None:
+def test_with_a_response_format_calls_follow_strict_schemas(tmp_path: Path) -> None:
     other = {"type": "function", "function": {"name": "g"}}
     second = '\n<tool_call>\n{"name": "g", "arguments": {"any": null}}\n</tool_call>'
     with grammar_executor(tmp_path, ONE_CALL + second, ONE_CALL.replace("1", '"x"')) as (local, _):

@@ -142,7 +142,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(place: str, tmp_
 
 
 @pytest.mark.parametrize("given", CAN_TOKENIZE.values(), ids=CAN_TOKENIZE)
-def test_tokenize_takes_texts_beyond_the_context_off_the_event_loop(given: dict[str, Any], tmp_path: Path) -> None:
+def test_tokenize_processes_texts_beyond_the_context_off_the_event_loop(given: dict[str, Any], tmp_path: Path) -> None:
     local, backend = local_of(tmp_path, "message")
     answer = asyncio.run(local.tokenize(TokenizeRequest.model_validate({"model": "fake", **given})))
     assert answer.count >= len(LONG) > CONTEXT

@@ -142,7 +142,7 @@ def test_a_dead_node_fails_requests_with_the_reason_and_both_restart(tmp_path: P
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_a_node_that_never_comes_is_an_error_after_the_time_to_start(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_node_that_never_connects_is_an_error_after_the_start_timeout(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(DeviceError, match="vllm: waiting for the nodes 1 for 0 seconds"):
         asyncio.run(open_vllm(options_for(free_port(), start_seconds=0.2)))
     assert "vllm | waiting for the nodes 1" in capfd.readouterr().err

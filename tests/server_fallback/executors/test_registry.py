@@ -114,7 +114,7 @@ def test_a_name_belongs_to_one_model() -> None:
     run(test)
 
 
-def test_loads_of_one_model_at_once_happen_once_and_outlive_who_asked() -> None:
+def test_simultaneous_loads_of_one_model_happen_once_and_outlive_their_callers() -> None:
     async def test(registry: Registry, opener: FakeOpener) -> None:
         opener.gate.clear()
         loads = [asyncio.create_task(registry.load(LoadRequest(model="1"))) for _ in range(3)]
@@ -175,7 +175,7 @@ def test_memory_of_a_load_under_way_counts() -> None:
     run(test, budget=100_000_000)
 
 
-def test_unloading_lets_what_runs_end_and_frees_memory_only_then() -> None:
+def test_unloading_lets_running_requests_end_and_frees_memory_only_then() -> None:
     async def test(registry: Registry, opener: FakeOpener) -> None:
         await registry.load(LoadRequest(model="60"))
         executor = opener.opened[0]
@@ -193,7 +193,7 @@ def test_unloading_lets_what_runs_end_and_frees_memory_only_then() -> None:
     run(test, budget=100_000_000)
 
 
-def test_closing_drains_for_so_long_at_most_ends_loads_and_takes_no_more() -> None:
+def test_closing_drains_within_its_limit_ends_loads_and_accepts_no_more() -> None:
     async def test(registry: Registry, opener: FakeOpener) -> None:
         await registry.load(LoadRequest(model="1"))
         opener.opened[0].now = ExecutorState(ready=True, detail="", running=1)

@@ -169,7 +169,7 @@ def test_choices_calls_and_reasoning_have_templates_of_their_own() -> None:
     assert counted.parsed == 6
 
 
-def test_escapes_reach_the_client_as_they_are_and_count_as_what_they_mean() -> None:
+def test_escapes_reach_the_client_unchanged_and_count_as_the_characters_that_they_encode() -> None:
     # A limit of one token admits four words.
     words = b"".join(STYLES[1](chunk(text)).encode() for text in ("w", "\n", "w", "\n", "\u00e9", "\t", "w"))
     assert rb"\u00e9" in b"".join(Counted(Bounds(tokens=1)).blocks([words]))
@@ -189,7 +189,7 @@ def test_escapes_reach_the_client_as_they_are_and_count_as_what_they_mean() -> N
         (b"\xff", "not UTF-8"),
     ],
 )
-def test_what_is_no_text_ends_the_answer_after_the_events_before_it(text: bytes, message: str) -> None:
+def test_bytes_that_are_not_text_end_the_answer_after_the_events_before_them(text: bytes, message: str) -> None:
     whole = events([chunk("a"), chunk("b"), chunk("c"), chunk("TEXT"), chunk("d")]).replace(b"TEXT", text)
     counted = Counted()
     received = list[bytes]()

@@ -37,7 +37,7 @@ def parse(*parts: bytes) -> list[str]:
         ('data: "\u2028\x0b"\n\n', ['"\u2028\x0b"']),
     ],
 )
-def test_the_data_of_whole_events_comes_out(text: str, expected: list[str]) -> None:
+def test_the_data_of_complete_events_is_returned(text: str, expected: list[str]) -> None:
     assert parse(text.encode()) == expected
 
 
@@ -56,6 +56,6 @@ def test_an_event_without_an_end_is_an_error_before_it_fills_the_memory(monkeypa
     assert len(parse(*[b"data: " + b"x" * 40 + b"\n\n"] * 10)) == 10
 
 
-def test_bytes_that_are_no_utf8_are_an_error() -> None:
+def test_bytes_that_are_not_utf8_are_an_error() -> None:
     with pytest.raises(DeviceError, match="not UTF-8"):
         parse(b"data: \xff\n\n")

@@ -81,7 +81,7 @@ def test_text_after_the_end_is_left_out_and_the_usage_is_not() -> None:
     assert answer(*said("a"), *[chunk("b")] * 50, ENDS)[0] == {0: "a"}
 
 
-def test_an_answer_is_whole_when_its_end_came_whatever_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_is_complete_when_its_end_has_arrived_whatever_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream_answers, "AFTER_END_SECONDS", 0.01)
     assert answer(*said("a"), ENDS) == ({0: "a"}, {0: "stop"}, 1)
     assert answer(*said("a"), None) == ({0: "a"}, {0: "stop"}, 1)

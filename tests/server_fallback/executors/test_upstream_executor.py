@@ -27,7 +27,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream_executor, "RETRY_SECONDS", 0.01)
 
 
-def test_an_answer_comes_with_our_name_and_the_usage_last() -> None:
+def test_an_answer_has_our_name_for_the_model_and_the_usage_last() -> None:
     server = FakeOpenAI(
         lambda _: Reply(chunks=said("he", "llo", usage={**USAGE, "prompt_tokens_details": {"cached_tokens": None}}))
     )
@@ -282,7 +282,7 @@ def test_checks_find_a_server_that_came_back_without_a_request(monkeypatch: pyte
     asyncio.run(check())
 
 
-def test_a_server_that_is_silent_over_its_work_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_silent_while_it_works_does_not_count_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream, "CHECK_TIMEOUT_SECONDS", 0.02)
     server = FakeOpenAI(lambda _: Reply(chunks=said(*"abcdefgh" * 2), seconds_between=0.02))
 
@@ -339,7 +339,7 @@ def test_closing_an_answer_hangs_up() -> None:
     with_upstream(check, server)
 
 
-def test_a_closed_executor_ends_what_runs_and_takes_no_more() -> None:
+def test_a_closed_executor_ends_running_requests_and_accepts_no_more() -> None:
     server = FakeOpenAI(lambda _: Reply(chunks=said(*"abcdefgh" * 9), seconds_between=0.02))
 
     async def check(executor: UpstreamExecutor) -> None:

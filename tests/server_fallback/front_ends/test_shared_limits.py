@@ -44,7 +44,7 @@ def code(error: pytest.ExceptionInfo[ApiError]) -> tuple[int, str | None]:
     return error.value.status, error.value.code
 
 
-def test_what_a_client_uses_in_one_front_end_counts_in_another() -> None:
+def test_the_usage_of_a_client_in_one_front_end_counts_in_another() -> None:
     async def work() -> None:
         limiter = Limiter(4, 100, 0.5)
         first, second = limits_of(DirectLink(limiter)), limits_of(DirectLink(limiter))

@@ -32,7 +32,7 @@ def text_chunks(*choices: dict[str, Any], usage: dict[str, int] | None = USAGE) 
 
 
 def test_the_deltas_of_interleaved_choices_add_up_in_the_order_of_their_indices() -> None:
-    whole = asyncio.run(
+    folded = asyncio.run(
         fold_chat(
             stream(
                 chat_chunks(
@@ -46,21 +46,21 @@ def test_the_deltas_of_interleaved_choices_add_up_in_the_order_of_their_indices(
             )
         )
     )
-    assert [(choice.index, choice.message.content, choice.finish_reason) for choice in whole.choices] == [
+    assert [(choice.index, choice.message.content, choice.finish_reason) for choice in folded.choices] == [
         (0, "ac", "length"),
         (1, "b", "stop"),
     ]
-    assert whole.object == "chat.completion"
-    assert whole.usage.total_tokens == 5
-    assert whole.choices[0].logprobs is None
-    assert whole.choices[0].message.tool_calls is None
+    assert folded.object == "chat.completion"
+    assert folded.usage.total_tokens == 5
+    assert folded.choices[0].logprobs is None
+    assert folded.choices[0].message.tool_calls is None
 
 
 def test_tool_calls_add_up_by_index_and_a_message_of_calls_alone_has_no_content() -> None:
     def call(index: int, **rest: Any) -> dict[str, Any]:
         return {"index": 0, "delta": {"tool_calls": [{"index": index, **rest}]}}
 
-    whole = asyncio.run(
+    folded = asyncio.run(
         fold_chat(
             stream(
                 chat_chunks(
@@ -74,7 +74,7 @@ def test_tool_calls_add_up_by_index_and_a_message_of_calls_alone_has_no_content(
             )
         )
     )
-    [choice] = whole.choices
+    [choice] = folded.choices
     assert choice.message.content is None
     assert [(call.id, call.function.name, call.function.arguments) for call in choice.message.tool_calls or ()] == [
         ("x", "f", '{"a": 1}'),
@@ -86,7 +86,7 @@ def test_logprobs_add_up() -> None:
     def token(text: str) -> dict[str, Any]:
         return {"content": [{"token": text, "logprob": -1.0, "bytes": [65]}]}
 
-    whole = asyncio.run(
+    folded = asyncio.run(
         fold_chat(
             stream(
                 chat_chunks(
@@ -97,7 +97,7 @@ def test_logprobs_add_up() -> None:
             )
         )
     )
-    logprobs = whole.choices[0].logprobs
+    logprobs = folded.choices[0].logprobs
     assert logprobs is not None
     assert [entry.token for entry in logprobs.content or ()] == ["a", "b"]
 
@@ -108,8 +108,8 @@ def test_texts_and_their_logprobs_add_up() -> None:
         return {"index": 0, "text": text, "logprobs": logprobs}
 
     last = {"index": 0, "text": "!", "finish_reason": "stop"}
-    whole = asyncio.run(fold_completion(stream(text_chunks(part("a", 0), part("b", 1), last))))
-    [choice] = whole.choices
+    folded = asyncio.run(fold_completion(stream(text_chunks(part("a", 0), part("b", 1), last))))
+    [choice] = folded.choices
     assert (choice.text, choice.finish_reason) == ("ab!", "stop")
     assert choice.logprobs is not None
     assert choice.logprobs.tokens == ["a", "b"]

@@ -59,7 +59,7 @@ def test_a_new_client_is_next() -> None:
     assert "new" in asyncio.run(work()).split()[5:]
 
 
-def test_too_many_are_refused_and_whoever_leaves_makes_room() -> None:
+def test_too_many_are_refused_and_a_client_that_leaves_makes_room() -> None:
     async def work() -> None:
         uses = Uses(most_waiting=3, most_of_one=2)
         async with uses.turns.turn("first"):

@@ -153,7 +153,7 @@ def test_a_process_killed_from_outside_is_replaced() -> None:
     run(work())
 
 
-def test_whoever_leaves_while_the_process_starts_leaves_no_reply_to_the_next() -> None:
+def test_a_client_that_leaves_while_the_process_starts_leaves_no_reply_to_the_next() -> None:
     async def work() -> None:
         for delay in (0.0, 0.002, 0.01, 0.03):
             process = TemplateProcess(ChatTemplate(SOMETIMES, {"bos_token": ""}))

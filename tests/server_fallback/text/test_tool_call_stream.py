@@ -103,11 +103,11 @@ PARTS += ['"a"', ":", "1", "}", "\\", '"', "\n", ";", "text", "<", "{"]
 def test_any_text_is_read_the_same_however_it_is_cut(form: str, parts: list[str], cuts: list[int]) -> None:
     text = "".join(parts)
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    whole = outcome(form, [text])
-    assert outcome(form, [text[start:end] for start, end in itertools.pairwise(edges)]) == whole
-    if all(isinstance(item, str) for item in whole):
+    complete = outcome(form, [text])
+    assert outcome(form, [text[start:end] for start, end in itertools.pairwise(edges)]) == complete
+    if all(isinstance(item, str) for item in complete):
         # Text without a call is complete, except for the surrounding space.
-        assert "".join(str(item) for item in whole).strip() == text.strip()
+        assert "".join(str(item) for item in complete).strip() == text.strip()
 
 
 def test_a_call_with_its_keys_the_other_way_round_keeps_its_characters() -> None:
@@ -117,7 +117,7 @@ def test_a_call_with_its_keys_the_other_way_round_keeps_its_characters() -> None
 
 
 @pytest.mark.parametrize(
-    ("form", "text", "whole"),
+    ("form", "text", "complete"),
     [
         ("hermes", TOOL_CALL, True),
         ("hermes", TOOL_CALL.removesuffix("}\n</tool_call>"), True),
@@ -129,11 +129,11 @@ def test_a_call_with_its_keys_the_other_way_round_keeps_its_characters() -> None
         ("llama3", '{"name": "f", "parameters": {"a": 1', False),
     ],
 )
-def test_an_answer_that_ends_with_a_whole_call_is_known(form: str, text: str, whole: bool) -> None:
+def test_an_answer_that_ends_with_a_complete_call_is_recognised(form: str, text: str, complete: bool) -> None:
     stream = ToolCallStream(FORMATS[form])
     stream.feed(text)
     stream.finish()
-    assert stream.whole == whole
+    assert stream.complete == complete
 
 
 BEGINS = ('<tool_call>\n{"name": "f", "arguments": ', '<tool_call>\n{"name": "g", "arguments": ')

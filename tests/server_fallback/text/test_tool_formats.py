@@ -132,7 +132,7 @@ def xml(arguments: dict[str, Any]) -> str:
     st.dictionaries(st.from_regex("[a-z_]{1,6}", fullmatch=True), JSON, max_size=3),
     st.integers(1, 7),
 )
-def test_arguments_come_back_as_they_were_written(name: str, arguments: dict[str, Any], size: int) -> None:
+def test_arguments_are_returned_as_they_were_written(name: str, arguments: dict[str, Any], size: int) -> None:
     text = written(name, arguments)
     texts = {"f": [key for key, value in arguments.items() if isinstance(value, str)]}
     pieces = [text[at : at + size] for at in range(0, len(text), size)]

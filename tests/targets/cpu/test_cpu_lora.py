@@ -136,7 +136,7 @@ def test_a_slot_can_hold_another_adapter(
         ({"lora_alpha": "8"}, CheckpointError, "must be numbers"),
     ],
 )
-def test_an_adapter_that_cannot_be_taken_is_refused(
+def test_an_unsupported_adapter_is_refused(
     change: dict[str, object],
     error: type[NearfarError],
     says: str,

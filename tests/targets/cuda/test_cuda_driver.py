@@ -181,7 +181,7 @@ def test_a_bundle_runs_through_nvidias_bindings_and_without_a_compiler(
     runner.close()
 
 
-def test_the_driver_keeps_the_rules_of_threads_and_captures(cuda_bundle: Path, environment: dict[str, str]) -> None:
+def test_the_driver_follows_the_rules_of_threads_and_captures(cuda_bundle: Path, environment: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", RULES, str(cuda_bundle)], env=environment, capture_output=True, text=True, check=False
     )

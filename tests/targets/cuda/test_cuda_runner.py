@@ -215,7 +215,9 @@ def test_a_failure_on_the_device_is_the_futures_and_the_runner_can_be_closed(
     runner.close()
 
 
-def test_a_gpu_of_another_generation_is_refused_with_what_to_compile(cuda_bundle: Path, emulated_cuda: Path) -> None:
+def test_a_gpu_of_another_generation_is_refused_with_advice_on_what_to_compile(
+    cuda_bundle: Path, emulated_cuda: Path
+) -> None:
     bundle = open_bundle(cuda_bundle)
     for arch in ("sm_80", "sm_89", "sm_100"):
         with pytest.raises(

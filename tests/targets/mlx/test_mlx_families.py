@@ -170,7 +170,7 @@ def test_families_that_mlx_lm_computes_otherwise_are_refused(name: str, tmp_path
         ("smollm3", {"rope": RopeSpec(500.0, "proportional")}, "scaling proportional"),
     ],
 )
-def test_what_mlx_lm_does_not_compute_is_refused_by_name(
+def test_models_that_mlx_lm_does_not_compute_are_refused_by_name(
     name: str, changes: dict[str, Any], found: str, cases: Mapping[str, Case]
 ) -> None:
     spec: ModelSpec = cases[name].bundle.manifest.spec

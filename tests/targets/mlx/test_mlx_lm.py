@@ -134,7 +134,7 @@ def test_the_demo_model_answers_mlx_lm_as_it_does_the_reference(
             ), name
 
 
-def test_the_command_line_takes_the_folder(
+def test_the_command_line_accepts_the_folder(
     demo: Mapping[str, Bundle | ExportBundle],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

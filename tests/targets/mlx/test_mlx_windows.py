@@ -62,7 +62,7 @@ def test_logits_equal_transformers_beyond_three_windows(name: str, models: Mappi
     runner.close()
 
 
-def test_fused_tensors_go_out_whole_and_their_slices_are_those_of_the_reference(
+def test_fused_tensors_are_exported_complete_and_their_slices_are_those_of_the_reference(
     models: Mapping[str, Path], tmp_path: Path
 ) -> None:
     bundle = export_mlx(models["phi3"], tmp_path / "mlx", "q8f16")

@@ -21,7 +21,7 @@ def test_memory_of_programs_stacks_and_guards_is_left_alone() -> None:
     assert anonymous_regions(MAPS) == [(0x55A000000000, 0x55A000800000), (0x7F0000000000, 0x7F0000800000)]
 
 
-def test_pages_are_whole_and_new() -> None:
+def test_pages_are_complete_and_new() -> None:
     page = HUGE_PAGE
     # A region that grew at both ends, an unchanged one, a new one that is not aligned, and one that is too small.
     before = [(10 * page, 11 * page + 1), (20 * page, 22 * page)]

@@ -208,7 +208,7 @@ def test_a_bundle_that_cannot_run_here_is_refused_with_advice(
         OnnxRunner(bundle)
 
 
-def test_too_little_memory_for_the_weights_is_said(bundle: ExportBundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_for_the_weights_is_reported(bundle: ExportBundle, monkeypatch: pytest.MonkeyPatch) -> None:
     import onnxruntime
     from onnxruntime.capi.onnxruntime_pybind11_state import RuntimeException
 
@@ -222,7 +222,7 @@ def test_too_little_memory_for_the_weights_is_said(bundle: ExportBundle, monkeyp
         OnnxRunner(bundle)
 
 
-def test_run_score_and_inspect_take_the_bundle(
+def test_run_score_and_inspect_accept_the_bundle(
     bundle: ExportBundle, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     from nearfar.compiler.cli import main

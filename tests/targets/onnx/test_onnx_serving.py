@@ -72,7 +72,7 @@ def test_answers_are_the_same_in_any_company_on_few_pages_and_with_guesses(demo:
     assert answered(demo.path, LocalOptions(max_sequences=8, draft="ngram"), together=True) == alone
 
 
-def test_memory_is_counted_by_sequences_of_the_whole_context(demo: ExportBundle) -> None:
+def test_memory_is_counted_by_sequences_of_the_complete_context(demo: ExportBundle) -> None:
     manifest, one = demo.manifest, context_bytes(demo.manifest, 64)
     assert one == manifest.context * 2 * 4 * 2 * 32 * 4
     plan = plan_memory(manifest, sequences=4, tokens=64, kv_bytes=1 << 30, extra_rows=3)

@@ -102,7 +102,7 @@ export class ChatCompletions {
           // All answers have the same prompt, so only the first of them reports its log-probabilities.
           const promptParams =
             requests.length === 0
-              ? { promptLogprobs: promptLogprobs?.tokens, onPromptLogprobs: promptLogprobs?.tell }
+              ? { promptLogprobs: promptLogprobs?.tokens, onPromptLogprobs: promptLogprobs?.onLogprobs }
               : {};
           requests.push({ ...tokenRequest, ...promptParams, constraint: await constrain() });
         }
@@ -190,7 +190,7 @@ async function* chatChunks(
       yield* deltas(index, "", parser?.finish() ?? [], []);
       // An answer that max_tokens ends right after a complete call is not truncated.
       const finishReason =
-        parser?.[value.finishReason === "stop" ? "called" : "whole"] === true ? "tool_calls" : value.finishReason;
+        parser?.[value.finishReason === "stop" ? "called" : "complete"] === true ? "tool_calls" : value.finishReason;
       const last = choice(index, {}, { finish_reason: finishReason });
       if (++ended < requests.length) {
         yield last;

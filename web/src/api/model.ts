@@ -41,7 +41,7 @@ export interface ToolCallParser {
   /** Whether a call has started. */
   readonly called: boolean;
   /** Whether the answer so far ends with a call whose arguments are complete. */
-  readonly whole: boolean;
+  readonly complete: boolean;
   feed(text: string): readonly ToolCallEvent[];
   finish(): readonly ToolCallEvent[];
 }

@@ -53,12 +53,12 @@ export interface RequestOptions {
 }
 
 /**
- * ``tokens`` is from 0 to 32. ``tell`` receives the log-probabilities in nats, in the prompt's order. See
+ * ``tokens`` is from 0 to 32. ``onLogprobs`` receives the log-probabilities in nats, in the prompt's order. See
  * `TokenRequest.onPromptLogprobs`.
  */
 export interface PromptLogprobsOption {
   readonly tokens: number;
-  readonly tell: (logprobs: readonly number[]) => void;
+  readonly onLogprobs: (logprobs: readonly number[]) => void;
 }
 
 export interface CompletionUsage {

@@ -127,8 +127,8 @@ function ends(bounds: Bounds, where: string, largest: bigint): [End, End] {
   for (const name of NAMES) {
     const bound = bounds[name];
     if (bound === undefined) continue;
-    const [whole = "", fraction = ""] = plain(bound).split(".");
-    const value = BigInt(whole + fraction.padEnd(digits, "0"));
+    const [integral = "", fraction = ""] = plain(bound).split(".");
+    const value = BigInt(integral + fraction.padEnd(digits, "0"));
     const isLower = name === "minimum" || name === "exclusiveMinimum";
     if (digits > 15 || (isLower ? value : -value) > largest * scale) {
       throw new RequestError(
@@ -164,10 +164,10 @@ function plain(value: number): string {
   const [mantissa = "", exponent] = value.toString().split("e");
   if (exponent === undefined) return mantissa;
   const sign = mantissa.startsWith("-") ? "-" : "";
-  const [whole = "", fraction = ""] = mantissa.replace("-", "").split(".");
+  const [integral = "", fraction = ""] = mantissa.replace("-", "").split(".");
   const shift = Number(exponent);
-  if (shift > 0) return sign + whole + fraction.padEnd(shift, "0");
-  return `${sign}0.${"0".repeat(-shift - 1)}${whole}${fraction}`;
+  if (shift > 0) return sign + integral + fraction.padEnd(shift, "0");
+  return `${sign}0.${"0".repeat(-shift - 1)}${integral}${fraction}`;
 }
 
 function negated(parts: readonly Language[]): Language[] {

@@ -49,10 +49,10 @@ export function withNewRows(
     ]),
   ];
   const added = field(MODEL_GRAPH, graph);
-  const whole = new Uint8Array(model.length + added.length);
-  whole.set(model);
-  whole.set(added, model.length);
-  return whole;
+  const extended = new Uint8Array(model.length + added.length);
+  extended.set(model);
+  extended.set(added, model.length);
+  return extended;
 }
 
 function node(

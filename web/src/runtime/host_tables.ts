@@ -123,9 +123,9 @@ function unpack(quantization: string, [first, scales]: readonly Plane[], scale: 
     const end = Math.min(start + group, row.length);
     for (let column = start; column < end; column++) {
       // Byte b of a word has element b in its lowest bits, element b + 4 in the next ones, and so on.
-      const place = column & (32 / bits - 1);
-      const byte = bytes[(((column - place) * bits) >> 3) + (place & 3)] ?? 0;
-      row[column] = Math.fround((((byte >> ((place >> 2) * bits)) & mask) - zero) * own) * factor;
+      const element = column & (32 / bits - 1);
+      const byte = bytes[(((column - element) * bits) >> 3) + (element & 3)] ?? 0;
+      row[column] = Math.fround((((byte >> ((element >> 2) * bits)) & mask) - zero) * own) * factor;
     }
   }
 }

@@ -37,16 +37,16 @@ export interface MemoryPlan {
 /** Throws DeviceError if not even one page fits into the budget. */
 export function planMemory(manifest: Manifest, activation: ActivationDtype, options: MemoryOptions = {}): MemoryPlan {
   const { memoryBudget = Infinity } = options;
-  const whole = capacityOf(manifest, options);
+  const capacity = capacityOf(manifest, options);
   const weightBytes = Object.values(manifest.weights).reduce(
     (sum, { planes }) => sum + planes.reduce((total, { size }) => total + paddedSize(size), 0),
     0,
   );
-  const [pageBytes = 0, windowPageBytes = 0] = PAGE_DIMS.map((dim) => bytesOfPage(manifest, activation, whole, dim));
-  const workingBytes = working(manifest, activation, whole);
-  const requested = whole.P ?? 0;
+  const [pageBytes = 0, windowPageBytes = 0] = PAGE_DIMS.map((dim) => bytesOfPage(manifest, activation, capacity, dim));
+  const workingBytes = working(manifest, activation, capacity);
+  const requested = capacity.P ?? 0;
   // With fewer pages there are at most as many for the layers with a window.
-  const windowPages = whole.PW ?? 0;
+  const windowPages = capacity.PW ?? 0;
   const keyValues = (pages: number): number => pages * pageBytes + Math.min(pages, windowPages) * windowPageBytes;
   const free = memoryBudget - weightBytes - workingBytes;
   const fitting = Math.floor(

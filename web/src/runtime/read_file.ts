@@ -62,18 +62,18 @@ export async function collect(
   onBytes: OnBytes,
 ): Promise<Bytes> {
   // If the size is known, the bytes are written directly to their offset, so that a shard is in memory only once.
-  const whole = size === undefined ? null : new Uint8Array(size);
+  const buffer = size === undefined ? null : new Uint8Array(size);
   const parts: Uint8Array[] = [];
   let length = 0;
   for await (const chunk of chunks) {
-    if (whole !== null && length + chunk.length > whole.length)
-      throw wrongSize(file, length + chunk.length, whole.length);
-    if (whole === null) parts.push(chunk);
-    else whole.set(chunk, length);
+    if (buffer !== null && length + chunk.length > buffer.length)
+      throw wrongSize(file, length + chunk.length, buffer.length);
+    if (buffer === null) parts.push(chunk);
+    else buffer.set(chunk, length);
     length += chunk.length;
     onBytes(chunk.length, "network");
   }
-  if (whole !== null) return whole.subarray(0, length);
+  if (buffer !== null) return buffer.subarray(0, length);
   return new Uint8Array(await new Blob(parts as BlobPart[]).arrayBuffer());
 }
 

@@ -69,11 +69,11 @@ function planesByShard(manifest: Manifest): readonly (readonly [string, PlaneEnt
 function upload(device: GPUDevice, buffer: GPUBuffer, bytes: Bytes, plane: PlaneEntry): void {
   // Writes consist of 32-bit words. If the number of float16 values is odd, the last one is written separately and
   // padded with zeros.
-  const whole = plane.size - (plane.size % 4);
-  device.queue.writeBuffer(buffer, 0, bytes, plane.offset, whole);
-  if (whole < plane.size) {
+  const aligned = plane.size - (plane.size % 4);
+  device.queue.writeBuffer(buffer, 0, bytes, plane.offset, aligned);
+  if (aligned < plane.size) {
     const rest = new Uint8Array(4);
-    rest.set(bytes.subarray(plane.offset + whole, plane.offset + plane.size));
-    device.queue.writeBuffer(buffer, whole, rest);
+    rest.set(bytes.subarray(plane.offset + aligned, plane.offset + plane.size));
+    device.queue.writeBuffer(buffer, aligned, rest);
   }
 }

@@ -162,9 +162,9 @@ export class StoredSource implements Source {
       }
       return problem ?? bytes;
     }
-    const whole = new Uint8Array(size);
+    const buffer = new Uint8Array(size);
     const part = await stored.part();
-    let length = await copyInto(whole, part.bytes);
+    let length = await copyInto(buffer, part.bytes);
     if (length > 0) onBytes(length, "store");
     if (length < size) {
       const rest = await this.#partOf(file, length, part.etag, signal);
@@ -175,14 +175,14 @@ export class StoredSource implements Source {
       }
       let written = length;
       const write = async (): Promise<void> => {
-        const piece = whole.subarray(written, length);
+        const piece = buffer.subarray(written, length);
         if (piece.length > 0) await stored.append(written, piece);
         written = length;
       };
       try {
         for await (const chunk of fileChunks(this.source, expected, rest, signal)) {
           if (length + chunk.length > size) return wrongSize(file, length + chunk.length, size);
-          whole.set(chunk, length);
+          buffer.set(chunk, length);
           length += chunk.length;
           onBytes(chunk.length, "network");
           if (length - written >= PIECE_BYTES) await write();
@@ -192,7 +192,7 @@ export class StoredSource implements Source {
         await write();
       }
     }
-    return (await problemOf(whole.subarray(0, length), expected)) ?? whole;
+    return (await problemOf(buffer.subarray(0, length), expected)) ?? buffer;
   }
 
   async #partOf(file: string, offset: number, etag: string | null, signal: AbortSignal): Promise<Part> {
@@ -215,18 +215,18 @@ async function readStored(stored: StoredFile, expected: Expected, onBytes: OnByt
 }
 
 /**
- * Copy the stored bytes of a file to the start of ``whole``. Returns their count: 0 if they are too many or cannot be
+ * Copy the stored bytes of a file to the start of ``buffer``. Returns their count: 0 if they are too many or cannot be
  * read.
  */
-async function copyInto(whole: Bytes, part: Blob): Promise<number> {
-  if (part.size > whole.length) return 0;
+async function copyInto(buffer: Bytes, part: Blob): Promise<number> {
+  if (part.size > buffer.length) return 0;
   const reader = part.stream().getReader();
   let length = 0;
   for (;;) {
     const next = await reader.read().catch(unreadable);
     if (next === null) return 0;
     if (next.done) return length;
-    whole.set(next.value, length);
+    buffer.set(next.value, length);
     length += next.value.length;
   }
 }

@@ -82,14 +82,14 @@ export function reasoningOf(template: string, codec: ReasoningCodec): Reasoning 
       },
       begun: (state, content, reasoning = "") => {
         const isClosed = isSpelled && content.includes(close);
-        const isWhole = reasoning === "" && (isClosed || (isSpelled && content.trimStart().startsWith(open)));
+        const hasReasoning = reasoning === "" && (isClosed || (isSpelled && content.trimStart().startsWith(open)));
         const ids = reasoning === "" || state === "reasoning" ? [] : [openId, ...encode(dialect.label)];
         ids.push(...encode(reasoning));
         if (reasoning !== "") state = "reasoning";
         if (content === "") return { ids, state };
-        if (state === "reasoning" && !isWhole) ids.push(...endingIds);
+        if (state === "reasoning" && !hasReasoning) ids.push(...endingIds);
         ids.push(...encode(content));
-        return { ids, state: isWhole && !isClosed ? "reasoning" : "content" };
+        return { ids, state: hasReasoning && !isClosed ? "reasoning" : "content" };
       },
     };
   }

@@ -44,7 +44,7 @@ export class ToolCallStream {
   }
 
   /** Whether the answer so far ends with a call whose arguments are complete. */
-  get whole(): boolean {
+  get complete(): boolean {
     return this.called && this.#mode !== "head" && this.#mode !== "arguments" && !this.#said;
   }
 

@@ -294,7 +294,7 @@ test.each(["options", "params"])("a signal in the %s ends the answer with its re
 test("a prompt's log-probabilities are reported once for all answers, before the first token", async () => {
   const { model, source } = fakeModel("ab");
   const reported: (readonly number[])[] = [];
-  const promptLogprobs = { tokens: 2, tell: (values: readonly number[]) => reported.push(values) };
+  const promptLogprobs = { tokens: 2, onLogprobs: (values: readonly number[]) => reported.push(values) };
   const counts: number[] = [];
   for await (const { choices } of await new ChatCompletions(model).create(
     { messages, n: 2, stream: true },
@@ -415,7 +415,7 @@ function angleParser(): ToolCallParser {
     get called() {
       return index >= 0;
     },
-    get whole() {
+    get complete() {
       return index >= 0 && !inside && !hasText;
     },
     feed: (text) =>

@@ -8,7 +8,7 @@ import { grammar } from "../../src/grammar/index.js";
 const TOKENIZER = readFileSync(`${import.meta.dirname}/../../../compiler/demo/nearfar-demo/tokenizer.json`, "utf8");
 const SPEC = { vocab_size: 1030, eos_token_ids: [3] };
 
-test("a given module makes the compiler, once, and is asked again after it failed", async () => {
+test("a given module creates the compiler once, and is called again after a failure", async () => {
   const asked: string[] = [];
   const given: typeof grammar = {
     compiler: (tokenizerJson, spec) => {

@@ -13,7 +13,7 @@ beforeAll(async () => {
   wasm = await GrammarWasm.load(VOCABULARY);
 });
 
-test.each(Object.entries(SCHEMAS))("%s: every answer is valid, also where maxTokens ends it", async (_, schema) => {
+test.each(Object.entries(SCHEMAS))("%s: every answer is valid, also if maxTokens ends it", async (_, schema) => {
   const validate = new Ajv({ schemaId: "auto", format: "full", unknownFormats: "ignore", logger: false }).compile(
     schema as object,
   );

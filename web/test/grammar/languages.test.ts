@@ -40,7 +40,7 @@ const PATTERNS = [
   "(ab){2}|(abab)*c",
 ];
 
-test.each(PATTERNS)("the grammar of /%s/ takes what the expression matches as a whole", (pattern) => {
+test.each(PATTERNS)("the grammar of /%s/ accepts the texts that the expression matches completely", (pattern) => {
   const alphabet = fc.constantFrom(
     "a",
     "b",
@@ -90,7 +90,7 @@ test.each(PATTERNS)("the grammar of /%s/ takes what the expression matches as a 
   );
 });
 
-test("ranges of numbers take what is within their bounds, and nothing else", () => {
+test("ranges of numbers accept only the numbers within their bounds", () => {
   const bound = fc.oneof(
     fc.integer({ min: -130, max: 130 }),
     fc.integer({ min: -2500, max: 2500 }).map((value) => value / 100),
@@ -146,7 +146,7 @@ test.each([
     /^move [a-h][1-8]( to [a-h][1-8])?\n$/,
   ],
   [{ kind: "ebnf", grammar: 'root ::= item+ "."\nitem ::= "(" item* ")"' }, /^[()]+\.$/],
-] as const)("%j: every answer is one of it, also where maxTokens ends it", async (source, expected) => {
+] as const)("%j: every answer is valid, also if maxTokens ends it", async (source, expected) => {
   for (const [seed, maxTokens] of [16, 18, 24, 60].entries()) {
     const constraint = await grammars.constraint(source, maxTokens);
     const { text, tokens } = pick(constraint, maxTokens, seed);
@@ -156,7 +156,7 @@ test.each([
   }
 });
 
-test("grammars that are wrong are RequestErrors that say where, and leave the engine able to go on", async () => {
+test("wrong grammars are RequestErrors with a location, after which the engine still works", async () => {
   await expect(grammars.constraint({ kind: "ebnf", grammar: "root ::= nothing" })).rejects.toThrow(
     'Rule "nothing" is not defined',
   );
@@ -204,7 +204,7 @@ test("the vocabulary of each kind of tokenizer is its tokens' bytes, without spe
   expect(() => readVocabulary(words, { vocab_size: 1, eos_token_ids: [] })).toThrow("decoder is WordPiece");
 });
 
-test("where the page forbids WebAssembly, the error says which word its policy lacks", async () => {
+test("if the page forbids WebAssembly, the error names the word that its policy lacks", async () => {
   const { instantiate } = WebAssembly;
   const refusal = new WebAssembly.CompileError(
     "Refused to compile or instantiate WebAssembly module because 'unsafe-eval' is not an allowed source",

@@ -21,7 +21,7 @@ test.each([
   expect(foreignOrigin(address, PAGE)).toBe(origin);
 });
 
-test("the words say what goes to the server", () => {
+test("the words state what is sent to the server", () => {
   expect(consentWords("far")).toContain("receives your message and the conversation so far");
   expect(consentWords("policy")).toContain("may send every message there");
 });

@@ -37,7 +37,7 @@ test("without a model on this device, a policy that uses no server answers nothi
 
 const CARD = "my card is 4111 1111 1111 1111";
 
-test("a policy of a file decides by its own patterns, and the page says so", () => {
+test("a policy of a file decides by its own patterns, and the page shows this", () => {
   const isPrivate = (policy: Policy): boolean => PrivateCheck.of(policy.private).matches(CARD);
   const own = withLock(ownPolicy("nearfar"));
   expect(isPrivate(own)).toBe(true);

@@ -28,7 +28,7 @@ test("a few failures in a row open it", () => {
   expect(circuit.msUntilTrial).toBe(FIRST_WAIT_MS);
 });
 
-test("a policy says how many failures open it, and for how long", () => {
+test("a policy sets the number of failures that open it, and the time", () => {
   const circuit = new Circuit({ clock, failures: 1, firstWaitMs: 60_000, longestWaitMs: 1_000 });
   circuit.failed();
   expect(circuit.msUntilTrial).toBe(60_000);

@@ -336,7 +336,7 @@ describe("when a side breaks", () => {
     expect(shown(await read(silent.nf))).toBe("");
   });
 
-  test("a broken connection is tried again before near is asked", async () => {
+  test("a broken connection is retried before near gets the request", async () => {
     const { nf, far, clock } = await setUp({
       policy: { mode: "prefer-far" },
       far: ["refused", { texts: ["far", " away"] }],
@@ -347,7 +347,7 @@ describe("when a side breaks", () => {
     expect(far.chats.length).toBe(2);
   });
 
-  test("an overloaded server is asked again after the time that it asks for", async () => {
+  test("an overloaded server gets the request again after the time that it requires", async () => {
     const { nf, far, clock } = await setUp({
       policy: { mode: "prefer-far" },
       far: [{ status: 429, headers: { "Retry-After": "3" } }, { texts: ["far", " away"] }],
@@ -605,7 +605,7 @@ describe("escalation", () => {
   });
 });
 
-describe("what is private", () => {
+describe("private texts", () => {
   const policy = {
     mode: "prefer-far",
     labels: ["work"],

@@ -140,7 +140,7 @@ test("a connection that breaks repeatedly fails after five retries, each after a
   expect(times).toEqual([250, 750, 1750, 3750, 7750]);
 });
 
-test("a server that refuses the rest is not asked again, and an abort ends the pause", async () => {
+test("a server that refuses the rest gets no further request, and an abort ends the pause", async () => {
   const { source } = breaking((offset) => offset, 9);
   const refusing: Source = { ...source, openAt: () => Promise.reject(new BundleError("gone", { status: 404 })) };
   await expect(readFile(refusing, { file: "shard", size: 400 }, SIGNAL)).rejects.toThrow("gone");

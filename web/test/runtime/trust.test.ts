@@ -224,7 +224,7 @@ withGpu.each([
     /computes the model wrongly \(with float32 activations logits are off by 100 %, at most 0\.100 % is rounding\)/,
   ],
   ["embed_nan", /computes the model wrongly \(with float32 activations logits are not numbers, /],
-])("where the only row is %s, loading is a DeviceError that names the device", async (name, message) => {
+])("if the only row is %s, loading is a DeviceError that names the device", async (name, message) => {
   const loading = load(bundleOf([row(name)]));
   await expect(loading).rejects.toThrow(message);
   await expect(loading).rejects.toMatchObject({ code: "device_error", details: { activations: ["float32"] } });

@@ -26,12 +26,15 @@ test.each(Object.entries(TOKENIZERS))(
   },
 );
 
-test.each(Object.entries(TOKENIZERS))("%s: a character comes whole, once its last byte is there", (_, tokenizer) => {
-  const ids = tokenizer.encode("né🦊!", false);
-  const pieces = stream(tokenizer, ids);
-  expect(pieces.join("")).toBe("né🦊!");
-  expect(pieces.some((piece) => piece.includes("\ufffd"))).toBe(false);
-});
+test.each(Object.entries(TOKENIZERS))(
+  "%s: a character is returned complete, once its last byte has arrived",
+  (_, tokenizer) => {
+    const ids = tokenizer.encode("né🦊!", false);
+    const pieces = stream(tokenizer, ids);
+    expect(pieces.join("")).toBe("né🦊!");
+    expect(pieces.some((piece) => piece.includes("\ufffd"))).toBe(false);
+  },
+);
 
 test("an incomplete character comes out at the end as U+FFFD", () => {
   const tokenizer = TOKENIZERS["byte level"];

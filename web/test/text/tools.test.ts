@@ -155,7 +155,7 @@ test.each(VECTOR_CASES)("$format: the vector $text is read the same however it i
     expect(outcome(format, [text.slice(0, at), text.slice(at)], tools)).toEqual(expected);
 });
 
-test("any text is read the same however it is cut, and comes out whole where there is no call", () => {
+test("any text is read the same however it is cut, and is complete if there is no call", () => {
   const heads = [
     "<tool_call>",
     "</tool_call>",
@@ -175,11 +175,11 @@ test("any text is read the same however it is cut, and comes out whole where the
         const text = parts.join("");
         const sorted = [...new Set(cuts.filter((cut) => cut < text.length))].sort((a, b) => a - b);
         const pieces = [0, ...sorted].map((start, index) => text.slice(start, sorted[index]));
-        const whole = outcome(format, [text]);
-        expect(outcome(format, pieces)).toEqual(whole);
-        if (whole.every((item) => (item as { text?: string }).text !== undefined)) {
+        const complete = outcome(format, [text]);
+        expect(outcome(format, pieces)).toEqual(complete);
+        if (complete.every((item) => (item as { text?: string }).text !== undefined)) {
           expect(
-            whole
+            complete
               .map((item) => (item as { text: string }).text)
               .join("")
               .trim(),
@@ -247,9 +247,9 @@ test.each([
   ["hermes", "text", false],
   ["llama3", '{"name": "f", "parameters": {"a": 1}', true],
   ["llama3", '{"name": "f", "parameters": {"a": 1', false],
-] as const)("in %s, %j ends with a whole call: %s", (format, text, whole) => {
+] as const)("in %s, %j ends with a complete call: %s", (format, text, complete) => {
   const stream = new ToolCallStream(formatOf(format));
   stream.feed(text);
   stream.finish();
-  expect(stream.whole).toBe(whole);
+  expect(stream.complete).toBe(complete);
 });

@@ -62,7 +62,7 @@ test("an engine in a worker answers like a local one, complete and streamed, wit
   expect(whole.choices[0]?.message.content).toBe("he");
   let text = "";
   const received: (readonly number[])[] = [];
-  const promptLogprobs = { tokens: 1, tell: (values: readonly number[]) => received.push(values) };
+  const promptLogprobs = { tokens: 1, onLogprobs: (values: readonly number[]) => received.push(values) };
   for await (const { choices } of await engine.chat.completions.create({ messages, stream: true }, { promptLogprobs }))
     text += choices[0]?.delta.content ?? "";
   expect([text, received]).toEqual(["hello", [[-93]]]);

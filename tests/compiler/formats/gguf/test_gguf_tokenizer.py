@@ -128,7 +128,7 @@ def kind_of(original: Any, number: int) -> TokenType:
 
 
 @pytest.mark.skipif(not LLAMA_CPP, reason="set NEARFAR_LLAMA_CPP to the folder of llama.cpp's sources")
-def test_the_vocabularies_of_llama_cpp_give_the_ids_beside_them() -> None:
+def test_the_vocabularies_of_llama_cpp_give_the_ids_in_the_files_beside_them() -> None:
     checked = 0
     for path in sorted(Path(LLAMA_CPP, "models").glob("ggml-vocab-*.gguf")):
         try:

@@ -27,7 +27,7 @@ def bounded() -> Bounded:
     return Bounded()
 
 
-def test_the_same_tokens_may_come_as_in_the_browser(bounded: Bounded) -> None:
+def test_the_same_tokens_are_allowed_as_in_the_browser(bounded: Bounded) -> None:
     for case in VECTORS:
         constraint, needed = bounded.constraint(source_of(case["source"]), case["max_tokens"] - case["needed"])
         assert needed == case["needed"], case["source"]
@@ -72,14 +72,14 @@ def written(bounded: Bounded, source: GrammarSource, more: int, seed: int) -> st
     ],
     ids=["a long string", "many items", "many properties", "letters of several tokens"],
 )
-def test_an_answer_is_whole_however_much_a_choice_demands(bounded: Bounded, schema: dict[str, Any]) -> None:
+def test_an_answer_is_complete_however_much_a_choice_demands(bounded: Bounded, schema: dict[str, Any]) -> None:
     validator = jsonschema_rs.Draft7Validator(schema)
     for more in (0, 1, 2, 100, 150, 200, 330, 500):
         text = written(bounded, JsonSource(json.dumps(schema)), more, more)
         assert validator.is_valid(json.loads(text)), text
 
 
-def test_far_from_its_end_an_answer_may_be_all_that_the_grammar_allows(bounded: Bounded) -> None:
+def test_far_from_its_end_an_answer_may_be_anything_that_the_grammar_allows(bounded: Bounded) -> None:
     constraint, _ = bounded.constraint(JsonSource('{"type": "object"}'), 10_000)
     plain = constraint._inner
     for character in b'{"a":[{"b":':
@@ -122,6 +122,6 @@ def test_an_ambiguous_grammar_is_given_up_in_time_and_its_answer_goes_on(
     assert not constraint.complete
 
 
-def test_a_character_lacks_what_its_first_byte_says() -> None:
+def test_an_incomplete_character_lacks_the_bytes_that_its_first_byte_requires() -> None:
     assert [pending_bytes(0, text) for text in (b"a", b"\xc3", b"\xe4", b"\xf0\x9f", b"\xc3\xa9")] == [0, 1, 2, 2, 0]
     assert pending_bytes(2, b"\xb8") == 1

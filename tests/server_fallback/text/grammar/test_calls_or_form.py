@@ -135,7 +135,7 @@ def test_random_answers_are_calls_or_the_form(grammars: Grammars) -> None:
     assert kinds >= {"calls", "form"}
 
 
-def test_both_are_whole_within_max_tokens_and_a_call_begins_only_if_its_end_fits(grammars: Grammars) -> None:
+def test_both_are_complete_within_max_tokens_and_a_call_begins_only_if_its_end_fits(grammars: Grammars) -> None:
     source = either()
     kinds: dict[str, list[int]] = {}
     with pytest.raises(RequestError, match="and there is room for 1") as error:
@@ -188,7 +188,7 @@ def test_with_hermes_any_json_is_distinguished_from_calls_and_any_text_is_not(gr
         constraint(grammars, either(form=RegexSource("[^]*")))
 
 
-def test_a_wrong_schema_of_a_tool_is_not_taken_for_the_form_s(grammars: Grammars) -> None:
+def test_a_wrong_schema_of_a_tool_is_not_attributed_to_the_response_format(grammars: Grammars) -> None:
     tool = Tool(type="function", function=Function(name="f", parameters={"type": "wurst"}, strict=True))
     source = tool_grammar(FORMATS["hermes"], [tool], "auto", message=FORM)
     assert isinstance(source, CallsOrForm)

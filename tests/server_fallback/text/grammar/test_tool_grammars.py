@@ -44,7 +44,7 @@ def test_a_required_call_allows_what_every_runtime_allows(grammar: Grammar, name
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_whatever_the_model_picks_is_calls_with_valid_arguments(grammar: Grammar, name: str) -> None:
+def test_any_choice_of_the_model_is_calls_with_valid_arguments(grammar: Grammar, name: str) -> None:
     parameters = {"order": VECTORS["tools"][0]["function"]["parameters"], "now": {"type": "object", "maxProperties": 0}}
     ended = 0
     for seed in range(8):

@@ -26,10 +26,10 @@ export class HeldAnswer {
     ask: (promptLogprobs: PromptLogprobsOption) => AsyncGenerator<ChatCompletionChunk, void, undefined>,
     private readonly controller: AbortController,
   ) {
-    const tell = (logprobs: readonly number[]): void => {
+    const onLogprobs = (logprobs: readonly number[]): void => {
       this.#promptLogprobs = logprobs;
     };
-    this.#iterator = ask({ tokens: PROMPT_TOKENS, tell })[Symbol.asyncIterator]();
+    this.#iterator = ask({ tokens: PROMPT_TOKENS, onLogprobs })[Symbol.asyncIterator]();
     this.signals = this.readFirst();
   }
 
