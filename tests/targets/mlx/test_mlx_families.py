@@ -35,8 +35,8 @@ from nearfar.targets.mlx.models import require_known
 NEW_TOKENS = 16
 CONTEXT = len(TOKENS) + NEW_TOKENS
 LIMITS = Limits(tokens=64, sequences=2, rows=CONTEXT, pages=6)
-# What mlx-lm fixes: Granite's head size, which layers of Command R7B have no window, Gemma's factor of the embedding (a root that every dtype holds), and for
-# Gemma 2 no windows.
+# What mlx-lm fixes: Granite's head size, which layers of Command R7B have no window, Gemma's factor of the embedding (a
+# root that every dtype holds), and for Gemma 2 no windows.
 CHANGES: dict[str, dict[str, Any]] = {
     "granite": {"hidden_size": 144},
     "cohere2": {"layer_types": None, "sliding_window_pattern": 2},
