@@ -27,7 +27,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "take_rows": (),
     "slice_columns": ("start", "stop", "dtype"),
     "linear": ("dtype", "bias"),
-    "rms_norm": ("eps", "dtype"),
+    "rms_norm": ("eps", "dtype", "centered", "bias"),
     "add": (),
     "gate": ("activation",),
     "gate_halves": ("activation",),
@@ -115,12 +115,18 @@ class Forward:
         return self._of(node, values[node.inputs["x"]][:, node.attrs["start"] : node.attrs["stop"]])
 
     def _rms_norm(self, node: Node, values: dict[str, Any]) -> Any:
-        x, weight = (
-            values[node.inputs["x"]].astype(self._mx.float32),
-            self._vector(node.inputs["weight"]).astype(self._mx.float32),
+        x = values[node.inputs["x"]].astype(self._mx.float32)
+        weight, bias = (
+            self._vector(node.inputs[role]).astype(self._mx.float32) if role in node.inputs else None
+            for role in ("weight", "bias")
         )
-        groups = x.reshape(len(x), -1, weight.shape[0])
-        return self._of(node, self._mx.fast.rms_norm(groups, weight, node.attrs["eps"]).reshape(x.shape))
+        groups, eps = x.reshape(len(x), -1, weight.shape[0]), node.attrs["eps"]
+        if node.attr("centered"):
+            normed = self._mx.fast.layer_norm(groups, weight, bias, eps)
+        else:
+            normed = self._mx.fast.rms_norm(groups, weight, eps)
+            normed = normed if bias is None else normed + bias
+        return self._of(node, normed.reshape(x.shape))
 
     def _linear(self, node: Node, values: dict[str, Any]) -> Any:
         y = self._weights[node.inputs["weight"]].times(values[node.inputs["x"]].astype(self._dtype))

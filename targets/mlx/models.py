@@ -259,15 +259,19 @@ def full_layer_interval(spec: ModelSpec) -> int:
     return next((layer + 1 for layer in range(spec.num_layers) if spec.window(layer) is None), spec.num_layers + 1)
 
 
+def has_regular_full_layers(spec: ModelSpec) -> bool:
+    every = full_layer_interval(spec)
+    return all((spec.window(layer) is None) == ((layer + 1) % every == 0) for layer in range(spec.num_layers))
+
+
 def computes_gemma3(spec: ModelSpec) -> bool:
     every = full_layer_interval(spec)
-    regular = all((spec.window(layer) is None) == ((layer + 1) % every == 0) for layer in range(spec.num_layers))
     local = spec.window_rope or spec.rope
     return (
         not has_bias(spec)
         and spec.qk_norm
         and rotates_whole_heads(spec)
-        and regular
+        and has_regular_full_layers(spec)
         and has_whole_query_scalar(spec)
         and every <= spec.num_layers
         and len(window_sizes(spec)) <= 1
@@ -314,6 +318,52 @@ def computes_gemma4(spec: ModelSpec) -> bool:
         and rotates_by_factor(spec)
         and local.scaling in ("none", "linear")
         and rotary_dim(local, window_head_dim) == window_head_dim
+    )
+
+
+def cohere2_keys(spec: ModelSpec, context: int) -> dict[str, Any]:  # noqa: ARG001
+    return {
+        "attention_bias": spec.qkv_bias,
+        "layer_norm_bias": False,
+        "layer_norm_eps": spec.rms_norm_eps,
+        "logit_scale": spec.logit_scale,
+        "sliding_window_pattern": full_layer_interval(spec),
+        "sliding_window": max(window_sizes(spec), default=spec.max_position_embeddings),
+        "layer_types": layer_types(spec),
+    }
+
+
+def computes_cohere2(spec: ModelSpec) -> bool:
+    full = tuple(layer for layer in range(spec.num_layers) if spec.window(layer) is None)
+    return (
+        same_biases(spec)
+        and not spec.mlp_bias
+        and spec.tie_word_embeddings
+        and splits_hidden_size(spec)
+        and rotates_whole_heads(spec)
+        and has_regular_full_layers(spec)
+        and full_layer_interval(spec) <= spec.num_layers
+        and len(window_sizes(spec)) <= 1
+        and spec.unrotated == full
+    )
+
+
+def stablelm_keys(spec: ModelSpec, context: int) -> dict[str, Any]:  # noqa: ARG001
+    return {
+        "layer_norm_eps": spec.rms_norm_eps,
+        "partial_rotary_factor": partial_rotary_factor(spec),
+        "use_parallel_residual": False,
+        "use_qkv_bias": spec.qkv_bias,
+    }
+
+
+def computes_stablelm(spec: ModelSpec) -> bool:
+    return (
+        not spec.output_bias
+        and not spec.mlp_bias
+        and not spec.tie_word_embeddings
+        and splits_hidden_size(spec)
+        and rotates_by_factor(spec)
     )
 
 
@@ -422,6 +472,15 @@ MODELS = {
         lambda spec, _: {"attention_bias": spec.qkv_bias},
         scalings=("none",),
     ),
+    "cohere2": Model(
+        "Cohere2ForCausalLM",
+        computes_cohere2,
+        cohere2_keys,
+        fields=frozenset({"logit_scale", "unrotated"}),
+        scalings=("none",),
+        windows="own",
+    ),
+    "stablelm": Model("StableLmForCausalLM", computes_stablelm, stablelm_keys, scalings=("none",)),
     "phi3": Model(
         "Phi3ForCausalLM",
         lambda spec: (

@@ -13,6 +13,9 @@ from typing import Any
 
 from nearfar.compiler.formats import Checkpoint
 
+# Families that Transformers.js does not know. It reads only the sizes of keys and values in config.json, under the same
+# keys as Llama's, so such folders name that.
+UNKNOWN_TO_TRANSFORMERS_JS = ("exaone4", "glm4")
 # Copied if they exist; they contain nothing beyond the tokenizer's files.
 OPTIONAL_FILES = ("added_tokens.json", "special_tokens_map.json", "vocab.json", "merges.txt", "chat_template.jinja")
 
@@ -23,6 +26,8 @@ def write_huggingface_files(folder: Path, checkpoint: Checkpoint, device: str, d
     if config.get("tie_word_embeddings"):
         # The weights may contradict it.
         config["tie_word_embeddings"] = checkpoint.spec.tie_word_embeddings
+    if checkpoint.spec.model_type in UNKNOWN_TO_TRANSFORMERS_JS:
+        config |= {"model_type": "llama", "head_dim": checkpoint.spec.head_dim}
     # "fp32" is Transformers.js' name for a file without a suffix, whatever its dtype.
     config["transformers.js_config"] = {"dtype": "fp32", "use_external_data_format": data_files}
     # Without this entry, it uses the CPU: the CPU provider in Node, wasm in browsers.

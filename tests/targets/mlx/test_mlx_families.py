@@ -35,20 +35,19 @@ from nearfar.targets.mlx.models import require_known
 NEW_TOKENS = 16
 CONTEXT = len(TOKENS) + NEW_TOKENS
 LIMITS = Limits(tokens=64, sequences=2, rows=CONTEXT, pages=6)
-# Constants of mlx-lm: Granite's head size, Gemma's embedding factor (a root that every dtype represents exactly), and
-# no windows for Gemma 2.
+# Constants of mlx-lm: Granite's head size, the layers of Command R7B that have no window, Gemma's embedding factor (a
+# root that every dtype represents exactly), and no windows for Gemma 2.
 CHANGES: dict[str, dict[str, Any]] = {
     "granite": {"hidden_size": 144},
+    "cohere2": {"layer_types": None, "sliding_window_pattern": 2},
     "gemma2": {"hidden_size": 144, "sliding_window": 64},
     "gemma3_text": {"hidden_size": 144},
     "gemma4_text": {"hidden_size": 144},
 }
-# mlx-lm's models compute only SiLU, and always round the bounds of YaRN's blend. Our runner has no LayerNorms.
+# mlx-lm's models compute only SiLU, and always round the bounds of YaRN's blend.
 REFUSED = {
     "llama_yarn": "activation gelu_tanh",
     "llama_yarn_mscale": "rotated with scaling yarn",
-    "cohere2": "no such model",
-    "stablelm": "no such model",
 }
 
 COMPUTED = [name for name in FAMILIES if name not in REFUSED]
@@ -165,6 +164,11 @@ def test_families_that_mlx_lm_computes_otherwise_are_refused(name: str, tmp_path
             "multiplies the embedding by 12 .*checkpoint by 8; use --activations",
         ),
         ("exaone4", {"unrotated": (0,)}, "mlx-lm's exaone4"),
+        ("cohere2", {"unrotated": (0,)}, "mlx-lm's cohere2"),
+        ("cohere2", {"windows": (11, None, None, None)}, "mlx-lm's cohere2"),
+        ("cohere2", {"tie_word_embeddings": False}, "mlx-lm's cohere2"),
+        ("stablelm", {"output_bias": True}, "mlx-lm's stablelm"),
+        ("stablelm", {"tie_word_embeddings": True}, "mlx-lm's stablelm"),
         ("olmo3", {"window_rope": RopeSpec(500.0)}, "mlx-lm's olmo3"),
         ("phi3_long", {"max_position_embeddings": 4096}, "scaling longrope"),
         ("smollm3", {"rope": RopeSpec(500.0, "proportional")}, "scaling proportional"),

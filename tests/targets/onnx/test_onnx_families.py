@@ -1,15 +1,22 @@
-"""Every decoder family in ONNX Runtime against transformers, and a family with two windows in ONNX Runtime GenAI."""
+"""Every decoder family in ONNX Runtime against transformers. ONNX Runtime GenAI and Transformers.js continue a text
+with the same tokens.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from decoder_families import FAMILIES, TOKENS, make_family
 from onnx_session import Session
 from ragged import chunked_logits
+from test_onnx_loaders import COUNT, answers_of_transformers_js
+from tokenizers import Tokenizer
 from tolerances import F32, relative_error
 
 from nearfar.compiler.bundle.folder import open_any
@@ -19,13 +26,56 @@ from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
 from nearfar.targets.onnx.rows_graph import read_graph
 
+# Every layer has keys and values of its own.
+LOADED = [name for name in FAMILIES if name != "gemma4_text"]
+TEXT = "Near and far, all the same."
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "gemma4_text"])
-def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    expected = make_family(name, tmp_path / "checkpoint")
-    runner = open_runner("onnx", open_any(export(tmp_path)), Limits(tokens=64, rows=64, sequences=2))
-    assert relative_error(chunked_logits(runner, TOKENS, 41), expected) < 1e-5
-    assert relative_error(chunked_logits(runner, TOKENS, 5), expected) < 1e-5
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    folder: Path
+    logits: npt.NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Case]:
+    """Each family's folder, with transformers' logits."""
+    found = {}
+    for name in LOADED:
+        folder = tmp_path_factory.mktemp(name)
+        logits = make_family(name, folder / "checkpoint")
+        found[name] = Case(export(folder), logits)
+    return found
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_logits_are_those_of_transformers(name: str, cases: Mapping[str, Case]) -> None:
+    case = cases[name]
+    runner = open_runner("onnx", open_any(case.folder), Limits(tokens=64, rows=64, sequences=2))
+    assert relative_error(chunked_logits(runner, TOKENS, 41), case.logits) < 1e-5
+    assert relative_error(chunked_logits(runner, TOKENS, 5), case.logits) < 1e-5
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_genai_continues_a_text_beyond_the_windows(name: str, cases: Mapping[str, Case]) -> None:
+    import onnxruntime_genai
+
+    model = onnxruntime_genai.Model(str(cases[name].folder))
+    generator = onnxruntime_genai.Generator(model, onnxruntime_genai.GeneratorParams(model))
+    generator.append_tokens(TOKENS[:20])
+    tokens: list[int] = []
+    while len(tokens) < 16:
+        generator.generate_next_token()
+        tokens.append(int(generator.get_next_tokens()[0]))
+    assert tokens == Session(cases[name].folder).greedy(TOKENS[:20], 16)
+
+
+def test_transformers_js_continues_a_text_with_every_family(node: str, cases: Mapping[str, Case]) -> None:
+    answers = answers_of_transformers_js(node, [case.folder for case in cases.values()], TEXT)
+    prompt = list(Tokenizer.from_file(str(cases["llama_yarn"].folder / "tokenizer.json")).encode(TEXT).ids)
+    for (name, case), answer in zip(cases.items(), answers, strict=True):
+        assert answer.get("prompt") == prompt, (name, answer)
+        assert answer["tokens"] == Session(case.folder).greedy(prompt, COUNT), name
 
 
 def test_gemma_4s_logits_are_those_of_transformers(tmp_path: Path) -> None:
@@ -74,21 +124,6 @@ def test_8_bit_keys_and_values_of_gemma_4_are_refused_by_name(tmp_path: Path) ->
     make_family("gemma4_text", tmp_path / "checkpoint")
     with pytest.raises(RequestError, match=r"--kv q8: .* too coarse for gemma4_text.*leave it out, or use --target"):
         export(tmp_path, kv="q8")
-
-
-def test_genai_continues_a_text_beyond_the_window(tmp_path: Path) -> None:
-    import onnxruntime_genai
-
-    make_family("gemma3_text", tmp_path / "checkpoint")
-    folder = export(tmp_path)
-    model = onnxruntime_genai.Model(str(folder))
-    generator = onnxruntime_genai.Generator(model, onnxruntime_genai.GeneratorParams(model))
-    generator.append_tokens(TOKENS[:20])
-    tokens: list[int] = []
-    while len(tokens) < 16:
-        generator.generate_next_token()
-        tokens.append(int(generator.get_next_tokens()[0]))
-    assert tokens == Session(folder).greedy(TOKENS[:20], 16)
 
 
 def export(folder: Path, **changes: Any) -> Path:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -81,12 +81,18 @@ def test_transformers_js_and_genai_get_the_device(export_onnx: Export, device: s
 
 
 def run_transformers_js(node: str, folder: Path, text: str) -> Mapping[str, object]:
+    [answer] = answers_of_transformers_js(node, [folder], text)
+    return answer
+
+
+def answers_of_transformers_js(node: str, folders: Sequence[Path], text: str) -> list[Mapping[str, object]]:
+    """One process loads all folders."""
     done = subprocess.run(
-        [node, SCRIPT, folder, text, str(COUNT)], capture_output=True, text=True, timeout=60, check=False
+        [node, SCRIPT, text, str(COUNT), *folders], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    answer: Mapping[str, object] = json.loads(done.stdout)
-    return answer
+    answers: list[Mapping[str, object]] = json.loads(done.stdout)
+    return answers
 
 
 def token_ids(folder: Path) -> list[int]:
