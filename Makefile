@@ -13,6 +13,7 @@
 # make bench-kernels     the projection kernels on this machine's GPU
 # make bench-engine      what the Python engine itself costs a step
 # make bench-streams     what a streamed token costs the server, and how many 256 clients get
+# make bench-start       the time from the start of `nearfar serve demo` to its first answer, and its memory
 # make bench-serving     the server under load on this machine's CPU, against llama.cpp where llama-cpp-python and gguf are installed
 # make bench-upstream    the CPU time of a streamed token in front of another server, 256 answers at once
 # make soak              24 clients beside attacks for MINUTES=10 on this machine's CPU; ATTACKS=texts,grammar,... for some of them
@@ -54,7 +55,7 @@ PHONE_SOURCES := $(shell find mobile/react-native/src -type f 2>/dev/null) $(wil
 WEBVIEW_SOURCES := $(shell find mobile/webview/src -type f 2>/dev/null) $(wildcard mobile/webview/*.json mobile/webview/*.mjs)
 WEB_SOURCES := $(shell find web/src web/page web/tools -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs)
 
-.PHONY: demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-engine bench-streams bench-cpu check-gguf bench-cpu-kernels bench-serving soak bench-wire router-eval demo-model chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm
+.PHONY: demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-engine bench-streams bench-start bench-cpu check-gguf bench-cpu-kernels bench-serving soak bench-wire router-eval demo-model chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png
@@ -136,6 +137,9 @@ bench-engine: .venv/.dev
 
 bench-streams: .venv/.dev
 	$(BIN)/python tests/bench/bench_streams.py --chat
+
+bench-start: .venv/.dev
+	$(BIN)/python tests/bench/bench_start.py
 
 bench-serving: .venv/.dev
 	$(BIN)/python tests/bench/bench_serving.py

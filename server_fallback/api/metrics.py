@@ -173,7 +173,7 @@ class Metrics:
                         for choice in chunk.choices
                         if choice.finish_reason is not None
                     }
-                    record.sent([choice.index for choice in chunk.choices if has_text(choice)], ends, chunk.usage)
+                    record.sent([choice.index for choice in chunk.choices if choice.has_text], ends, chunk.usage)
                     yield chunk
 
     async def measured_blocks(
@@ -205,14 +205,7 @@ def has_content(choice: ChunkChoice | CompletionChoice) -> bool:
     """Whether a chunk's choice has text, a part of a tool call, or the finish reason. A first chunk may have only the
     role.
     """
-    return has_text(choice) or choice.finish_reason is not None
-
-
-def has_text(choice: ChunkChoice | CompletionChoice) -> bool:
-    """Text, reasoning, or a part of a tool call."""
-    if isinstance(choice, CompletionChoice):
-        return bool(choice.text)
-    return bool(choice.delta.content or choice.delta.reasoning_content or choice.delta.tool_calls)
+    return choice.has_text or choice.finish_reason is not None
 
 
 class _States(Collector):

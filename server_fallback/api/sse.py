@@ -52,7 +52,7 @@ class EventStream(Response):
         self._before_start = before_start
         self._started = False
         # Events and comments are sent by two tasks; the headers must be out before either.
-        self._sending = asyncio.Lock()
+        self._starting = asyncio.Lock()
         self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
@@ -95,10 +95,11 @@ class EventStream(Response):
                 await self._send(KEEP_ALIVE, send)
 
     async def _send(self, body: bytes, send: Send, *, more: bool = True) -> None:
-        async with self._sending:
-            if not self._started:
-                self._before_start()
-                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                self._started = True
-            await send({"type": "http.response.body", "body": body, "more_body": more})
-            self._last_sent = monotonic()
+        if not self._started:
+            async with self._starting:
+                if not self._started:
+                    self._before_start()
+                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                    self._started = True
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+        self._last_sent = monotonic()

@@ -167,15 +167,16 @@ class BatchSource(TokenSource, Protocol):
     ) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | Completion], None]: ...
 
 
-async def batches_of(
+def batches_of(
     source: TokenSource, request: TokenRequest
 ) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | Completion], None]:
     """The batches of a source, or each of its items as one."""
-    if isinstance(source, BatchSource):
-        async with aclosing(source.batches(request)) as batches:
-            async for batch in batches:
-                yield batch
-        return
+    return source.batches(request) if isinstance(source, BatchSource) else _one_by_one(source, request)
+
+
+async def _one_by_one(
+    source: TokenSource, request: TokenRequest
+) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | Completion], None]:
     async with aclosing(source.generate(request)) as items:
         async for item in items:
             yield [item]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from nearfar.compiler.errors import RequestError
 
@@ -129,8 +129,7 @@ class TellsAbilities(Protocol):
     def abilities(self) -> Abilities: ...
 
 
-@dataclass(frozen=True, slots=True)
-class EventBlock:
+class EventBlock(NamedTuple):
     """Server-sent events of a streamed answer, as they are sent.
 
     ``texts`` are the choices that have a text or a part of a call in it, ``ends`` the finish reasons of those that end.
@@ -150,8 +149,9 @@ Encode = Callable[[ChunkT], bytes | None]
 
 @runtime_checkable
 class Relays(Protocol):
-    """An executor that can pass on another server's events in blocks, which takes a small part of the time that chunks
-    take. The events are those that ``encode`` would write, apart from escapes in texts. Errors are those of `Executor`.
+    """An executor that can write a streamed answer's events itself, which takes a part of the time that chunks take.
+    The events are those that ``encode`` would write, apart from escapes in the texts of another server. Errors are
+    those of `Executor`.
     """
 
     def relay_chat(

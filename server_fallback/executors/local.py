@@ -33,10 +33,10 @@ from ..schema.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse, 
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..schema.verify import MAX_DRAFTS, VerifyOpen
 from ..text.answers import Choice
-from ..text.chat import ChatForm, chat_chunks
+from ..text.chat import ChatForm, chat_answer
 from ..text.chat_prompt import Chat, ChatPrompt, encode_rendered, mark_chat, read_chat, render_chat
 from ..text.choice import answer_choice
-from ..text.completion import CompletionForm, Prompt, completion_chunks, read_prompts
+from ..text.completion import CompletionForm, Prompt, completion_answer, read_prompts
 from ..text.grammar.bounded import BoundedConstraint
 from ..text.grammar.constraint import GrammarConstraint
 from ..text.grammar.grammar_compiler import GrammarCompiler
@@ -59,7 +59,9 @@ from ..text.text_workers import TextWorkers
 from ..text.thinking import read_thinking
 from ..text.tools import text_parameters
 from ..text.vocabulary import Vocabulary
-from .executor import Abilities, Call, ExecutorState
+from ..text.writer import ChunkWriter, Writer, Written
+from .event_writer import EventWriter
+from .executor import Abilities, Call, Encode, EventBlock, ExecutorState
 from .local_share import LocalShare
 from .observed_tokens import ObservedTokens
 from .text_model import TextModel
@@ -124,10 +126,25 @@ class LocalExecutor:
     def chat(self, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk, None]:
         return self.chat_from(self._engine, request, call)
 
-    async def chat_from(
+    def chat_from(
         self, source: TokenSource, request: ChatCompletionRequest, call: Call
     ) -> AsyncGenerator[ChatCompletionChunk, None]:
         """Like `chat`, with the tokens of another source."""
+        return self._chat(source, request, call, ChunkWriter())
+
+    def relay_chat(
+        self, request: ChatCompletionRequest, call: Call, encode: Encode[ChatCompletionChunk]
+    ) -> AsyncGenerator[EventBlock, None]:
+        """Like `chat`, as events."""
+        return self._chat(self._engine, request, call, EventWriter(encode))
+
+    async def _chat(
+        self,
+        source: TokenSource,
+        request: ChatCompletionRequest,
+        call: Call,
+        writer: Writer[ChatCompletionChunk, Written],
+    ) -> AsyncGenerator[Written, None]:
         model = self._model
         self._require_text()
         max_tokens = _max_tokens(request)
@@ -164,11 +181,22 @@ class LocalExecutor:
             form.call_begins,
             text_parameters(form.tools or ()),
         )
-        async with aclosing(chat_chunks(choices, requests, chat_form)) as chunks:
+        async with aclosing(chat_answer(choices, requests, chat_form, writer)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    async def complete(self, request: CompletionRequest, call: Call) -> AsyncGenerator[CompletionChunk, None]:
+    def complete(self, request: CompletionRequest, call: Call) -> AsyncGenerator[CompletionChunk, None]:
+        return self._complete(request, call, ChunkWriter())
+
+    def relay_completion(
+        self, request: CompletionRequest, call: Call, encode: Encode[CompletionChunk]
+    ) -> AsyncGenerator[EventBlock, None]:
+        """Like `complete`, as events."""
+        return self._complete(request, call, EventWriter(encode))
+
+    async def _complete(
+        self, request: CompletionRequest, call: Call, writer: Writer[CompletionChunk, Written]
+    ) -> AsyncGenerator[Written, None]:
         model, n = self._model, request.n or 1
         self._require_text()
         if request.echo and request.logprobs is not None:
@@ -199,7 +227,7 @@ class LocalExecutor:
         choices = self._choices(self._engine, requests, request, call)
         echoes = [prompt.text(model.tokenizer) for prompt in prompts for _ in range(n)] if request.echo else []
         form = CompletionForm(model.name, n, echoes, await self._vocabulary(request.logprobs is not None))
-        async with aclosing(completion_chunks(choices, requests, form)) as chunks:
+        async with aclosing(completion_answer(choices, requests, form, writer)) as chunks:
             async for chunk in chunks:
                 yield chunk
 

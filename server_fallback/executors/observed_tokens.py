@@ -44,6 +44,10 @@ class ObservedTokens:
         async with aclosing(batches_of(self._engine, request)) as batches:
             async for batch in batches:
                 if self._call.observe_token is None:
+                    # Nothing is reported of a token, and only the last batch has another item than tokens.
+                    if isinstance(batch[-1], GeneratedToken) and not request.prompt_logprobs:
+                        yield batch  # type: ignore[misc]
+                        continue
                     if observed := [item for item in batch if self._observe(item)]:
                         yield observed
                     continue

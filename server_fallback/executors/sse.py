@@ -39,6 +39,8 @@ class CompleteEvents:
 
     def add(self, part: bytes) -> bytes:
         """All events that are complete now, as they arrived. Raises DeviceError if one is larger than 8 MB."""
+        if not self._pending and part.endswith(b"\n\n"):
+            return part
         searched = max(0, len(self._pending) - 2)
         received = self._pending + part
         end = 0

@@ -24,6 +24,7 @@ from .dialect import Dialect
 WORDS_PER_TOKEN = 4
 # The longest tokens of published vocabularies are runs of spaces.
 CHARACTERS_PER_TOKEN = 256
+WORD_START = re.compile(r"[ \n\t][^ \n\t]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ class TextLength:
 
     def plus(self, piece: str) -> TextLength:
         """The numbers for the text with one more piece."""
-        words = self._words + len(re.findall(r"[ \n\t][^ \n\t]", self._last + piece))
+        words = self._words + len(WORD_START.findall(self._last + piece))
         return TextLength(words, self._characters + len(piece), piece[-1:] or self._last)
 
     def exceeds(self, tokens: int) -> bool:

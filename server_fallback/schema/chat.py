@@ -247,6 +247,11 @@ class ChunkChoice(Answer):
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
 
+    @property
+    def has_text(self) -> bool:
+        """Text, reasoning, or a part of a tool call."""
+        return bool(self.delta.content or self.delta.reasoning_content or self.delta.tool_calls)
+
 
 class ChatCompletionChunk(Answer):
     id: str

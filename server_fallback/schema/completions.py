@@ -40,6 +40,10 @@ class CompletionChoice(Answer):
     logprobs: CompletionLogprobs | None = None
     finish_reason: FinishReason | None = None
 
+    @property
+    def has_text(self) -> bool:
+        return bool(self.text)
+
 
 class CompletionChunk(Answer):
     """A part of a streamed completion; ``finish_reason`` is null until the end of a choice."""

@@ -17,6 +17,7 @@ from .answers import Choice, answer_all, usage_of
 from .choice import ChoiceEnd, Piece, TokenSpan
 from .tool_call_stream import ArgumentsEvent, CallEvent, TextEvent, ToolCallEvent, ToolCallStream
 from .vocabulary import Vocabulary
+from .writer import Writer, Written
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,18 @@ class _Head:
         )
 
 
-async def chat_chunks(
-    choices: Sequence[Choice], requests: Sequence[TokenRequest], form: ChatForm
-) -> AsyncGenerator[ChatCompletionChunk, None]:
+async def chat_answer(
+    choices: Sequence[Choice],
+    requests: Sequence[TokenRequest],
+    form: ChatForm,
+    writer: Writer[ChatCompletionChunk, Written],
+) -> AsyncGenerator[Written, None]:
     """All choices answer one prompt. The last chunk has the usage and no choices. Raises the errors of the choices."""
     head = _Head(form.model)
+
+    def text_chunk(index: int, text: str) -> ChatCompletionChunk:
+        return head.chunk(ChunkChoice(index=index, delta=Delta(content=text)))
+
     states = [
         _ChoiceState(
             None if form.calls is None else ToolCallStream(form.calls, begins=form.call_begins, texts=form.call_texts)
@@ -72,18 +80,23 @@ async def chat_chunks(
         async for index, item in answers:
             state = states[index]
             if isinstance(item, Piece):
+                if state.started and state.parser is None and form.vocabulary is None and not item.reasoning:
+                    if item.text:
+                        yield writer.text(index, item.text, text_chunk)
+                    continue
                 events = [TextEvent(item.text)] if state.parser is None else state.parser.feed(item.text)
                 for choice in _choices(index, state, item.reasoning, events, item.tokens, form):
-                    yield head.chunk(choice)
+                    yield writer.chunk(head.chunk(choice))
                 continue
             state.end = item
             for choice in _choices(
                 index, state, "", state.parser.finish() if state.parser is not None else [], (), form
             ):
-                yield head.chunk(choice)
-            yield head.chunk(ChunkChoice(index=index, delta=Delta(), finish_reason=_finish_reason(item, state.parser)))
+                yield writer.chunk(head.chunk(choice))
+            end = ChunkChoice(index=index, delta=Delta(), finish_reason=_finish_reason(item, state.parser))
+            yield writer.chunk(head.chunk(end))
     ends = [state.end for state in states if state.end is not None]
-    yield head.chunk(usage=usage_of(requests, ends, len(requests)))
+    yield writer.chunk(head.chunk(usage=usage_of(requests, ends, len(requests))))
 
 
 def _choices(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from nearfar.compiler.text.stop_strings import StopAutomaton, StopStrings
 from nearfar.compiler.text.tokenizer import TextStream, Tokenizer
@@ -30,9 +31,10 @@ class TokenSpan:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """``reasoning`` comes before ``text``. ``tokens`` are those whose text ends in this piece or its reasoning."""
+class Piece(NamedTuple):
+    """``reasoning`` comes before ``text``. ``tokens`` are those whose text ends in this piece or its reasoning, if
+    log-probabilities were requested.
+    """
 
     text: str
     tokens: tuple[TokenSpan, ...]
@@ -67,7 +69,7 @@ async def answer_choice(
     Stop strings end the content only. ``reasoning`` is the model's form of reasoning, and ``state`` is the state in
     which the answer begins. Raises the errors of the source.
     """
-    choice = _Choice(TextStream(tokenizer), StopStrings(stops), request.min_tokens, reasoning, state)
+    choice = _Choice(TextStream(tokenizer), StopStrings(stops), request, reasoning, state)
     async with aclosing(batches_of(source, request)) as batches:
         async for batch in batches:
             pieces, end = list[Piece](), None
@@ -83,7 +85,7 @@ async def answer_choice(
                 if choice.stopped:
                     end = ChoiceEnd("stop", choice.count, None, choice.reasoning_tokens)
                     break
-            for piece in joined(pieces):
+            for piece in pieces if len(pieces) == 1 else joined(pieces):
                 yield piece
             if end is not None:
                 yield end
@@ -114,12 +116,14 @@ def join(pieces: Sequence[Piece]) -> Piece:
 
 class _Choice:
     def __init__(
-        self, stream: TextStream, stops: StopStrings, min_tokens: int, reasoning: Reasoning | None, state: State
+        self, stream: TextStream, stops: StopStrings, request: TokenRequest, reasoning: Reasoning | None, state: State
     ) -> None:
         self._stream = stream
         self._stops = stops
-        self._min_tokens = min_tokens
+        self._min_tokens = request.min_tokens
+        self._lists_tokens = request.logprobs is not None
         self._reasoning = reasoning
+        self._is_plain = reasoning is None and state == "content"
         self._parser = ReasoningParser(state, "" if reasoning is None else reasoning.dialect.label)
         self._pending: list[TokenSpan] = []
         self._decoded = 0
@@ -134,12 +138,15 @@ class _Choice:
     def feed(self, token: GeneratedToken) -> Piece:
         self.count += 1
         text = self._stream.feed(token.token_id)
+        if not self._lists_tokens:
+            if self._is_plain:
+                return Piece(self._unstopped(text), ())
+            parts = self._parts(token.token_id, text)
+            return Piece(self._unstopped(parts.content), (), parts.reasoning)
         start, self._decoded = self._decoded, self._decoded + len(text)
         self._pending.append(TokenSpan(token, start, self._decoded))
         held = len(self._parser.held)
-        parts = (
-            self._parser.feed(text) if self._reasoning is None else self._parsed(token.token_id, text, self._reasoning)
-        )
+        parts = self._parts(token.token_id, text)
         content = self._unstopped(parts.content)
         # Characters that are neither held back nor content: reasoning, markers and the space around them.
         self._released += held + len(text) - len(self._parser.held) - len(parts.content)
@@ -149,6 +156,11 @@ class _Choice:
         last, rest = self._parser.feed(self._stream.finish()), self._parser.finish()
         content = self._unstopped(last.content + rest.content) + self._stops.finish()
         return self._piece(last.reasoning, content, last=True)
+
+    def _parts(self, token_id: int, text: str) -> Parts:
+        if self._reasoning is None:
+            return self._parser.feed(text)
+        return self._parsed(token_id, text, self._reasoning)
 
     def _parsed(self, token_id: int, text: str, reasoning: Reasoning) -> Parts:
         assert self.reasoning_tokens is not None

@@ -17,6 +17,7 @@ from .answers import Choice, answer_all, usage_of
 from .choice import ChoiceEnd, Piece, TokenSpan
 from .requests import check_length, check_prompt
 from .vocabulary import Vocabulary
+from .writer import Writer, Written
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,30 +79,36 @@ class CompletionForm:
     vocabulary: Vocabulary | None
 
 
-async def completion_chunks(
-    choices: Sequence[Choice], requests: Sequence[TokenRequest], form: CompletionForm
-) -> AsyncGenerator[CompletionChunk, None]:
+async def completion_answer(
+    choices: Sequence[Choice],
+    requests: Sequence[TokenRequest],
+    form: CompletionForm,
+    writer: Writer[CompletionChunk, Written],
+) -> AsyncGenerator[Written, None]:
     """The last chunk has the usage and no choices. Raises the errors of the choices."""
     identity, created = f"cmpl-{uuid.uuid4()}", int(time.time())
 
     def chunk(*parts: CompletionChoice, usage: Usage | None = None) -> CompletionChunk:
         return CompletionChunk(id=identity, created=created, model=form.model, choices=list(parts), usage=usage)
 
+    def text_chunk(index: int, text: str) -> CompletionChunk:
+        return chunk(CompletionChoice(index=index, text=text))
+
     ends: dict[int, ChoiceEnd] = {}
     async with aclosing(answer_all(choices)) as answers:
         for index, text in enumerate(form.echoes):
-            yield chunk(CompletionChoice(index=index, text=text))
+            yield writer.chunk(text_chunk(index, text))
         async for index, item in answers:
             if isinstance(item, Piece):
-                logprobs = (
-                    _logprobs(form.vocabulary, item.tokens) if form.vocabulary is not None and item.tokens else None
-                )
-                if item.text or logprobs is not None:
-                    yield chunk(CompletionChoice(index=index, text=item.text, logprobs=logprobs))
+                if form.vocabulary is not None and item.tokens:
+                    logprobs = _logprobs(form.vocabulary, item.tokens)
+                    yield writer.chunk(chunk(CompletionChoice(index=index, text=item.text, logprobs=logprobs)))
+                elif item.text:
+                    yield writer.text(index, item.text, text_chunk)
                 continue
             ends[index] = item
-            yield chunk(CompletionChoice(index=index, text="", finish_reason=item.finish_reason))
-    yield chunk(usage=usage_of(requests, [ends[index] for index in sorted(ends)], form.n))
+            yield writer.chunk(chunk(CompletionChoice(index=index, text="", finish_reason=item.finish_reason)))
+    yield writer.chunk(chunk(usage=usage_of(requests, [ends[index] for index in sorted(ends)], form.n)))
 
 
 def _logprobs(vocabulary: Vocabulary, tokens: Sequence[TokenSpan]) -> CompletionLogprobs:

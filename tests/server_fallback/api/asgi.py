@@ -12,6 +12,7 @@ import httpx
 from fake_models import FakeModels
 from fastapi import FastAPI
 from starlette.types import Message
+from waiting import WAIT_SECONDS
 
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
@@ -21,10 +22,10 @@ HI: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": 
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run within 10 seconds, so that a hanging test fails."""
+    """Run within a limit, so that a hanging test fails."""
 
     async def limited() -> Result:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_SECONDS):
             return await work
 
     return asyncio.run(limited())

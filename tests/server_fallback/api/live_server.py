@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from signal import SIGTERM
 from threading import Thread
 
 from fake_models import FakeModels
+from waiting import WAIT_SECONDS, wait_until
 
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
@@ -39,11 +39,4 @@ def live_server(models: FakeModels, config: ApiConfig) -> Iterator[LiveServer]:
         yield LiveServer(server, thread, int(listener.getsockname()[1]))
     finally:
         server.should_exit = True
-        thread.join(10)
-
-
-def wait_until(fact: Callable[[], bool], seconds: float = 5.0) -> None:
-    give_up = time.monotonic() + seconds
-    while not fact():
-        assert time.monotonic() < give_up, "did not happen in time"
-        time.sleep(0.005)
+        thread.join(WAIT_SECONDS)

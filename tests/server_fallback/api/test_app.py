@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from asgi import HI, Held, ask, ask_app, run
 from fake_models import FakeExecutor, FakeModels
+from waiting import until
 
 from nearfar.compiler.errors import CheckpointError, Unavailable
 from nearfar.server_fallback.api.app import create_app
@@ -290,8 +291,7 @@ def test_a_load_goes_on_when_its_client_leaves(keys: Keys) -> None:
         held.task.cancel()
         may_end.set()
         await asyncio.gather(held.task, return_exceptions=True)
-        await asyncio.sleep(0.01)
-        assert "new" in models.loaded
+        await until(lambda: "new" in models.loaded)
 
     run(work())
 

@@ -13,7 +13,8 @@ import httpx
 import pytest
 from asgi import HI
 from fake_models import FakeExecutor, FakeModels
-from live_server import live_server, wait_until
+from live_server import live_server
+from waiting import WAIT_SECONDS, wait_until
 
 from nearfar.compiler.errors import RequestError
 from nearfar.server_fallback.api.config import ApiConfig
@@ -21,11 +22,9 @@ from nearfar.server_fallback.api.connection import MAX_HEADER_BYTES
 from nearfar.server_fallback.api.server import bind
 
 CROWDED = ApiConfig(max_connections=8)
-CONFIG = ApiConfig(
-    max_body_bytes=100_000, body_timeout_seconds=0.3, write_timeout_seconds=0.3, header_timeout_seconds=0.5
-)
-# More than the kernel buffers for a reader that does not read.
-LONG = FakeExecutor(pieces=["x" * 100_000] * 1000)
+PATIENT = ApiConfig(max_body_bytes=100_000)
+IMPATIENT = ApiConfig(body_timeout_seconds=0.3, write_timeout_seconds=0.3, header_timeout_seconds=0.5)
+MORE_THAN_THE_KERNEL_BUFFERS = ["x" * 100_000] * 1000
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +34,19 @@ def models() -> FakeModels:
 
 @pytest.fixture(scope="module")
 def port(models: FakeModels) -> Iterator[int]:
-    with live_server(models, CONFIG) as live:
+    with live_server(models, PATIENT) as live:
+        yield live.port
+
+
+@pytest.fixture(scope="module")
+def impatient(models: FakeModels) -> Iterator[int]:
+    """The port of a server that soon ends what is silent."""
+    with live_server(models, IMPATIENT) as live:
         yield live.port
 
 
 def connect(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=5)
+    return socket.create_connection(("127.0.0.1", port), timeout=WAIT_SECONDS)
 
 
 def request(body: object, path: str = "/v1/chat/completions") -> bytes:
@@ -52,9 +58,8 @@ def request(body: object, path: str = "/v1/chat/completions") -> bytes:
 
 
 def alive(port: int) -> bool:
-    answer = httpx.post(
-        f"http://127.0.0.1:{port}/v1/completions", json={"model": "fake", "prompt": "x", "n": 1}, timeout=5
-    )
+    body = {"model": "fake", "prompt": "x", "n": 1}
+    answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=WAIT_SECONDS)
     return answer.status_code == 200
 
 
@@ -85,17 +90,22 @@ def test_a_client_that_leaves_ends_its_answer(port: int, models: FakeModels, how
     assert models.fake.cancelled == 1
 
 
-def test_a_client_that_stops_reading_is_disconnected_and_delays_no_one(port: int, models: FakeModels) -> None:
-    models.fake = LONG
-    with connect(port) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.sendall(request({**HI, "stream": True}))
-        wait_until(lambda: LONG.open == 1)
-        models.fake = FakeExecutor()
-        assert alive(port)
-        assert LONG.open == 1
-        wait_until(lambda: LONG.open == 0)
-        assert LONG.cancelled == 1
+def test_a_client_that_stops_reading_is_disconnected_and_delays_no_one(
+    port: int, impatient: int, models: FakeModels
+) -> None:
+    for at in (port, impatient):
+        models.fake = long = FakeExecutor(pieces=MORE_THAN_THE_KERNEL_BUFFERS)
+        with connect(at) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.sendall(request({**HI, "stream": True}))
+            wait_until(lambda long=long: long.open == 1)  # type: ignore[misc]
+            models.fake = FakeExecutor()
+            assert alive(at)
+            if at == port:
+                assert long.open == 1
+            else:
+                wait_until(lambda long=long: long.open == 0)  # type: ignore[misc]
+        wait_until(lambda long=long: long.cancelled == 1)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -103,8 +113,8 @@ def test_a_client_that_stops_reading_is_disconnected_and_delays_no_one(port: int
     [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost:", request(HI)[:-5]],
     ids=["nothing", "half a header", "half a body"],
 )
-def test_a_silent_client_is_disconnected(port: int, sent: bytes) -> None:
-    with connect(port) as sock:
+def test_a_silent_client_is_disconnected(impatient: int, sent: bytes) -> None:
+    with connect(impatient) as sock:
         sock.sendall(sent)
         answer = read_to_end(sock)
     assert answer == b"" or answer.startswith(b"HTTP/1.1 408 ")
@@ -142,7 +152,9 @@ def test_a_body_that_is_too_large_is_a_413_however_it_is_sent(port: int) -> None
 
     headers = {"content-type": "application/json"}
     for content in (b" " * 3_000_000, chunks()):
-        answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", content=content, headers=headers, timeout=5)
+        answer = httpx.post(
+            f"http://127.0.0.1:{port}/v1/chat/completions", content=content, headers=headers, timeout=60
+        )
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
 
 
@@ -159,9 +171,8 @@ def test_a_thousand_idle_connections_delay_nobody(port: int, models: FakeModels)
     with ExitStack() as stack:
         for _ in range(1000):
             stack.enter_context(connect(port))
-        started = time.monotonic()
+        # The server waits longer for them than this waits for its answer.
         assert alive(port)
-        assert time.monotonic() - started < 2
 
 
 def test_health_answers_when_one_client_has_taken_all_its_connections() -> None:
@@ -188,7 +199,7 @@ def test_many_at_once_are_each_answered_with_their_own(port: int, models: FakeMo
 
     def ask() -> None:
         with httpx.stream(
-            "POST", f"http://127.0.0.1:{port}/v1/chat/completions", json={**HI, "stream": True}, timeout=10
+            "POST", f"http://127.0.0.1:{port}/v1/chat/completions", json={**HI, "stream": True}, timeout=WAIT_SECONDS
         ) as answer:
             lines = [line for line in answer.iter_lines() if line]
             statuses.append(answer.status_code if len(lines) == 13 else len(lines))

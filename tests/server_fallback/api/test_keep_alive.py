@@ -49,7 +49,7 @@ def test_an_early_failure_has_its_status_and_one_after_a_comment_is_an_event() -
             create_app(FakeModels(FakeExecutor(error=QueueFull("full"))), ApiConfig()), "POST", "/v1/completions", SAY
         )
         assert full.status_code == 429
-        late = FakeExecutor(delay_seconds=0.05, pieces=["", "x"], error=DeviceError("lost"), error_at=1)
+        late = FakeExecutor(delay_seconds=0.2, pieces=["", "x"], error=DeviceError("lost"), error_at=1)
         response = await ask_app(create_app(FakeModels(late), ApiConfig()), "POST", "/v1/completions", SAY)
         assert response.status_code == 200
         comment, *others, last = response.text.encode().split(b"\n\n")[:-1]
@@ -60,7 +60,7 @@ def test_an_early_failure_has_its_status_and_one_after_a_comment_is_an_event() -
 
 
 def test_openais_client_does_not_see_them() -> None:
-    models = FakeModels(FakeExecutor(delay_seconds=0.05))
+    models = FakeModels(FakeExecutor(delay_seconds=0.15))
     with (
         live_server(models, ApiConfig()) as live,
         openai.OpenAI(base_url=f"http://127.0.0.1:{live.port}/v1", api_key="none") as client,

@@ -18,6 +18,7 @@ from conftest import lacks
 from fake_models import FakeExecutor, FakeModels
 from fake_source import executor, reasoner
 from live_server import live_server
+from waiting import WAIT_SECONDS
 
 from nearfar.compiler.errors import DeviceError, QueueFull
 from nearfar.server_fallback.api import sse
@@ -230,7 +231,12 @@ def test_the_node_client_passes_unchanged(address: str, models: FakeModels, monk
     models.fake = FakeExecutor(delay_seconds=0.03)
     environment = {**os.environ, "OPENAI_BASE_URL": address, "OPENAI_API_KEY": KEY, "NEARFAR_WEB": str(WEB)}
     done = subprocess.run(
-        [node, HERE / "openai_client.mjs"], env=environment, capture_output=True, text=True, timeout=30, check=False
+        [node, HERE / "openai_client.mjs"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {

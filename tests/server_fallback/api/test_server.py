@@ -15,7 +15,8 @@ import httpx
 import pytest
 from asgi import HI
 from fake_models import FakeExecutor, FakeModels
-from live_server import live_server, wait_until
+from live_server import live_server
+from waiting import WAIT_SECONDS, wait_until
 
 from nearfar.compiler.errors import BundleError
 from nearfar.server_fallback.api.app import create_app
@@ -89,7 +90,7 @@ def lines_of(sock: socket.socket) -> Iterator[str]:
 
 def ask(port: int) -> socket.socket:
     """A stream that has started."""
-    sock = socket.create_connection(("127.0.0.1", port), timeout=10)
+    sock = socket.create_connection(("127.0.0.1", port), timeout=WAIT_SECONDS)
     body = json.dumps({**HI, "stream": True})
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
@@ -114,7 +115,7 @@ def test_sigterm_turns_new_requests_away_finishes_the_old_and_ends_with_0() -> N
         text = "".join(lines_of(sock))
         assert text.count('"content":"a"') == 40
         assert "[DONE]" in text
-        out, log = running.communicate(timeout=10)
+        out, log = running.communicate(timeout=WAIT_SECONDS)
         assert (running.returncode, out) == (0, "closed\n")
         lines = [json.loads(line) for line in log.splitlines()]
         assert {"event": "draining", "signal": "SIGTERM", "seconds": 10}.items() <= lines[0].items()
@@ -129,7 +130,7 @@ def test_sigterm_turns_new_requests_away_finishes_the_old_and_ends_with_0() -> N
 def test_the_end_of_the_terminal_ends_a_server_in_which_a_thread_hangs() -> None:
     with process(HANGING) as (running, _):
         running.send_signal(signal.SIGHUP)
-        _, log = running.communicate(timeout=10)
+        _, log = running.communicate(timeout=WAIT_SECONDS)
         draining, stuck = (json.loads(line) for line in log.splitlines())
         assert (running.returncode, draining["signal"], stuck["event"]) == (1, "SIGHUP", "stuck")
         assert len([thread for thread in stuck["threads"] if thread.endswith(" hang")]) == 2
@@ -142,7 +143,7 @@ def test_requests_that_outlive_the_drain_get_an_error_and_are_ended() -> None:
         text = "".join(lines_of(sock))
         assert '"error":{"message":"the server is shutting down' in text
         assert "[DONE]" not in text
-        live.thread.join(5)
+        live.thread.join(WAIT_SECONDS)
         assert not live.thread.is_alive()
         assert (models.fake.open, models.fake.cancelled) == (0, 1)
         assert models.closed_after is not None
@@ -156,7 +157,7 @@ def test_a_second_signal_does_not_wait() -> None:
         assert models.fake.open == 1
         live.signal()
         assert "shutting down" in "".join(lines_of(sock))
-        live.thread.join(5)
+        live.thread.join(WAIT_SECONDS)
         assert not live.thread.is_alive()
 
 

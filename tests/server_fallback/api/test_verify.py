@@ -12,8 +12,9 @@ import pytest
 from asgi import run
 from fake_models import FakeExecutor
 from hash_model import VOCAB, answer_of
-from live_server import LiveServer, wait_until
+from live_server import LiveServer
 from verifying_executor import VerifyingExecutor, served
+from waiting import WAIT_SECONDS, wait_until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
@@ -43,7 +44,7 @@ def draft(tokens: Sequence[int]) -> dict[str, Any]:
 
 
 def asking(server: LiveServer, **options: Any) -> connect:
-    return connect(f"ws://127.0.0.1:{server.port}/v1/nearfar/verify", open_timeout=5, **options)
+    return connect(f"ws://127.0.0.1:{server.port}/v1/nearfar/verify", open_timeout=WAIT_SECONDS, **options)
 
 
 async def say(socket: ClientConnection, message: object) -> None:
@@ -51,7 +52,7 @@ async def say(socket: ClientConnection, message: object) -> None:
 
 
 async def heard(socket: ClientConnection) -> dict[str, Any]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_SECONDS):
         value: dict[str, Any] = json.loads(await socket.recv())
     return value
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import openai
 import pytest
+from waiting import WAIT_SECONDS
 
 from nearfar.compiler.cli import main
 from nearfar.compiler.errors import Unavailable
@@ -221,7 +222,7 @@ def test_a_gateway_prints_an_example_request_and_answers(replicas: list[Served],
                 client.chat.completions.create(model="demo", messages=WITH_IMAGE)
             assert refused.value.param == "messages[0].content[1]"
         gateway.process.send_signal(signal.SIGTERM)
-        assert gateway.process.wait(60) == 0
+        assert gateway.process.wait(WAIT_SECONDS) == 0
     finally:
         gateway.process.kill()
 
@@ -246,7 +247,9 @@ def test_a_server_before_others_answers_as_they_do_and_survives_the_end_of_one(
         return answer.choices[0].message.content
 
     async def load() -> list[str | None]:
-        async with openai.AsyncOpenAI(base_url=f"{front.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        async with openai.AsyncOpenAI(
+            base_url=f"{front.url}/v1", api_key="none", max_retries=0, timeout=WAIT_SECONDS
+        ) as client:
             tasks = []
             for index in range(30):
                 tasks.append(asyncio.create_task(outcome(client)))
@@ -262,7 +265,7 @@ def test_a_server_before_others_answers_as_they_do_and_survives_the_end_of_one(
         assert set(answers) <= {ANSWER, "503 the connection broke; check that it is running"}
         assert answers[-1] == ANSWER
         front.process.send_signal(signal.SIGTERM)
-        assert front.process.wait(10) == 0
+        assert front.process.wait(WAIT_SECONDS) == 0
     finally:
         front.process.kill()
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 from hash_runner import MODEL, HashRunner
+from waiting import WAIT_SECONDS
 
 from nearfar.compiler.runtime.batch import Limits
 from nearfar.server_fallback.engine.config import EngineConfig
@@ -32,7 +33,7 @@ OTHERS = [[10, 12, 15], [15, 7, 12, 13]]
 
 def run(work: Awaitable[T]) -> T:
     async def bounded() -> T:
-        return await asyncio.wait_for(work, 20)
+        return await asyncio.wait_for(work, WAIT_SECONDS)
 
     return asyncio.run(bounded())
 

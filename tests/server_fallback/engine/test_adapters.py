@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tiny_adapters import adapted_logits, make_adapter
+from waiting import WAIT_SECONDS
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.errors import RequestError
@@ -128,7 +129,7 @@ def test_an_adapter_goes_when_the_last_answer_with_it_has_ended(
             *_, end = [item async for item in answer]
             assert isinstance(end, Completion)
             assert end.finish_reason in ("stop", "length")
-            await asyncio.wait_for(unloading, 10)
+            await asyncio.wait_for(unloading, WAIT_SECONDS)
 
     asyncio.run(main())
 

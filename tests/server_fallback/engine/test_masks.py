@@ -19,6 +19,7 @@ import pytest
 from engine_requests import LIMITS, OTHERS, PROMPT, EvenTokens, engine_on, ids, require_no_page_held, run, settle
 from hash_model import answer_of
 from hash_runner import MODEL, HashRunner
+from waiting import WAIT_SECONDS
 
 from nearfar.compiler.errors import DeadlineExceeded, RequestError, Unavailable
 from nearfar.server_fallback.engine import mask_pool, mask_task
@@ -43,7 +44,7 @@ class Blocking(EvenTokens):
         self.masks += 1
         if self.masks == self.blocked_mask:
             self.reached.set()
-            assert self.released.wait(10)
+            assert self.released.wait(WAIT_SECONDS)
         return EvenTokens.mask(self)
 
 
@@ -153,7 +154,7 @@ def test_an_answer_that_ends_while_its_mask_is_computed_leaves_nothing(how: str)
     async def work() -> None:
         async with engine_on(HashRunner(LIMITS, threaded=True), IMPATIENT) as engine:
             constraint = Blocking(blocked_mask=1 if how == "deadline" else 2)
-            deadline = time.monotonic() + 0.3 if how == "deadline" else None
+            deadline = time.monotonic() + 0.6 if how == "deadline" else None
             task = asyncio.ensure_future(ids(engine, constraint=constraint, max_tokens=20, deadline=deadline))
             await reached(constraint)
             if how == "cancelled":
@@ -248,7 +249,7 @@ def test_a_thread_with_a_slow_mask_yields_the_processor() -> None:
     pool = mask_pool.MaskPool[None](0.001)
     constraint = Blocking(blocked_mask=1)
     pool.post([mask_task.MaskTask(None, constraint)])
-    assert constraint.reached.wait(10)
+    assert constraint.reached.wait(WAIT_SECONDS)
     [thread] = pool._threads
     assert thread._native_id is not None
     assert os.getpriority(os.PRIO_PROCESS, thread._native_id) == os.getpriority(os.PRIO_PROCESS, 0)
@@ -278,7 +279,7 @@ def test_slow_tasks_run_by_least_used_time_and_quick_ones_do_not_wait_for_them()
         return found
 
     pool.post([task(constraint, 1.0) for constraint in blocked])
-    assert all(constraint.reached.wait(10) for constraint in blocked)
+    assert all(constraint.reached.wait(WAIT_SECONDS) for constraint in blocked)
     pool.post([task(Named("c"), 3.0), task(Named("a"), 1.0), task(Named("b"), 2.0), task(Named("quick"), 0.0)])
     assert [done.last_seconds < 1 for done in pool.collect()[0]] == [True]
     assert order == ["quick"]

@@ -41,7 +41,7 @@ def test_a_slow_reader_gets_several_tokens_at_once_and_the_error_after_them() ->
         async with engine_on(HashRunner(LIMITS, threaded=True, step_seconds=0.01)) as engine:
             batches = engine.batches(TokenRequest(PROMPT, 6))
             first = await anext(batches)
-            await asyncio.sleep(0.2)
+            await settle(engine)
             rest = await anext(batches)
             tokens = [item.token_id for item in (*first, *rest) if isinstance(item, GeneratedToken)]
             assert tokens == answer_of(PROMPT, 6, 64)[0]
@@ -247,14 +247,14 @@ def test_a_full_queue_refuses_requests_and_accepts_them_again_later() -> None:
 
 def test_close_waits_for_answers_for_the_drain_time_and_fails_the_rest() -> None:
     async def work() -> None:
-        runner = HashRunner(LIMITS, threaded=True, step_seconds=0.01)
+        runner = HashRunner(LIMITS, threaded=True, step_seconds=0.02)
         engine = TokenEngine(runner, MODEL)
         short, long = (
             asyncio.ensure_future(ids(engine, max_tokens=4)),
             asyncio.ensure_future(ids(engine, OTHERS[1], max_tokens=60)),
         )
         await asyncio.sleep(0.002)
-        closing = asyncio.ensure_future(engine.close(drain_seconds=0.25))
+        closing = asyncio.ensure_future(engine.close(drain_seconds=0.6))
         await asyncio.sleep(0.002)
         with pytest.raises(Unavailable, match="unloaded"):
             await collect(engine)

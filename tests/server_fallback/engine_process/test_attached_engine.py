@@ -15,6 +15,7 @@ import pytest
 from engine_requests import OTHERS, PROMPT, EvenTokens
 from hash_model import answer_of
 from hash_recipe import HashRecipe
+from waiting import WAIT_SECONDS
 
 from nearfar.compiler.errors import DeviceError, Unavailable
 from nearfar.server_fallback.engine.request import GeneratedToken, TokenRequest
@@ -36,7 +37,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(work: Awaitable[T]) -> T:
     async def bounded() -> T:
-        return await asyncio.wait_for(work, 60)
+        return await asyncio.wait_for(work, WAIT_SECONDS)
 
     return asyncio.run(bounded())
 
@@ -95,7 +96,7 @@ def test_the_socket_is_this_users_alone() -> None:
 
 def test_a_server_that_ends_leaves_its_answers_and_no_others() -> None:
     async def work() -> None:
-        async with shared(HashRecipe(step_seconds=0.01)) as (owner, first, second):
+        async with shared(HashRecipe(step_seconds=0.02)) as (owner, first, second):
             left = first.generate(TokenRequest(PROMPT, 50, ignore_eos=True))
             await anext(left)
             going_on = asyncio.ensure_future(tokens(second, OTHERS[0], 20))
@@ -113,7 +114,7 @@ def test_a_server_that_ends_leaves_its_answers_and_no_others() -> None:
 
 def test_after_a_crash_of_the_engine_every_server_fails_its_answers_and_attaches_again() -> None:
     async def work() -> None:
-        async with shared(HashRecipe(step_seconds=0.01)) as (owner, *attached):
+        async with shared(HashRecipe(step_seconds=0.02)) as (owner, *attached):
             pid = owner.pid
             assert pid is not None
             begun = [engine.generate(TokenRequest(PROMPT, 50, ignore_eos=True)) for engine in attached]

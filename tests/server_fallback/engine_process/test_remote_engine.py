@@ -24,6 +24,7 @@ import pytest
 from engine_requests import OTHERS, PROMPT, EvenTokens
 from hash_model import answer_of
 from hash_recipe import HashRecipe
+from waiting import WAIT_SECONDS, until
 
 from nearfar.compiler.errors import BundleError, DeadlineExceeded, DeviceError, QueueFull, RequestError, Unavailable
 from nearfar.server_fallback.engine import mask_task
@@ -49,7 +50,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(work: Awaitable[T]) -> T:
     async def bounded() -> T:
-        return await asyncio.wait_for(work, 60)
+        return await asyncio.wait_for(work, WAIT_SECONDS)
 
     return asyncio.run(bounded())
 
@@ -127,9 +128,7 @@ def test_answers_errors_and_figures_are_those_of_an_engine_in_this_process(monke
             with pytest.raises(RequestError, match="too slow") as slow:
                 await items(engine, constraint=SlowMask(), max_tokens=50)
             assert slow.value.code == "request_error"
-            await asyncio.sleep(0.3)
-            assert engine.stats().generated_tokens > 100
-            assert engine.stats().running == 0
+            await until(lambda: engine.stats().generated_tokens > 100 and engine.stats().running == 0)
         await here.close()
 
     run(work())
@@ -143,10 +142,11 @@ def test_a_closed_generator_a_deadline_and_a_full_queue_reach_the_process() -> N
             await answers.aclose()
             with pytest.raises(DeadlineExceeded):
                 await items(engine, max_tokens=50, deadline=time.monotonic() + 0.1, ignore_eos=True)
-            outcomes = await asyncio.gather(*(items(engine) for _ in range(8)), return_exceptions=True)
+            # Longer than it takes to send all of them.
+            answers_at_once = (items(engine, max_tokens=20, ignore_eos=True) for _ in range(8))
+            outcomes = await asyncio.gather(*answers_at_once, return_exceptions=True)
             assert sum(isinstance(outcome, QueueFull) for outcome in outcomes) == 3
-            await asyncio.sleep(0.3)
-            assert (engine.stats().running, engine.stats().waiting) == (0, 0)
+            await until(lambda: (engine.stats().running, engine.stats().waiting) == (0, 0))
 
     run(work())
 
@@ -221,10 +221,10 @@ def test_an_engine_that_crashes_again_and_again_is_given_up(monkeypatch: pytest.
 
 def test_close_lets_answers_finish_and_fails_those_that_take_longer() -> None:
     async def work() -> None:
-        for drain_seconds, outcome in ((10.0, Completion), (0.0, Unavailable)):
-            engine = await RemoteEngine.open(HashRecipe(step_seconds=0.01))
-            answer = asyncio.ensure_future(items(engine, max_tokens=20, ignore_eos=True))
-            await asyncio.sleep(0.1)
+        for drain_seconds, max_tokens, outcome in ((WAIT_SECONDS, 20, Completion), (0.0, 50, Unavailable)):
+            engine = await RemoteEngine.open(HashRecipe(step_seconds=0.02))
+            answer = asyncio.ensure_future(items(engine, max_tokens=max_tokens, ignore_eos=True))
+            await until(lambda engine=engine: engine.stats().running == 1)  # type: ignore[misc]
             await engine.close(drain_seconds, Unavailable("moved; try the other server"))
             [result] = await asyncio.gather(answer, return_exceptions=True)
             assert isinstance(result[1] if isinstance(result, tuple) else result, outcome)
@@ -252,4 +252,4 @@ def test_the_process_ends_when_its_server_is_gone() -> None:
         process.send_signal(signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.3)
-    assert process.wait(20) == 0
+    assert process.wait(WAIT_SECONDS) == 0

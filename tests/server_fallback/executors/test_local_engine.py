@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import jsonschema_rs
 import pytest
+from waiting import until
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.errors import RequestError
@@ -188,11 +189,7 @@ def test_an_answer_that_is_left_frees_its_pages(tiny_bundle: Path) -> None:
         await anext(stream)
         assert local.state().running > 0
         await stream.aclose()
-        for _ in range(200):
-            if local.state().running == 0:
-                return
-            await asyncio.sleep(0.02)
-        pytest.fail("the engine still runs what nobody reads")
+        await until(lambda: local.state().running == 0)
 
     on_engine(tiny_bundle, leave)
 

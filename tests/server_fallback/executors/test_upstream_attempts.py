@@ -9,6 +9,7 @@ from time import monotonic
 import pytest
 from fake_openai import MODEL, FakeOpenAI, Reply, running, said
 from opened_upstreams import ask, text_of, with_upstream
+from waiting import until
 
 from nearfar.compiler.errors import DeadlineExceeded, Unavailable
 from nearfar.server_fallback.executors import circuit, upstream_executor
@@ -103,11 +104,7 @@ def test_checks_count_as_failures_if_the_server_answers_with_an_error_and_end_wi
 
     async def check(executor: UpstreamExecutor) -> None:
         server.models_status = 500
-        for _ in range(200):
-            if not executor.state().ready:
-                break
-            await asyncio.sleep(0.01)
-        assert not executor.state().ready
+        await until(lambda: not executor.state().ready)
         await executor.close()
         await asyncio.sleep(0)
         assert executor._checks.done()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from fake_openai import USAGE, chunk, said
+from waiting import WAIT_SECONDS
 
 from nearfar.compiler.errors import Unavailable
 from nearfar.server_fallback.executors import upstream_answers
@@ -38,7 +39,7 @@ def answer(*values: Any, bounds: Bounds = Bounds()) -> tuple[dict[int, str], dic
     async def read() -> tuple[dict[int, str], dict[int, str | None], int]:
         texts, ends, tokens = dict[int, str](), dict[int, str | None](), -1
         async with (
-            asyncio.timeout(5),
+            asyncio.timeout(WAIT_SECONDS),
             aclosing(stream()) as source,
             aclosing(in_our_form(source, "ours", bounds)) as chunks,
         ):

@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 from fake_openai import MODEL, USAGE, FakeOpenAI, Received, Reply, chunk, running, said
 from opened_upstreams import QUESTION, ask, opened, text_of, with_upstream
+from waiting import WAIT_SECONDS, until
 
 from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, QueueFull, RequestError, Unavailable
 from nearfar.server_fallback.executors import circuit, upstream, upstream_executor
@@ -244,7 +245,7 @@ def test_a_killed_replica_leaves_no_request_stuck_and_is_used_again_when_it_is_b
             await asyncio.sleep(0.005)
             if index == 15:
                 await servers[0].die()
-        answers = await asyncio.wait_for(asyncio.gather(*tasks), 5)
+        answers = await asyncio.gather(*tasks)
         assert set(answers) <= {"abcdefgh", f"{servers[0].url}: the connection broke; check that it is running"}
         # All requests after its end went to the other one.
         assert set(answers[16:]) == {"abcdefgh"}
@@ -252,10 +253,9 @@ def test_a_killed_replica_leaves_no_request_stuck_and_is_used_again_when_it_is_b
         assert executor.state().running == 0
         await servers[0].start()
         received = len(servers[0].received)
-        await asyncio.sleep(0.5)
-        for _ in range(4):
+        while len(servers[0].received) == received:
             assert text_of(await ask(executor)) == "abcdefgh"
-        assert len(servers[0].received) > received
+            await asyncio.sleep(0.05)
         assert executor.state().detail == "2 of 2 servers answer"
 
     with_upstream(check, *servers)
@@ -274,8 +274,7 @@ def test_checks_find_a_server_that_came_back_without_a_request(monkeypatch: pyte
             await ask(executor)
         assert not executor.state().ready
         await server.start()
-        await asyncio.sleep(0.5)
-        assert executor.state().ready
+        await until(lambda: executor.state().ready)
         await executor.close()
         await server.die()
 
@@ -290,11 +289,9 @@ def test_a_server_that_is_silent_while_it_works_does_not_count_as_dead(monkeypat
         server.lists.clear()
         assert text_of(await ask(executor)) == "abcdefgh" * 2
         assert executor.state().ready
-        await asyncio.sleep(0.2)
-        assert not executor.state().ready
+        await until(lambda: not executor.state().ready)
         server.lists.set()
-        await asyncio.sleep(0.3)
-        assert executor.state().ready
+        await until(lambda: executor.state().ready)
 
     monkeypatch.setattr(circuit, "FIRST_WAIT_SECONDS", 0.05)
     with_upstream(check, server, check_seconds=0.01)
@@ -302,12 +299,11 @@ def test_a_server_that_is_silent_while_it_works_does_not_count_as_dead(monkeypat
 
 def test_a_deadline_ends_a_request_that_hangs_and_does_not_blame_the_server() -> None:
     async def check(executor: UpstreamExecutor) -> None:
-        started = monotonic()
         # With one failure less, the circuit would stay closed.
         for _ in range(circuit.FAILURES_TO_OPEN):
-            with pytest.raises(DeadlineExceeded):
-                await ask(executor, Call("r", deadline=monotonic() + 0.05))
-        assert monotonic() - started < 2
+            async with asyncio.timeout(WAIT_SECONDS):
+                with pytest.raises(DeadlineExceeded):
+                    await ask(executor, Call("r", deadline=monotonic() + 0.2))
         assert executor.state().ready
 
     server = FakeOpenAI(lambda _: Reply(hangs=True))
@@ -333,8 +329,7 @@ def test_closing_an_answer_hangs_up() -> None:
         assert executor.state().running == 1
         await answer.aclose()
         assert executor.state().running == 0
-        await asyncio.sleep(0.2)
-        assert server.hung_up == 1
+        await until(lambda: server.hung_up == 1)
 
     with_upstream(check, server)
 
@@ -349,7 +344,7 @@ def test_a_closed_executor_ends_running_requests_and_accepts_no_more() -> None:
         await asyncio.sleep(0.05)
         await executor.close()
         with pytest.raises(Unavailable):
-            await asyncio.wait_for(running, 5)
+            await asyncio.wait_for(running, WAIT_SECONDS)
         with pytest.raises(Unavailable, match="is being unloaded"):
             await ask(executor)
 

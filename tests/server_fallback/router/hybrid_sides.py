@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fake_openai import FakeOpenAI, Received, Reply, running, said
+from waiting import WAIT_SECONDS
 
 from nearfar.compiler.errors import NearfarError, RequestError
 from nearfar.server_fallback.executors.executor import Abilities, Call, ExecutorState
@@ -232,10 +233,10 @@ async def hybrid(
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """Limited to 10 seconds, so that a hanging test fails."""
+    """With a limit, so that a hanging test fails."""
 
     async def limited() -> Result:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_SECONDS):
             return await work
 
     return asyncio.run(limited())

@@ -16,6 +16,7 @@ from fake_openai import Reply, running, said
 from fastapi import FastAPI
 from hybrid_gateway import NearOpener, gateway
 from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, completion, policy, run
+from waiting import WAIT_SECONDS
 
 from nearfar.compiler.cli import main
 from nearfar.compiler.errors import DeviceError
@@ -51,12 +52,12 @@ def elsewhere(far: FakeFar) -> Iterator[None]:
 
     thread = Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert started.wait(5)
+    assert started.wait(WAIT_SECONDS)
     try:
         yield
     finally:
         stops[0]()
-        thread.join(10)
+        thread.join(WAIT_SECONDS)
 
 
 @contextmanager
@@ -83,14 +84,14 @@ def served(near: FakeNear, far: FakeFar, rules: dict[str, Any]) -> Iterator[open
     thread = Thread(target=lambda: server.run(sockets=[listener]))
     thread.start()
     try:
-        assert began.wait(5)
+        assert began.wait(WAIT_SECONDS)
         with openai.OpenAI(
             base_url=f"http://127.0.0.1:{listener.getsockname()[1]}/v1", api_key=KEY, max_retries=0
         ) as client:
             yield client
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(WAIT_SECONDS)
 
 
 def test_openais_client_gets_one_answer_across_a_switch() -> None:

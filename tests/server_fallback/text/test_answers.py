@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from waiting import WAIT_SECONDS
 
 from nearfar.server_fallback.text.answers import Choice, answer_all
 
@@ -30,7 +31,7 @@ def test_the_failure_of_one_answer_reaches_the_reader_and_ends_the_others(failur
         yield
 
     async def read() -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_SECONDS):
             async for _ in answer_all([endless(), failing()]):
                 pass
 

@@ -6,11 +6,11 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import pytest
+from waiting import WAIT_SECONDS, until
 
 from nearfar.compiler.errors import CheckpointError, RequestError, Unavailable
 from nearfar.compiler.text.chat_template import ChatTemplate
@@ -72,23 +72,22 @@ def test_rendering_yields_the_processor_to_the_models() -> None:
 def test_a_template_that_hangs_is_ended_and_soon_fails_at_once() -> None:
     async def work() -> None:
         process, other = (
-            TemplateProcess(ChatTemplate(LOOP, {}), RenderLimits(seconds=0.1)),
+            TemplateProcess(ChatTemplate(LOOP, {}), RenderLimits(seconds=0.4)),
             TemplateProcess(ChatTemplate("ok", {})),
         )
         assert await render(other) == "ok"
         hanging = [asyncio.create_task(render(process)) for _ in range(6)]
-        await asyncio.sleep(0.05)
+        await until(lambda: process.pid is not None)
         # Other models and the event loop go on meanwhile.
-        started = time.perf_counter()
         assert await render(other) == "ok"
-        assert time.perf_counter() - started < 0.1
+        assert not hanging[2].done()
         failures = [
             failure
             for failure in await asyncio.gather(*hanging, return_exceptions=True)
             if isinstance(failure, Unavailable)
         ]
         assert len(failures) == 6
-        assert ["more than 0.1 seconds" in failure.message for failure in failures] == [True] * 3 + [False] * 3
+        assert ["more than 0.4 seconds" in failure.message for failure in failures] == [True] * 3 + [False] * 3
         assert failures[5].details["code"] == "chat_template"
         assert failures[5].details["retry_after_seconds"] == 1.0
         process.close()
@@ -99,13 +98,13 @@ def test_a_template_that_hangs_is_ended_and_soon_fails_at_once() -> None:
 
 def test_a_request_that_hangs_costs_others_only_its_time() -> None:
     async def work() -> None:
-        process = TemplateProcess(ChatTemplate(SOMETIMES, {"bos_token": "<s>"}), RenderLimits(seconds=0.2))
+        process = TemplateProcess(ChatTemplate(SOMETIMES, {"bos_token": "<s>"}), RenderLimits(seconds=0.5))
         hangs, waits = (
             asyncio.create_task(render(process, "hang", "a")),
             asyncio.create_task(render(process, "hi", "b")),
         )
         assert await waits == "<s>hi"
-        with pytest.raises(Unavailable, match=r"takes more than 0\.2 seconds"):
+        with pytest.raises(Unavailable, match=r"takes more than 0\.5 seconds"):
             await hangs
         # A client that leaves while the template hangs does not delay the next one for long either.
         leaves = asyncio.create_task(render(process, "hang", "a"))
@@ -196,11 +195,11 @@ def test_a_process_that_keeps_too_much_memory_is_replaced() -> None:
 
 def test_closing_ends_a_template_that_hangs() -> None:
     async def work() -> None:
-        process = TemplateProcess(ChatTemplate(LOOP, {}), RenderLimits(seconds=60))
+        process = TemplateProcess(ChatTemplate(LOOP, {}), RenderLimits(seconds=2 * WAIT_SECONDS))
         hangs = asyncio.create_task(render(process))
         await asyncio.sleep(0.1)
         process.close()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(WAIT_SECONDS):
             for received in (hangs, render(process)):
                 with pytest.raises(Unavailable, match="its process was ended"):
                     await received
@@ -211,9 +210,9 @@ def test_closing_ends_a_template_that_hangs() -> None:
 def test_long_chats_that_hang_do_not_close_the_model_to_others() -> None:
     async def work() -> None:
         source = SOMETIMES.replace("== 'hang'", "| length > 99")
-        process = TemplateProcess(ChatTemplate(source, {"bos_token": ""}), RenderLimits(0.05, small_characters=99))
+        process = TemplateProcess(ChatTemplate(source, {"bos_token": ""}), RenderLimits(0.2, small_characters=99))
         for _ in range(4):
-            with pytest.raises(Unavailable, match=r"takes more than 0\.05 seconds"):
+            with pytest.raises(Unavailable, match=r"takes more than 0\.2 seconds"):
                 await render(process, "long " * 20)
         assert await render(process) == "hi"
         process.close()
@@ -225,9 +224,9 @@ def test_a_template_that_is_wrong_or_hangs_is_found_when_it_is_checked() -> None
     async def work() -> None:
         for source, message in (
             ("{% for %}", "chat template: line 1"),
-            ("{{ 9 ** 99999999 }}", r"more than 0\.1 seconds to compile"),
+            ("{{ 9 ** 99999999 }}", r"more than 0\.5 seconds to compile"),
         ):
-            process = TemplateProcess(ChatTemplate(source, {}), RenderLimits(seconds=0.1))
+            process = TemplateProcess(ChatTemplate(source, {}), RenderLimits(seconds=0.5))
             with pytest.raises(CheckpointError, match=message):
                 await process.check()
             process.close()

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 from picking import END, SHAPES, TOKENS, Grammar, pick
+from waiting import WAIT_SECONDS
 
 from nearfar.compiler.errors import QueueFull, RequestError, Unavailable
 from nearfar.server_fallback.text.frames import read_frame, write_frame
@@ -262,7 +263,7 @@ def test_a_new_client_waits_for_one_quick_grammar_only() -> None:
         attacks = [asyncio.create_task(grammars.constraints(source, 1, "x", client="attacker")) for source in slow]
         # The first is in the slow lane, and the second in the quick one.
         await asyncio.sleep(0.5)
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(WAIT_SECONDS):
             assert len(await grammars.constraints(RegexSource("honest"), 1, "x", client="honest")) == 1
         assert not any(attack.done() for attack in attacks)
         grammars.close()
@@ -274,7 +275,7 @@ def test_a_new_client_waits_for_one_quick_grammar_only() -> None:
 
 def test_after_a_costly_grammar_its_client_leaves_the_quick_lane_to_others() -> None:
     async def ask() -> None:
-        limits = CompileLimits(quick_seconds=0.2, slow_seconds=0.4, costly_seconds=0.1, slow_lane_seconds=1.0)
+        limits = CompileLimits(quick_seconds=0.4, slow_seconds=0.8, costly_seconds=0.2, slow_lane_seconds=1.5)
         compiler = GrammarCompiler(limits)
         grammars, quick = Grammars(compiler, lambda: VOCABULARY), compiler.lanes[0]
         waiting = [
@@ -324,14 +325,14 @@ def test_a_client_with_too_many_waiting_grammars_is_refused_until_one_is_abandon
 
 def test_a_grammar_that_nobody_waits_for_any_more_is_ended() -> None:
     async def ask() -> None:
-        compiler = GrammarCompiler()
+        compiler = GrammarCompiler(CompileLimits(quick_seconds=2 * WAIT_SECONDS))
         grammars = Grammars(compiler, lambda: VOCABULARY)
         await grammars.constraints(NULL, 1, "x")
         first = compiler.lanes[0].pid
         leaving = asyncio.create_task(grammars.constraints(SLOW, 1, "x"))
         await asyncio.sleep(0.1)
         leaving.cancel()
-        async with asyncio.timeout(4):
+        async with asyncio.timeout(WAIT_SECONDS):
             assert len(await grammars.constraints(RegexSource("next"), 1, "x", client="next")) == 1
         assert compiler.lanes[0].pid != first
         grammars.close()

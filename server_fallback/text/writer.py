@@ -1,0 +1,33 @@
+"""Writers of an answer's chunks: as the chunks themselves, or in a form that takes less time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from ..schema.chat import ChatCompletionChunk
+from ..schema.completions import CompletionChunk
+
+Chunk = TypeVar("Chunk", ChatCompletionChunk, CompletionChunk)
+Chunk_contra = TypeVar("Chunk_contra", ChatCompletionChunk, CompletionChunk, contravariant=True)
+Written = TypeVar("Written")
+Written_co = TypeVar("Written_co", covariant=True)
+
+
+class Writer(Protocol[Chunk_contra, Written_co]):
+    def chunk(self, chunk: Chunk_contra) -> Written_co: ...
+
+    def text(self, index: int, text: str, text_chunk: Callable[[int, str], Chunk_contra]) -> Written_co:
+        """The same as for the chunk that ``text_chunk`` makes of a choice's index and a text, and which has nothing
+        else. Most chunks are of this kind.
+        """
+
+
+class ChunkWriter:
+    """Implements `Writer`: chunks as they are."""
+
+    def chunk(self, chunk: Chunk) -> Chunk:
+        return chunk
+
+    def text(self, index: int, text: str, text_chunk: Callable[[int, str], Chunk]) -> Chunk:
+        return text_chunk(index, text)
