@@ -383,7 +383,7 @@ def attention_result(
     expected = {"y": y.astype(facts.heads.activation)}
     if "qkv" in arrays:
         expected["kv"] = after
-    return Run(dims, {**arrays, "kv": before, "y": np.full(y.shape, np.nan, facts.heads.activation)}, expected)
+    return Run(dims, {**arrays, "kv": before, "y": np.full(y.shape, np.nan, facts.heads.activation)}, expected, facts.heads.kv)
 
 
 def score_attrs(scores: Scores) -> dict[str, object]:
@@ -399,9 +399,9 @@ def cached_pages(
     pages = rng.permutation(sum(counts) + 2)
     shape = (len(pages), 2, heads.num_kv_heads, page_size)
     kv = (
-        np.full((*shape, heads.head_dim // 4 + 1), 0, np.uint32)
-        if heads.kv == "q8"
-        else np.zeros((*shape, heads.head_dim), heads.activation)
+        np.zeros((*shape, heads.head_dim), heads.activation)
+        if heads.form is None
+        else np.zeros((*shape, heads.form.words(heads.head_dim)), np.uint32)
     )
     kv[...] = unwritten(heads)
     chunks = []
@@ -418,7 +418,7 @@ def cached_pages(
 
 def unwritten(heads: Heads) -> float:
     """The content of pages behind the last token: NaN, for quantized pages in the scales."""
-    return 0x7FC00000 if heads.kv == "q8" else np.nan
+    return np.nan if heads.form is None else 0x7FC00000
 
 
 def new_heads(rng: np.random.Generator, heads: Heads, preparation: Preparation, batch: Batch) -> dict[str, Array]:
@@ -490,7 +490,7 @@ def append_case(heads: Heads) -> Case:
         k[0] = 0
         after = kv.copy()
         OPS["append_kv"].run({"k": k, "v": v, "kv": after, "slots": batch.slots}, {"kv": heads.kv})
-        return Run(batch.dims(len(kv)), {"k": k, "v": v, "kv": kv, "slots": batch.slots}, {"kv": after})
+        return Run(batch.dims(len(kv)), {"k": k, "v": v, "kv": kv, "slots": batch.slots}, {"kv": after}, heads.kv)
 
     on_dawn = heads.activation == "float32"
     return Case(
@@ -513,7 +513,8 @@ def rope_append_case(heads: Heads, preparation: Preparation) -> Case:
         q = OPS["rope_append"].run({**arrays, "kv": after}, {"eps": preparation.norm_eps, "kv": heads.kv})
         assert q is not None
         before = {"kv": kv, "q": np.full(q.shape, np.nan, heads.activation)}
-        return Run(batch.dims(len(kv)), {**arrays, **before}, {"kv": after, "q": q.astype(heads.activation)})
+        expected = {"kv": after, "q": q.astype(heads.activation)}
+        return Run(batch.dims(len(kv)), {**arrays, **before}, expected, heads.kv)
 
     def build() -> Kernel:
         return rope_append(name, heads=heads, preparation=preparation, q_in_scratch=False)
