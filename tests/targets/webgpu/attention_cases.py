@@ -108,7 +108,7 @@ SPECIAL = (
     ),
     (
         Facts(
-            Heads(2, 2, 80, 16, "float32", "q8"),
+            Heads(2, 2, 80, 16, "float32", "q4"),
             Preparation(MAX_POSITIONS, 80, None),
             Scores(0.3, window=70, softcap=2.0),
         ),
@@ -149,7 +149,7 @@ ROTATED = (
         DecodeOptions(2, 32, 32),
     ),
     (
-        Facts(Heads(6, 2, 64, 16, "float16", "q8"), Preparation(MAX_POSITIONS, 32, None, appends=False), Scores(0.1)),
+        Facts(Heads(6, 2, 64, 16, "float16", "q4"), Preparation(MAX_POSITIONS, 32, None, appends=False), Scores(0.1)),
         DecodeOptions(3, 64, 64),
     ),
 )
@@ -188,12 +188,12 @@ def usual_cases() -> Iterator[Case]:
             options = replace(options, heads=facts.heads.group)
             yield attention_case("decode", facts, decode=options)
             yield attention_case("split", facts, decode=replace(options, split=options.tile * (1 + index % 2)))
-    for activation, num_heads, num_kv_heads, head_dim, norm in (
-        ("float32", 6, 3, 24, True),
-        ("float32", 4, 2, 64, False),
-        ("float16", 3, 1, 128, True),
+    for activation, kv, num_heads, num_kv_heads, head_dim, norm in (
+        ("float32", "q4", 6, 3, 24, True),
+        ("float32", "q8", 4, 2, 64, False),
+        ("float16", "q8", 3, 1, 128, True),
     ):
-        facts = plain_facts(num_heads, num_kv_heads, head_dim, activation, norm=norm, kv="q8")
+        facts = plain_facts(num_heads, num_kv_heads, head_dim, activation, norm=norm, kv=kv)
         yield attention_case("plain", facts)
         yield attention_case("tile", facts, tile=TileOptions(16))
         yield attention_case("decode", facts, decode=replace(small, heads=facts.heads.group))
@@ -230,13 +230,14 @@ def part_cases() -> Iterator[Case]:
         Heads(2, 2, 24, 16, "float32"),
         Heads(3, 3, 2, 8, "float16"),
         Heads(1, 1, 260, 16, "float32", "q8"),
-        Heads(2, 2, 80, 16, "float16", "q8"),
+        Heads(2, 2, 80, 16, "float16", "q4"),
     ):
         yield append_case(heads)
     for heads, preparation in (
         (Heads(4, 2, 22, 16, "float32"), Preparation(0, 0, None)),
         (Heads(2, 1, 80, 16, "float16"), Preparation(MAX_POSITIONS, 20, EPS)),
         (Heads(3, 3, 64, 16, "float32", "q8"), Preparation(0, 0, EPS)),
+        (Heads(2, 1, 24, 16, "float32", "q4"), Preparation(MAX_POSITIONS, 20, None)),
     ):
         yield rope_append_case(heads, preparation)
 
