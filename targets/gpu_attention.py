@@ -92,7 +92,8 @@ def rows_of(step: Step, context: Context, numbers: AttentionNumbers, activation:
     check_heads(step, heads)
     if step.op == "append_kv":
         return [Variant((kernel(append_kv, heads=replace(heads, num_heads=heads.num_kv_heads)),))]
-    if step.op == "attention" and "table" not in step.inputs:
+    prepares = "table" in step.inputs or heads.rotates_keys
+    if step.op == "attention" and not prepares:
         return stored_rows(heads, context.scores(step), numbers, ())
     if step.op == "attention":
         return rotated_rows(heads, context.preparation(step), context.scores(step), numbers)
@@ -109,7 +110,7 @@ def rows_of(step: Step, context: Context, numbers: AttentionNumbers, activation:
 
 
 def rotated_rows(heads: Heads, preparation: Preparation, scores: Scores, numbers: AttentionNumbers) -> list[Variant]:
-    """Attention that prepares its queries; their keys and values are on pages."""
+    """Attention that rotates its queries; their keys and values are on pages."""
     rows = [] if scores.sinks else decode_rows(heads, preparation, scores, numbers)
     if not any(row.when is None for row in rows):
         before = kernel(rope_append, heads=heads, preparation=preparation, q_in_scratch=True)

@@ -21,8 +21,8 @@ the demo model and 2.3e-2 on a tiny checkpoint.
 F16_ROUNDING is for one kernel whose result is stored as float16: one step to an adjacent value, relative to the largest
 value. BF16_ROUNDING is the same for bfloat16.
 
-Q8_ROUNDING is for values that are stored as 8-bit integers: one step, relative to the largest value. At most a share of
-Q8_ROUNDED of the words of four values may differ. Results that are computed from them differ by at most Q8_KERNEL.
+KV_ROUNDING is for keys and values that are stored as integers: one step, relative to the largest value. At most a share
+of KV_ROUNDED of the words may differ. Results that are computed from them differ by at most KV_KERNEL.
 
 KV_Q8 is for whole models with 8-bit keys and values compared with the same models without: at most 1.9e-2 on the tiny
 checkpoints, whose weights are random. Two computations with 8-bit keys and values differ by at most 6.5e-4, unless
@@ -51,10 +51,11 @@ INT8 = 3e-2
 INT8_MODEL = 6e-2
 F16_ROUNDING = 2.0**-10
 BF16_ROUNDING = 2.0**-7
-Q8_ROUNDING = 1.001 / 127
-Q8_ROUNDED = 1e-3
-Q8_KERNEL = 2e-3
+KV_ROUNDING = {"q8": 1.001 / 127, "q4": 1.001 / 8}
+KV_ROUNDED = 1e-3
+KV_KERNEL = {"q8": 2e-3, "q4": 2e-2}
 KV_Q8 = 4e-2
+KV_Q4 = 0.5
 KV_Q8_F16 = 1.5e-2
 ONNX_F32 = 1e-5
 ONNX_INT8_KERNEL = 2e-2

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import QuantizationError
 from ..ir.expr import Expr
+from ..ir.kv_format import kv_format
 from ..ir.ops import OPS
 from ..ir.ops.kv_pages import head_dim_of
 from ..ir.pages import PAGE_DIMS, PAGE_INPUTS, PAGES, WINDOW, WINDOW_PAGES
@@ -266,14 +267,15 @@ def require_roles(
         require("into" not in shapes or shapes["into"] == ("S", table[1]), where, "has an 'into' of another shape")
     if "kv" in shapes:
         head_dim = head_dim_of(shapes["kv"], {"kv": manifest.kv})
-        width = head_dim // 4 + 1 if manifest.kv == "q8" else head_dim
+        form = kv_format(manifest.kv)
+        width = head_dim if form is None else form.words(head_dim)
         packed = arrays["kv"][1] == "uint32"
         kinds = {spec.heads_of(layer) for layer in range(spec.num_layers)}
         pages = WINDOW_PAGES if in_window else PAGES
         allowed = [(pages, 2, heads, manifest.page_size, width) for heads, size in kinds if size == head_dim]
         layers = ", ".join(f"{heads} kv heads of {size}" for heads, size in sorted(kinds))
         require(
-            shapes["kv"] in allowed and packed == (manifest.kv == "q8"),
+            shapes["kv"] in allowed and packed == (form is not None),
             where,
             f"pages are {list(shapes['kv'])}, but layers have {layers}",
         )

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from ..errors import BundleError
 from ..ir.expr import Condition, Expr
+from ..ir.kv_format import KvName
 from ..ir.pages import PAGE_DIMS
 from ..ir.plan import union
 from ..ir.rotary_pairs import RotaryPairs
@@ -326,7 +327,7 @@ class Description(Entry):
     tokens per page.
 
     ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation",
-    as computed, or "q8", 8-bit integers. ``embedding`` is None if the model generates text.
+    as computed, or "q8" or "q4", 8-bit or 4-bit integers. ``embedding`` is None if the model generates text.
     """
 
     format_version: int
@@ -338,7 +339,7 @@ class Description(Entry):
     quantization: str
     context: int
     page_size: int
-    kv: Literal["activation", "q8"]
+    kv: KvName
     tokenizer: TokenizerEntry
     files: list[FileEntry]
 
@@ -360,6 +361,7 @@ class ExportManifest(Description):
     ``group_size`` is the number of weights that share a scale, None if they are not quantized.
     """
 
+    kv: Literal["activation", "q8"]
     device: str | None
     activation: Literal["float32", "float16", "bfloat16"]
     group_size: int | None
@@ -387,7 +389,9 @@ class Manifest(Description):
     Keys and values are states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values.
     In a plan with two page groups, the layers with a window have PW pages instead of P; see `ir/pages`.
     "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head, D int8 codes of every row, four per
-    word, the first in the lowest bits, then the bits of every row's float32 scale.
+    word, the first in the lowest bits, then the bits of every row's float32 scale. "q4": (.., D/8 + 1): codes plus 8,
+    eight per word, element b in the low half of byte b and element b + 4 in the high half; keys are multiplied by a
+    Hadamard matrix first, and so are queries.
 
     ``host_weights`` are matrices that stay in their files: a runtime reads only the rows that it gathers. Their layout
     is "rows", and their shards hold nothing else.

@@ -16,6 +16,7 @@ from ..bundle.folder import Bundle
 from ..bundle.manifest import EXPORTS
 from ..demo import DEMOS
 from ..errors import RequestError
+from ..ir.kv_format import KV_NAMES
 from ..measure.report import Report
 from ..pipeline.target import TARGETS
 from .inspect import export_facts, facts
@@ -89,9 +90,9 @@ def add_parser(commands: Any) -> None:
         help="for onnx: the device that the graph is made for: cpu, webgpu, cuda, ... (default: cpu)",
     )
     parser.add_argument(
-        "--kv", choices=("activation", "q8"), default="activation",
-        help="format of keys and values: activation, as computed, or q8, 8-bit integers in half the memory of float16 "
-        "(default: %(default)s)",
+        "--kv", choices=KV_NAMES, default="activation",
+        help="format of keys and values: activation, as computed; q8, 8-bit integers in half the memory of float16; or "
+        "q4, 4-bit integers in a quarter (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--lora-rank", type=int, default=0, metavar="RANK",

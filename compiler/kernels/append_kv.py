@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .builder import Kernel, KernelBuilder, cast, select
 from .heads import Heads
-from .page_rows import RowWriter, row_threads
+from .page_rows import HeadRow, row_threads
 from .pages import Pages
 
 
@@ -24,11 +24,10 @@ def append_kv(name: str, *, heads: Heads) -> Kernel:
     group_x, row = kernel.grid(2 * heads.num_kv_heads, "S")
     thread = kernel.threads(row_threads(heads))
     plane, kv_head = group_x // heads.num_kv_heads, group_x % heads.num_kv_heads
-    writer = RowWriter(kernel, heads, pages, thread)
-    value = kernel.local("value", 1, heads.vector_dtype, fill=0)
-    with kernel.when(thread < heads.vectors):
-        value[0] = select(plane == 0, *(cast(each[row, kv_head, thread], heads.vector_dtype) for each in (k, v)))
-    writer.measure(value[0])
-    with kernel.when(thread < heads.vectors):
-        writer.store(slots[row], plane, kv_head, value[0])
+    own = HeadRow(kernel, heads, thread)
+    with kernel.when(own.inside):
+        own.vector = select(plane == 0, *(cast(each[row, kv_head, thread], heads.vector_dtype) for each in (k, v)))
+    own.rotate(plane == 0)
+    own.measure()
+    own.store(pages, slots[row], plane, kv_head)
     return kernel.finish()

@@ -39,6 +39,7 @@ def attention_decode(
         new.load_heads()
         cached.clear()
         kernel.barrier()
+        new.rotate()
         if preparation.appends:
             new.append()
             new.score()

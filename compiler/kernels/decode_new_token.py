@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from .builder import Scalar, all_of, lane_of, maximum, minimum, number, select, splat, sum_of
+from .builder import Scalar, all_of, lane_of, minimum, number, select, splat, sum_of
 from .decode_range import NewTokenRange
+from .hadamard import rotate_rows
 from .heads import Scores
 from .linear_vector import power_of_two
-from .pages import largest_lane
+from .pages import extreme_lane, extreme_of
 from .scores import capped
 
 
@@ -58,6 +59,13 @@ class NewToken:
                 scale = splat(number(self.facts.scale, "float32"), work.facts.lanes)
                 self.rows[row_index, index] = select(row_index < heads, value * scale, value)
 
+    def rotate(self) -> None:
+        """Rotate the queries and the new key, if keys are stored rotated."""
+        work = self.work
+        if work.facts.rotates_keys:
+            count = work.options.heads + (1 if work.new.appends else 0)
+            rotate_rows(work.kernel, work.facts, self.rows, count, work.thread, work.options.threads)
+
     def append(self) -> None:
         """Write the new key and value to their page, if this workgroup owns them, and use the values as the page stores
         them.
@@ -65,18 +73,18 @@ class NewToken:
         work, kernel, facts = self.work, self.work.kernel, self.work.facts
         heads, pages = work.options.heads, work.pages
         if pages.quantized:
-            self._find_largest()
+            self._find_extremes()
         page = kernel.let("page", work.page_of(work.position))
         writes = all_of(work.owns_new, work.first_head % facts.group == 0 if heads < facts.group else True)
         for plane, block, guard in self._blocks():
             with kernel.when(guard):
                 vector_indices = [block * facts.block_vectors + i for i in range(facts.block_vectors)]
                 fresh = [self.rows[plane + heads, vector_index] for vector_index in vector_indices]
-                largest = self._partials[plane * (work.options.threads // 2)] if pages.quantized else None
+                extreme = self._partials[plane * (work.options.threads // 2)] if pages.quantized else None
                 with kernel.when(writes):
-                    pages.store(page, plane, work.kv_head, work.position % facts.page_size, block, fresh, largest)
+                    pages.store(page, plane, work.kv_head, work.position % facts.page_size, block, fresh, extreme)
                 # So this token sees the same key and value as later tokens.
-                for vector_index, value in zip(vector_indices, pages.rounded(fresh, largest), strict=True):
+                for vector_index, value in zip(vector_indices, pages.rounded(fresh, extreme), strict=True):
                     self.rows[plane + heads, vector_index] = value
         kernel.barrier()
 
@@ -123,18 +131,18 @@ class NewToken:
         self._partials[work.thread] = squares[0]
         self._fold(lane, self._threads_a_row, lambda one, other: one + other)
 
-    def _find_largest(self) -> None:
-        """Find the largest magnitude of the key with half of the threads, and of the value with the others."""
+    def _find_extremes(self) -> None:
+        """Find the key's element of largest magnitude with half of the threads, and the value's with the others."""
         work, kernel = self.work, self.work.kernel
         half, vectors = work.options.threads // 2, work.facts.vectors
         plane, lane = kernel.let("plane", work.thread // half), kernel.let("lane", work.thread % half)
-        magnitude = kernel.local("magnitude", 1, "float32", fill=0)
+        extreme = kernel.local("extreme", 1, "float32", fill=0)
         for start in range(0, vectors, half):
             with kernel.when(True if start + half <= vectors else lane + start < vectors):
                 row = self.rows[plane + work.options.heads, lane + start]
-                magnitude[0] = maximum(magnitude[0], largest_lane(row, work.facts.lanes))
-        self._partials[work.thread] = magnitude[0]
-        self._fold(lane, half, maximum)
+                extreme[0] = extreme_of(extreme[0], kernel.let("mine", extreme_lane(row, work.facts.lanes)))
+        self._partials[work.thread] = extreme[0]
+        self._fold(lane, half, extreme_of)
 
     def _blocks(self) -> Iterator[tuple[Scalar, Scalar, Scalar]]:
         """Plane and index of the thread's blocks of the new key and value, and whether the block exists."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..ir.kv_format import KvFormat, kv_format
+
 
 @dataclass(frozen=True, slots=True)
 class Heads:
     """H query heads and K kv heads of D elements, of ``activation`` dtype, on pages of ``page_size`` tokens.
 
-    ``kv`` is the format of pages, "activation" or "q8". ``rows`` is the dim of the rows of q: "S" for all new tokens,
+    ``kv`` is the format of pages (`ir/kv_format.py`). ``rows`` is the dim of the rows of q: "S" for all new tokens,
     "R" for the sampled rows, each of which is a sequence of one row.
     """
 
@@ -54,10 +56,20 @@ class Heads:
         return f"{self.activation}x{self.lanes}"
 
     @property
+    def form(self) -> KvFormat | None:
+        """The format of pages of integers; None for pages of activations."""
+        return kv_format(self.kv)
+
+    @property
+    def rotates_keys(self) -> bool:
+        """Whether keys are stored rotated, so that queries must be rotated too."""
+        return self.form is not None and self.form.rotates_keys
+
+    @property
     def block_vectors(self) -> int:
         """Vectors in a block of a page: 16 bytes, or less if a head is not a multiple of that."""
-        if self.kv == "q8":
-            return math.gcd(self.vectors, 4)
+        if self.form is not None:
+            return math.gcd(self.vectors, 4 * self.form.vectors)
         return 2 if self.activation == "float16" and self.head_dim % 8 == 0 else 1
 
 

@@ -2,14 +2,15 @@
 
 Pages are (P, 2, K, page, D). A page holds its keys, then its values; within each, the kv heads are consecutive, so that
 a workgroup reads one contiguous piece of a page. Kernels read and write vectors of 4 elements, or of 2 if D is not a
-multiple of 4. Pages of 8-bit integers hold a word for each vector of 4, and after the words of all rows of a page and
-kv head their scales: see `ops.kv_pages`.
+multiple of 4. Pages of integers hold words of one or two vectors, and after the words of all rows of a page and kv head
+their scales: see `ir.kv_format` and `ops.kv_pages`.
 """
 
 from __future__ import annotations
 
 from functools import reduce
 
+from ..ir.kv_format import KvFormat
 from .builder import (
     KernelBuilder,
     Scalar,
@@ -18,6 +19,7 @@ from .builder import (
     lane_of,
     magnitude,
     maximum,
+    minimum,
     number,
     reinterpret,
     select,
@@ -33,22 +35,24 @@ class Pages:
     """A layer's keys (plane 0) and values (plane 1) as the argument "kv".
 
     ``blocks`` binds them as blocks of `Heads.block_vectors` vectors, up to 16 bytes, for kernels that read and write
-    whole blocks; else a block is one vector. ``in_page`` is a token's row within its page.
+    whole blocks; else a block is one vector, or one word of integers. ``in_page`` is a token's row within its page.
+    Keys are read and written as they are stored, which may be rotated.
     """
 
     def __init__(self, kernel: KernelBuilder, heads: AttentionHeads, *, write: bool, blocks: bool = False) -> None:
-        self._kernel, self._heads = kernel, heads
-        self._quantized = heads.kv == "q8"
-        self._block_vectors = heads.block_vectors if blocks else 1
+        self._kernel, self._heads, self._form = kernel, heads, heads.form
+        word_vectors = 1 if self._form is None else self._form.vectors
+        self.block_vectors = heads.block_vectors if blocks else word_vectors
+        self._block_words = self.block_vectors // word_vectors
         shape: tuple[int, ...]
-        if self._quantized:
+        if self._form is not None:
             # Codes of all rows of a page, then their scales.
-            shape = (heads.page_size * (heads.vectors + 1) // self._block_vectors,)
-            dtype = vector_of("uint32", self._block_vectors)
-        elif self._block_vectors > 1:
+            shape = (heads.page_size * self._form.words(heads.head_dim) // self._block_words,)
+            dtype = vector_of("uint32", self._block_words)
+        elif self.block_vectors > 1:
             shape, dtype = (
-                (heads.page_size * heads.vectors // self._block_vectors,),
-                vector_of("uint32", 2 * self._block_vectors),
+                (heads.page_size * heads.vectors // self.block_vectors,),
+                vector_of("uint32", 2 * self.block_vectors),
             )
         else:
             shape, dtype = (heads.page_size * heads.vectors,), heads.stored_dtype
@@ -58,62 +62,75 @@ class Pages:
     @property
     def quantized(self) -> bool:
         """Whether rows have scales."""
-        return self._quantized
+        return self._form is not None
 
     @property
     def block_dtype(self) -> str:
         return self._block_dtype
 
     def load(self, page: Scalar, plane: Scalar | int, kv_head: Scalar, in_page: Scalar, vector: Scalar) -> Scalar:
-        """A vector as float32."""
-        (stored,) = self.vectors_of(self.block(page, plane, kv_head, in_page, vector))
-        return stored * splat(self.scale(page, plane, kv_head, in_page)) if self._quantized else stored
+        """A vector as float32. Only without ``blocks``."""
+        assert self._block_words == 1, self._heads
+        stored = self.block(page, plane, kv_head, in_page, vector // self.block_vectors)
+        if self._form is None:
+            return cast(stored, self._heads.vector_dtype)
+        if self._form.vectors > 1:
+            stored = stored >> cast(vector % self._form.vectors * self._form.bits, "uint32")
+        return float_codes(self._form, stored, 0) * splat(self.scale(page, plane, kv_head, in_page))
 
     def block(self, page: Scalar, plane: Scalar | int, kv_head: Scalar, in_page: Scalar, block: Scalar) -> Scalar:
         """A block of a row as it is stored."""
-        return self._kv[page, plane, kv_head, in_page * (self._heads.vectors // self._block_vectors) + block]
+        return self._kv[page, plane, kv_head, in_page * (self._heads.vectors // self.block_vectors) + block]
 
     def vectors_of(self, block: Scalar) -> list[Scalar]:
         """The vectors of a loaded block as float32; if pages are quantized, `scale` is not applied yet."""
-        if self._quantized:
-            words = (
-                [block] if self._block_vectors == 1 else [lane_of(block, lane) for lane in range(self._block_vectors)]
-            )
-            return [float_codes(word) for word in words]
-        if self._block_vectors == 1:
+        form = self._form
+        if form is not None:
+            words = [block] if self._block_words == 1 else [lane_of(block, lane) for lane in range(self._block_words)]
+            return [float_codes(form, word, vector) for word in words for vector in range(form.vectors)]
+        if self.block_vectors == 1:
             return [cast(block, self._heads.vector_dtype)]
         return list(halves(block))
 
     def scale(self, page: Scalar, plane: Scalar | int, kv_head: Scalar, in_page: Scalar) -> Scalar:
         """The factor of a row's vectors. Quantized pages only."""
-        index = self._heads.page_size * self._heads.vectors + in_page
-        if self._block_vectors == 1:
+        index, lanes = self._scale_index(in_page), self._block_words
+        if lanes == 1:
             return reinterpret(self._kv[page, plane, kv_head, index], "float32")
-        lanes = self._block_vectors
         words = self._kernel.let("scales", self._kv[page, plane, kv_head, index // lanes])
         word = lane_of(words, lanes - 1)
         for lane in reversed(range(lanes - 1)):
             word = select(index % lanes == lane, lane_of(words, lane), word)
         return reinterpret(word, "float32")
 
-    def pack(self, vectors: list[Scalar], largest: Scalar) -> Scalar:
-        """A block of these vectors. Quantized pages need the largest magnitude of the whole row."""
-        assert len(vectors) == self._block_vectors, vectors
-        if self._quantized:
+    def pack(self, vectors: list[Scalar], extreme: Scalar | None) -> Scalar:
+        """A block of these vectors. Quantized pages need the row's element of largest magnitude."""
+        assert len(vectors) == self.block_vectors, vectors
+        form = self._form
+        if form is not None:
+            assert extreme is not None
+            parts = [packed_codes(form, each, extreme) for each in vectors]
             words = [
-                extern("uint32", "pack4x8snorm", codes(each, largest) * splat(number(1 / 127, "float32")))
-                for each in vectors
+                reduce(
+                    lambda word, part: word | part[1] << number(part[0] * form.bits, "uint32"),
+                    enumerate(parts[first + 1 : first + form.vectors], 1),
+                    parts[first],
+                )
+                for first in range(0, len(parts), form.vectors)
             ]
-        elif self._block_vectors == 1:
+        elif self.block_vectors == 1:
             return cast(vectors[0], self._heads.stored_dtype)
         else:
             words = [packed_halves(each, lane) for each in vectors for lane in (0, 2)]
         return vector(*words) if len(words) > 1 else words[0]
 
-    def rounded(self, vectors: list[Scalar], largest: Scalar) -> list[Scalar]:
+    def rounded(self, vectors: list[Scalar], extreme: Scalar | None) -> list[Scalar]:
         """Vectors as a later read of the page returns them."""
-        scale = splat(scale_of(largest), self._heads.lanes) if self._quantized else None
-        return [each * scale if self._quantized else each for each in self.vectors_of(self.pack(vectors, largest))]
+        read = self.vectors_of(self._kernel.let("packed", self.pack(vectors, extreme)))
+        if self._form is None or extreme is None:
+            return read
+        scale = splat(scale_of(self._form, extreme), self._heads.lanes)
+        return [each * scale for each in read]
 
     def store(
         self,
@@ -123,44 +140,67 @@ class Pages:
         in_page: Scalar,
         block: Scalar,
         vectors: list[Scalar],
-        largest: Scalar,
+        extreme: Scalar | None,
     ) -> None:
         """Write a block of vectors. If pages are quantized, the thread of block 0 writes the row's scale too.
-        ``largest`` as in `pack`.
+        ``extreme`` as in `pack`.
         """
-        heads, lanes = self._heads, self._block_vectors
-        self._kv[page, plane, kv_head, in_page * (heads.vectors // lanes) + block] = self.pack(vectors, largest)
-        if not self._quantized:
+        lanes = self._block_words
+        self._kv[page, plane, kv_head, in_page * (self._heads.vectors // self.block_vectors) + block] = self.pack(
+            vectors, extreme
+        )
+        if self._form is None or extreme is None:
             return
         with self._kernel.when(block == 0):
-            index = heads.page_size * heads.vectors + in_page
-            scale = reinterpret(scale_of(largest), "uint32")
+            index = self._scale_index(in_page)
+            scale = reinterpret(scale_of(self._form, extreme), "uint32")
             if lanes > 1:
                 # The scales of rows before this one are in the same block.
                 kept = self._kernel.let("scales", self._kv[page, plane, kv_head, index // lanes])
                 scale = vector(*(select(index % lanes == lane, scale, lane_of(kept, lane)) for lane in range(lanes)))
             self._kv[page, plane, kv_head, index // lanes] = scale
 
-
-def scale_of(largest: Scalar) -> Scalar:
-    return largest / number(127, "float32")
-
-
-def codes(value: Scalar, largest: Scalar) -> Scalar:
-    """-127 to 127, as float32."""
-    factor = select(largest > 0, number(127, "float32") / largest, number(0, "float32"))
-    return extern("float32x4", "round", value * splat(factor))
+    def _scale_index(self, in_page: Scalar) -> Scalar:
+        """The word that holds a row's scale, counted from the page's first."""
+        assert self._form is not None
+        return self._heads.page_size * (self._form.words(self._heads.head_dim) - 1) + in_page
 
 
-def largest_lane(value: Scalar, lanes: int) -> Scalar:
-    """The largest magnitude in a vector."""
-    return reduce(maximum, (magnitude(lane_of(value, lane)) for lane in range(lanes)))
+def scale_of(form: KvFormat, extreme: Scalar) -> Scalar:
+    """The scale of a row whose element of largest magnitude is ``extreme``."""
+    return extreme / number(-form.steps, "float32")
 
 
-def float_codes(word: Scalar) -> Scalar:
-    """The four int8 codes of a word, as float32."""
-    # With its highest bit inverted, a code is an unsigned byte, 128 larger; `float_bits` adds 256.
-    return float_bits(spread_bytes(word ^ number(0x80808080, "uint32")), 0, 8) - number(384, "float32x4")
+def packed_codes(form: KvFormat, value: Scalar, extreme: Scalar) -> Scalar:
+    """The codes of a vector, each in the lowest bits of a byte of a word."""
+    factor = select(extreme != 0, number(-form.steps, "float32") / extreme, number(0, "float32"))
+    codes = extern("float32x4", "round", value * splat(factor))
+    if form.largest_code < form.steps:
+        codes = minimum(codes, number(form.largest_code, "float32x4"))
+    if form.zero:
+        codes = codes + number(form.zero, "float32x4")
+    return extern("uint32", "pack4x8snorm", codes * splat(number(1 / 127, "float32")))
+
+
+def extreme_of(one: Scalar, other: Scalar) -> Scalar:
+    """The value of larger magnitude, and the positive one of two; both may be evaluated several times."""
+    one_size, other_size = magnitude(one), magnitude(other)
+    return select(one_size == other_size, maximum(one, other), select(one_size > other_size, one, other))
+
+
+def extreme_lane(value: Scalar, lanes: int) -> Scalar:
+    """`extreme_of` the lanes of a vector."""
+    highest, lowest = (reduce(each, (lane_of(value, lane) for lane in range(lanes))) for each in (maximum, minimum))
+    return select(highest >= -lowest, highest, lowest)
+
+
+def float_codes(form: KvFormat, word: Scalar, vector: int) -> Scalar:
+    """The codes of a word's vector as float32."""
+    # `float_bits` adds a power of two. With its highest bit inverted, an int8 is an unsigned byte, 128 larger.
+    start = vector * form.bits
+    if form.bits == 8:
+        return float_bits(spread_bytes(word ^ number(0x80808080, "uint32")), 0, 8) - number(256 + 128, "float32x4")
+    return float_bits(spread_bytes(word), start, form.bits) - number((256 >> start) + form.zero, "float32x4")
 
 
 def packed_halves(value: Scalar, lane: int) -> Scalar:

@@ -7,15 +7,17 @@ One thread: one vector of the head.
 
 from __future__ import annotations
 
-from .builder import Kernel, KernelBuilder, cast, number, select, sum_of
+from .builder import Kernel, KernelBuilder, all_of, cast, number, select, sum_of
 from .heads import Heads, Preparation
 from .new_heads import NewHeads, query_rows
-from .page_rows import RowWriter, row_threads
+from .page_rows import HeadRow, row_threads
 from .pages import Pages
 
 
 def rope_append(name: str, *, heads: Heads, preparation: Preparation, q_in_scratch: bool) -> Kernel:
-    """``q_in_scratch``: write q to scratch as float32, for the next kernel; else to the step's output."""
+    """``q_in_scratch``: write q to scratch as float32, for the next kernel, and rotated if keys are stored rotated;
+    else to the step's output.
+    """
     keys_end = heads.num_heads + heads.num_kv_heads
     kernel = KernelBuilder(name)
     new = NewHeads(kernel, heads, preparation)
@@ -23,37 +25,36 @@ def rope_append(name: str, *, heads: Heads, preparation: Preparation, q_in_scrat
     slots = kernel.buffer("slots", (heads.rows,), "int32") if preparation.appends else None
     pages = Pages(kernel, heads, write=True) if preparation.appends else None
     q = query_rows(kernel, heads, scratch=q_in_scratch, write=True)
+    q_dtype = heads.vector_dtype if q_in_scratch else heads.stored_dtype
 
     head, row = kernel.grid(keys_end + heads.num_kv_heads if preparation.appends else heads.num_heads, heads.rows)
     thread = kernel.threads(row_threads(heads))
-    inside = thread < heads.vectors
+    own = HeadRow(kernel, heads, thread)
 
     factor = None
     if new.normed:
         square = kernel.local("square", 1, "float32", fill=0)
-        with kernel.when(inside):
+        with kernel.when(own.inside):
             elements = [new.element(row, head, thread * heads.lanes + lane) for lane in range(heads.lanes)]
             square[0] = sum_of(element * element for element in elements)
         squares = kernel.folded("squares", thread, row_threads(heads), square[0], lambda one, other: one + other)
         factor = kernel.let("factor", new.factor(squares))
+    with kernel.when(own.inside):
+        position = number(0, "int32") if positions is None else positions[row]
+        own.vector = new.vector(row, head, position, thread, factor)
 
     if pages is None or slots is None:
-        with kernel.when(inside):
-            position = number(0, "int32") if positions is None else positions[row]
-            query = new.vector(row, head, position, thread, factor)
-            q[row, head, thread] = cast(query, heads.vector_dtype if q_in_scratch else heads.stored_dtype)
+        if q_in_scratch:
+            own.rotate(True)
+        with kernel.when(own.inside):
+            q[row, head, thread] = cast(own.vector, q_dtype)
         return kernel.finish()
-    writer = RowWriter(kernel, heads, pages, thread)
-    value = kernel.local("value", 1, heads.vector_dtype, fill=0)
-    with kernel.when(inside):
-        position = number(0, "int32") if positions is None else positions[row]
-        value[0] = new.vector(row, head, position, thread, factor)
-    writer.measure(value[0])
+    own.rotate(all_of(head < keys_end, True if q_in_scratch else head >= heads.num_heads))
+    own.measure()
     slot = slots[row]
-    with kernel.when(inside):
-        with kernel.when(head < heads.num_heads):
-            q[row, head, thread] = cast(value[0], heads.vector_dtype if q_in_scratch else heads.stored_dtype)
-        with kernel.when(head >= heads.num_heads):
-            plane = select(head < keys_end, 0, 1)
-            writer.store(slot, plane, head - heads.num_heads - plane * heads.num_kv_heads, value[0])
+    with kernel.when(all_of(own.inside, head < heads.num_heads)):
+        q[row, head, thread] = cast(own.vector, q_dtype)
+    with kernel.when(head >= heads.num_heads):
+        plane = select(head < keys_end, 0, 1)
+        own.store(pages, slot, plane, head - heads.num_heads - plane * heads.num_kv_heads)
     return kernel.finish()

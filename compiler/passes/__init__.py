@@ -15,7 +15,7 @@ fuse_norm         RMSNorm, then projection                      -> one projectio
 add_lora          projections                                   -> each followed by a LoRA adapter, if requested
 split_large       a weight larger than a binding                -> parts by rows
 fuse_stream       norm and residual addition, then projection   -> one projection with two results
-quantize_kv       KV pages of activations                       -> of 8-bit integers, if requested
+quantize_kv       KV pages of activations                       -> of integers, if requested
 
 A plan that gives pages back goes through one more, `split_page_groups`: page tables of their own for window layers.
 """
@@ -65,7 +65,7 @@ def run_passes(
 ) -> Graph:
     """Run all fusions, then split the weights whose planes exceed ``max_binding_bytes``.
 
-    ``kv`` is the format of the pages, "activation" or "q8"; ``lora_rank`` is the largest rank of adapters, 0 for none.
+    ``kv`` is the format of the pages (`ir/kv_format.py`); ``lora_rank`` is the largest rank of adapters, 0 for none.
     ``host_tables``: whether the target's runtimes gather rows of tables on the host.
     """
     if host_tables:
@@ -77,4 +77,4 @@ def run_passes(
     if lora_rank:
         graph = add_lora(graph, lora_rank)
     graph = fuse_stream(split_large(graph, quantization, max_binding_bytes))
-    return quantize_kv(graph) if kv == "q8" else graph
+    return quantize_kv(graph, kv)

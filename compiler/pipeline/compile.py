@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
 
 from .. import quant
 from ..arch import by_model_type
@@ -40,6 +39,7 @@ from ..errors import RequestError
 from ..formats import load
 from ..formats.checkpoint import Checkpoint
 from ..ir.graph import Graph
+from ..ir.kv_format import KvName, kv_format
 from ..ir.plan import Buffer, Plan, join_plans, make_plan, union
 from ..ir.spec import ModelSpec
 from ..passes import run_passes
@@ -72,7 +72,7 @@ class CompileOptions:
     ``quantization`` None: see `choose_quantization`, also for ``requantize``.
 
     ``activations`` are the activation dtypes to offer, best first; None offers all that the quantization allows. ``kv``
-    is the format of keys and values: "activation" or "q8". Two options are for exports only: ``group_size`` weights
+    is the format of keys and values (`ir/kv_format.py`). Two options are for exports only: ``group_size`` weights
     share a scale (None: the format's default), and the graph is made for ``device`` (None: the framework's default).
     ``lora_rank`` is the largest rank of LoRA adapters that the bundle accepts; 0 accepts none. ``tuning`` lists the
     tuning records to include.
@@ -86,7 +86,7 @@ class CompileOptions:
     activations: tuple[str, ...] | None = None
     group_size: int | None = None
     device: str | None = None
-    kv: Literal["activation", "q8"] = "activation"
+    kv: KvName = "activation"
     lora_rank: int = 0
     self_test: bool = True
     tuning: tuple[Path, ...] = ()
@@ -203,10 +203,7 @@ def prepare_checkpoint(model: str, checkpoint: Checkpoint, options: CompileOptio
     )
     activations = choose_activations(options.activations, quantization, target.EXTRA_ACTIVATIONS, integers=keeps_forms)
     spec = checkpoint.spec
-    if options.kv == "q8" and spec.head_dim % 4:
-        raise RequestError(
-            f"--kv q8: the model's head size of {spec.head_dim} is not a multiple of 4; remove the option"
-        )
+    check_head_sizes(spec, options.kv)
     context = choose_context(options.context, spec, activations, target.MAX_BINDING_BYTES, options.kv)
     return Job(model, options, target, quantization, keeps_forms, activations, tuning, checkpoint, context)
 
@@ -277,7 +274,7 @@ def build(job: Job, store: Store, progress: Progress) -> Manifest:
     )
     # The self-test compares logits, so only models that generate text have one.
     if options.self_test and GENERATE in graphs and store.folder is not None:
-        unfused = quantize_kv(graphs[GENERATE]) if options.kv == "q8" else graphs[GENERATE]
+        unfused = quantize_kv(graphs[GENERATE], options.kv)
         reference = Reference(Bundle(store.folder, manifest), unfused, joined.weights)
         self_test = make_self_test(reference, lambda done, total: progress("self-test", done, total))
         manifest = manifest.model_copy(update={"self_test": self_test})
@@ -316,6 +313,19 @@ def choose_activations(
     return requested
 
 
+def check_head_sizes(spec: ModelSpec, kv: str) -> None:
+    """Raises RequestError if keys and values of some layer cannot be packed in the format of this name."""
+    form = kv_format(kv)
+    if form is None:
+        return
+    sizes = {spec.heads_of(layer)[1] for layer in range(spec.num_layers)}
+    odd = sorted(size for size in sizes if size % form.multiple)
+    if odd:
+        raise RequestError(
+            f"--kv {kv}: the model's head size of {odd[0]} is not a multiple of {form.multiple}; remove the option"
+        )
+
+
 def choose_context(
     requested: int | None, spec: ModelSpec, activations: tuple[str, ...], max_binding_bytes: int, kv: str = "activation"
 ) -> int:
@@ -323,7 +333,8 @@ def choose_context(
     hold it.
     """
     element_bytes = 4 if "float32" in map(stored_dtype, activations) else 2
-    row_bytes = spec.head_dim + 4 if kv == "q8" else spec.head_dim * element_bytes
+    form = kv_format(kv)
+    row_bytes = spec.head_dim * element_bytes if form is None else 4 * form.words(spec.head_dim)
     bytes_per_token = 2 * spec.num_kv_heads * row_bytes
     largest = min(
         spec.max_position_embeddings,

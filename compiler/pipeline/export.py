@@ -22,6 +22,7 @@ from ..errors import RequestError, UnsupportedModel
 from ..formats import load
 from ..formats.checkpoint import Checkpoint
 from ..ir.graph import Graph
+from ..ir.kv_format import KvName
 from ..ir.spec import ModelSpec
 from .stored_forms import choose_quantization, keep_stored_forms
 from .target import Exporter, ExportOptions, load_exporter
@@ -41,7 +42,7 @@ def export_model(
     activations: tuple[str, ...] | None = None,
     device: str | None = None,
     context: int | None = None,
-    kv: Literal["activation", "q8"] = "activation",
+    kv: KvName = "activation",
     force: bool = False,
     progress: Callable[[str, int, int], None] = lambda *_: None,
     note: Callable[[str], None] = lambda _: None,
@@ -88,7 +89,7 @@ def prepare_export(
     activations: tuple[str, ...] | None,
     device: str | None,
     context: int | None,
-    kv: Literal["activation", "q8"],
+    kv: KvName,
     progress: Callable[[str, int, int], None],
     note: Callable[[str], None],
 ) -> ExportJob:
@@ -102,6 +103,11 @@ def prepare_export(
         )
         raise RequestError(f"--device {device}: unknown device; {known}")
     device = device or (exporter.DEVICES[0] if exporter.DEVICES else None)
+    if kv == "q4":
+        raise RequestError(
+            f"--kv q4: {target} bundles do not support 4-bit keys and values; take --kv q8, or --target webgpu, cpu "
+            "or cuda"
+        )
     if quantization is not None:
         quant.by_name(quantization, group_size)
     progress("read", 0, 1)

@@ -15,6 +15,7 @@ from nearfar.compiler.bundle.manifest import EXPORTS
 from nearfar.compiler.cli.output import add_command
 from nearfar.compiler.cli.sign import add_trust
 from nearfar.compiler.errors import RequestError, ToolError, Unavailable
+from nearfar.compiler.ir.kv_format import KV_NAMES
 
 from .numbers import NODE_PORT, count, count_or_none, network, node_address, origin, seconds, share, size_bytes
 
@@ -73,9 +74,9 @@ def add_parser(commands: Any) -> None:
     )
     local.add_argument(
         "--kv",
-        choices=("activation", "q8"),
+        choices=KV_NAMES,
         default="activation",
-        help="format of the keys and values of compiled models; q8 halves their size",
+        help="format of the keys and values of compiled models; q8 halves their size, and q4 quarters it",
     )
     local.add_argument(
         "--lora-rank",

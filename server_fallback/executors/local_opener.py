@@ -9,13 +9,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle, open_any
 from nearfar.compiler.bundle.manifest import MANIFEST_FILE, Manifest
 from nearfar.compiler.bundle.signature import TrustedKey
 from nearfar.compiler.demo import DEMOS
 from nearfar.compiler.errors import RequestError, reason_of
+from nearfar.compiler.ir.kv_format import KvName
 from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.runtime.inputs import require_known_inputs
 
@@ -67,7 +67,7 @@ class LocalOptions:
     quantization: str | None = None
     requantize: bool = False
     context: int | None = None
-    kv: Literal["activation", "q8"] = "activation"
+    kv: KvName = "activation"
     lora_rank: int = 0
     max_sequences: int | None = None
     kv_memory_bytes: int | None = None

@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 from nearfar.compiler.ir.graph import Constant, Graph, Parameter, Source, Value
+from nearfar.compiler.ir.kv_format import kv_format
 from nearfar.compiler.ir.ops import OPS
 from nearfar.compiler.ir.ops.op import ACTIVATIONS, DType
 from nearfar.compiler.ir.sampling import Settings
@@ -95,6 +96,7 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     rotated: dict[str, Any] = {"norm_width": HEAD_DIM, "eps": 1e-5, "window": 5}
     yield "attention", "normed_rotated", partial(over_pages, "attention", rotary_dim=8, **rotated)
     yield "append_kv", "q8", partial(over_pages, "append_kv", kv="q8")
+    yield "attention", "q4", partial(over_pages, "attention", kv="q4")
     yield "rope_append", "partial", partial(over_pages, "rope_append", rotary_dim=8, qk_norm=True, eps=1e-5)
     yield "rope_append", "values", partial(over_pages, "rope_append", qk_norm=True, eps=1e-5, norms_values=True)
     values: dict[str, Any] = {"qk_norm": True, "eps": 1e-5, "norms_values": True}
@@ -296,8 +298,8 @@ def over_pages(
 ) -> Graph:
     """An op of the attention family; ``attrs`` are its own."""
     graph = Builder()
-    q8, each = attrs.get("kv") == "q8", ("S", KV_HEADS * HEAD_DIM)
-    row = HEAD_DIM // 4 + 1 if q8 else HEAD_DIM
+    form, each = kv_format(attrs.get("kv", "activation")), ("S", KV_HEADS * HEAD_DIM)
+    row = HEAD_DIM if form is None else form.words(HEAD_DIM)
     declare: dict[str, Callable[[], str]] = {
         **{name: partial(graph.value, name, shape, "int32") for name, shape in INTEGER_SHAPES.items()},
         "x": partial(graph.value, "x", ("S", 3 * HEAD_DIM), "activation"),
@@ -305,7 +307,7 @@ def over_pages(
         "k": partial(graph.value, "k", each, "activation"),
         "v": partial(graph.value, "v", each, "activation"),
         "qkv": partial(graph.value, "qkv", ("S", (HEADS + 2 * KV_HEADS) * HEAD_DIM), "activation"),
-        "kv": partial(graph.state, "kv", ("P", 2, KV_HEADS, PAGE, row), "uint32" if q8 else "activation"),
+        "kv": partial(graph.state, "kv", ("P", 2, KV_HEADS, PAGE, row), "activation" if form is None else "uint32"),
         "table": partial(rope_table, graph, rotary_dim),
         "qk_norm": partial(graph.vector, "qk_norm", 2 * HEAD_DIM),
         "sinks": partial(graph.vector, "sinks", HEADS),

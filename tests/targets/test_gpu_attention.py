@@ -14,6 +14,7 @@ from nearfar.compiler import quant
 from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.ir.expr import Condition, Expr, evaluate, holds
 from nearfar.compiler.ir.graph import Constant, Graph, Parameter, Source, Value
+from nearfar.compiler.ir.kv_format import kv_format
 from nearfar.compiler.ir.plan import make_plan
 from nearfar.compiler.kernels.batch_rows import Tiling
 from nearfar.targets.context import Context
@@ -65,9 +66,11 @@ def rows_of(
     graph = Graph()
     for name, size in integers.items():
         graph.inputs[name] = Value(name, (size,), "int32")
-    words = attrs.get("kv") == "q8"
-    graph.states["kv"] = Value(
-        "kv", ("P", *kv_shape, head_dim // 4 + 1 if words else head_dim), "uint32" if words else "activation"
+    form = kv_format(attrs.get("kv", "activation"))
+    graph.states["kv"] = (
+        Value("kv", ("P", *kv_shape, head_dim), "activation")
+        if form is None
+        else Value("kv", ("P", *kv_shape, form.words(head_dim)), "uint32")
     )
     for name, heads in (
         ("q", num_heads),

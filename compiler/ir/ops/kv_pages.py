@@ -1,7 +1,7 @@
-"""Pages of keys and values: their layout, as computed or as 8-bit integers, and append_kv, which fills them.
+"""Pages of keys and values: their layout, as computed or as integers, and append_kv, which fills them.
 
-``kv`` is (P, 2, K, page, D): pages, keys and values, kv heads. With attrs kv "q8" it is (P, 2, K, page, D/4 + 1)
-uint32; see `page_rows`.
+``kv`` is (P, 2, K, page, D): pages, keys and values, kv heads. With attrs kv "q8" or "q4" its last dim counts the uint32
+words of a row (`kv_format.KvFormat.words`); see `page_rows`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..kv_format import KvFormat, hadamard_size, kv_format
 from .op import ACTIVATION, INTEGERS, KV, PAGES, Array, Attrs, Inputs, Op, Shapes, Type, require
 
 
@@ -21,41 +22,65 @@ def infer_append_kv(shapes: Shapes, attrs: Attrs) -> Type:
 
 def append_kv(inputs: Inputs, attrs: Attrs) -> None:
     """Store each new token's key and value at its slot: page ``slot // page``, row ``slot % page``. k, v (S, K * D),
-    slots (S,).
+    slots (S,). Some formats store keys rotated.
     """
-    kv, slots = inputs["kv"], inputs["slots"]
+    kv, slots, form = inputs["kv"], inputs["slots"], kv_format(attrs["kv"])
     page, row = np.divmod(slots, kv.shape[3])
     for plane, role in enumerate(("k", "v")):
         rows = inputs[role].reshape(len(slots), kv.shape[2], -1)
-        if attrs["kv"] == "q8":
-            codes, scales = page_rows(kv)
-            words = quantize_rows(rows)
-            codes[page, plane, :, row], scales[page, plane, :, row] = words[..., :-1], words[..., -1]
-        else:
+        if form is None:
             kv[page, plane, :, row] = rows
+            continue
+        codes, scales = page_rows(kv)
+        words = quantize_rows(rotated(rows) if form.rotates_keys and plane == 0 else rows, form)
+        codes[page, plane, :, row], scales[page, plane, :, row] = words[..., :-1], words[..., -1]
 
 
-def quantize_rows(rows: Array) -> Array:
-    """(..., D) -> (..., D/4 + 1) uint32: int8 codes, four a word, the first lowest; then the bits of the float32 scale.
+def rotated(rows: Array) -> Array:
+    """Rows (..., D) times the orthonormal Hadamard matrix, in blocks of the largest power of two that divides D, as
+    float32. It is its own inverse and preserves dot products. Sylvester 1867; for keys: QuaRot, Ashkboos et al. 2024.
+    """
+    size, step = hadamard_size(rows.shape[-1]), 1
+    blocks = rows.astype(np.float32).reshape(-1, size)
+    while step < size:
+        low, high = np.moveaxis(blocks.reshape(-1, size // (2 * step), 2, step), 2, 0)
+        blocks = np.stack([low + high, low - high], axis=2).reshape(-1, size)
+        step *= 2
+    return (blocks * np.float32(size**-0.5)).reshape(rows.shape)
 
-    An element is code * scale; scale = max |x| / 127, codes are rounded to nearest, ties to even.
+
+def quantize_rows(rows: Array, form: KvFormat) -> Array:
+    """(..., D) -> (..., words) uint32: the codes, then the bits of the float32 scale.
+
+    An element is code * scale. The scale gives the element of largest magnitude the code -steps, the positive one of
+    two; codes are rounded to nearest, ties to even, and limited to the largest code.
     """
     rows = rows.astype(np.float32)
-    largest = np.abs(rows).max(axis=-1, keepdims=True)
-    factor = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
-    codes = np.rint(rows * factor).astype("<i1").view("<u4")
-    return np.concatenate([codes, (largest / np.float32(127)).view(np.uint32)], axis=-1)
+    highest, lowest = rows.max(axis=-1, keepdims=True), rows.min(axis=-1, keepdims=True)
+    extreme = np.where(highest >= -lowest, highest, lowest)
+    factor = np.divide(np.float32(-form.steps), extreme, out=np.zeros_like(extreme), where=extreme != 0)
+    codes = np.minimum(np.rint(rows * factor), form.largest_code).astype(np.int8).view(np.uint8) + np.uint8(form.zero)
+    # Element v * 4 + b of a word is in byte b.
+    bytes_of = codes.reshape(*rows.shape[:-1], -1, form.vectors, 4)
+    packed = bytes_of[..., 0, :]
+    for vector in range(1, form.vectors):
+        packed = packed | bytes_of[..., vector, :] << np.uint8(vector * form.bits)
+    words = np.ascontiguousarray(packed).view("<u4")[..., 0]
+    return np.concatenate([words, (extreme / np.float32(-form.steps)).view(np.uint32)], axis=-1)
 
 
-def dequantize_rows(words: Array) -> Array:
+def dequantize_rows(words: Array, form: KvFormat) -> Array:
     """The inverse of `quantize_rows`, as float32 (..., D)."""
-    codes = np.ascontiguousarray(words[..., :-1]).view("<i1")
-    rows: Array = codes * np.ascontiguousarray(words[..., -1:]).view(np.float32)
+    packed = np.ascontiguousarray(words[..., :-1, None]).view(np.uint8)
+    vectors = [packed >> np.uint8(vector * form.bits) for vector in range(form.vectors)]
+    codes = np.stack(vectors, axis=-2) & np.uint8((1 << form.bits) - 1)
+    numbers = (codes - np.uint8(form.zero)).view(np.int8).reshape(*words.shape[:-1], -1)
+    rows: Array = numbers * np.ascontiguousarray(words[..., -1:]).view(np.float32)
     return rows
 
 
 def page_rows(kv: Array) -> tuple[Array, Array]:
-    """The words of codes (P, 2, K, page, D/4) and of scales (P, 2, K, page) in pages of 8-bit integers, as views of
+    """The words of codes (P, 2, K, page, words - 1) and of scales (P, 2, K, page) in pages of integers, as views of
     them.
 
     For each page, plane and kv head, the codes of all rows precede all scales, so that rows begin at multiples of their
@@ -68,20 +93,27 @@ def page_rows(kv: Array) -> tuple[Array, Array]:
 
 
 def read_pages(kv: Array, attrs: Attrs) -> Array:
-    """Pages as float32 (P, 2, K, page, D), whatever their format."""
-    return dequantize_pages(kv) if attrs["kv"] == "q8" else kv.astype(np.float32)
+    """Pages as float32 (P, 2, K, page, D), whatever their format; keys are not rotated."""
+    form = kv_format(attrs["kv"])
+    if form is None:
+        return kv.astype(np.float32)
+    pages = dequantize_pages(kv, form)
+    if form.rotates_keys:
+        pages[:, 0] = rotated(pages[:, 0])
+    return pages
 
 
-def dequantize_pages(kv: Array) -> Array:
-    """Pages of 8-bit integers as float32 (P, 2, K, page, D)."""
+def dequantize_pages(kv: Array, form: KvFormat) -> Array:
+    """Pages of integers as float32 (P, 2, K, page, D), with keys as they are stored."""
     codes, scales = page_rows(kv)
-    return dequantize_rows(np.concatenate([codes, scales[..., None]], axis=-1))
+    return dequantize_rows(np.concatenate([codes, scales[..., None]], axis=-1), form)
 
 
 def head_dim_of(kv: tuple[Any, ...], attrs: Attrs) -> int:
     """D, from the shape of the pages."""
     last: int = kv[-1]
-    return (last - 1) * 4 if attrs["kv"] == "q8" else last
+    form = kv_format(attrs["kv"])
+    return last if form is None else form.head_dim(last)
 
 
 OPS = {

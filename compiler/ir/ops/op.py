@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy.typing as npt
 
 from ..expr import Expr
+from ..kv_format import KV_NAMES
 
 # "activation" is float16, float32 or, on some targets, bfloat16 or int8: a bundle may offer several and the device
 # decides. Values that must not overflow are always float32. "uint32" are words of packed integers.
@@ -37,7 +38,7 @@ INTEGERS: Final[Kinds] = ("int32",)
 MATRIX: Final[Kinds] = ("matrix",)
 VECTOR: Final[Kinds] = ("vector",)
 ROPE: Final[Kinds] = ("rope",)
-# Pages of keys and values, as computed or as 8-bit integers.
+# Pages of keys and values, as computed or as integers.
 PAGES: Final[Kinds] = ("activation", "uint32")
 
 REQUIRED: Final = object()
@@ -146,4 +147,4 @@ EPS: Final = positive()
 NORM_EPS: Final = positive(None)
 CENTERED: Final = choice(False, False, True)
 GATE: Final = choice("silu", *ACTIVATIONS)
-KV: Final = choice("activation", "activation", "q8")
+KV: Final = choice("activation", *KV_NAMES)

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from ..builder import Array, Kernel, Scalar, cast, maximum, minimum, number, select
 from ..heads import Heads, Preparation, Scores
 from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, round_up_quotient
+from .hadamard import rotate
 from .key_block import BLOCK, KeyBlock, Range, Running
 from .new_heads import NewHeads
 from .pages import Pages
@@ -142,9 +143,13 @@ class Arguments:
         assert self._given is not None
         with kernel.tasks("task", heads.rows, heads.num_heads) as task:
             row, head = kernel.split(task, heads.num_heads, ("row", "head"))
+            prepared = kernel.local("prepared", heads.head_dim, "float32")
             for start, lanes in pieces(heads.head_dim, self.isa.lanes):
-                here = row, head, ramp(start, lanes)
-                self._q[here] = cast(self._given[here], floats(lanes)) * number(scale, floats(lanes))
+                prepared[ramp(start, lanes)] = cast(self._given[row, head, ramp(start, lanes)], floats(lanes))
+            if heads.rotates_keys:
+                rotate(kernel, self.isa, heads.head_dim, prepared)
+            for start, lanes in pieces(heads.head_dim, self.isa.lanes):
+                self._q[row, head, ramp(start, lanes)] = prepared[ramp(start, lanes)] * number(scale, floats(lanes))
 
     def sequence_of(self, row: Scalar) -> Scalar:
         """The row's sequence: the number of sequences that end at or before it."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from ..builder import Array, Scalar, maximum, minimum, number, select, splat, truncated_quotient
 from ..heads import Heads, Scores
@@ -64,7 +65,7 @@ class KeyBlock:
         # the next ones are prefetched here. Over 8,192 keys, a layer with 8-bit pages took 0.84 ms with
         # this and 1.6 ms without, and with float16 pages 1.2 and 1.6 ms; float32 was slower (Qwen3-0.6B's heads, one
         # thread of an AMD EPYC, Zen 5).
-        self._asks_ahead = heads.kv == "q8" or heads.activation == "float16"
+        self._asks_ahead = pages.quantized or heads.activation == "float16"
         self._lanes = min(isa.lanes, heads.page_size)
         self.lengths = kernel.local("lengths", count, "int32")
         self.starts = kernel.local("starts", count, "int32") if scores.window is not None else None
@@ -72,6 +73,7 @@ class KeyBlock:
         self.sums = kernel.local("sums", count * heads.head_dim, "float32")
         self.largest = kernel.local("largest", count, "float32")
         self.total = kernel.local("total", count, "float32")
+        self._biases = kernel.local("biases", count, "float32")
 
     def compute(
         self, queries: list[tuple[Scalar, Scalar]], kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range
@@ -79,6 +81,8 @@ class KeyBlock:
         """``queries`` are the (row, head) of each query in scratch "q". ``keys`` are the keys that any query sees, at
         least one.
         """
+        if self._pages.zero:
+            self._find_biases(queries)
         self._score(queries, kv_head, first_page, block, keys)
         with self._kernel.loop("query", self.count) as query:
             self._weigh(query, keys)
@@ -103,22 +107,30 @@ class KeyBlock:
             # Indices beyond the last page repeat it, and their scores are not stored.
             indices = [kernel.let("index", start + some * at_once + i) for i in range(at_once)]
             pages = [self._page(first_page, block, minimum(index, num_pages - 1)) for index in indices]
-            chains = kernel.local("chains", at_once * parts * self.count, f"float32x{lanes}", fill=0)
+            chains = kernel.local("chains", at_once * parts * self.count, f"float32x{lanes}")
+            for i in range(at_once * parts * self.count):
+                chains[i] = splat(self._biases[i % self.count], lanes) if self._pages.zero else 0
             following = [self._page(first_page, block, minimum(index + at_once, num_pages - 1)) for index in indices]
-            with kernel.loop("element", heads.head_dim) as element:
+            with kernel.loop("entry", self._pages.width) as entry:
                 if self._asks_ahead:
                     for next_page in following:
-                        self._pages.prefetch(next_page, 0, kv_head, element * page_size)
+                        self._pages.prefetch(next_page, 0, kv_head, entry * page_size)
                 if self._pages.quantized:
                     for page in pages:
-                        self._pages.prefetch(page, 1, kv_head, element * page_size)
-                values = [kernel.let("q", splat(self._q[row, head, element], lanes)) for row, head in queries]
+                        self._pages.prefetch(page, 1, kv_head, entry * page_size)
+                elements = [entry + i * self._pages.width for i in range(self._pages.parts)]
+                values = [
+                    [kernel.let("q", splat(self._q[row, head, element], lanes)) for element in elements]
+                    for row, head in queries
+                ]
                 for p, page in enumerate(pages):
                     for part in range(parts):
-                        key = kernel.let("key", self._pages.key(page, kv_head, part * lanes, element, lanes))
-                        for i, value in enumerate(values):
+                        loaded = self._pages.key(page, kv_head, part * lanes, entry, lanes)
+                        some_keys = [kernel.let("key", each) for each in loaded]
+                        for i, of_query in enumerate(values):
                             chain = (p * parts + part) * self.count + i
-                            chains[chain] = fused(value, key, chains[chain])
+                            for value, key in zip(of_query, some_keys, strict=True):
+                                chains[chain] = fused(value, key, chains[chain])
             for p, page in enumerate(pages):
                 with kernel.when(True if at_once == 1 else indices[p] < num_pages):
                     for part in range(parts):
@@ -135,7 +147,16 @@ class KeyBlock:
         """The number of sum vectors per query that fit into registers, besides a vector for each query's factor and the
         loaded values.
         """
-        return max(1, (self._isa.registers - self.count - 2) // self.count)
+        return max(1, (self._isa.registers - self._pages.parts * (self.count + 1) - 1) // self.count)
+
+    def _find_biases(self, queries: list[tuple[Scalar, Scalar]]) -> None:
+        """What each query's dot product with the zeros of codes adds to every score."""
+        kernel, lanes = self._kernel, LANES
+        vectors = pieces(self._heads.head_dim, lanes)
+        for i, (row, head) in enumerate(queries):
+            parts = [sum_of_lanes(self._q[row, head, ramp(start, lanes)]) for start, lanes in vectors]
+            total = reduce(lambda one, other: one + other, parts)
+            self._biases[i] = kernel.let("bias", total * number(-self._pages.zero, "float32"))
 
     def _weigh(self, i: Scalar, keys: Range) -> None:
         """Turn the scores of a query into weights."""
@@ -164,12 +185,18 @@ class KeyBlock:
     def _add_values(self, kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range) -> None:
         """sums = weights @ values, for all queries and as many elements at a time as registers hold."""
         kernel, heads, page_size = self._kernel, self._heads, self._heads.page_size
-        vectors = pieces(heads.head_dim, self._isa.lanes)
-        at_once = self._chains()
+        pages, head_dim = self._pages, heads.head_dim
+        entries = pieces(pages.width, self._isa.lanes)
+        at_once = max(1, self._chains() // pages.parts)
         start_page = keys.start_in(page_size)
-        for first in range(0, len(vectors), at_once):
-            some = vectors[first : first + at_once]
-            sums = [kernel.local("sum", self.count, floats(lanes), fill=0) for _, lanes in some]
+        for first in range(0, len(entries), at_once):
+            some = entries[first : first + at_once]
+            sums = [
+                [kernel.local("sum", self.count, floats(lanes), fill=0) for _ in range(pages.parts)]
+                for _, lanes in some
+            ]
+            # The weighted zeros of codes.
+            zeros = kernel.local("zeros", self.count, "float32", fill=0) if pages.zero else None
             num_pages = kernel.let("num_pages", round_up_quotient(keys.stop, page_size))
             with kernel.loop("page_offset", num_pages - start_page) as page_offset:
                 page_index = start_page + page_offset
@@ -181,21 +208,28 @@ class KeyBlock:
                 )
                 with kernel.loop("offset", stop - start) as offset:
                     in_page = start + offset
-                    if self._asks_ahead and not self._pages.quantized:
-                        for start in range(0, heads.head_dim, LINE_BYTES // 2):
-                            self._pages.prefetch(next_page, 1, kv_head, in_page * heads.head_dim + start)
+                    if self._asks_ahead and not pages.quantized:
+                        for start in range(0, head_dim, LINE_BYTES // 2):
+                            pages.prefetch(next_page, 1, kv_head, in_page * head_dim + start)
                     weights = [self._scores[i * BLOCK + page_index * page_size + in_page] for i in range(self.count)]
-                    if self._pages.quantized:
-                        scale = kernel.let("scale", self._pages.scales(page, 1, kv_head, in_page, 1))
+                    if pages.quantized:
+                        scale = kernel.let("scale", pages.scales(page, 1, kv_head, in_page, 1))
                         weights = [weight * scale for weight in weights]
                     weights = [kernel.let("weight", weight) for weight in weights]
-                    for each, (start, lanes) in zip(sums, some, strict=True):
-                        value = kernel.let("value", self._pages.value(page, kv_head, in_page, start, lanes))
+                    if zeros is not None:
                         for i, weight in enumerate(weights):
-                            each[i] = fused(wide(weight, lanes), value, each[i])
-            for each, (start, lanes) in zip(sums, some, strict=True):
-                for i in range(self.count):
-                    self.sums[ramp(i * heads.head_dim + start, lanes)] = each[i]
+                            zeros[i] = fused(weight, number(-pages.zero, "float32"), zeros[i])
+                    for of_entries, (start, lanes) in zip(sums, some, strict=True):
+                        loaded = pages.value(page, kv_head, in_page, start, lanes)
+                        values = [kernel.let("value", value) for value in loaded]
+                        for i, weight in enumerate(weights):
+                            for each, value in zip(of_entries, values, strict=True):
+                                each[i] = fused(wide(weight, lanes), value, each[i])
+            for of_entries, (start, lanes) in zip(sums, some, strict=True):
+                for part, each in enumerate(of_entries):
+                    for i in range(self.count):
+                        sum_ = each[i] if zeros is None else each[i] + wide(zeros[i], lanes)
+                        self.sums[ramp(i * head_dim + part * pages.width + start, lanes)] = sum_
 
 
 class Running:

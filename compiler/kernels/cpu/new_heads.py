@@ -10,6 +10,7 @@ from __future__ import annotations
 from ..builder import Array, Kernel, Scalar, all_of, cast, number
 from ..heads import Heads, Preparation
 from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, wide
+from .hadamard import rotate
 from .pages import Pages
 from .rotation import Rotation
 from .rows import rms_factor
@@ -36,8 +37,8 @@ class NewHeads:
         self._slots = kernel.buffer("slots", (heads.rows,), "int32") if appends else None
 
     def process(self, pages: Pages, q: Array, scale: float | None) -> None:
-        """Each task processes one head of one row: it sets q (S, H, D), multiplied by ``scale`` if present, or appends
-        k and v to the pages.
+        """Each task processes one head of one row: it sets q (S, H, D), or appends k and v to the pages. With a
+        ``scale``, q is for reading pages: multiplied by it, and rotated if keys are stored rotated.
         """
         heads, kernel = self._heads, self._kernel
         with kernel.tasks("task", heads.rows, self._heads_of_row) as task:
@@ -46,6 +47,8 @@ class NewHeads:
             prepared = kernel.local("prepared", heads.head_dim, "float32")
             with kernel.when(head < heads.num_heads if self._slots is not None else True):
                 self._prepare(row, head, 0, prepared)
+                if scale is not None and heads.rotates_keys:
+                    rotate(kernel, self._isa, heads.head_dim, prepared)
                 for start, lanes in pieces(heads.head_dim, self._isa.lanes):
                     value = prepared[ramp(start, lanes)]
                     value = value if scale is None else value * number(scale, floats(lanes))

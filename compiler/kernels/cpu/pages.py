@@ -1,72 +1,115 @@
 """The layout of KV pages for CPU kernels, within the memory of a page, plane and KV head in the plan's state.
 
 Keys lie element by element, (D, page), so that a vector holds one element of neighbouring keys. Values lie token by
-token, (page, D). Pages of 8-bit integers hold the codes in the same order, then the float32 scales of the page's
-tokens.
+token, (page, D). Pages of integers hold the codes in the same order, then the float32 scales of the page's tokens. A
+byte with two codes of 4 bits has element e in the low half and element e + D / 2 in the high half, so keys are
+(D / 2, page) and values (page, D / 2) bytes.
 """
 
 from __future__ import annotations
 
-from ..builder import Array, Scalar, cast, magnitude, maximum, number, select
+from ...ir.kv_format import KvFormat
+from ..builder import Array, Scalar, cast, maximum, minimum, number, select
 from ..heads import Heads
 from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp
-from .math import largest_of_lanes, rounded
+from .hadamard import rotate
+from .math import fold_lanes, rounded
 
 
 class Pages:
-    """A layer's keys (plane 0) and values (plane 1) as the argument "kv"."""
+    """A layer's keys (plane 0) and values (plane 1) as the argument "kv".
+
+    An entry has the ``parts`` elements e, e + ``width`` .. of a row, which is one but for codes of 4 bits. Keys may be
+    stored rotated.
+    """
 
     def __init__(self, kernel: CpuKernelBuilder, heads: Heads, *, write: bool) -> None:
-        self._kernel, self._heads = kernel, heads
-        size, page = heads.head_dim * heads.page_size, heads.page_size
-        self.quantized = heads.kv == "q8"
-        if not self.quantized:
+        self._kernel, self._heads, self.form = kernel, heads, heads.form
+        self.parts = 1 if self.form is None else self.form.vectors
+        self.width = heads.head_dim // self.parts
+        size, page = self.width * heads.page_size, heads.page_size
+        if self.form is None:
             self._kv = kernel.buffer("kv", ("P", 2, heads.num_kv_heads, size), heads.activation, write=write)
             return
-        self._kv = kernel.buffer("kv", ("P", 2, heads.num_kv_heads, size + 4 * page), "int8", write=write)
+        dtype = "uint8" if self.parts > 1 else "int8"
+        self._kv = kernel.buffer("kv", ("P", 2, heads.num_kv_heads, size + 4 * page), dtype, write=write)
         self._scales = kernel.view(self._kv, ("P", 2, heads.num_kv_heads, size // 4 + page), "float32")
 
-    def key(self, page: Scalar, kv_head: Scalar, in_page: Scalar, element: Scalar, lanes: int) -> Scalar:
-        """One element of ``lanes`` neighbouring keys from ``in_page`` on, as float32; quantized pages omit the
-        scale.
-        """
-        return self._load(page, 0, kv_head, element * self._heads.page_size + in_page, lanes)
+    @property
+    def quantized(self) -> bool:
+        """Whether rows have scales."""
+        return self.form is not None
 
-    def value(self, page: Scalar, kv_head: Scalar, in_page: Scalar, element: Scalar, lanes: int) -> Scalar:
-        """Neighbouring elements of one value, in the same form."""
-        return self._load(page, 1, kv_head, in_page * self._heads.head_dim + element, lanes)
+    @property
+    def zero(self) -> int:
+        """The number that is subtracted from each loaded code; 0 if there is none."""
+        return 0 if self.form is None else self.form.zero
+
+    def key(self, page: Scalar, kv_head: Scalar, in_page: Scalar, entry: Scalar, lanes: int) -> list[Scalar]:
+        """The elements of an entry of ``lanes`` neighbouring keys from ``in_page`` on, as float32, one vector for each
+        part. Of quantized pages they are codes without ``zero`` and scale applied.
+        """
+        return self._load(page, 0, kv_head, entry * self._heads.page_size + in_page, lanes)
+
+    def value(self, page: Scalar, kv_head: Scalar, in_page: Scalar, entry: Scalar, lanes: int) -> list[Scalar]:
+        """Neighbouring entries of one value, in the same form."""
+        return self._load(page, 1, kv_head, in_page * self.width + entry, lanes)
 
     def scales(self, page: Scalar, plane: int, kv_head: Scalar, in_page: Scalar, lanes: int) -> Scalar:
         """The scales of neighbouring tokens. Only for quantized pages."""
-        return self._scales[
-            page, plane, kv_head, ramp(self._heads.head_dim * self._heads.page_size // 4 + in_page, lanes)
-        ]
+        return self._scales[page, plane, kv_head, ramp(self._first_scale + in_page, lanes)]
 
     def prefetch(self, page: Scalar, plane: int, kv_head: Scalar, index: Scalar) -> None:
-        """Prefetch an element of a page's keys or values by its index among all of them."""
+        """Prefetch an entry of a page's keys or values by its index among all of them."""
         self._kernel.prefetch(self._kv, (page, plane, kv_head, index))
 
-    def _load(self, page: Scalar, plane: int, kv_head: Scalar, index: Scalar, lanes: int) -> Scalar:
+    def _load(self, page: Scalar, plane: int, kv_head: Scalar, index: Scalar, lanes: int) -> list[Scalar]:
         stored = self._kv[page, plane, kv_head, ramp(index, lanes)]
-        return cast(cast(stored, of("int32", lanes)) if self.quantized else stored, floats(lanes))
+        if self.form is None:
+            return [cast(stored, floats(lanes))]
+        wide = cast(stored, of("int32", lanes))
+        if self.parts == 1:
+            return [cast(wide, floats(lanes))]
+        wide, bits = self._kernel.let("entries", wide), self.form.bits
+        parts = [wide & number((1 << bits) - 1, of("int32", lanes)), wide >> number(bits, of("int32", lanes))]
+        return [cast(part, floats(lanes)) for part in parts]
 
     def append(self, isa: Isa, page: Scalar, plane: int, kv_head: Scalar, in_page: Scalar, row: Array) -> None:
-        """Store the key (plane 0) or value (plane 1) of one token and kv head, (D,) float32."""
-        heads, kernel = self._heads, self._kernel
+        """Store the key (plane 0) or value (plane 1) of one token and kv head, (D,) float32, which may be changed."""
+        heads, kernel, form = self._heads, self._kernel, self.form
+        if heads.rotates_keys and plane == 0:
+            rotate(kernel, isa, heads.head_dim, row)
         factor = None
-        if self.quantized:
-            largest = kernel.local("largest", 1, "float32", fill=0)
+        if form is not None:
+            highest, lowest = (kernel.local(name, 1, "float32", fill=0) for name in ("highest", "lowest"))
             for start, lanes in pieces(heads.head_dim, isa.lanes):
-                largest[0] = maximum(largest[0], largest_of_lanes(magnitude(row[ramp(start, lanes)])))
-            factor = kernel.let("code_factor", code_factor(largest[0]))
-            index = heads.head_dim * heads.page_size // 4 + in_page
-            self._scales[page, plane, kv_head, index] = largest[0] / number(127, "float32")
-        with kernel.loop("element", heads.head_dim) as element:
-            value = row[element] if factor is None else rounded(row[element] * factor)
-            index = element * heads.page_size + in_page if plane == 0 else in_page * heads.head_dim + element
-            self._kv[page, plane, kv_head, index] = cast(value, "int8" if self.quantized else heads.activation)
+                some = kernel.let("some", row[ramp(start, lanes)])
+                highest[0] = maximum(highest[0], fold_lanes(some, maximum))
+                lowest[0] = minimum(lowest[0], fold_lanes(some, minimum))
+            extreme = kernel.let("extreme", select(highest[0] >= -lowest[0], highest[0], lowest[0]))
+            steps = number(-form.steps, "float32")
+            factor = kernel.let("code_factor", select(extreme != 0, steps / extreme, number(0, "float32")))
+            self._scales[page, plane, kv_head, self._first_scale + in_page] = extreme / steps
+        with kernel.loop("entry", self.width) as entry:
+            index = entry * heads.page_size + in_page if plane == 0 else in_page * self.width + entry
+            stored = (
+                cast(row[entry], heads.activation)
+                if form is None or factor is None
+                else packed(form, [row[entry + part * self.width] * factor for part in range(self.parts)])
+            )
+            self._kv[page, plane, kv_head, index] = stored
+
+    @property
+    def _first_scale(self) -> int:
+        return self.width * self._heads.page_size // 4
 
 
-def code_factor(largest: Scalar) -> Scalar:
-    """The factor of elements before they are rounded to codes."""
-    return select(largest > 0, number(127, "float32") / largest, number(0, "float32"))
+def packed(form: KvFormat, elements: list[Scalar]) -> Scalar:
+    """The byte of elements in units of their scale."""
+    codes = [rounded(element) for element in elements]
+    if form.largest_code < form.steps:
+        codes = [minimum(code, number(form.largest_code, "float32")) for code in codes]
+    if form.vectors == 1:
+        return cast(codes[0], "int8")
+    low, high = (cast(code, "int32") + number(form.zero, "int32") for code in codes)
+    return cast(low | high << number(form.bits, "int32"), "uint8")

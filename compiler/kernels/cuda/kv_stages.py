@@ -21,7 +21,7 @@ class KvStages:
     def __init__(self, kernel: KernelBuilder, heads: Heads, batch: BatchRows, keys: int, stages: int) -> None:
         self._kernel, self._heads, self._batch, self._keys, self._stages = kernel, heads, batch, keys, stages
         self._octets = heads.head_dim // 8
-        self._pages = Pages(kernel, heads, write=False) if heads.kv == "q8" else None
+        self._pages = Pages(kernel, heads, write=False) if heads.form is not None else None
         if self._pages is None:
             self._kv = kernel.buffer("kv", ("P", 2, heads.num_kv_heads, heads.page_size, self._octets), "uint32x4")
 

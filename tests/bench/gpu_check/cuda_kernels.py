@@ -54,7 +54,7 @@ def main(folder: Path, first: int) -> None:
         case, kernels = pair
         for each in case.runs():
             outputs = run_on(driver, module, kernels, each)
-            check_outputs((case.name, each.dims), case.dtype, each.expected, outputs)
+            check_outputs((case.name, each.dims), case.dtype, each.expected, outputs, each.kv)
 
     facts = {"device": driver.name, "arch": driver.arch, "runs": sum(len(case.runs()) for case, _ in cases)}
     work(cases, facts, lambda pair: str(pair[0].name), run_one, first)

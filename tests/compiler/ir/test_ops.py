@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tolerances import F32, relative_error
 
+from nearfar.compiler.ir.kv_format import KV_FORMATS
 from nearfar.compiler.ir.ops import OPS, Array
-from nearfar.compiler.ir.ops.kv_pages import dequantize_rows, quantize_rows
+from nearfar.compiler.ir.ops.kv_pages import dequantize_rows, quantize_rows, rotated
 from nearfar.compiler.ir.rope import rope_table
 from nearfar.compiler.ir.sampling import BIAS, COUNTS, GREEDY, MASK, MASKED, Settings
 
@@ -217,18 +218,43 @@ def test_attention_over_permuted_pages_is_softmax_in_a_plain_loop() -> None:
 
 
 def test_quantized_rows_are_codes_from_the_lowest_byte_on_and_a_scale() -> None:
-    # Scale 2: 254 is code 127; 3 and 5 lie between two codes and take the even one; zeros have scale 0.
+    # Scale -2: 254 is code -127; 3 and 5 lie between two codes and take the even one; zeros have scale -0.
     rows = np.array([[254, -254, 3, 5], [0, 0, 0, 0]], np.float32)
-    words = quantize_rows(rows)
-    assert [[f"{word:08x}" for word in row] for row in words] == [["0202817f", "40000000"], ["00000000", "00000000"]]
-    np.testing.assert_array_equal(dequantize_rows(words), [[254, -254, 4, 4], [0, 0, 0, 0]])
+    words = quantize_rows(rows, KV_FORMATS["q8"])
+    assert [[f"{word:08x}" for word in row] for row in words] == [["fefe7f81", "c0000000"], ["00000000", "80000000"]]
+    np.testing.assert_array_equal(dequantize_rows(words, KV_FORMATS["q8"]), [[254, -254, 4, 4], [0, 0, 0, 0]])
 
 
-@given(st.integers(0, 1000), st.sampled_from([1e-20, 1, 1e4]))
-def test_a_quantized_element_is_at_most_half_a_step_away(seed: int, size: float) -> None:
-    rows = random(seed, 5, 3, 8) * np.float32(size)
-    error = np.abs(dequantize_rows(quantize_rows(rows)) - rows)
-    assert (error <= np.abs(rows).max(axis=-1, keepdims=True) / 127 * 0.501).all()
+def test_a_word_of_4_bit_codes_has_two_vectors_and_the_largest_element_is_exact() -> None:
+    # Scale -2: 16 is code -8, which is stored as 0; -16 is limited to code 7; 3 and 5 take the even code.
+    rows = np.array([[16, -16, 3, 5, 0, 2, -2, 4], [0] * 8], np.float32)
+    words = quantize_rows(rows, KV_FORMATS["q4"])
+    assert [[f"{word:08x}" for word in row] for row in words] == [["66967f80", "c0000000"], ["88888888", "80000000"]]
+    np.testing.assert_array_equal(
+        dequantize_rows(words, KV_FORMATS["q4"]), [[16, -14, 4, 4, 0, 2, -2, 4], [0, 0, 0, 0, 0, 0, 0, 0]]
+    )
+
+
+@given(st.integers(0, 1000), st.sampled_from([1e-20, 1, 1e4]), st.sampled_from(["q8", "q4"]))
+def test_a_quantized_element_is_at_most_half_a_step_away_and_a_limited_one_a_step(
+    seed: int, size: float, kv: str
+) -> None:
+    form, rows = KV_FORMATS[kv], random(seed, 5, 3, 8) * np.float32(size)
+    error = np.abs(dequantize_rows(quantize_rows(rows, form), form) - rows)
+    largest = np.abs(rows).max(axis=-1, keepdims=True)
+    limited = np.abs(rows) > largest * (form.largest_code + 0.5) / form.steps
+    assert (error <= largest / form.steps * np.where(limited, 1.001, 0.501)).all()
+
+
+@pytest.mark.parametrize(("head_dim", "block"), [(24, 8), (64, 64), (80, 16)])
+def test_a_rotation_multiplies_blocks_by_an_orthonormal_hadamard_matrix(head_dim: int, block: int) -> None:
+    matrix = np.ones((1, 1))
+    while len(matrix) < block:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    rows = random(0, 5, head_dim)
+    expected = (rows.reshape(5, -1, block) @ matrix / np.sqrt(block)).reshape(rows.shape)
+    assert relative_error(rotated(rows), expected) < F32 / 100
+    assert relative_error(rotated(rotated(rows)), rows) < F32 / 100
 
 
 def sampling_inputs(logits: Array, slots: list[tuple[int, int]], settings: Settings = GREEDY) -> dict[str, Array]:

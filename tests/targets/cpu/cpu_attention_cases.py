@@ -12,6 +12,7 @@ from zlib import crc32
 import numpy as np
 from cpu_steps import Batch, StepCase
 
+from nearfar.compiler.ir.kv_format import kv_format
 from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.ir.ops.kv_pages import append_kv
 from nearfar.compiler.ir.rope import rope_table
@@ -62,8 +63,9 @@ class Layer:
 
     @property
     def pages(self) -> tuple[Any, ...]:
-        if self.kv == "q8":
-            return ("uint32", "P", 2, self.num_kv_heads, self.page_size, self.head_dim // 4 + 1)
+        form = kv_format(self.kv)
+        if form is not None:
+            return ("uint32", "P", 2, self.num_kv_heads, self.page_size, form.words(self.head_dim))
         return ("activation", "P", 2, self.num_kv_heads, self.page_size, self.head_dim)
 
     @property
@@ -77,9 +79,9 @@ ROPE_ATTENTION: tuple[tuple[Layer, tuple[Sequences, ...], tuple[str, ...]], ...]
     (Layer(6, 3, 24, kv="q8", rotary_dim=24, norm=True), (*SMALL, *LONG), ("neon",)),
     (Layer(3, 1, 66, 32, "float16", rotary_dim=66), (*SMALL, *LONG), ("avx512",)),
     (Layer(7, 1, 80, 16, "float16", rotary_dim=32, window=5), (*SMALL, *LONG), ("avx512",)),
-    (Layer(2, 2, 256, 32, kv="q8", rotary_dim=256, norm=True, window=300), FAR, ()),
+    (Layer(2, 2, 256, 32, kv="q4", rotary_dim=256, norm=True, window=300), FAR, ()),
     (Layer(4, 2, 2, scale=0.3, softcap=1.5, window=256), (*SMALL, *FAR), ("neon",)),
-    (Layer(7, 1, 24, kv="q8", rotary_dim=10, norm=True, window=17, softcap=3.0), (*SMALL, *LONG), ("avx512", "neon")),
+    (Layer(7, 1, 24, kv="q4", rotary_dim=10, norm=True, window=17, softcap=3.0), (*SMALL, *LONG), ("avx512", "neon")),
     (Layer(2, 2, 80, rotary_dim=20, causal=False), (*SMALL, *LONG), ("avx512",)),
 )  # fmt: skip
 ATTENTION: tuple[tuple[Layer, tuple[Sequences, ...], tuple[str, ...]], ...] = (
@@ -90,14 +92,14 @@ ATTENTION: tuple[tuple[Layer, tuple[Sequences, ...], tuple[str, ...]], ...] = (
     (Layer(6, 3, 24, kv="q8", causal=False, sinks=True, softcap=2.0, window=300), (*SMALL, *FAR), ("avx512",)),
     (Layer(1, 1, 256, 32, "float16", kv="q8", scale=0.02, sinks=True), (*SMALL, *LONG), ()),
     (Layer(6, 3, 24, rotary_dim=10, norm=True, window=90, softcap=3.0), (*SMALL, *LONG), ("avx512",)),
-    (Layer(4, 2, 80, 16, "float16", kv="q8", rotary_dim=80), (*SMALL, *FAR), ()),
+    (Layer(4, 2, 80, 16, "float16", kv="q4", rotary_dim=80), (*SMALL, *FAR), ()),
 )  # fmt: skip
 APPEND = (
     Layer(6, 3, 24, rotary_dim=24, norm=True),
     Layer(2, 2, 2),
     Layer(7, 1, 80, 32, "float16", rotary_dim=20),
     Layer(3, 1, 24, kv="q8", rotary_dim=10),
-    Layer(2, 2, 256, 16, "float16", kv="q8", norm=True),
+    Layer(2, 2, 256, 16, "float16", kv="q4", norm=True),
 )
 
 
@@ -188,7 +190,9 @@ def page_batch(layer: Layer, sequences: Sequences, *, stored: bool = False) -> B
     pages = rng.permutation(sum(counts) + 2)
     shape = (len(pages), *layer.pages[2:])
     # The scales of quantized pages are NaN.
-    kv: Array = np.full(shape, 0x7FC00000, np.uint32) if layer.kv == "q8" else np.full(shape, np.nan, layer.activation)
+    packed = layer.pages[0] == "uint32"
+    unwritten = 0x7FC00000 if packed else np.nan
+    kv: Array = np.full(shape, unwritten, np.uint32 if packed else layer.activation)
     chunks, unseen = [], []
     for index, (start, new) in enumerate(sequences):
         own = pages[sum(counts[:index]) : sum(counts[: index + 1])]
@@ -213,7 +217,7 @@ def page_batch(layer: Layer, sequences: Sequences, *, stored: bool = False) -> B
     poison = {}
     if unseen:
         poison["kv"] = kv.copy()
-        poison["kv"][unseen] = 0x7FC00000 if layer.kv == "q8" else np.nan
+        poison["kv"][unseen] = unwritten
     if layer.rotary_dim:
         arrays["table"] = rope_table([0.5**pair for pair in range(layer.rotary_dim // 2)], POSITIONS)
     dims = batch.dims(len(pages))

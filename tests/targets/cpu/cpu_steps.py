@@ -18,15 +18,15 @@ from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
+from case_check import stored_pages
 from cpu_pages import from_cpu, to_cpu
 from random_planes import random_planes
-from tolerances import OF_KERNEL, Q8_KERNEL, Q8_ROUNDED, Q8_ROUNDING, relative_error
+from tolerances import KV_KERNEL, OF_KERNEL, relative_error
 
 from nearfar.compiler import quant
 from nearfar.compiler.ir.expr import Expr, evaluate, holds
 from nearfar.compiler.ir.graph import Constant, Parameter, Source
 from nearfar.compiler.ir.ops import OPS, Array
-from nearfar.compiler.ir.ops.kv_pages import dequantize_pages, page_rows
 from nearfar.compiler.ir.plan import Buffer, Plan, Step
 from nearfar.compiler.ir.rope import rope_table
 from nearfar.compiler.kernels.builder import Kernel
@@ -135,12 +135,13 @@ def level_of(call: KernelCall) -> Level:
 @dataclass(frozen=True)
 class Run:
     """``arrays`` by the role of a binding: inputs, and the previous contents of results. ``expected`` are results and
-    states after the step.
+    states after the step. ``kv`` is the format of pages.
     """
 
     dims: Mapping[str, int]
     arrays: Mapping[str, Array]
     expected: Mapping[str, Array]
+    kv: str = "activation"
 
 
 def run_of(case: StepCase, batch: Batch) -> Run:
@@ -182,9 +183,10 @@ def run_of(case: StepCase, batch: Batch) -> Run:
         assert found is not None
         expected[op.result] = found.astype(results[op.result].dtype)
     bound |= results
+    kv = str(case.attrs.get("kv", "activation"))
     if "kv" in bound:
-        bound["kv"] = to_cpu(bound["kv"])
-    return Run(batch.dims, bound, expected)
+        bound["kv"] = to_cpu(bound["kv"], kv)
+    return Run(batch.dims, bound, expected, kv)
 
 
 def random_array(rng: np.random.Generator, kind: str, shape: tuple[int, ...], activation: str) -> Array:
@@ -225,7 +227,7 @@ class StepLibrary:
         kernels = [self.kernels[call.name] for call in row.kernels]
         written = {binding.role for kernel in kernels for binding in kernel.bindings if binding.access == "write"}
         found = {role: arrays[role] for role in written if not role.startswith("scratch.")}
-        return {role: from_cpu(array) if role == "kv" else array for role, array in found.items()}
+        return {role: from_cpu(array, run.kv) if role == "kv" else array for role, array in found.items()}
 
     def seconds(self, row: Variant, run: Run) -> float:
         """How long a variant's kernels take, the second time that they run."""
@@ -275,7 +277,6 @@ def runs_on(row: Variant, dims: Mapping[str, int]) -> bool:
 
 def check(case: StepCase, run: Run, outputs: Mapping[str, Array], what: object) -> None:
     """Compare the kernels' outputs with the op's result."""
-    quantized = any(expected.dtype.kind == "u" for expected in run.expected.values()) or case.attrs.get("kv") == "q8"
     integers = "int8" if case.activation == "int8" else "int16"
     rounded = integers if case.op in ("linear", "gated_linear") and case.quantization.startswith("q") else "float32"
     for role, expected in run.expected.items():
@@ -284,10 +285,9 @@ def check(case: StepCase, run: Run, outputs: Mapping[str, Array], what: object) 
         if expected.dtype.kind == "i":
             np.testing.assert_array_equal(found, expected, str((what, role)))
             continue
-        limit = Q8_KERNEL if quantized else max(OF_KERNEL[str(expected.dtype)], OF_KERNEL[rounded])
+        limit = KV_KERNEL.get(run.kv) or max(OF_KERNEL[str(expected.dtype)], OF_KERNEL[rounded])
         if expected.dtype.kind == "u":
-            assert (page_rows(found)[0] != page_rows(expected)[0]).sum() <= Q8_ROUNDED * expected.size, (what, role)
-            found, expected, limit = dequantize_pages(found), dequantize_pages(expected), Q8_ROUNDING
+            found, expected, limit = stored_pages((what, role), found, expected, run.kv)
         # Unused places of pages hold NaN before and after.
         assert (np.isnan(found) == np.isnan(expected)).all(), (what, role)
         error = relative_error(np.nan_to_num(found.astype(np.float64)), np.nan_to_num(expected.astype(np.float64)))

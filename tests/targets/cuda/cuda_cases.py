@@ -40,7 +40,7 @@ MIXED = (((255, 1), (0, 9), (300, 8), (7, 1), (250, 70), (511, 1)), ((130, 12), 
 # Windows smaller than a tile, of one page, and of two tiles.
 MMA_ATTENTION = (
     Facts(Heads(4, 2, 64, 16, "bfloat16"), Preparation(160, 32, EPS), Scores(0.1, window=20, softcap=4.0)),
-    Facts(Heads(7, 1, 32, 16, "float16", "q8"), Preparation(0, 0, None), Scores(0.2, window=16)),
+    Facts(Heads(7, 1, 32, 16, "float16", "q4"), Preparation(0, 0, None), Scores(0.2, window=16)),
     Facts(Heads(2, 2, 96, 16, "float16"), Preparation(160, 96, None), Scores(0.1, window=100)),
 )
 # Heads that need more shared memory than a kernel can declare, one of them with queries in shared memory; and the rows

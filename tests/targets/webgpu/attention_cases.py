@@ -108,7 +108,7 @@ SPECIAL = (
     ),
     (
         Facts(
-            Heads(2, 2, 80, 16, "float32", "q8"),
+            Heads(2, 2, 80, 16, "float32", "q4"),
             Preparation(MAX_POSITIONS, 80, None),
             Scores(0.3, window=70, softcap=2.0),
         ),
@@ -149,7 +149,7 @@ ROTATED = (
         DecodeOptions(2, 32, 32),
     ),
     (
-        Facts(Heads(6, 2, 64, 16, "float16", "q8"), Preparation(MAX_POSITIONS, 32, None, appends=False), Scores(0.1)),
+        Facts(Heads(6, 2, 64, 16, "float16", "q4"), Preparation(MAX_POSITIONS, 32, None, appends=False), Scores(0.1)),
         DecodeOptions(3, 64, 64),
     ),
 )
@@ -188,12 +188,12 @@ def usual_cases() -> Iterator[Case]:
             options = replace(options, heads=facts.heads.group)
             yield attention_case("decode", facts, decode=options)
             yield attention_case("split", facts, decode=replace(options, split=options.tile * (1 + index % 2)))
-    for activation, num_heads, num_kv_heads, head_dim, norm in (
-        ("float32", 6, 3, 24, True),
-        ("float32", 4, 2, 64, False),
-        ("float16", 3, 1, 128, True),
+    for activation, kv, num_heads, num_kv_heads, head_dim, norm in (
+        ("float32", "q4", 6, 3, 24, True),
+        ("float32", "q8", 4, 2, 64, False),
+        ("float16", "q8", 3, 1, 128, True),
     ):
-        facts = plain_facts(num_heads, num_kv_heads, head_dim, activation, norm=norm, kv="q8")
+        facts = plain_facts(num_heads, num_kv_heads, head_dim, activation, norm=norm, kv=kv)
         yield attention_case("plain", facts)
         yield attention_case("tile", facts, tile=TileOptions(16))
         yield attention_case("decode", facts, decode=replace(small, heads=facts.heads.group))
@@ -230,13 +230,14 @@ def part_cases() -> Iterator[Case]:
         Heads(2, 2, 24, 16, "float32"),
         Heads(3, 3, 2, 8, "float16"),
         Heads(1, 1, 260, 16, "float32", "q8"),
-        Heads(2, 2, 80, 16, "float16", "q8"),
+        Heads(2, 2, 80, 16, "float16", "q4"),
     ):
         yield append_case(heads)
     for heads, preparation in (
         (Heads(4, 2, 22, 16, "float32"), Preparation(0, 0, None)),
         (Heads(2, 1, 80, 16, "float16"), Preparation(MAX_POSITIONS, 20, EPS)),
         (Heads(3, 3, 64, 16, "float32", "q8"), Preparation(0, 0, EPS)),
+        (Heads(2, 1, 24, 16, "float32", "q4"), Preparation(MAX_POSITIONS, 20, None)),
     ):
         yield rope_append_case(heads, preparation)
 
@@ -383,7 +384,7 @@ def attention_result(
     expected = {"y": y.astype(facts.heads.activation)}
     if "qkv" in arrays:
         expected["kv"] = after
-    return Run(dims, {**arrays, "kv": before, "y": np.full(y.shape, np.nan, facts.heads.activation)}, expected)
+    return Run(dims, {**arrays, "kv": before, "y": np.full(y.shape, np.nan, facts.heads.activation)}, expected, facts.heads.kv)
 
 
 def score_attrs(scores: Scores) -> dict[str, object]:
@@ -399,9 +400,9 @@ def cached_pages(
     pages = rng.permutation(sum(counts) + 2)
     shape = (len(pages), 2, heads.num_kv_heads, page_size)
     kv = (
-        np.full((*shape, heads.head_dim // 4 + 1), 0, np.uint32)
-        if heads.kv == "q8"
-        else np.zeros((*shape, heads.head_dim), heads.activation)
+        np.zeros((*shape, heads.head_dim), heads.activation)
+        if heads.form is None
+        else np.zeros((*shape, heads.form.words(heads.head_dim)), np.uint32)
     )
     kv[...] = unwritten(heads)
     chunks = []
@@ -418,7 +419,7 @@ def cached_pages(
 
 def unwritten(heads: Heads) -> float:
     """The content of pages behind the last token: NaN, for quantized pages in the scales."""
-    return 0x7FC00000 if heads.kv == "q8" else np.nan
+    return np.nan if heads.form is None else 0x7FC00000
 
 
 def new_heads(rng: np.random.Generator, heads: Heads, preparation: Preparation, batch: Batch) -> dict[str, Array]:
@@ -490,7 +491,7 @@ def append_case(heads: Heads) -> Case:
         k[0] = 0
         after = kv.copy()
         OPS["append_kv"].run({"k": k, "v": v, "kv": after, "slots": batch.slots}, {"kv": heads.kv})
-        return Run(batch.dims(len(kv)), {"k": k, "v": v, "kv": kv, "slots": batch.slots}, {"kv": after})
+        return Run(batch.dims(len(kv)), {"k": k, "v": v, "kv": kv, "slots": batch.slots}, {"kv": after}, heads.kv)
 
     on_dawn = heads.activation == "float32"
     return Case(
@@ -513,7 +514,8 @@ def rope_append_case(heads: Heads, preparation: Preparation) -> Case:
         q = OPS["rope_append"].run({**arrays, "kv": after}, {"eps": preparation.norm_eps, "kv": heads.kv})
         assert q is not None
         before = {"kv": kv, "q": np.full(q.shape, np.nan, heads.activation)}
-        return Run(batch.dims(len(kv)), {**arrays, **before}, {"kv": after, "q": q.astype(heads.activation)})
+        expected = {"kv": after, "q": q.astype(heads.activation)}
+        return Run(batch.dims(len(kv)), {**arrays, **before}, expected, heads.kv)
 
     def build() -> Kernel:
         return rope_append(name, heads=heads, preparation=preparation, q_in_scratch=False)

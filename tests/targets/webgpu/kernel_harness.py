@@ -33,12 +33,13 @@ NODE_SECONDS = 300.0
 @dataclass(frozen=True)
 class Run:
     """``arrays`` by role, with ".q" for a plane: inputs, and the previous contents of outputs. ``expected`` are outputs
-    after the kernel.
+    after the kernel. ``kv`` is the format of pages.
     """
 
     dims: Mapping[str, int]
     arrays: Mapping[str, Array]
     expected: Mapping[str, Array]
+    kv: str = "activation"
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class LoweredCase:
 
     def check(self, run: Run, outputs: Mapping[str, bytes]) -> None:
         """Compare the kernels' outputs with the op's result."""
-        check_outputs((self.name, run.dims), self.dtype, run.expected, outputs)
+        check_outputs((self.name, run.dims), self.dtype, run.expected, outputs, run.kv)
 
 
 class Gpu:

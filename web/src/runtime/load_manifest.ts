@@ -294,7 +294,7 @@ const DESCRIPTION: Checks<Description> = {
   quantization: text,
   context: count,
   page_size: count,
-  kv: oneOf("activation", "q8"),
+  kv: oneOf("activation", "q8", "q4"),
   tokenizer: entry<TokenizerEntry>({
     file: fileName,
     chat_template: nullable(text),
@@ -358,6 +358,7 @@ const MANIFEST = entry<Manifest>({
 });
 const EXPORT_MANIFEST = entry<ExportManifest>({
   ...DESCRIPTION,
+  kv: oneOf("activation", "q8"),
   device: nullable(text),
   activation: oneOf("float32", "float16"),
   group_size: nullable(int),

@@ -264,7 +264,7 @@ export interface TuningEntry {
   readonly variants: Readonly<Record<string, readonly TunedRow[]>>;
 }
 
-/** The part of the manifest that all bundles share. ``context``: the longest sequence in tokens. ``page_size``: tokens per page. ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation", as computed, or "q8", 8-bit integers. ``embedding`` is None if the model generates text. */
+/** The part of the manifest that all bundles share. ``context``: the longest sequence in tokens. ``page_size``: tokens per page. ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation", as computed, or "q8" or "q4", 8-bit or 4-bit integers. ``embedding`` is None if the model generates text. */
 export interface Description {
   readonly format_version: number;
   readonly generator: string;
@@ -275,7 +275,7 @@ export interface Description {
   readonly quantization: string;
   readonly context: number;
   readonly page_size: number;
-  readonly kv: "activation" | "q8";
+  readonly kv: "activation" | "q8" | "q4";
   readonly tokenizer: TokenizerEntry;
   readonly files: readonly FileEntry[];
 }
@@ -299,7 +299,7 @@ export interface ExportManifest {
   readonly group_size: number | null;
 }
 
-/** A bundle with plans and kernels. ``files`` are all files except kernels and shards. ``plans`` has one entry for each task of the bundle: to "generate" text or to "embed" it. A name means the same array in all plans, so plans share weights, constants and states, including the pages of keys and values. ``arch`` is the architecture that the kernels were compiled for, None if they are source code for any device of the target. Keys and values are states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. In a plan with two page groups, the layers with a window have PW pages instead of P; see `ir/pages`. "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head, D int8 codes of every row, four per word, the first in the lowest bits, then the bits of every row's float32 scale. ``host_weights`` are matrices that stay in their files: a runtime reads only the rows that it gathers. Their layout is "rows", and their shards hold nothing else. ``scratch`` are buffers through which the kernels of one step pass values; all steps share them. ``self_test`` is None if the user disabled it, and for models that make embeddings. ``tuning`` has one entry per adapter and activation dtype. ``lora`` is None if the bundle does not accept adapters. */
+/** A bundle with plans and kernels. ``files`` are all files except kernels and shards. ``plans`` has one entry for each task of the bundle: to "generate" text or to "embed" it. A name means the same array in all plans, so plans share weights, constants and states, including the pages of keys and values. ``arch`` is the architecture that the kernels were compiled for, None if they are source code for any device of the target. Keys and values are states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. In a plan with two page groups, the layers with a window have PW pages instead of P; see `ir/pages`. "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head, D int8 codes of every row, four per word, the first in the lowest bits, then the bits of every row's float32 scale. "q4": (.., D/8 + 1): codes plus 8, eight per word, element b in the low half of byte b and element b + 4 in the high half; keys are multiplied by a Hadamard matrix first, and so are queries. ``host_weights`` are matrices that stay in their files: a runtime reads only the rows that it gathers. Their layout is "rows", and their shards hold nothing else. ``scratch`` are buffers through which the kernels of one step pass values; all steps share them. ``self_test`` is None if the user disabled it, and for models that make embeddings. ``tuning`` has one entry per adapter and activation dtype. ``lora`` is None if the bundle does not accept adapters. */
 export interface Manifest {
   readonly format_version: number;
   readonly generator: string;
@@ -310,7 +310,7 @@ export interface Manifest {
   readonly quantization: string;
   readonly context: number;
   readonly page_size: number;
-  readonly kv: "activation" | "q8";
+  readonly kv: "activation" | "q8" | "q4";
   readonly tokenizer: TokenizerEntry;
   readonly files: readonly FileEntry[];
   readonly arch: string | null;
