@@ -40,21 +40,24 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
 Quantize = Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]]
 
 
-def make_model(model: str, folder: Path) -> None:
-    """Write a model of MODELS with random float weights."""
+def make_model(model: str, folder: Path) -> npt.NDArray[np.float32]:
+    """Write a model of MODELS with random float weights. Returns transformers' logits of TOKENS."""
     import transformers
 
     family, settings = MODELS[model]
     torch.manual_seed(len(model))
     values = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**{**SIZES, **settings, **WIDE})
-    write(getattr(transformers, f"{family}ForCausalLM")(values).float(), folder)
+    return write(getattr(transformers, f"{family}ForCausalLM")(values).float(), folder)
 
 
-def make_quantized(model: str, folder: Path, quantize: Quantize, config: Mapping[str, Any]) -> None:
-    """Write a model of MODELS whose projections are quantized, with this section "quantization_config"."""
-    make_model(model, folder)
+def make_quantized(model: str, folder: Path, quantize: Quantize, config: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+    """Write a model of MODELS whose projections are quantized, with this section "quantization_config". Returns the
+    logits before that.
+    """
+    logits = make_model(model, folder)
     quantize_projections(folder, quantize)
     write_quantization(folder, config)
+    return logits
 
 
 def quantize_projections(folder: Path, quantize: Quantize) -> None:

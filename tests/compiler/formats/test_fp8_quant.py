@@ -93,17 +93,26 @@ def test_blocks_may_end_at_any_row_and_column(height: int, width: int, tmp_path:
         np.testing.assert_array_equal(matrix.rows(start, stop), matrix.rows(0, 37)[start:stop])
 
 
-@pytest.mark.parametrize("shape", [(37, 1), (37,)])
-def test_scales_of_rows_have_another_name_in_other_checkpoints(shape: tuple[int, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("shape", "config"),
+    [
+        ((37, 1), {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}),
+        ((37,), {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}),
+    ],
+)
+def test_scales_of_rows_have_another_name_in_other_checkpoints(
+    shape: tuple[int, ...], config: Mapping[str, Any], tmp_path: Path
+) -> None:
     parts = rounded(torch.randn(37, 192), (1, 192), torch.float32)
     renamed = {
         "weight": parts["weight"],
         "weight_scale": parts["weight_scale_inv"].reshape(shape),
         "input_scale": torch.tensor(0.5),
+        "k_scale": torch.tensor(0.5),
     }
-    config = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
     read = open_module(tmp_path, renamed, config)
     assert list(read.tensors) == ["x.weight"]
+    assert "keys and values are not rounded" in read.notes[-1]
     np.testing.assert_array_equal(read.tensors["x.weight"].rows(0, 37), expected_weight(parts, 1, 192).numpy())
 
 
