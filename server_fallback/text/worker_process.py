@@ -11,9 +11,11 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from time import monotonic
 from typing import Any, TypeVar
 
 from .frames import read_frame, write_frame
@@ -72,6 +74,11 @@ class WorkerProcess:
         # Whether it waits for requests, or answers one. For a moment, one that was killed still seems to run.
         self._usable = False
         self._closed = False
+        # The processor time of the process when it was ended.
+        self._ended_at: float | None = None
+        # What the last request took: the processor time of the process, or the time that passed if the system does not
+        # report it. A process that waits for a busy processor has done little.
+        self.last_seconds = 0.0
 
     @property
     def pid(self) -> int | None:
@@ -80,7 +87,12 @@ class WorkerProcess:
     async def call(self, request: object, seconds: float) -> Any:
         """The process's reply. Cancelled, it ends the process unless that is about to reply. Raises WorkerEnded."""
         await self.start()
-        return await self._limited(lambda process: self._exchange(process, request), seconds)
+        started, before, self._ended_at = monotonic(), self._processor_seconds(), None
+        try:
+            return await self._limited(lambda process: self._exchange(process, request), seconds)
+        finally:
+            after = self._processor_seconds() if self._ended_at is None else self._ended_at
+            self.last_seconds = monotonic() - started if before is None or after is None else after - before
 
     async def start(self) -> None:
         """Start the process unless it runs. Raises WorkerEnded."""
@@ -98,6 +110,7 @@ class WorkerProcess:
         """End the process; the next request starts another."""
         self._usable = False
         if self._process is not None:
+            self._ended_at = self._processor_seconds()
             self._process.kill()
 
     def close(self) -> None:
@@ -106,6 +119,15 @@ class WorkerProcess:
         self.end()
         self._thread.submit(self._collect)
         self._thread.shutdown(wait=False)
+
+    def _processor_seconds(self) -> float | None:
+        """The processor time that the process has used; None if it is gone or the system is not Linux."""
+        if sys.platform != "linux" or self._process is None:
+            return None
+        with suppress(OSError):
+            # The clock of another process, as Linux's clock_getcpuclockid() makes it.
+            return time.clock_gettime(~self._process.pid << 3 | 2)
+        return None
 
     async def _limited(self, work: Callable[[subprocess.Popen[bytes]], Result], seconds: float) -> Result:
         process = self._process

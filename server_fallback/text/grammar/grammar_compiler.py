@@ -31,8 +31,9 @@ class CompileLimits:
     ``memory_bytes``, which limits all memory of the process. A process that holds more than ``keeps_bytes`` afterwards
     is replaced. In each lane, ``waiting`` grammars may wait, and ``waiting_of_one`` of one client.
 
-    After a grammar that took ``costly_seconds``, the grammars of its client begin in the slow lane for
-    ``slow_lane_seconds``.
+    After a grammar that took ``costly_seconds`` of processor time, the grammars of its client begin in the slow lane
+    for ``slow_lane_seconds``. Time that passes while the processor is busy with other work does not count, so that an
+    overloaded server does not send every client to the slow lane.
     """
 
     quick_seconds: float = 3.0
@@ -85,7 +86,7 @@ class GrammarCompiler:
 class CompileLane:
     """A process and the turns of its clients. If it does not stay, it ends when nobody waits for it.
 
-    ``note`` is called with a client and the seconds that its grammar has taken.
+    ``note`` is called with a client and the processor time that its grammar has taken, in seconds.
     """
 
     def __init__(
@@ -150,11 +151,10 @@ class CompileLane:
         return reply
 
     async def _timed(self, process: WorkerProcess, job: Job, client: str) -> object:
-        started = monotonic()
         try:
             return await process.call(job, self.seconds)
         finally:
-            self._note(client, monotonic() - started)
+            self._note(client, process.last_seconds)
 
     def close(self) -> None:
         """End the process; the next grammar starts another."""

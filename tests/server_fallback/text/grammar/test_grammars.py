@@ -8,13 +8,15 @@ import json
 import math
 import os
 import signal
+import sys
 from collections.abc import Coroutine, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 from picking import END, SHAPES, TOKENS, Grammar, pick
-from waiting import WAIT_SECONDS
+from waiting import WAIT_SECONDS, until
 
 from nearfar.compiler.errors import QueueFull, RequestError, Unavailable
 from nearfar.server_fallback.text.frames import read_frame, write_frame
@@ -275,7 +277,7 @@ def test_a_new_client_waits_for_one_quick_grammar_only() -> None:
 
 def test_after_a_costly_grammar_its_client_leaves_the_quick_lane_to_others() -> None:
     async def ask() -> None:
-        limits = CompileLimits(quick_seconds=0.4, slow_seconds=0.8, costly_seconds=0.2, slow_lane_seconds=1.5)
+        limits = CompileLimits(quick_seconds=0.4, slow_seconds=0.8, costly_seconds=0.05, slow_lane_seconds=1.5)
         compiler = GrammarCompiler(limits)
         grammars, quick = Grammars(compiler, lambda: VOCABULARY), compiler.lanes[0]
         waiting = [
@@ -296,6 +298,38 @@ def test_after_a_costly_grammar_its_client_leaves_the_quick_lane_to_others() -> 
         grammars.close()
 
     run(ask())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports another process's processor time")
+def test_a_grammar_that_waits_for_the_processor_is_not_a_costly_one() -> None:
+    async def ask() -> None:
+        compiler = GrammarCompiler(CompileLimits(quick_seconds=WAIT_SECONDS, costly_seconds=0.2))
+        grammars = Grammars(compiler, lambda: VOCABULARY)
+        await grammars.constraints(NULL, 1, "x", client="other")
+        pid = compiler.lanes[0].pid
+        assert pid is not None
+        # It gets no processor, as on a machine that is overloaded.
+        os.kill(pid, signal.SIGSTOP)
+        asking = asyncio.create_task(grammars.constraints(RegexSource("honest"), 1, "x", client="c"))
+        await asyncio.sleep(0.5)
+        os.kill(pid, signal.SIGCONT)
+        assert len(await asking) == 1
+        assert compiler.lanes_of("c") == compiler.lanes
+        # One that has used it is, also if its client leaves.
+        before = processor_seconds(pid)
+        asking = asyncio.create_task(grammars.constraints(SLOW, 1, "x", client="d"))
+        await until(lambda: processor_seconds(pid) > before + 0.3)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await until(lambda: compiler.lanes_of("d") == compiler.lanes[1:])
+        grammars.close()
+
+    run(ask())
+
+
+def processor_seconds(pid: int) -> float:
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def test_a_client_with_too_many_waiting_grammars_is_refused_until_one_is_abandoned() -> None:
