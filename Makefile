@@ -25,7 +25,7 @@
 # make bench-web         times, counts and memory in headless Chromium; BUNDLE=folder for one of your own
 # make bench-web-counts  what a decoded token asks of the browser, as one line of JSON
 # make bench-web-gpu     tokens a second against the memory's speed, on a GPU through Dawn
-# make bench-decode-context  a decoded token at 128, 2,048 and 8,192 tokens of context, on the device that wgpu finds
+# make bench-decode-context  a decoded token at 128, 2,048 and 8,192 tokens of context, on the device that wgpu finds; TARGET=cpu for this machine's CPU
 # make bench-cuda  load, decode and many sequences on this machine's NVIDIA GPU; BUNDLE=folder for one of your own
 # make bench-cuda-projections  every candidate size of the projections' kernels on this machine's NVIDIA GPU, and the best
 # make gpu-check   everything that only a GPU can check, in at most 20 minutes; results in OUT=build/gpu-check, ONLY=part,part MINUTES=20
@@ -177,7 +177,7 @@ bench-web-gpu: .venv/.dev web/dist/.built
 	$(BIN)/python tests/bench/bench_web_gpu.py
 
 bench-decode-context: .venv/.dev | vulkan
-	$(BIN)/python tests/bench/bench_decode_context.py
+	$(BIN)/python tests/bench/bench_decode_context.py $(if $(TARGET),--target '$(TARGET)')
 
 bench-cuda: .venv/.dev
 	$(BIN)/python tests/bench/bench_cuda.py $(if $(BUNDLE),--bundle '$(BUNDLE)')

@@ -56,6 +56,7 @@ KV_ROUNDED = 1e-3
 KV_KERNEL = {"q8": 2e-3, "q4": 2e-2}
 KV_Q8 = 4e-2
 KV_Q4 = 0.5
+KV_Q4_F32 = 5e-2
 KV_Q8_F16 = 1.5e-2
 ONNX_F32 = 1e-5
 ONNX_INT8_KERNEL = 2e-2

@@ -13,7 +13,9 @@ rounding changes this model's logits.
 * float32: the distance, but at least `FLOAT32_LEAST` and at most `FLOAT32_MOST`. Rounding is 2^13 times finer than in
   float16, so no model comes near `FLOAT32_LEAST`, which is ten times the tests' tolerance for tiny models, for more
   layers and longer sums. The exception is keys and values that are integers: the smallest difference may move a value
-  to the next integer. A model that rounds its activations to 8 bits does this in every layer; its tolerance is `INT8`.
+  to the next integer. With 4 bits, that is an eighth of the largest value, so the distance may be up to `INT8`, and
+  int8 activations, which round 12 times as coarsely as float16, get four times the distance. A model that rounds its
+  activations to 8 bits does this in every layer; its tolerance is `INT8`.
 
 A wrong kernel exceeds both tolerances by far. On tiny models, attention scores that are 2 % too large move the logits
 by 0.02, and a projection that omits its last column moves them by 0.16 and more.
@@ -32,6 +34,7 @@ from ..bundle.folder import Bundle
 from ..bundle.manifest import SelfTestEntry, SelfTestRow
 from ..errors import CheckpointError
 from ..ir.graph import Graph, Parameter, Source
+from ..ir.kv_format import kv_format
 from ..passes.split_large import slice_sources
 from ..quant.base import FloatArray
 from ..runtime.batch import DERIVED_INPUTS, Chunk, make_batch
@@ -83,6 +86,8 @@ def make_self_test(reference: Reference, progress: Callable[[int, int], None] = 
     rounds = any(node.op == "fake_quantize" for node in reference.graph.nodes)
     if rounds:
         distance = max(distance, INT8)
+    form = kv_format(bundle.manifest.kv)
+    coarse = form is not None and form.bits < 8
     offered = {entry.dtype for entry in bundle.manifest.activations}
     if offered == {"float16"} and not np.isfinite(half).all():
         raise CheckpointError(
@@ -90,10 +95,10 @@ def make_self_test(reference: Reference, progress: Callable[[int, int], None] = 
             "--activations float32"
         )
     tolerances = {
-        "float32": rounded_up(min(max(distance, FLOAT32_LEAST), INT8 if rounds else FLOAT32_MOST)),
+        "float32": rounded_up(min(max(distance, FLOAT32_LEAST), INT8 if rounds or coarse else FLOAT32_MOST)),
         "float16": rounded_up(min(max(4 * distance, FLOAT16_LEAST), FLOAT16_MOST)),
         "bfloat16": rounded_up(min(8 * max(4 * distance, FLOAT16_LEAST), FLOAT16_MOST)),
-        "int8": INT8,
+        "int8": rounded_up(max(INT8, min(4 * distance, FLOAT16_MOST))) if coarse else INT8,
     }
     return SelfTestEntry(
         prompt_ids=prompt, rows=rows, tolerances={dtype: tolerances[dtype] for dtype in sorted(offered)}

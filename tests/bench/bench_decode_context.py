@@ -1,10 +1,10 @@
-"""Time of a decoded token, and the bytes that it reads, at several context lengths on the WebGPU device that wgpu
-finds.
+"""Time of a decoded token, and the bytes that it reads, at several context lengths for each format of keys and values,
+on the WebGPU device that wgpu finds or, with ``--target cpu``, on this machine's CPU.
 
-``make bench-decode-context`` runs this, prints a table for float16 and one for 8-bit keys and values, and writes
-``build/bench/decode_context.json``. Nothing is prefilled, because a token takes as long over pages of zeros. The
-lengths alternate, so that other work on the machine affects all of them, and the figures are medians. On a CPU adapter
-of a busy machine, the processor time of all threads is the relevant figure.
+``make bench-decode-context`` runs this (``TARGET=cpu``), prints a table for each format, and writes
+``build/bench/decode_context.json``. Nothing is prefilled, because a token takes as long over pages of zeros. The formats
+and lengths alternate, so that other work on the machine affects all of them, and the figures are medians. On a CPU
+adapter of a busy machine, the processor time of all threads is the relevant figure.
 """
 
 from __future__ import annotations
@@ -12,23 +12,28 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from checkpoints import QWEN2_0_5B, compile_in_process, write_checkpoint
+from checkpoints import QWEN2_0_5B, QWEN3_0_6B, Shapes, compile_in_process, write_checkpoint
 from rich.console import Console
 from rich.table import Table
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.bundle.manifest import Manifest
+from nearfar.compiler.ir.kv_format import KV_NAMES
 from nearfar.compiler.measure.report import make_report
+from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
-from nearfar.targets.webgpu.runner import WebGPURunner
+from nearfar.compiler.runtime.plan_runner import PlanRunner
 
 ROOT = Path(__file__).resolve().parents[2]
 # Cached tokens before the decoded one. The other lengths are compared with the first.
 POSITIONS = (127, 2047, 8191)
+# On CPUs a model whose keys and values are larger than its weights at the longest context.
+MODELS = {"webgpu": QWEN2_0_5B, "cpu": QWEN3_0_6B}
 
 
 def main() -> None:
@@ -36,51 +41,71 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "build" / "bench", help="folder for the checkpoint and the bundles"
     )
+    parser.add_argument("--target", choices=tuple(MODELS), default="webgpu")
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
-    results = []
-    for kv in ("activation", "q8"):
-        title, rows = measure(compiled(options.folder, kv), options.rounds)
-        results.append({"title": title, "rows": rows})
+    shapes = MODELS[options.target]
+    folders = {kv: compiled(options.folder, shapes, options.target, kv) for kv in KV_NAMES}
+    results = measure(shapes.name, options.target, folders, options.rounds)
+    for title, rows in results.items():
         table = Table(title=title)
         for column in rows[0]:
             table.add_column(column, justify="right")
         for row in rows:
             table.add_row(*map(str, row.values()))
         Console(width=120).print(table)
-    (options.folder / "decode_context.json").write_text(json.dumps(results, indent=2))
+    listed = [{"title": title, "rows": rows} for title, rows in results.items()]
+    (options.folder / "decode_context.json").write_text(json.dumps(listed, indent=2))
 
 
-def compiled(folder: Path, kv: str) -> Path:
-    """A bundle of Qwen2-0.5B's shapes with random weights."""
-    checkpoint, bundle = folder / QWEN2_0_5B.name, folder / f"{QWEN2_0_5B.name}-kv-{kv}"
+def compiled(folder: Path, shapes: Shapes, target: str, kv: str) -> Path:
+    """A bundle with random weights."""
+    checkpoint, bundle = folder / shapes.name, folder / f"{shapes.name}-{target}-kv-{kv}"
     if not (checkpoint / "model.safetensors").exists():
-        write_checkpoint(QWEN2_0_5B, checkpoint)
-    compile_in_process(checkpoint, bundle, "--context", str(max(POSITIONS) + 1), "--kv", kv, "--no-self-test")
+        write_checkpoint(shapes, checkpoint)
+    context = ("--context", str(max(POSITIONS) + 1))
+    compile_in_process(checkpoint, bundle, "--target", target, *context, "--kv", kv, "--no-self-test")
     return bundle
 
 
-def measure(folder: Path, rounds: int) -> tuple[str, list[dict[str, Any]]]:
-    """Returns a title that names the device, and a row of figures for each length."""
-    runner = WebGPURunner(open_bundle(folder), limits=Limits(tokens=4, sequences=1, rows=1))
-    manifest = runner.manifest
-    pages = [int(page) for page in np.random.default_rng(0).permutation(runner.num_pages)]
-    taken: dict[int, list[tuple[float, float]]] = {position: [] for position in POSITIONS}
+def measure(model: str, target: str, folders: Mapping[str, Path], rounds: int) -> dict[str, list[dict[str, Any]]]:
+    """For each format of keys and values, a title that names the device, and a row of figures for each length."""
+    limits = Limits(tokens=4, sequences=1, rows=1, pages=open_bundle(folders["q8"]).manifest.pages_for(POSITIONS[-1] + 1))
+    runners = {kv: open_runner(target, open_bundle(folder), limits) for kv, folder in folders.items()}
+    taken: dict[tuple[str, int], list[tuple[float, float]]] = {(kv, each): [] for kv in runners for each in POSITIONS}
     for turn in range(rounds + 1):
         for position in POSITIONS:
-            chunk = Chunk([7], position, pages[: manifest.pages_for(position + 1)], [0])
-            batch = make_batch([chunk], manifest.page_size)
-            started, processor = time.perf_counter(), time.process_time()
-            runner.forward(batch)
-            # The first round compiles kernels.
-            if turn:
-                taken[position].append((time.perf_counter() - started, time.process_time() - processor))
-    title = f"{QWEN2_0_5B.name}, {manifest.quantization}, keys and values {manifest.kv}, on {runner.device}"
-    token_bytes = kv_bytes_a_token(manifest, np.dtype(runner.activation).itemsize)
-    runner.close()
+            for kv, runner in runners.items():
+                assert isinstance(runner, PlanRunner)
+                pages = [int(page) for page in np.random.default_rng(0).permutation(runner.num_pages)]
+                manifest = runner.manifest
+                chunk = Chunk([7], position, pages[: manifest.pages_for(position + 1)], [0])
+                batch = make_batch([chunk], manifest.page_size)
+                started, processor = time.perf_counter(), time.process_time()
+                runner.forward(batch)
+                # The first round compiles kernels.
+                if turn:
+                    taken[kv, position].append((time.perf_counter() - started, time.process_time() - processor))
+    results = {}
+    for kv, runner in runners.items():
+        assert isinstance(runner, PlanRunner)
+        title = f"{model}, {runner.manifest.quantization}, keys and values {kv}, on {runner.device}"
+        token_bytes = kv_bytes_a_token(runner.manifest, np.dtype(runner.activation).itemsize)
+        results[title] = rows_of(runner.manifest, token_bytes, [taken[kv, each] for each in POSITIONS])
+        runner.close()
+    return results
+
+
+def rows_of(
+    manifest: Manifest, token_bytes: int, taken: Sequence[Sequence[tuple[float, float]]]
+) -> list[dict[str, Any]]:
+    """The medians at each length, and their ratios to the first."""
     weights = make_report(manifest).weight_bytes
     figures = np.array(
-        [[*np.median(taken[each], axis=0), (weights + (each + 1) * token_bytes) / 1e6] for each in POSITIONS]
+        [
+            [*np.median(times, axis=0), (weights + (position + 1) * token_bytes) / 1e6]
+            for position, times in zip(POSITIONS, taken, strict=True)
+        ]
     )
     rows: list[dict[str, Any]] = []
     for position, values, ratios in zip(POSITIONS, figures, figures / figures[0], strict=True):
@@ -88,7 +113,7 @@ def measure(folder: Path, rounds: int) -> tuple[str, list[dict[str, Any]]]:
         for name, value, ratio in zip(("seconds", "CPU seconds", "MB read"), values, ratios, strict=True):
             row |= {name: f"{value:.4g}", f"x {name}": f"{ratio:.2f}"}
         rows.append(row)
-    return title, rows
+    return rows
 
 
 def kv_bytes_a_token(manifest: Manifest, activation_bytes: int) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from ragged import chunked_logits, ragged_logits, sequences_alone
 from tiny_models import VOCAB_SIZE
-from tolerances import F16, F32, INT8_MODEL, INT16_MODEL, OF_ACTIVATION, relative_error
+from tolerances import F32, INT8_MODEL, INT16_MODEL, KV_Q4_F32, OF_ACTIVATION, relative_error
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.bundle.manifest import MANIFEST_FILE
@@ -55,7 +55,7 @@ def test_logits_are_those_of_transformers_and_no_chunking_changes_a_bit(
 @pytest.mark.parametrize(
     ("checkpoint", "quantization", "options"),
     [
-        ("qwen2", "q8f16", {"kv": "q8", "activations": ("float32",)}),
+        ("qwen3", "q8f16", {"kv": "q4", "activations": ("float32",)}),
         ("qwen3", "q4f16", {"context": 320}),
         ("qwen3", "q4f16", {"context": 320, "activations": ("int8",)}),
     ],
@@ -70,7 +70,7 @@ def test_logits_are_those_of_the_reference_in_the_same_activation_dtype_alone_an
             open_bundle(path), limits=Limits(sequences=8, pages=20), activation=stored_dtype(entry.dtype)
         )
         limits = {**{dtype: max(limit, INT16_MODEL) for dtype, limit in OF_ACTIVATION.items()}, "int8": INT8_MODEL}
-        limit = F16 if "kv" in options else limits[entry.dtype]
+        limit = KV_Q4_F32 if "kv" in options else limits[entry.dtype]
         together, alone, expected = ragged_logits(runner), sequences_alone(runner), sequences_alone(reference)
         for mine, mine_alone, right in zip(together, alone, expected, strict=True):
             np.testing.assert_array_equal(mine, mine_alone)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from ragged import chunked_logits
-from tolerances import F16, F32, KV_Q8, KV_Q8_F16, OF_ACTIVATION, relative_error
+from tolerances import F16, F32, KV_Q4, KV_Q4_F32, KV_Q8, KV_Q8_F16, OF_ACTIVATION, relative_error
 
 from nearfar.compiler import quant
 from nearfar.compiler.bundle.folder import open_bundle
@@ -55,19 +55,19 @@ def test_logits_are_those_of_the_reference_in_the_same_activation_dtype(
     runner.close()
 
 
-@pytest.mark.parametrize("activation", ["float32", "float16"])
-def test_with_8_bit_keys_and_values_logits_are_those_of_the_reference_which_are_near_the_unquantized(
-    activation: str, compile_tiny: CompileTiny, prompt_token_ids: list[int]
+@pytest.mark.parametrize(("kv", "activation"), [("q8", "float16"), ("q4", "float32")])
+def test_with_quantized_keys_and_values_logits_are_those_of_the_reference_which_are_near_the_unquantized(
+    kv: str, activation: str, compile_tiny: CompileTiny, prompt_token_ids: list[int]
 ) -> None:
-    bundle = open_bundle(compile_tiny("qwen3", "q8f16", kv="q8"))
+    bundle = open_bundle(compile_tiny("qwen3", "q8f16", kv=kv))
     expected = chunked_logits(ReferenceRunner(bundle, activation=activation), prompt_token_ids, 75)
     runner = WebGPURunner(bundle, limits=ALL_ROWS, activation=activation)
     for chunk in (75, 16, 1):
         found = chunked_logits(runner, prompt_token_ids, chunk)
-        assert relative_error(found, expected) < (KV_Q8_F16 if activation == "float16" else F16), chunk
+        assert relative_error(found, expected) < (KV_Q8_F16 if kv == "q8" else KV_Q4_F32), chunk
     runner.close()
     unquantized = ReferenceRunner(open_bundle(compile_tiny("qwen3", "q8f16")), activation=activation)
-    assert 0 < relative_error(expected, chunked_logits(unquantized, prompt_token_ids, 75)) < KV_Q8
+    assert 0 < relative_error(expected, chunked_logits(unquantized, prompt_token_ids, 75)) < {"q8": KV_Q8, "q4": KV_Q4}[kv]
 
 
 @pytest.mark.parametrize("checkpoint", ["llama", "qwen3"])
