@@ -17,8 +17,9 @@ from .manifest import MANIFEST_FILE
 
 
 @contextmanager
-def new_folder(output: Path, *, force: bool) -> Iterator[Path]:
-    """A folder to write into. It becomes ``output`` if the block succeeds, and is removed if the block raises.
+def new_folder(output: Path, *, force: bool, marker: str = MANIFEST_FILE) -> Iterator[Path]:
+    """A folder to write into. It becomes ``output`` if the block succeeds, and is removed if the block raises. Only a
+    folder with the file ``marker`` is replaced.
 
     If ``output`` is a link, the folder that it points to is created or replaced, and the link stays. Raises OutputError
     if ``output`` exists (without ``force``, or if it is not a bundle), if another process writes to it, if it cannot be
@@ -26,13 +27,13 @@ def new_folder(output: Path, *, force: bool) -> Iterator[Path]:
     """
     try:
         path = _resolved(output)
-        _require_free(path, force=force)
+        _require_free(path, force=force, marker=marker)
         path.parent.mkdir(parents=True, exist_ok=True)
         with _exclusive(path) as partial:
             _restore_replaced(path)
-            _require_free(path, force=force)
+            _require_free(path, force=force, marker=marker)
             yield partial
-            _publish(partial, path, force=force)
+            _publish(partial, path, force=force, marker=marker)
     except OSError as error:
         raise OutputError(
             f"{output}: cannot be written: {reason_of(error)}; free space there or choose another -o"
@@ -56,22 +57,23 @@ def _resolved(output: Path) -> Path:
         raise OutputError(f"{output}: is not a valid path ({error}); choose another -o") from error
 
 
-def _require_free(path: Path, *, force: bool) -> None:
+def _require_free(path: Path, *, force: bool, marker: str) -> None:
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not force:
         raise OutputError(f"{path}: exists already; choose another -o, or replace it with --force")
-    if not (path / MANIFEST_FILE).is_file():
-        raise OutputError(f"{path}: exists and is not a bundle, so --force does not replace it; choose another -o")
+    if not (path / marker).is_file():
+        kind = "a bundle" if marker == MANIFEST_FILE else f"a folder with {marker}"
+        raise OutputError(f"{path}: exists and is not {kind}, so --force does not replace it; choose another -o")
 
 
-def _publish(partial: Path, path: Path, *, force: bool) -> None:
+def _publish(partial: Path, path: Path, *, force: bool, marker: str) -> None:
     """Rename the temporary folder to its final path.
 
     This replaces an empty folder, or with ``force`` a bundle. It fails if anything else was created there in the
     meantime.
     """
-    if force and (path / MANIFEST_FILE).is_file():
+    if force and (path / marker).is_file():
         replaced = _beside(path, "replaced")
         path.rename(replaced)
         try:

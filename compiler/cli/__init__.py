@@ -1,6 +1,6 @@
 """The command line: one file for each command.
 
-``nearfar compile | inspect | sign | run | score | quality | demo | serve | node | gateway | bench | router``
+``nearfar compile | inspect | sign | run | score | quality | export | demo | serve | node | gateway | bench | router``
 """
 
 from __future__ import annotations

@@ -51,6 +51,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "quality": Command(
             "nearfar.compiler.cli.quality", "compare bundles with the checkpoint that they were made from"
         ),
+        "export": Command("nearfar.compiler.cli.export", "write a bundle's weights for llama.cpp or transformers"),
         "sign": Command("nearfar.compiler.cli.sign", "sign a bundle, or make a key to sign with"),
         "serve": Command(
             "nearfar.server_fallback.cli.serve", "answer OpenAI requests for models on this machine or others"

@@ -27,6 +27,12 @@ class RotaryPairs:
         stored = np.where(element < self.rotary_dim, 2 * (element % half) + element // half, element)
         return rows - element + stored
 
+    def read_rows(self, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """The inverse of `stored_rows`: where rows of the tensor are in the order of the rotate-half form."""
+        element, half = rows % self.head_dim, self.rotary_dim // 2
+        read: npt.NDArray[np.intp] = np.where(element < self.rotary_dim, element // 2 + half * (element % 2), element)
+        return rows - element + read
+
     def heads(self, start: int, stop: int) -> tuple[int, int]:
         """The first and last row of the complete heads that contain rows [start, stop)."""
         return start // self.head_dim * self.head_dim, -(-stop // self.head_dim) * self.head_dim

@@ -47,6 +47,7 @@ FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 # Tensors of RoPE, whose values the configuration contains.
 ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 _LAYER_NAME = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
+_CHECKPOINT_NAME = re.compile(r"model\.layers\.(\d+)\.([\w.]+)\.(weight|bias)")
 # The published values of Llama 3.1 to 3.3. A file contains only the factors of the frequencies.
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -72,6 +73,13 @@ def architecture_of(metadata: Metadata) -> GgufArchitecture:
             f"architecture {metadata.architecture!r} is not supported; supported: {', '.join(sorted(ARCHITECTURES))}"
         )
     return found
+
+
+def architecture_for(model_type: str) -> str | None:
+    """The architecture of files for a model_type of config.json; None if there is none."""
+    if model_type == "mistral":
+        return "llama"
+    return next((name for name, each in ARCHITECTURES.items() if each.model_type == model_type), None)
 
 
 def read_config(architecture: GgufArchitecture, metadata: Metadata, container: Container) -> Config:
@@ -294,3 +302,16 @@ def checkpoint_name(architecture: GgufArchitecture, name: str) -> str | None:
         return None if module is None else f"model.layers.{int(layer[1])}.{module}.{layer[3]}"
     module, _, kind = name.rpartition(".")
     return f"{TOP[module]}.{kind}" if module in TOP and kind == "weight" else None
+
+
+def file_name(architecture: GgufArchitecture, name: str) -> str | None:
+    """The inverse of `checkpoint_name`."""
+    for prefix, module in TOP.items():
+        if name == f"{module}.weight":
+            return f"{prefix}.weight"
+    match = _CHECKPOINT_NAME.fullmatch(name)
+    if match is None:
+        return None
+    # An architecture's own names count before those of all.
+    modules = {module: theirs for names in (LAYER, architecture.names) for theirs, module in names.items()}
+    return f"blk.{match[1]}.{modules[match[2]]}.{match[3]}" if match[2] in modules else None

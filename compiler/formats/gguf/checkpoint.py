@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ...arch import by_model_type
 from ...errors import CheckpointError, UnsupportedModel
+from ...ir.spec import ModelSpec
 from ..checkpoint import Checkpoint
 from ..config import ConfigReader
 from ..spec_against_tensors import require_sizes
@@ -39,11 +41,22 @@ def open_gguf(path: Path) -> Checkpoint:
     config = read_config(architecture, metadata, container)
     tokenizer, ends = read_tokenizer(metadata, config["vocab_size"])
     config |= {"eos_token_id": list(ends), "bos_token_id": metadata.optional_integer("tokenizer.ggml.bos_token_id")}
-    reader = ConfigReader(config, str(path))
-    spec = by_model_type(reader.text("model_type")).read_config(reader)
+    spec = spec_of(config, path)
     tensors = read_tensors(architecture, metadata, container)
     require_sizes(path, spec, tensors)
     return Checkpoint(path, spec, tensors, tokenizer, config)
+
+
+def spec_of(config: Mapping[str, Any], path: Path) -> ModelSpec:
+    reader = ConfigReader(config, str(path))
+    return by_model_type(reader.text("model_type")).read_config(reader)
+
+
+def read_model(path: Path) -> ModelSpec:
+    """The spec of a file, without the tokens, which the file need not have. Raises the errors of `open_gguf`."""
+    container = read_parts(path)
+    metadata = Metadata(container)
+    return spec_of(read_config(architecture_of(metadata), metadata, container), path)
 
 
 def read_parts(path: Path) -> Container:

@@ -32,6 +32,13 @@ class Interleaved:
         places: Rows = head * self.head_dim + 2 * pair + part
         return places
 
+    def in_checkpoint(self, rows: Rows) -> Rows:
+        """Where rows of the file are in the checkpoint."""
+        head, element = np.divmod(rows, self.head_dim)
+        pair, part = np.divmod(element, 2)
+        places: Rows = head * self.head_dim + part * (self.head_dim // 2) + pair
+        return places
+
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:

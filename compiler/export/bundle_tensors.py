@@ -1,0 +1,180 @@
+"""The weights of a bundle as the tensors of the checkpoint that it was compiled from.
+
+A manifest does not list where the rows of its weights come from. The architecture and the passes determine that, so
+they run again here: their parameters must be the bundle's weights, by name, shape and format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import quant
+from ..arch import by_model_type
+from ..bundle.folder import Bundle
+from ..bundle.manifest import GENERATE, Manifest
+from ..errors import BundleError, UnsupportedModel
+from ..ir.graph import Graph, Parameter, Source
+from ..passes import run_passes
+from ..pipeline.target import load_target
+from ..quant import WeightForm
+from ..quant.base import Array, FloatArray
+
+Rows = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The rows of ``source`` are the rows of a weight from ``first`` on."""
+
+    weight: str
+    first: int
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class BundleTensor:
+    """A tensor of the checkpoint: (N, K), or (N,) for a vector, whose ``form`` is None. ``pieces`` hold its rows in
+    order.
+    """
+
+    bundle: Bundle
+    name: str
+    shape: tuple[int, ...]
+    form: WeightForm | None
+    pieces: tuple[Piece, ...]
+
+    def planes(self, rows: Rows) -> Mapping[str, Array]:
+        """The planes of neighbouring rows of a matrix, in the order of ``rows``."""
+        assert self.form is not None
+        names = [plane.name for plane in self.form.planes(self.shape[1])]
+        return self._read(
+            rows, lambda piece, low, high: {n: self.bundle.plane(piece.weight, n, low, high) for n in names}
+        )
+
+    def rows(self, rows: Rows, shift: float = 0.0) -> FloatArray:
+        """Neighbouring rows in the order of ``rows``, plus ``shift``, as float32."""
+
+        def values(piece: Piece, low: int, high: int) -> Mapping[str, Array]:
+            stored, source = self.bundle.weight(piece.weight, low, high), piece.source
+            # A norm of Gemma is read as 1 + w, and wanted as w or as 1 + w.
+            difference = np.float32(shift * source.factor - source.offset)
+            if difference:
+                stored = stored + difference
+            return {"w": stored if source.factor == 1 else stored / np.float32(source.factor)}
+
+        result: FloatArray = self._read(rows, values)["w"].astype(np.float32, copy=False)
+        return result
+
+    def _read(self, rows: Rows, read: Callable[[Piece, int, int], Mapping[str, Array]]) -> Mapping[str, Array]:
+        pairs = self.pieces[0].source.pairs
+        if pairs is not None:
+            rows = pairs.read_rows(rows)
+        low, high = int(rows.min()), int(rows.max()) + 1
+        parts = [read(piece, *weight_rows) for piece, weight_rows in self._overlapping(low, high)]
+        planes = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        in_order = len(rows) == high - low and bool((np.diff(rows) == 1).all())
+        return planes if in_order else {name: plane[rows - low] for name, plane in planes.items()}
+
+    def _overlapping(self, low: int, high: int) -> Iterator[tuple[Piece, tuple[int, int]]]:
+        """The pieces with rows in [low, high), and the range of their weight's rows."""
+        for piece in self.pieces:
+            start, stop = max(low, piece.source.start), min(high, piece.source.stop)
+            if start < stop:
+                yield piece, (piece.first + start - piece.source.start, piece.first + stop - piece.source.start)
+
+
+def bundle_tensors(bundle: Bundle) -> dict[str, BundleTensor]:
+    """The tensors by their names in the checkpoint. Raises UnsupportedModel for a bundle of embeddings or of rounded
+    activations, and BundleError for one whose weights this version does not know.
+    """
+    manifest = bundle.manifest
+    if set(manifest.plans) != {GENERATE}:
+        raise UnsupportedModel(f"{bundle.path}: makes embeddings; only bundles that generate text can be exported")
+    if any(
+        set(step.attrs) & {"x_step", "y_step"} or step.op == "fake_quantize" for step in manifest.plan(GENERATE).steps
+    ):
+        raise UnsupportedModel(
+            f"{bundle.path}: rounds activations to 8-bit integers, which the files of other programs cannot express"
+        )
+    pieces: dict[str, list[Piece]] = {}
+    columns: dict[str, int | None] = {}
+    for parameter in parameters_of(bundle).values():
+        first = 0
+        for source in parameter.sources:
+            if source.factor:
+                pieces.setdefault(source.tensor, []).append(Piece(parameter.name, first, source))
+                columns[source.tensor] = parameter.columns
+            first += source.stop - source.start
+    return {name: make_tensor(bundle, name, columns[name], each) for name, each in pieces.items()}
+
+
+def make_tensor(bundle: Bundle, name: str, columns: int | None, pieces: list[Piece]) -> BundleTensor:
+    kept: list[Piece] = []
+    # A tensor that two weights hold, such as a tied embedding, is read from the first.
+    for piece in sorted(pieces, key=lambda piece: piece.source.start):
+        if not kept or piece.source.start >= kept[-1].source.stop:
+            kept.append(piece)
+    rows = kept[-1].source.stop
+    assert sum(piece.source.stop - piece.source.start for piece in kept) == rows, f"rows of {name} are missing"
+    if columns is None:
+        return BundleTensor(bundle, name, (rows,), None, tuple(kept))
+    forms = {bundle.manifest.stored_weights[piece.weight].quantization for piece in kept}
+    assert len(forms) == 1, f"{name} has parts in several formats"
+    return BundleTensor(bundle, name, (rows, columns), quant.form_by_name(str(forms.pop())), tuple(kept))
+
+
+def parameters_of(bundle: Bundle) -> dict[str, Parameter]:
+    """The parameters that the weights of a bundle are, with their sources. Raises BundleError."""
+    manifest = bundle.manifest
+    target = load_target(manifest.target)
+    graph = by_model_type(manifest.spec.model_type).forward(manifest.spec, manifest.page_size, manifest.context)
+    fused = run_passes(
+        with_forms(graph, manifest),
+        quant.by_name(manifest.quantization),
+        target.MAX_BINDING_BYTES,
+        manifest.kv,
+        manifest.lora.rank if manifest.lora is not None else 0,
+        host_tables=target.HOST_TABLES,
+    )
+    expected = {
+        name: (list(parameter.shape), None if parameter.columns is None else parameter.form or manifest.quantization)
+        for name, parameter in fused.parameters.items()
+    }
+    actual = {name: (entry.shape, entry.quantization) for name, entry in manifest.stored_weights.items()}
+    if expected != actual:
+        names = sorted(name for name in expected | actual if expected.get(name) != actual.get(name))
+        raise BundleError(
+            f"{bundle.path}: weight {names[0]} is not one that this version makes of a {manifest.spec.model_type} "
+            f"model ({len(names)} such weights); compile the bundle again",
+            weights=names[:10],
+        )
+    return fused.parameters
+
+
+def with_forms(graph: Graph, manifest: Manifest) -> Graph:
+    """The graph in which each matrix has the format that the weight with its rows has in the bundle."""
+    return replace(
+        graph,
+        parameters={name: replace(each, form=stored_form(each, manifest)) for name, each in graph.parameters.items()},
+    )
+
+
+def stored_form(parameter: Parameter, manifest: Manifest) -> str | None:
+    """None: the bundle's quantization. A pass names a weight by the projections that it stacks, such as "qkv_proj"."""
+    if parameter.columns is None:
+        return None
+    module, _, own = parameter.name.removesuffix(".weight").rpartition(".")
+    short = own.removesuffix("_proj")
+    best: tuple[int, str] | None = None
+    for name, entry in manifest.stored_weights.items():
+        if entry.quantization is None or not name.startswith(f"{module}."):
+            continue
+        stem = name.removeprefix(f"{module}.").partition(".")[0]
+        rank = 0 if stem == own else 1 if short in stem.removesuffix("_proj") else 2
+        if rank < 2 and (best is None or rank < best[0]):
+            best = rank, entry.quantization
+    return None if best is None or best[1] == manifest.quantization else best[1]

@@ -1,0 +1,248 @@
+"""Exports a bundle as a GGUF file, which llama.cpp runs.
+
+Each matrix keeps its integers and scales in the type that holds them exactly (`gguf_types.py`). Before a weight is
+written, the file's header is read as any other GGUF file: its model and its tokenizer must be those of the bundle.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ..bundle.folder import Bundle
+from ..bundle.new_file import new_file
+from ..errors import QuantizationError, UnsupportedModel
+from ..formats.gguf.architectures import (
+    ARCHITECTURES,
+    LONG_FACTORS,
+    ROPE_FACTORS,
+    SHORT_FACTORS,
+    GgufArchitecture,
+    architecture_for,
+    file_name,
+)
+from ..formats.gguf.checkpoint import open_gguf, read_model
+from ..formats.gguf.tensors import Interleaved
+from ..formats.gguf.write_metadata import model_metadata, rotation_tensors
+from ..formats.gguf.write_tokenizer import NO_TOKENIZER, tokenizer_metadata
+from ..formats.gguf.writer import NewTensor, Value, write_header, write_tensors
+from ..ir.spec import ModelSpec
+from .bundle_tensors import BundleTensor, Rows, bundle_tensors
+from .gguf_types import Exact, Inexact, Read, exact_type
+from .probes import different_texts
+from .same_model import differences
+
+Fallback = Literal["f16", "f32"]
+Note = Callable[[str], None]
+Progress = Callable[[int, int], None]
+
+# Numbers of "general.file_type", by the type of most weights.
+FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9}
+_ROTATED = re.compile(r"blk\.\d+\.attn_[qk]\.(weight|bias)")
+ROTATION = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
+# Architectures in which llama.cpp lets every token see all others, whatever the model's window is.
+WITHOUT_WINDOWS = ("llama", "phi3")
+
+
+@dataclass(frozen=True, slots=True)
+class GgufOptions:
+    """``fallback``: the type of the matrices that no type holds exactly; None refuses them. ``pre``: the name of the
+    split of words to write, None for the tokenizer's own. ``tokenizer`` False: the file has only weights.
+    """
+
+    fallback: Fallback | None = None
+    pre: str | None = None
+    tokenizer: bool = True
+    force: bool = False
+
+
+def export_gguf(
+    bundle: Bundle,
+    output: Path,
+    options: GgufOptions,
+    progress: Progress = lambda *_: None,
+    note: Note = lambda _: None,
+) -> Mapping[str, int]:
+    """Write the file. Returns the number of tensors of each type.
+
+    Raises UnsupportedModel for what GGUF cannot express, QuantizationError for a matrix that needs a ``fallback``,
+    BundleError and OutputError. After an error, no partial output remains.
+    """
+    spec = bundle.manifest.spec
+    name = architecture_for(spec.model_type)
+    if name is None:
+        known = sorted({each.model_type for each in ARCHITECTURES.values()} | {"mistral"})
+        raise UnsupportedModel(
+            f"{bundle.path}: a {spec.model_type} model cannot be exported as GGUF; exported are {', '.join(known)}"
+        )
+    tensors = plan_tensors(bundle, name, options.fallback, note)
+    kinds = Counter[str]()
+    for tensor in tensors:
+        kinds[tensor.kind] += tensor.size_bytes
+    metadata: dict[str, Value] = {
+        "general.architecture": name,
+        "general.type": "model",
+        "general.file_type": FILE_TYPES[kinds.most_common(1)[0][0]],
+        "general.quantization_version": 2,
+        **model_metadata(name, spec),
+    }
+    if options.tokenizer:
+        files = bundle.tokenizer_files()
+        metadata |= tokenizer_metadata(files, name, spec.vocab_size, spec.eos_token_ids, options.pre)
+    else:
+        metadata |= NO_TOKENIZER
+    metadata |= model_name(bundle.manifest.model, name, metadata)
+    with new_file(output, force=options.force) as path:
+        offsets = write_header(path, metadata, tensors)
+        # A reader of the model needs the numbers of the rotation.
+        rotation = [pair for pair in zip(tensors, offsets, strict=True) if pair[0].name in ROTATION]
+        write_tensors(path, rotation)
+        check_model(path, bundle)
+        if options.tokenizer:
+            check_tokenizer(path, bundle, options.pre, note)
+        write_tensors(path, list(zip(tensors, offsets, strict=True)), progress)
+    window = min((each for each in spec.windows if each is not None), default=None)
+    if window is not None and name in WITHOUT_WINDOWS and window < spec.max_position_embeddings:
+        note(f"llama.cpp does not apply this model's window: beyond {window} tokens, its answers differ")
+    return Counter(tensor.kind for tensor in tensors)
+
+
+def model_name(model: str, architecture: str, metadata: Mapping[str, Value]) -> dict[str, Value]:
+    """The name of the model. In one named Phi-3, llama.cpp removes the spaces behind control tokens, as Phi-3's
+    tokenizer does, and requires these tokens.
+    """
+    if architecture == "phi3":
+        pieces, tokens = metadata["tokenizer.ggml.model"] == "llama", metadata.get("tokenizer.ggml.tokens", ())
+        assert isinstance(tokens, Sequence)
+        if pieces and {"<unk>", "<s>", "</s>", "<|endoftext|>"} <= set(tokens):
+            return {"general.name": model if re.search("phi-?3", model, re.IGNORECASE) else f"Phi-3 {model}"}
+        model = re.sub("phi-?3", "phi", model, flags=re.IGNORECASE)
+    return {"general.name": model}
+
+
+def plan_tensors(bundle: Bundle, name: str, fallback: Fallback | None, note: Note) -> list[NewTensor]:
+    """The file's tensors: those outside of the layers first."""
+    spec, architecture = bundle.manifest.spec, ARCHITECTURES[name]
+    planned = [
+        NewTensor(each, values.shape, "F32", lambda start, stop, values=values: values[start:stop])  # type: ignore[misc]
+        for each, values in rotation_tensors(name, spec).items()
+    ]
+    inexact: list[tuple[BundleTensor, Inexact]] = []
+    for theirs, tensor in bundle_tensors(bundle).items():
+        ours = file_name(architecture, theirs)
+        if ours is None:
+            raise UnsupportedModel(
+                f"{bundle.path}: GGUF has no name for tensor {theirs} of a {name} model", tensor=theirs
+            )
+        stored = exact_type(tensor)
+        if isinstance(stored, Inexact):
+            inexact.append((tensor, stored))
+            stored = fallback_type(tensor, fallback)
+        elif tensor.form is None and architecture.norm_shift and ours.endswith("norm.weight"):
+            stored = replace(stored, read=shifted(tensor))
+        planned.append(
+            NewTensor(ours, tensor.shape, stored.kind, read_file_rows(ours, stored.read, architecture, spec))
+        )
+    if inexact:
+        report_inexact(bundle, inexact, fallback, note)
+    return sorted(planned, key=lambda tensor: (tensor.name.startswith("blk."), tensor.name.startswith("output")))
+
+
+def shifted(tensor: BundleTensor) -> Read:
+    """Norms plus one."""
+    return lambda rows: tensor.rows(rows, 1.0)
+
+
+def read_file_rows(
+    name: str, read: Read, architecture: GgufArchitecture, spec: ModelSpec
+) -> Callable[[int, int], npt.NDArray[np.generic]]:
+    """Rows in the order of the file."""
+    order = Interleaved(spec.head_dim) if architecture.interleaved and _ROTATED.fullmatch(name) else None
+
+    def rows(start: int, stop: int) -> npt.NDArray[np.generic]:
+        places: Rows = np.arange(start, stop)
+        return read(places if order is None else order.in_checkpoint(places))
+
+    return rows
+
+
+def fallback_type(tensor: BundleTensor, fallback: Fallback | None) -> Exact:
+    def halves(rows: Rows) -> npt.NDArray[np.generic]:
+        values = tensor.rows(rows)
+        with np.errstate(over="ignore"):
+            rounded = values.astype("<f2")
+        if not np.isfinite(rounded).all():
+            raise QuantizationError(f"{tensor.name}: has weights that float16 cannot hold; use --fallback f32")
+        return rounded
+
+    return Exact("F32", tensor.rows) if fallback == "f32" else Exact("F16", halves)
+
+
+def report_inexact(
+    bundle: Bundle, inexact: list[tuple[BundleTensor, Inexact]], fallback: Fallback | None, note: Note
+) -> None:
+    """Raises QuantizationError without a fallback."""
+    tensor, first = inexact[0]
+    assert tensor.form is not None
+    what = f"{len(inexact)} matrices, such as {tensor.name} in {tensor.form.name}" if inexact[1:] else tensor.name
+    if fallback is None:
+        raise QuantizationError(
+            f"{bundle.path}: no type of GGUF holds {what} exactly: {first.reason}; use --fallback f32, which is exact "
+            "but large, or --fallback f16, which rounds",
+            tensor=tensor.name,
+        )
+    if fallback == "f32":
+        note(f"{what} became F32, because {first.reason}")
+        return
+    error = max(rounding_error(each) for each, _ in inexact)
+    note(f"{what} became F16, because {first.reason}; the largest error is {error:.2g} of a matrix's largest weight")
+
+
+def rounding_error(tensor: BundleTensor) -> float:
+    """The largest error of float16, relative to the largest weight."""
+    error = largest = 0.0
+    step = max(1, (1 << 20) // tensor.shape[1])
+    for start in range(0, tensor.shape[0], step):
+        values = tensor.rows(np.arange(start, min(start + step, tensor.shape[0])))
+        with np.errstate(over="ignore", invalid="ignore"):
+            error = max(error, float(np.abs(values.astype(np.float16).astype(np.float32) - values).max()))
+        largest = max(largest, float(np.abs(values).max()))
+    return error / largest if largest else 0.0
+
+
+def check_model(path: Path, bundle: Bundle) -> None:
+    """Read the model of the file's header. Raises UnsupportedModel if it is not the bundle's."""
+    spec, read = bundle.manifest.spec, read_model(path)
+    # llama.cpp does not round the factor of Gemma's embedding to the dtype of the training.
+    rounded = abs(read.embedding_scale / spec.embedding_scale - 1) < 2**-8
+    ignored = ("model_type", "embedding_scale") if rounded else ("model_type",)
+    different = differences(spec, read, ignored=ignored)
+    if different:
+        name = different[0]
+        raise UnsupportedModel(
+            f"{bundle.path}: GGUF cannot express this {spec.model_type} model: its {name} is {getattr(spec, name)}, "
+            f"but a file has {getattr(read, name)}",
+            fields=different,
+        )
+
+
+def check_tokenizer(path: Path, bundle: Bundle, pre: str | None, note: Note) -> None:
+    """Read the tokenizer of the file's header. Raises UnsupportedModel if it has other tokens; with another split of
+    words, ``note`` says so.
+    """
+    texts = different_texts(bundle.tokenizer_files(), open_gguf(path).tokenizer)
+    if not texts:
+        return
+    if pre is None:
+        raise UnsupportedModel(
+            f"{bundle.path}: GGUF cannot express this tokenizer: the text {texts[0]!r} has other tokens there; export "
+            "only the weights with --no-tokenizer"
+        )
+    note(f"with the split of words {pre!r}, some texts have other tokens, such as {texts[0]!r}")
