@@ -70,6 +70,25 @@ def add_parser(commands: Any) -> None:
         help="also convert the weights that the checkpoint stores quantized, by rounding them to the weights' format",
     )
     parser.add_argument(
+        "--quality",
+        choices=("best",),
+        help="best: fit the weights to a calibration text, each matrix in the format that the budget of --bits is best "
+        "spent on (webgpu, cpu, cuda); takes longer",
+    )
+    parser.add_argument(
+        "--bits",
+        type=float,
+        metavar="B",
+        help="with --quality best: bits a weight on average, scales included (default: 4.5)",
+    )
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="with --quality best: a UTF-8 text like those that the model will read and write (default: the model "
+        "itself continues texts that come with nearfar)",
+    )
+    parser.add_argument(
         "--context",
         type=int,
         metavar="N",
@@ -129,12 +148,20 @@ def run(options: argparse.Namespace) -> None:
         group_size=options.group_size,
         device=options.device,
         kv=options.kv,
+        quality=options.quality,
+        bits=options.bits,
+        calibration=options.calibration,
         lora_rank=options.lora_rank,
         self_test=options.self_test,
         tuning=tuple(options.tuning),
         force=options.force,
     )
     if options.dry_run:
+        if options.quality is not None:
+            raise RequestError(
+                "--dry-run: --quality best chooses formats by measurement, so sizes are unknown before; remove one of "
+                "the two options"
+            )
         show_dry_run(model, compile_options, as_json=options.json)
         return
     if options.output is None:

@@ -17,6 +17,11 @@ from rich.table import Table
 PHASES = {
     "start": "loading compiler",
     "read": "reading model",
+    "sample": "writing text",
+    "importance": "weighing tokens",
+    "choice": "choosing formats",
+    "fit": "fitting matrices",
+    "tune": "tuning",
     "graph": "building graph",
     "kernels": "lowering kernels",
     "weights": "packing weights",

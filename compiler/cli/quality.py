@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,11 +16,24 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from ..bundle.folder import Bundle, ExportBundle, open_any
-from ..bundle.manifest import ExportManifest
+from ..bundle.manifest import MANIFEST_FILE, ExportManifest
+from ..bundle.signature import TrustedKey
 from ..errors import RequestError, reason_of
-from ..formats import load
+from ..formats import Checkpoint, load
+from ..formats.hub import hub_model
 from ..measure.checkpoint_reference import CheckpointReference
-from ..measure.quality import DEFAULT_WINDOW, Quality, counted_between, make_windows, measure, require_same_tokens
+from ..measure.quality import (
+    DEFAULT_WINDOW,
+    Candidate,
+    CheckpointCandidate,
+    Quality,
+    RunnerCandidate,
+    counted_between,
+    make_windows,
+    measure,
+    require_same_ids,
+    require_same_tokens,
+)
 from ..pipeline.target import RUNNERS, open_runner
 from ..runtime.batch import Limits
 from ..runtime.generate import PREFILL_CHUNK
@@ -26,6 +41,10 @@ from ..text.tokenizer import Tokenizer
 from .output import add_command, megabytes, print_json
 from .phases import progress_bars
 from .sign import add_trust, trusted_keys
+
+WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".bin")
+# What is compared with the reference.
+Compared: TypeAlias = Bundle | ExportBundle | Checkpoint
 
 
 def add_parser(commands: Any) -> None:
@@ -35,7 +54,9 @@ def add_parser(commands: Any) -> None:
         run,
         example="nearfar quality qwen3-web qwen3-cpu --reference ./Qwen3-0.6B --text wiki.txt",
     )
-    parser.add_argument("bundles", metavar="BUNDLE", type=Path, nargs="+")
+    parser.add_argument(
+        "bundles", metavar="BUNDLE", nargs="+", help="bundles, or models such as a GGUF file or a quantized checkpoint"
+    )
     parser.add_argument(
         "--reference", metavar="MODEL", required=True, help="the checkpoint, which is computed with numpy in float32"
     )
@@ -67,13 +88,17 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     trust = trusted_keys(options)
-    bundles = [open_any(path, trust) for path in options.bundles]
     checkpoint = load(options.reference)
-    for bundle in bundles:
-        require_same_tokens(bundle, checkpoint)
-    window = options.window or min(DEFAULT_WINDOW, *(bundle.manifest.context for bundle in bundles))
+    text = read_text(options.text)
+    candidates = [opened(name, trust) for name in options.bundles]
+    for each in candidates:
+        if isinstance(each, Checkpoint):
+            require_same_ids(each, checkpoint, text)
+        else:
+            require_same_tokens(each, checkpoint)
+    window = options.window or min(DEFAULT_WINDOW, *(longest(each) for each in candidates))
     tokenizer = Tokenizer(checkpoint.tokenizer)
-    windows = make_windows(tokenizer, read_text(options.text), window, options.windows)
+    windows = make_windows(tokenizer, text, window, options.windows)
     counted = counted_between(tokenizer, windows, *options.between) if options.between else None
     reference = CheckpointReference(checkpoint, window)
     results = []
@@ -81,14 +106,11 @@ def run(options: argparse.Namespace) -> None:
         bars.start()
         task = bars.add_task("reference", total=len(windows))
         hidden = list(reference.hidden(windows, lambda done: bars.update(task, completed=done)))
-        for bundle in bundles:
-            task = bars.add_task(bundle.path.name[:17], total=len(windows))
-            runner = open_runner(
-                options.runner or bundle.manifest.target, bundle, Limits(tokens=PREFILL_CHUNK, rows=PREFILL_CHUNK)
-            )
-            quality = measure(runner, reference, windows, hidden, counted, partial(advance, bars, task))
-            results.append((bundle, runner.device, quality))
-            runner.close()
+        for each in candidates:
+            task = bars.add_task(each.path.name[:17], total=len(windows))
+            with candidate_of(each, windows, window, options.runner) as candidate:
+                quality = measure(candidate, reference, windows, hidden, counted, partial(advance, bars, task))
+            results.append((each, candidate.device, quality))
     if options.json:
         entries = [entry(*result) for result in results]
         print_json({"reference": options.reference, "text": str(options.text), "window": window, "bundles": entries})
@@ -103,6 +125,33 @@ def run(options: argparse.Namespace) -> None:
         console.print(f"computed by {escape(device)}", highlight=False)
 
 
+def opened(name: str, trust: Sequence[TrustedKey]) -> Compared:
+    """A bundle; anything else is loaded as a checkpoint is. Raises BundleError or CheckpointError."""
+    path = Path(name)
+    if (path / MANIFEST_FILE).is_file() or (not path.exists() and hub_model(name) is None):
+        return open_any(path, trust)
+    return load(name)
+
+
+def longest(compared: Compared) -> int:
+    """The tokens of the longest window."""
+    return compared.spec.max_position_embeddings if isinstance(compared, Checkpoint) else compared.manifest.context
+
+
+@contextmanager
+def candidate_of(
+    compared: Compared, windows: Sequence[Sequence[int]], window: int, runner: str | None
+) -> Iterator[Candidate]:
+    if isinstance(compared, Checkpoint):
+        reference = CheckpointReference(compared, window)
+        yield CheckpointCandidate(reference, list(reference.hidden(windows)))
+        return
+    limits = Limits(tokens=PREFILL_CHUNK, rows=PREFILL_CHUNK)
+    opened_runner = open_runner(runner or compared.manifest.target, compared, limits)
+    yield RunnerCandidate(opened_runner)
+    opened_runner.close()
+
+
 def advance(bars: Progress, task: TaskID, done: int) -> None:
     bars.update(task, completed=done)
 
@@ -114,8 +163,11 @@ def read_text(path: Path) -> str:
         raise RequestError(f"--text {path}: cannot be read: {reason_of(error)}; pass a file of UTF-8 text") from error
 
 
-def weight_bytes(bundle: Bundle | ExportBundle) -> int:
-    """The bytes of weights that are loaded."""
+def weight_bytes(bundle: Compared) -> int:
+    """The bytes of weights that are loaded; for a checkpoint, those of its files."""
+    if isinstance(bundle, Checkpoint):
+        files = [bundle.path] if bundle.path.is_file() else bundle.path.iterdir()
+        return sum(file.stat().st_size for file in files if file.suffix.lower() in WEIGHT_SUFFIXES)
     return (
         sum(shard.size for shard in bundle.manifest.shards)
         if isinstance(bundle, Bundle)
@@ -123,15 +175,27 @@ def weight_bytes(bundle: Bundle | ExportBundle) -> int:
     )
 
 
-def description(bundle: Bundle | ExportBundle) -> str:
+def description(bundle: Compared) -> str:
     """The target, the weights, and the format of keys and values if it is not the default."""
+    if isinstance(bundle, Checkpoint):
+        return f"model, {', '.join(sorted(bundle.stored_forms)) or 'floats'}"
     manifest = bundle.manifest
     group = f", groups of {manifest.group_size}" if isinstance(manifest, ExportManifest) and manifest.group_size else ""
     weights = manifest.quantization if isinstance(manifest, ExportManifest) else manifest.matrix_formats
     return f"{manifest.target}, {weights}{group}" + (f", KV {manifest.kv}" if manifest.kv != "activation" else "")
 
 
-def entry(bundle: Bundle | ExportBundle, device: str, quality: Quality) -> dict[str, Any]:
+def entry(bundle: Compared, device: str, quality: Quality) -> dict[str, Any]:
+    if isinstance(bundle, Checkpoint):
+        forms = ", ".join(sorted(bundle.stored_forms)) or None
+        own: dict[str, Any] = {"model": str(bundle.path), "quantization": forms}
+        return {
+            **own,
+            "device": device,
+            "weight_bytes": weight_bytes(bundle),
+            **asdict(quality),
+            "perplexity_ratio": quality.perplexity_ratio,
+        }
     manifest = bundle.manifest
     return {
         "bundle": str(bundle.path),
@@ -146,7 +210,7 @@ def entry(bundle: Bundle | ExportBundle, device: str, quality: Quality) -> dict[
     }
 
 
-def table(results: list[tuple[Bundle | ExportBundle, str, Quality]]) -> Table:
+def table(results: list[tuple[Compared, str, Quality]]) -> Table:
     made = Table(title="next-token distributions compared with the checkpoint's in float32", title_justify="left")
     made.add_column("bundle", overflow="fold")
     for column in ("weights", "KL, nats", "99th perc.", "same top", "perplexity"):

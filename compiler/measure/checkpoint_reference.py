@@ -15,14 +15,14 @@ import numpy as np
 from ..arch import by_model_type
 from ..errors import RequestError
 from ..formats import Checkpoint
-from ..ir.graph import Node, Parameter
-from ..ir.ops import OPS, Array
+from ..ir.graph import Parameter
+from ..ir.ops import Array
 from ..ir.pages import PAGES
 from ..pipeline.stored_forms import round_activations
 from ..pipeline.weights import check_tensors, read_rows
 from ..quant.base import FloatArray
-from ..runtime.batch import DERIVED_INPUTS, Chunk, make_batch
 from ..runtime.graph_walk import Execution, walk
+from ..runtime.windows import window_inputs, without_head
 
 # Tokens per walk over the weights; the activations of all of them are in memory together.
 TOKENS_AT_ONCE = 2048
@@ -43,14 +43,7 @@ class CheckpointReference:
         graph = by_model_type(checkpoint.spec.model_type).forward(checkpoint.spec, window, window)
         check_tensors(checkpoint, graph.parameters)
         self._graph = round_activations(graph, checkpoint)
-        makers = self._graph.makers()
-        node = makers[self._graph.outputs["logits"]]
-        # Some models scale and cap the logits, and some checkpoints round them.
-        self._behind_head: list[Node] = []
-        while node.op != "linear":
-            self._behind_head.insert(0, node)
-            node = makers[node.inputs["x"]]
-        self._head_node = node
+        self._headless = without_head(self._graph)
 
     def hidden(
         self, windows: Sequence[Sequence[int]], progress: Callable[[int], None] = lambda _: None
@@ -67,24 +60,16 @@ class CheckpointReference:
 
     def logits(self, hidden: FloatArray) -> FloatArray:
         """(n, E) -> (n, V)."""
-        logits: FloatArray = hidden @ self._head.T
-        for node in self._behind_head:
-            result = OPS[node.op].run({"x": logits}, node.attrs)
-            assert result is not None
-            logits = result
-        return logits
+        return self._headless.logits(hidden, self._head)
 
     @cached_property
     def _head(self) -> FloatArray:
-        weight = self._graph.parameters[self._head_node.inputs["weight"]]
+        weight = self._headless.head_weight
         return self._read(weight, 0, weight.rows)
 
     def _walk(self, windows: Sequence[Sequence[int]]) -> FloatArray:
         """The final norm's rows of all windows, one after the other."""
-        batch = make_batch(
-            [Chunk(window, 0, [page], range(len(window))) for page, window in enumerate(windows)], self._window
-        )
-        dims = batch.dims(len(windows))
+        inputs, dims = window_inputs(windows, self._window)
         # A layer reads what it has just written, so layers whose pages have the same shape can share them, unless later
         # layers read them too.
         shared: dict[object, Array] = {}
@@ -95,8 +80,8 @@ class CheckpointReference:
                 is_read_again = sum(node.op == "attention" for node in self._graph.users(name)) > 1
                 key = name if is_read_again else shape
                 pages[name] = shared.setdefault(key, np.zeros(shape, np.float32))  # type: ignore[arg-type]
-        execution = Execution(self._graph, {**batch.arrays(DERIVED_INPUTS), **pages}, dims)
-        (rows,) = walk(self._graph, self._head_node.inputs["x"], [execution], self._read)
+        execution = Execution(self._graph, {**inputs, **pages}, dims)
+        (rows,) = walk(self._graph, self._headless.rows, [execution], self._read)
         return rows
 
     def _read(self, parameter: Parameter, start: int, stop: int) -> FloatArray:

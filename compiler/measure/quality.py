@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ..bundle.folder import Folder
-from ..errors import BundleError, DeviceError, RequestError
+from ..errors import BundleError, CheckpointError, DeviceError, RequestError
 from ..formats import Checkpoint
 from ..quant.base import FloatArray
 from ..runtime.batch import Runner
@@ -47,6 +48,44 @@ class Quality:
     @property
     def perplexity_ratio(self) -> float:
         return self.perplexity / self.reference_perplexity
+
+
+class Candidate(Protocol):
+    """What is compared with the reference."""
+
+    @property
+    def device(self) -> str: ...
+
+    def blocks(self, index: int, window: Sequence[int]) -> Iterator[FloatArray]:
+        """The logits of window number ``index``, in blocks: (n, V) in all for n tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerCandidate:
+    """A bundle on a runner."""
+
+    runner: Runner
+
+    @property
+    def device(self) -> str:
+        return self.runner.device
+
+    def blocks(self, index: int, window: Sequence[int]) -> Iterator[FloatArray]:  # noqa: ARG002
+        return score(self.runner, window, PREFILL_CHUNK)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCandidate:
+    """Another checkpoint, with its weights as its files store them. ``hidden`` are its rows of all windows."""
+
+    reference: CheckpointReference
+    hidden: Sequence[FloatArray]
+    device: str = "numpy, directly from the files"
+
+    def blocks(self, index: int, window: Sequence[int]) -> Iterator[FloatArray]:  # noqa: ARG002
+        rows = self.hidden[index]
+        for start in range(0, len(rows), PREFILL_CHUNK):
+            yield self.reference.logits(rows[start : start + PREFILL_CHUNK])
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +167,30 @@ def require_same_tokens(bundle: Folder, checkpoint: Checkpoint) -> None:
         )
 
 
+def require_same_ids(candidate: Checkpoint, checkpoint: Checkpoint, text: str) -> None:
+    """Raise CheckpointError if two checkpoints give a text other token ids."""
+    if candidate.spec.vocab_size != checkpoint.spec.vocab_size or any(
+        own != other
+        for own, other in zip(
+            *(Tokenizer(each.tokenizer).encode(text, split_special_tokens=False) for each in (candidate, checkpoint)),
+            strict=False,
+        )
+    ):
+        raise CheckpointError(
+            f"{candidate.path}: has other token ids than {checkpoint.path}, so their distributions cannot be compared; "
+            "give two forms of one model"
+        )
+
+
 def measure(
-    runner: Runner,
+    candidate: Candidate,
     reference: CheckpointReference,
     windows: Sequence[Sequence[int]],
     hidden: Sequence[FloatArray],
     counted: Sequence[npt.NDArray[np.bool_]] | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Quality:
-    """Compare every window on the runner with the reference, whose ``hidden`` rows are passed in.
+    """Compare every window of the candidate with the reference, whose ``hidden`` rows are passed in.
 
     ``counted`` marks the tokens to measure, None for all. ``progress`` receives the number of finished windows.
 
@@ -144,17 +198,19 @@ def measure(
     """
     measured = []
     for index, (window, rows) in enumerate(zip(windows, hidden, strict=True)):
-        actual = compare_window(runner, reference, window, rows)
+        actual = compare_window(candidate, index, reference, window, rows)
         # Row i predicts token i + 1.
         measured.append(actual if counted is None else actual.where(counted[index][1:]))
         progress(index + 1)
     return summarize([each for each in measured if len(each.kl)])
 
 
-def compare_window(runner: Runner, reference: CheckpointReference, window: Sequence[int], hidden: FloatArray) -> Rows:
+def compare_window(
+    candidate: Candidate, index: int, reference: CheckpointReference, window: Sequence[int], hidden: FloatArray
+) -> Rows:
     parts = []
     start = 0
-    for block in score(runner, window, PREFILL_CHUNK):
+    for block in candidate.blocks(index, window):
         # Nothing follows the last row.
         following = window[start + 1 : start + 1 + len(block)]
         expected = reference.logits(hidden[start : start + len(following)])
@@ -163,7 +219,7 @@ def compare_window(runner: Runner, reference: CheckpointReference, window: Seque
             parts.append(compare(expected, block[: len(following)], following))
     if not all(np.isfinite(part.kl).all() for part in parts):
         raise DeviceError(
-            f"{runner.device} computed logits that are not finite; try --runner numpy, or another quantization"
+            f"{candidate.device} computed logits that are not finite; try --runner numpy, or another quantization"
         )
     return concatenate(parts)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from .. import quant
 from ..arch import by_model_type
@@ -52,11 +53,22 @@ from .export import choose_context as context_of_model
 from .export import default_context, export_model
 from .self_test import Reference, make_self_test
 from .store import FolderStore, Store, WeightsJob
-from .stored_forms import choose_quantization, keep_stored_forms, round_activations
+from .stored_forms import (
+    UNQUANTIZED,
+    choose_quantization,
+    keep_stored_forms,
+    require_unquantized,
+    round_activations,
+)
 from .target import LoweredPlan, Target, load_target
 from .weights import check_tensors
 
+if TYPE_CHECKING:
+    from ..calibration.best import Quantized
+
 PAGE_SIZE = 16
+# How the weights of a bundle of --quality best were made.
+QUALITY_FILE = "quality.json"
 MAX_LORA_RANK = 256
 
 # Called with a sentence that the user should read.
@@ -74,6 +86,10 @@ class CompileOptions:
     ``activations`` are the activation dtypes to offer, best first; None offers all that the quantization allows. ``kv``
     is the format of keys and values (`ir/kv_format.py`). Two options are for exports only: ``group_size`` weights
     share a scale (None: the format's default), and the graph is made for ``device`` (None: the framework's default).
+    With ``quality`` "best", matrices are fitted to a calibration text with at most ``bits`` bits a weight, and their
+    formats are chosen by measurement; see `calibration/best.py`. ``calibration`` is the text's file; None: the model
+    writes the text itself.
+
     ``lora_rank`` is the largest rank of LoRA adapters that the bundle accepts; 0 accepts none. ``tuning`` lists the
     tuning records to include.
     """
@@ -87,6 +103,9 @@ class CompileOptions:
     group_size: int | None = None
     device: str | None = None
     kv: KvName = "activation"
+    quality: Literal["best"] | None = None
+    bits: float | None = None
+    calibration: Path | None = None
     lora_rank: int = 0
     self_test: bool = True
     tuning: tuple[Path, ...] = ()
@@ -119,7 +138,12 @@ def compile_any(
 
 def require_export(options: CompileOptions) -> None:
     """Raises RequestError for options that targets of EXPORTS do not support."""
-    unsupported = {"--arch": options.arch, "--lora-rank": options.lora_rank, "--tuning": options.tuning}
+    unsupported = {
+        "--arch": options.arch,
+        "--quality": options.quality,
+        "--lora-rank": options.lora_rank,
+        "--tuning": options.tuning,
+    }
     for flag, value in unsupported.items():
         if value:
             raise RequestError(f"{flag}: target {options.target} does not support this option; remove it")
@@ -135,8 +159,16 @@ def compile_model(
     output remains.
     """
     job = prepare(model, options, progress, note)
+    if options.quality is None:
+        with new_folder(output, force=options.force) as folder:
+            return Bundle(output, build(job, FolderStore(folder), progress))
+    from ..calibration.best import calibrate
+
     with new_folder(output, force=options.force) as folder:
-        return Bundle(output, build(job, FolderStore(folder), progress))
+        quantized, finished = calibrate(job.checkpoint, options.calibration, options.bits, output, progress)
+        bundle = Bundle(output, build(job, FolderStore(folder), progress, quantized))
+    finished.remove()
+    return bundle
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +203,7 @@ def prepare(model: str, options: CompileOptions, progress: Progress, note: Note)
 def check_options(options: CompileOptions) -> None:
     """Raises RequestError for options that no model supports."""
     target = load_target(options.target)
+    check_quality(options)
     if options.quantization is not None:
         requested = quant.by_name(options.quantization)
         choose_activations(options.activations, requested, target.EXTRA_ACTIVATIONS)
@@ -188,6 +221,20 @@ def check_options(options: CompileOptions) -> None:
         )
 
 
+def check_quality(options: CompileOptions) -> None:
+    """Raises RequestError for options that contradict the quality."""
+    if options.quality is None:
+        given = {"--bits": options.bits, "--calibration": options.calibration}
+        for flag, value in given.items():
+            if value is not None:
+                raise RequestError(f"{flag} {value}: is for --quality best; add that option, or remove this one")
+    elif options.quantization is not None:
+        raise RequestError(
+            f"--quantization {options.quantization}: --quality best chooses the format of every matrix itself; remove "
+            "one of the two options, and choose the size with --bits"
+        )
+
+
 def prepare_checkpoint(model: str, checkpoint: Checkpoint, options: CompileOptions, note: Note) -> Job:
     """``model``: the name that the bundle gets. Raises UnsupportedModel or RequestError."""
     check_options(options)
@@ -198,9 +245,13 @@ def prepare_checkpoint(model: str, checkpoint: Checkpoint, options: CompileOptio
             f"--lora-rank {options.lora_rank}: {model} rounds its activations to 8 bits, and adapters beside rounded "
             "projections are not supported; remove the option"
         )
-    quantization, keeps_forms = choose_quantization(
-        options.quantization, checkpoint, note, requantize=options.requantize
-    )
+    if options.quality is None:
+        quantization, keeps_forms = choose_quantization(
+            options.quantization, checkpoint, note, requantize=options.requantize
+        )
+    else:
+        require_unquantized(checkpoint)
+        quantization, keeps_forms = quant.by_name(UNQUANTIZED), True
     activations = choose_activations(options.activations, quantization, target.EXTRA_ACTIVATIONS, integers=keeps_forms)
     spec = checkpoint.spec
     check_head_sizes(spec, options.kv)
@@ -208,8 +259,9 @@ def prepare_checkpoint(model: str, checkpoint: Checkpoint, options: CompileOptio
     return Job(model, options, target, quantization, keeps_forms, activations, tuning, checkpoint, context)
 
 
-def build(job: Job, store: Store, progress: Progress) -> Manifest:
-    """Put every file of the bundle into the store. Returns the manifest.
+def build(job: Job, store: Store, progress: Progress, quantized: Quantized | None = None) -> Manifest:
+    """Put every file of the bundle into the store. Returns the manifest. ``quantized``: the weights that replace those
+    of the checkpoint.
 
     A store without a folder gets no self-test, because a self-test reads all weights.
     """
@@ -217,6 +269,11 @@ def build(job: Job, store: Store, progress: Progress) -> Manifest:
     progress("graph", 0, 1)
     graphs = graphs_of(checkpoint, job.context)
     check_tensors(checkpoint, union(graph.parameters for graph in graphs.values()))
+    files = [store.put("tokenizer.json", checkpoint.tokenizer.content)]
+    if quantized is not None:
+        graphs = {name: quantized.on(graph) for name, graph in graphs.items()}
+        checkpoint = quantized.checkpoint(checkpoint)
+        files.append(store.put(QUALITY_FILE, quantized.record.to_bytes()))
     if job.keeps_forms:
         graphs = {name: keep_stored_forms(graph, checkpoint) for name, graph in graphs.items()}
     fused = {
@@ -268,7 +325,7 @@ def build(job: Job, store: Store, progress: Progress) -> Manifest:
         host_weights={name: stored[name] for name in joined.host_weights},
         shards=shards,
         tokenizer=tokenizer_entry(checkpoint.tokenizer),
-        files=[store.put("tokenizer.json", checkpoint.tokenizer.content)],
+        files=files,
         self_test=None,
         tuning=list(job.tuning.values()),
     )

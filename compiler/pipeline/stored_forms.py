@@ -51,6 +51,22 @@ def choose_quantization(
     return quantization, not requantize
 
 
+def require_unquantized(checkpoint: Checkpoint) -> None:
+    """Raises UnsupportedModel for a checkpoint that --quality best cannot fit: its weights are quantized already, or it
+    makes embeddings.
+    """
+    forms = checkpoint.stored_forms
+    if forms:
+        raise UnsupportedModel(
+            f"{checkpoint.path}: its weights are already quantized ({', '.join(sorted(forms))}), and --quality best "
+            "would round rounded weights; give the original checkpoint, or remove --quality"
+        )
+    if checkpoint.embedding is not None:
+        raise UnsupportedModel(
+            f"{checkpoint.path}: makes embeddings, and --quality best compares next tokens; remove --quality"
+        )
+
+
 def keep_stored_forms(graph: Graph, checkpoint: Checkpoint) -> Graph:
     """The graph with the form of every matrix that the checkpoint stores quantized.
 

@@ -25,7 +25,14 @@ from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.errors import NearfarError
 from nearfar.compiler.formats import load
 from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
-from nearfar.compiler.measure.quality import DEFAULT_WINDOW, Quality, counted_between, make_windows, measure
+from nearfar.compiler.measure.quality import (
+    DEFAULT_WINDOW,
+    Quality,
+    RunnerCandidate,
+    counted_between,
+    make_windows,
+    measure,
+)
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Limits
@@ -76,7 +83,7 @@ def main() -> None:
             except NearfarError as error:
                 print(f"{target} {given}: {error.message}", file=sys.stderr, flush=True)
                 continue
-            found = measure(runner, reference, windows, hidden, counted)
+            found = measure(RunnerCandidate(runner), reference, windows, hidden, counted)
             print(row(description(bundle), weight_bytes(bundle), found), flush=True)
             devices.append(f"{target}: {runner.device}")
             runner.close()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
 
 from .elementwise import rms_norm
@@ -82,43 +85,71 @@ def attention(inputs: Inputs, attrs: Attrs) -> Array:
     sqrt(D); a ``softcap`` of None leaves the scores unchanged. ``sinks`` are scores of one more key a head, which has
     no value. Vaswani et al. 2017; paged: Kwon et al. 2023; sinks: gpt-oss.
     """
-    kv, positions, head_dim = inputs["kv"], inputs["positions"], head_dim_of(inputs["kv"].shape, attrs)
-    num_kv_heads, page_size = kv.shape[2:4]
+    head_dim = head_dim_of(inputs["kv"].shape, attrs)
     q = inputs["q"]
     if "table" in inputs:
         rotation = {role: inputs[role] for role in ("positions", "table", "norm") if role in inputs}
         q = rope({"x": q, **rotation}, {"head_dim": head_dim, "eps": attrs["eps"]})
-    num_rows, width = q.shape
-    group = width // (num_kv_heads * head_dim)
-    queries = q.astype(np.float32).reshape(num_rows, num_kv_heads, group, head_dim)
-    queries = queries * scale_of(head_dim, attrs)
-    y = np.zeros_like(queries)
+    y = np.zeros(q.shape, np.float32)
+    for part in attention_weights({**inputs, "q": q}, attrs):
+        attended = part.weights @ part.values
+        heads = attended.reshape(len(attended), -1, q.shape[1] // (len(attended) * head_dim), head_dim)
+        y[part.rows] = heads.swapaxes(0, 1).reshape(-1, q.shape[1])
+    return y
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceWeights:
+    """The weights (K, rows * H / K, T) with which the ``rows`` of one sequence attend to its T keys and values, both
+    (K, T, D); they are stored in ``pages``. ``scale`` and ``bend``: the slope of the scores, and that of their soft-cap
+    like ``weights`` if there is one.
+    """
+
+    rows: slice
+    pages: Array
+    keys: Array
+    values: Array
+    weights: Array
+    scale: np.float32
+    bend: Array | None
+
+
+def attention_weights(inputs: Inputs, attrs: Attrs) -> Iterator[SequenceWeights]:
+    """The weights of each sequence, for queries that are rotated; see `attention`."""
+    kv, positions, head_dim = inputs["kv"], inputs["positions"], head_dim_of(inputs["kv"].shape, attrs)
+    num_kv_heads, page_size = kv.shape[2:4]
+    queries = inputs["q"].astype(np.float32)
+    group = queries.shape[1] // (num_kv_heads * head_dim)
+    scale = scale_of(head_dim, attrs)
     for sequence in range(len(inputs["seq_starts"]) - 1):
         rows = slice(*inputs["seq_starts"][sequence : sequence + 2])
         if rows.start == rows.stop:
             continue
         length = int(positions[rows].max()) + 1
         first = inputs["page_indptr"][sequence]
-        pages = read_pages(kv[inputs["page_ids"][first : first - (-length // page_size)]], attrs)
+        page_ids = inputs["page_ids"][first : first - (-length // page_size)]
+        pages = read_pages(kv[page_ids], attrs)
         keys, values = pages.transpose(1, 2, 0, 3, 4).reshape(2, num_kv_heads, -1, head_dim)[:, :, :length]
-        scores = np.einsum("skgd,ktd->skgt", queries[rows], keys)
+        own = (queries[rows] * scale).reshape(-1, num_kv_heads, group, head_dim).swapaxes(0, 1)
+        scores = own.reshape(num_kv_heads, -1, head_dim) @ keys.swapaxes(1, 2)
         seen = visible(positions[rows], length, attrs)
         # Pages that no row sees may hold anything.
         values = np.where(np.any(seen, axis=0)[None, :, None], values, 0)
+        bend = None
         if attrs["softcap"] is not None:
-            scores = np.float32(attrs["softcap"]) * np.tanh(scores / np.float32(attrs["softcap"]))
-        scores[np.broadcast_to(~seen[:, None, None], scores.shape)] = -np.inf
+            bent = np.tanh(scores / np.float32(attrs["softcap"]))
+            scores, bend = np.float32(attrs["softcap"]) * bent, 1 - bent * bent
+        scores[:, np.repeat(~seen, group, axis=0)] = -np.inf
         largest = scores.max(axis=-1, keepdims=True)
-        if "sinks" not in inputs:
-            weights = np.exp(scores - largest)
-            total = weights.sum(axis=-1, keepdims=True)
-        else:
-            sinks = inputs["sinks"].reshape(1, num_kv_heads, -1, 1)
+        rest = np.float32(0)
+        if "sinks" in inputs:
+            # Row i * group + g of a kv head's scores has query head g of that kv head.
+            sinks = np.tile(inputs["sinks"].reshape(num_kv_heads, group), len(seen))[..., None]
             largest = np.maximum(largest, sinks)
-            weights = np.exp(scores - largest)
-            total = weights.sum(axis=-1, keepdims=True) + np.exp(sinks - largest)
-        y[rows] = np.einsum("skgt,ktd->skgd", weights / total, values)
-    return y.reshape(num_rows, width)
+            rest = np.exp(sinks - largest)
+        weights = np.exp(scores - largest)
+        weights /= weights.sum(axis=-1, keepdims=True) + rest
+        yield SequenceWeights(rows, page_ids, keys, values, weights, scale, bend)
 
 
 def visible(positions: Array, length: int, attrs: Attrs) -> Array:

@@ -21,7 +21,15 @@ from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.formats import load
 from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
-from nearfar.compiler.measure.quality import Rows, compare, counted_between, make_windows, measure, summarize
+from nearfar.compiler.measure.quality import (
+    Rows,
+    RunnerCandidate,
+    compare,
+    counted_between,
+    make_windows,
+    measure,
+    summarize,
+)
 from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.text.tokenizer import Tokenizer
@@ -119,7 +127,7 @@ def test_a_bundle_in_float32_is_its_checkpoint_and_one_of_another_is_not(
         file.write(np.full(72, 0.3, np.float32).tobytes())
     other = compile_plain(changed, tmp_path / "bundle", "f32", 64)
     found = {
-        name: measure(ReferenceRunner(bundle, limits=Limits(rows=64)), reference, windows, hidden)
+        name: measure(RunnerCandidate(ReferenceRunner(bundle, limits=Limits(rows=64))), reference, windows, hidden)
         for name, bundle in (("same", bundles["f32"]), ("other", other))
     }
     assert found["same"].tokens == sum(len(window) - 1 for window in windows)
