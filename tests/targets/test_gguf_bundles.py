@@ -30,6 +30,8 @@ MIXES = {
     "Q5_K_S": {"token_embd": Type.Q8_0, "attn_q": Type.Q5_1, "": Type.Q5_K},
     "Q3_K_L": {"output": Type.Q6_K, "ffn_down": Type.Q5_0, "attn_q": Type.Q2_K, "": Type.Q3_K},
     "Q4_0": {"token_embd": Type.Q8_0, "ffn_down": Type.Q4_1, "": Type.Q4_0},
+    "IQ2_M": {"token_embd": Type.IQ3_S, "attn_v": Type.IQ4_XS, "ffn_down": Type.IQ3_XXS, "": Type.IQ2_S},
+    "TQ1_0": {"token_embd": Type.Q4_K, "attn": Type.TQ2_0, "ffn_up": Type.IQ1_S, "": Type.TQ1_0},
 }
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...quant import Codes
+from ..small_floats import FP4_CODES
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -33,7 +34,8 @@ class Unpacked(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class BlockType:
     """``elements`` in ``bytes``. A type has codes of the ``form`` that ``unpack`` gives for blocks (n, B, bytes), or
-    ``floats`` (n, B, elements).
+    ``floats`` (n, B, elements). ``needs_tables``: those of `table_types.py`. ``other``: the type that has the same
+    number in other files.
     """
 
     name: str
@@ -42,6 +44,8 @@ class BlockType:
     form: Codes | None = None
     unpack: Callable[[Bytes], Unpacked] | None = None
     floats: Callable[[Bytes], Floats] | None = None
+    needs_tables: bool = False
+    other: BlockType | None = None
 
 
 def halves(data: Bytes) -> npt.NDArray[np.float16]:
@@ -174,8 +178,6 @@ def q6_k(data: Bytes) -> Unpacked:
 _NONLINEAR = (np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]) + 128).astype(
     np.uint8
 )
-# The values of FP4 (E2M1), twice as large, as codes of 5 bits.
-_FP4 = np.array([16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4], np.uint8)
 
 
 # --- floats ---
@@ -208,7 +210,7 @@ def iq4_xs(data: Bytes) -> Unpacked:
 
 def mxfp4(data: Bytes) -> Unpacked:
     # A weight is 2^(e - 127) times half of the table's value.
-    return Unpacked(_FP4[nibbles(data[..., 1:])], np.ldexp(np.float32(1), data[..., :1].astype(np.int32) - 128))
+    return Unpacked(FP4_CODES[nibbles(data[..., 1:])], np.ldexp(np.float32(1), data[..., :1].astype(np.int32) - 128))
 
 
 BLOCK_TYPES = {
