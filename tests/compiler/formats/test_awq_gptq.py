@@ -16,14 +16,18 @@ import numpy.typing as npt
 import pytest
 import torch
 from decoder_families import TOKENS, make_family
+from onnx_cases import relative_rms
 from safetensors.torch import load_file, save_file
-from tolerances import relative_error
+from tolerances import ONNX_INT8_MODEL, relative_error
 
 from nearfar.compiler.errors import CheckpointError, QuantizationError, RequestError, UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.checkpoint import StoredMatrix
 from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.pipeline.stored_forms import choose_quantization
+from nearfar.compiler.pipeline.target import open_runner
+from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
 
 pytest.importorskip("onnxruntime_genai.models.loaders.awq")
 
@@ -126,6 +130,20 @@ def test_logits_are_those_of_the_weights_that_another_reader_unpacks(name: str, 
     reference = CheckpointReference(checkpoint, len(TOKENS))
     found = reference.logits(next(iter(reference.hidden([TOKENS]))))
     assert relative_error(found, expected) < 1e-4
+
+
+@pytest.mark.parametrize("target", ["onnx", "mlx"])
+def test_other_frameworks_compute_with_zero_points(target: str, tmp_path: Path) -> None:
+    pytest.importorskip({"mlx": "mlx.core", "onnx": "onnxruntime"}[target])
+    expected = make(tmp_path / "model", *CASES["awq"])
+    options = CompileOptions(target=target, context=64, activations=("float32",))
+    bundle = compile_any(str(tmp_path / "model"), tmp_path / "bundle", options)
+    runner = open_runner(target, bundle, Limits(tokens=64, sequences=1, rows=64, pages=2))
+    batch = make_batch([Chunk(TOKENS, 0, [0], range(len(TOKENS)))], 64)
+    found = np.array(runner.forward(batch).logits)
+    runner.close()
+    # ONNX Runtime rounds the inputs of its products to 8 bits. The embedding and the head become float16.
+    assert relative_rms(found, expected) < (ONNX_INT8_MODEL if target == "onnx" else 2e-3)
 
 
 def test_reordered_columns_are_not_rounded_again_unless_asked(tmp_path: Path) -> None:
