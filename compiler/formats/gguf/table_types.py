@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ...quant import Codes
 from ..small_floats import E4M3_VALUES, FP4_CODES
@@ -35,12 +36,12 @@ class Scaled(NamedTuple):
     with_one: Bytes
 
 
-def from_table(name: str, form: Codes, scaled: Callable[[Bytes], Scaled], steps: int, data: Bytes) -> Unpacked:
+def from_table(name: str, form: Codes, read: Callable[[Bytes], Scaled], steps: int, data: Bytes) -> Unpacked:
     """Codes of ``form`` for blocks (n, B, bytes), where the table's values are multiples of 1 / ``steps``."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    factor, groups, with_one = scaled(data)
+    factor, groups, with_one = read(data)
     weights = dequantize(with_one.reshape(-1, data.shape[-1]), GGMLQuantizationType[name])
     values = weights.reshape(*groups.shape, form.group) / groups[..., None] * np.float32(steps)
     codes = (np.rint(values) + np.float32(form.zero)).astype(np.uint8)
@@ -54,8 +55,12 @@ def with_factor_first(data: Bytes, groups: Floats) -> Scaled:
     return Scaled(halves(data[..., :2]).astype(np.float32), groups, with_one)
 
 
-def words(data: Bytes, dtype: str) -> np.ndarray:
+def words(data: Bytes, dtype: str) -> npt.NDArray[Any]:
     return np.ascontiguousarray(data).view(dtype)
+
+
+def scaled(integers: npt.NDArray[Any], factor: float, offset: float) -> Floats:
+    return integers.astype(np.float32) * np.float32(factor) + np.float32(offset)
 
 
 def in_turn(data: Bytes) -> Bytes:
@@ -64,27 +69,27 @@ def in_turn(data: Bytes) -> Bytes:
 
 
 def iq2_xxs(data: Bytes) -> Scaled:
-    return with_factor_first(data, (words(data[..., 2:], "<u4")[..., 1::2] >> 28).astype(np.float32) / 4 + 0.125)
+    return with_factor_first(data, scaled(words(data[..., 2:], "<u4")[..., 1::2] >> 28, 0.25, 0.125))
 
 
 def iq2_xs(data: Bytes) -> Scaled:
-    return with_factor_first(data, in_turn(data[..., 66:]).astype(np.float32) / 4 + 0.125)
+    return with_factor_first(data, scaled(in_turn(data[..., 66:]), 0.25, 0.125))
 
 
 def iq2_s(data: Bytes) -> Scaled:
-    return with_factor_first(data, in_turn(data[..., 74:]).astype(np.float32) / 4 + 0.125)
+    return with_factor_first(data, scaled(in_turn(data[..., 74:]), 0.25, 0.125))
 
 
 def iq3_xxs(data: Bytes) -> Scaled:
-    return with_factor_first(data, (words(data[..., 66:], "<u4") >> 28).astype(np.float32) / 2 + 0.25)
+    return with_factor_first(data, scaled(words(data[..., 66:], "<u4") >> 28, 0.5, 0.25))
 
 
 def iq3_s(data: Bytes) -> Scaled:
-    return with_factor_first(data, in_turn(data[..., 106:]).astype(np.float32) * 2 + 1)
+    return with_factor_first(data, scaled(in_turn(data[..., 106:]), 2, 1))
 
 
 def iq1_s(data: Bytes) -> Scaled:
-    return with_factor_first(data, (words(data[..., 34:], "<u2") >> 12 & 7).astype(np.float32) * 2 + 1)
+    return with_factor_first(data, scaled(words(data[..., 34:], "<u2") >> 12 & 7, 2, 1))
 
 
 def iq1_m(data: Bytes) -> Scaled:
@@ -96,7 +101,7 @@ def iq1_m(data: Bytes) -> Scaled:
     with_one = data.copy()
     one = packed & 0x0FFF | (int.from_bytes(bytes(ONE), "little") >> places & 15).astype(np.uint16) << 12
     with_one[..., 48:] = words(one.astype("<u2"), "u1")
-    return Scaled(factor, groups.reshape(*data.shape[:-1], 16).astype(np.float32) * 2 + 1, with_one)
+    return Scaled(factor, scaled(groups.reshape(*data.shape[:-1], 16), 2, 1), with_one)
 
 
 # --- types without a table ---
@@ -138,8 +143,8 @@ def nvfp4(data: Bytes) -> Unpacked:
     return Unpacked(codes.reshape(*data.shape[:-1], 64), np.nan_to_num(scales) / np.float32(2))
 
 
-def _table(name: str, size: int, form: Codes, scaled: Callable[[Bytes], Scaled], steps: int = 1) -> BlockType:
-    unpack = partial(from_table, name, form, scaled, steps)
+def _table(name: str, size: int, form: Codes, read: Callable[[Bytes], Scaled], steps: int = 1) -> BlockType:
+    unpack = partial(from_table, name, form, read, steps)
     return BlockType(name, 256, size, form, unpack, needs_tables=True)
 
 

@@ -119,13 +119,13 @@ def test_small_floats_are_those_of_mlx(mode: str, group: int, bits: int, tmp_pat
         # Not a number.
         words[np.isin(words.view(np.uint8) & 127, 127).reshape(*words.shape, 4).any(axis=2)] = 0x38383838
     scales = rng.integers(90, 127 if mode == "nvfp4" else 150, (6, 64 // group), dtype=np.uint8)
-    arrays = {"x.weight": mx.array(words), "x.scales": mx.array(scales)}
-    mx.save_safetensors(str(tmp_path / "model.safetensors"), arrays)
+    packed, factors = mx.array(words), mx.array(scales)
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), {"x.weight": packed, "x.scales": factors})
     section = {"mode": mode, "group_size": group, "bits": bits}
     read = read_quantization(section, "config.json").read_tensors(
         read_safetensors(tmp_path / "model.safetensors"), tied=False
     )
-    expected = mx.dequantize(*arrays.values(), group_size=group, bits=bits, mode=mode, dtype=mx.float32)
+    expected = mx.dequantize(packed, factors, group_size=group, bits=bits, mode=mode, dtype=mx.float32)
     np.testing.assert_array_equal(read.tensors["x.weight"].rows(0, 6), np.array(expected))
 
 
