@@ -167,11 +167,21 @@ class PackedMatrix:
         assert self._offsets is not None
         return self._offsets[self._scale_location(row, chunk, half)[0]]
 
-    def scale_address(self, row: Scalar, chunk: Scalar) -> tuple[Scalar, Scalar]:
+    def high_address(self, row: Scalar, block: Scalar, i: int) -> Scalar:
+        """A pointer to `high_word`."""
+        return address_of(self._high, row, block * self._format.high_bits + i)
+
+    def scale_address(self, row: Scalar, chunk: Scalar, half: Scalar | int = 0) -> tuple[Scalar, Scalar]:
         """As `raw_scale`, with a pointer to the word."""
         assert self._scales is not None
-        word, index = self._scale_location(row, chunk, 0)
+        word, index = self._scale_location(row, chunk, half)
         return address_of(self._scales, word), index
+
+    def offset_address(self, row: Scalar, chunk: Scalar, half: Scalar | int = 0) -> tuple[Scalar, Scalar]:
+        """As `scale_address`, for the zero point or bias."""
+        assert self._offsets is not None
+        word, index = self._scale_location(row, chunk, half)
+        return address_of(self._offsets, word), index
 
     def _scale_location(self, row: Scalar, chunk: Scalar, half: Scalar | int) -> tuple[Scalar, Scalar]:
         group, scales = self._format.group, self._scales_of_row

@@ -63,22 +63,27 @@ def projection_rows(facts: Projection, activation: str, tuning: Tuning) -> list[
     """The kernels of one projection: 16-bit activations use tensor cores; float32 activations use float32
     throughout.
     """
-    vectors = [
-        Variant(
-            (kernel(linear_async, facts=facts, shape=vector_shape(facts, tuning, x_rows)),),
-            when=["<=", facts.batch, x_rows],
-        )
-        for x_rows in range(1, NUMBERS.max_vector_rows + 1)
-    ]
-    if not reads_plain(facts.weight):
-        # Neither asynchronous copies nor tensor cores: templates of all GPUs.
-        vector = gpu_variants.vector_shape(facts, MIN_TALL_ROWS)
-        return [gpu_variants.vector_row(facts, vector, NUMBERS), tile_row(facts, TILE)]
+    if reads_plain(facts.weight):
+        vectors = vector_rows(facts, tuning)
+    else:
+        # Asynchronous copies are for codes of one plane.
+        vectors = [gpu_variants.vector_row(facts, gpu_variants.vector_shape(facts, MIN_TALL_ROWS), NUMBERS)]
     if activation == "float32" or not supports(facts):
         return [*vectors, tile_row(facts, TILE)]
     return [
         *vectors,
         *(mma_row(facts, activation, shape, batch) for shape, batch in mma_shapes(facts, tuning, activation)),
+    ]
+
+
+def vector_rows(facts: Projection, tuning: Tuning) -> list[Variant]:
+    """Matrix-vector kernels whose copies are asynchronous."""
+    return [
+        Variant(
+            (kernel(linear_async, facts=facts, shape=vector_shape(facts, tuning, x_rows)),),
+            when=["<=", facts.batch, x_rows],
+        )
+        for x_rows in range(1, NUMBERS.max_vector_rows + 1)
     ]
 
 

@@ -1,10 +1,10 @@
 """Packing: convert a parameter to its MLX tensors, row by row.
 
 Rows of a float32 matrix become the input of MLX's `quantized_matmul`: for each group of g weights along a row,
-w = code * scale + bias. Codes and scales are those of `quant/`, whose
-w = (code - zero) * scale makes the bias -zero * scale.
+w = code * scale + bias. Codes and scales are those of `quant/`. There, w = (code - zero) * scale makes the bias
+-zero * scale, and codes of checkpoints may have biases already.
 
-    <name>.weight  (N, K * bits / 32) uint32: element i of a word in its bits [i * bits, (i + 1) * bits)
+    <name>.weight  (N, K * bits / 32) uint32: a row is one stream of bits, the lowest first
     <name>.scales, <name>.biases  (N, K / g), in the activations' dtype, as are norms, biases and dense matrices
 """
 
@@ -22,8 +22,6 @@ from nearfar.compiler.ir.graph import Parameter
 from nearfar.compiler.quant import GROUPS, Codes, Quantization, form_of
 from nearfar.compiler.quant.base import FloatArray, require_finite
 from nearfar.compiler.quant.codes import block_of
-from nearfar.compiler.quant.codes import in_order as bytes_in_order
-from nearfar.compiler.quant.kernel_format import reads_plain, weight_format
 from nearfar.compiler.quant.q4 import Q4
 from nearfar.compiler.quant.q8 import Q8
 
@@ -57,8 +55,7 @@ class Packing:
         form = form_of(parameter.form, self.quantization)
         if isinstance(form, Codes):
             group = min(form.group, max(GROUPS)) or block_of(parameter.columns)
-            plain = reads_plain(weight_format(form))
-            if not plain or parameter.columns % group or group not in GROUPS or form.group % group:
+            if parameter.columns % group or group not in GROUPS or form.group % group:
                 raise QuantizationError(
                     f"{parameter.name} has {parameter.columns} columns with scales of {form.name}, and MLX needs a "
                     f"multiple of {', '.join(map(str, GROUPS))}; use --target webgpu, cpu or cuda, or add "
@@ -104,7 +101,9 @@ class Packing:
             return [self._stored(self.quantization.unpack(planes, parameter.columns))]
         _, bits = self.group
         codes = planes["q"].astype(np.uint32, copy=False)
-        return self._quantized(in_order(codes) if bits == 4 else codes, planes["s"].astype(np.float32), bits)
+        return self._quantized(
+            in_order(codes) if bits == 4 else codes, planes["s"].astype(np.float32), np.float32(1 << (bits - 1))
+        )
 
     def pack_planes(self, parameter: Parameter, planes: Mapping[str, Array]) -> list[Array]:
         """Rows of a checkpoint's own integers as rows of each of the parameter's `tensors`."""
@@ -112,14 +111,21 @@ class Packing:
         assert of_parameter is not None
         assert parameter.columns is not None
         group, bits = of_parameter
-        words = bytes_in_order(planes["q"], bits).view(np.uint32)[:, : parameter.columns * bits // 32]
-        scales = planes["s"].astype(np.float32)
+        form = form_of(parameter.form, self.quantization)
+        assert isinstance(form, Codes)
+        words = pack_stream(form.codes(planes)[:, : parameter.columns], bits)
         # A scale may belong to several groups of MLX's.
-        scales = np.repeat(scales, parameter.columns // group // scales.shape[1], axis=1)
-        return self._quantized(np.ascontiguousarray(words), scales, bits)
+        groups = parameter.columns // group
+        scales, *offsets = (
+            np.repeat(planes[name].astype(np.float32), groups // planes[name].shape[1], axis=1)
+            for name in ("s", *form.offset)
+        )
+        if form.offset == "b":
+            return [words, self._stored(scales), self._stored(offsets[0])]
+        return self._quantized(words, scales, offsets[0] if offsets else np.float32(form.zero))
 
-    def _quantized(self, codes: Array, scales: FloatArray, bits: int) -> list[Array]:
-        return [codes, self._stored(scales), self._stored(scales * np.float32(-(1 << (bits - 1))))]
+    def _quantized(self, words: Array, scales: FloatArray, zero: FloatArray | np.float32) -> list[Array]:
+        return [words, self._stored(scales), self._stored(scales * -zero)]
 
     def _stored(self, values: FloatArray) -> Array:
         """Values in the activations' dtype; bfloat16 as its bits, uint16."""
@@ -144,6 +150,12 @@ def kv_group(head_dim: int) -> int:
     raise RequestError(
         f"--kv q8: the model's head size of {head_dim} is not a multiple of 32, which MLX needs; leave it out"
     )
+
+
+def pack_stream(codes: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint32]:
+    """Rows of codes (n, K), K a multiple of 32, as streams of bits (n, K * bits / 32), the lowest first."""
+    single = np.unpackbits(codes[..., None], axis=2, count=bits, bitorder="little")
+    return np.packbits(single.reshape(len(codes), -1), axis=1, bitorder="little").view(np.uint32)
 
 
 def in_order(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:

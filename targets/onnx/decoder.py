@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nearfar.compiler.errors import UnsupportedModel
+from nearfar.compiler.errors import QuantizationError, UnsupportedModel
 from nearfar.compiler.ir.graph import Node
 from nearfar.compiler.ir.ops import OPS
 
@@ -115,6 +115,12 @@ def add_embed(emitter: Emitter, node: Node) -> None:
     # The blob of MatMulNBits, so that a tied head shares it: blocks are a separate axis, and scales have the same
     # number of axes as codes.
     bits, block = emitter.bits(table), emitter.block(table)
+    if emitter.has_zeros(table):
+        raise QuantizationError(
+            f"{table.name} is an embedding with zero points, which the ONNX target does not read; add --requantize to "
+            "convert the weights",
+            tensor=table.name,
+        )
     inputs = [emitter.codes(table), token_ids, emitter.scales(table, trailing=(1,))]
     attrs = {"bits": bits, "block_size": block, "gather_axis": 0, "quantize_axis": 2}
     blocks = add("GatherBlockQuantized", inputs, f"{y}.blocks", domain=MICROSOFT, **attrs)
@@ -166,7 +172,9 @@ def add_linear(emitter: Emitter, node: Node) -> None:
     bias = emitter.vector(node.inputs["bias"]) if "bias" in node.inputs else None
     add = emitter.builder.add
     if emitter.packed(weight):
-        inputs = [x, emitter.codes(weight), emitter.scales(weight), *(["", "", bias] if bias else [])]
+        inputs = [x, emitter.codes(weight), emitter.scales(weight)]
+        if bias or emitter.has_zeros(weight):
+            inputs += [emitter.zeros(weight), *(["", bias] if bias else [])]
         bits, block = emitter.bits(weight), emitter.block(weight)
         attrs = {"K": weight.shape[1], "N": weight.rows, "bits": bits, "block_size": block}
         emitter.names[y] = add("MatMulNBits", inputs, y, domain=MICROSOFT, accuracy_level=ACCURACY_LEVEL, **attrs)

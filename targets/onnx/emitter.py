@@ -10,7 +10,7 @@ first.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -120,7 +120,8 @@ class Emitter:
     def form(self, parameter: Parameter) -> WeightForm:
         """The format of a matrix. Raises QuantizationError for codes that ONNX Runtime's kernels do not read."""
         form = form_of(parameter.form, self.quantization)
-        if not reads_plain(weight_format(form)):
+        fmt = weight_format(form)
+        if not reads_plain(replace(fmt, offset="") if fmt.offset == "z" else fmt):
             raise QuantizationError(
                 f"{parameter.name} is stored as {form.name}, which the ONNX target does not read; add "
                 "--requantize to convert the weights",
@@ -146,18 +147,22 @@ class Emitter:
         block = form.group or block_of(parameter.columns)
         if block > max(BLOCKS) and block % max(BLOCKS) == 0:
             block = max(BLOCKS)
-        require_fast(bits, block)
+        require_fast(bits, block, "uint8" if self.has_zeros(parameter) else None)
         return block
+
+    def has_zeros(self, parameter: Parameter) -> bool:
+        """Whether the codes of a packed matrix have zero points."""
+        return weight_format(self.form(parameter)).offset == "z"
 
     @property
     def stores_activations(self) -> bool:
         """Whether dense matrices are stored in the dtype of activations."""
         return self.quantization.planes(1)[0].dtype == self.activation
 
-    def store(self, parameter: Parameter, plane: str, dtype: str, shape: tuple[int, ...]) -> str:
-        """An initializer's name. The same plane in another shape is the same bytes."""
+    def store(self, parameter: Parameter, plane: str, dtype: str, shape: tuple[int, ...], blocks: int = 0) -> str:
+        """An initializer's name. The same plane in another shape is the same bytes. ``blocks``: see `Stored`."""
         name = parameter.name if plane == "w" else f"{parameter.name}.{plane}"
-        first = self.stored.setdefault(name, Stored(name, parameter.name, plane, dtype, shape))
+        first = self.stored.setdefault(name, Stored(name, parameter.name, plane, dtype, shape, blocks=blocks))
         if first.shape == shape:
             return name
         alias = f"{name}.{len(shape)}d"
@@ -175,7 +180,16 @@ class Emitter:
 
     def scales(self, parameter: Parameter, trailing: tuple[int, ...] = ()) -> str:
         rows, columns = parameter.shape
-        return self.store(parameter, "s", self.activation, (rows, -(-columns // self.block(parameter)), *trailing))
+        blocks = -(-columns // self.block(parameter))
+        return self.store(parameter, "s", self.activation, (rows, blocks, *trailing), blocks)
+
+    def zeros(self, parameter: Parameter) -> str:
+        """The zero points; "" if there are none."""
+        if not self.has_zeros(parameter):
+            return ""
+        rows, columns = parameter.shape
+        blocks = -(-columns // self.block(parameter))
+        return self.store(parameter, "z", "uint8", (rows, -(-blocks * self.bits(parameter) // 8)), blocks)
 
     def dense(self, parameter: Parameter) -> str:
         return self.store(parameter, "w", self.quantization.planes(1)[0].dtype, parameter.shape)

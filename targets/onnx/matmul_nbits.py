@@ -2,8 +2,9 @@
 against their slow forms.
 
 A matrix (N, K) is a blob (N, ceil(K / block), block * bits / 8) of bytes, within which a lower element has the lower
-bits, and scales (N, ceil(K / block)). Without zero points, a code means code - 2^(bits - 1), as in our formats. If a
-row has one scale, it is repeated for each block.
+bits, and scales (N, ceil(K / block)). Without zero points, a code means code - 2^(bits - 1), as in our formats. Zero
+points are integers of as many bits as the codes, packed along a row in the same order: (N, ceil(blocks * bits / 8)). If
+a row has one scale, it is repeated for each block.
 """
 
 from __future__ import annotations
@@ -58,6 +59,17 @@ def blob_rows(kind: str, words: Array) -> Array:
     halves = (words & np.uint32(0x0F0F0F0F), (words >> np.uint32(4)) & np.uint32(0x0F0F0F0F))
     low, high = (pair_bytes(half) for half in halves)
     return np.ascontiguousarray(low | high << np.uint32(16)).view(np.uint8)
+
+
+def zero_rows(zeros: Array, bits: int) -> Array:
+    """Zero points (N, blocks) as the bytes (N, ceil(blocks * bits / 8)) of a MatMulNBits. Raises QuantizationError for
+    one that is not a whole number of ``bits`` bits.
+    """
+    whole = zeros.astype(np.uint8)
+    if (whole != zeros).any() or whole.max(initial=0) >= 1 << bits:
+        raise QuantizationError(f"ONNX Runtime needs zero points that are whole numbers below {1 << bits}")
+    single = np.unpackbits(whole[..., None], axis=2, count=bits, bitorder="little")
+    return np.packbits(single.reshape(len(whole), -1), axis=1, bitorder="little")
 
 
 def pair_bytes(half: Array) -> Array:

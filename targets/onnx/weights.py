@@ -24,7 +24,7 @@ from nearfar.compiler.pipeline.weights import PACKING_THREADS, blocks, in_order,
 from nearfar.compiler.quant import Quantization, form_of
 
 from .builder import ELEMENT_TYPES
-from .matmul_nbits import blob_rows
+from .matmul_nbits import BITS, blob_rows, zero_rows
 
 # Planes from this size on go to a file of external data; the graph's own file must stay below 2 GB, and is read
 # entirely.
@@ -40,7 +40,8 @@ class Stored:
     """An initializer: plane ``plane`` of a parameter as ``dtype`` and ``shape``, whose first axis is the parameter's
     rows.
 
-    ``alias`` names an initializer with the same bytes in another shape.
+    ``alias`` names an initializer with the same bytes in another shape. ``blocks``: the number of those of a row, for
+    planes with a number for each block.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Stored:
     dtype: str
     shape: tuple[int, ...]
     alias: str | None = None
+    blocks: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -158,9 +160,11 @@ def rows_as_stored(plane: Array, stored: Stored, kind: str) -> bytes:
     """Rows of one of our planes in the dtype and order of an initializer."""
     if stored.plane == "q":
         return blob_rows(kind, plane).tobytes()
-    if stored.plane == "s":
+    if stored.blocks:
         # A scale of ours may belong to several blocks.
-        plane = np.repeat(plane, -(-stored.shape[1] // plane.shape[1]), axis=1)[:, : stored.shape[1]]
+        plane = np.repeat(plane, -(-stored.blocks // plane.shape[1]), axis=1)[:, : stored.blocks]
+    if stored.plane == "z":
+        return zero_rows(plane, BITS[kind]).tobytes()
     # Our planes pad the rows of dense matrices.
     rows = plane[:, : stored.shape[1]] if stored.plane == "w" and plane.ndim > 1 else plane
     if stored.dtype == "float16" and np.abs(rows).max(initial=0) > np.finfo(np.float16).max:

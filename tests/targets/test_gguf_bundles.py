@@ -18,8 +18,9 @@ from tolerances import relative_error
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.formats import load
 from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
-from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
-from nearfar.compiler.runtime.batch import Chunk, make_batch
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_any, compile_model
+from nearfar.compiler.pipeline.target import open_runner
+from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
 
 CONTEXT = 64
 # Sharp attention amplifies differences in the order of sums, and the rounding of the 16-bit activations of CPUs.
@@ -30,7 +31,25 @@ MIXES = {
     "Q5_K_S": {"token_embd": Type.Q8_0, "attn_q": Type.Q5_1, "": Type.Q5_K},
     "Q3_K_L": {"output": Type.Q6_K, "ffn_down": Type.Q5_0, "attn_q": Type.Q2_K, "": Type.Q3_K},
     "Q4_0": {"token_embd": Type.Q8_0, "ffn_down": Type.Q4_1, "": Type.Q4_0},
+    "IQ2_M": {"token_embd": Type.IQ3_S, "attn_v": Type.IQ4_XS, "ffn_down": Type.IQ3_XXS, "": Type.IQ2_S},
+    "TQ1_0": {"token_embd": Type.Q4_K, "attn": Type.TQ2_0, "ffn_up": Type.IQ1_S, "": Type.TQ1_0},
 }
+
+
+def test_mlx_computes_with_codes_of_all_widths(tmp_path: Path) -> None:
+    pytest.importorskip("mlx.core")
+    types = {"token_embd": Type.Q4_1, "attn_v": Type.Q8_0, "attn_k": Type.Q5_0, "ffn_down": Type.Q5_1, "": Type.Q4_K}
+    path, _ = make_gguf(
+        "llama", tmp_path, lambda name: next(kind for part, kind in types.items() if part in name), WIDER
+    )
+    options = CompileOptions(target="mlx", context=CONTEXT, activations=("float32",))
+    bundle = compile_any(str(path), tmp_path / "bundle", options)
+    reference = CheckpointReference(load(str(path)), len(TOKENS))
+    expected = reference.logits(next(iter(reference.hidden([TOKENS]))))
+    runner = open_runner("mlx", bundle, Limits(tokens=64, sequences=1, rows=64, pages=2))
+    found = logits_of(runner, CONTEXT)
+    runner.close()
+    assert relative_error(found, expected) < 1e-3
 
 
 def logits_of(runner: Any, page_size: int) -> npt.NDArray[np.float32]:

@@ -34,7 +34,8 @@ class Unpacked(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class BlockType:
     """``elements`` in ``bytes``. A type has codes of the ``form`` that ``unpack`` gives for blocks (n, B, bytes), or
-    ``floats`` (n, B, elements).
+    ``floats`` (n, B, elements). ``needs_tables``: those of `table_types.py`. ``other``: the type that has the same
+    number in other files.
     """
 
     name: str
@@ -43,6 +44,8 @@ class BlockType:
     form: Codes | None = None
     unpack: Callable[[Bytes], Unpacked] | None = None
     floats: Callable[[Bytes], Floats] | None = None
+    needs_tables: bool = False
+    other: BlockType | None = None
 
 
 def halves(data: Bytes) -> npt.NDArray[np.float16]:

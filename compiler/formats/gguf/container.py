@@ -19,7 +19,8 @@ import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModel, reason_of
 from ..json_file import reject_git_lfs_pointer
-from .block_types import BLOCK_TYPES, BlockType
+from .block_types import BlockType
+from .table_types import TYPES, has_tables
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -137,9 +138,12 @@ class _Reader:
         """Raises unless each tensor begins at the end of the previous one, which detects a different size of a type."""
         tensors: dict[str, StoredTensor] = {}
         expected = 0
-        for name, shape, kind, offset in sorted(infos, key=lambda info: info[3]):
+        placed = sorted(infos, key=lambda info: info[3])
+        ends = [*(info[3] for info in placed[1:]), self._size - start]
+        for (name, shape, stated, offset), end in zip(placed, ends, strict=True):
             if name in tensors:
                 raise self._corrupt(f"tensor {name!r} appears twice")
+            kind = stated if stated.other is None else self._kind_of_size(name, shape, stated, end - offset, alignment)
             if offset != expected:
                 raise self._corrupt(
                     f"tensor {name!r} of type {kind.name} begins at byte {offset} of the data, but byte {expected} is "
@@ -156,6 +160,22 @@ class _Reader:
             expected = -(-(offset + size) // alignment) * alignment
         return tensors
 
+    def _kind_of_size(
+        self, name: str, shape: tuple[int, ...], stated: BlockType, room: int, alignment: int
+    ) -> BlockType:
+        """Which of two types with one number a tensor has, by its bytes and the padding behind them."""
+        kinds = [kind for kind in (stated, stated.other) if kind is not None and shape[-1] % kind.elements == 0]
+        sizes = [math.prod(shape) // kind.elements * kind.bytes for kind in kinds]
+        fitting = [kind for kind, size in zip(kinds, sizes, strict=True) if 0 <= room - size < alignment]
+        if len(fitting) != 1:
+            raise UnsupportedModel(
+                f"{self._path}: tensor {name!r} has type {stated.name}, which stands for different blocks in different "
+                f"versions of llama.cpp, and its {room} bytes do not show which one; convert the model again, to "
+                "another type",
+                file=str(self._path), tensor=name,
+            )  # fmt: skip
+        return fitting[0]
+
     def _tensor_info(self) -> tuple[str, tuple[int, ...], BlockType, int]:
         name = self._text("a tensor's name", MAX_NAME_BYTES)
         axes = self._number("I")
@@ -163,11 +183,17 @@ class _Reader:
             raise self._corrupt(f"tensor {name!r} has {axes} axes")
         shape = tuple(reversed([self._number("Q") for _ in range(axes)]))
         number, offset = self._number("I"), self._number("Q")
-        kind = BLOCK_TYPES.get(number)
+        kind = TYPES.get(number)
         if kind is None:
             raise UnsupportedModel(
                 f"{self._path}: tensor {name!r} has type {number}, which is not known; known: "
-                f"{', '.join(sorted(each.name for each in BLOCK_TYPES.values()))}",
+                f"{', '.join(sorted(each.name for each in TYPES.values()))}",
+                file=str(self._path), tensor=name,
+            )  # fmt: skip
+        if kind.needs_tables and not has_tables():
+            raise UnsupportedModel(
+                f"{self._path}: tensor {name!r} has type {kind.name}, whose tables need a package: pip install "
+                "'nearfar[gguf]'",
                 file=str(self._path), tensor=name,
             )  # fmt: skip
         if 0 in shape or math.prod(shape) >= 2**48 or shape[-1] % kind.elements:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from ...ir.kv_format import hadamard_size
 from ..builder import Array, KernelBuilder, Scalar, number, vector
-from .builder import Isa, floats, pieces, ramp
+from .builder import Isa, pieces, ramp
 from .math import like, take_lanes
 
 
@@ -16,9 +16,7 @@ def rotate(kernel: KernelBuilder, isa: Isa, head_dim: int, row: Array) -> None:
     vectors = {start: kernel.let("element", row[ramp(start, lanes)]) for start, lanes in pieces(head_dim, isa.lanes)}
     lanes_at = dict(pieces(head_dim, isa.lanes))
     while step < size:
-        vectors = {
-            start: kernel.let("element", combined(vectors, start, lanes_at[start], step)) for start in vectors
-        }
+        vectors = {start: kernel.let("element", combined(vectors, start, lanes_at[start], step)) for start in vectors}
         step *= 2
     for start, lanes in lanes_at.items():
         row[ramp(start, lanes)] = vectors[start] * like(vectors[start], size**-0.5)

@@ -124,6 +124,21 @@ __device__ __forceinline__ void unpack_q8_bf16(uint* pairs, uint first, uint sec
   pairs[2] = pair_bf16(code_minus_128(second, 0), code_minus_128(second, 2));
   pairs[3] = pair_bf16(code_minus_128(second, 1), code_minus_128(second, 3));
 }
+// Bytes times a scale plus an offset.
+__device__ __forceinline__ float scaled_code(uint word, uint byte, float scale, float offset) {
+  const float code = __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7540u | byte)) - 8388608.0f;
+  return fmaf(code, scale, offset);
+}
+#define SCALE_CODES(name, pair)                                                                              \
+  __device__ __forceinline__ void name(uint* pairs, uint first, uint second, float scale, float offset) {    \
+    for (int i = 0; i < 4; i++) {                                                                            \
+      const uint word = i < 2 ? first : second;                                                              \
+      const uint byte = i % 2;                                                                               \
+      pairs[i] = pair(scaled_code(word, byte, scale, offset), scaled_code(word, byte + 2, scale, offset));   \
+    }                                                                                                        \
+  }
+SCALE_CODES(scale_codes_f16, pair_f16)
+SCALE_CODES(scale_codes_bf16, pair_bf16)
 __device__ __forceinline__ void unpack_f16_f16(uint* pairs, uint a, uint b, uint c, uint d) {
   pairs[0] = __byte_perm(a, b, 0x5410u);
   pairs[1] = __byte_perm(a, b, 0x7632u);

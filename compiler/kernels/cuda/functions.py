@@ -53,6 +53,13 @@ def unpack_octet(kind: str, dtype: str, address: Scalar, codes: list[Scalar], sc
         perform(f"scale_pairs_{SHORT[dtype]}", address, scale)
 
 
+def scale_codes(dtype: str, address: Scalar, codes: list[Scalar], scale: Scalar, offset: Scalar) -> None:
+    """As `unpack_octet`, for codes in the bytes of two words, which are multiplied by ``scale`` and added to ``offset``
+    in float32.
+    """
+    perform(f"scale_codes_{SHORT[dtype]}", address, *codes, scale, offset)
+
+
 def unknown(value: Scalar) -> Scalar:
     """The same word in a form that the compiler does not recognise as a constant. Store it at once."""
     return result_of("uint32", "unknown", value)

@@ -34,6 +34,7 @@ from ..builder import (
     vector,
 )
 from ..projection import Projection, ProjectionArguments, guard_below
+from .coded_weights import CodedWeights, bytes_of_row
 from .functions import (
     arrive,
     commit_copies,
@@ -183,7 +184,11 @@ def linear_mma(name: str, facts: Projection, shape: MmaShape) -> Kernel:
         for half in range(halves)
         for j in range(shape.tiles)
     ]
-    weights = Weights(kernel, arguments, shape, thread, weight_rows)
+    weights = (
+        Weights(kernel, arguments, shape, thread, weight_rows)
+        if is_plain(facts.weight)
+        else CodedWeights(kernel, arguments, shape.dtype, shape.weight_slots, threads, thread, weight_rows)
+    )
     ahead = shape.stages - 1
     assert ahead >= 1, shape
 
@@ -302,14 +307,19 @@ class SplitSums:
 def shared_bytes(fmt: WeightFormat, shape: MmaShape, *, gated: bool) -> int:
     """The shared memory of a kernel, without that of `SplitSums`."""
     scale = 4 if fmt.scale_dtype and not fmt.per_row else 0
-    row = CHUNK_LOADS[fmt.kind] * size_bytes(fmt.block_dtype) + scale
+    plain = CHUNK_LOADS[fmt.kind] * size_bytes(fmt.block_dtype) + scale if is_plain(fmt) else 0
+    row = plain or bytes_of_row(fmt)
     weights = shape.weight_slots * (2 if gated else 1) * shape.tiles * shape.threads * row
     return weights + shape.stages * shape.parts * (shape.rows // TILE_ROWS) * ELEMENTS * 16
 
 
-def supports(facts: Projection) -> bool:
-    """Whether this weight format can be unpacked to 16 bits: all formats except those with float32 values, or with
-    several float32 scales in a row.
+def is_plain(fmt: WeightFormat) -> bool:
+    """Whether weights are computed in 16 bits: codes of one plane without offsets, whose scales float16 holds or the
+    result is multiplied by.
     """
-    fmt = facts.weight
     return reads_plain(fmt) and fmt.kind in CHUNK_LOADS and (fmt.scale_dtype != "float32" or fmt.per_row)
+
+
+def supports(facts: Projection) -> bool:
+    """Whether this weight format can be unpacked to 16 bits: all formats except float32."""
+    return facts.weight.kind != "f32"

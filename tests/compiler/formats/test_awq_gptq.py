@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from decoder_families import TOKENS
+from onnx_cases import relative_rms
 from quantized_families import (
     MODELS,
     logits_of,
@@ -23,12 +25,15 @@ from quantized_families import (
     write_quantization,
 )
 from safetensors.torch import load_file, save_file
-from tolerances import relative_error
+from tolerances import ONNX_INT8_MODEL, relative_error
 
 from nearfar.compiler.errors import CheckpointError, QuantizationError, RequestError, UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.checkpoint import StoredMatrix
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.pipeline.stored_forms import choose_quantization
+from nearfar.compiler.pipeline.target import open_runner
+from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
 
 pytest.importorskip("onnxruntime_genai.models.loaders.awq")
 
@@ -133,6 +138,22 @@ def test_logits_are_those_of_the_weights_that_another_reader_unpacks(name: str, 
     assert set(checkpoint.stored_forms) == FORMS[name]
     assert any("not in the order of their groups" in note for note in checkpoint.notes) == CASES[name][1]
     assert relative_error(logits_of(tmp_path), logits_with(weights, tmp_path)) < 1e-4
+
+
+@pytest.mark.parametrize("target", ["onnx", "mlx"])
+def test_other_frameworks_compute_with_zero_points(target: str, tmp_path: Path) -> None:
+    pytest.importorskip({"mlx": "mlx.core", "onnx": "onnxruntime"}[target])
+    weights = make(tmp_path / "model", *CASES["awq"])
+    options = CompileOptions(target=target, context=64, activations=("float32",))
+    bundle = compile_any(str(tmp_path / "model"), tmp_path / "bundle", options)
+    runner = open_runner(target, bundle, Limits(tokens=64, sequences=1, rows=64, pages=2))
+    batch = make_batch([Chunk(TOKENS, 0, [0], range(len(TOKENS)))], 64)
+    found = np.array(runner.forward(batch).logits)
+    runner.close()
+    # ONNX Runtime rounds the inputs of its products to 8 bits. The embedding and the head become float16.
+    assert relative_rms(found, logits_with(weights, tmp_path / "model")) < (
+        ONNX_INT8_MODEL if target == "onnx" else 2e-3
+    )
 
 
 def test_reordered_columns_are_not_rounded_again_unless_requested(tmp_path: Path) -> None:

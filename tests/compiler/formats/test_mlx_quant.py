@@ -17,7 +17,9 @@ from tolerances import relative_error
 
 from nearfar.compiler.errors import CheckpointError, UnsupportedModel
 from nearfar.compiler.formats import load
+from nearfar.compiler.formats.mlx_quant import read_quantization
 from nearfar.compiler.formats.packed_columns import unpack_stream
+from nearfar.compiler.formats.safetensors_file import read_safetensors
 from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
 
 pytest.importorskip("mlx.core")
@@ -29,24 +31,33 @@ WIDE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-# For each name: the family, its bits and group size, and the modules with other ones.
-FOLDERS: Mapping[str, tuple[str, int, int, Mapping[str, Any]]] = {
-    "smollm4": ("smollm3", 4, 64, {}),
-    "olmo3": ("olmo2", 3, 32, {"model.layers.0.self_attn.v_proj": {"bits": 6, "group_size": 32}}),
-    "granite5": ("granite", 5, 128, {"model.layers.1.mlp.down_proj": False}),
-}
+# From an embedding of small floats, mlx-lm computes in bfloat16.
+AFFINE_TABLE = {"model.embed_tokens": {"bits": 4, "group_size": 32, "mode": "affine"}}
+# For each name: the family, its bits, group size and mode, the modules with other ones, and the formats that we read.
+FOLDERS: Mapping[str, tuple[str, int, int, str, Mapping[str, Any], set[str]]] = {
+    "smollm4": ("smollm3", 4, 64, "affine", {}, {"q4g64b"}),
+    "olmo3": (
+        "olmo2", 3, 32, "affine", {"model.layers.0.self_attn.v_proj": {"bits": 6, "group_size": 32}},
+        {"q3g32b", "q6g32b"},
+    ),
+    "granite5": ("granite", 5, 128, "affine", {"model.layers.1.mlp.down_proj": False}, {"q5g128b"}),
+    "smollm_mxfp4": ("smollm3", 4, 32, "mxfp4", AFFINE_TABLE, {"q5g32", "q4g32b"}),
+    "olmo_nvfp4": ("olmo2", 4, 16, "nvfp4", AFFINE_TABLE, {"q5g16_f16", "q4g32b"}),
+    "granite_mxfp8": ("granite", 8, 32, "mxfp8", AFFINE_TABLE, {"mxfp8", "q4g32b"}),
+}  # fmt: skip
 SCRIPT = """
 import json, sys
 import mlx.core as mx
 import numpy as np
 from mlx_lm import convert, load
 
-for folder, (bits, group, modules) in json.loads(sys.argv[1]).items():
+for folder, (bits, group, mode, modules) in json.loads(sys.argv[1]).items():
     def choose(path, module, modules=modules):
         if not hasattr(module, "to_quantized"):
             return False
         return modules.get(path, True)
-    convert(folder, folder + "/mlx", quantize=True, q_bits=bits, q_group_size=group, quant_predicate=choose)
+    how = {"q_bits": bits, "q_group_size": group, "q_mode": mode}
+    convert(folder, folder + "/mlx", quantize=True, quant_predicate=choose, **how)
     model, _ = load(folder + "/mlx")
     np.save(folder + "/logits.npy", np.array(model(mx.array([json.loads(sys.argv[2])]))[0].astype(mx.float32)))
 """
@@ -63,7 +74,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
         config = json.loads((found[name] / "config.json").read_text())
         config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
         (found[name] / "config.json").write_text(json.dumps(config))
-    jobs = {str(found[name]): rest for name, (_, *rest) in FOLDERS.items()}
+    jobs = {str(found[name]): rest for name, (_, *rest, _) in FOLDERS.items()}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(jobs), json.dumps(TOKENS)],
         capture_output=True,
@@ -78,11 +89,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_logits_are_those_of_mlx_lm(name: str, folders: Mapping[str, Path]) -> None:
-    _, bits, group, modules = FOLDERS[name]
     checkpoint = load(str(folders[name] / "mlx"))
-    expected = {(bits, group), *((each["bits"], each["group_size"]) for each in modules.values() if each)}
-    forms = {(int(form[1]), int(form[3:].partition("b")[0])) for form in checkpoint.stored_forms}
-    assert forms == expected
+    assert set(checkpoint.stored_forms) == FOLDERS[name][-1]
     reference = CheckpointReference(checkpoint, len(TOKENS))
     found = reference.logits(next(iter(reference.hidden([TOKENS]))))
     assert relative_error(found, np.load(folders[name] / "logits.npy")) < 1e-4
@@ -100,6 +108,27 @@ def test_codes_are_those_of_mlx(bits: int) -> None:
     np.testing.assert_allclose(found.reshape(5, 96), expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize(("mode", "group", "bits"), [("mxfp4", 32, 4), ("nvfp4", 16, 4), ("mxfp8", 32, 8)])
+def test_small_floats_are_those_of_mlx(mode: str, group: int, bits: int, tmp_path: Path) -> None:
+    import mlx.core as mx
+
+    # Every code in every element, and scales of every size that a float holds.
+    rng = np.random.default_rng(bits)
+    words = rng.integers(0, 2**32, (6, 64 * bits // 32), dtype=np.uint32)
+    if bits == 8:
+        # Not a number.
+        words[np.isin(words.view(np.uint8) & 127, 127).reshape(*words.shape, 4).any(axis=2)] = 0x38383838
+    scales = rng.integers(90, 127 if mode == "nvfp4" else 150, (6, 64 // group), dtype=np.uint8)
+    packed, factors = mx.array(words), mx.array(scales)
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), {"x.weight": packed, "x.scales": factors})
+    section = {"mode": mode, "group_size": group, "bits": bits}
+    read = read_quantization(section, "config.json").read_tensors(
+        read_safetensors(tmp_path / "model.safetensors"), tied=False
+    )
+    expected = mx.dequantize(packed, factors, group_size=group, bits=bits, mode=mode, dtype=mx.float32)
+    np.testing.assert_array_equal(read.tensors["x.weight"].rows(0, 6), np.array(expected))
+
+
 def change(folder: Path, target: Path, **values: Any) -> Path:
     """A copy of a folder whose section "quantization" has other values."""
     target.mkdir()
@@ -115,7 +144,9 @@ def change(folder: Path, target: Path, **values: Any) -> Path:
 @pytest.mark.parametrize(
     ("values", "error", "words"),
     [
-        ({"mode": "nvfp4"}, UnsupportedModel, "'mode' is 'nvfp4'"),
+        ({"mode": "nf4"}, UnsupportedModel, "'mode' is 'nf4'"),
+        ({"mode": "mxfp4"}, UnsupportedModel, "'group_size' is 64"),
+        ({"mode": "mxfp4", "group_size": 32}, CheckpointError, "scales has dtype"),
         ({"bits": 7}, UnsupportedModel, "'bits' is 7"),
         ({"group_size": 48}, UnsupportedModel, "'group_size' is 48"),
         ({"rotation": 3}, UnsupportedModel, "unknown key 'rotation'"),

@@ -75,6 +75,13 @@ MMA: tuple[tuple[str, str, str, int, int, dict[str, object]], ...] = (
     ("many_columns", "q2c", "bfloat16", 37, 509, {}),
     ("split", "q4c", "float16", 130, 33, {"gated": True, "norm_eps": EPS}),
     ("many_columns", "q8c", "bfloat16", 97, 19, {"residual": True}),
+    ("one_warp", "q3g16", "float16", 49, 8, {}),
+    ("many_columns", "q4g32b", "bfloat16", 300, 45, {"norm_eps": EPS, "bias": True}),
+    ("split", "q5g32b_f16", "float16", 700, 33, {"gated": True}),
+    ("many_columns", "q4g128z_f16", "float16", 256, 40, {}),
+    ("one_warp", "q8cb", "bfloat16", 130, 19, {}),
+    ("many_rows", "q6g16", "float16", 528, 48, {"residual": True}),
+    ("large", "q2g16b", "float16", 144, 35, {}),
     ("one_warp", "q4f16", "float16", 96, 21, {"activation": "gelu", "up_width": 40, "up_start": 16}),
 )
 

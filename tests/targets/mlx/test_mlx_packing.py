@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from random_planes import random_planes
 from tolerances import BF16_ROUNDING, F32, relative_error
 
 from nearfar.compiler import quant
 from nearfar.compiler.errors import QuantizationError
 from nearfar.compiler.ir.graph import Parameter, Source
+from nearfar.compiler.quant import ROW, Codes
 from nearfar.targets.mlx.packing import Packing
 
 
@@ -38,6 +41,26 @@ def test_mlx_dequantizes_to_the_weights_of_a_plan(name: str, activation: str, gr
     shapes = [shape for _, shape in packing.tensors(parameter(5, 384)).values()]
     assert [array.shape for array in (codes, scales, biases)] == shapes
     assert scales.dtype == biases.dtype == np.dtype(activation)
+
+
+@pytest.mark.parametrize("offset", ["", "z", "b"])
+@pytest.mark.parametrize(("bits", "group"), [(2, 64), (3, 32), (4, 128), (5, 32), (6, 64), (8, 256), (4, ROW)])
+def test_mlx_dequantizes_a_checkpoints_codes(bits: int, group: int, offset: str, mlx: Any) -> None:
+    form = Codes(bits, group, offset)
+    planes = random_planes(form, np.random.default_rng(bits), 7, 768)
+    matrix = replace(parameter(7, 768), form=form.name)
+    packing = Packing(quant.by_name("f32"), "float32")
+    mlx_group, mlx_bits = packing.group_of(matrix) or (0, 0)
+    arrays = [mlx.array(array) for array in packing.pack_planes(matrix, planes)]
+    found = np.array(mlx.dequantize(*arrays, group_size=mlx_group, bits=mlx_bits))
+    np.testing.assert_allclose(found, form.unpack(planes, 768), rtol=1e-5, atol=1e-5)
+    assert [array.shape for array in arrays] == [shape for _, shape in packing.tensors(matrix).values()]
+
+
+def test_groups_that_mlx_lacks_are_refused_by_name() -> None:
+    matrix = replace(parameter(7, 768), form="q6g16")
+    with pytest.raises(QuantizationError, match=r"scales of q6g16, and MLX needs .* --target webgpu, cpu or cuda"):
+        Packing(quant.by_name("f32"), "float32").tensors(matrix)
 
 
 def test_bfloat16_is_rounded_as_mlx_rounds(mlx: Any) -> None:

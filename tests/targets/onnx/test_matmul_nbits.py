@@ -12,8 +12,9 @@ from tolerances import ONNX_INT8_KERNEL
 from nearfar.compiler import quant
 from nearfar.compiler.errors import QuantizationError
 from nearfar.compiler.ir.ops import Array
+from nearfar.compiler.quant import Codes
 from nearfar.targets.onnx.builder import MICROSOFT, Builder
-from nearfar.targets.onnx.matmul_nbits import ACCURACY_LEVEL, BITS, blob_rows, require_fast
+from nearfar.targets.onnx.matmul_nbits import ACCURACY_LEVEL, BITS, blob_rows, require_fast, zero_rows
 
 
 @pytest.mark.parametrize(
@@ -64,6 +65,25 @@ def test_a_product_of_level_4_is_off_by_the_rounding_of_its_inputs(name: str, bl
         assert 0 < error < ONNX_INT8_KERNEL, (rows, k, n)
 
 
+@pytest.mark.parametrize(("bits", "block"), [(2, 64), (4, 32), (4, 128), (8, 32)])
+def test_zero_points_are_those_of_a_checkpoint(bits: int, block: int) -> None:
+    random = np.random.default_rng(bits)
+    for n, k in ((1, 1024), (33, 3 * block), (129, 2048)):
+        form = Codes(bits, block, "z")
+        codes = random.integers(0, 1 << bits, (n, k)).astype(np.uint8)
+        scales = random.uniform(0.5, 1.5, (n, k // block)).astype(np.float32)
+        planes = form.store(codes, scales, random.integers(0, 1 << bits, scales.shape).astype(np.float32))
+        x = random.normal(size=(3, k)).astype(np.float32)
+        error = relative_rms(product(f"q{bits}", block, planes, x), x @ form.unpack(planes, k).T)
+        assert error < ONNX_INT8_KERNEL, (n, k)
+
+
+@pytest.mark.parametrize("zero", [16, 7.5])
+def test_zero_points_that_codes_cannot_hold_are_refused(zero: float) -> None:
+    with pytest.raises(QuantizationError, match="whole numbers below 16"):
+        zero_rows(np.full((1, 1), zero, np.float32), 4)
+
+
 def product(kind: str, block: int, planes: Mapping[str, Array], x: Array) -> Array:
     """x (rows, K) times a packed matrix (N, K), by one node."""
     import onnxruntime
@@ -75,7 +95,8 @@ def product(kind: str, block: int, planes: Mapping[str, Array], x: Array) -> Arr
     codes = builder.constant("codes", blob_rows(kind, planes["q"]).reshape(n, blocks, block * BITS[kind] // 8))
     scales = builder.constant("scales", planes["s"].astype(np.float32).reshape(n, blocks))
     attrs = {"K": k, "N": n, "bits": BITS[kind], "block_size": block, "accuracy_level": ACCURACY_LEVEL}
-    builder.add("MatMulNBits", ["x", codes, scales], "y", domain=MICROSOFT, **attrs)
+    zeros = [builder.constant("zeros", zero_rows(planes["z"], BITS[kind]))] if "z" in planes else []
+    builder.add("MatMulNBits", ["x", codes, scales, *zeros], "y", domain=MICROSOFT, **attrs)
     session = onnxruntime.InferenceSession(builder.model({}).SerializeToString(), providers=["CPUExecutionProvider"])
     y: Array = session.run(None, {"x": x})[0]
     return y

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from ragged import chunked_logits
-from tolerances import F16, F32, KV_Q4, KV_Q4_F32, KV_Q8, KV_Q8_F16, OF_ACTIVATION, relative_error
+from tolerances import F32, KV_Q4, KV_Q4_F32, KV_Q8, KV_Q8_F16, OF_ACTIVATION, relative_error
 
 from nearfar.compiler import quant
 from nearfar.compiler.bundle.folder import open_bundle

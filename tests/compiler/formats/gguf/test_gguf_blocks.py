@@ -11,11 +11,14 @@ from gguf import GGMLQuantizationType as Type
 from gguf_files import SCALES, random_blocks
 
 from nearfar.compiler.formats.checkpoint import StoredMatrix
-from nearfar.compiler.formats.gguf.block_types import BLOCK_TYPES
+from nearfar.compiler.formats.gguf.block_types import BlockType
 from nearfar.compiler.formats.gguf.container import StoredTensor
+from nearfar.compiler.formats.gguf.table_types import TYPES
 from nearfar.compiler.formats.gguf.tensors import GgufTensor, Interleaved, as_tensor
 
 ROWS, COLUMNS = 24, 768
+# The types that the package reads.
+PACKAGED = [number for number in TYPES if number not in (41, 42)]
 
 
 def stored(kind: Type, folder: Path) -> tuple[StoredTensor, np.ndarray]:
@@ -24,10 +27,17 @@ def stored(kind: Type, folder: Path) -> tuple[StoredTensor, np.ndarray]:
         data = random_blocks(kind, (ROWS, COLUMNS), 0.5)
     else:
         rng = np.random.default_rng(kind.value)
-        if kind == Type.MXFP4:
-            data = rng.integers(0, 256, (ROWS, COLUMNS // 32, 17), np.uint8)
+        if kind in (Type.MXFP4, Type.NVFP4):
+            elements, size, scales = (32, 17, 1) if kind == Type.MXFP4 else (64, 36, 4)
+            data = rng.integers(0, 256, (ROWS, COLUMNS // elements, size), np.uint8)
             # Scales near 1.
-            data[..., 0] = rng.integers(120, 134, data.shape[:-1])
+            data[..., :scales] = rng.integers(120, 134, (*data.shape[:-1], scales)) // (1 if scales == 1 else 2)
+            data = data.reshape(ROWS, -1)
+        elif kind == Type.IQ1_M:
+            data = rng.integers(0, 256, (ROWS, COLUMNS // 256, 56), np.uint8)
+            # The four parts of a float16 near 0.01.
+            parts = data[..., 48:].view("<u2")
+            parts[...] = parts & 0x0FFF | np.array([3, 9, 10, 2], np.uint16) << 12
             data = data.reshape(ROWS, -1)
         else:
             data = gguf.quants.quantize(rng.standard_normal((ROWS, COLUMNS)).astype(np.float32), kind)
@@ -35,10 +45,10 @@ def stored(kind: Type, folder: Path) -> tuple[StoredTensor, np.ndarray]:
     path = folder / f"{kind.name}.bin"
     path.write_bytes(bytes(7) + data.tobytes())
     expected = gguf.quants.dequantize(data, kind).reshape(ROWS, COLUMNS)
-    return StoredTensor("w", (ROWS, COLUMNS), BLOCK_TYPES[kind.value], path, 7), expected
+    return StoredTensor("w", (ROWS, COLUMNS), TYPES[kind.value], path, 7), expected
 
 
-@pytest.mark.parametrize("number", BLOCK_TYPES)
+@pytest.mark.parametrize("number", PACKAGED)
 def test_weights_are_those_of_the_package(number: int, tmp_path: Path) -> None:
     kind = Type(number)
     tensor, expected = stored(kind, tmp_path)
@@ -61,7 +71,27 @@ def test_rows_of_heads_are_read_in_the_order_of_the_checkpoint(number: int, tmp_
         np.testing.assert_allclose(matrix.rows(start, stop), original[start:stop], atol=1e-5)
 
 
+@pytest.mark.parametrize(("kind", "bits"), [(TYPES[41], 1), (TYPES[42], 2), (TYPES[42].other, 2)])
+def test_weights_of_one_and_two_bits_are_those_of_ggml(kind: BlockType, bits: int, tmp_path: Path) -> None:
+    # dequantize_row_q1_0 and dequantize_row_q2_0 of ggml-quants.c, one weight after the other.
+    rng = np.random.default_rng(bits)
+    data = rng.integers(0, 256, (2, 256 // kind.elements, kind.bytes), np.uint8)
+    scales = rng.normal(size=data.shape[:2]).astype(np.float16)
+    data[..., :2] = scales[..., None].view(np.uint8)
+    expected = np.empty((2, 256 // kind.elements, kind.elements), np.float32)
+    for row, block, element in np.ndindex(*expected.shape):
+        byte = int(data[row, block, 2 + element * bits // 8])
+        code = byte >> element * bits % 8 & (1 << bits) - 1
+        expected[row, block, element] = (2 * code - 1 if bits == 1 else code - 1) * np.float32(scales[row, block])
+    path = tmp_path / "blocks.bin"
+    path.write_bytes(data.tobytes())
+    matrix = as_tensor("w", StoredTensor("w", (2, 256), kind, path, 0))
+    np.testing.assert_array_equal(matrix.rows(0, 2), expected.reshape(2, 256))
+
+
 def test_every_type_is_known_to_the_package() -> None:
-    for number, kind in BLOCK_TYPES.items():
+    for number, kind in TYPES.items():
+        if number == 42:
+            continue
         assert Type(number).name == kind.name
         assert gguf.GGML_QUANT_SIZES[Type(number)] == (kind.elements, kind.bytes)

@@ -57,6 +57,40 @@ def swap_magic(data: bytearray) -> None:
     data[:4] = b"GGML"
 
 
+def write_types(path: Path, tensors: list[tuple[tuple[int, int], int, int]]) -> Path:
+    """Write a file of zeros with tensors "0", "1" and so on of these shapes, numbers of types and sizes in bytes."""
+    head, data = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), 0), b""
+    for number, ((rows, columns), kind, size) in enumerate(tensors):
+        head += struct.pack("<Q1sIQQIQ", 1, b"%d" % number, 2, columns, rows, kind, len(data))
+        data += bytes(size + -size % 32)
+    path.write_bytes(head + bytes(-len(head) % 32) + data)
+    return path
+
+
+@pytest.mark.parametrize(("elements", "size"), [(64, 18), (128, 34)])
+def test_the_size_of_a_tensor_selects_one_of_two_types_of_a_number(elements: int, size: int, tmp_path: Path) -> None:
+    bytes_of_rows = 8 * 256 // elements * size
+    path = write_types(tmp_path / "file.gguf", [((8, 256), 42, bytes_of_rows), ((8, 256), 42, bytes_of_rows)])
+    tensors = read_container(path).tensors
+    assert [(each.type.name, each.type.elements) for each in tensors.values()] == [("Q2_0", elements)] * 2
+
+
+def test_a_size_that_fits_both_types_of_a_number_or_none_is_refused(tmp_path: Path) -> None:
+    # 216 and 204 bytes end at the same multiple of 32.
+    for size in (216, 96):
+        path = write_types(tmp_path / "file.gguf", [((3, 256), 42, size), ((1, 32), 2, 18)])
+        with pytest.raises(UnsupportedModel, match=r"Q2_0, which stands for different blocks"):
+            read_container(path)
+
+
+def test_types_with_tables_need_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = write_types(tmp_path / "file.gguf", [((1, 256), 16, 66)])
+    assert read_container(path).tensors["0"].type.name == "IQ2_XXS"
+    monkeypatch.setattr("nearfar.compiler.formats.gguf.container.has_tables", lambda: False)
+    with pytest.raises(UnsupportedModel, match="type IQ2_XXS, whose tables need a package: pip install"):
+        read_container(path)
+
+
 def big_endian(data: bytearray) -> None:
     data[4:8] = data[4:8][::-1]
 
