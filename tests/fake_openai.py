@@ -42,7 +42,7 @@ def chunk(text: str = "", *, finish: str | None = None, role: str | None = None,
     return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 5, "model": MODEL, "choices": [choice]}
 
 
-def said(*texts: str, usage: dict[str, Any] | None = None) -> list[Any]:
+def text_chunks(*texts: str, usage: dict[str, Any] | None = None) -> list[Any]:
     """The chunks of a complete chat answer."""
     usage_chunk = [{**chunk(), "choices": [], "usage": usage}] if usage else []
     return [chunk(role="assistant"), *(chunk(text) for text in texts), chunk(finish="stop"), *usage_chunk]
@@ -56,7 +56,9 @@ class FakeOpenAI:
     requests.
     """
 
-    def __init__(self, reply: Callable[[Received], Reply] = lambda _: Reply(chunks=said("hi", usage=USAGE))) -> None:
+    def __init__(
+        self, reply: Callable[[Received], Reply] = lambda _: Reply(chunks=text_chunks("hi", usage=USAGE))
+    ) -> None:
         self.reply = reply
         self.models: list[dict[str, Any]] = [{"id": MODEL, "object": "model", "max_model_len": 128}]
         self.models_status = 200

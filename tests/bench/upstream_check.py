@@ -43,8 +43,12 @@ def check_upstream(upstream: Process, model: str, context: int, log: Path) -> It
 
         events = stream(client, {"model": model, **QUESTION, "stream": True})
         chunks = [json.loads(event) for event in events[:-1]]
-        said = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
-        yield "a streamed chat has the same text", (said, events[-1]) == (expected, "[DONE]"), f"{said!r}, {events[-1]}"
+        streamed = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+        yield (
+            "a streamed chat has the same text",
+            (streamed, events[-1]) == (expected, "[DONE]"),
+            f"{streamed!r}, {events[-1]}",
+        )
         ends = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]]
         yield (
             "it arrived in pieces and ends once",

@@ -26,17 +26,17 @@ def test_an_app_downloads_answers_pauses_and_continues_without_a_network(node: s
     command = [node, "test/phone.mjs", str(tmp_path / "bundle"), str(tmp_path / "documents")]
     found = subprocess.run(command, cwd=PACKAGE, capture_output=True, text=True, timeout=120, check=False)
     assert found.returncode == 0, found.stderr
-    said = json.loads(found.stdout.splitlines()[-1])
-    assert said["target"] == "onnx"
-    assert said["first"] == ["27 + 58 = 85", 0]
-    assert said["texts"] == ["27 + 58 = 85"] * 4
+    output = json.loads(found.stdout.splitlines()[-1])
+    assert output["target"] == "onnx"
+    assert output["first"] == ["27 + 58 = 85", 0]
+    assert output["texts"] == ["27 + 58 = 85"] * 4
     # The engine was unloaded on the memory warning, and loaded again once.
-    assert said["recoveries"] == 1
-    text, cached = said["second"]
+    assert output["recoveries"] == 1
+    text, cached = output["second"]
     assert text == "30 + 12 = 42"
     assert cached > 10
-    assert said["refused"]["code"] == "device_error"
-    assert "no WebAssembly" in said["refused"]["message"]
+    assert output["refused"]["code"] == "device_error"
+    assert "no WebAssembly" in output["refused"]["message"]
 
 
 def test_metro_can_bundle_the_built_package() -> None:

@@ -265,10 +265,10 @@ def test_if_no_bundle_runs_the_error_states_the_reason_for_each(page: Page) -> N
 def test_the_example_of_the_readme_runs_as_it_stands(browser: Browser, address: str) -> None:
     page = browser.new_page()
     page.add_init_script(WITHOUT_WEBGPU)
-    said: list[str] = []
-    page.on("console", lambda message: said.append(message.text))
+    messages: list[str] = []
+    page.on("console", lambda message: messages.append(message.text))
     with page.expect_console_message(lambda message: message.text.startswith("answer:"), timeout=60_000):
         page.goto(f"{address}either.html")
-    assert said[0].startswith("onnx because no bundle for WebGPU runs here; This browser has no WebGPU")
-    assert said[-1] == "answer: 27 + 58 = 85"
+    assert messages[0].startswith("onnx because no bundle for WebGPU runs here; This browser has no WebGPU")
+    assert messages[-1] == "answer: 27 + 58 = 85"
     page.close()

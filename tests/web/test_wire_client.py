@@ -26,8 +26,8 @@ const near = {
   async *generateTokens({ promptIds, maxTokens }) {
     const tokens = [...promptIds];
     for (let count = 0; count < maxTokens; count++) {
-      const said = tokens.reduce((value, token) => (value * 31 + token + 1) % 65521, 0) % 16;
-      tokens.push(tokens.length % 3 === 0 ? (said + 1) % 16 : said);
+      const following = tokens.reduce((value, token) => (value * 31 + token + 1) % 65521, 0) % 16;
+      tokens.push(tokens.length % 3 === 0 ? (following + 1) % 16 : following);
       yield { tokenId: tokens.at(-1), logprob: null, alternatives: [] };
     }
   },

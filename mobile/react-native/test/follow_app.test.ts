@@ -23,7 +23,7 @@ class FakeApp {
     return { remove: () => void this.#listeners.splice(this.#listeners.indexOf(entry), 1) };
   }
 
-  say(type: string, state = ""): void {
+  emit(type: string, state = ""): void {
     for (const [name, listener] of [...this.#listeners]) if (name === type) listener(state);
   }
 
@@ -62,7 +62,7 @@ test("in the background, answers pause and sessions are saved; in the foreground
   const answering = (async () => {
     for await (const { tokenId } of engine.generateTokens({ promptIds: [1, 2, 3], maxTokens: 40 })) {
       found.push(tokenId);
-      if (found.length === 5) app.say("change", "background");
+      if (found.length === 5) app.emit("change", "background");
     }
   })();
   const other = engine.createSession();
@@ -77,7 +77,7 @@ test("in the background, answers pause and sessions are saved; in the foreground
   const runs = log.runs.length;
   await new Promise((resolve) => setTimeout(resolve, 30));
   expect([log.runs.length, found.length < 40]).toEqual([runs, true]);
-  app.say("change", "active");
+  app.emit("change", "active");
   await answering;
   expect(found).toEqual(alone);
   expect([other.messages, errors]).toEqual([session.messages, []]);
@@ -95,14 +95,14 @@ test("on a memory warning, an idle engine unloads the model and loads it again f
     return ids;
   };
   const before = await answer();
-  app.say("memoryWarning");
+  app.emit("memoryWarning");
   await expect.poll(() => log.released).toBe(1);
   expect(await answer()).toEqual(before);
   expect([log.created.length, log.released]).toEqual([2, 1]);
   // An engine that is answering keeps the model.
   for await (const { tokenId } of engine.generateTokens({ promptIds: [4, 5], maxTokens: 5 })) {
     expect(tokenId).toBeGreaterThanOrEqual(0);
-    app.say("memoryWarning");
+    app.emit("memoryWarning");
   }
   expect(log.created.length).toBe(2);
   engine.destroy();

@@ -64,10 +64,10 @@ def unpack_node(root: Path) -> Path | None:
     if not (folder / "node").exists():
         return None
     for packed in (folder / "web").rglob("*"):
-        place = root / packed.relative_to(folder)
-        if packed.is_file() and not place.exists():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(packed, place)
+        target = root / packed.relative_to(folder)
+        if packed.is_file() and not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(packed, target)
     return folder
 
 

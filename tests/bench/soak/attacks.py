@@ -94,8 +94,8 @@ async def gateway(attack: Attack) -> None:
         texts = [*(mark.join(part) for part in cuts[number % len(cuts)]), f" {PRIVATE_MARK}"]
         parts = [{"type": "text", "text": text} for text in texts]
         content: Any = parts if number % 3 else f"{mark.join(SECRET)} {PRIVATE_MARK}"
-        for said in (content, f"{PUBLIC_MARK} {number}"):
-            body = {"model": MODEL, "messages": [{"role": "user", "content": said}], "max_tokens": 4}
+        for content_text in (content, f"{PUBLIC_MARK} {number}"):
+            body = {"model": MODEL, "messages": [{"role": "user", "content": content_text}], "max_tokens": 4}
             await attack.post(CHAT, body, url=attack.gateway_url)
         await asyncio.sleep(PAUSE_SECONDS)
 

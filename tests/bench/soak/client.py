@@ -87,10 +87,10 @@ def folded(stream: str) -> str:
             raise ValueError(chunk["error"]["message"])
         for choice in chunk["choices"]:
             delta = choice.get("delta", {})
-            said = texts.setdefault(choice["index"], [])
-            said.append(choice.get("text") or delta.get("content") or "")
+            pieces = texts.setdefault(choice["index"], [])
+            pieces.append(choice.get("text") or delta.get("content") or "")
             for call in delta.get("tool_calls") or ():
-                said.append(json.dumps(call.get("function")))
+                pieces.append(json.dumps(call.get("function")))
             if choice["finish_reason"] is not None:
                 finishes[choice["index"]] = choice["finish_reason"]
     return json.dumps([["".join(texts[index]), finishes[index]] for index in sorted(texts)])

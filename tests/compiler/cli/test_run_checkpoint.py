@@ -35,8 +35,8 @@ def text_of(capsys: pytest.CaptureFixture[str]) -> object:
 
 @pytest.mark.usefixtures("cache")
 def test_the_demo_model_runs_from_the_cache(light_demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place = bundle_path(CHECKPOINT, default_options())
-    shutil.copytree(light_demo, place)
+    cached = bundle_path(CHECKPOINT, default_options())
+    shutil.copytree(light_demo, cached)
     assert main(["run", "demo", *PROMPT]) == 0
     assert text_of(capsys) == "27 + 58 = 85"
 
@@ -47,22 +47,22 @@ def test_a_checkpoint_is_compiled_for_this_machine(
 ) -> None:
     folder = tmp_path / "model"
     shutil.copytree(CHECKPOINT, folder)
-    place = bundle_path(folder, default_options())
+    cached = bundle_path(folder, default_options())
 
     async def compiled(model: str, options: CompileOptions, progress: Progress) -> Path:
         assert (model, options) == (str(folder), default_options())
         progress("kernels", 1, 1)
-        shutil.copytree(light_demo, place)
-        return place
+        shutil.copytree(light_demo, cached)
+        return cached
 
     # `nearfar serve` is tested with the compiler itself.
     monkeypatch.setattr(default_bundle, "compiled", compiled)
     assert main(["run", str(folder), *PROMPT[:-1]]) == 0
     printed = capsys.readouterr()
     assert printed.out == "27 + 58 = 85\n"
-    assert f"compiled {folder} into the cache: {place}" in printed.err
+    assert f"compiled {folder} into the cache: {cached}" in printed.err
     monkeypatch.undo()
-    monkeypatch.setenv("NEARFAR_CACHE", str(place.parent))
+    monkeypatch.setenv("NEARFAR_CACHE", str(cached.parent))
     assert main(["run", str(folder), *PROMPT[:-1]]) == 0
     assert "compiled" not in capsys.readouterr().err
 

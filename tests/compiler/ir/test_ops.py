@@ -209,10 +209,10 @@ def test_attention_over_permuted_pages_is_softmax_in_a_plain_loop() -> None:
     sequence_of = np.repeat(np.arange(3), new_lengths)
     for row, (position, sequence) in enumerate(zip(positions, sequence_of, strict=True)):
         for head in range(heads):
-            places = [(page_ids[indptr[sequence] + t // page], head // 2, t % page) for t in range(position + 1)]
+            cells = [(page_ids[indptr[sequence] + t // page], head // 2, t % page) for t in range(position + 1)]
             query = q[row].reshape(heads, head_dim)[head].astype(np.float64)
-            weights = [math.exp(query @ kv[p, 0, h, place] / math.sqrt(head_dim)) for p, h, place in places]
-            values = [kv[p, 1, h, place] for p, h, place in places]
+            weights = [math.exp(query @ kv[p, 0, h, offset] / math.sqrt(head_dim)) for p, h, offset in cells]
+            values = [kv[p, 1, h, offset] for p, h, offset in cells]
             expected[row, head] = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
     assert relative_error(found, expected.reshape(found.shape)) < F32
 

@@ -128,9 +128,11 @@ class FakeExecutor:
             self.open -= 1
 
     def _usage(self, choices: int) -> Usage:
-        said = len(self.pieces) * choices
+        num_tokens = len(self.pieces) * choices
         details = PromptTokensDetails(cached_tokens=2)
-        return Usage(prompt_tokens=5, completion_tokens=said, total_tokens=5 + said, prompt_tokens_details=details)
+        return Usage(
+            prompt_tokens=5, completion_tokens=num_tokens, total_tokens=5 + num_tokens, prompt_tokens_details=details
+        )
 
 
 @dataclass

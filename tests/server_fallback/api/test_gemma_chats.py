@@ -83,7 +83,7 @@ def served(bundle: Bundle, work: Callable[[Ask], Awaitable[Result]]) -> Result:
     return asyncio.run(run())
 
 
-def said(answer: Any) -> tuple[str | None, str | None, list[tuple[str, str]], str]:
+def parts_of(answer: Any) -> tuple[str | None, str | None, list[tuple[str, str]], str]:
     """Reasoning, content, calls, and the reason for the end."""
     [choice] = answer.choices
     calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or []]
@@ -99,13 +99,13 @@ def test_the_answer_after_the_reasoning_follows_the_response_format(bundle: Bund
             ask("who", response_format=form(oldest=9)),
             ask("who", thinks=False, response_format=form()),
         )
-        assert said(free) == said(kept) == ("It is Ada.", json.dumps(ADA), [], "stop")
+        assert parts_of(free) == parts_of(kept) == ("It is Ada.", json.dumps(ADA), [], "stop")
         # Without the schema, the model would write 36.
-        reasoning, content, _, reason = said(other)
+        reasoning, content, _, reason = parts_of(other)
         assert (reasoning, reason) == ("It is Ada.", "stop")
         assert json.loads(content or "")["name"] == "Ada"
         assert jsonschema_rs.is_valid(schema(9), json.loads(content or ""))
-        assert said(bare) == (None, json.dumps(ADA), [], "stop")
+        assert parts_of(bare) == (None, json.dumps(ADA), [], "stop")
         assert kept.usage.completion_tokens_details.reasoning_tokens > len("It is Ada.")
 
     served(bundle, work)
@@ -115,7 +115,7 @@ def test_a_budget_ends_the_reasoning_and_the_response_format_holds(bundle: Bundl
     async def work(ask: Ask) -> None:
         # Tokens are bytes, and the label counts towards the budget.
         budget = {"thinking_token_budget": len("thought\nIt is")}
-        reasoning, content, _, reason = said(await ask("who", response_format=form(), extra_body=budget))
+        reasoning, content, _, reason = parts_of(await ask("who", response_format=form(), extra_body=budget))
         assert (reasoning, reason) == ("It is", "stop")
         assert jsonschema_rs.is_valid(schema(99), json.loads(content or ""))
 
@@ -126,11 +126,11 @@ def test_beside_tools_and_a_response_format_the_model_reasons_then_calls_or_answ
     async def work(ask: Ask) -> None:
         for given in ({}, {"response_format": form()}):
             called = await ask("1+2", tools=[ADD], **given)
-            assert said(called) == ("I add.", None, [("add", '{"a":1,"b":2}')], "tool_calls")
+            assert parts_of(called) == ("I add.", None, [("add", '{"a":1,"b":2}')], "tool_calls")
             answered = await ask("who", tools=[ADD], **given)
-            assert said(answered) == ("It is Ada.", json.dumps(ADA), [], "stop")
+            assert parts_of(answered) == ("It is Ada.", json.dumps(ADA), [], "stop")
         # Without tool_choice, the model would answer in JSON.
-        reasoning, content, [(name, arguments)], reason = said(
+        reasoning, content, [(name, arguments)], reason = parts_of(
             await ask("who", tools=[ADD], tool_choice="required", parallel_tool_calls=False)
         )
         assert (reasoning, content, name, reason) == ("It is Ada.", None, "add", "tool_calls")

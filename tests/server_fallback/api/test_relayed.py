@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from asgi import HI, Held, ask_app, run
 from fake_models import FakeModels
-from fake_openai import USAGE, FakeOpenAI, Reply, chunk, running, said
+from fake_openai import USAGE, FakeOpenAI, Reply, chunk, running, text_chunks
 from fastapi import FastAPI
 
 from nearfar.server_fallback.api import sse
@@ -66,7 +66,7 @@ def test_a_stream_has_our_name_and_the_usage_only_if_requested(usage: bool) -> N
         assert await metric(app, "vllm:e2e_request_latency_seconds_count") == 1
         assert 'finished_reason="stop"' in (await ask_app(app, "GET", "/metrics")).text
 
-    with_app(check, Reply(chunks=said(*("abcd" * 10), usage=USAGE)))
+    with_app(check, Reply(chunks=text_chunks(*("abcd" * 10), usage=USAGE)))
 
 
 def test_completions_stream_too() -> None:
@@ -100,7 +100,7 @@ def test_a_failure_before_the_first_text_has_its_status_and_a_later_one_is_an_ev
 
     with_app(early, Reply(chunks=[chunk(role="assistant"), error]))
     with_app(late, Reply(chunks=[chunk(role="assistant"), chunk("a"), chunk("b"), error]))
-    with_app(late_break, Reply(chunks=said(*"abcd"), breaks_after=3))
+    with_app(late_break, Reply(chunks=text_chunks(*"abcd"), breaks_after=3))
 
 
 async def late_break(app: FastAPI, _: UpstreamExecutor) -> None:
@@ -121,7 +121,7 @@ def test_a_client_that_leaves_ends_the_upstreams_answer() -> None:
         await asyncio.sleep(0.1)
         assert await metric(app, "vllm:request_success_total") == 1
 
-    server = with_app(check, Reply(chunks=said(*"abcdefgh" * 9), seconds_between=0.02))
+    server = with_app(check, Reply(chunks=text_chunks(*"abcdefgh" * 9), seconds_between=0.02))
     assert server.hung_up == 1
 
 
@@ -135,4 +135,4 @@ def test_a_deadline_ends_the_stream_with_an_error_and_comments_fill_the_silence(
         assert response.text.count(": keep-alive\n\n") >= 2
         assert json.loads(response.text.split("\n\n")[-2][6:])["error"]["code"] == "deadline_exceeded"
 
-    with_app(check, Reply(chunks=said("a", "b"), seconds_between=0.2))
+    with_app(check, Reply(chunks=text_chunks("a", "b"), seconds_between=0.2))

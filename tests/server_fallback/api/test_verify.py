@@ -47,11 +47,11 @@ def asking(server: LiveServer, **options: Any) -> connect:
     return connect(f"ws://127.0.0.1:{server.port}/v1/nearfar/verify", open_timeout=WAIT_SECONDS, **options)
 
 
-async def say(socket: ClientConnection, message: object) -> None:
+async def send_json(socket: ClientConnection, message: object) -> None:
     await socket.send(message if isinstance(message, str | bytes) else json.dumps(message))
 
 
-async def heard(socket: ClientConnection) -> dict[str, Any]:
+async def received(socket: ClientConnection) -> dict[str, Any]:
     async with asyncio.timeout(WAIT_SECONDS):
         value: dict[str, Any] = json.loads(await socket.recv())
     return value
@@ -60,7 +60,7 @@ async def heard(socket: ClientConnection) -> dict[str, Any]:
 async def closed(socket: ClientConnection) -> int | None:
     """The code with which the server closes the connection."""
     with pytest.raises(ConnectionClosed):
-        await heard(socket)
+        await received(socket)
     return socket.close_code
 
 
@@ -68,20 +68,24 @@ def test_drafts_are_answered_until_the_end() -> None:
     async def work() -> None:
         executor = VerifyingExecutor()
         async with served(executor) as server, asking(server) as socket:
-            await say(socket, opening())
-            assert await heard(socket) == {"type": "opened", "version": 1, "context": 256, "max_drafts": 4}
-            await say(socket, draft(TOKENS[:4]))
-            assert await heard(socket) == {"type": "accepted", "tokens": TOKENS[:5], "cached_tokens": 0}
-            await say(socket, draft([(TOKENS[5] + 1) % VOCAB]))
-            assert await heard(socket) == {"type": "accepted", "tokens": TOKENS[5:6], "cached_tokens": len(PROMPT) + 4}
+            await send_json(socket, opening())
+            assert await received(socket) == {"type": "opened", "version": 1, "context": 256, "max_drafts": 4}
+            await send_json(socket, draft(TOKENS[:4]))
+            assert await received(socket) == {"type": "accepted", "tokens": TOKENS[:5], "cached_tokens": 0}
+            await send_json(socket, draft([(TOKENS[5] + 1) % VOCAB]))
+            assert await received(socket) == {
+                "type": "accepted",
+                "tokens": TOKENS[5:6],
+                "cached_tokens": len(PROMPT) + 4,
+            }
             found = TOKENS[:6]
             while True:
-                await say(socket, draft(TOKENS[len(found) : len(found) + 4]))
-                said = await heard(socket)
-                found += said["tokens"]
-                if "finish_reason" in said:
+                await send_json(socket, draft(TOKENS[len(found) : len(found) + 4]))
+                reply = await received(socket)
+                found += reply["tokens"]
+                if "finish_reason" in reply:
                     break
-            assert (found, said["finish_reason"]) == (TOKENS, "length")
+            assert (found, reply["finish_reason"]) == (TOKENS, "length")
             assert await closed(socket) == 1000
 
     run(work())
@@ -111,12 +115,12 @@ def test_an_invalid_message_is_reported_and_ends_the_connection(
     async def work() -> None:
         async with served() as server, asking(server) as socket:
             for message in messages:
-                await say(socket, message)
-            said = await heard(socket)
-            if said["type"] == "opened":
-                said = await heard(socket)
-            assert said["type"] == "error"
-            assert (said["error"]["code"], said["error"].get("param")) == (code, param)
+                await send_json(socket, message)
+            reply = await received(socket)
+            if reply["type"] == "opened":
+                reply = await received(socket)
+            assert reply["type"] == "error"
+            assert (reply["error"]["code"], reply["error"].get("param")) == (code, param)
             assert await closed(socket) == 4000 + status
 
     run(work())
@@ -126,8 +130,8 @@ def test_a_model_that_does_not_verify_drafts_reports_it() -> None:
     async def work() -> None:
         for executor in (FakeExecutor(), VerifyingExecutor(max_drafts=0)):
             async with served(executor) as server, asking(server) as socket:
-                await say(socket, opening())
-                assert (await heard(socket))["error"]["code"] == "verify_unavailable"
+                await send_json(socket, opening())
+                assert (await received(socket))["error"]["code"] == "verify_unavailable"
                 assert await closed(socket) == 4400
 
     run(work())
@@ -141,8 +145,8 @@ def test_keys_come_in_the_header_or_among_the_protocols_of_a_page() -> None:
         async with served(config=ApiConfig(keys=KEYS)) as server:
             for options in ({"additional_headers": {"Authorization": f"Bearer {KEY}"}}, {"subprotocols": named(KEY)}):
                 async with asking(server, **options) as socket:
-                    await say(socket, opening())
-                    assert (await heard(socket))["type"] == "opened"
+                    await send_json(socket, opening())
+                    assert (await received(socket))["type"] == "opened"
                     # The key is not sent back.
                     assert socket.subprotocol == ("nearfar.verify" if "subprotocols" in options else None)
             for options in (
@@ -151,7 +155,7 @@ def test_keys_come_in_the_header_or_among_the_protocols_of_a_page() -> None:
                 {"subprotocols": ["nearfar.verify", "nearfar.key.~"]},
             ):
                 async with asking(server, **options) as socket:
-                    assert (await heard(socket))["error"]["code"] == "invalid_api_key"
+                    assert (await received(socket))["error"]["code"] == "invalid_api_key"
                     assert await closed(socket) == 4401
 
     run(work())
@@ -163,17 +167,17 @@ def test_an_open_stream_counts_against_its_keys_limit() -> None:
         headers = {"Authorization": f"Bearer {KEY}"}
         async with served(config=ApiConfig(keys=limited)) as server:
             async with asking(server, additional_headers=headers) as first:
-                await say(first, opening())
-                assert (await heard(first))["type"] == "opened"
+                await send_json(first, opening())
+                assert (await received(first))["type"] == "opened"
                 async with asking(server, additional_headers=headers) as second:
-                    assert (await heard(second))["error"]["code"] == "concurrency_limit_exceeded"
+                    assert (await received(second))["error"]["code"] == "concurrency_limit_exceeded"
                     assert await closed(second) == 4429
             # After it disconnects, another one may connect.
             while server.server._service.limits.running:
                 await asyncio.sleep(0.005)
             async with asking(server, additional_headers=headers) as third:
-                await say(third, opening())
-                assert (await heard(third))["type"] == "opened"
+                await send_json(third, opening())
+                assert (await received(third))["type"] == "opened"
 
     run(work())
 
@@ -183,8 +187,8 @@ def test_a_websocket_counts_among_the_connections_until_it_closes() -> None:
         async with served(config=ApiConfig(max_connections=4)) as server:
             limiter, connections = server.server._service.limits, server.server.open_connections
             async with asking(server) as first, asking(server):
-                await say(first, opening())
-                assert (await heard(first))["type"] == "opened"
+                await send_json(first, opening())
+                assert (await received(first))["type"] == "opened"
                 assert (len(connections), limiter.running) == (2, 2)
                 assert limiter.body_bytes == len(json.dumps(opening()))
                 with pytest.raises((ConnectionError, EOFError, InvalidHandshake)):
@@ -202,8 +206,8 @@ def test_pages_of_other_sites_may_not_ask_unless_they_are_listed() -> None:
         ) as server:
             for origin in ("https://example.org", f"http://127.0.0.1:{server.port}"):
                 async with asking(server, origin=origin) as socket:
-                    await say(socket, opening())
-                    assert (await heard(socket))["type"] == "opened"
+                    await send_json(socket, opening())
+                    assert (await received(socket))["type"] == "opened"
             with pytest.raises(InvalidStatus) as refused:
                 await asking(server, origin="https://other.example")
             assert refused.value.response.status_code == 403
@@ -220,15 +224,15 @@ def test_a_client_that_disconnects_ends_its_round_and_a_silent_one_is_disconnect
         executor = VerifyingExecutor(step_seconds=0.1)
         async with served(executor, ApiConfig(draft_timeout_seconds=0.05)) as server:
             async with asking(server) as socket:
-                await say(socket, opening())
-                assert (await heard(socket))["type"] == "opened"
-                assert (await heard(socket))["error"]["code"] == "message_timeout"
+                await send_json(socket, opening())
+                assert (await received(socket))["type"] == "opened"
+                assert (await received(socket))["error"]["code"] == "message_timeout"
                 assert await closed(socket) == 4408
             async with asking(server) as socket:
                 # The length of three steps.
-                await say(socket, opening(prompt=PROMPT * 5))
-                assert (await heard(socket))["type"] == "opened"
-                await say(socket, draft(TOKENS[:4]))
+                await send_json(socket, opening(prompt=PROMPT * 5))
+                assert (await received(socket))["type"] == "opened"
+                await send_json(socket, draft(TOKENS[:4]))
                 while not executor.engine.stats().steps:
                     await asyncio.sleep(0.005)
             while executor.engine.stats().running or server.server._service.limits.running:
@@ -244,10 +248,10 @@ def test_a_deadline_ends_a_stream() -> None:
         executor = VerifyingExecutor(step_seconds=0.5)
         headers = {"X-Request-Timeout-Ms": "1000"}
         async with served(executor) as server, asking(server, additional_headers=headers) as socket:
-            await say(socket, opening(prompt=PROMPT * 6))
-            assert (await heard(socket))["type"] == "opened"
-            await say(socket, draft([]))
-            assert (await heard(socket))["error"]["code"] == "deadline_exceeded"
+            await send_json(socket, opening(prompt=PROMPT * 6))
+            assert (await received(socket))["type"] == "opened"
+            await send_json(socket, draft([]))
+            assert (await received(socket))["error"]["code"] == "deadline_exceeded"
             assert await closed(socket) == 4503
 
     run(work())
@@ -256,11 +260,11 @@ def test_a_deadline_ends_a_stream() -> None:
 def test_a_server_on_its_way_out_ends_streams_between_two_rounds() -> None:
     async def work() -> None:
         async with served() as server, asking(server) as socket:
-            await say(socket, opening())
-            assert (await heard(socket))["type"] == "opened"
+            await send_json(socket, opening())
+            assert (await received(socket))["type"] == "opened"
             server.signal()
-            await say(socket, draft([]))
-            assert (await heard(socket))["error"]["code"] == "unavailable"
+            await send_json(socket, draft([]))
+            assert (await received(socket))["error"]["code"] == "unavailable"
             assert await closed(socket) == 4503
 
     run(work())
@@ -272,10 +276,10 @@ def test_a_stream_is_a_request_of_the_log_and_the_metrics(caplog: pytest.LogCapt
             async with asking(server, additional_headers={"X-Request-Id": "mine"}) as socket:
                 assert socket.response is not None
                 assert socket.response.headers["x-request-id"] == "mine"
-                await say(socket, opening(max_tokens=2))
-                assert (await heard(socket))["type"] == "opened"
-                await say(socket, draft(TOKENS[:1]))
-                assert (await heard(socket))["finish_reason"] == "length"
+                await send_json(socket, opening(max_tokens=2))
+                assert (await received(socket))["type"] == "opened"
+                await send_json(socket, draft(TOKENS[:1]))
+                assert (await received(socket))["finish_reason"] == "length"
                 assert await closed(socket) == 1000
             return server.server._service.metrics.text().decode()
 

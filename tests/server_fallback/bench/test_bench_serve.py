@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_openai import MODEL, FakeOpenAI, Received, Reply, in_a_thread, said
+from fake_openai import MODEL, FakeOpenAI, Received, Reply, in_a_thread, text_chunks
 
 from nearfar.compiler.cli import main
 from nearfar.server_fallback.bench.client import Outcome
@@ -30,7 +30,7 @@ def two_tokens_a_word(received: Received) -> Reply:
         "completion_tokens": count,
         "prompt_tokens_details": {"cached_tokens": 4},
     }
-    return Reply(chunks=said(*["x"] * count, usage=usage))
+    return Reply(chunks=text_chunks(*["x"] * count, usage=usage))
 
 
 def bench(url: str, *arguments: str) -> int:
@@ -101,8 +101,8 @@ def fails_after_the_probe(reply: Callable[[], Reply]) -> Callable[[Received], Re
     ("reply", "message"),
     [
         (Reply(429, {"error": {"message": "too many"}}), "4 x http"),
-        (Reply(chunks=said("a", "b"), breaks_after=2), "4 x RemoteProtocolError"),
-        (Reply(chunks=said()), "4 x the answer had no text"),
+        (Reply(chunks=text_chunks("a", "b"), breaks_after=2), "4 x RemoteProtocolError"),
+        (Reply(chunks=text_chunks()), "4 x the answer had no text"),
         (Reply(chunks=[{"error": {"message": "out of memory"}}]), "out of memory"),
     ],
 )

@@ -68,14 +68,14 @@ def exact(bundle: Bundle, prompt: Sequence[int]) -> FloatArray:
     return logprobs
 
 
-def wanted(bundle: Bundle, prompt: Sequence[int], count: int) -> list[float]:
+def expected_logprobs(bundle: Bundle, prompt: Sequence[int], count: int) -> list[float]:
     """The expected values by definition, from exact log-probabilities. Some of the tokens must be among the likeliest,
     or this compares only estimates.
     """
     rows = exact(bundle, prompt)
     values: list[float] = []
-    for place in range(max(1, len(prompt) - count), len(prompt)):
-        row, token = rows[place - 1], prompt[place]
+    for position in range(max(1, len(prompt) - count), len(prompt)):
+        row, token = rows[position - 1], prompt[position]
         likeliest = np.argsort(-row, kind="stable")[:ALTERNATIVES]
         left = 1 - float(np.exp(row[likeliest].astype(np.float64)).sum())
         values.append(float(row[token]) if token in likeliest else max(math.log(left / (len(row) - ALTERNATIVES)), -30))
@@ -99,23 +99,23 @@ def test_values_are_the_references_and_the_answer_is_as_without(
     tiny_bundle: Path, likely_prompt: list[int], rows: int
 ) -> None:
     bundle = open_bundle(tiny_bundle)
-    model, expected = TokenModel.of(bundle.manifest), wanted(bundle, likely_prompt, ASKED)
+    model, expected = TokenModel.of(bundle.manifest), expected_logprobs(bundle, likely_prompt, ASKED)
     (answer,) = alone(runner_of(bundle, rows), model, [TokenRequest(likely_prompt, 5)])
 
     async def work() -> None:
         engine = TokenEngine(runner_of(bundle, rows), model)
         others = [list(likely_prompt[:length]) for length in (1, 2, 9, 33)]
-        (values, said, _), *beside = await asyncio.gather(
+        (values, token_ids, _), *beside = await asyncio.gather(
             answer_of(engine, likely_prompt), *(answer_of(engine, other) for other in others)
         )
         assert values == pytest.approx(expected, abs=1e-4)
-        assert said == answer
+        assert token_ids == answer
         for other, (reported, _, _) in zip(others, beside, strict=True):
-            assert reported == pytest.approx(wanted(bundle, other, ASKED), abs=1e-4)
+            assert reported == pytest.approx(expected_logprobs(bundle, other, ASKED), abs=1e-4)
         # All of the 64 tokens but the last are in the cache now. Those with log-probabilities are computed again.
-        again, said, cached = await answer_of(engine, likely_prompt)
+        again, token_ids, cached = await answer_of(engine, likely_prompt)
         assert again == pytest.approx(expected, abs=1e-4)
-        assert said == answer
+        assert token_ids == answer
         assert 0 < cached <= len(likely_prompt) - 1 - ASKED
         await engine.close()
 
@@ -139,8 +139,8 @@ def test_mixed_requests_are_answered_as_without_beside_each_other_and_as_pages_r
                     for index, each in enumerate(requests)
                 )
             )
-            for index, ((reported, said, _), request) in enumerate(zip(found, requests, strict=True)):
-                assert said == expected[index]
+            for index, ((reported, token_ids, _), request) in enumerate(zip(found, requests, strict=True)):
+                assert token_ids == expected[index]
                 assert len(reported) == min(index % 3 * 7, len(request.prompt_ids) - 1)
             assert engine.stats().preemptions > 0
             assert engine.stats().generated_tokens == sum(len(tokens) for tokens, _ in expected)
@@ -166,7 +166,7 @@ def test_a_step_takes_no_more_rows_than_the_runner() -> None:
     async def work() -> None:
         runner = HashRunner(Limits(tokens=16, sequences=3, rows=4, pages=30))
         engine = TokenEngine(runner, MODEL)
-        prompts = [[(7 * index + place) % (VOCAB - 1) + 1 for place in range(20)] for index in range(3)]
+        prompts = [[(7 * index + position) % (VOCAB - 1) + 1 for position in range(20)] for index in range(3)]
         await asyncio.gather(*(answer_of(engine, prompt) for prompt in prompts))
         assert max(len(batch.sample_rows) for batch in runner.batches) == 4
         # Rows for prompt log-probabilities are greedy, and store nothing in a slot.

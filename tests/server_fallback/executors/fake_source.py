@@ -182,11 +182,11 @@ def ids(text: str) -> list[int]:
     found: list[int] = []
     for index, part in enumerate(text.replace("</think>", "<think>").split("<think>")):
         if index:
-            found.append(OPEN if text[len(said(found)) :].startswith("<think>") else CLOSE)
+            found.append(OPEN if text[len(text_of(found)) :].startswith("<think>") else CLOSE)
         found += part.encode()
     return found
 
 
-def said(token_ids: Sequence[int]) -> str:
+def text_of(token_ids: Sequence[int]) -> str:
     names = {OPEN: b"<think>", CLOSE: b"</think>"}
     return b"".join(names.get(token_id) or bytes([token_id]) for token_id in token_ids).decode()

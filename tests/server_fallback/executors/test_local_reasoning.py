@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_source import END, HYBRID, OPEN, OPENED, FakeSource, ids, reasoner, said
+from fake_source import END, HYBRID, OPEN, OPENED, FakeSource, ids, reasoner, text_of
 from local_requests import HI, chat, chunks, complete, run
 
 from nearfar.compiler.errors import RequestError
@@ -95,7 +95,7 @@ def test_text_completions_are_not_parsed(tmp_path: Path) -> None:
 def test_thinking_is_switched_off_in_the_template(tmp_path: Path, given: dict[str, Any], off: bool) -> None:
     local, source = reasoner(tmp_path, "Hi <think>")
     assert chat(local, **given).choices[0].message.content == "Hi <think>"
-    assert said(source.requests[0].prompt_ids).endswith("</think>\n\n") == off
+    assert text_of(source.requests[0].prompt_ids).endswith("</think>\n\n") == off
 
 
 def test_a_switch_that_the_template_lacks_is_refused_or_named(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_budget_ends_the_reasoning_and_the_answer_goes_on(tmp_path: Path) -> N
         assert choice.message.reasoning_content == reasoning
         # The source's tokens after those that were replaced by forced ones.
         forced = len(reasoning or "") + len(ids("\n</think>\n\n"))
-        assert choice.message.content == said(ids(wanted)[forced:]).lstrip("\n")
+        assert choice.message.content == text_of(ids(wanted)[forced:]).lstrip("\n")
     # The effort is a budget if the template neither reads it nor has a switch.
     local, source = reasoner(tmp_path, "x" * 1100 + "</think>Yes.", template=OPENED)
     assert chat(local, reasoning_effort="low").choices[0].message.reasoning_content == "x" * 1024
@@ -205,7 +205,7 @@ def test_an_answer_is_returned_unchanged(tmp_path: Path) -> None:
     answer = chat(local).choices[0].message.model_dump(exclude_none=True)
     chat(local, messages=[*HI, answer, {"role": "user", "content": "so?"}])
     received = "[user]hi[assistant]<think>\nHm.\n</think>\n\nYes.[user]so?[assistant]"
-    assert said(source.requests[1].prompt_ids) == received
+    assert text_of(source.requests[1].prompt_ids) == received
     chat(
         local,
         messages=[
@@ -214,7 +214,7 @@ def test_an_answer_is_returned_unchanged(tmp_path: Path) -> None:
             {"role": "user", "content": "so?"},
         ],
     )
-    assert said(source.requests[2].prompt_ids) == received
+    assert text_of(source.requests[2].prompt_ids) == received
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_an_answer_goes_on_from_reasoning_and_content(
 ) -> None:
     local, source = reasoner(tmp_path, "<think>a</think>b", template=template)
     [choice] = chat(local, messages=[*HI, {"role": "assistant", **begun}], continue_final_message=True).choices
-    assert said(source.requests[0].prompt_ids) == f"[user]hi[assistant]{prompt}"
+    assert text_of(source.requests[0].prompt_ids) == f"[user]hi[assistant]{prompt}"
     reasoning, content = answer
     assert (choice.message.reasoning_content, choice.message.content) == (reasoning, content)
 

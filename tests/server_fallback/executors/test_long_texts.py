@@ -106,8 +106,8 @@ CAN_TOKENIZE: dict[str, dict[str, Any]] = {
 }
 
 
-def local_of(folder: Path, place: str) -> tuple[LocalExecutor, Backend]:
-    if place == "embedding":
+def local_of(folder: Path, field: str) -> tuple[LocalExecutor, Backend]:
+    if field == "embedding":
         model = text_model(folder, None, EmbeddingSpec("last_token", normalize=False))
         local = LocalExecutor(FakeSource(""), model)
     else:
@@ -119,24 +119,24 @@ def local_of(folder: Path, place: str) -> tuple[LocalExecutor, Backend]:
     return local, backend
 
 
-@pytest.mark.parametrize("place", REQUESTS)
-def test_a_long_text_is_encoded_off_the_event_loop_wherever_it_stands(place: str, tmp_path: Path) -> None:
-    local, backend = local_of(tmp_path, place)
+@pytest.mark.parametrize("field", REQUESTS)
+def test_a_long_text_is_encoded_off_the_event_loop_wherever_it_stands(field: str, tmp_path: Path) -> None:
+    local, backend = local_of(tmp_path, field)
     with pytest.raises(
         RequestError, match=r"This model's maximum context length is 4096 tokens\. However, .* has 2\d{4} tokens"
     ):
-        asyncio.run(REQUESTS[place](local, LONG))
+        asyncio.run(REQUESTS[field](local, LONG))
     assert backend.threads
     assert threading.main_thread() not in backend.threads
 
 
-@pytest.mark.parametrize("place", REQUESTS)
-def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(place: str, tmp_path: Path) -> None:
-    local, backend = local_of(tmp_path, place)
+@pytest.mark.parametrize("field", REQUESTS)
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(field: str, tmp_path: Path) -> None:
+    local, backend = local_of(tmp_path, field)
     with pytest.raises(
         RequestError, match=r"maximum context length is 4096 tokens\. However, .* has at least 666\d{3} tokens"
     ) as caught:
-        asyncio.run(REQUESTS[place](local, TOO_LONG))
+        asyncio.run(REQUESTS[field](local, TOO_LONG))
     assert caught.value.details["code"] == "context_length_exceeded"
     assert backend.threads == []
 

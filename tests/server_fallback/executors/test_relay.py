@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from fake_openai import USAGE, chunk, said
+from fake_openai import USAGE, chunk, text_chunks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -95,9 +95,9 @@ def one_by_one(values: Sequence[Any], bounds: Bounds) -> list[Any]:
     return asyncio.run(read())
 
 
-def cut(whole: bytes, places: Sequence[int]) -> list[bytes]:
-    places = sorted(place % (len(whole) + 1) for place in places)
-    return [whole[start:stop] for start, stop in zip([0, *places], [*places, len(whole)], strict=True)]
+def cut(whole: bytes, offsets: Sequence[int]) -> list[bytes]:
+    offsets = sorted(offset % (len(whole) + 1) for offset in offsets)
+    return [whole[start:stop] for start, stop in zip([0, *offsets], [*offsets, len(whole)], strict=True)]
 
 
 def events(values: Sequence[Any], style: int = 0) -> bytes:
@@ -132,7 +132,7 @@ def piece(kind: str, text: str, index: int) -> dict[str, Any]:
     st.booleans(),
 )
 def test_the_events_are_those_of_chunks_parsed_one_by_one(
-    pieces: list[tuple[str, str, int]], style: int, places: list[int], tokens: int | None, counts: bool, ends: bool
+    pieces: list[tuple[str, str, int]], style: int, offsets: list[int], tokens: int | None, counts: bool, ends: bool
 ) -> None:
     values = [chunk(role="assistant"), *(piece(*each) for each in pieces)]
     if ends:
@@ -141,7 +141,7 @@ def test_the_events_are_those_of_chunks_parsed_one_by_one(
     bounds = Bounds(choices=2, tokens=tokens, counts_pieces=counts)
     counted = Counted(bounds)
     expected = one_by_one(values, bounds)
-    assert counted.answer(cut(events(values, style), places)) == expected
+    assert counted.answer(cut(events(values, style), offsets)) == expected
     assert counted.usage is not None
     assert counted.usage.model_dump(mode="json", exclude_none=True) == expected[-1]["usage"]
     choices = [choice for value in expected for choice in value["choices"]]
@@ -150,7 +150,7 @@ def test_the_events_are_those_of_chunks_parsed_one_by_one(
 
 
 def test_texts_are_neither_parsed_nor_changed_after_the_first() -> None:
-    values = said("first", *("x" * 500), usage=USAGE)
+    values = text_chunks("first", *("x" * 500), usage=USAGE)
     counted = Counted()
     blocks = list(counted.blocks([events(values)]))
     assert "".join(each["choices"][0]["delta"].get("content", "") for each in counted.objects(blocks[0])) == (
@@ -217,7 +217,7 @@ def test_an_error_in_the_middle_is_raised_after_the_events_before_it(
 def test_no_part_of_an_event_is_sent_before_its_end() -> None:
     whole = events([chunk("a"), chunk("b")])
     counted = Counted()
-    sent = [counted.relay.add(whole[place : place + 1]) for place in range(len(whole))]
+    sent = [counted.relay.add(whole[offset : offset + 1]) for offset in range(len(whole))]
     assert [block.sent.count(b"\n\n") for block in sent if block is not None] == [1, 1]
     assert all(block is None or block.sent.endswith(b"}\n\n") for block in sent)
 

@@ -7,7 +7,7 @@ import random
 from time import monotonic
 
 import pytest
-from fake_openai import MODEL, FakeOpenAI, Reply, running, said
+from fake_openai import MODEL, FakeOpenAI, Reply, running, text_chunks
 from opened_upstreams import ask, text_of, with_upstream
 from waiting import until
 
@@ -93,7 +93,7 @@ def test_a_trial_that_is_cancelled_leaves_the_trial_to_the_next_request(monkeypa
         server.reply = lambda _: Reply(hangs=True)
         with pytest.raises(DeadlineExceeded):
             await ask(executor, Call("r", deadline=monotonic() + 0.05))
-        server.reply = lambda _: Reply(chunks=said("hi"))
+        server.reply = lambda _: Reply(chunks=text_chunks("hi"))
         assert text_of(await ask(executor)) == "hi"
 
     with_upstream(check, server)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_openai import USAGE, chunk, said
+from fake_openai import USAGE, chunk, text_chunks
 from waiting import WAIT_SECONDS
 
 from nearfar.compiler.errors import Unavailable
@@ -55,7 +55,7 @@ def answer(*values: Any, bounds: Bounds = Bounds()) -> tuple[dict[int, str], dic
 
 
 def pieces(count: int, **usage: int) -> list[Any]:
-    return said(*("x" * count), usage={**USAGE, **usage})
+    return text_chunks(*("x" * count), usage={**USAGE, **usage})
 
 
 @pytest.mark.parametrize("end", ["content_filter", "recitation"])
@@ -76,16 +76,16 @@ def test_choices_that_were_not_requested_are_dropped() -> None:
 
 
 def test_text_after_the_end_is_left_out_and_the_usage_is_not() -> None:
-    values = [*said("a"), chunk("b"), chunk("c", finish="length"), {**chunk(), "choices": [], "usage": USAGE}]
+    values = [*text_chunks("a"), chunk("b"), chunk("c", finish="length"), {**chunk(), "choices": [], "usage": USAGE}]
     assert answer(*values) == ({0: "a"}, {0: "stop"}, 2)
     # A stream that never stops is closed.
-    assert answer(*said("a"), *[chunk("b")] * 50, ENDS)[0] == {0: "a"}
+    assert answer(*text_chunks("a"), *[chunk("b")] * 50, ENDS)[0] == {0: "a"}
 
 
 def test_an_answer_is_complete_when_its_end_has_arrived_whatever_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream_answers, "AFTER_END_SECONDS", 0.01)
-    assert answer(*said("a"), ENDS) == ({0: "a"}, {0: "stop"}, 1)
-    assert answer(*said("a"), None) == ({0: "a"}, {0: "stop"}, 1)
+    assert answer(*text_chunks("a"), ENDS) == ({0: "a"}, {0: "stop"}, 1)
+    assert answer(*text_chunks("a"), None) == ({0: "a"}, {0: "stop"}, 1)
     with pytest.raises(Unavailable):
         answer(chunk("a"), ENDS)
 
@@ -94,7 +94,7 @@ def test_tokens_beyond_the_limit_are_cut() -> None:
     limit = Bounds(tokens=3, counts_pieces=True)
     assert answer(*pieces(3, completion_tokens=3), bounds=limit) == ({0: "xxx"}, {0: "stop"}, 3)
     assert answer(*pieces(4, completion_tokens=4), bounds=limit)[:2] == ({0: "xxx"}, {0: "length"})
-    assert answer(*said(*"xxxx"), bounds=limit)[:2] == ({0: "xxx"}, {0: "length"})
+    assert answer(*text_chunks(*"xxxx"), bounds=limit)[:2] == ({0: "xxx"}, {0: "length"})
     assert answer(*pieces(9, completion_tokens=3), bounds=limit)[:2] == ({0: "xxx"}, {0: "length"})
     # Text that was held back arrives in a separate piece.
     assert answer(*pieces(4, completion_tokens=3), bounds=limit)[:2] == ({0: "xxxx"}, {0: "stop"})

@@ -8,7 +8,7 @@ from time import monotonic
 from uuid import UUID, uuid4
 
 import pytest
-from fake_openai import MODEL, USAGE, FakeOpenAI, Received, Reply, chunk, running, said
+from fake_openai import MODEL, USAGE, FakeOpenAI, Received, Reply, chunk, running, text_chunks
 from opened_upstreams import QUESTION, ask, opened, text_of, with_upstream
 from waiting import WAIT_SECONDS, until
 
@@ -30,7 +30,9 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_answer_has_our_name_for_the_model_and_the_usage_last() -> None:
     server = FakeOpenAI(
-        lambda _: Reply(chunks=said("he", "llo", usage={**USAGE, "prompt_tokens_details": {"cached_tokens": None}}))
+        lambda _: Reply(
+            chunks=text_chunks("he", "llo", usage={**USAGE, "prompt_tokens_details": {"cached_tokens": None}})
+        )
     )
 
     async def check(executor: UpstreamExecutor) -> None:
@@ -166,9 +168,11 @@ def scripted(*replies: Reply) -> Callable[[Received], Reply]:
     return lambda _: rest.pop(0)
 
 
-@pytest.mark.parametrize("failure", [Reply(503, {}), Reply(chunks=said("x"), breaks_after=0), Reply(chunks=[LEAVING])])
+@pytest.mark.parametrize(
+    "failure", [Reply(503, {}), Reply(chunks=text_chunks("x"), breaks_after=0), Reply(chunks=[LEAVING])]
+)
 def test_a_request_without_an_answer_is_sent_again(failure: Reply) -> None:
-    server = FakeOpenAI(scripted(failure, failure, Reply(chunks=said("there"))))
+    server = FakeOpenAI(scripted(failure, failure, Reply(chunks=text_chunks("there"))))
 
     async def check(executor: UpstreamExecutor) -> None:
         assert text_of(await ask(executor)) == "there"
@@ -189,7 +193,7 @@ def test_it_is_sent_three_times_at_most() -> None:
 
 
 def test_after_the_first_chunk_a_broken_connection_is_the_clients_to_see() -> None:
-    servers = [FakeOpenAI(lambda _: Reply(chunks=said("one", "two"), breaks_after=2)) for _ in range(2)]
+    servers = [FakeOpenAI(lambda _: Reply(chunks=text_chunks("one", "two"), breaks_after=2)) for _ in range(2)]
 
     async def check(executor: UpstreamExecutor) -> None:
         answer = executor.chat(QUESTION, Call("r"))
@@ -229,7 +233,7 @@ def test_a_killed_replica_leaves_no_request_stuck_and_is_used_again_when_it_is_b
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(circuit, "FIRST_WAIT_SECONDS", 0.2)
-    slow = Reply(chunks=said(*"abcdefgh"), seconds_between=0.01)
+    slow = Reply(chunks=text_chunks(*"abcdefgh"), seconds_between=0.01)
     servers = [FakeOpenAI(lambda _: slow) for _ in range(2)]
 
     async def outcome(executor: UpstreamExecutor) -> str:
@@ -283,7 +287,7 @@ def test_checks_find_a_server_that_came_back_without_a_request(monkeypatch: pyte
 
 def test_a_server_that_is_silent_while_it_works_does_not_count_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream, "CHECK_TIMEOUT_SECONDS", 0.02)
-    server = FakeOpenAI(lambda _: Reply(chunks=said(*"abcdefgh" * 2), seconds_between=0.02))
+    server = FakeOpenAI(lambda _: Reply(chunks=text_chunks(*"abcdefgh" * 2), seconds_between=0.02))
 
     async def check(executor: UpstreamExecutor) -> None:
         server.lists.clear()
@@ -317,11 +321,11 @@ def test_a_deadline_holds_in_the_middle_of_an_answer_too() -> None:
         with pytest.raises(DeadlineExceeded):
             await ask(executor, Call("r", deadline=monotonic() + 0.15))
 
-    with_upstream(check, FakeOpenAI(lambda _: Reply(chunks=said(*"abcdefgh"), seconds_between=0.05)))
+    with_upstream(check, FakeOpenAI(lambda _: Reply(chunks=text_chunks(*"abcdefgh"), seconds_between=0.05)))
 
 
 def test_closing_an_answer_hangs_up() -> None:
-    server = FakeOpenAI(lambda _: Reply(chunks=said(*"abcdefgh" * 9), seconds_between=0.01))
+    server = FakeOpenAI(lambda _: Reply(chunks=text_chunks(*"abcdefgh" * 9), seconds_between=0.01))
 
     async def check(executor: UpstreamExecutor) -> None:
         answer = executor.chat(QUESTION, Call("r"))
@@ -335,7 +339,7 @@ def test_closing_an_answer_hangs_up() -> None:
 
 
 def test_a_closed_executor_ends_running_requests_and_accepts_no_more() -> None:
-    server = FakeOpenAI(lambda _: Reply(chunks=said(*"abcdefgh" * 9), seconds_between=0.02))
+    server = FakeOpenAI(lambda _: Reply(chunks=text_chunks(*"abcdefgh" * 9), seconds_between=0.02))
 
     async def check(executor: UpstreamExecutor) -> None:
         running = asyncio.create_task(ask(executor))

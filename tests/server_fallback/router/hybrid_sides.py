@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from fake_openai import FakeOpenAI, Received, Reply, running, said
+from fake_openai import FakeOpenAI, Received, Reply, running, text_chunks
 from waiting import WAIT_SECONDS
 
 from nearfar.compiler.errors import NearfarError, RequestError
@@ -182,7 +182,7 @@ class FakeFar(FakeOpenAI):
     """A nearfar server: ``answer`` returns the reply to a request for tokens. ``received`` has all requests."""
 
     def __init__(
-        self, answer: Callable[[Received], Reply] = lambda _: Reply(chunks=said("far ", "says", usage=FAR_USAGE))
+        self, answer: Callable[[Received], Reply] = lambda _: Reply(chunks=text_chunks("far ", "says", usage=FAR_USAGE))
     ) -> None:
         super().__init__(self._reply)
         self.answer = answer

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from fake_openai import Reply, running, said
+from fake_openai import Reply, running, text_chunks
 from fastapi import FastAPI
 from hybrid_gateway import NearOpener, gateway
 from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, completion, policy, run
@@ -95,7 +95,7 @@ def served(near: FakeNear, far: FakeFar, rules: dict[str, Any]) -> Iterator[open
 
 
 def test_openais_client_gets_one_answer_across_a_switch() -> None:
-    far = FakeFar(lambda _: Reply(chunks=said("one ", "two ", usage=FAR_USAGE), breaks_after=3))
+    far = FakeFar(lambda _: Reply(chunks=text_chunks("one ", "two ", usage=FAR_USAGE), breaks_after=3))
     ours = {"labels": ["private"], "pin": "near"}
     with elsewhere(far), served(FakeNear("one two three"), far, policy("prefer-far")) as client:
         stream = client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True, extra_body=ours)
@@ -126,7 +126,7 @@ def client_of(app: FastAPI) -> httpx.AsyncClient:
 
 
 def test_the_header_names_the_side_and_the_metrics_count_routes_and_switches() -> None:
-    far = FakeFar(lambda _: Reply(chunks=said("one ", usage=FAR_USAGE), breaks_after=2))
+    far = FakeFar(lambda _: Reply(chunks=text_chunks("one ", usage=FAR_USAGE), breaks_after=2))
     work = responses(
         FakeNear("one two"),
         far,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fake_openai import Reply, said
+from fake_openai import Reply, text_chunks
 from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, ask, completion, hybrid, outcome, policy, run
 
 from nearfar.server_fallback.router.answer import attempt
@@ -51,7 +51,10 @@ def test_far_continues_an_answer_that_near_is_not_sure_of() -> None:
 
 
 def test_a_restarted_answer_is_entirely_far_s() -> None:
-    near, far = FakeNear("one twenty", logprobs=LOGPROBS), FakeFar(lambda _: Reply(chunks=said("two", usage=FAR_USAGE)))
+    near, far = (
+        FakeNear("one twenty", logprobs=LOGPROBS),
+        FakeFar(lambda _: Reply(chunks=text_chunks("two", usage=FAR_USAGE))),
+    )
 
     async def work() -> list[ChatCompletionChunk]:
         async with hybrid(near, far, policy(escalation={"then": "restart", **UNSURE})) as opened:
@@ -80,7 +83,7 @@ def test_a_restarted_answer_is_entirely_far_s() -> None:
     ],
 )
 def test_repetition_and_doubt_escalate(near: FakeNear, escalation: dict[str, Any], reason: str) -> None:
-    far = FakeFar(lambda _: Reply(chunks=said("two", usage=FAR_USAGE)))
+    far = FakeFar(lambda _: Reply(chunks=text_chunks("two", usage=FAR_USAGE)))
     answer = ask(near, far, policy(escalation={"then": "restart", **escalation}))
     assert outcome(answer) == ("two", "far", reason, 0)
 
@@ -160,7 +163,7 @@ def test_the_decision_waits_for_near_no_longer_than_its_first_token_may_take(
     )
     far = FakeFar(
         lambda received: Reply(
-            chunks=completion("far") if "prompt" in (received.body or {}) else said("far", usage=FAR_USAGE)
+            chunks=completion("far") if "prompt" in (received.body or {}) else text_chunks("far", usage=FAR_USAGE)
         )
     )
 

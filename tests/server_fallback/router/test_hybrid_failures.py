@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fake_openai import Received, Reply, said
+from fake_openai import Received, Reply, text_chunks
 from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, ask, completion, hybrid, outcome, policy, run
 
 from nearfar.compiler.errors import DeviceError, NearfarError, RequestError, Unavailable
@@ -30,7 +30,7 @@ def in_turn(*replies: Reply) -> FakeFar:
 
 def breaks_off(*texts: str) -> Reply:
     """The connection breaks after these texts."""
-    return Reply(chunks=said(*texts, usage=FAR_USAGE), breaks_after=len(texts) + 1)
+    return Reply(chunks=text_chunks(*texts, usage=FAR_USAGE), breaks_after=len(texts) + 1)
 
 
 def test_near_continues_the_text_of_a_far_side_that_fails() -> None:
@@ -70,14 +70,20 @@ def test_far_continues_by_token_ids_if_near_fails() -> None:
 
 @pytest.mark.parametrize("other", [{"tools": [{"type": "function", "function": {"name": "f"}}]}, {"logprobs": True}])
 def test_requests_that_token_ids_cannot_express_are_continued_as_text(other: dict[str, Any]) -> None:
-    near, far = FakeNear("one two", LOST, error_at=4), FakeFar(lambda _: Reply(chunks=said("two", usage=FAR_USAGE)))
+    near, far = (
+        FakeNear("one two", LOST, error_at=4),
+        FakeFar(lambda _: Reply(chunks=text_chunks("two", usage=FAR_USAGE))),
+    )
     assert outcome(ask(near, far, policy(), **other)) == ("one two", "far", "near_failed", 4)
     assert far.generated[0]["messages"] == [*QUESTION, {"role": "assistant", "content": "one "}]
     assert far.generated[0]["continue_final_message"] is True
 
 
 def test_an_answer_with_a_format_starts_over_on_the_other_side() -> None:
-    near, far = FakeNear("[1, 2]", LOST, error_at=3), FakeFar(lambda _: Reply(chunks=said("[3]", usage=FAR_USAGE)))
+    near, far = (
+        FakeNear("[1, 2]", LOST, error_at=3),
+        FakeFar(lambda _: Reply(chunks=text_chunks("[3]", usage=FAR_USAGE))),
+    )
     answer = ask(near, far, policy(), response_format={"type": "json_object"})
     assert outcome(answer) == ("[3]", "far", "near_failed", 0)
     assert far.generated[0]["messages"] == QUESTION
@@ -98,7 +104,7 @@ def test_a_policy_may_forbid_the_other_side_to_take_over() -> None:
 
 def test_an_overloaded_far_side_is_retried_once_and_then_near_answers() -> None:
     full = Reply(429, {"error": {"message": "full"}})
-    far = in_turn(full, Reply(chunks=said("well", usage=FAR_USAGE)))
+    far = in_turn(full, Reply(chunks=text_chunks("well", usage=FAR_USAGE)))
     assert outcome(ask(FakeNear(), far, policy("prefer-far"))) == ("well", "far", "prefer", None)
     far = in_turn(full)
     assert outcome(ask(FakeNear(), far, policy("prefer-far"))) == ("near says", "near", "far_failed", None)
@@ -153,7 +159,7 @@ def test_nothing_is_sent_to_a_far_side_whose_known_context_is_too_short() -> Non
 
 
 def test_a_request_that_far_began_to_answer_is_not_sent_again() -> None:
-    far = in_turn(breaks_off("one "), Reply(chunks=said("again", usage=FAR_USAGE)))
+    far = in_turn(breaks_off("one "), Reply(chunks=text_chunks("again", usage=FAR_USAGE)))
     with pytest.raises(Unavailable):
         ask(None, far, policy("far-only", retries=5))
     assert len(far.generated) == 1

@@ -8,7 +8,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from fake_openai import Reply, chunk, said
+from fake_openai import Reply, chunk, text_chunks
 from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, ask, hybrid, outcome, policy, run
 
 from nearfar.compiler.errors import RequestError
@@ -49,7 +49,7 @@ def test_a_server_that_hangs_after_the_finish_reason_has_answered(texts: tuple[s
 
 
 def test_text_beyond_far_s_answer_is_left_out() -> None:
-    chunks = [chunk("b", index=1), *said(*"abcd"), chunk("more")]
+    chunks = [chunk("b", index=1), *text_chunks(*"abcd"), chunk("more")]
     answer = ask(FakeNear(), FakeFar(lambda _: Reply(chunks=chunks)), policy("prefer-far"), max_tokens=2)
     assert outcome(answer) == ("ab", "far", "prefer", None)
     assert [choice.finish_reason for choice in answer.choices] == ["length"]
@@ -90,7 +90,7 @@ def test_near_continues_if_an_invalid_chunk_follows_a_text() -> None:
 
 def test_a_wrong_usage_is_not_a_failure() -> None:
     chunks = [
-        *said("hi"),
+        *text_chunks("hi"),
         {
             **chunk(),
             "choices": [],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fake_openai import Reply, chunk, said
+from fake_openai import Reply, chunk, text_chunks
 from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, ask, outcome, policy
 
 from nearfar.compiler.errors import DeviceError
@@ -26,7 +26,7 @@ def reasoned(*parts: dict[str, str]) -> Reply:
         each = chunk("")
         each["choices"][0]["delta"] = part
         deltas.append(each)
-    start, *_, end, usage = said(usage=FAR_USAGE)
+    start, *_, end, usage = text_chunks(usage=FAR_USAGE)
     return Reply(chunks=[start, *deltas, end, usage])
 
 
@@ -74,7 +74,10 @@ def test_private_reasoning_does_not_leave() -> None:
     "given", [{"reasoning_effort": "low"}, {"enable_thinking": False}, {"chat_template_kwargs": {"a": 1}}]
 )
 def test_requests_with_template_variables_are_handed_over_as_text(given: dict[str, Any]) -> None:
-    near, far = FakeNear("one two", LOST, error_at=4), FakeFar(lambda _: Reply(chunks=said("two", usage=FAR_USAGE)))
+    near, far = (
+        FakeNear("one two", LOST, error_at=4),
+        FakeFar(lambda _: Reply(chunks=text_chunks("two", usage=FAR_USAGE))),
+    )
     assert outcome(ask(near, far, policy(), **given)) == ("one two", "far", "near_failed", 4)
     assert far.generated[0]["messages"][-1]["content"] == "one "
     assert far.generated[0].items() >= given.items()

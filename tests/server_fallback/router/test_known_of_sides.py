@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fake_openai import Reply, said
+from fake_openai import Reply, text_chunks
 from hybrid_sides import ABOUT, FAR_USAGE, FakeFar, FakeNear, hybrid, policy, run
 
 from nearfar.compiler.errors import DeviceError
@@ -65,7 +65,7 @@ def test_only_near_has_a_private_conversation_cached() -> None:
 
 def test_far_has_the_complete_conversation_that_it_continued() -> None:
     near = FakeNear("near", error=DeviceError("gone"), error_at=2)
-    far = FakeFar(lambda _: Reply(chunks=said("xt", usage=FAR_USAGE)))
+    far = FakeFar(lambda _: Reply(chunks=text_chunks("xt", usage=FAR_USAGE)))
 
     async def work() -> tuple[int, int]:
         # Another tokenizer, so that far continues from the text.
@@ -98,7 +98,7 @@ def test_the_far_queue_is_the_server_s_last_report() -> None:
     reports = iter(["1500", "40"])
 
     def reply(_: object) -> Reply:
-        return Reply(chunks=said("hi", usage=FAR_USAGE), headers={QUEUE: next(reports)})
+        return Reply(chunks=text_chunks("hi", usage=FAR_USAGE), headers={QUEUE: next(reports)})
 
     async def work() -> list[float]:
         far = FakeFar(reply)
@@ -119,7 +119,9 @@ def test_the_far_queue_is_the_server_s_last_report() -> None:
 )
 def test_the_wait_in_fars_queue_does_not_count_towards_fars_speed(usage: dict[str, Any], known: bool) -> None:
     async def work() -> float | None:
-        far = FakeFar(lambda _: Reply(chunks=said("far ", "says", usage={**FAR_USAGE, **usage}), seconds_between=0.001))
+        far = FakeFar(
+            lambda _: Reply(chunks=text_chunks("far ", "says", usage={**FAR_USAGE, **usage}), seconds_between=0.001)
+        )
         async with hybrid(FakeNear(), far, policy("prefer-far")) as opened:
             answer: ChatCompletion = await opened.chat.completions.create(messages=FIRST)
             assert answer.usage.queue_ms == (None if known else 3_600_000)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_openai import FakeOpenAI, Received, Reply, in_a_thread, said
+from fake_openai import FakeOpenAI, Received, Reply, in_a_thread, text_chunks
 
 from nearfar.compiler.cli import main
 from nearfar.compiler.runtime.reference import ReferenceRunner
@@ -19,7 +19,7 @@ HARD, EASY = 24, 16
 
 def far_answer(received: Received) -> Reply:
     assert received.body is not None
-    return Reply(chunks=said("forty ", "two"))
+    return Reply(chunks=text_chunks("forty ", "two"))
 
 
 @pytest.fixture

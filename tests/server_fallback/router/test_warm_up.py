@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from byte_executor import ByteExecutor
 from fake_models import FakeExecutor, FakeModels
-from fake_openai import Reply, running, said
+from fake_openai import Reply, running, text_chunks
 from hash_runner import PAGE
 from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, hybrid, outcome, policy, run
 from live_server import live_server
@@ -143,7 +143,7 @@ def test_a_warm_up_counts_in_the_budget_is_paid_for_and_computes_only_the_prompt
 
     async def work() -> None:
         ledger, near = FileLedger(tmp_path / "ledger.json"), PatientNear("abcdef", logprobs=LOGPROBS)
-        far = FakeFar(lambda _: Reply(chunks=said("far", usage=FAR_USAGE)))
+        far = FakeFar(lambda _: Reply(chunks=text_chunks("far", usage=FAR_USAGE)))
         async with (
             running(far),
             await Hybrid.create(near=near, far=Far(far.url), policy=given, ledger=ledger) as opened,

@@ -49,7 +49,7 @@ def far(server: LiveServer, **other: Any) -> FarModel:
     )
 
 
-async def said(source: WireSpeculation, request: TokenRequest = REQUEST) -> tuple[list[int], Completion]:
+async def generated(source: WireSpeculation, request: TokenRequest = REQUEST) -> tuple[list[int], Completion]:
     tokens: list[int] = []
     async for item in source.generate(request):
         if isinstance(item, Completion):
@@ -75,7 +75,7 @@ def test_answers_are_the_far_models_alone_in_fewer_forwards(near_runner: type[Ha
         executor = VerifyingExecutor()
         async with served(executor) as server:
             source = WireSpeculation(near, far(server), draft_tokens)
-            answers = await asyncio.gather(*(said(source, request) for request in requests))
+            answers = await asyncio.gather(*(generated(source, request) for request in requests))
             assert [(tokens, end.finish_reason) for tokens, end in answers] == expected
             assert source.counts.tokens == sum(len(tokens) for tokens, _ in answers)
             if near_runner is HashRunner:
@@ -98,7 +98,7 @@ def test_guesses_made_ahead_are_the_next_draft_if_all_are_accepted() -> None:
         near = TokenEngine(runner, MODEL)
         async with served() as server:
             source = WireSpeculation(near, far(server), 3)
-            assert (await said(source))[0] == tokens
+            assert (await generated(source))[0] == tokens
             assert (source.counts.rounds, source.counts.accepted) == (5, 15)
         # Near computes its prompt and each token but the last exactly once.
         assert sum(len(batch.token_ids) for batch in runner.batches) <= len(PROMPT) + len(tokens)
@@ -113,7 +113,7 @@ def test_far_answers_alone_if_near_fails_or_is_full() -> None:
 
     async def work(near: TokenEngine) -> None:
         async with served() as server:
-            answer, end = await said(WireSpeculation(near, far(server)))
+            answer, end = await generated(WireSpeculation(near, far(server)))
             assert (answer, end.finish_reason, end.completion_tokens) == (tokens, reason, len(tokens))
         await near.close()
 
@@ -142,7 +142,7 @@ def test_tokens_beyond_the_limit_are_cut() -> None:
     async def work() -> None:
         near = TokenEngine(HashRunner(LIMITS), MODEL)
         async with served() as server:
-            answer, end = await said(WithoutLimit(near, far(server)))
+            answer, end = await generated(WithoutLimit(near, far(server)))
             assert (answer, end.finish_reason, end.completion_tokens) == (tokens, "length", len(tokens))
         await near.close()
 
@@ -175,7 +175,7 @@ def test_a_stop_token_of_the_request_ends_the_answer() -> None:
         near = TokenEngine(HashRunner(LIMITS), MODEL)
         async with served() as server:
             request = TokenRequest(PROMPT, 20, stop_token_ids=frozenset({stop}))
-            answer, end = await said(WireSpeculation(near, far(server)), request)
+            answer, end = await generated(WireSpeculation(near, far(server)), request)
             assert (answer, end.finish_reason) == (tokens[: tokens.index(stop)], "stop")
         await near.close()
 
@@ -214,7 +214,7 @@ def test_refusals_of_the_far_side_are_typed_errors(
             if options.get("url", "").startswith("/"):
                 options["url"] = f"http://127.0.0.1:{server.port}{options['url']}"
             with pytest.raises(kind) as refused:
-                await said(WireSpeculation(near, far(server, **options)))
+                await generated(WireSpeculation(near, far(server, **options)))
             assert type(refused.value) is kind
             assert refused.value.details.get("code") == code
         await settled(near)
@@ -234,7 +234,7 @@ def test_parameters_that_drafts_do_not_support_are_errors_before_anything_is_sen
         )
         for request in wrong:
             with pytest.raises(RequestError, match="send the request to the far side alone"):
-                await said(source, request)
+                await generated(source, request)
         assert source.counts.sent_bytes == 0
         await near.close()
 

@@ -55,20 +55,20 @@ def test_every_sequence_of_a_batch_has_its_own_adapter(
     tiny_checkpoints: Mapping[str, Path],
 ) -> None:
     runner = make_runner(bundle, limits=LIMITS)
-    for place, (folder, _) in enumerate(adapters):
+    for adapter, (folder, _) in enumerate(adapters):
         for name, values in read_adapter(folder, bundle.manifest).items():
-            runner.write_state(name, place, values)
+            runner.write_state(name, adapter, values)
     expected = {
-        place: adapted_logits(tiny_checkpoints["qwen3"], adapters[place][1] if place >= 0 else {}, prompt)[-1]
-        for place, prompt in PROMPTS.items()
+        adapter: adapted_logits(tiny_checkpoints["qwen3"], adapters[adapter][1] if adapter >= 0 else {}, prompt)[-1]
+        for adapter, prompt in PROMPTS.items()
     }
     chunks = [
-        Chunk(prompt, 0, [2 * slot, 2 * slot + 1], [len(prompt) - 1], adapter=place)
-        for slot, (place, prompt) in enumerate(PROMPTS.items())
+        Chunk(prompt, 0, [2 * slot, 2 * slot + 1], [len(prompt) - 1], adapter=adapter)
+        for slot, (adapter, prompt) in enumerate(PROMPTS.items())
     ]
     together = runner.forward(make_batch(chunks, 16)).logits
-    for row, place in zip(together, PROMPTS, strict=True):
-        assert relative_error(row, expected[place]) < F32, place
+    for row, adapter in zip(together, PROMPTS, strict=True):
+        assert relative_error(row, expected[adapter]) < F32, adapter
     # Without an adapter in the batch, the steps for them are left out.
     alone = runner.forward(make_batch([chunks[0]], 16)).logits[0]
     assert relative_error(alone, expected[-1]) < F32

@@ -92,9 +92,9 @@ STORED_TEMPLATES = ("vector_128_32_4_1", "vector_64_16_2_2", "subgroup_128_4", "
 
 def stored_projection_cases() -> Iterator[Case]:
     """Every format with every template, with the projections in turn. Some also run on Dawn."""
-    for place, quantization in enumerate(STORED_FORMATS):
+    for index, quantization in enumerate(STORED_FORMATS):
         for number, template in enumerate(STORED_TEMPLATES):
-            columns, outputs, options = STORED_PROJECTIONS[(place + number) % len(STORED_PROJECTIONS)]
+            columns, outputs, options = STORED_PROJECTIONS[(index + number) % len(STORED_PROJECTIONS)]
             fmt, left_out = ALL_FORMATS[quantization], set[str]()
             if template.endswith("float16") and not fmt.per_row:
                 # Weights that are rounded to float16 give sums that round to the other multiple of a step.
@@ -115,8 +115,8 @@ def projection_cases() -> Iterator[Case]:
     for templates in (VECTORS, SUBGROUPS, TILES):
         for number, template in enumerate(templates):
             for turn, (columns, outputs, options) in enumerate(PROJECTIONS):
-                for place, quantization in enumerate(FORMATS):
-                    in_turn = (number + turn + place) % len(FORMATS) == 0
+                for index, quantization in enumerate(FORMATS):
+                    in_turn = (number + turn + index) % len(FORMATS) == 0
                     if number == 0 or in_turn:
                         case = projection_case(template, quantization, columns, outputs, options)
                         # SwiftShader takes a second or two to compile a kernel with workgroup memory: each template

@@ -12,15 +12,15 @@ const CHAT = [
   message("assistant", "2"),
   message("user", "three"),
 ];
-const said = (messages: readonly ChatMessage[] | null): string | undefined =>
+const contentsOf = (messages: readonly ChatMessage[] | null): string | undefined =>
   messages?.map(({ content }) => content).join(" ");
 /** Ten tokens per message. */
 const count = (messages: readonly ChatMessage[]): Promise<number> => Promise.resolve(10 * messages.length);
 
 test("the oldest questions are dropped with their answers, and the system prompt and the last question stay", () => {
-  expect(said(withoutOldest(CHAT, 0))).toBe("sys one 1 two 2 three");
-  expect(said(withoutOldest(CHAT, 1))).toBe("sys two 2 three");
-  expect(said(withoutOldest(CHAT, 2))).toBe("sys three");
+  expect(contentsOf(withoutOldest(CHAT, 0))).toBe("sys one 1 two 2 three");
+  expect(contentsOf(withoutOldest(CHAT, 1))).toBe("sys two 2 three");
+  expect(contentsOf(withoutOldest(CHAT, 2))).toBe("sys three");
   expect(withoutOldest(CHAT, 3)).toBeNull();
 });
 
@@ -34,7 +34,7 @@ test.each([
 ])("for a context of %d tokens beside the answer's room, %d turns are dropped", async (context, dropped) => {
   const fitted = await fitMessages(CHAT, context + 15, 15, count);
   expect(fitted.dropped).toBe(dropped);
-  expect(said(fitted.messages)).toBe(said(withoutOldest(CHAT, dropped)));
+  expect(contentsOf(fitted.messages)).toBe(contentsOf(withoutOldest(CHAT, dropped)));
 });
 
 test("the room of an answer is its longest length, at most a quarter of the context", () => {

@@ -45,13 +45,13 @@ export abstract class FakeSocket implements SocketLike {
 
   protected abstract answer(message: Message): void;
 
-  protected say(message: unknown): void {
+  protected reply(message: unknown): void {
     this.onmessage?.({ data: typeof message === "string" ? message : JSON.stringify(message) });
   }
 
   /** Send the reason, then close with the status, like the server. */
   protected refuse(code: string, status: number): void {
-    this.say({ type: "error", error: { message: code, type: "invalid_request_error", code } });
+    this.reply({ type: "error", error: { message: code, type: "invalid_request_error", code } });
     this.onclose?.({ code: 4000 + status });
   }
 }

@@ -38,8 +38,8 @@ describe("who answers", () => {
     ["prefer-far", { labels: ["private"] }, "near by", "near", "private"],
   ])("in mode %s with %j: %s", async (mode, rest, text, side, reason) => {
     const { nf } = await setUp({ policy: { mode } });
-    const whole = await nf.chat.completions.create({ messages: MESSAGES, ...rest } as never);
-    expect(whole).toMatchObject({
+    const complete = await nf.chat.completions.create({ messages: MESSAGES, ...rest } as never);
+    expect(complete).toMatchObject({
       object: "chat.completion",
       choices: [{ message: { role: "assistant", content: text }, finish_reason: "stop" }],
       route: { side, reason, switched_at: null },
@@ -56,7 +56,7 @@ describe("who answers", () => {
       expect.anything(),
       "assistant",
     ]);
-    expect(chunks.at(-1)?.usage?.completion_tokens).toBe(whole.usage.completion_tokens);
+    expect(chunks.at(-1)?.usage?.completion_tokens).toBe(complete.usage.completion_tokens);
     expect(new Set(chunks.map(({ id }) => id)).size).toBe(1);
   });
 
@@ -311,9 +311,9 @@ describe("when a side breaks", () => {
       scripts: [{ text: "near, ", then: new DeviceError("lost") }],
       far: [{ texts: ["then far"] }],
     });
-    const whole = await nf.chat.completions.create({ messages: MESSAGES });
-    expect(whole.choices[0]?.message.content).toBe("near, then far");
-    expect(whole.route).toMatchObject({ side: "far", reason: "near_failed", switched_at: 6 });
+    const complete = await nf.chat.completions.create({ messages: MESSAGES });
+    expect(complete.choices[0]?.message.content).toBe("near, then far");
+    expect(complete.route).toMatchObject({ side: "far", reason: "near_failed", switched_at: 6 });
     expect(far.bodies[0]).toMatchObject({
       continue_final_message: true,
       messages: [QUESTION, { role: "assistant", content: "near, " }],
@@ -341,9 +341,9 @@ describe("when a side breaks", () => {
       policy: { mode: "prefer-far" },
       far: ["refused", { texts: ["far", " away"] }],
     });
-    const whole = nf.chat.completions.create({ messages: MESSAGES });
+    const complete = nf.chat.completions.create({ messages: MESSAGES });
     await clock.pass(200);
-    expect((await whole).route).toMatchObject({ side: "far", reason: "prefer" });
+    expect((await complete).route).toMatchObject({ side: "far", reason: "prefer" });
     expect(far.chats.length).toBe(2);
   });
 
@@ -352,11 +352,11 @@ describe("when a side breaks", () => {
       policy: { mode: "prefer-far" },
       far: [{ status: 429, headers: { "Retry-After": "3" } }, { texts: ["far", " away"] }],
     });
-    const whole = nf.chat.completions.create({ messages: MESSAGES });
+    const complete = nf.chat.completions.create({ messages: MESSAGES });
     await clock.pass(2900);
     expect(far.chats.length).toBe(1);
     await clock.pass(200);
-    expect((await whole).choices[0]?.message.content).toBe("far away");
+    expect((await complete).choices[0]?.message.content).toBe("far away");
   });
 
   test.each([
@@ -366,8 +366,8 @@ describe("when a side breaks", () => {
     [307, {}, { route: { side: "near", reason: "far_failed" } }],
   ])("status %i of the server", async (status, error, result) => {
     const { nf } = await setUp({ policy: { mode: "prefer-far", retries: 0 }, far: [{ status, error }] });
-    const whole = nf.chat.completions.create({ messages: MESSAGES }).catch((reason: unknown) => reason);
-    expect(await whole).toMatchObject(result);
+    const complete = nf.chat.completions.create({ messages: MESSAGES }).catch((reason: unknown) => reason);
+    expect(await complete).toMatchObject(result);
   });
 
   const CONTEXT_FULL = {
@@ -398,9 +398,9 @@ describe("when a side breaks", () => {
         scripts: [LOST, { text: "EFGH" }],
         far: [CONTEXT_FULL],
       });
-      const whole = await nf.chat.completions.create({ messages: MESSAGES });
-      expect(whole.route).toMatchObject({ side: "near", reason: "prefer", switched_at: null });
-      expect(whole.choices[0]?.message.content).toBe("abcdEFGH");
+      const complete = await nf.chat.completions.create({ messages: MESSAGES });
+      expect(complete.route).toMatchObject({ side: "near", reason: "prefer", switched_at: null });
+      expect(complete.choices[0]?.message.content).toBe("abcdEFGH");
       expect(far.chats.length).toBe(1);
     },
   );
@@ -409,8 +409,8 @@ describe("when a side breaks", () => {
     const far = new FakeFar();
     far.about = { api_version: 1, models: [{ id: "big", context: 64, tools: true }] };
     const { nf } = await setUp({ policy: { mode: "prefer-far" }, far });
-    const whole = await nf.chat.completions.create({ messages: MESSAGES, max_tokens: 64 });
-    expect(whole.route).toMatchObject({ side: "near", reason: "context" });
+    const complete = await nf.chat.completions.create({ messages: MESSAGES, max_tokens: 64 });
+    expect(complete.route).toMatchObject({ side: "near", reason: "context" });
     expect(far.chats).toEqual([]);
   });
 
@@ -419,9 +419,9 @@ describe("when a side breaks", () => {
       policy: { mode: "prefer-far", timeouts: { far_first_token_ms: 500 } },
       far: ["silent"],
     });
-    const whole = nf.chat.completions.create({ messages: MESSAGES });
+    const complete = nf.chat.completions.create({ messages: MESSAGES });
     await clock.pass(600);
-    expect((await whole).route).toMatchObject({ side: "near", reason: "far_timeout", switched_at: null });
+    expect((await complete).route).toMatchObject({ side: "near", reason: "far_timeout", switched_at: null });
     expect(far.chats[0]?.aborted).toBe(true);
   });
 
@@ -431,10 +431,10 @@ describe("when a side breaks", () => {
       scripts: [{ text: " near" }],
       far: [{ texts: ["far"], then: "hang" }],
     });
-    const whole = nf.chat.completions.create({ messages: MESSAGES });
+    const complete = nf.chat.completions.create({ messages: MESSAGES });
     await clock.pass(400);
-    expect((await whole).choices[0]?.message.content).toBe("far near");
-    expect((await whole).route).toMatchObject({ side: "near", reason: "far_timeout", switched_at: 3 });
+    expect((await complete).choices[0]?.message.content).toBe("far near");
+    expect((await complete).route).toMatchObject({ side: "near", reason: "far_timeout", switched_at: 3 });
   });
 
   test("a late near is hedged with far, whose first token wins", async () => {
@@ -442,10 +442,10 @@ describe("when a side breaks", () => {
       policy: { timeouts: { hedge_after_ms: 200 } },
       scripts: [{ text: "", then: "hang" }],
     });
-    const whole = nf.chat.completions.create({ messages: MESSAGES });
+    const complete = nf.chat.completions.create({ messages: MESSAGES });
     await clock.pass(199);
     await clock.pass(1);
-    expect((await whole).route).toMatchObject({ side: "far", reason: "near_late", switched_at: null });
+    expect((await complete).route).toMatchObject({ side: "far", reason: "near_late", switched_at: null });
     await turns();
     expect(source.running).toBe(0);
   });
@@ -498,11 +498,11 @@ describe("when a side breaks", () => {
       far: ["silent"],
     });
     const controller = new AbortController();
-    const whole = nf.chat.completions.create({ messages: MESSAGES }, { signal: controller.signal });
+    const complete = nf.chat.completions.create({ messages: MESSAGES }, { signal: controller.signal });
     await clock.pass(10);
     expect([source.running, far.chats.length]).toEqual([1, 1]);
     controller.abort(new Error("enough"));
-    await expect(whole).rejects.toThrow("enough");
+    await expect(complete).rejects.toThrow("enough");
     await turns();
     expect([source.running, far.chats[0]?.aborted]).toEqual([0, true]);
 
@@ -549,8 +549,8 @@ describe("escalation", () => {
       scripts: [LOST],
       far: Object.assign(far, { about }),
     });
-    const whole = await nf.chat.completions.create({ messages: MESSAGES, max_completion_tokens: 10, seed: 7 });
-    expect([whole.choices[0]?.message.content, whole.route?.switched_at]).toEqual(["abcd…far", 4]);
+    const complete = await nf.chat.completions.create({ messages: MESSAGES, max_completion_tokens: 10, seed: 7 });
+    expect([complete.choices[0]?.message.content, complete.route?.switched_at]).toEqual(["abcd…far", 4]);
     expect(far.requests.slice(1).map(({ url }) => url)).toEqual([
       "http://far.test/tokenize",
       "http://far.test/v1/completions",
@@ -568,9 +568,9 @@ describe("escalation", () => {
 
   test("with restart far starts over, and the complete answer has nothing of near's", async () => {
     const { nf, far } = await setUp({ policy: { escalation: { ...WATCHED, then: "restart" } }, scripts: [LOST] });
-    const whole = await nf.chat.completions.create({ messages: MESSAGES });
-    expect(whole.choices[0]?.message.content).toBe("far away");
-    expect(whole.route).toMatchObject({ side: "far", reason: "escalated_logprob", switched_at: 0 });
+    const complete = await nf.chat.completions.create({ messages: MESSAGES });
+    expect(complete.choices[0]?.message.content).toBe("far away");
+    expect(complete.route).toMatchObject({ side: "far", reason: "escalated_logprob", switched_at: 0 });
     expect(far.bodies[0]?.messages).toEqual(MESSAGES);
   });
 
@@ -580,8 +580,8 @@ describe("escalation", () => {
       scripts: [LOST, { text: "ij" }],
       far: ["refused"],
     });
-    const whole = await nf.chat.completions.create({ messages: MESSAGES });
-    expect([whole.choices[0]?.message.content, whole.route?.side]).toEqual(["abcdij", "near"]);
+    const complete = await nf.chat.completions.create({ messages: MESSAGES });
+    expect([complete.choices[0]?.message.content, complete.route?.side]).toEqual(["abcdij", "near"]);
   });
 
   test("far answers again from the start if near's answer is not the requested JSON", async () => {
@@ -590,17 +590,17 @@ describe("escalation", () => {
       near: lawless({ text: "no JSON" }),
       far: [{ texts: ['{"a"', ":1}"] }],
     });
-    const whole = await nf.chat.completions.create({ messages: MESSAGES, response_format: { type: "json_object" } });
-    expect(whole.choices[0]?.message.content).toBe('{"a":1}');
-    expect(whole.route).toMatchObject({ side: "far", reason: "escalated_schema", switched_at: 0 });
+    const complete = await nf.chat.completions.create({ messages: MESSAGES, response_format: { type: "json_object" } });
+    expect(complete.choices[0]?.message.content).toBe('{"a":1}');
+    expect(complete.route).toMatchObject({ side: "far", reason: "escalated_schema", switched_at: 0 });
     expect(far.bodies[0]).not.toHaveProperty("continue_final_message");
   });
 
   test("the caller gets the requested log-probabilities, with the requested number of alternatives", async () => {
     const { nf } = await setUp({ policy: { escalation: { ...WATCHED, max_mean_entropy: 9 } } });
-    const whole = await nf.chat.completions.create({ messages: MESSAGES, logprobs: true });
+    const complete = await nf.chat.completions.create({ messages: MESSAGES, logprobs: true });
     expect(
-      whole.choices[0]?.logprobs?.content?.map(({ token, top_logprobs: others }) => [token, others.length]),
+      complete.choices[0]?.logprobs?.content?.map(({ token, top_logprobs: others }) => [token, others.length]),
     ).toEqual(Array.from("near by", (token) => [token, 0]));
   });
 });
@@ -670,11 +670,11 @@ describe("private texts", () => {
         scripts,
       });
       const before = far.requests.length;
-      const whole = nf.chat.completions
+      const complete = nf.chat.completions
         .create({ messages: MESSAGES, ...params } as never)
         .catch((error: unknown) => error);
       await clock.pass(30_000);
-      expect(await whole).toMatchObject(
+      expect(await complete).toMatchObject(
         scripts === broken ? { code: "device_error" } : { route: { side: "near", reason: "private" } },
       );
       expect(far.requests.length).toBe(before);

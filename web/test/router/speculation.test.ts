@@ -35,17 +35,22 @@ class Guesser implements TokenSource {
   async *generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
     this.requests.push(request);
     const { promptIds, maxTokens = Infinity, signal } = request;
-    const said = bytes(ANSWER)
+    const answerIds = bytes(ANSWER)
       .map((id, index) => (index % 5 === 4 ? id + 1 : id))
       .slice(promptIds.length - PROMPT.length)
       .slice(0, maxTokens);
-    for (const tokenId of said) {
+    for (const tokenId of answerIds) {
       await Promise.resolve();
       signal?.throwIfAborted();
       if (this.failure !== null) throw this.failure;
       yield { tokenId, logprob: null, alternatives: [] };
     }
-    return { finishReason: "stop", promptTokens: promptIds.length, cachedTokens: 0, completionTokens: said.length };
+    return {
+      finishReason: "stop",
+      promptTokens: promptIds.length,
+      cachedTokens: 0,
+      completionTokens: answerIds.length,
+    };
   }
 }
 
@@ -61,13 +66,13 @@ class Verifier extends FakeSocket {
 
   protected override answer({ type, tokens = [] }: Message): void {
     if (type === "open") {
-      this.say({ type: "opened", version: 1, context: 4096, max_drafts: 8 });
+      this.reply({ type: "opened", version: 1, context: 4096, max_drafts: 8 });
       return;
     }
     const wrong = tokens.findIndex((token, index) => token !== this.#left[index]);
     const accepted = this.#left.slice(0, (wrong < 0 ? tokens.length : wrong) + 1);
     this.#left = this.#left.slice(accepted.length);
-    this.say({
+    this.reply({
       type: "accepted",
       tokens: accepted,
       cached_tokens: 0,
@@ -97,8 +102,8 @@ class Blocked extends Verifier {
 
 /** Breaks after the first tokens. */
 class Breaking extends Verifier {
-  protected override say(message: { readonly type?: string }): void {
-    super.say(message);
+  protected override reply(message: { readonly type?: string }): void {
+    super.reply(message);
     if (message.type === "accepted") setImmediate(() => this.onclose?.({ code: 1006 }));
   }
 }

@@ -77,7 +77,7 @@ class Server extends FakeSocket {
       }
       this.#tokens = [...(message.prompt ?? [])];
       this.#left = message.max_tokens ?? TOKENS;
-      this.say({ type: "opened", version: 1, context: 512, max_drafts: 8 });
+      this.reply({ type: "opened", version: 1, context: 512, max_drafts: 8 });
       return;
     }
     const accepted: number[] = [];
@@ -88,7 +88,7 @@ class Server extends FakeSocket {
       if (token !== draft || accepted.length === this.#left) break;
     }
     this.#left -= accepted.length;
-    this.say({
+    this.reply({
       type: "accepted",
       tokens: accepted,
       cached_tokens: 0,
@@ -101,7 +101,7 @@ class Server extends FakeSocket {
 function socketThat(
   type: string,
   does: (socket: {
-    say: (message: unknown) => void;
+    reply: (message: unknown) => void;
     fail: (code: string, status: number) => void;
     drop: () => void;
   }) => void,
@@ -111,8 +111,8 @@ function socketThat(
       if (message.type !== type) super.answer(message);
       else
         does({
-          say: (said) => {
-            this.say(said);
+          reply: (response) => {
+            this.reply(response);
           },
           fail: (code, status) => {
             this.refuse(code, status);
@@ -140,7 +140,7 @@ function source(
   });
 }
 
-async function said(
+async function generated(
   from: WireSpeculation,
   request: Partial<TokenRequest> = {},
 ): Promise<{ tokens: number[]; end: Completion }> {
@@ -161,7 +161,7 @@ test.each([
   ["failing", new FakeNear(() => false, 512, 1)],
 ])("a near model that is %s gives the far model's answer", async (_, near) => {
   const from = source(near);
-  const { tokens, end } = await said(from);
+  const { tokens, end } = await generated(from);
   expect(tokens).toEqual(answerOf(PROMPT, TOKENS));
   expect(end).toEqual({ finishReason: "length", promptTokens: 3, cachedTokens: 0, completionTokens: TOKENS });
   expect(from.counts.tokens).toBe(TOKENS);
@@ -175,7 +175,7 @@ test("tokens beyond the limit are cut", async () => {
       super.answer({ ...message, max_tokens: 99 });
     }
   }
-  const { tokens, end } = await said(source(new FakeNear(), Talkative));
+  const { tokens, end } = await generated(source(new FakeNear(), Talkative));
   expect([tokens, end.finishReason, end.completionTokens]).toEqual([answerOf(PROMPT, TOKENS), "length", TOKENS]);
 });
 
@@ -188,14 +188,14 @@ test("guesses that may not be sent are not sent", async () => {
     WebSocket: Server,
     maySend: (ids) => ids.length <= 4,
   });
-  expect((await said(from)).tokens).toEqual(answerOf(PROMPT, TOKENS));
+  expect((await generated(from)).tokens).toEqual(answerOf(PROMPT, TOKENS));
   expect(from.counts).toEqual({ rounds: 16, drafted: 4, accepted: 4, tokens: TOKENS });
 });
 
 test("correct guesses take one round for five tokens, and none is made twice", async () => {
   const near = new FakeNear();
   const from = source(near);
-  await said(from);
+  await generated(from);
   expect(from.counts).toEqual({ rounds: 4, drafted: 16, accepted: 16, tokens: TOKENS });
   expect(near.requests.map(({ promptIds, maxTokens }) => [promptIds.length - PROMPT.length, maxTokens])).toEqual([
     [0, 4],
@@ -206,7 +206,7 @@ test("correct guesses take one round for five tokens, and none is made twice", a
 });
 
 test("the key is sent as a protocol, in base64url", async () => {
-  await said(source(new FakeNear()));
+  await generated(source(new FakeNear()));
   const [socket] = Server.sockets;
   expect(socket?.url).toBe("ws://far:8000/v1/nearfar/verify");
   expect(socket?.protocols[0]).toBe("nearfar.verify");
@@ -217,7 +217,7 @@ test("the key is sent as a protocol, in base64url", async () => {
 test("a stop token of the request ends the answer", async () => {
   const expected = answerOf(PROMPT, TOKENS);
   const stop = expected[7] ?? 0;
-  const { tokens, end } = await said(source(new FakeNear()), { stopTokenIds: [stop] });
+  const { tokens, end } = await generated(source(new FakeNear()), { stopTokenIds: [stop] });
   expect(tokens).toEqual(expected.slice(0, expected.indexOf(stop)));
   expect(end.finishReason).toBe("stop");
 });
@@ -231,8 +231,8 @@ test.each([
   ],
   [
     "another version",
-    socketThat("open", ({ say }) => {
-      say({ type: "opened", version: 2, context: 1, max_drafts: 1 });
+    socketThat("open", ({ reply }) => {
+      reply({ type: "opened", version: 2, context: 1, max_drafts: 1 });
     }),
     "5ha",
     { code: "request_error", details: { code: "verify_version" } },
@@ -271,23 +271,23 @@ test.each([
   ],
   [
     "nonsense",
-    socketThat("draft", ({ say }) => {
-      say("{");
+    socketThat("draft", ({ reply }) => {
+      reply("{");
     }),
     "5ha",
     { code: "unavailable", details: { retryable: false } },
   ],
   [
     "a message out of turn",
-    socketThat("draft", ({ say }) => {
-      say({ type: "opened", version: 1, context: 1, max_drafts: 1 });
+    socketThat("draft", ({ reply }) => {
+      reply({ type: "opened", version: 1, context: 1, max_drafts: 1 });
     }),
     "5ha",
     { code: "unavailable" },
   ],
 ])("%s is a typed error", async (_, Socket, sha256, error) => {
   const near = new FakeNear();
-  await expect(said(source(near, Socket, sha256))).rejects.toMatchObject(error);
+  await expect(generated(source(near, Socket, sha256))).rejects.toMatchObject(error);
   expect(near.running).toBe(0);
 });
 
@@ -297,7 +297,7 @@ test("a missing server is Unavailable", async () => {
       this.onclose?.({ code: 1006 });
     }
   }
-  await expect(said(source(new FakeNear(), Refused))).rejects.toMatchObject({
+  await expect(generated(source(new FakeNear(), Refused))).rejects.toMatchObject({
     code: "unavailable",
     details: { retryable: true },
   });
@@ -309,7 +309,7 @@ test("the signal, and leaving the loop, end both sides", async () => {
   const silent = socketThat("draft", () => {
     controller.abort(new Error("enough"));
   });
-  await expect(said(source(near, silent), { signal: controller.signal })).rejects.toThrow("enough");
+  await expect(generated(source(near, silent), { signal: controller.signal })).rejects.toThrow("enough");
   expect(Server.sockets[0]?.closed).toBe(true);
   for await (const { tokenId } of source(near).generateTokens({ promptIds: PROMPT, maxTokens: TOKENS })) {
     expect(tokenId).toBe(answerOf(PROMPT, 1)[0]);
@@ -322,7 +322,7 @@ test("the signal, and leaving the loop, end both sides", async () => {
 test("parameters that drafts do not support are errors before anything is sent", async () => {
   const from = source(new FakeNear());
   for (const wrong of [{ sampling: { repetitionPenalty: 2 } }, { whenFull: { keep: 1 } }, { logprobs: 1 }]) {
-    await expect(said(from, wrong)).rejects.toMatchObject({ code: "request_error" });
+    await expect(generated(from, wrong)).rejects.toMatchObject({ code: "request_error" });
   }
   expect(Server.sockets).toEqual([]);
 });
