@@ -20,6 +20,7 @@
 # make bench-wire        speculation across the wire: what guesses of a near model save the server, FAR=folder for another far checkpoint
 # make bench-cpu         tokens a second on this machine's CPU, against llama.cpp where llama-cpp-python and gguf are installed; MODEL=gemma-3-1b-it for another model of compiler/arch/published, TYPE=Q4_K_M for a file that llama.cpp quantizes
 # make check-gguf        that llama.cpp computes the same logits from the files that the benchmarks write for it
+# make bench-import      time and memory of compiling a GGUF file of a 7B model
 # make bench-cpu-kernels the projection kernels on this machine's CPU, by weight format
 # make bench-onnx        the same for the onnx target, and GenAI and transformers beside
 # make bench-web         times, counts and memory in headless Chromium; BUNDLE=folder for one of your own
@@ -55,7 +56,7 @@ PHONE_SOURCES := $(shell find mobile/react-native/src -type f 2>/dev/null) $(wil
 WEBVIEW_SOURCES := $(shell find mobile/webview/src -type f 2>/dev/null) $(wildcard mobile/webview/*.json mobile/webview/*.mjs)
 WEB_SOURCES := $(shell find web/src web/page web/tools -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs)
 
-.PHONY: demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-engine bench-streams bench-start bench-cpu check-gguf bench-cpu-kernels bench-serving soak bench-wire router-eval demo-model chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm
+.PHONY: demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-engine bench-streams bench-start bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png
@@ -152,6 +153,9 @@ soak: .venv/.dev
 
 bench-wire: .venv/.dev
 	PYTHONPATH=tests $(BIN)/python tests/bench/bench_wire.py $(if $(FAR),--far '$(FAR)' --tasks far)
+
+bench-import: .venv/.dev
+	$(BIN)/python tests/bench/bench_import.py
 
 bench-cpu-kernels: .venv/.dev
 	$(BIN)/python tests/bench/bench_cpu_kernels.py

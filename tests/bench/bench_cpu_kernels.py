@@ -31,7 +31,9 @@ from nearfar.targets.variant import Variant  # noqa: E402
 
 # A feed-forward's and an attention's projections of Gemma 4 E2B.
 SHAPES = ("6144x1536", "1536x6144", "2048x1536")
-FORMATS = ("q4f16", "q8f16", "q2c", "q4c", "q8c")
+FORMATS = (
+    "q4f16", "q8f16", "q2c", "q4c", "q8c", "q4g128_f16", "q4g128z_f16", "q4g128b_f16", "q4g32b_f16", "q4g32b", "q6g16",
+)  # fmt: skip
 ROWS = (1, 64)
 COLD_BYTES = 192 << 20
 
