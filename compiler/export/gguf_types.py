@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..formats.gguf.pack_blocks import ELEMENTS, Bytes, pack_blocks
+from ..formats.gguf.block_types import Bytes
+from ..formats.gguf.pack_blocks import ELEMENTS, pack_blocks
 from ..quant import ROW, Codes, WeightForm
 from ..quant.dense import Dense
 from .bundle_tensors import BundleTensor, Rows

@@ -92,7 +92,9 @@ def _without_image_keys(text: dict[str, Any]) -> dict[str, Any]:
     if text.get("model_type") not in SAME_TEXT:
         return text
     model_type, theta = SAME_TEXT[text["model_type"]]
-    ropes = {key: _one_position(text[key]) for key in ("rope_parameters", "rope_scaling") if key in text}
+    ropes: dict[str, Any] = {
+        key: _one_position(text[key]) for key in ("rope_parameters", "rope_scaling") if key in text
+    }
     thetas = [text.get("rope_theta"), *(rope.get("rope_theta") for rope in ropes.values() if isinstance(rope, dict))]
     default = {"rope_theta": theta} if not any(thetas) else {}
     return {**text, **ropes, **default, "model_type": model_type}

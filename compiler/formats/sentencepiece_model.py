@@ -97,7 +97,7 @@ def tokenizer_content(model: SentencePieceModel, config: Mapping[str, Any]) -> d
     first = _named(config, "bos_token", model.token("bos")) if flags["add_bos_token"] else None
     last = _named(config, "eos_token", model.token("eos")) if flags["add_eos_token"] else None
     declared = config.get("added_tokens_decoder")
-    named = [each.get("content") for each in declared.values() if isinstance(each, dict)] if declared else []
+    named = [str(each.get("content")) for each in declared.values() if isinstance(each, dict)] if declared else []
     return {
         "version": "1.0",
         "truncation": None,

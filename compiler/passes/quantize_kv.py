@@ -16,7 +16,9 @@ def quantize_kv(graph: Graph, kv: str) -> Graph:
     form = kv_format(kv)
     if form is None:
         return graph
-    states = {name: quantized(value, form) if value.shape[0] == PAGES else value for name, value in graph.states.items()}
+    states = {
+        name: quantized(value, form) if value.shape[0] == PAGES else value for name, value in graph.states.items()
+    }
     nodes = [
         Node(node.op, node.inputs, node.outputs, {**node.attrs, "kv": kv}) if "kv" in node.inputs else node
         for node in graph.nodes

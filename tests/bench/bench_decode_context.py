@@ -70,7 +70,9 @@ def compiled(folder: Path, shapes: Shapes, target: str, kv: str) -> Path:
 
 def measure(model: str, target: str, folders: Mapping[str, Path], rounds: int) -> dict[str, list[dict[str, Any]]]:
     """For each format of keys and values, a title that names the device, and a row of figures for each length."""
-    limits = Limits(tokens=4, sequences=1, rows=1, pages=open_bundle(folders["q8"]).manifest.pages_for(POSITIONS[-1] + 1))
+    limits = Limits(
+        tokens=4, sequences=1, rows=1, pages=open_bundle(folders["q8"]).manifest.pages_for(POSITIONS[-1] + 1)
+    )
     runners = {kv: open_runner(target, open_bundle(folder), limits) for kv, folder in folders.items()}
     taken: dict[tuple[str, int], list[tuple[float, float]]] = {(kv, each): [] for kv in runners for each in POSITIONS}
     for turn in range(rounds + 1):

@@ -25,9 +25,7 @@ def check_outputs(
             np.testing.assert_array_equal(found, expected)
             continue
         dtypes = (str(expected.dtype), dtype)
-        limit = (
-            KV_KERNEL[kv] if writes_codes else max(OF_KERNEL.get(dtype, 0) for dtype in dtypes if dtype is not None)
-        )
+        limit = KV_KERNEL[kv] if writes_codes else max(OF_KERNEL.get(dtype, 0) for dtype in dtypes if dtype is not None)
         if expected.dtype.kind == "u":
             found, expected, limit = stored_pages(what, found, expected, kv)
         # Unused rows of pages contain NaN before and after.

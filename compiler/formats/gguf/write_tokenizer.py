@@ -17,19 +17,18 @@ from ...errors import UnsupportedModel
 from ...nearest import did_you_mean
 from ..checkpoint import TokenizerFiles
 from ..tokenizer_files import load_backend
-from .tokenizer import (
+from ..tokenizer_json import (
     BYTE,
     CONTROL,
-    ENDS,
     NORMAL,
     SPACE,
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
-    WORDS,
     Vocabulary,
     implied_merges,
 )
+from .tokenizer import ENDS, WORDS
 from .writer import Value
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")

@@ -1,7 +1,7 @@
 """Pages of keys and values: their layout, as computed or as integers, and append_kv, which fills them.
 
-``kv`` is (P, 2, K, page, D): pages, keys and values, kv heads. With attrs kv "q8" or "q4" its last dim counts the uint32
-words of a row (`kv_format.KvFormat.words`); see `page_rows`.
+``kv`` is (P, 2, K, page, D): pages, keys and values, kv heads. With attrs kv "q8" or "q4", its last dim counts the
+uint32 words of a row (`kv_format.KvFormat.words`); see `page_rows`.
 """
 
 from __future__ import annotations

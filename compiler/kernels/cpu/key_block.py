@@ -98,7 +98,7 @@ class KeyBlock:
     def _score(
         self, queries: list[tuple[Scalar, Scalar]], kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range
     ) -> None:
-        kernel, heads, lanes, page_size = self._kernel, self._heads, self._lanes, self._heads.page_size
+        kernel, lanes, page_size = self._kernel, self._lanes, self._heads.page_size
         parts = page_size // lanes
         at_once = max(1, min(4, self._chains() // parts))
         num_pages = kernel.let("num_pages", round_up_quotient(keys.stop, page_size))

@@ -57,12 +57,12 @@ def bundles(compile_tiny: CompileTiny, tmp_path_factory: pytest.TempPathFactory)
 def logprobs_of(runner: ReferenceRunner, tokens: list[int]) -> np.ndarray[Any, Any]:
     batch = make_batch([Chunk(tokens, 0, range(16), [len(tokens) - 1])], runner.manifest.page_size)
     logits = runner.forward(batch).logits[0].astype(np.float64)
-    return logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+    return np.asarray(logits - logits.max() - np.log(np.exp(logits - logits.max()).sum()))
 
 
 def open_llama(file: Path) -> Any:
     try:
-        from llama_cpp import LlamaCpp
+        from llama_runner import LlamaCpp
 
         return LlamaCpp(file)
     except ModuleNotFoundError:

@@ -302,7 +302,7 @@ def test_rounding_of_activations_and_of_the_cache_is_left_out_with_notes(tmp_pat
         ),
         (section("pack-quantized", {**INT4, "num_bits": 3}), CheckpointError, "cannot hold 3 bits for each of"),
         (section("pack-quantized", {**INT4, "symmetric": False}), CheckpointError, "x.weight_zero_point is missing"),
-        (section("int-quantized", FLOAT8 | {"type": "float"}), UnsupportedModel, "type 'float' with 8 bits in format"),
+        (section("int-quantized", {**FLOAT8, "type": "float"}), UnsupportedModel, "type 'float' with 8 bits in format"),
         (section("float-quantized", FLOAT8), CheckpointError, "has dtype I32, but group_0 has weights of type 'float'"),
         (
             section(

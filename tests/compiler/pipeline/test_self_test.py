@@ -47,7 +47,7 @@ def reference_of(bundle: Bundle) -> Reference:
     manifest = bundle.manifest
     graph = by_model_type(manifest.spec.model_type).forward(manifest.spec, manifest.page_size, manifest.context)
     fused = passes.run_passes(graph, quant.by_name(manifest.quantization), MAX_BINDING_BYTES, manifest.kv)
-    return Reference(bundle, quantize_kv(graph) if manifest.kv == "q8" else graph, fused.parameters)
+    return Reference(bundle, quantize_kv(graph, manifest.kv), fused.parameters)
 
 
 def self_test_of(bundle: Bundle) -> SelfTestEntry:

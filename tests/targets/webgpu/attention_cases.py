@@ -384,7 +384,9 @@ def attention_result(
     expected = {"y": y.astype(facts.heads.activation)}
     if "qkv" in arrays:
         expected["kv"] = after
-    return Run(dims, {**arrays, "kv": before, "y": np.full(y.shape, np.nan, facts.heads.activation)}, expected, facts.heads.kv)
+    return Run(
+        dims, {**arrays, "kv": before, "y": np.full(y.shape, np.nan, facts.heads.activation)}, expected, facts.heads.kv
+    )
 
 
 def score_attrs(scores: Scores) -> dict[str, object]:

@@ -67,7 +67,9 @@ def test_with_quantized_keys_and_values_logits_are_those_of_the_reference_which_
         assert relative_error(found, expected) < (KV_Q8_F16 if kv == "q8" else KV_Q4_F32), chunk
     runner.close()
     unquantized = ReferenceRunner(open_bundle(compile_tiny("qwen3", "q8f16")), activation=activation)
-    assert 0 < relative_error(expected, chunked_logits(unquantized, prompt_token_ids, 75)) < {"q8": KV_Q8, "q4": KV_Q4}[kv]
+    assert (
+        0 < relative_error(expected, chunked_logits(unquantized, prompt_token_ids, 75)) < {"q8": KV_Q8, "q4": KV_Q4}[kv]
+    )
 
 
 @pytest.mark.parametrize("checkpoint", ["llama", "qwen3"])
