@@ -27,6 +27,8 @@ DECODERS = {
     "qwen2": ("qwen", "qwen2_moe"),
     "qwen3": ("qwen3_moe", "qwen3_next"),
 }  # fmt: skip
+# Supported families whose published models have residual streams beyond float16's range.
+LARGE_ACTIVATIONS = ("gemma2", "gemma3_text", "gemma4_text")
 OTHERS = {
     "a model with recurrent states": (
         "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "mamba", "mamba2",

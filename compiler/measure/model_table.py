@@ -15,6 +15,7 @@ from pathlib import Path
 
 from .. import quant
 from ..arch import SUPPORTED
+from ..arch.families import LARGE_ACTIVATIONS
 from ..bundle.manifest import EXPORTS, GENERATE, ITEM_BYTES
 from ..errors import NearfarError, ToolError
 from ..formats.huggingface import read_spec
@@ -120,13 +121,14 @@ def _exports(spec: ModelSpec) -> tuple[str, ...] | None:
 def _expresses(target: str, spec: ModelSpec) -> bool:
     exporter, quantization = load_exporter(target), quant.by_name(QUANTIZATION)
     device = exporter.DEVICES[0] if exporter.DEVICES else None
-    default = choose_activation(None, quantization.activations, exporter.activations(device), device or target)
-    # mlx-lm computes some models in bfloat16 only.
-    choices = dict.fromkeys((default, *({"bfloat16"} & set(exporter.activations(device)))))
-    return any(
-        _accepts(exporter, ExportOptions(quantization, activation, device, "activation", DEFAULT_CONTEXT), spec)
-        for activation in choices
+    activation = choose_activation(
+        None,
+        quantization.activations,
+        exporter.activations(device),
+        device or target,
+        is_large=spec.model_type in LARGE_ACTIVATIONS,
     )
+    return _accepts(exporter, ExportOptions(quantization, activation, device, "activation", DEFAULT_CONTEXT), spec)
 
 
 def _accepts(exporter: Exporter, options: ExportOptions, spec: ModelSpec) -> bool:

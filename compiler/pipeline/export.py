@@ -15,6 +15,7 @@ from typing import Literal, cast
 
 from .. import quant
 from ..arch import by_model_type
+from ..arch.families import LARGE_ACTIVATIONS
 from ..bundle.folder import ExportBundle, file_entry, tokenizer_entry
 from ..bundle.manifest import FORMAT_VERSION, MANIFEST_FILE, ExportManifest, FileEntry
 from ..bundle.new_folder import new_folder
@@ -121,9 +122,18 @@ def prepare_export(
             f"{model}: makes embeddings, but {target} bundles generate text; use --target webgpu, cpu or cuda"
         )
     fmt, keeps_forms = choose_quantization(quantization, checkpoint, note, requantize=requantize, group=group_size)
+    is_large = spec.model_type in LARGE_ACTIVATIONS
+    activation = choose_activation(
+        activations, fmt.activations, exporter.activations(device), device or target, is_large=is_large
+    )
+    if is_large and activation == "float16":
+        note(
+            f"published models of {spec.model_type} have activations beyond float16's range, and {target} folders hold "
+            "the residual stream in that dtype: answers may be wrong; leave out --activations"
+        )
     options = ExportOptions(
         quantization=fmt,
-        activation=choose_activation(activations, fmt.activations, exporter.activations(device), device or target),
+        activation=activation,
         device=device,
         kv=kv,
         context=choose_context(context, spec),
@@ -170,13 +180,22 @@ def manifest_text(manifest: ExportManifest) -> str:
 
 
 def choose_activation(
-    requested: tuple[str, ...] | None, offered: tuple[str, ...], possible: tuple[str, ...], device: str
+    requested: tuple[str, ...] | None,
+    offered: tuple[str, ...],
+    possible: tuple[str, ...],
+    device: str,
+    *,
+    is_large: bool = False,
 ) -> str:
-    """The first requested or offered dtype that the device supports. Raises RequestError."""
+    """The first requested or offered dtype that the device supports; float16 comes last if activations are too large
+    for it (``is_large``). Raises RequestError.
+    """
     if requested is not None and len(requested) != 1:
         raise RequestError(f"--activations {' '.join(requested)}: a graph has one activation dtype; choose one")
     # bfloat16 can replace float16 if the framework supports it; it has the range of float32.
     offered = (*offered, "bfloat16") if "float16" in offered else offered
+    if is_large:
+        offered = tuple(dtype for dtype in ("bfloat16", "float32", "float16") if dtype in offered)
     if requested is not None and requested[0] not in offered:
         raise RequestError(f"--activations {requested[0]}: the quantization offers {', '.join(offered)}")
     chosen = next((dtype for dtype in requested or offered if dtype in possible), None)

@@ -1,4 +1,6 @@
-"""Each family's graph against transformers: in one piece, in chunks, beside another sequence, and after the passes."""
+"""Each family's graph against transformers: in one piece, in chunks, beside another sequence, after preemption, and
+after the passes.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +39,17 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
             assert relative_error(in_chunks(each, tensors, chunk), expected) < LIMIT
     alone = in_chunks(graph, tensors, len(TOKENS), beside=False)
     assert relative_error(alone, expected) < LIMIT
+    assert relative_error(after_preemption(graph, tensors), expected[20:]) < LIMIT
+
+
+# The others compute the head in the same way.
+@pytest.mark.parametrize("name", ["cohere2", "gemma3_text", "gemma4_text", "llama_yarn"])
+def test_a_head_of_its_own_or_the_embeddings_is_used_as_in_transformers(name: str, tmp_path: Path) -> None:
+    for tied in (True, False):
+        expected = make_family(name, tmp_path / str(tied), tie_word_embeddings=tied)
+        graph, tensors = opened(tmp_path / str(tied), context=len(TOKENS))
+        assert ("lm_head.weight" in graph.parameters) != tied
+        assert relative_error(in_chunks(graph, tensors, 9), expected) < LIMIT
 
 
 def test_upper_layers_of_gemma_4_compute_only_sampled_rows(tmp_path: Path) -> None:
@@ -104,6 +117,20 @@ def in_chunks(graph: Graph, tensors: Mapping[str, Array], chunk: int, *, beside:
             parts.append(piece(OTHER, start, chunk, PAGES[11:], sampled=False, slot=1))
         batches.append(make_batch(parts, PAGE_SIZE))
     return np.concatenate([outputs["logits"] for outputs in run_graph(graph, tensors, batches).outputs])
+
+
+def after_preemption(graph: Graph, tensors: Mapping[str, Array]) -> Array:
+    """The logits behind 20 TOKENS, which were computed in pages that another sequence has used since then, and again in
+    others.
+    """
+    batches = [
+        make_batch([piece(TOKENS, 0, 20, PAGES[:5], sampled=True)], PAGE_SIZE),
+        make_batch([piece(OTHER, 0, len(OTHER), PAGES[:8], sampled=True, slot=1)], PAGE_SIZE),
+        make_batch([piece(TOKENS, 0, 20, PAGES[8:13], sampled=True)], PAGE_SIZE),
+        make_batch([piece(TOKENS, 20, 21, PAGES[8:19], sampled=True)], PAGE_SIZE),
+    ]
+    logits: Array = run_graph(graph, tensors, batches).outputs[-1]["logits"]
+    return logits
 
 
 def piece(

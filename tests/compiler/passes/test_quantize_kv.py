@@ -33,7 +33,7 @@ def test_quantized_pages_hold_nearly_the_same_keys_and_values(spec: ModelSpec, s
     assert pages == ["layers.0.kv"]
     for name in pages:
         # With one layer, stored values do not depend on values that were read. An error is at most half a step, or a
-        # whole step for the largest elements; a rotated row of 8 elements exceeds its largest element by at most sqrt(8).
+        # whole step for the largest elements; a rotated row of 8 elements exceeds its largest one by at most sqrt(8).
         away = {"q8": 0.6 / 127, "q4": np.sqrt(8) / 8}[kv]
         assert relative_error(read_pages(found.states[name], {"kv": kv}), expected.states[name]) < away
     logits = [np.concatenate([outputs["logits"] for outputs in result.outputs]) for result in (found, expected)]

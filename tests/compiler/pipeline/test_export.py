@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from conftest import CompileTiny
+from decoder_families import make_family
 
 from nearfar.compiler.bundle.folder import ExportBundle, open_any, open_bundle
 from nearfar.compiler.errors import BundleError, NearfarError, RequestError, UnsupportedModel
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
+from nearfar.compiler.pipeline.export import export_model
 
 
 @pytest.fixture
@@ -90,3 +92,21 @@ def test_options_that_a_target_does_not_support_are_refused_and_nothing_is_writt
 def test_an_embedding_model_is_refused(tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="makes embeddings, but mlx bundles generate text"):
         compile_any(str(tiny_checkpoints["embedding"]), tmp_path / "bundle", CompileOptions(target="mlx"))
+
+
+def test_folders_of_gemma_do_not_hold_its_residual_stream_in_float16(tmp_path: Path) -> None:
+    make_family("gemma3_text", tmp_path / "checkpoint", hidden_size=144)
+    notes: list[str] = []
+
+    def activation_of(name: str, **options: Any) -> str:
+        given = {"quantization": "f16", "context": 64, **options}
+        return export_model(
+            str(tmp_path / "checkpoint"), tmp_path / name, note=notes.append, **given
+        ).manifest.activation
+
+    assert activation_of("mlx", target="mlx") == "bfloat16"
+    assert activation_of("webgpu", target="onnx", device="webgpu") == "float32"
+    assert not notes
+    assert activation_of("float16", target="onnx", device="webgpu", activations=("float16",)) == "float16"
+    assert len(notes) == 1
+    assert "gemma3_text have activations beyond float16's range" in notes[0]
