@@ -113,7 +113,7 @@ def _read_record(record: Any, file: Path, file_bytes: int, index: Path) -> Safet
     name, shape, dtype, encoding, size, offset = (record[key] for key in keys)
     counts = shape if isinstance(shape, list) else [None]
     if not isinstance(name, str) or not all(isinstance(each, int) and each >= 0 for each in (*counts, size, offset)):
-        raise _bad(index, f"the record of {name!r} has no name, shape and place; download it again")
+        raise _bad(index, f"the record of {name!r} has no name, shape and offset; download it again")
     if dtype not in DTYPES or encoding not in ("raw", AS_BFLOAT16):
         raise UnsupportedModel(
             f"{index}: tensor {name!r} has dtype {dtype!r} and format {encoding!r}, which is not supported; supported: "

@@ -286,7 +286,7 @@ def with_keys(**values: Any) -> Change:
         (in_record(dtype="int8"), UnsupportedModel, "dtype 'int8' and format"),
         (in_record(nbytes=2**60), CheckpointError, "takes .* bytes"),
         (in_record(byteOffset=2**60), CheckpointError, "and the file has"),
-        (in_record(shape=[-1]), CheckpointError, "no name, shape and place"),
+        (in_record(shape=[-1]), CheckpointError, "no name, shape and offset"),
         (repeat_a_tensor, CheckpointError, "appears twice"),
         (name_another_file, CheckpointError, "expected params_shard_N.bin"),
         (shorten, CheckpointError, "and the file has 0"),
