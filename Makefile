@@ -2,51 +2,51 @@
 # make serve  the demo model behind an OpenAI-compatible server on port 8000, likewise
 # make test   every check and test, likewise
 # make test-vllm the tests with vLLM itself, if it is on the PATH
-# make test-all  the exhaustive tests as well, which CONTRIBUTING.md asks for before a release and after a change of a kernel
+# make test-all  all tests with the exhaustive ones, for a release and after a change to a kernel (see CONTRIBUTING.md)
 # make mutate try plausible bugs one by one in copies of the tree, and print those that no test notices; ONLY=part of a name
-# make check  linters and types alone
-# make format every source and Markdown file as the linters want it
+# make check  only linters and types
+# make format format every source and Markdown file
 # make web    the TypeScript runtime and its page
-# make mobile what an app's web view loads, and the package for React Native
+# make mobile the files for an app's web view, and the package for React Native
 # make docs   a site of the READMEs and of the web package's types, in build/docs; a broken link is an error
 # make bench  compile time, memory, dispatches and sizes, on random checkpoints of real shapes
 # make bench-kernels     the projection kernels on this machine's GPU
-# make bench-engine      what the Python engine itself costs a step
-# make bench-streams     what a streamed token costs the server, and how many 256 clients get
+# make bench-engine      the Python engine's own time per step
+# make bench-streams     the server's cost of a streamed token, and the tokens per second of 256 clients
 # make bench-start       the time from the start of `nearfar serve demo` to its first answer, and its memory
-# make bench-serving     the server under load on this machine's CPU, against llama.cpp where llama-cpp-python and gguf are installed
-# make bench-upstream    the CPU time of a streamed token in front of another server, 256 answers at once
-# make soak              24 clients beside attacks for MINUTES=10 on this machine's CPU; ATTACKS=texts,grammar,... for some of them
-# make bench-wire        speculation across the wire: what guesses of a near model save the server, FAR=folder for another far checkpoint
-# make bench-cpu         tokens a second on this machine's CPU, against llama.cpp where llama-cpp-python and gguf are installed; MODEL=gemma-3-1b-it for another model of compiler/arch/published, TYPE=Q4_K_M for a file that llama.cpp quantizes
-# make check-gguf        that llama.cpp computes the same logits from the files that the benchmarks write for it
+# make bench-serving     the server under load on this machine's CPU; also llama.cpp, if llama-cpp-python and gguf are installed
+# make bench-upstream    the CPU time of a streamed token in front of another server, with 256 answers at once
+# make soak              24 clients during attacks for MINUTES=10 on this machine's CPU; ATTACKS=texts,grammar,... selects attacks
+# make bench-wire        speculation across the wire: the work that a near model's guesses save the server; FAR=folder for another far checkpoint
+# make bench-cpu         tokens per second on this machine's CPU; also llama.cpp, if llama-cpp-python and gguf are installed; MODEL=gemma-3-1b-it selects a model of compiler/arch/published, TYPE=Q4_K_M a file that llama.cpp quantizes
+# make check-gguf        check that llama.cpp computes the same logits from the files that the benchmarks write for it
 # make bench-import      time and memory of compiling a GGUF file of a 7B model
 # make bench-cpu-kernels the projection kernels on this machine's CPU, by weight format
-# make bench-onnx        the same for the onnx target, and GenAI and transformers beside
+# make bench-onnx        tokens per second of the onnx target, GenAI and transformers
 # make bench-web         times, counts and memory in headless Chromium; BUNDLE=folder for one of your own
-# make bench-web-counts  what a decoded token asks of the browser, as one line of JSON
-# make bench-web-gpu     tokens a second against the memory's speed, on a GPU through Dawn
-# make bench-decode-context  a decoded token at 128, 2,048 and 8,192 tokens of context, on the device that wgpu finds; TARGET=cpu for this machine's CPU
+# make bench-web-counts  the browser's GPU calls per decoded token, as one line of JSON
+# make bench-web-gpu     tokens per second and the share of the memory bandwidth, on a GPU through Dawn
+# make bench-decode-context  the time of a decoded token at 128, 2,048 and 8,192 tokens of context, on the device that wgpu finds; TARGET=cpu for this machine's CPU
 # make bench-cuda  load, decode and many sequences on this machine's NVIDIA GPU; BUNDLE=folder for one of your own
 # make bench-cuda-projections  every candidate size of the projections' kernels on this machine's NVIDIA GPU, and the best
 # make gpu-check   everything that only a GPU can check, in at most 20 minutes; results in OUT=build/gpu-check, ONLY=part,part MINUTES=20
-# make gpu-prepare what gpu-check needs from TVM, into build/gpu-prepared.tar.xz, for a GPU machine without TVM; ARCH=sm_90
-# make gpu-wheels  what gpu-check needs from PyPI and npm, into build/gpu-wheels, for one without a network; WITHOUT=numpy,node
+# make gpu-prepare write everything that gpu-check needs from TVM to build/gpu-prepared.tar.xz, for a GPU machine without TVM; ARCH=sm_90
+# make gpu-wheels  write everything that gpu-check needs from PyPI and npm to build/gpu-wheels, for a machine without a network; WITHOUT=numpy,node
 # make gpu-rehearse  gpu-check from end to end without a GPU: a clean copy of the commit, no network, emulated CUDA, Vulkan on the CPU
-# make quality          what each weight format costs the demo model on each target
+# make quality          the quality of each weight format of the demo model on each target
 # make demo-model   train the demo model again (about 30 minutes on one core)
 # make router-eval  fit and evaluate the demo's router policy; FAR is a folder, a bundle or a server's address
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
-# The recipe of the demo models is a package in tests/, as the benchmarks import it too.
+# The recipe of the demo models is a package in tests/, because the benchmarks import it too.
 RECIPE := PYTHONPATH=tests $(BIN)/python -m demo_model
-# Debian ships a lock that apt waits for, so that two machines' set-ups do not fail on each other.
+# Debian's apt has a lock, for which each set-up waits, so that two do not fail at the same time.
 APT := apt-get -o DPkg::Lock::Timeout=300
 CHROMIUM := $(or $(shell command -v chromium),$(shell command -v chromium-browser),$(shell command -v google-chrome))
-# lavapipe is a Vulkan driver that runs on every CPU; tests of the Python runner need it where there is no GPU.
+# lavapipe is a Vulkan driver that runs on every CPU; without a GPU, tests of the Python runner need it.
 VULKAN := $(firstword $(wildcard /usr/share/vulkan/icd.d/*.json))
-# Comes with Debian's chromium; Dawn in Node runs on it where there is no GPU.
+# This comes with Debian's chromium; without a GPU, Dawn in Node runs on it.
 SWIFTSHADER := /usr/lib/chromium/vk_swiftshader_icd.json
 
 PAIR := $(MAKE) --no-print-directory --jobs=2 --output-sync=target --keep-going
@@ -64,9 +64,9 @@ demo: .venv/.demo web/dist/.built | chromium
 serve: .venv/.serve
 	$(BIN)/nearfar serve demo
 
-# First the set-up and the parts that need one core, two at a time, each part's output in one piece. Then pytest in a process
-# for each core, at most four, because each takes up to 2.5 GB.
-# Each of them takes whole files, because the tests of a file share bundles and pages, in the order of tests/conftest.py.
+# First the set-up and the parts that need one core, two at a time, each part's output in one piece. Then a process of pytest
+# for each core, at most four, because each needs up to 2.5 GB.
+# Each process runs complete files, because the tests of a file share bundles and pages, in the order of tests/conftest.py.
 test:
 	@$(PAIR) packages check unit-tests
 	$(BIN)/pytest $(WORKERS)
@@ -172,7 +172,7 @@ bench-onnx: .venv/.dev
 bench-web: .venv/.dev web/dist/.built | chromium
 	$(BIN)/python tests/bench/bench_web.py $(if $(BUNDLE),--bundle '$(BUNDLE)')
 
-# The set-up may talk, but only the counts go to the standard output.
+# The set-up may print messages, but only the counts go to standard output.
 bench-web-counts:
 	@$(MAKE) --no-print-directory .venv/.dev web/dist/.built chromium >&2
 	@$(BIN)/python tests/bench/bench_web_counts.py
@@ -186,7 +186,7 @@ bench-decode-context: .venv/.dev | vulkan
 bench-cuda: .venv/.dev
 	$(BIN)/python tests/bench/bench_cuda.py $(if $(BUNDLE),--bundle '$(BUNDLE)')
 
-# No prerequisites: a GPU machine may have no network. It takes .venv where there is one.
+# No prerequisites, because a GPU machine may have no network. It uses .venv if there is one.
 GPU_PYTHON ?= $(firstword $(wildcard $(BIN)/python) $(shell command -v python3.12) python3)
 gpu-check:
 	PYTHONPATH=tests/bench $(GPU_PYTHON) -m gpu_check $(if $(OUT),--out '$(OUT)') $(if $(ONLY),--only '$(ONLY)') $(if $(MINUTES),--minutes '$(MINUTES)') $(if $(REHEARSE),--rehearse)
@@ -207,7 +207,7 @@ gpu-rehearse: .venv/.dev web/dist/.built | chromium vulkan
 quality: .venv/.dev | vulkan
 	PYTHONPATH=tests $(BIN)/python tests/bench/bench_quality.py
 
-# The repository holds policy.json as server_fallback/router/fitting/demo_policy.json, and both plots beside it.
+# The repository contains policy.json as server_fallback/router/fitting/demo_policy.json, and both plots beside it.
 ROUTER_LOG = $(BIN)/nearfar router log --near demo --far '$(FAR)'
 ROUTER_EVAL = $(BIN)/nearfar router eval --policy build/router/policy.json --fitted-on build/router/fit.jsonl
 router-eval: FAR ?= compiler/demo/nearfar-demo-far
@@ -243,7 +243,7 @@ demo-model: .venv/.dev
 
 web/node_modules/.installed: web/package-lock.json
 	@command -v npm > /dev/null || { echo 'nearfar needs Node.js 20 or newer with npm to build the web page'; exit 1; }
-	@# Of onnxruntime-node the CPU library is in the package; the CUDA one would be downloaded.
+	@# The package onnxruntime-node contains the CPU library; it would download the CUDA library.
 	cd web && ONNXRUNTIME_NODE_INSTALL=skip npm ci --no-audit --no-fund --loglevel=error
 	@touch $@
 
@@ -251,7 +251,7 @@ web/dist/.built: web/node_modules/.installed $(WEB_SOURCES)
 	cd web && npm run build
 	@touch $@
 
-# The tools are web's, and @nearfar/web is the folder itself, as npm would link it.
+# The tools are those of web/, and @nearfar/web is the folder itself, as npm would link it.
 mobile/webview/node_modules/.linked: web/node_modules/.installed
 	ln -sfn ../web/node_modules mobile/node_modules
 	mkdir -p mobile/webview/node_modules/@nearfar
@@ -263,7 +263,7 @@ mobile/webview/dist/.built: mobile/webview/node_modules/.linked web/dist/.built 
 	cd mobile/webview && npm run build
 	@touch $@
 
-# The tools are web's here, too.
+# The tools are those of web/ here, too.
 mobile/react-native/dist/.built: mobile/webview/node_modules/.linked $(WEB_SOURCES) $(PHONE_SOURCES)
 	cd mobile/react-native && npm run build
 	@touch $@
@@ -274,11 +274,11 @@ chromium:
 vulkan:
 	$(if $(VULKAN),,$(call install,mesa-vulkan-drivers libvulkan1))
 
-# Both at once, because apt runs once at a time.
+# Both packages at once, because only one apt can run at a time.
 packages:
 	$(if $(and $(CHROMIUM),$(VULKAN)),,$(call install,chromium mesa-vulkan-drivers libvulkan1))
 
-# Install Debian packages where we may, else say what to install.
+# Install Debian packages if we may; otherwise print the command.
 define install
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
 		$(APT) update -qq && DEBIAN_FRONTEND=noninteractive $(APT) install -y -qq --no-install-recommends $(1) > /dev/null; \

@@ -34,7 +34,7 @@ def rotation(*sections: int, **more: Any) -> dict[str, Any]:
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "aya_vision": ("AyaVision", COHERE2, {"vision_config": SIGLIP}),
     "cohere2_vision": ("Cohere2Vision", COHERE2, {"vision_config": SIGLIP, "alignment_intermediate_size": 16}),
-    # The token of images is none of TOKENS.
+    # The image token is not one of TOKENS.
     "gemma3": (
         "Gemma3",
         FAMILIES["gemma3_text"][1],
@@ -49,7 +49,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llava": ("Llava", {"model_type": "llama", "head_dim": 24}, {"vision_config": CLIP}),
     "llava_next": ("LlavaNext", {"model_type": "mistral", "sliding_window": 11}, {"vision_config": CLIP}),
     "llava_onevision": ("LlavaOnevision", {"model_type": "qwen2"}, {"vision_config": SIGLIP}),
-    # transformers ties its head by default, and not that of its text model.
+    # transformers ties the head of this model by default, but not that of its text model.
     "mistral3": (
         "Mistral3",
         {"model_type": "ministral3", "head_dim": 24},

@@ -1,4 +1,4 @@
-"""Tiny checkpoints of four families, whose projections a format's own package quantizes."""
+"""Tiny checkpoints of four families. A format's own package quantizes their projections."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     ),
     "phi3": ("Phi3", {"tie_word_embeddings": False}),
 }
-# The tensors of a module, by their names in it, for the float weight of the module with this name.
+# Returns the tensors of a module by their names in it, from the module's name and its float weight.
 Quantize = Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-# What a tiny vocabulary is trained on.
+# The text on which a tiny vocabulary is trained.
 CORPUS = Path(__file__).parents[1] / "README.md"
 TEXTS = (
     "Hello, world! It's what they'd've said.",

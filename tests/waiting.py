@@ -1,7 +1,5 @@
-"""Wait in a test until something holds.
-
-The limit only ends a test that would hang. It is no measure of speed: on a busy machine, work of milliseconds can take
-many seconds, so a short limit fails tests at random.
+"""Waits in a test until a condition holds. The limit only ends a test that would hang, and does not measure speed. On a
+busy machine, work of milliseconds can take many seconds, so a short limit would fail tests at random.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def mark(target: str, models: Sequence[Model]) -> str:
 
 def markdown(models: Sequence[Model]) -> str:
     """A row for each family, with its published models and a column for each target."""
-    header = ("`model_type`", "published models that were tried in shape", *TARGETS, *EXPORTS)
+    header = ("`model_type`", "published models whose shapes were compiled", *TARGETS, *EXPORTS)
     rows = [header, ("---",) * len(header)]
     for family, group in groupby(models, key=lambda model: model.model_type):
         members = list(group)

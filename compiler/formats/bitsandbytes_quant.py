@@ -9,8 +9,8 @@ The tensors of a module X with a weight (N, K) of 4 bits:
                           Nested scales are uint8: nested_quant_map[absmax] * nested_absmax of 256 of them + an offset
     X.weight.quant_state.bitsandbytes__nf4 (or __fp4)   bytes of a JSON object with the shape and the sizes of blocks
 
-The values of NF4 and FP4 are not multiples of one number, as those of our formats are. As codes of 8 bits they are
-rounded by less than 0.5 % of the weights' size, which is a twentieth of NF4's own rounding; the compiler measures it.
+Unlike in our formats, the values of NF4 and FP4 are not multiples of one number. As codes of 8 bits, they are rounded
+by less than 0.5 % of the weights' size, which is a twentieth of NF4's own rounding; the compiler measures it.
 
 A module with a weight of 8 bits has an int8 weight (N, K) and X.SCB (N,) float32: a weight is code * SCB / 127.
 """
@@ -35,11 +35,11 @@ from .packed_columns import modules_of, part, require
 from .safetensors_file import SafetensorsTensor
 
 METHOD = "bitsandbytes"
-# The number of steps of 8 bits that the value 1 becomes: that with the smallest error for normally distributed weights.
+# The 8-bit code of the value 1, chosen for the smallest error with normally distributed weights.
 STEPS = {"nf4": 124.115, "fp4": 120.0}
 STATE = "weight.quant_state.bitsandbytes__"
 NESTED_BLOCK = 256
-# Keys of kernels and of the conversion, which a converted checkpoint no longer needs.
+# Keys about kernels and about the conversion, which a converted checkpoint no longer needs.
 IGNORED = (
     "_load_in_4bit", "_load_in_8bit", "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage", "bnb_4bit_quant_type",
     "bnb_4bit_use_double_quant", "llm_int8_enable_fp32_cpu_offload", "llm_int8_has_fp16_weight",
@@ -53,9 +53,7 @@ class BitsAndBytesQuantization:
     where: str
 
     def read_tensors(self, tensors: Mapping[str, SafetensorsTensor], *, tied: bool) -> QuantizedTensors:  # noqa: ARG002
-        """Replace the tensors of quantized modules by a matrix each. Raises CheckpointError if they do not fit each
-        other.
-        """
+        """Replace the tensors of each quantized module by a matrix. Raises CheckpointError if they do not match."""
         found: dict[str, Tensor] = {}
         used: set[str] = set()
         for kind in STEPS:
@@ -132,7 +130,7 @@ class BitsAndBytesQuantization:
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """Scales that are quantized themselves: ``values[code] * scales[code's block] + offset``."""
+    """Scales that are themselves quantized: ``values[code] * scales[code's block] + offset``."""
 
     scales: Floats
     values: Floats

@@ -3,14 +3,13 @@
 
 The tensors of a quantized module X with a weight (N, K):
 
-    X.weight               (N, K) int8, or float8 (E4M3)
-    X.weight_packed        instead of it: int32 words of integers plus 2^(bits - 1), the lowest bits first, with
+    X.weight               (N, K) int8, or float8 (E4M3) X.weight_packed instead of X.weight: int32 words of integers
+    plus 2^(bits - 1), the lowest bits first, with
                            X.weight_shape [N, K]; or uint8 (N, K / 2), pairs of FP4 (E2M1), the lower half first
-    X.weight_scale         a value for the matrix, for each row, for groups of columns or for blocks
-    X.weight_zero_point    of integers that are not symmetric: int8 like the scales, or packed along N
-    X.weight_g_idx         (K,) int32: the group of each column, if groups are not consecutive columns
-    X.weight_global_scale  of NVFP4: the scales are divided by it
-    X.input_scale and its like, and attention's k_scale and v_scale: rounding of activations, which is not computed
+    X.weight_scale         a value for the matrix, for each row, for groups of columns or for blocks X.weight_zero_point
+    for asymmetric integers: int8 in the shape of the scales, or packed along N X.weight_g_idx         (K,) int32: the
+    group of each column, if groups are not consecutive columns X.weight_global_scale for NVFP4: a divisor of the scales
+    X.input_scale and similar ones, and attention's k_scale and v_scale: rounding of activations, which is not computed
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class CompressedTensors:
     schemes: Schemes
 
     def read_tensors(self, tensors: Mapping[str, SafetensorsTensor], *, tied: bool) -> QuantizedTensors:  # noqa: ARG002
-        """Replace the tensors of quantized modules by one matrix each.
+        """Replace the tensors of each quantized module by one matrix.
 
         Raises CheckpointError if they do not match the configuration, UnsupportedModel for groups of columns that no
         kernel reads.
@@ -151,7 +150,7 @@ class _Module:
         is_nvidia = scheme.format == NVFP4
         scales = self._scales((rows, columns), scheme, (FLOAT8,) if is_nvidia else EXPONENTS)
         self._require_symmetric(scheme)
-        # A code is twice the value.
+        # The code is twice the value.
         factor = np.float32(2)
         if is_nvidia:
             whole = ScaleGrid.of(self._part("weight_global_scale"), (1, 1), (1, 1), ("F32",), self.schemes.where)
@@ -188,7 +187,7 @@ class _Module:
         return lambda start, stop: packing.unpack_columns(tensor, start, stop, rows).astype(np.float32)
 
     def _require_symmetric(self, scheme: Scheme) -> None:
-        """Old versions store zeros for symmetric weights."""
+        """Old versions of the library store zeros for symmetric weights."""
         zeros = self.tensors.get(f"{self.name}.weight_zero_point")
         if zeros is not None and (zeros.integers(0, zeros.shape[0] if zeros.shape else 1) & 127).any():
             raise self._wrong(zeros, f"is not zero, though {scheme.group} is symmetric")
@@ -220,7 +219,7 @@ class _Integers:
 
     @property
     def width(self) -> int:
-        """The bits of the narrowest format that holds the codes."""
+        """The number of bits of the narrowest format that can hold the codes."""
         return next(width for width in WIDTHS if width >= self.bits)
 
     def planes(self, form: Codes, start: int, stop: int) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""Reads the section `quant_method: "compressed-tensors"` of config.json: which modules are stored in which way
+"""Reads the section `quant_method: "compressed-tensors"` of config.json, which defines the storage of each module
 (vllm-project/compressed-tensors, quantization/quant_config.py, quant_scheme.py and utils/match.py).
 """
 
@@ -28,14 +28,14 @@ FORMATS: Mapping[str, tuple[tuple[str, int | None], ...]] = {
 }
 MIXED = "mixed-precision"
 REGEX = "re:"
-# Keys that do not change what the weights are.
+# Keys that do not change the weights.
 IGNORED = ("global_compression_ratio", "quantization_status", "version")
 IGNORED_OF_WEIGHTS = ("actorder", "observer", "observer_kwargs", "scale_dtype", "zp_dtype")
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How the weights of a group's modules are stored. ``block``: the rows and columns that share a scale."""
+    """The storage of the weights of a group's modules. ``block``: the rows and columns that share a scale."""
 
     group: str
     format: str
@@ -56,7 +56,7 @@ class Schemes:
     rounds_cache: bool
 
     def scheme_of(self, module: str) -> Scheme | None:
-        """The scheme of a module; None if its weights are floats. As in the library, names have precedence over regular
+        """The scheme of a module; None if its weights are floats. As in the library, names take precedence over regular
         expressions, and these over classes.
         """
         if any(matches_name(target, module) or target == class_of(module) for target in self.ignored):
@@ -66,7 +66,7 @@ class Schemes:
         return self.targets.get(target)
 
     def require_matches(self, modules: Iterable[str]) -> None:
-        """Raise UnsupportedModel for a group of which no target is one of the modules."""
+        """Raise UnsupportedModel for a group whose targets match none of the modules."""
         names = list(modules)
         groups: dict[str, list[str]] = {}
         for target, scheme in self.targets.items():
@@ -96,7 +96,7 @@ def read_schemes(config: ConfigReader) -> Schemes:
     """The section ``quantization_config``. Raises CheckpointError for a damaged one, UnsupportedModel for a format or a
     key that is not supported.
     """
-    # Some versions have a section within the section, beside that of sparsity.
+    # In some versions, the section contains another section, beside that of sparsity.
     inner = config.section("quantization_config") or config
     for outer in (config, inner):
         _refuse_sparsity(outer)
@@ -116,7 +116,7 @@ def read_schemes(config: ConfigReader) -> Schemes:
         if weights is not None:
             scheme = _read_scheme(name, group.optional_text("format") or common, weights)
             rounds_activations |= any(group.section(f"{kind}_activations") for kind in ("input", "output"))
-        # Groups without weights round only activations.
+        # Groups without weights only round activations.
         group.ignore("format", "input_activations", "output_activations")
         for target in group.texts("targets"):
             _require_pattern(group, "targets", target)
@@ -173,7 +173,7 @@ def _read_block(weights: ConfigReader) -> tuple[int, int]:
 def _refuse_sparsity(config: ConfigReader) -> None:
     sparsity = config.section("sparsity_config")
     if sparsity is not None:
-        # "dense": zeros are stored as all other weights are.
+        # "dense": zeros are stored like all other weights.
         sparsity.expect("format", "dense")
     config.ignore("sparsity_config")
 

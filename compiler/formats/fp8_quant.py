@@ -6,7 +6,7 @@ The tensors of a quantized module X with a weight (N, K):
 
     X.weight            (N, K) float8
     X.weight_scale_inv or X.weight_scale   one value, one for each row, or one for each block of ``weight_block_size``;
-                        despite the first name, weights are multiplied by it. uint8 and E8M0 are powers of two
+                        despite the first name, it is a factor of the weights. uint8 and E8M0 are powers of two
     X.activation_scale, X.input_scale, X.act_scale   scales of activations, which are not rounded here
     X.k_scale, X.v_scale, X.kv_scale   scales of 8-bit keys and values, which are not rounded with them here
 """
@@ -33,13 +33,13 @@ OF_CACHE = ("k_scale", "v_scale", "kv_scale")
 
 @dataclass(frozen=True, slots=True)
 class Fp8Quantization:
-    """``block``: the rows and columns that share a scale, unless a whole row or the matrix does."""
+    """``block``: the rows and columns that share a scale, unless a complete row or the matrix shares one."""
 
     where: str
     block: tuple[int, int]
 
     def read_tensors(self, tensors: Mapping[str, SafetensorsTensor], *, tied: bool) -> QuantizedTensors:  # noqa: ARG002
-        """Replace the tensors of quantized modules by a matrix each. Raises CheckpointError if they do not match the
+        """Replace the tensors of each quantized module by a matrix. Raises CheckpointError if they do not match the
         configuration.
         """
         quantized = {
@@ -102,7 +102,7 @@ def read_quantization(config: ConfigReader) -> Fp8Quantization:
     block = config.integers("weight_block_size")
     if block is not None and (len(block) != 2 or min(block) < 1):
         raise config.contradiction("weight_block_size", f"'weight_block_size' is {list(block)}, expected two sizes")
-    # Which modules are quantized follows from the types of their weights.
+    # The types of the weights determine which modules are quantized.
     config.ignore(
         "activation_scale_ub", "activation_scheme", "dequantize", "expert_dtype", "fmt", "ignored_layers",
         "modules_to_convert", "modules_to_not_convert", "quant_method", "scale_fmt",

@@ -1,7 +1,7 @@
 """Opens a folder that mlc-llm wrote for WebLLM or its own engines: mlc-chat-config.json, tensor-cache.json (earlier
 ndarray-cache.json) with params_shard_*.bin, and the tokenizer's files.
 
-The names of tensors, and what a converted checkpoint no longer has, are those of mlc-llm (python/mlc_llm/model/ and
+The names of tensors, and the parts that a conversion drops, are those of mlc-llm (python/mlc_llm/model/ and
 interface/gen_config.py of github.com/mlc-ai/mlc-llm).
 """
 
@@ -30,7 +30,7 @@ from .spec_against_tensors import require_sizes
 from .tokenizer_files import read_tokenizer_files
 
 CONFIG_FILE = "mlc-chat-config.json"
-# mlc-llm's model types, and those of config.json.
+# mlc-llm's model types, and the corresponding ones of config.json.
 MODEL_TYPES = {
     "llama": "llama",
     "mistral": "mistral",
@@ -41,7 +41,7 @@ MODEL_TYPES = {
     "gemma3_text": "gemma3_text",
     "phi3": "phi3",
 }
-# Keys that say how mlc-llm runs the model. Its runtime's window is that of Mistral alone.
+# Keys about the way in which mlc-llm runs the model. Its runtime supports a window only for Mistral.
 RUNTIME = frozenset(
     {
         "attention_sink_size", "context_window_size", "disaggregation", "is_text_model", "kwargs", "max_batch_size",
@@ -55,7 +55,7 @@ ROPE_SCALING = ("rope_scaling", "original_max_position_embeddings")
 SHIFTED = ("gemma2", "gemma3_text")
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 _LAYER = re.compile(r"(?:model\.layers|transformer\.h)\.(\d{1,5})\.(.+)")
-# Modules of Phi-3 that have other names.
+# Modules of Phi-3 with other names.
 _RENAMED = {
     "transformer.embd": EMBEDDING,
     "transformer.norm": "model.norm",
@@ -96,7 +96,7 @@ def open_mlc(path: Path) -> Checkpoint:
 
 
 def _config_of(values: Mapping[str, Any], model_type: str) -> dict[str, Any]:
-    """The values of the config.json that the folder was made from, as far as mlc-llm keeps them."""
+    """The values of the config.json from which the folder was made, as far as mlc-llm stores them."""
     inner = values.get("text_config")
     if isinstance(inner, dict):
         # The keys of Gemma 3's text model that mlc-llm does not use are one level deeper.
@@ -111,7 +111,7 @@ def _config_of(values: Mapping[str, Any], model_type: str) -> dict[str, Any]:
         config["rope_theta"] = theta
     if model_type == "mistral":
         config["sliding_window"] = None if window == -1 else window
-        # With a window, mlc-llm keeps no other length.
+        # With a window, mlc-llm stores no other length.
         context = window if context == -1 else context
     elif model_type == "gemma3_text":
         config["sliding_window"] = window
@@ -129,7 +129,7 @@ def _config_of(values: Mapping[str, Any], model_type: str) -> dict[str, Any]:
 
 
 def _vocab_size(where: Path, records: Mapping[str, SafetensorsTensor]) -> int:
-    """The rows of the embedding, which decide for mlc-llm too."""
+    """The number of rows of the embedding, which mlc-llm uses too."""
     for kind in ("q_weight", "weight"):
         table = records.get(f"{EMBEDDING}.{kind}")
         if table is not None and len(table.shape) == 2:
@@ -138,7 +138,7 @@ def _vocab_size(where: Path, records: Mapping[str, SafetensorsTensor]) -> int:
 
 
 def _ends(chat: ConfigReader, template: object, tokenizer: TokenizerFiles) -> list[int]:
-    """The tokens that end an answer. mlc-llm writes 2 if it knows none, so only special tokens count."""
+    """The tokens that end an answer. mlc-llm writes 2 if it found none, so only special tokens count."""
     named = list(chat.token_ids("eos_token_id"))
     if isinstance(template, dict):
         named += ConfigReader(template, f"{chat.where}: conv_template").token_ids("stop_token_ids")
@@ -196,7 +196,7 @@ def _name(name: str) -> str:
 def _read_tensors(
     records: Mapping[str, SafetensorsTensor], spec: ModelSpec, quantization: MlcFormat | None, where: Path
 ) -> dict[str, Tensor]:
-    """The tensors of a model whose q, k and v, gate and up are matrices of their own, except in Phi-3."""
+    """The tensors of a model with separate matrices for q, k and v, and for gate and up, except in Phi-3."""
     tensors: dict[str, Tensor] = {}
     for name, record in records.items():
         module, _, kind = name.rpartition(".")
@@ -227,7 +227,7 @@ def _read_tensors(
 
 
 def _parts(module: str, spec: ModelSpec) -> dict[str, int]:
-    """The modules that are stacked in a fused one, with their rows; none in another module."""
+    """The modules that a fused one stacks, with their rows; empty for any other module."""
     prefix, _, last = module.rpartition(".")
     if last in ("qkv_proj", "c_attn"):
         heads = {"q": spec.num_heads, "k": spec.num_kv_heads, "v": spec.num_kv_heads}
@@ -238,6 +238,6 @@ def _parts(module: str, spec: ModelSpec) -> dict[str, int]:
 
 
 def _columns(module: str, spec: ModelSpec) -> int:
-    """The columns of a matrix, which its rows of whole words do not tell."""
+    """The number of columns of a matrix, which its rows of complete words do not show."""
     last = module.rpartition(".")[2]
     return {"o_proj": spec.num_heads * spec.head_dim, "down_proj": spec.intermediate_size}.get(last, spec.hidden_size)

@@ -1,5 +1,5 @@
 """Reads the weights of folders that mlc-llm wrote: tensor-cache.json (before 2025 ndarray-cache.json), which lists the
-tensors, and params_shard_*.bin, which are their bytes alone (tvm.contrib.tvmjs, dump_tensor_cache).
+tensors, and params_shard_*.bin, which contain only their bytes (tvm.contrib.tvmjs, dump_tensor_cache).
 
 A float32 tensor with the format "f32-to-bf16" is stored as bfloat16. The tensors of a quantized module X with a weight
 (N, K), in groups of ``group`` columns (mlc-llm, quantization/group_quantization.py):
@@ -37,7 +37,7 @@ INDEX_FILES = ("tensor-cache.json", "ndarray-cache.json")
 DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "uint32": "U32"}
 _BYTES = {"F16": 2, "BF16": 2, "F32": 4, "U32": 4}
 AS_BFLOAT16 = "f32-to-bf16"
-# A name with a folder could lead anywhere on this machine.
+# A name that contains a folder could lead anywhere on this machine.
 _SHARD_NAME = re.compile(r"params_shard_\d{1,6}\.bin")
 EMBEDDING = "model.embed_tokens"
 
@@ -60,7 +60,7 @@ class MlcFormat:
         return (1 << (self.bits - 1)) - 1
 
 
-# By mlc-llm's names; None: floats.
+# The formats by mlc-llm's names; None: floats.
 FORMATS = {
     "q0f16": None,
     "q0bf16": None,
@@ -113,7 +113,7 @@ def _read_record(record: Any, file: Path, file_bytes: int, index: Path) -> Safet
     name, shape, dtype, encoding, size, offset = (record[key] for key in keys)
     counts = shape if isinstance(shape, list) else [None]
     if not isinstance(name, str) or not all(isinstance(each, int) and each >= 0 for each in (*counts, size, offset)):
-        raise _bad(index, f"the record of {name!r} has no name, shape and place; download it again")
+        raise _bad(index, f"the record of {name!r} has no name, shape and offset; download it again")
     if dtype not in DTYPES or encoding not in ("raw", AS_BFLOAT16):
         raise UnsupportedModel(
             f"{index}: tensor {name!r} has dtype {dtype!r} and format {encoding!r}, which is not supported; supported: "
@@ -138,7 +138,8 @@ def read_matrix(
     columns: int,
     where: Path,
 ) -> Tensor:
-    """The weight (N, ``columns``) of a quantized module: its own codes if a format of ours has them, else floats.
+    """The weight (N, ``columns``) of a quantized module: its own codes if one of our formats can hold them, else
+    floats.
 
     Raises CheckpointError if its tensors do not match the quantization.
     """
@@ -180,7 +181,7 @@ class Packed:
                 "download it again",
                 tensor=self.weight.name,
             )
-        # The code that means 0 is one less there.
+        # There, the code for 0 is lower by one.
         return form.store(codes + np.uint8(form.zero - self.format.zero), scales)
 
     def floats(self, start: int, stop: int) -> npt.NDArray[np.float32]:
@@ -201,7 +202,7 @@ class Packed:
 
 
 def rows_of(tensor: Tensor, name: str, start: int, stop: int) -> Tensor:
-    """Rows [start, stop) of a tensor as a tensor of its own."""
+    """Rows [start, stop) of a tensor, as a separate tensor."""
     if isinstance(tensor, StoredMatrix):
         planes = tensor.planes
         return replace(

@@ -11,8 +11,8 @@ class Damaged(ValueError):
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | float | bytes]]:
-    """The number and value of each field in order: an integer as 64 bits without a sign, a float32 for 32 bits, or
-    bytes. Raises Damaged.
+    """The number and value of each field in order: an unsigned 64-bit integer, a float32 for 32 bits, or bytes. Raises
+    Damaged.
     """
     at = 0
     while at < len(message):
@@ -39,7 +39,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int | float | bytes]]:
 
 
 def signed(value: int) -> int:
-    """An integer of 64 bits with its sign."""
+    """An unsigned 64-bit integer as a signed one."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 

@@ -14,7 +14,7 @@ from .checkpoint import DequantizedMatrix
 from .safetensors_file import SafetensorsTensor
 from .small_floats import E4M3_VALUES, powers_of_two
 
-# As the rows or columns of a block: all.
+# The number of rows or columns of a block that covers all of them.
 WHOLE = 0
 FLOATS = ("F32", "F16", "BF16")
 # Powers of two.
@@ -77,11 +77,11 @@ class ScaleGrid:
 
 
 def float8_matrix(name: str, weight: SafetensorsTensor, scales: ScaleGrid) -> DequantizedMatrix:
-    """A matrix (N, K) of FLOAT8, each of whose values is multiplied by its scale."""
+    """A matrix (N, K) of FLOAT8, in which each value is multiplied by its scale."""
 
     def rows(start: int, stop: int) -> FloatArray:
         values: FloatArray = E4M3_VALUES[weight.integers(start, stop)]
-        # Values that are not finite are found when they are packed.
+        # Values that are not finite are detected when they are packed.
         with np.errstate(invalid="ignore", over="ignore"):
             values *= scales.of_columns(scales.rows(start, stop))
         return values

@@ -1,9 +1,9 @@
 """Rebuilds the tokenizer.json of a model from its tokenizer.model, a SentencePiece model of type BPE or unigram
 (sentencepiece_model.proto and normalizer.cc of github.com/google/sentencepiece).
 
-Texts get the ids that SentencePiece gives them, except that the tokenizers library drops combining marks behind
-characters that a model's own normalization replaces. As in transformers, control tokens and those of the user are found
-before a text is split, and each part of a text between them starts with a space if texts do, unless
+Texts get the ids that SentencePiece gives them, except that the tokenizers library drops combining marks after
+characters that a model's own normalization replaces. As in transformers, control tokens and user-defined tokens are
+found before a text is split. Each part of a text between them starts with a space if texts do, unless
 tokenizer_config.json has "legacy": false.
 """
 
@@ -36,7 +36,7 @@ from .tokenizer_json import (
 FILE = "tokenizer.model"
 MAX_BYTES = 256 << 20
 UNIGRAM, BPE = 1, 2
-# The score of a unigram's piece that no text may contain.
+# The score of a piece of a unigram model that no text may contain.
 NEVER = -1e6
 # Numbers of the fields that we read, with their defaults.
 PIECES, TRAINER, NORMALIZER = 1, 2, 3
@@ -66,7 +66,7 @@ class SentencePieceModel:
         return self.vocabulary.tokens[number] if 0 <= number < len(self.vocabulary.tokens) else None
 
     def renamed(self, config: Mapping[str, Any]) -> SentencePieceModel:
-        """With the names that tokenizer_config.json gives to pieces that are not used otherwise, as in transformers."""
+        """The model with the names that tokenizer_config.json gives to unused pieces, as in transformers."""
         declared = config.get("added_tokens_decoder")
         tokens = list(self.vocabulary.tokens)
         for key, value in declared.items() if isinstance(declared, dict) else ():

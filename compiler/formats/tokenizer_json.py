@@ -1,4 +1,4 @@
-"""Writes the parts of a tokenizer.json from a vocabulary whose own file has another format."""
+"""Writes the parts of a tokenizer.json from a vocabulary in another format."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Kinds of tokens, with SentencePiece's numbers.
+# The kinds of tokens, with SentencePiece's numbers.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-# How SentencePiece spells a space.
+# SentencePiece's character for a space.
 SPACE = "\u2581"
 TO_PIECES = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 
@@ -39,8 +39,8 @@ def bpe(ids: dict[str, int], merges: list[list[str]], **options: Any) -> dict[st
 
 
 def implied_merges(vocabulary: Vocabulary, scores: Sequence[float] | None) -> list[list[str]]:
-    """The merges of a SentencePiece vocabulary, which lists none: every pair of tokens that make a token, best first:
-    in the order of the merged tokens' ``scores``, or of their ids.
+    """The merges of a SentencePiece vocabulary, which lists none: every pair of tokens that form a token, in the order
+    of the merged tokens' ``scores``, or of their ids.
     """
     ids = {
         token: number
@@ -77,8 +77,8 @@ def pieces_decoder(*, strips: bool) -> dict[str, Any]:
 def added_tokens(
     vocabulary: Vocabulary, stripping: Collection[str] = (), without: Collection[str] = ()
 ) -> list[dict[str, Any]]:
-    """The tokens that are found in a text before it is split: special ones and those of the user. Tokens of
-    ``stripping`` take the white space behind them; those of ``without`` are left out.
+    """The tokens that are found in a text before it is split: special and user-defined tokens. Tokens in ``stripping``
+    include the white space after them; those in ``without`` are left out.
     """
     added = []
     for number, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True)):

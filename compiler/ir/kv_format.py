@@ -20,10 +20,9 @@ KV_NAMES: Final = ("activation", "q8", "q4")
 class KvFormat:
     """Codes of ``bits`` bits from -``steps`` to ``largest_code``. The element of largest magnitude has code -steps.
 
-    A word has ``4 * vectors`` codes: its lowest bytes first, and in each byte the lowest bits first, but the code in
-    the lowest bits of byte b is element b and the next one element b + 4. ``zero`` is what is stored for a code of 0.
-    ``rotates_keys``: keys are multiplied by an orthonormal Hadamard matrix before they are rounded
-    (`ops.kv_pages.rotated`), so that outliers spread over the head.
+    A word has ``4 * vectors`` codes: the lowest bits of byte b hold element b, and the next ones element b + 4.
+    ``zero`` is the stored value of code 0. ``rotates_keys``: keys are multiplied by an orthonormal Hadamard matrix
+    before they are rounded (`ops.kv_pages.rotated`), so that outliers spread over the head.
     """
 
     name: KvName
@@ -44,7 +43,7 @@ class KvFormat:
         return 4 * self.vectors
 
     def words(self, head_dim: int) -> int:
-        """Words of a row, its scale included."""
+        """The number of words of a row, including its scale."""
         assert head_dim % self.multiple == 0, (self.name, head_dim)
         return head_dim // self.multiple + 1
 

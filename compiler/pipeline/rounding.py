@@ -1,4 +1,4 @@
-"""Measures what matrices lose that a bundle stores in another format than a quantized checkpoint does."""
+"""Measures the error of matrices that a bundle stores in another format than the quantized checkpoint."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SAMPLE_ROWS = 16
 
 @dataclass(slots=True)
 class Rounding:
-    """``matrices`` of one format that become another: the squares of the changes of the measured weights, and those of
-    the weights themselves.
+    """``matrices`` that change from one format to another: the sums of squares of the changes of the measured weights,
+    and of the weights themselves.
     """
 
     matrices: int = 0
@@ -32,8 +32,8 @@ class Rounding:
 
 
 def rounding_notes(checkpoint: Checkpoint, quantization: Quantization, *, keeps_forms: bool) -> Iterator[str]:
-    """A sentence for each format of the checkpoint that does not stay as it is. ``keeps_forms``: integers that a format
-    of ours has stay.
+    """A sentence for each format of the checkpoint that changes. ``keeps_forms``: integers that one of our formats can
+    hold stay unchanged.
 
     Raises QuantizationError for weights that the quantization cannot represent.
     """

@@ -1,6 +1,6 @@
 """EventWriter: an answer of our own engine as the events that the client receives.
 
-A chunk with nothing but a text is not made: its event is that of the choice's first such chunk with another text.
+A chunk with only a text is not created: its event is that of the choice's first such chunk, with the text replaced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class EventWriter(Generic[Chunk]):
 
     def __init__(self, encode: Encode[Chunk]) -> None:
         self._encode: Encode[Chunk] = encode
-        # What comes before and after the text of each choice, and the choice.
+        # The bytes before and after the text of each choice, and the choice.
         self._around: dict[int, tuple[bytes, bytes, frozenset[int]]] = {}
 
     def chunk(self, chunk: Chunk) -> EventBlock:

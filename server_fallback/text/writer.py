@@ -1,4 +1,4 @@
-"""Writers of an answer's chunks: as the chunks themselves, or in a form that takes less time."""
+"""Writers of an answer's chunks: as the chunks themselves, or in a form that is faster to create."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Writer(Protocol[Chunk_contra, Written_co]):
     def chunk(self, chunk: Chunk_contra) -> Written_co: ...
 
     def text(self, index: int, text: str, text_chunk: Callable[[int, str], Chunk_contra]) -> Written_co:
-        """The same as for the chunk that ``text_chunk`` makes of a choice's index and a text, and which has nothing
-        else. Most chunks are of this kind.
+        """Write the chunk that ``text_chunk`` creates from a choice's index and a text, without anything else. Most
+        chunks are of this kind.
         """
 
 
 class ChunkWriter:
-    """Implements `Writer`: chunks as they are."""
+    """Implements `Writer`: returns the chunks unchanged."""
 
     def chunk(self, chunk: Chunk) -> Chunk:
         return chunk

@@ -3,8 +3,8 @@ on the WebGPU device that wgpu finds or, with ``--target cpu``, on this machine'
 
 ``make bench-decode-context`` runs this (``TARGET=cpu``), prints a table for each format, and writes
 ``build/bench/decode_context.json``. Nothing is prefilled, because a token takes as long over pages of zeros. The
-formats and lengths alternate, so that other work on the machine affects all of them, and the figures are medians. On a CPU
-adapter of a busy machine, the processor time of all threads is the relevant figure.
+formats and lengths alternate, so that other work on the machine affects all of them, and the figures are medians. On a
+CPU adapter of a busy machine, the processor time of all threads is the relevant figure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 // Times kernels on Dawn, Chrome's WebGPU, in Node: node bench_kernels.mjs REQUEST.json ANSWER.json
 //
-// The request has cases: code, entry, needs, the bindings' sizes in bytes, uniforms and grid. Bindings that are "cold" have as many copies as fill
-// coldBytes, and dispatches take them in turn. The answer names the adapter, how fast it copies, and the seconds of one dispatch of each
-// case, null where the device lacks what the kernel needs.
+// The request has cases: code, entry, needs, the bindings' sizes in bytes, uniforms and grid. Bindings that are "cold"
+// have as many copies as fill coldBytes, and dispatches use them in turn. The answer contains the adapter's name, its
+// copy speed, and the seconds of one dispatch of each case, null if the device lacks what the kernel needs.
 
 import { readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -27,7 +27,7 @@ device.onuncapturederror = ({ error }) => {
   process.exit(1);
 };
 
-// Read as codes, float16 or float32, these are numbers like any others: none is zero, infinite or subnormal.
+// As codes, float16 or float32, these are ordinary numbers: none is zero, infinite or subnormal.
 const noise = Uint32Array.from({ length: 1 << 16 }, () => ((Math.random() * 2 ** 32) & 0x03ff03ff) | 0x3c003c00);
 
 function storage(size) {
@@ -41,7 +41,9 @@ function storage(size) {
   return buffer;
 }
 
-/** Seconds of one of the things that ``encode(encoder, count)`` encodes: many in one submit, the fastest of five tries. */
+/**
+ * Seconds of one of the commands that ``encode(encoder, count)`` encodes: many in one submit, the fastest of five tries.
+ */
 async function time(encode) {
   const submit = async (count) => {
     const encoder = device.createCommandEncoder();

@@ -1,9 +1,9 @@
-"""How long `nearfar serve demo` takes to its first answer once the model is compiled, and the memory that it needs.
+"""The time from the start of `nearfar serve demo` to its first answer, with a compiled model, and its memory.
 
     .venv/bin/python tests/bench/bench_start.py
 
-The first run compiles the model, into a cache of its own, and is not measured. Processor time and memory are those of
-the server and its processes; resident memory counts shared pages in each process, proportional memory once.
+The first run compiles the model into a separate cache, and is not measured. Processor time and memory are those of the
+server and its processes; resident memory counts shared pages in each process, proportional memory once.
 """
 
 from __future__ import annotations

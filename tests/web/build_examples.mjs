@@ -23,7 +23,7 @@ for (const name of examples) {
     target: "es2022",
     jsx: "automatic",
     define: { "process.env.NODE_ENV": '"production"' },
-    // What grammar.js imports in Node only.
+    // Modules that grammar.js imports only in Node.
     external: ["module", "fs", "path", "url", "crypto"],
     logLevel: "warning",
   });

@@ -1,5 +1,5 @@
-// A TypeDoc plugin that gives pages the names that readers know: a document its first heading, a module the name that
-// it is imported by.
+// A TypeDoc plugin that gives pages the names that readers know: a document its first heading, a module the name under
+// which it is imported.
 
 import { readFileSync } from "node:fs";
 

@@ -26,8 +26,8 @@ from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
 pytest.importorskip("bitsandbytes")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:MatMul8bitLt")
 
-# By name: the checkpoint, transformers' settings and the formats of the matrices that we read. Rows of 72 and 144
-# elements are not whole blocks of 64.
+# For each name: the checkpoint, transformers' settings and the formats of the matrices that we read. Rows of 72 and 144
+# elements do not consist of complete blocks of 64.
 FOLDERS: Mapping[str, tuple[str, Mapping[str, Any], set[str]]] = {
     "nf4": ("qwen3_wide", {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}, {"nf4"}),
     "fp4": ("llama_wide", {"bnb_4bit_quant_type": "fp4"}, {"fp4"}),

@@ -61,7 +61,7 @@ MATRICES: Mapping[str, tuple[str, dict[str, Any], str]] = {
 def compressed(
     format_: str, args: dict[str, Any], weight: torch.Tensor
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """The tensors that the library writes for a weight (N, K), with scales at random, and the weight that it reads."""
+    """The tensors that the library writes for a weight (N, K) with random scales, and the weight that it reads back."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationScheme
 
@@ -80,7 +80,7 @@ def compressed(
     scale = (torch.rand(shape, generator=generator) + 0.5) * weight.abs().max() / largest
     parts = {"weight": weight, "weight_scale": scale}
     if "scale_dtype" in args:
-        # Scales of 8 bits, that they may hold.
+        # Scales that 8 bits can represent.
         parts["weight_scale"] = torch.exp2(torch.floor(torch.log2(scale)))
     if args["strategy"] == "tensor_group":
         # A power of two, because the library multiplies in bfloat16.
@@ -112,11 +112,11 @@ def test_weights_are_those_that_the_library_decompresses(name: str, tmp_path: Pa
         np.testing.assert_array_equal(matrix.rows(start, stop), matrix.rows(0, 37)[start:stop])
 
 
-# By model: the section, and the format and arguments of each projection's weights, by parts of its name. transformers
-# 5.23 cannot load zero points.
+# For each model: the section, and the format and arguments of each projection's weights, by parts of its name.
+# transformers 5.23 cannot load zero points.
 WIDE_GROUPS = {**INT4, "group_size": 64}
 CHECKPOINTS: Mapping[str, tuple[dict[str, Any], Mapping[str, tuple[str, Mapping[str, Any]]]]] = {
-    # A module's name has precedence over a regular expression, and this over a class.
+    # A module's name takes precedence over a regular expression, and this over a class.
     "llama": (
         section(
             "mixed-precision",
@@ -174,7 +174,7 @@ def test_logits_are_those_of_transformers(model: str, tmp_path: Path) -> None:
 
 
 def open_matrix(folder: Path, parts: Mapping[str, torch.Tensor], config: dict[str, Any]) -> Any:
-    """What we read for a module "x" with these tensors."""
+    """The matrix that we read for a module "x" with these tensors."""
     save_file({f"x.{kind}": part.contiguous() for kind, part in parts.items()}, folder / "x.safetensors")
     tensors = read_safetensors(folder / "x.safetensors")
     return read_quantization(ConfigReader(config)).read_tensors(tensors, tied=False)
@@ -183,7 +183,7 @@ def open_matrix(folder: Path, parts: Mapping[str, torch.Tensor], config: dict[st
 @pytest.mark.parametrize("bits", [3, 4, 5, 6, 7])
 def test_old_versions_fill_each_word_alone(bits: int, tmp_path: Path) -> None:
     args = {**INT4, "num_bits": bits, "symmetric": False}
-    # The library has packed streams since version 0.13. Rows that fill words in both packings.
+    # The library packs streams since version 0.13. These rows fill words in both packings.
     stored, expected = compressed("pack-quantized", args, torch.randn(120, 192))
 
     def by_word(codes: torch.Tensor) -> torch.Tensor:
@@ -206,7 +206,7 @@ def test_old_versions_fill_each_word_alone(bits: int, tmp_path: Path) -> None:
 
 
 def test_a_packing_that_cannot_be_known_is_refused() -> None:
-    # 20 integers of 3 bits take two words as a stream, and also 10 in each word.
+    # 20 integers of 3 bits take two words, both as a stream and with 10 in each word.
     assert Packing.of(3, 20, 2) is None
     assert Packing.of(3, 32, 3) == Packing(3, True)
     assert Packing.of(3, 32, 4) == Packing(3, False)

@@ -24,7 +24,7 @@ from nearfar.compiler.quant import by_name
 
 FP8: Mapping[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 STATIC = {**FP8, "activation_scheme": "static", "weight_block_size": None}
-# By model: the section, the rows and columns that share a scale, and the scales' dtype.
+# For each model: the section, the rows and columns that share a scale, and the scales' dtype.
 CHECKPOINTS: Mapping[str, tuple[Mapping[str, Any], tuple[int, int] | None, torch.dtype]] = {
     "llama": (FP8, (128, 128), torch.float32),
     "qwen3": ({**STATIC, "modules_to_not_convert": ["lm_head"]}, None, torch.bfloat16),

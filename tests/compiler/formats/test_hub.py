@@ -1,4 +1,4 @@
-"""Downloads from the Hugging Face Hub, of which a server on this machine has the routes."""
+"""Downloads from the Hugging Face Hub. A server on this machine has its routes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ for name in sys.argv[1:]:
 
 
 def load_from(hub: FakeHub, home: Path, *names: str) -> list[Any]:
-    """For each name the path of a checkpoint and its tokenizer, or the error; loaded in a process of its own."""
+    """For each name, the path of a checkpoint and its tokenizer, or the error, from a separate process."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     env |= {
         "HF_ENDPOINT": hub.url,
@@ -66,7 +66,7 @@ def test_a_lost_connection_continues_where_it_stopped(files: dict[str, bytes], t
         assert ranges == [None, f"bytes={half // CHUNK_BYTES * CHUNK_BYTES}-"]
         assert {file for file, _ in hub.requested} == set(files)
         assert (Path(found[0]) / "model.safetensors").read_bytes() == files["model.safetensors"]
-    # What is in the cache needs no network, and the tokenizer is a part of the checkpoint.
+    # Files in the cache need no network, and the tokenizer is a part of the checkpoint.
     [again] = load_from(hub, tmp_path, "owner/name")
     assert again == [found[0], files["tokenizer.json"].decode()]
 

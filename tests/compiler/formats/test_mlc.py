@@ -29,7 +29,7 @@ SETTINGS: Mapping[str, Any] = {
     "Qwen2": {"tie_word_embeddings": True},
     "Qwen3": {"head_dim": 24, "tie_word_embeddings": True},
 }
-# What mlc-llm writes besides the keys that all of its models have.
+# The keys that mlc-llm writes besides those of all its models.
 RUNTIME = {
     "prefill_chunk_size": 128, "tensor_parallel_shards": 1, "max_batch_size": 80, "context_window_size": 512,
 }  # fmt: skip
@@ -37,7 +37,7 @@ SIZE_KEYS = (
     "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
     "rms_norm_eps", "vocab_size",
 )  # fmt: skip
-# By family: the quantization, and the formats of the matrices that we read.
+# For each family: the quantization, and the formats of the matrices that we read.
 FOLDERS = {
     "Llama": ("q4f16_1", {"q4g32_f16"}),
     "Mistral": ("q0f16", set[str]()),
@@ -50,7 +50,7 @@ FOLDERS = {
 
 
 def quantize(weight: npt.NDArray[np.float32], name: str) -> tuple[Arrays, npt.NDArray[np.float32]]:
-    """The tensors of a matrix in one of mlc-llm's formats, and the weights that they mean."""
+    """The tensors of a matrix in one of mlc-llm's formats, and the weights that they represent."""
     bits, group = (3, 40) if name.startswith("q3") else (4, 32)
     scale_dtype = np.float32 if "f32" in name else np.float16
     most = 2 ** (bits - 1) - 1
@@ -58,7 +58,7 @@ def quantize(weight: npt.NDArray[np.float32], name: str) -> tuple[Arrays, npt.ND
     groups = padded.reshape(len(weight), -1, group)
     scales = (np.abs(groups).max(axis=2) / most).astype(scale_dtype)
     codes = np.clip(np.rint(groups / scales[..., None].astype(np.float32) + most), 0, 2 * most).astype(np.uint32)
-    # Codes of columns that do not exist are 0.
+    # Codes beyond the last column are 0.
     codes.reshape(len(weight), -1)[:, weight.shape[1] :] = 0
     a_word = 32 // bits
     words = np.zeros((len(weight), padded.shape[1] // a_word), np.uint32)
@@ -73,7 +73,7 @@ def quantize(weight: npt.NDArray[np.float32], name: str) -> tuple[Arrays, npt.ND
 
 
 def fused(state: Arrays, family: str) -> Iterator[tuple[str, list[str]]]:
-    """mlc-llm's parameters with those that they are made of."""
+    """mlc-llm's parameters, each with the parameters from which it is built."""
     used: set[str] = set()
     prefix = "language_model." if family == "gemma3_text" else ""
     qkv = "c_attn" if family.startswith("Qwen") else "qkv_proj"
@@ -146,7 +146,7 @@ def model_config(family: str, config: Any) -> dict[str, Any]:
 
 
 def make_folder(folder: Path, family: str) -> npt.NDArray[np.float32]:
-    """Write a folder of mlc-llm. Returns the logits of TOKENS, with the weights that the folder has."""
+    """Write a folder of mlc-llm. Returns the logits of TOKENS with the folder's weights."""
     import torch
     import transformers
     from tvm.contrib import tvmjs
@@ -193,7 +193,7 @@ def make_folder(folder: Path, family: str) -> npt.NDArray[np.float32]:
         "quantization": name,
         "model_config": model_config(family, model.config),
         "eos_token_id": 257,
-        # mlc-llm's own default, whatever the vocabulary is.
+        # mlc-llm's own default for any vocabulary.
         "conv_template": {"name": "chatml", "stop_token_ids": [2]},
     }
     (folder / "mlc-chat-config.json").write_text(json.dumps(chat))
@@ -286,7 +286,7 @@ def with_keys(**values: Any) -> Change:
         (in_record(dtype="int8"), UnsupportedModel, "dtype 'int8' and format"),
         (in_record(nbytes=2**60), CheckpointError, "takes .* bytes"),
         (in_record(byteOffset=2**60), CheckpointError, "and the file has"),
-        (in_record(shape=[-1]), CheckpointError, "no name, shape and place"),
+        (in_record(shape=[-1]), CheckpointError, "no name, shape and offset"),
         (repeat_a_tensor, CheckpointError, "appears twice"),
         (name_another_file, CheckpointError, "expected params_shard_N.bin"),
         (shorten, CheckpointError, "and the file has 0"),

@@ -19,7 +19,7 @@ from nearfar.compiler.formats.huggingface import read_spec
 from nearfar.compiler.formats.multimodal import MODEL_TYPES
 from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
 
-# The parts of some of them, as their notes name them.
+# The parts of some models, as named in their notes.
 LEFT_OUT = {
     "gemma3": "multi_modal_projector (2 tensors), vision_tower (32 tensors)",
     "llava_next": "image_newline (1 tensor), multi_modal_projector (4 tensors), vision_tower (23 tensors)",
@@ -43,7 +43,7 @@ def test_the_text_model_has_the_logits_of_transformers(name: str, tmp_path: Path
     assert note.startswith("only the text model is compiled; left out: ")
     if name in LEFT_OUT:
         assert note.endswith(f": {LEFT_OUT[name]}")
-    # An exported folder is a text model's.
+    # An exported folder contains only the text model.
     assert checkpoint.config["model_type"] == checkpoint.spec.model_type
     assert "vision_config" not in checkpoint.config
 

@@ -30,7 +30,7 @@ PLAIN: Mapping[str, Any] = {
     "split_digits": True,
     "byte_fallback": True,
 }
-# As Llama's, as Gemma's, and two of unigrams: with sentencepiece's own normalization, and with bytes.
+# Models like Llama's and Gemma's, and two unigram models: with sentencepiece's own normalization, and with bytes.
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "llama": {**PLAIN, "model_type": "bpe"},
     "gemma": {
@@ -113,7 +113,7 @@ def test_ids_are_those_of_transformers(legacy: bool, tmp_path: Path) -> None:
     assert (files.eos_token, files.chat_template) == ("<|end|>", config["chat_template"])
     tokenizer = Tokenizer.from_buffer(files.content)
     for text in (*TEXTS, "<|user|>\nHello there<|end|>\n<|user|> hi", "<s>a</s>b", "<s> [INST] x"):
-        # transformers puts no space before a text that starts with one.
+        # transformers does not add a space before a text that starts with one.
         if not text.startswith((" ", SPACE)) and "> " not in text and "\x00" not in text:
             assert tokenizer.encode(text).ids == expected.encode(text), repr(text)
 

@@ -1,4 +1,4 @@
-// OpenAI's client for Node against the server of the environment; prints what it got as JSON.
+// Calls the server of the environment with OpenAI's client for Node, and prints the results as JSON.
 import { createRequire } from "node:module";
 
 const { default: OpenAI } = await import(createRequire(`${process.env.NEARFAR_WEB}/package.json`).resolve("openai"));

@@ -19,7 +19,7 @@ from nearfar.server_fallback.schema.completions import CompletionChunk, Completi
 
 TEXT = 'Say "é\n\u2028\\" \U0001f600 and\x00 \x7f.'
 CALLED = 'Well. <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-# These are new in each answer.
+# These values are new in each answer.
 FRESH = re.compile(rb'"(chatcmpl-|cmpl-|call_)[^"]*"|"created":\d+')
 
 
@@ -78,7 +78,7 @@ def test_reasoning_is_written_in_chunks_and_the_content_around_its_text(tmp_path
     local, _ = reasoner(tmp_path, "<think>\nHm, é.\n</think>\n\n" + "Yes. " * 20)
     blocks, encode = run(compare_chat(local))
     reasoned = sum(b"reasoning_content" in block.sent for block in blocks)
-    # The role, the text that is a template, the end and the usage besides.
+    # In addition, the role, the text that becomes a template, the end and the usage.
     assert encode.calls == reasoned + 4
     assert len(blocks) > reasoned + 50
 

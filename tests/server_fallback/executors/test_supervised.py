@@ -1,4 +1,4 @@
-"""A supervised server that is stopped in an awkward moment of its restart; `test_vllm.py` has the rest."""
+"""A supervised server that is stopped at an awkward moment of its restart. The other tests are in `test_vllm.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from nearfar.server_fallback.executors.supervised import ServerProgram, Supervis
 
 
 class LostMachine:
-    """Implements `Companions`: another machine that is there at the first start, and never again once it failed."""
+    """Implements `Companions`: another machine that is connected at the first start, and never again after a
+    failure.
+    """
 
     def __init__(self) -> None:
         self.failure = asyncio.get_running_loop().create_future()
@@ -78,7 +80,7 @@ def test_one_whose_process_ends_in_the_moment_of_the_stop_is_stopped(monkeypatch
 def test_one_whose_log_is_still_held_open_is_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(supervised, "LOG_END_SECONDS", WAIT_SECONDS)
     left = tmp_path / "left"
-    # A process of its own session, which the end of the group does not reach, has the log's pipe.
+    # A process in its own session, which the end of the process group does not reach, holds the log's pipe.
     holder = f"setsid sh -c 'echo $$ > {left}; exec sleep 5' & exec sleep 3600"
 
     async def check() -> None:

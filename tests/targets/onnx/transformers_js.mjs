@@ -1,5 +1,6 @@
-// Usage: node transformers_js.mjs TEXT COUNT FOLDER... Loads each folder with Transformers.js as it is and prints a JSON list: the text's
-// tokens, the COUNT that follow greedily, and the text as a chat; or the error of a folder that it refuses.
+// Usage: node transformers_js.mjs TEXT COUNT FOLDER... Loads each folder with Transformers.js and prints a JSON list:
+// the text's tokens, the COUNT tokens of the greedy continuation, and the text as a chat; or the error of a folder that
+// Transformers.js refuses.
 import { createRequire } from "node:module";
 
 const require = createRequire(new URL("../../../web/package.json", import.meta.url));

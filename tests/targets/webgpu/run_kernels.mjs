@@ -16,7 +16,7 @@ const gpu = create(["disable-dawn-features=use_vulkan_zero_initialize_workgroup_
 const adapter = await gpu.requestAdapter();
 if (adapter === null) throw new Error("Dawn finds no adapter");
 const features = ["shader-f16", "subgroups"].filter((feature) => adapter.features.has(feature));
-// No limits are asked for, so the device has WebGPU's defaults and a kernel beyond them fails.
+// No limits are requested, so the device has WebGPU's defaults, and a kernel beyond them fails.
 const device = await adapter.requestDevice({ requiredFeatures: features });
 
 function upload(base64, usage) {

@@ -1,6 +1,6 @@
 // Validates WGSL with Tint, Chrome's compiler, on Dawn's null backend, which needs no driver: node validate_wgsl.mjs REQUEST.json
 //
-// The request is a list of {name, code, entry}. Printed as JSON: for each name what is wrong with it, "" for nothing.
+// The request is a list of {name, code, entry}. Printed as JSON: the errors of each name, "" for none.
 
 import { readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";

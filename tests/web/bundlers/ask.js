@@ -1,4 +1,4 @@
-// What every application of these tests asks of its engine.
+// The requests that every application of these tests sends to its engine.
 
 /** Options that make a load short. */
 export const LOAD = { selfTest: "never", store: false, tuning: false };

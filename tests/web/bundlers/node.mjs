@@ -6,7 +6,7 @@ import { create } from "webgpu";
 
 import { LOAD, ask } from "./ask.js";
 
-// As compiler/browser/chromium.py says, SwiftShader compiles kernels faster without it.
+// SwiftShader compiles kernels faster without it; see compiler/browser/chromium.py.
 const gpu = create(["disable-dawn-features=use_vulkan_zero_initialize_workgroup_memory_extension"]);
 const bundle = { location: "bundle", open: async (file) => Readable.toWeb(createReadStream(`out/bundle/${file}`)) };
 const engine = await Engine.load(bundle, { ...LOAD, gpu });

@@ -25,7 +25,7 @@ struct Function : Handle {
   std::string name;
   Launch launch;
   unsigned parameters;
-  // The most shared memory that a launch may add.
+  // The maximum shared memory that a launch may add.
   unsigned shared;
   // Whether it waits for the previous kernel by itself.
   bool waits;
@@ -69,7 +69,7 @@ static Result ready() {
   if (!current) return INVALID_CONTEXT;
   return current->references ? fault : CONTEXT_IS_DESTROYED;
 }
-// What every call needs that works on a context.
+// The checks of every call that works on a context.
 #define ENTER                                \
   std::lock_guard<std::mutex> guard(mutex); \
   if (Result bad = ready()) return bad
@@ -111,7 +111,7 @@ static Result unsafe_call() {
   return result;
 }
 
-// Work runs as late as it may: when somebody waits for it.
+// Work runs as late as possible: when a thread waits for it.
 static Result drain(Stream* stream, uint64_t position) {
   for (; stream->done < position; stream->done++) {
     const Work work = std::move(stream->queue.front());
@@ -131,7 +131,7 @@ static Result submit(Stream* stream, Work work) {
   stream->submitted++;
   return SUCCESS;
 }
-// What synchronizes with or queries a stream is forbidden while it captures.
+// Calls that synchronize with or query a stream are forbidden while it captures.
 static Result not_capturing(Stream* stream) {
   if (!stream->capture) return SUCCESS;
   invalidate(stream->capture);

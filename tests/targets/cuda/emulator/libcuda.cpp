@@ -203,7 +203,7 @@ Result cuMemcpyDtoHAsync(void* to, uint64_t from, size_t size, Stream* stream) {
   USE(stream, STREAM);
   if (!within(allocated, from, size)) return INVALID_VALUE;
   if (Result bad = check_host(to, size, stream)) return bad;
-  // Nothing is known of it until the copy is done.
+  // Its contents are undefined until the copy is done.
   if (!stream->capture) memset(to, 0xdd, size);
   return submit(stream, [=] {
     if (!within(allocated, from, size)) return fail(ILLEGAL_ADDRESS, "a copy from memory that was freed");
@@ -265,7 +265,7 @@ Result cuModuleUnload(Module* module) {
 Result cuModuleGetFunction(Function** function, Module* module, const char* name) {
   ENTER;
   USE(module, MODULE);
-  // With its NUL, so that it is a whole name of the image's symbols.
+  // With its NUL, so that it is a complete name of the image's symbols.
   if (module->image.find(std::string(name) + '\0') == std::string::npos) return NOT_FOUND;
   for (void* library : libraries) {
     void* launch = dlsym(library, (std::string("launch_") + name).c_str());
@@ -282,7 +282,7 @@ Result cuModuleGetFunction(Function** function, Module* module, const char* name
   }
   return NOT_FOUND;
 }
-// Attribute 8 is how much shared memory launches may add at most.
+// Attribute 8 is the maximum shared memory that launches may add.
 Result cuFuncSetAttribute(Function* function, int attribute, int value) {
   ENTER;
   USE(function, FUNCTION);

@@ -1,6 +1,7 @@
-// Stands in for CUDA where there is no GPU, so that a host compiler takes the very text that NVRTC takes: CUDA's built-in types, variables
-// and functions, what `device.cuh` does with PTX, and threads. A block's threads are fibers, which run one after the other from one barrier
-// to the next; a barrier that some threads of a warp or block do not reach stops the program.
+// Replaces CUDA on machines without a GPU, so that a host compiler compiles the same source as NVRTC: CUDA's built-in
+// types, variables and functions, the functions for which `device.cuh` uses PTX, and threads. A block's threads are
+// fibers, which run one after the other from one barrier to the next; a barrier that some threads of a warp or block do
+// not reach stops the program.
 #include <setjmp.h>
 #include <ucontext.h>
 
@@ -21,7 +22,7 @@
 #define __align__(bytes) alignas(bytes)
 // Blocks run one after the other, so one copy is enough.
 #define __shared__ static
-// As an attribute it may stand behind `static` too.
+// As an attribute, it may also follow `static`.
 #define alignas(bytes) __attribute__((aligned(bytes)))
 
 typedef unsigned int uint;
@@ -43,12 +44,12 @@ static inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; 
 static inline uint2 make_uint2(uint x, uint y) { return {x, y}; }
 static inline uint4 make_uint4(uint x, uint y, uint z, uint w) { return {x, y, z, w}; }
 
-// What a launch adds at most on any GPU.
+// The maximum that a launch can add on any GPU.
 alignas(16) static uint4 dynamic_shared[(227 << 10) / 16];
 
 static inline int min(int a, int b) { return b < a ? b : a; }
 static inline int max(int a, int b) { return a < b ? b : a; }
-// CUDA's gives the number where the other is none.
+// CUDA's function returns the number if the other argument is NaN.
 static inline float max(float a, float b) { return fmaxf(a, b); }
 static inline uint max(uint a, uint b) { return a < b ? b : a; }
 static inline float min(float a, float b) { return fminf(a, b); }
@@ -149,7 +150,7 @@ static void fiber_main() {
   _longjmp(scheduler, 1);
 }
 
-// Run a thread to where it waits next, or to its end.
+// Run a thread until its next wait, or to its end.
 static void resume(uint thread, bool first) {
   current = thread;
   threadIdx.x = thread;
@@ -171,7 +172,7 @@ static void run_block() {
   for (bool first = true;; first = false) {
     uint waiting = 0;
     for (uint turn = 0; turn < warps; turn++) {
-      // Every other launch from the last thread to the first, so that a barrier that is missing shows.
+      // Every other launch runs from the last thread to the first, which reveals a missing barrier.
       const uint warp = (backwards ? warps - 1 - turn : turn) * 32, end = min(warp + 32, threads);
       if (!first && fibers[warp].state == DONE) continue;
       for (bool again = false;; again = true) {
@@ -215,7 +216,8 @@ template <auto kernel> static void launch(void** values, const uint* grid, uint 
   gridDim = {grid[0], grid[1], 1};
   body = Caller<kernel>::run;
   arguments = values;
-  // Both change for a case's kernels in any number of runs: every launch and every second one, and half as often.
+  // Both vary over the runs of a case's kernels, whatever their number: one with every launch, the other with every
+  // second one.
   backwards = (launches ^ launches >> 1) & 1;
   copies_at_once = (launches >> 1 ^ launches >> 2) & 1;
   launches++;
@@ -237,13 +239,14 @@ template <auto kernel> static void launch(void** values, const uint* grid, uint 
   extern "C" const uint64_t pointers_##name = Caller<name>::pointers(); \
   extern "C" void launch_##name(void** values, const uint* grid, uint threads) { launch<name>(values, grid, threads, alone); }
 
-// --- what the threads of a warp do together ----------------------------------------------------------------------------------------------
+// --- operations of all threads of a warp ---------------------------------------------------------------------------
 
 struct Exchange { uint words[32][8]; };
 static Exchange exchanges[32][2];
 static uint turns[1024];
 
-// Every thread gives some words; what all gave. Two places in turn, so that nobody overwrites what others still read.
+// Every thread passes some words; returns the words of all threads. Two buffers alternate, so that no thread overwrites
+// words that others still read.
 static inline const Exchange& exchange(const uint* words, uint count) {
   Exchange& mine = exchanges[current / 32][turns[current]++ % 2];
   memcpy(mine.words[current % 32], words, 4 * count);
@@ -297,7 +300,7 @@ static inline void load_transposed(uint* words, const void* row) {
   }
 }
 
-// Something is copied when the thread waits for it, or at once in other launches: a GPU may do either.
+// A copy happens when the thread waits for it, or immediately in other launches: a GPU may do either.
 static inline void run_copy(const Copy& copy) {
   if (copy.from) memcpy(copy.to, copy.from, copy.size);
   else memset(copy.to, 0, copy.size);
@@ -333,7 +336,8 @@ template <size_t groups> static inline void wait_for_copies_before() {
   }
 }
 
-// Kernels and blocks run one after the other here, so there is nothing to wait for; `launch` counts who did.
+// Kernels and blocks run one after the other here, so there is nothing to wait for; `launch` counts the threads that
+// waited.
 static inline void wait_for_previous_kernel() { waits++; }
 static inline void allow_next_kernel() {}
 static inline uint arrive(uint* counter) { return (*counter)++; }
