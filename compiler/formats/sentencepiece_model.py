@@ -97,7 +97,8 @@ def tokenizer_content(model: SentencePieceModel, config: Mapping[str, Any]) -> d
     first = _named(config, "bos_token", model.token("bos")) if flags["add_bos_token"] else None
     last = _named(config, "eos_token", model.token("eos")) if flags["add_eos_token"] else None
     declared = config.get("added_tokens_decoder")
-    named = [str(each.get("content")) for each in declared.values() if isinstance(each, dict)] if declared else []
+    values = declared.values() if isinstance(declared, dict) else ()
+    named = [str(each.get("content")) for each in values if isinstance(each, dict)]
     return {
         "version": "1.0",
         "truncation": None,
@@ -229,4 +230,6 @@ def _flag(model: SentencePieceModel, config: Mapping[str, Any], key: str, defaul
 
 def _named(config: Mapping[str, Any], key: str, default: str | None) -> str | None:
     value = config.get(key, default)
-    return value.get("content") if isinstance(value, dict) else value
+    text = value.get("content") if isinstance(value, dict) else value
+    # `read_tokenizer_files` reports values of other types.
+    return text if isinstance(text, str) else None

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import struct
 import unicodedata
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from texts import CORPUS, TEXTS, random_texts
 from tokenizers import Tokenizer
@@ -46,7 +49,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     },
     "bpe_nfkc": {"model_type": "bpe", "vocab_size": 600},
     "unigram_nfkc": {"model_type": "unigram", "vocab_size": 600},
-    "unigram_bytes": {**PLAIN, "model_type": "unigram"},
+    "unigram_bytes": {**PLAIN, "model_type": "unigram", "required_chars": "<0x41>"},
 }
 
 
@@ -77,7 +80,7 @@ def found(folder: Path) -> Tokenizer:
 def test_ids_are_those_of_sentencepiece(name: str, tmp_path: Path) -> None:
     original = write(tmp_path, name)
     tokenizer = found(tmp_path)
-    for text in (*TEXTS, *random_texts(300), "aaaaaaa bbbb", "a <end_of_turn>\n\n\n<start_of_turn>b", "   "):
+    for text in (*TEXTS, *random_texts(300), "aaaaaaa bbbb", "a <end_of_turn>\n\n\n<start_of_turn>b", "<0x41>", "   "):
         # SentencePiece ends a text at a zero byte. The tokenizers library drops marks behind characters that NFKC
         # replaces.
         if "\x00" in text or ("nfkc" in name and any(map(unicodedata.combining, text))):
@@ -204,6 +207,49 @@ def test_a_configuration_that_does_not_fit_is_refused(config: Mapping[str, Any],
     write(tmp_path, "llama", config)
     with pytest.raises(CheckpointError, match=words):
         read_tokenizer_files(tmp_path, 2000)
+
+
+ODD: list[Any] = [
+    None,
+    True,
+    3,
+    -1,
+    10**400,
+    1.5,
+    "",
+    "x",
+    "\ud800",
+    [],
+    ["<s>"],
+    {},
+    {"content": 3},
+    {"4": {}},
+    {"4": 1},
+]
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["bos_token", "eos_token", "add_bos_token", "add_eos_token", "add_prefix_space", "legacy", "added_tokens_decoder"],
+)
+def test_odd_values_result_in_a_tokenizer_or_a_typed_error(key: str, tmp_path: Path) -> None:
+    for value in ODD:
+        write(tmp_path, "llama", {"add_eos_token": True, key: value})
+        with suppress(NearfarError):
+            assert Tokenizer.from_buffer(read_tokenizer_files(tmp_path, 2000).content).encode("Hello").ids
+
+
+@pytest.mark.parametrize("name", ["gemma", "unigram_nfkc"])
+def test_mutated_models_result_in_a_tokenizer_or_a_typed_error(name: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    original = trained(name)
+    for _ in range(int(os.environ.get("NEARFAR_FUZZ_EXAMPLES", "40"))):
+        data = bytearray(original)
+        for at in rng.integers(0, len(data), rng.integers(1, 4)):
+            data[at] = rng.integers(256)
+        tmp_path.joinpath(FILE).write_bytes(data[: rng.integers(len(data))] if rng.random() < 0.2 else data)
+        with suppress(NearfarError):
+            read_tokenizer_files(tmp_path, 2000)
 
 
 def test_a_folder_without_a_tokenizer_names_both_files(tmp_path: Path) -> None:
