@@ -106,7 +106,7 @@ def prepare_export(
     device = device or (exporter.DEVICES[0] if exporter.DEVICES else None)
     if kv == "q4":
         raise RequestError(
-            f"--kv q4: {target} bundles do not support 4-bit keys and values; take --kv q8, or --target webgpu, cpu "
+            f"--kv q4: {target} bundles do not support 4-bit keys and values; use --kv q8, or --target webgpu, cpu "
             "or cuda"
         )
     if quantization is not None:

@@ -2,9 +2,9 @@
 on the WebGPU device that wgpu finds or, with ``--target cpu``, on this machine's CPU.
 
 ``make bench-decode-context`` runs this (``TARGET=cpu``), prints a table for each format, and writes
-``build/bench/decode_context.json``. Nothing is prefilled, because a token takes as long over pages of zeros. The
-formats and lengths alternate, so that other work on the machine affects all of them, and the figures are medians. On a
-CPU adapter of a busy machine, the processor time of all threads is the relevant figure.
+``build/bench/decode_context.json``. Nothing is prefilled, because a token takes as long over pages of zeros. Formats
+and lengths alternate, so that other work on the machine affects all of them, and the figures are medians. On a CPU
+adapter of a busy machine, the processor time of all threads is the relevant figure.
 """
 
 from __future__ import annotations
@@ -70,18 +70,17 @@ def compiled(folder: Path, shapes: Shapes, target: str, kv: str) -> Path:
 
 def measure(model: str, target: str, folders: Mapping[str, Path], rounds: int) -> dict[str, list[dict[str, Any]]]:
     """For each format of keys and values, a title that names the device, and a row of figures for each length."""
-    limits = Limits(
-        tokens=4, sequences=1, rows=1, pages=open_bundle(folders["q8"]).manifest.pages_for(POSITIONS[-1] + 1)
-    )
+    pages = open_bundle(folders["q8"]).manifest.pages_for(POSITIONS[-1] + 1)
+    limits = Limits(tokens=4, sequences=1, rows=1, pages=pages)
     runners = {kv: open_runner(target, open_bundle(folder), limits) for kv, folder in folders.items()}
     taken: dict[tuple[str, int], list[tuple[float, float]]] = {(kv, each): [] for kv in runners for each in POSITIONS}
     for turn in range(rounds + 1):
         for position in POSITIONS:
             for kv, runner in runners.items():
                 assert isinstance(runner, PlanRunner)
-                pages = [int(page) for page in np.random.default_rng(0).permutation(runner.num_pages)]
                 manifest = runner.manifest
-                chunk = Chunk([7], position, pages[: manifest.pages_for(position + 1)], [0])
+                order = [int(page) for page in np.random.default_rng(0).permutation(pages)]
+                chunk = Chunk([7], position, order[: manifest.pages_for(position + 1)], [0])
                 batch = make_batch([chunk], manifest.page_size)
                 started, processor = time.perf_counter(), time.process_time()
                 runner.forward(batch)

@@ -48,11 +48,12 @@ GROUPS: tuple[Mapping[str, Any], ...] = (
     {"quantization": "q4f16", "group_size": 128},
 )
 KV: Mapping[str, Any] = {"quantization": "f16", "kv": "q8"}
+KV_4: Mapping[str, Any] = {"quantization": "f16", "kv": "q4"}
 # The demo model's feed-forward layer has 352 columns, which 64 and 128 do not divide, so MLX supports only groups of
 # 32.
 CASES = [
-    *(("webgpu", options) for options in (*FORMATS, KV)),
-    *(("cpu", options) for options in (*FORMATS, KV)),
+    *(("webgpu", options) for options in (*FORMATS, KV, KV_4)),
+    *(("cpu", options) for options in (*FORMATS, KV, KV_4)),
     *(("onnx", options) for options in (*FORMATS, *GROUPS, KV)),
     *(("mlx", options) for options in (*FORMATS, KV)),
 ]

@@ -201,6 +201,12 @@ def test_every_tile_of_a_batch_has_a_slot_of_its_own(lengths: list[int]) -> None
         assert owner == [s for s, length in enumerate(lengths) if length > few for _ in range(-(-length // rows))]
 
 
+@pytest.mark.parametrize(("kv", "first"), [("q8", {"attention"}), ("q4", {"attention_decode", "rope_append"})])
+def test_only_attention_over_rotated_keys_prepares_its_queries(kv: str, first: set[str]) -> None:
+    found = {templates(row)[0] for row in rows_of("attention", kv=kv)}
+    assert found & {"attention", "attention_decode", "rope_append"} == first
+
+
 def test_heads_that_cannot_be_split_use_tiles_for_many_rows_a_sequence() -> None:
     found = [(templates(row), row.when) for row in rows_of("attention", page_size=6, head_dim=80)]
     assert found == [(["attention"], None)]

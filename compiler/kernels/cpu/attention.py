@@ -21,6 +21,7 @@ from ..heads import Heads, Preparation, Scores
 from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, round_up_quotient
 from .hadamard import rotate
 from .key_block import BLOCK, KeyBlock, Range, Running
+from .key_products import key_products
 from .new_heads import NewHeads
 from .pages import Pages
 
@@ -126,8 +127,8 @@ class Arguments:
         self._positions = (
             kernel.buffer("positions", (heads.rows,), "int32") if self._new is None else self._new.positions
         )
-        self._q = kernel.scratch("q", rows, "float32", write=True)
         self._pages = Pages(kernel, heads, write=preparation is not None and preparation.appends)
+        self._products = key_products(kernel, isa, heads, self._pages)
         self.seq_starts = kernel.buffer("seq_starts", (["add", heads.sequences, 1],), "int32")
         self.page_indptr = kernel.buffer("page_indptr", (["add", heads.sequences, 1],), "int32")
         self._page_ids = kernel.buffer("page_ids", ("L",), "int32")
@@ -136,20 +137,26 @@ class Arguments:
 
     def prepare_queries(self) -> None:
         """The first phase."""
-        kernel, heads, scale = self.kernel, self.heads, self._scores.scale
+        kernel, heads = self.kernel, self.heads
         if self._new is not None:
-            self._new.process(self._pages, self._q, scale)
+            self._new.process(self._pages, self._store_query)
             return
         assert self._given is not None
         with kernel.tasks("task", heads.rows, heads.num_heads) as task:
             row, head = kernel.split(task, heads.num_heads, ("row", "head"))
-            prepared = kernel.local("prepared", heads.head_dim, "float32")
+            query = kernel.local("query", heads.head_dim, "float32")
             for start, lanes in pieces(heads.head_dim, self.isa.lanes):
-                prepared[ramp(start, lanes)] = cast(self._given[row, head, ramp(start, lanes)], floats(lanes))
-            if heads.rotates_keys:
-                rotate(kernel, self.isa, heads.head_dim, prepared)
-            for start, lanes in pieces(heads.head_dim, self.isa.lanes):
-                self._q[row, head, ramp(start, lanes)] = prepared[ramp(start, lanes)] * number(scale, floats(lanes))
+                query[ramp(start, lanes)] = cast(self._given[row, head, ramp(start, lanes)], floats(lanes))
+            self._store_query(row, head, query)
+
+    def _store_query(self, row: Scalar, head: Scalar, query: Array) -> None:
+        """Scale a query, and rotate it if keys are stored rotated."""
+        head_dim, scale = self.heads.head_dim, self._scores.scale
+        for start, lanes in pieces(head_dim, self.isa.lanes):
+            query[ramp(start, lanes)] = query[ramp(start, lanes)] * number(scale, floats(lanes))
+        if self.heads.rotates_keys:
+            rotate(self.kernel, self.isa, head_dim, query)
+        self._products.store(row, head, query)
 
     def sequence_of(self, row: Scalar) -> Scalar:
         """The row's sequence: the number of sequences that end at or before it."""
@@ -186,7 +193,9 @@ class Arguments:
         return Range(start, kernel.let("stop", minimum(keys.stop - first, BLOCK)))
 
     def key_block(self, count: int) -> KeyBlock:
-        return KeyBlock(self.kernel, self.isa, self.heads, self._scores, self._pages, self._q, self._page_ids, count)
+        return KeyBlock(
+            self.kernel, self.isa, self.heads, self._scores, self._pages, self._products, self._page_ids, count
+        )
 
     def running(self, query_heads: list[Scalar]) -> Running:
         """The state of a query of each of these heads, before all blocks."""

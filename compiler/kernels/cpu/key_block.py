@@ -1,21 +1,22 @@
 """One block of keys of an attention. Decoding and prefill share this part, so that both compute identical results.
 
 The keys of a sequence form blocks of BLOCK, counted from position 0. For each query, a block computes the scores, each
-as one chain of products over the head's elements; the largest score; the weights exp(score - largest); the sum of
-weights, as a vector over the keys; and the weighted values, as one chain over the keys. Blocks are then merged in order
-(Milakov & Gimelshein 2018). A key that a query does not see has weight 0, so neither it nor a block of such keys
-changes a sum. Values before the first visible key of all queries are not read.
+as one chain of products over the head's elements or as an exact sum of integers (`key_products.py`); the largest score;
+the weights exp(score - largest); the sum of weights, as a vector over the keys; and the weighted values, as one chain
+over the keys. Blocks are then merged in order (Milakov & Gimelshein 2018). A key that a query does not see has weight
+0, so neither it nor a block of such keys changes a sum. Values before the first visible key of all queries are not
+read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 from ..builder import Array, Scalar, maximum, minimum, number, select, splat, truncated_quotient
 from ..heads import Heads, Scores
 from .builder import CpuKernelBuilder, Isa, floats, pieces, ramp, round_up_quotient, wide
+from .key_products import KeyProducts, Queries
 from .math import exp, fused, largest_of_lanes, like, sum_of_lanes, tanh
 from .pages import Pages
 from .rows import LANES
@@ -54,12 +55,12 @@ class KeyBlock:
         heads: Heads,
         scores: Scores,
         pages: Pages,
-        q: Array,
+        products: KeyProducts,
         page_ids: Array,
         count: int,
     ) -> None:
         self._kernel, self._isa, self._heads, self._softcap = kernel, isa, heads, scores.softcap
-        self._pages, self._q, self._page_ids = pages, q, page_ids
+        self._pages, self._products, self._page_ids = pages, products, page_ids
         self.count = count
         # A page's keys or values of one head have 2 or 4 KB, which is too short for the processor's own prefetcher, so
         # the next ones are prefetched here. Over 8,192 keys, a layer with 8-bit pages took 0.84 ms with
@@ -73,16 +74,11 @@ class KeyBlock:
         self.sums = kernel.local("sums", count * heads.head_dim, "float32")
         self.largest = kernel.local("largest", count, "float32")
         self.total = kernel.local("total", count, "float32")
-        self._biases = kernel.local("biases", count, "float32")
 
-    def compute(
-        self, queries: list[tuple[Scalar, Scalar]], kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range
-    ) -> None:
-        """``queries`` are the (row, head) of each query in scratch "q". ``keys`` are the keys that any query sees, at
+    def compute(self, queries: Queries, kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range) -> None:
+        """``queries`` are those of ``products``. ``keys`` are the keys that any query sees, at
         least one.
         """
-        if self._pages.zero:
-            self._find_biases(queries)
         self._score(queries, kv_head, first_page, block, keys)
         with self._kernel.loop("query", self.count) as query:
             self._weigh(query, keys)
@@ -95,10 +91,8 @@ class KeyBlock:
     def _page(self, first_page: Scalar, block: Scalar, index: Scalar) -> Scalar:
         return self._kernel.let("page", self._page_ids[first_page + block * (BLOCK // self._heads.page_size) + index])
 
-    def _score(
-        self, queries: list[tuple[Scalar, Scalar]], kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range
-    ) -> None:
-        kernel, lanes, page_size = self._kernel, self._lanes, self._heads.page_size
+    def _score(self, queries: Queries, kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range) -> None:
+        kernel, lanes, page_size, products = self._kernel, self._lanes, self._heads.page_size, self._products
         parts = page_size // lanes
         at_once = max(1, min(4, self._chains() // parts))
         num_pages = kernel.let("num_pages", round_up_quotient(keys.stop, page_size))
@@ -107,56 +101,39 @@ class KeyBlock:
             # Indices beyond the last page repeat it, and their scores are not stored.
             indices = [kernel.let("index", start + some * at_once + i) for i in range(at_once)]
             pages = [self._page(first_page, block, minimum(index, num_pages - 1)) for index in indices]
-            chains = kernel.local("chains", at_once * parts * self.count, f"float32x{lanes}")
-            for i in range(at_once * parts * self.count):
-                chains[i] = splat(self._biases[i % self.count], lanes) if self._pages.zero else 0
+            chains = kernel.local("chains", at_once * parts * self.count, products.dtype)
+            for first in range(0, at_once * parts * self.count, self.count):
+                for i, total in enumerate(products.start(queries)):
+                    chains[first + i] = total
             following = [self._page(first_page, block, minimum(index + at_once, num_pages - 1)) for index in indices]
-            with kernel.loop("entry", self._pages.width) as entry:
+            with kernel.loop("step", products.steps) as step:
                 if self._asks_ahead:
                     for next_page in following:
-                        self._pages.prefetch(next_page, 0, kv_head, entry * page_size)
+                        self._pages.prefetch(next_page, 0, kv_head, step * products.entries)
                 if self._pages.quantized:
                     for page in pages:
-                        self._pages.prefetch(page, 1, kv_head, entry * page_size)
-                elements = [entry + i * self._pages.width for i in range(self._pages.parts)]
-                values = [
-                    [kernel.let("q", splat(self._q[row, head, element], lanes)) for element in elements]
-                    for row, head in queries
-                ]
+                        self._pages.prefetch(page, 1, kv_head, step * products.entries)
                 for p, page in enumerate(pages):
                     for part in range(parts):
-                        loaded = self._pages.key(page, kv_head, part * lanes, entry, lanes)
-                        some_keys = [kernel.let("key", each) for each in loaded]
-                        for i, of_query in enumerate(values):
-                            chain = (p * parts + part) * self.count + i
-                            for value, key in zip(of_query, some_keys, strict=True):
-                                chains[chain] = fused(value, key, chains[chain])
+                        first = (p * parts + part) * self.count
+                        sums = [chains[first + i] for i in range(self.count)]
+                        for i, total in enumerate(products.add(sums, queries, page, kv_head, part * lanes, step)):
+                            chains[first + i] = total
             for p, page in enumerate(pages):
                 with kernel.when(True if at_once == 1 else indices[p] < num_pages):
                     for part in range(parts):
-                        for i in range(self.count):
-                            score = chains[(p * parts + part) * self.count + i]
-                            if self._pages.quantized:
-                                score = score * self._pages.scales(page, 0, kv_head, part * lanes, lanes)
+                        sums = [chains[(p * parts + part) * self.count + i] for i in range(self.count)]
+                        for i, score in enumerate(products.finish(sums, queries, page, kv_head, part * lanes)):
                             if self._softcap is not None:
                                 score = kernel.let("score", score / like(score, self._softcap))
                                 score = like(score, self._softcap) * tanh(score)
                             self._scores[ramp(i * BLOCK + indices[p] * page_size + part * lanes, lanes)] = score
 
-    def _chains(self) -> int:
-        """The number of sum vectors per query that fit into registers, besides a vector for each query's factor and the
-        loaded values.
+    def _chains(self, loaded: int = 1) -> int:
+        """The number of sum vectors per query that fit into registers, besides a vector for each query's factor and
+        ``loaded`` values.
         """
-        return max(1, (self._isa.registers - self._pages.parts * (self.count + 1) - 1) // self.count)
-
-    def _find_biases(self, queries: list[tuple[Scalar, Scalar]]) -> None:
-        """What each query's dot product with the zeros of codes adds to every score."""
-        kernel, lanes = self._kernel, LANES
-        vectors = pieces(self._heads.head_dim, lanes)
-        for i, (row, head) in enumerate(queries):
-            parts = [sum_of_lanes(self._q[row, head, ramp(start, lanes)]) for start, lanes in vectors]
-            total = reduce(lambda one, other: one + other, parts)
-            self._biases[i] = kernel.let("bias", total * number(-self._pages.zero, "float32"))
+        return max(1, (self._isa.registers - self.count - 1 - loaded) // self.count)
 
     def _weigh(self, i: Scalar, keys: Range) -> None:
         """Turn the scores of a query into weights."""
@@ -187,16 +164,15 @@ class KeyBlock:
         kernel, heads, page_size = self._kernel, self._heads, self._heads.page_size
         pages, head_dim = self._pages, heads.head_dim
         entries = pieces(pages.width, self._isa.lanes)
-        at_once = max(1, self._chains() // pages.parts)
+        at_once = max(1, self._chains(pages.parts) // pages.parts)
         start_page = keys.start_in(page_size)
+        zeros = self._scale_weights(kv_head, first_page, block, keys) if pages.quantized else None
         for first in range(0, len(entries), at_once):
             some = entries[first : first + at_once]
             sums = [
                 [kernel.local("sum", self.count, floats(lanes), fill=0) for _ in range(pages.parts)]
                 for _, lanes in some
             ]
-            # The weighted zeros of codes.
-            zeros = kernel.local("zeros", self.count, "float32", fill=0) if pages.zero else None
             num_pages = kernel.let("num_pages", round_up_quotient(keys.stop, page_size))
             with kernel.loop("page_offset", num_pages - start_page) as page_offset:
                 page_index = start_page + page_offset
@@ -212,13 +188,7 @@ class KeyBlock:
                         for start in range(0, head_dim, LINE_BYTES // 2):
                             pages.prefetch(next_page, 1, kv_head, in_page * head_dim + start)
                     weights = [self._scores[i * BLOCK + page_index * page_size + in_page] for i in range(self.count)]
-                    if pages.quantized:
-                        scale = kernel.let("scale", pages.scales(page, 1, kv_head, in_page, 1))
-                        weights = [weight * scale for weight in weights]
                     weights = [kernel.let("weight", weight) for weight in weights]
-                    if zeros is not None:
-                        for i, weight in enumerate(weights):
-                            zeros[i] = fused(weight, number(-pages.zero, "float32"), zeros[i])
                     for of_entries, (start, lanes) in zip(sums, some, strict=True):
                         loaded = pages.value(page, kv_head, in_page, start, lanes)
                         values = [kernel.let("value", value) for value in loaded]
@@ -226,10 +196,33 @@ class KeyBlock:
                             for each, value in zip(of_entries, values, strict=True):
                                 each[i] = fused(wide(weight, lanes), value, each[i])
             for of_entries, (start, lanes) in zip(sums, some, strict=True):
-                for part, each in enumerate(of_entries):
-                    for i in range(self.count):
-                        sum_ = each[i] if zeros is None else each[i] + wide(zeros[i], lanes)
-                        self.sums[ramp(i * head_dim + part * pages.width + start, lanes)] = sum_
+                for i in range(self.count):
+                    for element, total in pages.in_order([each[i] for each in of_entries], start, lanes):
+                        if zeros is not None and pages.zero:
+                            total = total + wide(zeros[i], lanes)
+                        self.sums[ramp(i * head_dim + element, lanes)] = total
+
+    def _scale_weights(self, kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range) -> Array:
+        """Multiply weights by the scales of values. Returns what the zeros of codes add to each query's sums."""
+        kernel, page_size, lanes = self._kernel, self._heads.page_size, min(LANES, self._heads.page_size)
+        start = keys.start_in(lanes)
+        zeros = kernel.local("zeros", self.count, "float32")
+        totals = kernel.local("zero_lanes", self.count, f"float32x{lanes}", fill=0)
+        with kernel.loop("part", round_up_quotient(keys.stop, lanes) - start) as part:
+            page_index, in_page = kernel.split((start + part) * lanes, page_size, ("page_index", "in_page"))
+            page = self._page(first_page, block, page_index)
+            scales = kernel.let("scales", self._pages.scales(page, 1, kv_head, in_page, lanes))
+            for i in range(self.count):
+                index = ramp(i * BLOCK + (start + part) * lanes, lanes)
+                weight = kernel.let("weight", self._scores[index])
+                # Scales of keys that no query sees may hold anything.
+                unseen = weight == like(weight, 0)
+                scaled = kernel.let("scaled", select(unseen, like(weight, 0), weight * scales))
+                self._scores[index] = scaled
+                totals[i] = totals[i] + scaled
+        for i in range(self.count):
+            zeros[i] = sum_of_lanes(totals[i]) * number(-self._pages.zero, "float32")
+        return zeros
 
 
 class Running:

@@ -7,10 +7,11 @@ same operations.
 
 from __future__ import annotations
 
-from ..builder import Array, Kernel, Scalar, all_of, cast, number
+from collections.abc import Callable
+
+from ..builder import Array, Kernel, Scalar, all_of, cast
 from ..heads import Heads, Preparation
 from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, wide
-from .hadamard import rotate
 from .pages import Pages
 from .rotation import Rotation
 from .rows import rms_factor
@@ -36,9 +37,9 @@ class NewHeads:
         self.positions = kernel.buffer("positions", (heads.rows,), "int32")
         self._slots = kernel.buffer("slots", (heads.rows,), "int32") if appends else None
 
-    def process(self, pages: Pages, q: Array, scale: float | None) -> None:
-        """Each task processes one head of one row: it sets q (S, H, D), or appends k and v to the pages. With a
-        ``scale``, q is for reading pages: multiplied by it, and rotated if keys are stored rotated.
+    def process(self, pages: Pages, store_query: Callable[[Scalar, Scalar, Array], None]) -> None:
+        """Each task processes one head of one row: ``store_query`` receives row, head and a query (D,) float32, which
+        it may change; keys and values are appended to the pages.
         """
         heads, kernel = self._heads, self._kernel
         with kernel.tasks("task", heads.rows, self._heads_of_row) as task:
@@ -47,12 +48,7 @@ class NewHeads:
             prepared = kernel.local("prepared", heads.head_dim, "float32")
             with kernel.when(head < heads.num_heads if self._slots is not None else True):
                 self._prepare(row, head, 0, prepared)
-                if scale is not None and heads.rotates_keys:
-                    rotate(kernel, self._isa, heads.head_dim, prepared)
-                for start, lanes in pieces(heads.head_dim, self._isa.lanes):
-                    value = prepared[ramp(start, lanes)]
-                    value = value if scale is None else value * number(scale, floats(lanes))
-                    q[row, head, ramp(start, lanes)] = cast(value, of(str(q.buffer.dtype), lanes))
+                store_query(row, head, prepared)
             if self._slots is None:
                 return
             page, in_page = kernel.split(self._slots[row], heads.page_size, ("page", "in_page"))
@@ -104,7 +100,12 @@ def rope_append(name: str, *, isa: Isa, heads: Heads, preparation: Preparation) 
     new = NewHeads(kernel, isa, heads, preparation)
     pages = Pages(kernel, heads, write=True)
     q = kernel.buffer("q", ("S", heads.num_heads, heads.head_dim), heads.activation, write=True)
-    new.process(pages, q, None)
+
+    def store(row: Scalar, head: Scalar, query: Array) -> None:
+        for start, lanes in pieces(heads.head_dim, isa.lanes):
+            q[row, head, ramp(start, lanes)] = cast(query[ramp(start, lanes)], of(heads.activation, lanes))
+
+    new.process(pages, store)
     return kernel.finish()
 
 

@@ -1,9 +1,8 @@
 """The layout of KV pages for CPU kernels, within the memory of a page, plane and KV head in the plan's state.
 
 Keys lie element by element, (D, page), so that a vector holds one element of neighbouring keys. Values lie token by
-token, (page, D). Pages of integers hold the codes in the same order, then the float32 scales of the page's tokens. A
-byte with two codes of 4 bits has element e in the low half and element e + D / 2 in the high half, so keys are
-(D / 2, page) and values (page, D / 2) bytes.
+token, (page, D). Pages of integers hold the codes in the same order, then the float32 scales of the page's tokens.
+Codes of 4 bits stay in their words of eight (`ir.kv_format`): keys are (D / 8, page) and values (page, D / 8) words.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from ..builder import Array, Scalar, cast, maximum, minimum, number, select
 from ..heads import Heads
 from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp
 from .hadamard import rotate
-from .math import fold_lanes, rounded
+from .math import fold_lanes, join, rounded
 
 
 class Pages:
     """A layer's keys (plane 0) and values (plane 1) as the argument "kv".
 
-    An entry has the ``parts`` elements e, e + ``width`` .. of a row, which is one but for codes of 4 bits. Keys may be
-    stored rotated.
+    A row has ``width`` entries of ``parts`` codes: numbers, or bytes with two codes of 4 bits. Keys may be stored
+    rotated.
     """
 
     def __init__(self, kernel: CpuKernelBuilder, heads: Heads, *, write: bool) -> None:
@@ -33,7 +32,8 @@ class Pages:
             return
         dtype = "uint8" if self.parts > 1 else "int8"
         self._kv = kernel.buffer("kv", ("P", 2, heads.num_kv_heads, size + 4 * page), dtype, write=write)
-        self._scales = kernel.view(self._kv, ("P", 2, heads.num_kv_heads, size // 4 + page), "float32")
+        words = ("P", 2, heads.num_kv_heads, size // 4 + page)
+        self._scales, self._words = (kernel.view(self._kv, words, each) for each in ("float32", "uint32"))
 
     @property
     def quantized(self) -> bool:
@@ -45,15 +45,31 @@ class Pages:
         """The number that is subtracted from each loaded code; 0 if there is none."""
         return 0 if self.form is None else self.form.zero
 
-    def key(self, page: Scalar, kv_head: Scalar, in_page: Scalar, entry: Scalar, lanes: int) -> list[Scalar]:
-        """The elements of an entry of ``lanes`` neighbouring keys from ``in_page`` on, as float32, one vector for each
-        part. Of quantized pages they are codes without ``zero`` and scale applied.
+    def key(self, page: Scalar, kv_head: Scalar, in_page: Scalar | int, element: Scalar, lanes: int) -> Scalar:
+        """One element of ``lanes`` neighbouring keys from ``in_page`` on, as float32; quantized pages omit the scale.
+        Not for codes of 4 bits.
         """
-        return self._load(page, 0, kv_head, entry * self._heads.page_size + in_page, lanes)
+        (key,) = self._load(page, 0, kv_head, element * self._heads.page_size + in_page, lanes)
+        return key
 
-    def value(self, page: Scalar, kv_head: Scalar, in_page: Scalar, entry: Scalar, lanes: int) -> list[Scalar]:
-        """Neighbouring entries of one value, in the same form."""
+    def words(self, page: Scalar, kv_head: Scalar, in_page: Scalar | int, word: Scalar, lanes: int) -> Scalar:
+        """One word of neighbouring keys. Only for codes of 4 bits."""
+        return self._words[page, 0, kv_head, ramp(word * self._heads.page_size + in_page, lanes)]
+
+    def value(self, page: Scalar, kv_head: Scalar, in_page: Scalar, entry: int, lanes: int) -> list[Scalar]:
+        """Neighbouring entries of one value as float32, one vector for each of their parts; quantized pages omit
+        ``zero`` and scale. Parts are in the order of `in_order`.
+        """
         return self._load(page, 1, kv_head, in_page * self.width + entry, lanes)
+
+    def in_order(self, parts: list[Scalar], entry: int, lanes: int) -> list[tuple[int, Scalar]]:
+        """Vectors of neighbouring elements of a row, each with its first element, from the parts of entries."""
+        if len(parts) == 1:
+            return [(entry, parts[0])]
+        # Of each word, the low halves of the four bytes precede the high ones.
+        order = [part * lanes + word + byte for word in range(0, lanes, 4) for part in range(2) for byte in range(4)]
+        halves = order[:lanes], order[lanes:]
+        return [(2 * entry + index * lanes, join(*parts, lanes=each)) for index, each in enumerate(halves)]
 
     def scales(self, page: Scalar, plane: int, kv_head: Scalar, in_page: Scalar, lanes: int) -> Scalar:
         """The scales of neighbouring tokens. Only for quantized pages."""
@@ -91,13 +107,20 @@ class Pages:
             factor = kernel.let("code_factor", select(extreme != 0, steps / extreme, number(0, "float32")))
             self._scales[page, plane, kv_head, self._first_scale + in_page] = extreme / steps
         with kernel.loop("entry", self.width) as entry:
-            index = entry * heads.page_size + in_page if plane == 0 else in_page * self.width + entry
-            stored = (
-                cast(row[entry], heads.activation)
-                if form is None or factor is None
-                else packed(form, [row[entry + part * self.width] * factor for part in range(self.parts)])
-            )
-            self._kv[page, plane, kv_head, index] = stored
+            if form is None or factor is None:
+                stored = cast(row[entry], heads.activation)
+            else:
+                first = entry if self.parts == 1 else entry // 4 * 8 + entry % 4
+                stored = packed(form, [row[first + 4 * part] * factor for part in range(self.parts)])
+            self._kv[page, plane, kv_head, self._index(plane, in_page, entry)] = stored
+
+    def _index(self, plane: int, in_page: Scalar, entry: Scalar) -> Scalar:
+        """The place of an entry among those of all rows."""
+        if plane == 1:
+            return in_page * self.width + entry
+        # A word's bytes are neighbours.
+        together = 1 if self.parts == 1 else 4
+        return (entry // together * self._heads.page_size + in_page) * together + entry % together
 
     @property
     def _first_scale(self) -> int:

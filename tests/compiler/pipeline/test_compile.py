@@ -106,19 +106,24 @@ def test_options_out_of_range_are_refused(
     refused(error, message, checkpoint, output, **options)
 
 
-def test_8_bit_keys_and_values_need_a_head_size_that_is_a_multiple_of_4(checkpoint: Path, output: Path) -> None:
+@pytest.mark.parametrize(("kv", "head_dim", "multiple"), [("q8", 22, 4), ("q4", 20, 8)])
+def test_quantized_keys_and_values_need_a_head_size_that_fills_words(
+    kv: str, head_dim: int, multiple: int, checkpoint: Path, output: Path
+) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
-    (checkpoint / "config.json").write_text(json.dumps({**config, "head_dim": 22}))
-    refused(RequestError, "--kv q8: the model's head size of 22 is not a multiple of 4", checkpoint, output, kv="q8")
+    (checkpoint / "config.json").write_text(json.dumps({**config, "head_dim": head_dim}))
+    message = f"--kv {kv}: the model's head size of {head_dim} is not a multiple of {multiple}"
+    refused(RequestError, message, checkpoint, output, kv=kv)
 
 
-def test_8_bit_keys_and_values_allow_a_longer_context(checkpoint: Path) -> None:
-    # Bytes per token: 3 kv heads of 24 elements in float32, or of 24 bytes and a scale; and half of 24 cosines and
-    # sines.
+def test_quantized_keys_and_values_allow_a_longer_context(checkpoint: Path) -> None:
+    # Bytes per token: 3 kv heads of 24 elements in float32, or of 24 or 12 bytes and a scale; and half of 24 cosines
+    # and sines.
     spec = replace(load(str(checkpoint)).spec, max_position_embeddings=10_000)
     both = ("float16", "float32")
     assert choose_context(None, spec, both, 576 * 80) == 80
     assert choose_context(None, spec, both, 576 * 80, "q8") == 576 * 80 // 168 // 16 * 16
+    assert choose_context(None, spec, both, 576 * 80, "q4") == 576 * 80 // 96 // 16 * 16
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".wgsl", "manifest.json"])

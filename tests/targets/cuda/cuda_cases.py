@@ -87,7 +87,7 @@ def cuda_cases() -> Iterator[Case]:
         yield mma_alone_case(facts)
     yield mixed_case(plain_facts(4, 2, 64, "bfloat16", norm=True, positions=600))
     yield mixed_case(
-        Facts(Heads(6, 2, 64, 16, "float16", "q8"), Preparation(600, 64, None), Scores(0.1, window=290, softcap=5.0))
+        Facts(Heads(6, 2, 64, 16, "float16", "q4"), Preparation(600, 64, None), Scores(0.1, window=290, softcap=5.0))
     )
     yield mixed_case(
         Facts(Heads(2, 2, 32, 16, "float32"), Preparation(600, 32, None), Scores(0.2, window=40, causal=False))

@@ -1,0 +1,157 @@
+"""The dot products of queries with neighbouring keys, one key in each lane: of floats, or of integers if keys have 4
+bits.
+
+A sum of floats has one order and a sum of integers is exact, so every instruction set gives the same bits.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Protocol, TypeAlias
+
+from ..builder import Array, Scalar, cast, maximum, number, reinterpret, select, splat, sum_of
+from ..heads import Heads
+from ..packed import WeightFormat
+from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp
+from .integer_dot import integer_dot
+from .math import fused, intrinsic, rounded, take_lanes
+from .pages import Pages
+from .rows import LANES
+
+# The row and the query head of each query.
+Queries: TypeAlias = "list[tuple[Scalar, Scalar]]"
+# The largest code of a query.
+LARGEST = 32767
+# The elements of a word in the order of its operands, which are pairs (`integer_dot.Dot.operands`).
+WORD, FIRST_OF_PAIRS, SECOND_OF_PAIRS = 8, (0, 1, 4, 5), (2, 3, 6, 7)
+
+
+class KeyProducts(Protocol):
+    """Products of prepared queries, which it holds in scratch "q", with keys. A key's products are added in ``steps``;
+    a step reads ``entries`` entries of a page's keys. Sums are vectors of ``dtype``, one for each query.
+    """
+
+    steps: int
+    entries: int
+    dtype: str
+
+    def store(self, row: Scalar, head: Scalar, query: Array) -> None:
+        """Prepare a query (D,) float32."""
+
+    def start(self, queries: Queries) -> list[Scalar]:
+        """The sums before the first step."""
+
+    def add(
+        self, sums: list[Scalar], queries: Queries, page: Scalar, kv_head: Scalar, in_page: int, step: Scalar
+    ) -> list[Scalar]:
+        """The sums after a step, for the keys from ``in_page`` on."""
+
+    def finish(self, sums: list[Scalar], queries: Queries, page: Scalar, kv_head: Scalar, in_page: int) -> list[Scalar]:
+        """The dot products as float32."""
+
+
+def key_products(kernel: CpuKernelBuilder, isa: Isa, heads: Heads, pages: Pages) -> KeyProducts:
+    return (IntegerProducts if pages.parts > 1 else FloatProducts)(kernel, isa, heads, pages)
+
+
+class FloatProducts:
+    """One chain of products over the head's elements. Codes of 8 bits become floats."""
+
+    def __init__(self, kernel: CpuKernelBuilder, isa: Isa, heads: Heads, pages: Pages) -> None:
+        self._kernel, self._isa, self._heads, self._pages = kernel, isa, heads, pages
+        self._q = kernel.scratch("q", (heads.rows, heads.num_heads, heads.head_dim), "float32", write=True)
+        self._lanes = min(isa.lanes, heads.page_size)
+        self.steps, self.entries, self.dtype = heads.head_dim, heads.page_size, floats(self._lanes)
+
+    def store(self, row: Scalar, head: Scalar, query: Array) -> None:
+        for start, lanes in pieces(self._heads.head_dim, self._isa.lanes):
+            self._q[row, head, ramp(start, lanes)] = query[ramp(start, lanes)]
+
+    def start(self, queries: Queries) -> list[Scalar]:
+        return [number(0, self.dtype) for _ in queries]
+
+    def add(
+        self, sums: list[Scalar], queries: Queries, page: Scalar, kv_head: Scalar, in_page: int, step: Scalar
+    ) -> list[Scalar]:
+        key = self._kernel.let("key", self._pages.key(page, kv_head, in_page, step, self._lanes))
+        values = [splat(self._q[row, head, step], self._lanes) for row, head in queries]
+        return [fused(value, key, total) for value, total in zip(values, sums, strict=True)]
+
+    def finish(
+        self,
+        sums: list[Scalar],
+        queries: Queries,  # noqa: ARG002
+        page: Scalar,
+        kv_head: Scalar,
+        in_page: int,
+    ) -> list[Scalar]:
+        if not self._pages.quantized:
+            return sums
+        scales = self._kernel.let("scales", self._pages.scales(page, 0, kv_head, in_page, self._lanes))
+        return [total * scales for total in sums]
+
+
+class IntegerProducts:
+    """Queries are rounded to 16-bit integers with one scale each. A step multiplies the eight elements of a word.
+
+    A query in scratch: its codes in the order of operands, two a word; then minus the sum of codes times the keys'
+    zero, and the bits of the scale.
+    """
+
+    def __init__(self, kernel: CpuKernelBuilder, isa: Isa, heads: Heads, pages: Pages) -> None:
+        assert heads.page_size % isa.lanes == 0, (heads, isa)
+        self._kernel, self._heads, self._pages, self._lanes = kernel, heads, pages, isa.lanes
+        self._words = heads.head_dim // 2
+        self._q = kernel.scratch("q", (heads.rows, heads.num_heads, self._words + 2), "uint32", write=True)
+        self.steps, self.entries, self.dtype = heads.head_dim // WORD, heads.page_size * 4, of("int32", isa.lanes)
+        self._dot = integer_dot(kernel, isa, WeightFormat("q4", "float32"), 16)
+
+    def store(self, row: Scalar, head: Scalar, query: Array) -> None:
+        kernel, vectors = self._kernel, pieces(self._heads.head_dim, LANES)
+        # The bits of a NaN are larger than those of every number, so a NaN reaches the scale.
+        bits = [
+            reinterpret(query[ramp(*piece)], of("uint32", piece[1])) & number(0x7FFFFFFF, of("uint32", piece[1]))
+            for piece in vectors
+        ]
+        highest = reduce(maximum, (intrinsic("uint32", "vector.reduce.umax", each) for each in bits))
+        largest = kernel.let("largest", reinterpret(highest, "float32"))
+        factor = kernel.let("factor", select(largest > 0, number(LARGEST, "float32") / largest, number(0, "float32")))
+        sums = []
+        for start, lanes in vectors:
+            elements = rounded(query[ramp(start, lanes)] * splat(factor, lanes))
+            codes = kernel.let("codes", cast(elements, of("int32", lanes)))
+            sums.append(intrinsic("int32", "vector.reduce.add", codes))
+            first, second = (
+                take_lanes(codes, [word + lane for word in range(0, lanes, WORD) for lane in order])
+                for order in (FIRST_OF_PAIRS, SECOND_OF_PAIRS)
+            )
+            half = of("int32", lanes // 2)
+            pairs = first & number(0xFFFF, half) | second << number(16, half)
+            self._q[row, head, ramp(start // 2, lanes // 2)] = reinterpret(pairs, of("uint32", lanes // 2))
+        zero = sum_of(sums) * number(-self._pages.zero, "int32")
+        self._q[row, head, self._words] = reinterpret(zero, "uint32")
+        self._q[row, head, self._words + 1] = reinterpret(largest / number(LARGEST, "float32"), "uint32")
+
+    def start(self, queries: Queries) -> list[Scalar]:
+        return [self._dot.start(self._zero(query)) for query in queries]
+
+    def add(
+        self, sums: list[Scalar], queries: Queries, page: Scalar, kv_head: Scalar, in_page: int, step: Scalar
+    ) -> list[Scalar]:
+        operands = self._dot.operands(self._pages.words(page, kv_head, in_page, step, self._lanes), None, 0)
+        for index, operand in enumerate(operands):
+            words = [reinterpret(self._q[row, head, step * len(operands) + index], "int32") for row, head in queries]
+            sums = [self._dot.add(total, operand, word) for total, word in zip(sums, words, strict=True)]
+        return sums
+
+    def finish(self, sums: list[Scalar], queries: Queries, page: Scalar, kv_head: Scalar, in_page: int) -> list[Scalar]:
+        scales = self._kernel.let("scales", self._pages.scales(page, 0, kv_head, in_page, self._lanes))
+        found = []
+        for total, (row, head) in zip(sums, queries, strict=True):
+            scale = reinterpret(self._q[row, head, self._words + 1], "float32")
+            integers = self._dot.finish(total, self._zero((row, head)))
+            found.append(cast(integers, floats(self._lanes)) * (scales * splat(scale, self._lanes)))
+        return found
+
+    def _zero(self, query: tuple[Scalar, Scalar]) -> Scalar:
+        return splat(reinterpret(self._q[(*query, self._words)], "int32"), self._lanes)
