@@ -18,6 +18,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [
     str(ROOT / "tests"),
+    str(ROOT / "tests" / "targets"),
     str(ROOT / "tests" / "targets" / "cpu"),
     str(ROOT / "tests" / "targets" / "webgpu"),
 ]

@@ -50,7 +50,7 @@ def main() -> None:
         peak_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
         result = json.loads(done.stdout)
         speeds.append(write_speed(folder))
-        packing = next(phase for phase in result["phases"] if "weights" in phase["phase"])
+        packing = result["phases"]["weights"]
         rate, disk = result["bytes"] / packing["seconds"], sum(speeds) / len(speeds)
         table = Table(title=f"{file.stat().st_size / 1e9:.1f} GB of GGUF for {options.target}, {machine()}")
         rows = {
