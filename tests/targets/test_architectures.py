@@ -124,6 +124,8 @@ def require_same_together(runner: PlanRunner) -> None:
 
 # The others have no other ops and no other passes.
 ALWAYS = ("cohere2", "gemma2", "gemma4_text")
+# A longer context would change their rotations.
+SHORT = ("llama_dynamic", "phi3_short")
 
 
 @pytest.mark.parametrize(
@@ -137,8 +139,8 @@ def test_a_family_runs_on_every_kernel_target(
     LayerNorms, sub-layers side by side, layers that do not rotate, and a rotation of interleaved pairs.
     """
     expected = make_family(family, tmp_path / "checkpoint")
-    # A longer context would change two rotations.
-    options = CompileOptions(target=target, **{**OPTIONS, "context": len(TOKENS)})  # type: ignore[arg-type]
+    context = len(TOKENS) if family in SHORT else 256
+    options = CompileOptions(target=target, **{**OPTIONS, "context": context})  # type: ignore[arg-type]
     bundle = compile_model(str(tmp_path / "checkpoint"), tmp_path / "bundle", options)
     runner = opened(bundle)
     for chunk in (len(TOKENS), 9):

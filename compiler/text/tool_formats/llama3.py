@@ -24,4 +24,6 @@ FORMAT = ToolFormatEntry(
 
 
 def matches(template: str) -> bool:
-    return "<|python_tag|>" in template or re.search(r'"parameters\\?"', template) is not None
+    # Command R7B names the parameters of its tools so, and writes calls between markers of its own.
+    other = "<|START_ACTION|>" in template
+    return "<|python_tag|>" in template or (re.search(r'"parameters\\?"', template) is not None and not other)

@@ -16,6 +16,7 @@ FOLDER = Path(__file__).parents[2] / "conformance"
 VECTORS: dict[str, Any] = json.loads((FOLDER / "chat_templates.json").read_text())
 NAMES = sorted(path.stem for path in (FOLDER / "chat_templates").glob("*.jinja"))
 FORMATS = {
+    "command_r7b": None, "ernie4_5": None, "exaone4": "hermes", "glm4": None, "hunyuan": None,
     "gemma2": None, "gemma3": None, "gemma4": "gemma4", "granite3": "granite", "llama3": "llama3",
     "mistral_v13": "mistral_named", "mistral_v3": "mistral", "olmo2": None, "phi3": None, "phi4_mini": "phi4_mini",
     "qwen3": "hermes", "qwen3_coder": "qwen3_coder", "smollm3": "hermes",
