@@ -27,6 +27,7 @@ const outside = (name, filter, path) => ({
 const laterFiles = (folder) => [
   outside("grammar-outside", /\/grammar\/index\.js$/, `${folder}/grammar.js`),
   outside("onnx-outside", /\/onnx\/index\.js$/, `${folder}/onnx.js`),
+  outside("adapters-outside", /\/adapters\/index\.js$/, `${folder}/adapters.js`),
 ];
 // A page that passes an engine to Hybrid does not need another one, and few policies use speculation.
 const hybridOutside = [
@@ -118,6 +119,7 @@ await Promise.all([
     plugins: [jinjaEsbuild, ...hybridOutside],
   }),
   build({ ...browser, entryPoints: { speculation: "src/router/speculation.ts" }, outdir: "dist" }),
+  build({ ...browser, entryPoints: { adapters: "src/adapters/index.ts" }, outdir: "dist" }),
   build({
     ...browser,
     entryPoints: { grammar: "src/grammar/index.ts" },

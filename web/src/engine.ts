@@ -1,5 +1,7 @@
 // The engine: a loaded bundle that answers requests. It combines the token engine, the tokenizer and the API.
 
+import type * as adapters from "./adapters/index.js";
+import type { AdapterFiles, AdapterOptions } from "./adapters/index.js";
 import { ChatCompletions } from "./api/chat_completions.js";
 import { encodeChat } from "./api/chat_prompt.js";
 import { Completions } from "./api/completions.js";
@@ -14,7 +16,7 @@ import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "./en
 import type { EngineCounts } from "./engine/token_engine.js";
 import { TokenEngine } from "./engine/token_engine.js";
 import type { Tuner } from "./engine/tuner.js";
-import { DeviceError, RequestError } from "./errors.js";
+import { DeviceError, RequestError, messageOf } from "./errors.js";
 import type { GenerateOptions, GenerationEvent } from "./generation.js";
 import { generationEvents, tokenRequest } from "./generation.js";
 import { Grammars } from "./grammar/grammars.js";
@@ -100,6 +102,7 @@ export class Engine implements EngineWithSessions {
         this.#embedder === null || embedding === null
           ? undefined
           : { source: this.#embedder, size: manifest.spec.hidden_size, normalize: embedding.normalize },
+      adapters: () => this.#tokens.adapters?.names ?? [],
     };
     this.#model = model;
     this.chat = { completions: new ChatCompletions(model) };
@@ -200,6 +203,28 @@ export class Engine implements EngineWithSessions {
     );
   }
 
+  /**
+   * Load a LoRA adapter that PEFT wrote, from a folder on a web server or from its files. Requests use it by its name:
+   * as ``model`` of the API, or as ``adapter`` of `generate`. Throws RequestError, BundleError, or the signal's reason.
+   */
+  async loadAdapter(adapter: string | URL | AdapterFiles, options: AdapterOptions): Promise<void> {
+    const { loadAdapter } = await adaptersModule();
+    await loadAdapter(this.#tokens, this.#loaded.manifest, adapter, options);
+  }
+
+  /** Resolves when no answer uses the adapter any more; no new one can. Throws RequestError. */
+  async unloadAdapter(name: string): Promise<void> {
+    const { unloadAdapter } = await adaptersModule();
+    await unloadAdapter(this.#tokens, name);
+  }
+
+  /** The names of the loaded LoRA adapters. */
+  // Async, because an engine in a worker can only answer with a promise.
+  // eslint-disable-next-line @typescript-eslint/require-await
+  async listAdapters(): Promise<readonly string[]> {
+    return this.#tokens.adapters?.names ?? [];
+  }
+
   /** The number of tokens of a text, or of a chat's prompt. Throws RequestError. */
   // Async, because an engine in a worker can only answer with a promise.
   // eslint-disable-next-line @typescript-eslint/require-await
@@ -269,6 +294,13 @@ export class Engine implements EngineWithSessions {
     }
     return raw ? this.#tokenizer.encode(prompt) : this.#tokenizer.encodeChat([{ role: "user", content: prompt }]);
   }
+}
+
+/** Throws DeviceError if adapters.js cannot be imported. */
+async function adaptersModule(): Promise<typeof adapters> {
+  return import("./adapters/index.js").catch((error: unknown) => {
+    throw new DeviceError(`adapters.js cannot be loaded (${messageOf(error)}); serve it beside the other files`);
+  });
 }
 
 /** Whether a prompt is a text and not a list of messages. Throws RequestError if it is neither. */

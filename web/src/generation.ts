@@ -7,7 +7,7 @@ import type { Decoder } from "./text/text_stream.js";
 import { TextStream } from "./text/text_stream.js";
 
 export interface GenerateOptions
-  extends SamplingOptions, Pick<TokenRequest, "maxTokens" | "priority" | "whenFull" | "signal"> {
+  extends SamplingOptions, Pick<TokenRequest, "maxTokens" | "priority" | "whenFull" | "signal" | "adapter"> {
   /** Continue the text itself, without the chat template. */
   readonly raw?: boolean | undefined;
 }
@@ -65,6 +65,6 @@ export async function* generationEvents(
 /** The options of `generate` as a request to the token engine. Throws RequestError for an unknown option. */
 export function tokenRequest(promptIds: readonly number[], options: GenerateOptions): TokenRequest {
   const sampling = readParams(options, GENERATE_OPTIONS);
-  const { maxTokens, priority, whenFull, signal } = sampling;
-  return { promptIds, maxTokens, priority, whenFull, signal, sampling };
+  const { maxTokens, priority, whenFull, signal, adapter } = sampling;
+  return { promptIds, maxTokens, priority, whenFull, signal, adapter, sampling };
 }

@@ -1,6 +1,7 @@
 // @nearfar/web: runs a bundle of a language model in a page, on WebGPU.
 
 export type { EngineApi, EngineWithSessions, SessionApi } from "./api/engine_api.js";
+export type { AdapterFiles, AdapterOptions } from "./adapters/index.js";
 export { Stream } from "./api/stream.js";
 export type * from "./api/types.js";
 export type { FinishReason, SamplingOptions, TokenRequest } from "./engine/request.js";

@@ -1,7 +1,19 @@
 // The options of Engine's methods. An unknown option, or a value of the wrong type, is refused before anything is done.
 
 import type { Check, Checks } from "./api/params.js";
-import { anything, boolean, check, integer, isObject, isStrings, list, object, only, signal } from "./api/params.js";
+import {
+  anything,
+  boolean,
+  check,
+  integer,
+  isObject,
+  isStrings,
+  list,
+  object,
+  only,
+  signal,
+  text,
+} from "./api/params.js";
 import type { GenerateOptions } from "./generation.js";
 import type { LoadOptions } from "./load.js";
 import type { SessionOptions } from "./session.js";
@@ -24,6 +36,7 @@ export const LOAD_OPTIONS: Checks = {
   notes: object,
   maxSequences: integer(1, Infinity),
   pages: integer(1, Infinity),
+  maxAdapters: integer(1, Infinity),
   memoryBudget: check("a number of bytes above 0", (value) => typeof value === "number" && value > 0),
 } satisfies Record<keyof LoadOptions, Check>;
 
@@ -42,6 +55,7 @@ export const GENERATE_OPTIONS: Checks = {
   priority: anything,
   whenFull: check('"stop" or { keep: n }', (value) => value === "stop" || isObject(value)),
   signal,
+  adapter: text,
   raw: boolean,
 } satisfies Record<keyof GenerateOptions, Check>;
 

@@ -60,7 +60,8 @@ export class Session extends Conversation {
     const { tokens, bundle, activation } = this.host;
     const { tokens: tokenIds, tables } = this.#retained;
     const deadPages = tables.map((table) => table.dead);
-    const record = { bundle, activation: activation(), messages: this.messages, tokenIds, deadPages };
+    const { adapter } = this.#retained;
+    const record = { bundle, activation: activation(), messages: this.messages, tokenIds, deadPages, adapter };
     await (await this.host.storage()).write(name, record, await tokens.readRetained(this.#retained));
   }
 
@@ -76,12 +77,12 @@ export class Session extends Conversation {
     this.requireIdle();
     const isUsable = record.bundle === bundle && record.activation === activation();
     // A version without page groups saved all pages.
-    const { tokenIds, deadPages = [0] } = record;
+    const { tokenIds, deadPages = [0], adapter } = record;
     if (isUsable && tokenIds.length > 0) requireLayout(name, deadPages, tokens.runner.limits.groups.length);
     this.replaceMessages(record.messages);
     tokens.forget(this.#retained);
     this.#retained = tokens.retainedSequence();
-    if (isUsable) tokens.writeRetained(this.#retained, tokenIds, deadPages, keysAndValues);
+    if (isUsable) tokens.writeRetained(this.#retained, tokenIds, deadPages, keysAndValues, adapter);
   }
 
   /** Release the pages. The session accepts no more messages. */

@@ -6,6 +6,7 @@ import { answerAll, costOf, foldHead } from "./answers.js";
 import { encodeChat } from "./chat_prompt.js";
 import type { AnswerStart, AnswerToken } from "./choice.js";
 import type { Model, ToolCallParser } from "./model.js";
+import { named } from "./model.js";
 import { readThinking } from "../text/thinking.js";
 import type { ToolCallEvent } from "../text/tool_call_stream.js";
 import type { Given } from "./params.js";
@@ -57,7 +58,7 @@ export class ChatCompletions {
     request: Given<ChatCompletionCreateParamsBase>,
     options: RequestOptions,
   ): Promise<(cancelled: AbortSignal, withUsage: boolean) => AsyncGenerator<ChatCompletionChunk, void, undefined>> {
-    const { model } = this;
+    const model = named(this.model, request.model);
     const {
       messages = [],
       max_completion_tokens: maxCompletionTokens,

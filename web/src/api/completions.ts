@@ -5,6 +5,7 @@ import { RequestError } from "../errors.js";
 import { answerAll, costOf, foldHead } from "./answers.js";
 import type { AnswerToken } from "./choice.js";
 import type { Model } from "./model.js";
+import { named } from "./model.js";
 import { COMPLETION_PARAMS, readParams } from "./params.js";
 import { identity, requestsOf, stopsOf, textsOf } from "./requests.js";
 import { Stream, anySignal } from "./stream.js";
@@ -33,8 +34,8 @@ export class Completions {
     params: CompletionCreateParams,
     options: RequestOptions = {},
   ): Promise<Completion | Stream<CompletionChunk>> {
-    const { model } = this;
     const { stream = false, ...request } = readParams(params, COMPLETION_PARAMS);
+    const model = named(this.model, request.model);
     const { prompt, logprobs, echo = false, n = 1, stream_options: streamOptions } = request;
     if (prompt === undefined)
       throw new RequestError("prompt is missing; pass a text or token ids", { param: "prompt" });

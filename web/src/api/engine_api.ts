@@ -1,7 +1,7 @@
 // The interface of an engine, wherever it runs: on the page, in a worker or in a service worker. Engine implements it,
 // and connectEngine returns it for a worker.
 
-import type { EngineInfo } from "../engine.js";
+import type { Engine, EngineInfo } from "../engine.js";
 import type { GenerateOptions, GenerationEvent } from "../generation.js";
 import type { Session, SessionOptions } from "../session.js";
 import type { Message } from "../text/chat_template.js";
@@ -34,8 +34,8 @@ export interface EngineApi {
 /** A conversation whose keys and values stay on the device; see `Session`. */
 export type SessionApi = Pick<Session, keyof Session>;
 
-/** An engine with sessions: `Engine`, and an engine in a worker. */
-export interface EngineWithSessions extends EngineApi {
+/** An engine with sessions and adapters: `Engine`, and an engine in a worker. */
+export interface EngineWithSessions extends EngineApi, Pick<Engine, "loadAdapter" | "unloadAdapter" | "listAdapters"> {
   /** Close the session at the end. */
   createSession(options?: SessionOptions): SessionApi;
 }

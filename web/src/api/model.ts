@@ -77,4 +77,17 @@ export interface Model {
   readonly grammar?: GrammarProvider | undefined;
   readonly tools?: ToolFormat | undefined;
   readonly embeddings?: EmbeddingModel | undefined;
+  /** The names of the loaded LoRA adapters. */
+  readonly adapters?: (() => readonly string[]) | undefined;
+}
+
+/** The model that a request names: with an adapter, if that is loaded under the name, or as it is. */
+export function named(model: Model, name: string | null | undefined): Model {
+  if (name == null || model.adapters?.().includes(name) !== true) return model;
+  const { tokens } = model;
+  return {
+    ...model,
+    name,
+    tokens: { generateTokens: (request) => tokens.generateTokens({ ...request, adapter: name }) },
+  };
 }

@@ -7,7 +7,9 @@ import type { ThinkingParams } from "../text/thinking.js";
 
 /** The parameters of both kinds of completions. Null is the same as leaving a parameter out. */
 export interface CommonParams {
-  /** An engine has one model, so any name is accepted; the answer has the engine's own name. */
+  /**
+   * The name of a loaded LoRA adapter. Any other name means the engine's model; the answer has the name of what answers.
+   */
   readonly model?: string | null | undefined;
   readonly temperature?: number | null | undefined;
   readonly top_p?: number | null | undefined;

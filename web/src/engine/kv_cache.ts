@@ -57,7 +57,8 @@ export class KvCache {
     const length = (pages[0]?.length ?? 0) * this.config.pageSize;
     const { tokens, params, maxCached } = sequence;
     const { retained } = params;
-    const longer = Math.min(commonLength(tokens, retained?.tokens ?? []), maxCached);
+    const retainedTokens = retained?.adapter === sequence.adapterId ? retained.tokens : [];
+    const longer = Math.min(commonLength(tokens, retainedTokens), maxCached);
     const lacks = retained?.tables.some(({ pool, dead }) => dead > pool.deadPages(longer));
     return longer <= length || lacks === true ? { length, pages } : { length: longer, pages: null };
   }
@@ -145,9 +146,9 @@ export class KvCache {
   }
 
   /** Add the full pages of known tokens to the prefix cache. */
-  cachePages({ cachePosition, tokens, tables, computed }: Sequence): void {
+  cachePages({ cachePosition, tokens, tables, computed, adapterId }: Sequence): void {
     const full = Math.floor(Math.min(computed, tokens.length) / this.config.pageSize);
-    this.prefixes.insert(cachePosition, tokens, tables, full);
+    this.prefixes.insert(cachePosition, tokens, tables, full, adapterId);
   }
 
   /** Pass the pages of a finished sequence to its conversation, unless the conversation is over. */
@@ -158,7 +159,7 @@ export class KvCache {
     this.#retained.add(retained);
     const known = Math.min(computed, tokens.length);
     for (const table of tables) table.truncate(this.pagesFor(known));
-    retained.put(tokens.slice(0, known), tables);
+    retained.put(tokens.slice(0, known), tables, sequence.adapterId);
     sequence.tables = [];
   }
 
@@ -209,8 +210,8 @@ export class KvCache {
     }
   }
 
-  #match({ tokens, maxCached }: Sequence): PagesByGroup {
-    return this.prefixes.match(tokens, Math.floor(maxCached / this.config.pageSize));
+  #match({ tokens, maxCached, adapterId }: Sequence): PagesByGroup {
+    return this.prefixes.match(tokens, Math.floor(maxCached / this.config.pageSize), adapterId);
   }
 
   /** Continue with full pages that another sequence with the same prefix has filled. */

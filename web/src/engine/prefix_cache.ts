@@ -46,16 +46,16 @@ export class PrefixCache {
 
   /**
    * By group, the full pages of the longest usable prefix of ``tokens``, at most ``limit`` pages; 0 for pages behind
-   * the window. The caller is not a user of them yet.
+   * the window. The caller is not a user of them yet. ``adapter``: the id of the adapter that computed them.
    */
-  match(tokens: readonly number[], limit: number): PagesByGroup {
+  match(tokens: readonly number[], limit: number, adapter = ""): PagesByGroup {
     const path: Node[] = [];
     // By group, the pages up to the last one that is missing.
     const incomplete = this.pools.map(() => 0);
     let usable = 0;
     let level = this.#roots;
     while (path.length < limit) {
-      const node = level.get(this.#key(tokens, path.length));
+      const node = level.get(this.#key(tokens, path.length, adapter));
       if (node === undefined) break;
       path.push(node);
       node.entries.forEach((entry, group) => {
@@ -82,13 +82,19 @@ export class PrefixCache {
    * already cached, the cached page replaces the sequence's own page. Therefore a user of a page in the tree also uses
    * the pages of its ancestors within the window.
    */
-  insert(position: CachePosition, tokens: readonly number[], tables: readonly PageTable[], count: number): void {
+  insert(
+    position: CachePosition,
+    tokens: readonly number[],
+    tables: readonly PageTable[],
+    count: number,
+    adapter = "",
+  ): void {
     position.lastUsed = ++this.#clock;
     // A node is removed when all of its pages have been evicted, which lie behind the sequence's window then.
     if (position.node !== null && !this.#nodes.has(position.node)) this.#moveToRoot(position);
     for (let index = position.depth; index < count; index++) {
       const level = position.node?.children ?? this.#roots;
-      const key = this.#key(tokens, index);
+      const key = this.#key(tokens, index, adapter);
       let node = level.get(key);
       if (node === undefined) {
         node = { key, parent: position.node, children: new Map(), entries: this.pools.map(() => null) };
@@ -193,7 +199,8 @@ export class PrefixCache {
     return !!entry && this.pools[group]?.users(entry.page) === 1;
   }
 
-  #key(tokens: readonly number[], index: number): string {
-    return tokens.slice(index * this.pageSize, (index + 1) * this.pageSize).join();
+  /** Only the first page's key names the adapter, because all others are below it. */
+  #key(tokens: readonly number[], index: number, adapter: string): string {
+    return (index > 0 ? "" : adapter) + tokens.slice(index * this.pageSize, (index + 1) * this.pageSize).join();
   }
 }

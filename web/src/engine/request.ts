@@ -83,6 +83,8 @@ export interface TokenRequest {
    */
   readonly whenFull?: "stop" | { readonly keep: number } | undefined;
   readonly signal?: AbortSignal | undefined;
+  /** The name of a loaded LoRA adapter; by default, the model without one. */
+  readonly adapter?: string | undefined;
 }
 
 export interface TokenLogprob {

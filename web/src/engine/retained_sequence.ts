@@ -7,6 +7,7 @@ import type { PageTable } from "./page_table.js";
 export class RetainedSequence {
   #tokens: readonly number[] = [];
   #tables: readonly PageTable[] = [];
+  #adapter = "";
 
   /** The tokens whose keys and values the pages hold. */
   get tokens(): readonly number[] {
@@ -18,9 +19,15 @@ export class RetainedSequence {
     return this.#tables;
   }
 
+  /** The id of the adapter that computed the pages; "" for none. */
+  get adapter(): string {
+    return this.#adapter;
+  }
+
   /** Accept the tables of pages that hold ``tokens``. The caller does not use the tables afterwards. */
-  put(tokens: readonly number[], tables: readonly PageTable[]): void {
+  put(tokens: readonly number[], tables: readonly PageTable[], adapter = ""): void {
     this.drop();
+    this.#adapter = adapter;
     this.#tokens = tokens;
     this.#tables = tables;
   }
@@ -47,6 +54,7 @@ export class RetainedSequence {
     clone.put(
       this.#tokens,
       this.#tables.map((table) => table.clone()),
+      this.#adapter,
     );
     return clone;
   }

@@ -1,5 +1,6 @@
 // A sequence: the tokens of one request, the pages that hold their keys and values, and how far it has been computed.
 
+import type { Adapter } from "./adapters.js";
 import type { PageTable } from "./page_table.js";
 import type { RetainedSequence } from "./retained_sequence.js";
 import { CachePosition } from "./prefix_cache.js";
@@ -29,6 +30,8 @@ export interface SequenceParams {
   readonly promptLogprobs: number;
   /** The retained sequence from which the sequence starts, and which retains its pages when it ends. */
   readonly retained: RetainedSequence | null;
+  /** The LoRA adapter that computes the sequence. */
+  readonly adapter?: Adapter | null;
 }
 
 export class Sequence {
@@ -77,6 +80,11 @@ export class Sequence {
   /** The number of known tokens that may come from a cache. The logits of the other tokens are needed. */
   get maxCached(): number {
     return this.tokens.length - 1 - this.promptLogprobs.pending;
+  }
+
+  /** The id of its adapter: keys and values of another one cannot be used. */
+  get adapterId(): string {
+    return this.params.adapter?.id ?? "";
   }
 
   /** Whether more positions can be computed now. */

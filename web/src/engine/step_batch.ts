@@ -20,7 +20,7 @@ export function stepBatch(step: Step, pageSize: number, samplingOf: (sequence: S
     const { tokens, tables, slot } = sequence;
     const tokenIds = Array.from({ length }, (_, index) => tokens[start + index] ?? -1 - slot);
     const pages = tables.map((table) => table.pages);
-    addTokens(batch, tokenIds, start, pages, pageSize);
+    addTokens(batch, tokenIds, start, pages, pageSize, sequence.params.adapter?.slot);
     // The last rows are sampled, first those for the prompt.
     for (let index = 0; index < numSampled; index++) {
       batch.sample_rows.push(batch.token_ids.length - numSampled + index);

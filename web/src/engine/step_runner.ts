@@ -3,10 +3,20 @@
 
 import type { Runner } from "../runtime/runner.js";
 
-export interface StepRunner extends Pick<
-  Runner,
-  "limits" | "submit" | "setTokenCounts" | "setLogitBias" | "setTokenMask" | "copyPages" | "readPages" | "writePages"
-> {
+export interface StepRunner
+  extends
+    Pick<
+      Runner,
+      | "limits"
+      | "submit"
+      | "setTokenCounts"
+      | "setLogitBias"
+      | "setTokenMask"
+      | "copyPages"
+      | "readPages"
+      | "writePages"
+    >,
+    Partial<Pick<Runner, "writeState">> {
   /**
    * The number of steps that are worth submitting before the first of them is read; 1 if a step only waits for the
    * previous one.

@@ -5,6 +5,8 @@ import { DeviceError, RequestError } from "../errors.js";
 import { IN_PROMPT } from "../runtime/batch.js";
 import { pagesOfSequence } from "../runtime/page_groups.js";
 import type { StepResult } from "../runtime/runner.js";
+import type { Adapter, AdapterSlots } from "./adapters.js";
+import { notLoaded } from "./adapters.js";
 import { checkRequest } from "./check_request.js";
 import { Gate } from "./gate.js";
 import type { RetainedSequence } from "./retained_sequence.js";
@@ -51,6 +53,8 @@ export class TokenEngine implements TokenSource {
   readonly #scheduler: Scheduler;
   readonly #answers = new Map<Sequence, Answer>();
   readonly #lookahead: Lookahead;
+  /** Null before the first LoRA adapter is loaded. */
+  adapters: AdapterSlots | null = null;
   readonly #counts = { steps: 0, computedTokens: 0, preemptions: 0, recoveries: 0 };
   #runner: StepRunner;
   #failure: Error | null = null;
@@ -86,6 +90,7 @@ export class TokenEngine implements TokenSource {
     request: TokenRequest,
     retained: RetainedSequence | null = null,
   ): AsyncGenerator<GeneratedToken, Completion, undefined> {
+    let adapter: Adapter | null;
     try {
       if (this.model.embeds === true)
         throw new RequestError(
@@ -94,6 +99,7 @@ export class TokenEngine implements TokenSource {
       checkRequest(request, this.model.vocabSize, this.#scheduler.config.context);
       request.signal?.throwIfAborted();
       if (this.#failure !== null) throw this.#failure;
+      adapter = request.adapter === undefined ? null : this.#use(request.adapter);
     } catch (error) {
       request.constraint?.dispose();
       throw error;
@@ -106,7 +112,7 @@ export class TokenEngine implements TokenSource {
     const sequence = new Sequence(
       this.#nextId++,
       promptIds,
-      { maxTokens, stopTokenIds, contextShift, lockstep, promptLogprobs, retained },
+      { maxTokens, stopTokenIds, contextShift, lockstep, promptLogprobs, retained, adapter },
       priority,
     );
     const answer = new Answer(sequence, request, this.model.vocabSize);
@@ -125,8 +131,14 @@ export class TokenEngine implements TokenSource {
     } finally {
       request.signal?.removeEventListener("abort", abort);
       this.#end(answer);
+      if (adapter !== null) this.adapters?.release(adapter);
       request.constraint?.dispose();
     }
+  }
+
+  #use(name: string): Adapter {
+    if (this.adapters === null) throw notLoaded(name);
+    return this.adapters.use(name);
   }
 
   /** A retained sequence for a new conversation, or for a fork of the conversation ``from``. */
@@ -152,11 +164,12 @@ export class TokenEngine implements TokenSource {
     tokens: readonly number[],
     dead: readonly number[],
     bytes: Uint8Array<ArrayBuffer>,
+    adapter = "",
   ): boolean {
     const { kv } = this.#scheduler;
     const tables = kv.tables(kv.pagesFor(tokens.length), dead);
     if (tables === null) return false;
-    retained.put(tokens, tables);
+    retained.put(tokens, tables, adapter);
     try {
       this.#runner.writePages(
         tables.map((table) => table.live),
@@ -365,6 +378,8 @@ export class TokenEngine implements TokenSource {
       if (!(failure instanceof DeviceError) || this.replaceRunner === null || this.#failure !== null) throw failure;
       if (++this.#failuresInARow > MAX_RECOVERIES) throw failure;
       this.#runner = await this.replaceRunner(failure);
+      const runner = this.#runner;
+      this.adapters?.restore((...args) => runner.writeState?.(...args));
       this.#scheduler.reset();
       this.#counts.recoveries++;
       return true;

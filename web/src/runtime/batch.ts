@@ -13,7 +13,8 @@ import type { PagesByGroup } from "./page_groups.js";
  * group, if the model has one; the entry of a page behind the window is 0 and is not read. sample_rows (R,): the rows
  * whose next token is sampled. sample_slots (R, 2), row by row: the sequence slot that stores the token, -1 for none,
  * and the states of the slot that apply, as a sum of SAMPLE_FLAGS; no two rows have the same slot. sample_settings (R,
- * 8): how the token is chosen, as rows of `settingsRow`.
+ * 8): how the token is chosen, as rows of `settingsRow`. adapters (S,): the slot of each new token's LoRA adapter, -1 for
+ * none.
  */
 export interface Batch {
   readonly token_ids: readonly number[];
@@ -28,6 +29,7 @@ export interface Batch {
   readonly sample_rows: readonly number[];
   readonly sample_slots: readonly number[];
   readonly sample_settings: readonly number[];
+  readonly adapters?: readonly number[];
 }
 
 /**
@@ -83,20 +85,26 @@ export function emptyBatch(): OpenBatch {
     sample_rows: [],
     sample_slots: [],
     sample_settings: [],
+    adapters: [],
   };
 }
 
-/** Append new tokens of a sequence to a batch: they follow ``start`` tokens in ``pages``. */
+/**
+ * Append new tokens of a sequence to a batch: they follow ``start`` tokens in ``pages``, and are computed with the
+ * adapter in the slot ``adapter``.
+ */
 export function addTokens(
   batch: OpenBatch,
   tokenIds: readonly number[],
   start: number,
   pages: PagesByGroup,
   pageSize: number,
+  adapter = -1,
 ): void {
   const positions = tokenIds.map((_, index) => start + index);
   batch.token_ids.push(...tokenIds);
   batch.positions.push(...positions);
+  batch.adapters.push(...tokenIds.map(() => adapter));
   batch.seq_starts.push(batch.token_ids.length);
   pages.forEach((table, group) => {
     const prefix = group === 0 ? "" : "window_";
@@ -172,5 +180,6 @@ export function dimsOf(batch: Batch, capacity: Dims, alternatives: boolean): Dim
     A: adjusted ? rows : 0,
     W: alternatives ? rows : 0,
     DR: drawn ? rows : 0,
+    G: batch.adapters?.some((slot) => slot >= 0) === true ? batch.token_ids.length : 0,
   };
 }

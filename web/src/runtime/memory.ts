@@ -17,6 +17,9 @@ export const PREFILL_CHUNK = 64;
 /** The default number of sequences that run at the same time. */
 const MAX_SEQUENCES = 4;
 
+/** The default number of slots for LoRA adapters in a bundle that accepts them. */
+const MAX_ADAPTERS = 2;
+
 /** The sizes of a runner's pools. */
 export interface PoolOptions {
   /** The number of sequences that run at the same time, and of their slots; 4 by default. */
@@ -27,6 +30,8 @@ export interface PoolOptions {
    * as many tokens as this number of pages.
    */
   readonly pages?: number | undefined;
+  /** The number of LoRA adapters that can be loaded at the same time, if the bundle accepts them; 2 by default. */
+  readonly maxAdapters?: number | undefined;
 }
 
 /** ``buffers`` contains the states, constants and intermediate values, by name. */
@@ -36,7 +41,10 @@ export interface Memory {
 }
 
 /** The limits of a runner with these pools. */
-export function limitsOf(manifest: Manifest, { maxSequences = MAX_SEQUENCES, pages }: PoolOptions): RunnerLimits {
+export function limitsOf(
+  manifest: Manifest,
+  { maxSequences = MAX_SEQUENCES, pages, maxAdapters = MAX_ADAPTERS }: PoolOptions,
+): RunnerLimits {
   const { context, page_size: pageSize, spec } = manifest;
   const tokens = Math.max(PREFILL_CHUNK, maxSequences);
   const sizes = { context, pageSize, maxTokens: tokens };
@@ -48,17 +56,32 @@ export function limitsOf(manifest: Manifest, { maxSequences = MAX_SEQUENCES, pag
     pageSize,
     context: Math.min(context, (pages ?? Infinity) * pageSize),
     vocabSize: spec.vocab_size,
+    adapters: manifest.lora === null ? 0 : maxAdapters,
   };
 }
 
 /** The dims of the largest batch. */
 export function capacityOf(manifest: Manifest, options: PoolOptions): Dims {
-  const { tokens: S, sequences: B, groups } = limitsOf(manifest, options);
+  const { tokens: S, sequences: B, groups, adapters: M = 0 } = limitsOf(manifest, options);
   const T = manifest.context;
   // A page that sequences share is listed for each of them.
   const L = Math.ceil(T / manifest.page_size) * B;
   const [P = 0, PW] = groups.map(({ pages }) => pages);
-  return { S, T, L, P, ...(PW === undefined ? {} : { PW, LW: L }), B, R: B, N: B, A: B, W: B, DR: B };
+  return {
+    S,
+    T,
+    L,
+    P,
+    ...(PW === undefined ? {} : { PW, LW: L }),
+    B,
+    R: B,
+    N: B,
+    A: B,
+    W: B,
+    DR: B,
+    M,
+    G: M > 0 ? S : 0,
+  };
 }
 
 export function allocateMemory(

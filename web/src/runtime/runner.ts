@@ -70,6 +70,8 @@ export interface RunnerLimits {
   /** The maximum number of tokens in a sequence. */
   readonly context: number;
   readonly vocabSize: number;
+  /** The number of slots for LoRA adapters; by default none. */
+  readonly adapters?: number;
 }
 
 /** The results to read back in addition to the tokens. */
@@ -147,7 +149,7 @@ export class Runner {
     const columns = Object.values(others).reduce((sum, result) => sum + result.columns, 0);
     this.#steps = new Staging(allocator, "step", sequences * columns * 4, STEPS_IN_FLIGHT);
     this.#logits = new Staging(allocator, "logits", sequences * (logits?.columns ?? 0) * 4);
-    const one = { ...capacity, S: 1, B: 1, R: 1, L: 1, LW: 1, T: 1, A: 0, W: 0, DR: 0 };
+    const one = { ...capacity, S: 1, B: 1, R: 1, L: 1, LW: 1, T: 1, A: 0, W: 0, DR: 0, G: 0 };
     this.info = { ...sizes, dispatchesPerToken: schedule.dispatches(one).length, totalBytes: allocator.bytes };
     this.lost = open.device.lost.then(({ reason, message }) => {
       this.#problem ??= new DeviceError(`The WebGPU device was lost (${reason}: ${message}); load the model again`, {
@@ -336,6 +338,11 @@ export class Runner {
   /** Set a bit for each token that a slot may sample, (ceil(V / 32),), least significant bit first. */
   setTokenMask(slot: number, mask: Int32Array<ArrayBuffer>): void {
     this.slotStates.set("token_mask", slot, mask);
+  }
+
+  /** Set the values of a state in a slot for LoRA adapters. */
+  writeState(name: string, slot: number, values: Float32Array<ArrayBuffer>): void {
+    this.slotStates.set(name, slot, values);
   }
 
   /** Copy complete pages of each group on the device, one pair after the other. */

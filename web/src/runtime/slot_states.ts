@@ -1,4 +1,5 @@
-// The states of each sequence slot on the device: token counts, logit bias and token mask.
+// The states of each slot on the device: token counts, logit bias and token mask of a sequence, or the matrices of a LoRA
+// adapter.
 
 import { BundleError, RequestError } from "../errors.js";
 import type { Allocator } from "./allocator.js";
@@ -6,8 +7,6 @@ import type { Dims } from "./expr.js";
 import { elements } from "./expr.js";
 import type { Manifest } from "./manifest.js";
 import { planOf } from "./plan.js";
-
-export type SlotState = "token_counts" | "logit_bias" | "token_mask";
 
 export class SlotStates {
   constructor(
@@ -18,12 +17,12 @@ export class SlotStates {
   ) {}
 
   /** Set a slot's values; null for zeros. Throws RequestError for an unknown slot or a wrong number of values. */
-  set(name: SlotState, slot: number, values: Int32Array<ArrayBuffer> | Float32Array<ArrayBuffer> | null): void {
+  set(name: string, slot: number, values: Int32Array<ArrayBuffer> | Float32Array<ArrayBuffer> | null): void {
     const entry = planOf(this.manifest).states[name];
     const buffer = this.buffers.get(name);
     if (entry === undefined || buffer === undefined)
       throw new BundleError(`manifest.json: state ${name} is missing; compile the bundle again`);
-    const slots = this.capacity.N ?? 0;
+    const slots = this.capacity[String(entry.shape[0])] ?? 0;
     const length = elements(entry.shape.slice(1), this.capacity);
     if (!Number.isInteger(slot) || slot < 0 || slot >= slots)
       throw new RequestError(`${name}: slot ${slot} is not one of 0 to ${slots - 1}`, { slot });

@@ -13,7 +13,8 @@ const FORMAT = 1;
 
 /**
  * ``tokenIds`` are the tokens whose keys and values are saved, without the first ``deadPages`` of each page group,
- * which lie behind the window. Sessions that were saved before there were groups have no ``deadPages``.
+ * which lie behind the window. Sessions that were saved before there were groups have no ``deadPages``. ``adapter`` is
+ * the id of the LoRA adapter that computed the keys and values; "" for none.
  */
 export interface SessionRecord {
   readonly bundle: string;
@@ -21,6 +22,7 @@ export interface SessionRecord {
   readonly messages: readonly Message[];
   readonly tokenIds: readonly number[];
   readonly deadPages?: readonly number[];
+  readonly adapter?: string;
 }
 
 export interface SavedSession {

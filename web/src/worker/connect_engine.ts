@@ -70,6 +70,15 @@ export async function connectEngine(
       createSession: (session) => new RemoteSession(remote, session),
       generateTokens: (request) => generateTokens(remote, request),
       exportTuning: () => remote.call(["exportTuning"], []) as Promise<TuningEntry | null>,
+      // Addresses are relative to the page.
+      loadAdapter: async (adapter, options) => {
+        const sent = typeof adapter === "string" || adapter instanceof URL ? absolute(adapter) : adapter;
+        await remote.call(["loadAdapter"], [sent, options]);
+      },
+      unloadAdapter: async (name) => {
+        await remote.call(["unloadAdapter"], [name]);
+      },
+      listAdapters: () => remote.call(["listAdapters"], []) as Promise<readonly string[]>,
       unload: () => remote.call(["unload"], []) as Promise<boolean>,
     };
   } catch (error) {

@@ -63,6 +63,18 @@ class Connection {
     return this.#require("exportTuning").exportTuning();
   }
 
+  loadAdapter(...args: Parameters<Engine["loadAdapter"]>): Promise<void> {
+    return this.#require("loadAdapter").loadAdapter(...args);
+  }
+
+  unloadAdapter(name: string): Promise<void> {
+    return this.#require("unloadAdapter").unloadAdapter(name);
+  }
+
+  listAdapters(): Promise<readonly string[]> {
+    return this.#require("listAdapters").listAdapters();
+  }
+
   unload(): boolean {
     return this.#require("unload").unload();
   }

@@ -15,6 +15,8 @@ export class FakeRunner implements StepRunner {
   readonly calls: string[] = [];
   readonly counts = new Map<number, Int32Array>();
   readonly biases = new Map<number, Float32Array>();
+  /** By slot, what an adapter adds to each token before it is hashed. */
+  readonly adapters = new Map<number, number>();
   readonly #masks = new Map<number, Int32Array>();
   // By group, two values for each position: the token, and the hash of all tokens up to it.
   readonly #cells: readonly Int32Array[];
@@ -72,6 +74,10 @@ export class FakeRunner implements StepRunner {
 
   setTokenMask(slot: number, mask: Int32Array<ArrayBuffer>): void {
     this.#masks.set(slot, mask.slice());
+  }
+
+  writeState(_: string, slot: number, values: Float32Array<ArrayBuffer>): void {
+    this.adapters.set(slot, values[0] ?? 0);
   }
 
   copyPages(pairs: PageCopies): void {
@@ -136,8 +142,9 @@ export class FakeRunner implements StepRunner {
     const position = batch.positions[row] ?? 0;
     const hashes = this.limits.groups.map((_, group) => {
       const before = position === 0 ? 0 : (this.#cell(batch, row, group, position - 1)[1] ?? NaN);
-      const hash = nextHash(before, token);
-      this.#cell(batch, row, group, position).set([token, hash]);
+      const changed = token + (this.adapters.get(batch.adapters?.[row] ?? -1) ?? 0);
+      const hash = nextHash(before, changed);
+      this.#cell(batch, row, group, position).set([changed, hash]);
       return hash;
     });
     if (new Set(hashes).size > 1) throw new Error(`the groups disagree about position ${position}`);
