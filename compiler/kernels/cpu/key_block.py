@@ -150,7 +150,7 @@ class KeyBlock:
         return max(1, (self._isa.registers - self._pages.parts * (self.count + 1) - 1) // self.count)
 
     def _find_biases(self, queries: list[tuple[Scalar, Scalar]]) -> None:
-        """What each query's dot product with the zeros of codes adds to every score."""
+        """The contribution of each query's dot product with the zeros of codes to every score."""
         kernel, lanes = self._kernel, LANES
         vectors = pieces(self._heads.head_dim, lanes)
         for i, (row, head) in enumerate(queries):
