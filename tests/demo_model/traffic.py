@@ -86,7 +86,7 @@ def as_prompt(example: Example) -> Prompt:
 
 
 def right_answers(example: Example) -> tuple[str, ...]:
-    """The answers for which either side was trained. If a side refuses a sum or a difference, the result is also right."""
+    """The answers for which a side was trained. If a side refuses a sum or a difference, the result is also right."""
     if example.answer in FAR_ANSWERS:
         return example.answer, FAR_ANSWERS[example.answer]
     if example.answer == TOO_HARD_ANSWER:
