@@ -117,7 +117,7 @@ def value_type(value: Any) -> gguf.GGUFValueType:
 
 
 def blocks(matrix: Arrays, kind: Type) -> Arrays:
-    """A matrix in blocks: rounded to nearest where the package does that, else codes at random of about its size."""
+    """A matrix in blocks: rounded to nearest if the package does that, else random codes of about its size."""
     if kind == Type.F32:
         return matrix
     try:

@@ -7,7 +7,7 @@ calibration tokens -> importance of tokens and rows (gradients)
                    -> all matrices together: descent on the divergence itself
                    -> a checkpoint whose matrices are stored quantized
 
-Needs numpy alone. One matrix and its H are in memory at a time, beside the activations of the calibration tokens. The
+Needs only numpy. One matrix and its H are in memory at a time, beside the activations of the calibration tokens. The
 last step holds all matrices, so it is left out for models with more than TUNED_WEIGHTS weights.
 """
 
@@ -39,10 +39,10 @@ from .sequence import Inputs, walk_matrices
 from .tune import TunedMatrix, Tuner, tune
 
 DEFAULT_BITS = 4.5
-# Part of the fingerprint: results of other versions are not continued.
+# Part of the fingerprint, because results of other versions must not be continued.
 VERSION = 1
 SEED = 20
-# Rows of a matrix that each candidate format is tried on.
+# The number of rows of a matrix on which each candidate format is tried.
 SAMPLED_ROWS = 48
 TRIAL_SWEEPS = 0
 TUNED_WEIGHTS = 100_000_000
@@ -54,9 +54,9 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """How a bundle's weights were made. ``bits``: bits of a weight on average, scales included. The divergences are
-    means (KL, in nats) on the calibration text: the one that the choice of formats expected, and those of a part that
-    was not tuned on, after the fit of each matrix and after they were tuned together; None for a model that is too
+    """A report on a bundle's weights. ``bits``: the average number of bits per weight, including scales. The
+    divergences are means (KL, in nats) on the calibration text: the one that the choice of formats expected, and those
+    on a held-out part, after the fit of each matrix and after they were tuned together; None for a model that is too
     large for this.
     """
 
@@ -102,7 +102,7 @@ class Quantized:
     record: Record
 
     def on(self, graph: Graph) -> Graph:
-        """The graph with parameters that read these tensors as they are."""
+        """The graph with parameters that read these tensors unchanged."""
         parameters = dict(graph.parameters)
         for name in self.tensors:
             parameter = parameters[name]
@@ -148,8 +148,8 @@ def quantize_best(
     output: Path | None,
     progress: Progress = lambda *_: None,
 ) -> tuple[Quantized, Finished]:
-    """Quantize every matrix, with at most ``bits`` bits a weight on average. What was finished is stored beside
-    ``output`` until the caller removes it; None stores nothing.
+    """Quantize every matrix, with at most ``bits`` bits a weight on average. Finished results are stored beside
+    ``output`` until the caller removes them; None stores nothing.
 
     Raises RequestError for a budget that cannot be met, UnsupportedModel for a model without gradients.
     """
@@ -225,12 +225,12 @@ class Calibration:
             total = inputs.hessian(own.tokens)
         if own.gradients is not None:
             assert own.counts is not None
-            # Each row of a table is looked up as often as the mean row.
+            # Each row of a table counts as if it were looked up equally often.
             total = total + (own.gradients / len(own.counts)).astype(np.float32)
         return total
 
     def _forms(self, importance: Mapping[str, Importance], done: Finished) -> tuple[Mapping[str, Codes], float]:
-        """The format of each matrix, and the divergence that is expected of the choice."""
+        """The format of each matrix, and the expected divergence of the choice."""
         model, graph = self.model, self.model.graph
         names = [name for name, parameter in graph.parameters.items() if parameter.columns is not None]
         costs: dict[str, Array] = {}
@@ -272,7 +272,7 @@ class Calibration:
         return chosen, round(expected, 6)
 
     def _costs(self, matrix: FloatArray, inputs: Inputs, own: Importance) -> npt.NDArray[np.float64]:
-        """The expected divergence a token that each candidate causes, from a sample of the matrix's rows."""
+        """The expected divergence per token that each candidate causes, from a sample of the matrix's rows."""
         chosen = np.unique(np.linspace(0, len(matrix) - 1, SAMPLED_ROWS).astype(int))
         rows, hessian = matrix[chosen], self._hessian(inputs, own)
         # Each sum over tokens, with the weights of its rows.

@@ -1,5 +1,5 @@
-"""What a calibration has finished, in a folder beside the output: after an interruption, the next run of the same job
-continues there.
+"""The finished results of a calibration, in a folder beside the output: after an interruption, the next run of the same
+job continues from them.
 
 The folder's name holds a hash of everything that the results depend on, so a changed checkpoint, text or option starts
 again.
@@ -23,7 +23,7 @@ DIGITS = 16
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Arrays by name, each name in a file of its own. A folder of None stores nothing."""
+    """Arrays by name, each in its own file. If the folder is None, nothing is stored."""
 
     folder: Path | None
 
@@ -38,7 +38,7 @@ class Finished:
         return Finished(folder)
 
     def get(self, name: str) -> Mapping[str, Array] | None:
-        """None for a name that was not finished, or whose file was cut off."""
+        """None for a name that was not finished, or whose file is incomplete."""
         if self.folder is None or not self._file(name).is_file():
             return None
         try:

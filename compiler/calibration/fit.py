@@ -1,6 +1,6 @@
-"""Fits the codes and scales of one matrix to it: minimizes tr((V - W) H (V - W)^T) over the matrices V (N, K) that a
-format can represent. W is the matrix, and H (K, K) the weighted sum of x x^T over the inputs x of its projection, so
-the sum is the squared error of the projection's results.
+"""Fits codes and scales to one matrix: minimizes tr((V - W) H (V - W)^T) over the matrices V (N, K) that a format can
+represent. W is the matrix, and H (K, K) the weighted sum of x x^T over the inputs x of its projection, so the sum is
+the squared error of the projection's results.
 
 GPTQ (Frantar et al. 2022) rounds column after column and moves each error to the columns that follow. Coordinate
 descent (QuantEase, Behdin et al. 2023) then improves groups in turn: first a group's scale and bias in closed form,
@@ -19,10 +19,10 @@ from ..quant.base import ROW, Array, FloatArray
 from ..quant.codes import Codes
 from ..quant.q4 import to_scale
 
-# Share of the mean of H's diagonal that is added to it.
+# The share of the mean of H's diagonal that is added to the diagonal.
 DAMPING = 0.01
 SWEEPS = 4
-# Scales that are tried for each group, as shares of the one that the largest value needs.
+# The scales that are tried for each group, as shares of the scale that the largest value needs.
 SHARES = np.linspace(0.55, 1.1, 12, dtype=np.float32)
 REFITS = 2
 # Elements of a block of rows, which is in memory in about ten copies.
@@ -65,7 +65,7 @@ def fit(matrix: FloatArray, hessian: FloatArray, form: Codes, sweeps: int = SWEE
     exact = damped(hessian)
     # Scaled, so that float32 holds all products.
     exact /= np.trace(exact) / len(exact)
-    # The upper factor of the inverse: row j tells how later columns make up for an error of column j.
+    # The upper factor of the inverse: row j determines how later columns compensate for an error of column j.
     upper = np.linalg.cholesky(np.linalg.inv(exact)).T.astype(np.float32)
     weights = exact.astype(np.float32)
     size = max(1, BLOCK_ELEMENTS // matrix.shape[1])
@@ -106,7 +106,7 @@ def gptq(matrix: FloatArray, upper: FloatArray, form: Codes) -> Fitted:
     codes = np.empty((rows, columns), np.uint8)
     scales = np.empty((rows, form.scales_of(columns)), np.float32)
     biases = np.empty_like(scales) if form.offset else None
-    # An error that later columns make up for counts this much.
+    # The remaining weight of an error for which later columns compensate.
     importance = (1 / np.diag(upper) ** 2).astype(np.float32)
     for number, start, stop in groups_of(form, columns):
         scale, zero = grid(rest[:, start:stop], importance[start:stop], form)
@@ -124,7 +124,9 @@ def gptq(matrix: FloatArray, upper: FloatArray, form: Codes) -> Fitted:
 
 
 def nearest(values: FloatArray, scale: FloatArray, zero: FloatArray, form: Codes) -> tuple[FloatArray, FloatArray]:
-    """The codes nearest to values, as floats, and what they mean. ``zero`` is the bias, or 0 without one."""
+    """The codes nearest to values, as floats, and the values that they represent. ``zero`` is the bias, or 0 without
+    one.
+    """
     inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
     first = np.float32(0 if form.offset else form.zero)
     codes = np.clip(np.rint((values - zero) * inverse + first), 0, (1 << form.bits) - 1)

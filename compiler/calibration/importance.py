@@ -1,9 +1,9 @@
-"""How much each token's and each row's error counts: gradients of a model's own predictions.
+"""The weights of each token's and each row's error: gradients of a model's own predictions.
 
 The divergence of a changed model from the original is about half the expected square of the change times the gradient
-of log p(token), if the token is drawn from the model's own distribution (the Fisher information). For a projection
-with the input x_t and the gradient g_t of its result, this is the mean of (g_t . D x_t)^2 / 2 over tokens, where D is
-the error of the matrix. The square of g_tn is taken as a product of a weight of token t and a weight of row n.
+of log p(token), if the token is drawn from the model's own distribution (the Fisher information). For a projection with
+the input x_t and the gradient g_t of its result, this is the mean of (g_t . D x_t)^2 / 2 over tokens, where D is the
+error of the matrix. The square of g_tn is approximated by a product of a weight of token t and a weight of row n.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..runtime.windows import HeadlessGraph, window_inputs
 from .gradients import GRADIENTS
 from .tape import Tape, Visitor, Weights
 
-# Logits that are in memory at once.
+# The number of logits that are in memory at once.
 LOGITS_AT_ONCE = 1 << 25
 # Tokens of a forward and a backward pass.
 TOKENS_AT_ONCE = 2048
@@ -29,10 +29,10 @@ TOKENS_AT_ONCE = 2048
 
 @dataclass(frozen=True, slots=True)
 class Importance:
-    """Of a matrix. ``tokens``: for each token (T,) the mean of the squared gradients of a projection's result. ``rows``
-    (N,): how much larger the squares of each row's gradients are than the mean. ``gradients``: the sum of g g^T (K, K)
-    over lookups of a table's rows, ``counts`` the number of lookups of each row (N,). A matrix that is a projection, or
-    a table, has only its own.
+    """The importance of a matrix. ``tokens``: for each token (T,) the mean of the squared gradients of a projection's
+    result. ``rows`` (N,): the squares of each row's gradients relative to the mean. ``gradients``: the sum of g g^T (K,
+    K) over lookups of a table's rows, ``counts`` the number of lookups of each row (N,). A matrix that is a projection,
+    or a table, has only its own.
     """
 
     tokens: FloatArray | None = None

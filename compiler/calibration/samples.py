@@ -31,7 +31,7 @@ from .importance import draw, softmax
 
 WINDOW = 256
 TOKENS = 32_768
-# Fewer tokens say too little about any matrix.
+# With fewer tokens, the statistics of a matrix are too poor.
 LEAST_TOKENS = 1_024
 # Elements of an activation that are in memory at once, for all tokens.
 ACTIVATION_ELEMENTS = 1 << 28
@@ -47,7 +47,7 @@ BUILT_IN = "continued by the model"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Windows of up to ``window`` token ids; where they come from, and the hash of the ids."""
+    """Windows of up to ``window`` token ids, their source, and the hash of the ids."""
 
     windows: Sequence[Sequence[int]]
     window: int
@@ -160,7 +160,7 @@ def continue_all(
                 windows.append(list(leads[len(windows) % len(leads)]))
                 cached.append(0)
     progress(tokens, tokens)
-    # Those that have just begun hold nothing of the model's own.
+    # Windows that have just begun contain no text of the model itself.
     return [each for each, known in zip(windows, cached, strict=True) if known]
 
 

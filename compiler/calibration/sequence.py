@@ -1,7 +1,7 @@
 """A walk over the graph that stops at every matrix, with the inputs of its projection for all windows.
 
-What the visitor returns for a matrix is what the rest of the walk computes with, so that later matrices see the errors
-of earlier ones.
+The rest of the walk computes with the matrix that the visitor returns, so that later matrices see the errors of earlier
+ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROWS_AT_ONCE = 8192
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a projection reads: (T, K) in parts, in the order of the windows. Empty for a table."""
+    """The input of a projection: (T, K) in parts, in the order of the windows. Empty for a table."""
 
     parts: Sequence[FloatArray]
 
@@ -59,7 +59,7 @@ def walk_matrices(
     """Visit every matrix once, in the order of the graph, the head last. ``weights`` reads vectors. Returns the rows in
     front of the head, of all windows.
 
-    A table that is also the head is visited as the table alone.
+    A table that is also the head is only visited as the table.
     """
     graph = model.graph
     executions = [Execution(graph, *window_inputs(group, window)) for group in groups_of_windows(windows)]

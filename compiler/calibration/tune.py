@@ -42,7 +42,7 @@ class Moments:
     steps: int = 0
 
     def step(self, gradient: FloatArray, rate: float) -> FloatArray:
-        """What to add to the parameter, about ``rate`` in size."""
+        """The change of the parameter, about ``rate`` in size."""
         self.steps += 1
         self.first += (1 - BETAS[0]) * (gradient - self.first)
         self.second += (1 - BETAS[1]) * (np.square(gradient) - self.second)

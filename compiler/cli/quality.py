@@ -43,7 +43,7 @@ from .phases import progress_bars
 from .sign import add_trust, trusted_keys
 
 WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".bin")
-# What is compared with the reference.
+# The runners that are compared with the reference.
 Compared: TypeAlias = Bundle | ExportBundle | Checkpoint
 
 

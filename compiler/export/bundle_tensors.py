@@ -60,7 +60,7 @@ class BundleTensor:
 
         def values(piece: Piece, low: int, high: int) -> Mapping[str, Array]:
             stored, source = self.bundle.weight(piece.weight, low, high), piece.source
-            # A norm of Gemma is read as 1 + w, and wanted as w or as 1 + w.
+            # A norm of Gemma is read as 1 + w, and requested as w or as 1 + w.
             difference = np.float32(shift * source.factor - source.offset)
             if difference:
                 stored = stored + difference
@@ -128,7 +128,7 @@ def make_tensor(bundle: Bundle, name: str, columns: int | None, pieces: list[Pie
 
 
 def parameters_of(bundle: Bundle) -> dict[str, Parameter]:
-    """The parameters that the weights of a bundle are, with their sources. Raises BundleError."""
+    """The parameters of the weights of a bundle, with their sources. Raises BundleError."""
     manifest = bundle.manifest
     target = load_target(manifest.target)
     graph = by_model_type(manifest.spec.model_type).forward(manifest.spec, manifest.page_size, manifest.context)

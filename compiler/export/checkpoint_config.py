@@ -1,6 +1,6 @@
 """The config.json of a model: the inverse of `read_config` in `arch/`, for transformers 5.
 
-The written values are read again: the architecture's own `read_config` must return the spec that they are for.
+The written values are read again: the architecture's own `read_config` must return the spec from which they were made.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .same_model import differences
 
 Config = dict[str, Any]
 
-# The dtype of a training, to which the factor of an embedding may be rounded.
+# The dtype of the training, to which the factor of an embedding may be rounded.
 DTYPES = ("float32", "bfloat16", "float16")
 # Keys that a family may not have.
 OPTIONAL = ("head_dim", "hidden_act")
@@ -126,7 +126,7 @@ def qwen3(spec: ModelSpec) -> Config:
 
 def gemma(spec: ModelSpec) -> Config:
     assert spec.attention_scale is not None
-    # It may be a whole number, whose square root has been rounded.
+    # It may be an integer, whose square root has been rounded.
     scalar = spec.attention_scale**-2
     nearest = round(scalar)
     return {
@@ -150,7 +150,7 @@ def phi3(spec: ModelSpec) -> Config:
     section = rope_parameters(spec.rope)
     section["partial_rotary_factor"] = (spec.rope.rotary_dim or spec.head_dim) / spec.head_dim
     outer = {key: section[key] for key in ("original_max_position_embeddings",) if key in section}
-    # Classes differ in where they read the factor; it is the same.
+    # Classes read the same factor from different keys.
     return {
         **outer,
         "head_dim": None,

@@ -47,7 +47,7 @@ Progress = Callable[[int, int], None]
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9}
 _ROTATED = re.compile(r"blk\.\d+\.attn_[qk]\.(weight|bias)")
 ROTATION = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
-# Architectures in which llama.cpp lets every token see all others, whatever the model's window is.
+# Architectures in which llama.cpp lets every token see all others, for any window of the model.
 WITHOUT_WINDOWS = ("llama", "phi3")
 
 
@@ -72,8 +72,8 @@ def export_gguf(
 ) -> Mapping[str, int]:
     """Write the file. Returns the number of tensors of each type.
 
-    Raises UnsupportedModel for what GGUF cannot express, QuantizationError for a matrix that needs a ``fallback``,
-    BundleError and OutputError. After an error, no partial output remains.
+    Raises UnsupportedModel for a model that GGUF cannot express, QuantizationError for a matrix that needs a
+    ``fallback``, BundleError and OutputError. After an error, no partial output remains.
     """
     spec = bundle.manifest.spec
     name = architecture_for(spec.model_type)
@@ -115,8 +115,8 @@ def export_gguf(
 
 
 def model_name(model: str, architecture: str, metadata: Mapping[str, Value]) -> dict[str, Value]:
-    """The name of the model. In one named Phi-3, llama.cpp removes the spaces behind control tokens, as Phi-3's
-    tokenizer does, and requires these tokens.
+    """The name of the model. If it is Phi-3, llama.cpp removes the spaces after control tokens, as Phi-3's tokenizer
+    does, and requires these tokens.
     """
     if architecture == "phi3":
         pieces, tokens = metadata["tokenizer.ggml.model"] == "llama", metadata.get("tokenizer.ggml.tokens", ())
@@ -235,7 +235,7 @@ def check_model(path: Path, bundle: Bundle) -> None:
 
 def check_tokenizer(path: Path, bundle: Bundle, pre: str | None, note: Note) -> None:
     """Read the tokenizer of the file's header. Raises UnsupportedModel if it has other tokens; with another split of
-    words, ``note`` says so.
+    words, ``note`` reports it.
     """
     texts = different_texts(bundle.tokenizer_files(), open_gguf(path).tokenizer)
     if not texts:

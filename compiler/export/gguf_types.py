@@ -40,7 +40,7 @@ class Exact:
 
 @dataclass(frozen=True, slots=True)
 class Inexact:
-    """Why no type does."""
+    """The reason why no type does."""
 
     reason: str
 

@@ -40,8 +40,8 @@ def export_safetensors(
 ) -> Mapping[str, int]:
     """Write the folder. Returns the number of tensors of each dtype.
 
-    Raises UnsupportedModel for what transformers cannot express, QuantizationError for weights that the dtype cannot
-    hold, BundleError and OutputError. After an error, no partial output remains.
+    Raises UnsupportedModel for a model that transformers cannot express, QuantizationError for weights that the dtype
+    cannot hold, BundleError and OutputError. After an error, no partial output remains.
     """
     spec = bundle.manifest.spec
     config = checkpoint_config(spec, dtype, str(bundle.path))

@@ -1,4 +1,6 @@
-"""Whether two specs are the same model: that of a bundle, and what a program reads in the files written for it."""
+"""Checks that two specs describe the same model: the spec of a bundle, and the one that a program reads from the files
+written for it.
+"""
 
 from __future__ import annotations
 

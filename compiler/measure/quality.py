@@ -51,7 +51,7 @@ class Quality:
 
 
 class Candidate(Protocol):
-    """What is compared with the reference."""
+    """The model that is compared with the reference."""
 
     @property
     def device(self) -> str: ...

@@ -61,7 +61,7 @@ class ModelTable:
         return len(self._entries)
 
     def get(self, name: str) -> Entry | None:
-        """The model of that name, which is no alias."""
+        """The model of that name, which is not an alias."""
         return self._entries.get(name)
 
     def put(self, entry: Entry) -> None:

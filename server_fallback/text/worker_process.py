@@ -76,7 +76,7 @@ class WorkerProcess:
         self._closed = False
         # The processor time of the process when it was ended.
         self._ended_at: float | None = None
-        # What the last request took: the processor time of the process, or the time that passed if the system does not
+        # The time of the last request: the processor time of the process, or the elapsed time if the system does not
         # report it. A process that waits for a busy processor has done little.
         self.last_seconds = 0.0
 

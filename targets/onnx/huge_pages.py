@@ -46,7 +46,7 @@ def anonymous_regions(maps: str) -> list[Region]:
 
 
 def new_pages(before: list[Region], after: list[Region]) -> list[Region]:
-    """Whole huge pages in regions of ``after`` that no region of ``before`` touches."""
+    """Complete huge pages in regions of ``after`` that no region of ``before`` touches."""
     found = []
     for start, stop in after:
         old = [region for region in before if region[0] < stop and start < region[1]]

@@ -86,9 +86,7 @@ def as_prompt(example: Example) -> Prompt:
 
 
 def right_answers(example: Example) -> tuple[str, ...]:
-    """What either side was trained to answer. For a sum or a difference that a side refuses, the result is right
-    too.
-    """
+    """The answers for which a side was trained. If a side refuses a sum or a difference, the result is also right."""
     if example.answer in FAR_ANSWERS:
         return example.answer, FAR_ANSWERS[example.answer]
     if example.answer == TOO_HARD_ANSWER:

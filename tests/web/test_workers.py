@@ -216,7 +216,7 @@ def test_an_error_of_loading_in_a_worker_is_thrown_on_the_page(page: Page, addre
 
 
 def run_example(page: Page, url: str, says: str) -> list[str]:
-    """What the page prints until a line that starts so, or fail with what it prints instead."""
+    """The lines that the page prints up to one with this start; fails with its output otherwise."""
     printed: list[str] = []
     # A script that does not run ends the wait as well.
     page.add_init_script(

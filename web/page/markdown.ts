@@ -41,7 +41,7 @@ const marked = new Marked({
 /** One block at the top level, such as a paragraph, a list or a table. */
 export interface MarkdownBlock {
   readonly token: Token;
-  /** Offset of the first character after it. */
+  /** The offset of the first character after it. */
   readonly end: number;
 }
 

@@ -1,6 +1,6 @@
 """The keys of a GGUF file for a model: the inverse of `architectures.read_config`.
 
-What no key expresses is left out here. A caller must read the file again and compare the specs.
+Properties that no key expresses are left out here. A caller must read the file again and compare the specs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The keys of a GGUF file for a tokenizer.json: the inverse of `tokenizer.py`.
 
-llama.cpp knows how words are split by a name. A split without a name, and everything else that no key expresses, is
+llama.cpp identifies the split of words by a name. A split without a name, and everything else that no key expresses, is
 refused. What differs nevertheless shows when the file is read again; see `export/gguf_file.py`.
 """
 
@@ -32,7 +32,7 @@ from .tokenizer import ENDS, WORDS
 from .writer import Value
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
-# What `ByteLevel` and `Digits` split by.
+# The patterns by which `ByteLevel` and `Digits` split.
 _OWN_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _DIGITS = r"\p{N}"
 NO_TOKENIZER: Mapping[str, Value] = {"tokenizer.ggml.model": "none"}

@@ -51,7 +51,7 @@ def sample(name: str, *, isa: Isa, columns: int) -> Kernel:
         return Settings(*(settings[row, index] for index in range(len(Settings._fields))))
 
     def load_from(row: Scalar) -> Callable[[Scalar], Scalar]:
-        """Adjusted logits, where any row of the batch has some."""
+        """Adjusted logits, if any row of the batch has some."""
         loaded = kernel.local("loaded", 1, f"float32x{isa.lanes}")
 
         def load(start: Scalar) -> Scalar:

@@ -120,8 +120,8 @@ def wait_for_previous_kernel() -> None:
 
 
 def arrive(counter: Scalar) -> Scalar:
-    """Add 1 to a counter in global memory; the result is its former value. Store it at once. What this thread wrote
-    before is visible to threads that see the new value.
+    """Add 1 to a counter in global memory; the result is its former value. Store it at once. Earlier writes of this
+    thread are visible to threads that see the new value.
     """
     return result_of("uint32", "arrive", counter)
 

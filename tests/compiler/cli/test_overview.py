@@ -1,4 +1,4 @@
-"""What the command line shows without a command, and which modules it loads for that."""
+"""The output of the command line without a command, and the modules that it loads for this."""
 
 from __future__ import annotations
 

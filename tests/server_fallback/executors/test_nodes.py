@@ -118,7 +118,7 @@ def test_a_dead_node_fails_requests_with_the_reason_and_both_restart(tmp_path: P
             reason = r"on node 1 \(127.0.0.1\) ended with status -9"
         elif how == "ended":
             await other.stop()
-            # What the system reports depends on which side wrote last.
+            # The system's report depends on which side wrote last.
             reason = r"lost node 1 \(127.0.0.1\), which (closed|broke) the connection"
         else:
             # This is like a power failure: nothing arrives any more, and no connection is closed.

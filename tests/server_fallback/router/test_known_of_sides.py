@@ -1,5 +1,5 @@
-"""What is known about both sides before a decision: the far side's queue, and how much of a prompt each has computed
-before.
+"""The knowledge about both sides before a decision: the far side's queue, and the part of a prompt that each side has
+computed before.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ export interface TokenRequest {
   /** Requests with a higher priority are scheduled first; 0 by default. */
   readonly priority?: number | undefined;
   /**
-   * What happens when the context is full: the answer ends (the default), or old tokens after the first ``keep`` are
+   * The behaviour when the context is full: the answer ends (the default), or old tokens after the first ``keep`` are
    * dropped.
    */
   readonly whenFull?: "stop" | { readonly keep: number } | undefined;

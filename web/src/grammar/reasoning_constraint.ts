@@ -15,7 +15,7 @@ export interface ReasoningStart {
 }
 
 export interface ReasoningLimits {
-  /** Of the whole answer; Infinity for none. */
+  /** The limit of the complete answer; Infinity for none. */
   readonly maxTokens: number;
   readonly vocabSize: number;
   readonly endTokenIds: readonly number[];

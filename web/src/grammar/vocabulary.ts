@@ -6,7 +6,7 @@ export interface Vocabulary {
   /** Ids that the model has logits for, those without a token included. */
   readonly size: number;
   readonly eosTokenIds: readonly number[];
-  /** A token's bytes by its id; none for special tokens, which are no part of an answer's text. */
+  /** A token's bytes by its id; none for special tokens, which are not part of an answer's text. */
   readonly tokens: readonly Uint8Array[];
 }
 
