@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +25,22 @@ def unpack_stream(words: npt.NDArray[np.generic], bits: int, count: int | None =
     if bits == 8:
         return data[:, :count]
     if 8 % bits == 0:
-        parts = data[..., None] >> np.arange(0, 8, bits, dtype=np.uint8) & np.uint8((1 << bits) - 1)
-        return parts.reshape(len(data), -1)[:, :count]
-    single = np.unpackbits(data, axis=1, count=None if count is None else count * bits, bitorder="little")
-    codes: Codes8 = np.packbits(single.reshape(len(data), -1, bits), axis=2, bitorder="little")[..., 0]
-    return codes
+        codes = np.empty((*data.shape, 8 // bits), np.uint8)
+        for place in range(8 // bits):
+            codes[..., place] = data >> np.uint8(place * bits) & np.uint8((1 << bits) - 1)
+        return codes.reshape(len(data), -1)[:, :count]
+    # 8 codes take as many bytes as a code has bits.
+    if missing := -data.shape[1] % bits:
+        data = np.pad(data, ((0, 0), (0, missing)))
+    parts = data.reshape(len(data), -1, bits)
+    wide: type[np.unsignedinteger[Any]] = np.uint32 if bits <= 4 else np.uint64
+    joined = parts[..., 0].astype(wide)
+    for place in range(1, bits):
+        joined |= parts[..., place].astype(wide) << wide(8 * place)
+    codes = np.empty((*joined.shape, 8), np.uint8)
+    for place in range(8):
+        codes[..., place] = joined >> wide(place * bits) & wide((1 << bits) - 1)
+    return codes.reshape(len(data), -1)[:, :count]
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,20 +146,23 @@ class Codes:
 
 def pack_bits(parts: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint32]:
     """Parts (N, K) of ``bits`` bits each, K a multiple of 32, as words (N, K * bits / 32)."""
-    quads = parts.reshape(len(parts), -1, 8 // bits, 4)
-    packed = quads[:, :, 0].copy()
+    # Each word holds the bytes of 4 elements.
+    quads = np.ascontiguousarray(parts).view(np.uint32).reshape(len(parts), -1, 8 // bits)
+    packed = quads[..., 0].copy()
     for place in range(1, 8 // bits):
-        packed |= quads[:, :, place] << np.uint8(place * bits)
-    return packed.reshape(len(parts), -1).view(np.uint32)
+        packed |= quads[..., place] << np.uint32(place * bits)
+    return packed
 
 
 def unpack_bits(words: Array, bits: int) -> npt.NDArray[np.uint8]:
     """The parts (N, K) of words (N, K * bits / 32)."""
-    packed = np.ascontiguousarray(words).view(np.uint8)
-    packed = packed.reshape(len(packed), -1, 1, 4)
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    parts: npt.NDArray[np.uint8] = packed >> shifts & np.uint8((1 << bits) - 1)
-    return parts.reshape(len(packed), -1)
+    quads = np.ascontiguousarray(words).view(np.uint32)
+    # The lowest bits of each of 4 bytes.
+    mask = np.uint32(((1 << bits) - 1) * 0x01010101)
+    parts = np.empty((*quads.shape, 8 // bits), np.uint32)
+    for place in range(8 // bits):
+        parts[..., place] = quads >> np.uint32(place * bits) & mask
+    return parts.reshape(len(quads), -1).view(np.uint8)
 
 
 def in_order(words: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint8]:
