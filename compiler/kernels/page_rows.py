@@ -59,10 +59,7 @@ class HeadRow:
         page_size, blocks = self._heads.page_size, self._heads.vectors // pages.block_vectors
         with self._kernel.when(self._thread < blocks):
             first = self._thread * pages.block_vectors
-            vectors = (
-                [self._value[0]]
-                if pages.block_vectors == 1
-                else [self._row[0, first + i] for i in range(pages.block_vectors)]
-            )
+            row = self._row
+            vectors = [self._value[0]] if row is None else [row[0, first + i] for i in range(pages.block_vectors)]
             extreme = self._extreme if pages.quantized else None
             pages.store(slot // page_size, plane, kv_head, slot % page_size, self._thread, vectors, extreme)

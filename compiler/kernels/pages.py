@@ -109,15 +109,8 @@ class Pages:
         form = self._form
         if form is not None:
             assert extreme is not None
-            parts = [packed_codes(form, each, extreme) for each in vectors]
-            words = [
-                reduce(
-                    lambda word, part: word | part[1] << number(part[0] * form.bits, "uint32"),
-                    enumerate(parts[first + 1 : first + form.vectors], 1),
-                    parts[first],
-                )
-                for first in range(0, len(parts), form.vectors)
-            ]
+            groups = [vectors[first : first + form.vectors] for first in range(0, len(vectors), form.vectors)]
+            words = [packed_word(form, group, extreme) for group in groups]
         elif self.block_vectors == 1:
             return cast(vectors[0], self._heads.stored_dtype)
         else:
@@ -169,6 +162,13 @@ class Pages:
 def scale_of(form: KvFormat, extreme: Scalar) -> Scalar:
     """The scale of a row whose element of largest magnitude is ``extreme``."""
     return extreme / number(-form.steps, "float32")
+
+
+def packed_word(form: KvFormat, vectors: list[Scalar], extreme: Scalar) -> Scalar:
+    """The codes of a word's vectors."""
+    parts = [packed_codes(form, each, extreme) for each in vectors]
+    shifted = [part << number(i * form.bits, "uint32") if i else part for i, part in enumerate(parts)]
+    return reduce(lambda one, other: one | other, shifted)
 
 
 def packed_codes(form: KvFormat, value: Scalar, extreme: Scalar) -> Scalar:

@@ -24,7 +24,7 @@ export function lettersOnnx(changes: Partial<ExportManifest> = {}): {
     "onnx/model.onnx_data": bytesOf("weights"),
     "config.json": bytesOf("{}"),
   };
-  const { format_version, generator, model, quantization, kv, tokenizer, files } = letters.manifest;
+  const { format_version, generator, model, quantization, tokenizer, files } = letters.manifest;
   const spec = {
     ...letters.manifest.spec,
     num_layers: 1,
@@ -48,7 +48,7 @@ export function lettersOnnx(changes: Partial<ExportManifest> = {}): {
     quantization,
     context: CONTEXT,
     page_size: CONTEXT,
-    kv,
+    kv: "activation",
     tokenizer,
     files: [...files, ...added],
     device: "cpu",
