@@ -76,26 +76,24 @@ const PYTHON = [
     'if (filter.value === "safe") {',
     'if (operand instanceof NullValue && filter.value === "string") {\n        return new StringValue("None");\n      }\n      if (filter.value === "safe") {',
   ],
-  // What an iteration has written before "continue" or "break" stays, and it counts as an iteration.
+  // What an iteration has written before "continue" or "break" stays. Both are thrown, with what was written.
+  ["var BreakControl = class extends Error {\n};\nvar ContinueControl = class extends Error {\n};\n", ""],
+  ["throw new BreakControl();", 'throw { value: "", stops: true };'],
+  ["throw new ContinueControl();", 'throw { value: "" };'],
   [
     "const lastEvaluated = this.evaluate(statement, environment);\n",
     `let lastEvaluated;
       try {
         lastEvaluated = this.evaluate(statement, environment);
       } catch (err) {
-        err.value = result + (err.value ?? "");
+        err.value = result + err.value;
         throw err;
       }
 `,
   ],
   [
-    "} catch (err) {\n        if (err instanceof ContinueControl) {",
-    "} catch (err) {\n        result += err.value;\n        if (err instanceof ContinueControl) {",
-  ],
-  ["      noIteration = false;\n    }\n    if (noIteration) {", "    }\n    if (noIteration) {"],
-  [
-    "try {\n        const evaluated = this.evaluateBlock(node.body, scope);",
-    "noIteration = false;\n      try {\n        const evaluated = this.evaluateBlock(node.body, scope);",
+    /if \(err instanceof ContinueControl\) \{.*?throw err;\n/s,
+    "if (err instanceof Error) throw err;\n        result += err.value;\n        if (err.stops) break;\n        continue;\n",
   ],
   ["var ObjectValue = class", `${PYTHON_REPR}var ObjectValue = class`],
 ];

@@ -116,10 +116,8 @@ class Forward:
 
     def _rms_norm(self, node: Node, values: dict[str, Any]) -> Any:
         x = values[node.inputs["x"]].astype(self._mx.float32)
-        weight, bias = (
-            self._vector(node.inputs[role]).astype(self._mx.float32) if role in node.inputs else None
-            for role in ("weight", "bias")
-        )
+        weight: Any = self._vector(node.inputs["weight"]).astype(self._mx.float32)
+        bias: Any = self._vector(node.inputs["bias"]).astype(self._mx.float32) if "bias" in node.inputs else None
         groups, eps = x.reshape(len(x), -1, weight.shape[0]), node.attrs["eps"]
         if node.attr("centered"):
             normed = self._mx.fast.layer_norm(groups, weight, bias, eps)

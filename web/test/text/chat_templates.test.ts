@@ -45,3 +45,12 @@ test.each([...new Set(VECTORS.cases.map(({ template }) => template))])(
     }
   },
 );
+
+test("what an iteration has written before continue or break stays, as in Python's Jinja", () => {
+  const source =
+    "{% for m in messages %}{{ m.role }}{% if m.content == 'a' %}!{% continue %}{% endif %}{{ m.content }}" +
+    "{% if m.content == 'b' %}{% break %}{% endif %},{% else %}none{% endfor %}";
+  const render = (...contents: string[]): string =>
+    new ChatTemplate(source, {}).render(contents.map((content) => ({ role: "user", content })));
+  expect([render("c", "a", "b", "c"), render("a"), render()]).toEqual(["userc,user!userb", "user!none", "none"]);
+});
