@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -131,19 +132,16 @@ class Missing(Exception):
 def rows(budgets: list[float]) -> Iterator[tuple[str, Maker]]:
     yield "round to nearest, q4f16", rounded
     for bits in budgets:
-        yield f"best, {bits:g} bits", lambda model, bits=bits: best(model, bits)
-    yield f"best, {budgets[0]:g} bits, text of the model", lambda model: best(model, budgets[0], own_text=True)
+        yield f"best, {bits:g} bits", partial(best, bits=bits)
+    yield f"best, {budgets[0]:g} bits, text of the model", partial(best, bits=budgets[0], own_text=True)
     for file_type in LLAMA_TYPES:
-        yield f"llama.cpp {file_type}", lambda model, file_type=file_type: llama(model, file_type)
+        yield f"llama.cpp {file_type}", partial(llama, file_type=file_type)
         if file_type in ("Q4_K_M", "Q3_K_M"):
-            yield (
-                f"best, as large as llama.cpp {file_type}",
-                lambda model, file_type=file_type: best(model, llama(model, file_type)[1]),
-            )
+            yield f"best, as large as llama.cpp {file_type}", partial(best_as_large_as, file_type=file_type)
     for group in (32, 64):
-        yield f"mlx-lm, 4 bits in groups of {group}", lambda model, group=group: mlx(model, group)
+        yield f"mlx-lm, 4 bits in groups of {group}", partial(mlx, group=group)
     for method in ("gptq", "awq", "dwq"):
-        yield f"mlx-lm {method}, 4 bits", lambda model, method=method: mlx_learned(model, method)
+        yield f"mlx-lm {method}, 4 bits", partial(mlx_learned, method=method)
 
 
 def chat(examples: list[Example]) -> str:
@@ -174,6 +172,10 @@ def best(model: Model, bits: float, *, own_text: bool = False) -> Made:
     quantized, _ = quantize_best(model.checkpoint, sample, bits, None)
     # The demo models' parameters have the names of their tensors.
     return quantized.checkpoint(model.checkpoint), quantized.record.bits
+
+
+def best_as_large_as(model: Model, file_type: str) -> Made:
+    return best(model, llama(model, file_type)[1])
 
 
 def llama(model: Model, file_type: str) -> Made:

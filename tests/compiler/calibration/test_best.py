@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,10 @@ def quantized(checkpoint: Checkpoint, sample: Sample) -> Quantized:
         return quantize_best(checkpoint, sample, BITS, None)[0]
 
 
+def rows_of(planes: Mapping[str, np.ndarray], start: int, stop: int) -> dict[str, np.ndarray]:
+    return {name: plane[start:stop] for name, plane in planes.items()}
+
+
 def divergence(checkpoint: Checkpoint, other: Checkpoint) -> float:
     windows = np.random.default_rng(2).integers(0, 500, (8, WINDOW)).tolist()
     reference, own = (CheckpointReference(each, WINDOW) for each in (checkpoint, other))
@@ -77,11 +82,11 @@ def divergence(checkpoint: Checkpoint, other: Checkpoint) -> float:
 
 def test_the_divergence_is_below_that_of_rounding_at_equal_bits(checkpoint: Checkpoint, quantized: Quantized) -> None:
     q4 = by_name("q4f16")
-    rounded = {
-        name: StoredMatrix(name, tensor.shape, q4, lambda start, stop, tensor=tensor: q4.pack(tensor.rows(start, stop)))
-        for name, tensor in checkpoint.tensors.items()
-        if len(tensor.shape) == 2
-    }
+    rounded: dict[str, StoredMatrix] = {}
+    for name, tensor in checkpoint.tensors.items():
+        if len(tensor.shape) == 2:
+            planes = q4.pack(tensor.rows(0, tensor.shape[0]))
+            rounded[name] = StoredMatrix(name, (tensor.shape[0], tensor.shape[1]), q4, partial(rows_of, planes))
     plain = divergence(checkpoint, replace(checkpoint, tensors={**checkpoint.tensors, **rounded}))
     assert divergence(checkpoint, quantized.checkpoint(checkpoint)) < 0.6 * plain
     assert quantized.record.tuned_divergence is not None
@@ -255,7 +260,7 @@ def test_quantized_checkpoints_and_embedding_models_are_refused(
     with pytest.raises(UnsupportedModel, match="makes embeddings"):
         compile_model(str(tiny_checkpoints["embedding"]), tmp_path / "bundle", options)
     monkeypatch.setattr("nearfar.compiler.pipeline.compile.load", lambda _: quantized.checkpoint(checkpoint))
-    with pytest.raises(CheckpointError, match=r"already quantized .*give the original checkpoint"):
+    with pytest.raises(CheckpointError, match=r"already quantized .*, or add --requantize"):
         compile_model("model", tmp_path / "bundle", options)
 
 

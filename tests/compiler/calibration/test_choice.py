@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from nearfar.compiler.calibration.choice import CANDIDATES, Unit, bits_of, choose, units_of
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.graph import Graph, Parameter, Source
+from nearfar.compiler.quant.codes import Codes
 
 
 def unit(name: str, rows: int, columns: int, sensitivity: float) -> Unit:
@@ -21,8 +23,10 @@ def unit(name: str, rows: int, columns: int, sensitivity: float) -> Unit:
 UNITS = [unit("a", 64, 128, 1.0), unit("b", 32, 256, 30.0), unit("c", 128, 128, 0.1)]
 
 
-def spent(units: list[Unit], chosen: dict[str, object]) -> float:
-    return sum(each.bits[chosen[each.names[0]]] for each in units) / sum(each.weights for each in units)  # type: ignore[index]
+def spent(units: Sequence[Unit], chosen: Mapping[str, Codes]) -> float:
+    """Bits a weight."""
+    bits: int = sum(each.bits[chosen[each.names[0]]] for each in units)
+    return bits / sum(each.weights for each in units)
 
 
 @pytest.mark.parametrize("budget", [2.6, 3.0, 3.5, 4.5, 6.0])
@@ -30,7 +34,7 @@ def test_the_budget_is_met_and_the_choice_is_near_the_best(budget: float) -> Non
     chosen = choose(UNITS, budget)
     cost = sum(each.costs[chosen[each.names[0]]] for each in UNITS)
     weights = sum(each.weights for each in UNITS)
-    assert spent(UNITS, chosen) <= budget  # type: ignore[arg-type]
+    assert spent(UNITS, chosen) <= budget
     best = min(
         sum(each.costs[form] for each, form in zip(UNITS, forms, strict=True))
         for forms in product(CANDIDATES, repeat=len(UNITS))
@@ -47,7 +51,7 @@ def test_sensitive_matrices_get_more_bits() -> None:
 def test_many_matrices_spend_nearly_all_of_the_budget() -> None:
     sensitivities = np.random.default_rng(1).uniform(0.1, 10, 40)
     units = [unit(str(index), 64, 128, float(each)) for index, each in enumerate(sensitivities)]
-    assert 4.48 < spent(units, choose(units, 4.5)) <= 4.5  # type: ignore[arg-type]
+    assert 4.48 < spent(units, choose(units, 4.5)) <= 4.5
 
 
 @pytest.mark.parametrize("budget", [2.0, 9.0, float("nan")])
