@@ -34,6 +34,7 @@
 # make gpu-wheels  write everything that gpu-check needs from PyPI and npm to build/gpu-wheels, for a machine without a network; WITHOUT=numpy,node
 # make gpu-rehearse  gpu-check from end to end without a GPU: a clean copy of the commit, no network, emulated CUDA, Vulkan on the CPU
 # make quality          the quality of each weight format of the demo model on each target
+# make bench-best-bits  compare --quality best with other tools' quantizations of both demo models
 # make demo-model   train the demo model again (about 30 minutes on one core)
 # make router-eval  fit and evaluate the demo's router policy; FAR is a folder, a bundle or a server's address
 
@@ -56,7 +57,7 @@ PHONE_SOURCES := $(shell find mobile/react-native/src -type f 2>/dev/null) $(wil
 WEBVIEW_SOURCES := $(shell find mobile/webview/src -type f 2>/dev/null) $(wildcard mobile/webview/*.json mobile/webview/*.mjs)
 WEB_SOURCES := $(shell find web/src web/page web/tools -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs)
 
-.PHONY: demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-engine bench-streams bench-start bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm
+.PHONY: demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-engine bench-streams bench-start bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm bench-best-bits
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png
@@ -206,6 +207,9 @@ gpu-rehearse: .venv/.dev web/dist/.built | chromium vulkan
 
 quality: .venv/.dev | vulkan
 	PYTHONPATH=tests $(BIN)/python tests/bench/bench_quality.py
+
+bench-best-bits: .venv/.dev
+	PYTHONPATH=tests $(BIN)/python tests/bench/bench_best_bits.py
 
 # The repository contains policy.json as server_fallback/router/fitting/demo_policy.json, and both plots beside it.
 ROUTER_LOG = $(BIN)/nearfar router log --near demo --far '$(FAR)'

@@ -236,25 +236,26 @@ class Calibration:
         costs: dict[str, Array] = {}
         head = model.head_weight.name
 
-        def visit(parameter: Parameter, inputs: Inputs) -> FloatArray:
-            matrix = self._read(parameter)
-            own = importance[parameter.name]
-            if parameter.name == head and not inputs.parts:
-                return matrix
+        def weigh(parameter: Parameter, matrix: FloatArray, inputs: Inputs) -> None:
             stored = done.get(f"costs-{parameter.name}")
             if stored is None:
-                stored = {"costs": self._costs(matrix, inputs, own)}
+                stored = {"costs": self._costs(matrix, inputs, importance[parameter.name])}
                 done.put(f"costs-{parameter.name}", stored)
             costs[parameter.name] = stored["costs"]
+
+        def visit(parameter: Parameter, inputs: Inputs) -> FloatArray:
+            matrix = self._read(parameter)
+            # The inputs of a head that is also the table are known at the end.
+            if parameter.name != head or inputs.parts:
+                weigh(parameter, matrix, inputs)
             return matrix
 
         rows = walk_matrices(
             model, self.sample.windows, self.sample.window, self._read, visit, lambda *at: self.progress("choice", *at)
         )
         if head not in costs:
-            # A table that is also the head is visited before the head's inputs are known.
             inputs = Inputs(rows)
-            costs[head] = self._costs(self._read(model.head_weight), inputs, importance[head])
+            weigh(model.head_weight, self._read(model.head_weight), inputs)
             self.table_hessian = self._hessian(inputs, importance[head])
         units = []
         for unit in units_of(graph, names):

@@ -10,11 +10,16 @@ from ..ir.graph import Graph
 from ..quant.codes import Codes
 
 HALF = "float16"
-# Formats with the fewest bits for their error; the errors of others are larger at about as many bits.
+# Formats with the fewest bits for their error. The errors of others are larger at about as many bits, and each format
+# that a bundle uses has its own kernels.
 CANDIDATES = (
-    *(Codes(2, group, "b", HALF) for group in (32, 64)),
-    *(Codes(bits, group, "", HALF) for bits in (3, 4) for group in (32, 64, 128)),
-    *(Codes(bits, group, "", HALF) for bits in (5, 6) for group in (64, 128)),
+    Codes(2, 64, "b", HALF),
+    Codes(3, 128, "", HALF),
+    Codes(3, 32, "", HALF),
+    Codes(4, 128, "", HALF),
+    Codes(4, 32, "", HALF),
+    Codes(5, 64, "", HALF),
+    Codes(6, 64, "", HALF),
     Codes(8, 64, "", HALF),
 )
 # Modules whose matrices share a format, because one kernel computes them together.

@@ -57,7 +57,7 @@ from .stored_forms import (
     UNQUANTIZED,
     choose_quantization,
     keep_stored_forms,
-    require_unquantized,
+    require_fittable,
     round_activations,
 )
 from .target import LoweredPlan, Target, load_target
@@ -250,7 +250,7 @@ def prepare_checkpoint(model: str, checkpoint: Checkpoint, options: CompileOptio
             options.quantization, checkpoint, note, requantize=options.requantize
         )
     else:
-        require_unquantized(checkpoint)
+        require_fittable(checkpoint, requantize=options.requantize)
         quantization, keeps_forms = quant.by_name(UNQUANTIZED), True
     activations = choose_activations(options.activations, quantization, target.EXTRA_ACTIVATIONS, integers=keeps_forms)
     spec = checkpoint.spec

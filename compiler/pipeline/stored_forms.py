@@ -51,15 +51,15 @@ def choose_quantization(
     return quantization, not requantize
 
 
-def require_unquantized(checkpoint: Checkpoint) -> None:
-    """Raises UnsupportedModel for a checkpoint that --quality best cannot fit: its weights are quantized already, or it
-    makes embeddings.
+def require_fittable(checkpoint: Checkpoint, *, requantize: bool) -> None:
+    """Raises UnsupportedModel for a checkpoint that --quality best does not fit: its weights are quantized already, and
+    the user does not want to ``requantize`` them, or it makes embeddings.
     """
     forms = checkpoint.stored_forms
-    if forms:
+    if forms and not requantize:
         raise UnsupportedModel(
             f"{checkpoint.path}: its weights are already quantized ({', '.join(sorted(forms))}), and --quality best "
-            "would round rounded weights; give the original checkpoint, or remove --quality"
+            "would round rounded weights; give the original checkpoint, remove --quality, or add --requantize"
         )
     if checkpoint.embedding is not None:
         raise UnsupportedModel(

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -87,7 +87,7 @@ def main() -> None:
     shapes = published(options.model) if options.model else QWEN3_0_6B
     bundle = make_bundle(options.folder, shapes)
     if options.file_type:
-        from gguf_file import write_gguf
+        from gguf_file import add_byte_tokenizer, write_gguf
         from llama_engine import quantize
 
         source = options.folder / f"{shapes.name}-tokenizer.gguf"
@@ -144,20 +144,6 @@ def compile_cpu(model: Path, path: Path) -> Bundle:
     options = CompileOptions(target="cpu", context=CONTEXT, activations=activations, self_test=False, force=True)
     compile_model(str(model), path, options)
     return open_bundle(path)
-
-
-def add_byte_tokenizer(writer: Any, vocab_size: int) -> None:
-    """The single bytes as tokens, one merge, and unused tokens."""
-    from gguf import TokenType
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    letters = [*sorted(ByteLevel.alphabet()), "ab"]
-    unused = range(len(letters), vocab_size)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([*letters, *(f"[PAD{number}]" for number in unused)])
-    writer.add_token_types([TokenType.NORMAL] * len(letters) + [TokenType.UNUSED] * len(unused))
-    writer.add_token_merges(["a b"])
 
 
 def compare_logits(ours: Answering, theirs: Answering) -> None:

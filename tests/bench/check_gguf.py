@@ -29,6 +29,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma-3-1b-it": {"hidden_size": 288, "sliding_window": 20, "torch_dtype": "float32"},
     "phi-4-mini-instruct": {"hidden_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2},
     "qwen3-0.6b": {"hidden_size": 288, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "smollm2-360m-instruct": {"hidden_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2},
     "smollm3-3b": {"hidden_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2},
 }
 # Lists with a value for each layer, which follow from other keys.

@@ -15,6 +15,7 @@ import gguf
 import numpy as np
 
 from nearfar.compiler.bundle.folder import Bundle
+from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
 
@@ -56,6 +57,7 @@ class Family:
 
 FAMILIES = {
     "gemma3_text": Family("gemma3", NORMS_BEHIND),
+    "llama": Family("llama", interleaved=True),
     "phi3": Family("phi3", FUSED),
     "qwen3": Family("qwen3"),
     "smollm3": Family("smollm3", interleaved=True),
@@ -102,6 +104,45 @@ def write_gguf(bundle: Bundle, path: Path, add_tokenizer: Callable[[Any], None] 
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_checkpoint_gguf(checkpoint: Checkpoint, path: Path) -> Path:
+    """Write a checkpoint with float weights as float32, with a vocabulary that only numbers its tokens. Only for
+    FAMILIES without fused tensors.
+
+    Returns the path.
+    """
+    spec = checkpoint.spec
+    family = FAMILIES[spec.model_type]
+    writer = gguf.GGUFWriter(str(path), family.architecture)
+    add_sizes(writer, spec)
+    add_rotation(writer, spec)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    add_byte_tokenizer(writer, spec.vocab_size)
+    for name, tensor in checkpoint.tensors.items():
+        target = gguf_name(name, family)
+        rows = tensor.rows(0, tensor.shape[0])
+        if family.interleaved and re.search(r"attn_[qk]\.weight", target):
+            rows = interleaved(rows, spec.head_dim)
+        writer.add_tensor(target, np.ascontiguousarray(rows))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add_byte_tokenizer(writer: Any, vocab_size: int) -> None:
+    """The single bytes as tokens, one merge, and unused tokens."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    letters = [*sorted(ByteLevel.alphabet()), "ab"]
+    unused = range(len(letters), vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*letters, *(f"[PAD{number}]" for number in unused)])
+    writer.add_token_types([gguf.TokenType.NORMAL] * len(letters) + [gguf.TokenType.UNUSED] * len(unused))
+    writer.add_token_merges(["a b"])
 
 
 def add_sizes(writer: Any, spec: ModelSpec) -> None:

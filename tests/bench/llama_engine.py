@@ -54,6 +54,7 @@ class LlamaEngine:
 
 def quantize(source: Path, target: Path, file_type: str) -> None:
     """Write a file of another type, such as "Q4_K_M", as llama.cpp's llama-quantize does."""
+    llama_cpp.llama_log_set(SILENT, None)
     options = llama_cpp.llama_model_quantize_default_params()
     options.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{file_type}")
     # The source's weights are random, so another rounding does no harm.
