@@ -20,7 +20,6 @@ class PlainTarget:
 
     MAX_BINDING_BYTES = 1 << 30
     EXTRA_ACTIVATIONS: tuple[str, ...] = ()
-    TAKES_LORA = False
     HOST_TABLES = True
     LAYOUT = "rows"
 

@@ -214,11 +214,6 @@ def check_options(options: CompileOptions) -> None:
         )
     if not 0 <= options.lora_rank <= MAX_LORA_RANK:
         raise RequestError(f"--lora-rank {options.lora_rank}: must be between 0 (no adapters) and {MAX_LORA_RANK}")
-    if options.lora_rank and not target.TAKES_LORA:
-        raise RequestError(
-            f"--lora-rank {options.lora_rank}: target {options.target} does not support LoRA adapters; "
-            "remove the option"
-        )
 
 
 def check_quality(options: CompileOptions) -> None:

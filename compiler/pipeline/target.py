@@ -74,8 +74,6 @@ class Target(Protocol):
     MAX_BINDING_BYTES: int
     # The activation dtypes that it offers in addition to those of the quantization: "bfloat16" or "int8".
     EXTRA_ACTIVATIONS: tuple[str, ...]
-    # Whether its bundles can accept LoRA adapters.
-    TAKES_LORA: bool
     # Whether its runtimes gather the rows of tables that stay on the host. Otherwise a kernel looks them up.
     HOST_TABLES: bool
     # The memory layout of matrices for its kernels.

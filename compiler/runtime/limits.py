@@ -59,10 +59,7 @@ def largest_dims(manifest: Description, limits: Limits) -> dict[str, int]:
 def require_within(dims: Mapping[str, int], most: Mapping[str, int]) -> None:
     """Raise RequestError for a batch that exceeds the runner's largest batch."""
     if dims["G"] and not most["G"]:
-        raise RequestError(
-            "the batch has LoRA adapters, which the runner does not support; compile with --target cpu or cuda and "
-            "--lora-rank"
-        )
+        raise RequestError("the batch has LoRA adapters, which the runner does not support; compile with --lora-rank")
     for dim, value in dims.items():
         if value > most[dim]:
             raise RequestError(f"the batch has {dim} = {value}, the runner was made for at most {most[dim]}", dim=dim)

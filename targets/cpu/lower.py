@@ -22,7 +22,6 @@ from .variants import CpuContext, variants_of
 
 # Indices within a buffer are signed 32-bit integers.
 MAX_BINDING_BYTES = (2 << 30) - 1
-TAKES_LORA = True
 # Weights are mapped from their files, so a table needs no memory but for the rows that are read.
 HOST_TABLES = False
 EXTRA_ACTIVATIONS = ("int8",)

@@ -24,7 +24,6 @@ from .variants import variants_of
 
 # Kernels index with 32-bit integers, and the smallest element is a word.
 MAX_BINDING_BYTES = 8 << 30
-TAKES_LORA = True
 HOST_TABLES = True
 LAYOUT: Layout = "rows"
 # Further choices of --activations beside those of the weights: every supported GPU has it.

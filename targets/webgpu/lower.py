@@ -26,7 +26,6 @@ from .variants import MAX_SHARED_BYTES, MAX_STORAGE_BUFFERS, variants_of
 # The default limits of WebGPU, which every device has (W3C, WebGPU, 3.6.2).
 MAX_BINDING_BYTES = 128 << 20
 EXTRA_ACTIVATIONS: tuple[str, ...] = ()
-TAKES_LORA = True
 HOST_TABLES = True
 LAYOUT: Layout = "rows"
 MAX_THREADS = 256

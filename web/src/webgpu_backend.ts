@@ -13,9 +13,10 @@ export async function openWebGpu(
   options: TrustOptions & MemoryOptions,
   opening: Opening,
 ): Promise<Backend> {
-  const { maxSequences, pages, memoryBudget } = options;
+  const { maxSequences, pages, maxAdapters, memoryBudget } = options;
   const { onTest, ...rest } = opening;
-  const trusted = await openTrusted(bundle, options, { maxSequences, pages, memoryBudget, ...rest }, onTest);
+  const sizes = { maxSequences, pages, maxAdapters, memoryBudget };
+  const trusted = await openTrusted(bundle, options, { ...sizes, ...rest }, onTest);
   const { runner, device, selfTest } = trusted;
   return {
     runner,

@@ -160,7 +160,7 @@ class _Tokenizer:
         if pre is not None:
             raise self._unsupported("it splits no words by a pattern; remove --pre")
         is_gemma = self._architecture.startswith("gemma")
-        made = {}
+        made: dict[str, int] = {}
         for rank, merge in enumerate(self._merges):
             made.setdefault("".join(merge), rank)
         scores = [

@@ -2,7 +2,7 @@
 
 import type { ChatSource, EmbeddingSource } from "../api/chat_source.js";
 import { appendOnly, modelName } from "../api/chat_source.js";
-import type { EngineApi } from "../api/engine_api.js";
+import type { EngineApi, EngineWithSessions } from "../api/engine_api.js";
 import type {
   ChatCompletionCreateParamsNonStreaming,
   ChatCompletionCreateParamsStreaming,
@@ -51,12 +51,12 @@ export const ROUTES: readonly Route[] = [
   {
     method: "GET",
     path: /\/models\/?$/,
-    answer: (source) => Promise.resolve({ object: "list", data: [model(modelName(source))] }),
+    answer: async (source) => ({ object: "list", data: (await modelNames(source)).map(model) }),
   },
   {
     method: "GET",
     path: /\/models\/(.+)$/,
-    answer: (source, _, { id }) => Promise.resolve(id === modelName(source) ? model(id) : null),
+    answer: async (source, _, { id }) => ((await modelNames(source)).includes(id) ? model(id) : null),
   },
 ];
 
@@ -66,6 +66,12 @@ function isStreamed(body: object): boolean {
 
 function model(id: string): object {
   return { id, object: "model", created: 0, owned_by: "nearfar" };
+}
+
+/** The model and its loaded LoRA adapters. */
+async function modelNames(source: object): Promise<readonly string[]> {
+  const { listAdapters } = source as Partial<EngineWithSessions>;
+  return [modelName(source), ...((await listAdapters?.call(source)) ?? [])];
 }
 
 function required<T>(source: object, name: string & keyof T): T[typeof name] {
