@@ -16,7 +16,7 @@ from nearfar.compiler.runtime.batch import Limits
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.engine.verification import Verification
-from nearfar.server_fallback.executors.executor import Call
+from nearfar.server_fallback.executors.executor import Call, Encode, EventBlock
 from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk, ChatCompletionRequest
 from nearfar.server_fallback.schema.common import Usage
@@ -67,6 +67,15 @@ class ByteExecutor(LocalExecutor):
             if chunk.usage is not None:
                 self.usages.append(chunk.usage)
             yield chunk
+
+    async def relay_chat(
+        self, request: ChatCompletionRequest, call: Call, encode: Encode[ChatCompletionChunk]
+    ) -> AsyncGenerator[EventBlock, None]:
+        self.requests.append(request)
+        async for block in super().relay_chat(request.model_copy(update={"response_format": None}), call, encode):
+            if block.usage is not None:
+                self.usages.append(block.usage)
+            yield block
 
     def verification(self, request: VerifyOpen, call: Call) -> Verification:
         if self._refusal is not None:
