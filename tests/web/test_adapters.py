@@ -181,7 +181,7 @@ def test_what_cannot_be_loaded_is_refused_by_name(page: Page) -> None:
     }""")
     expected = [
         "adapter_config.json: use_dora true is not supported", "nowhere/adapter_config.json: the server answers 404",
-        "An adapter 'some' is loaded already", "All 2 slots for adapters are in use", "name is", "name",
+        "An adapter 'some' is loaded already", "All 2 slots for adapters are in use", "name is", "name is missing",
         "Adapter 'third' is not loaded", "Adapter 'third' is not loaded",
     ]  # fmt: skip
     for message, part in zip(found, expected, strict=True):
