@@ -102,8 +102,9 @@ async function buildServiceWorker() {
   const files = (await readdir("dist/page")).filter((file) => !file.endsWith(".map")).sort();
   const hash = createHash("sha256");
   for (const file of files) hash.update(file).update(await readFile(`dist/page/${file}`));
-  // The grammar compiler and the ONNX runner are large and rarely used, and the page does not show the licenses.
-  const cached = files.filter((file) => !/^(?:grammar|onnx)-|^LICENSES/.test(file));
+  // The grammar compiler and the ONNX runner are large and rarely used, the page loads no adapters, and it does not show
+  // the licenses.
+  const cached = files.filter((file) => !/^(?:adapters|grammar|onnx)-|^LICENSES/.test(file));
   const define = { PAGE_BUILD: JSON.stringify({ hash: hash.digest("hex").slice(0, 16), files: cached }) };
   await build({ ...browser, entryPoints: ["page/service_worker.ts"], outdir: "dist/page", define });
 }

@@ -63,7 +63,8 @@ def expected(bundle: Bundle, adapters: Path) -> dict[str | None, list[int]]:
         for state, values in read_adapter(adapters / name, bundle.manifest).items():
             runner.write_state(state, slot, values)
     answers: dict[str | None, list[int]] = {}
-    for slot, name in ((-1, None), *enumerate(NAMES)):
+    slots: list[tuple[int, str | None]] = [(-1, None), *enumerate(NAMES)]
+    for slot, name in slots:
         tokens = list(PROMPT)
         while len(tokens) < len(PROMPT) + 8:
             chunk = Chunk(tokens, 0, [0, 1], [len(tokens) - 1], adapter=slot)
@@ -180,8 +181,8 @@ def test_what_cannot_be_loaded_is_refused_by_name(page: Page) -> None:
         ].map(refusal));
     }""")
     expected = [
-        "adapter_config.json: use_dora true is not supported", "nowhere/adapter_config.json: the server answers 404",
-        "An adapter 'some' is loaded already", "All 2 slots for adapters are in use", "name is", "name",
+        "adapter_config.json: use_dora true is not supported", ": the server answers 404; check the address",
+        "An adapter 'some' is loaded already", "All 2 slots for adapters are in use", "name is", "name is missing",
         "Adapter 'third' is not loaded", "Adapter 'third' is not loaded",
     ]  # fmt: skip
     for message, part in zip(found, expected, strict=True):

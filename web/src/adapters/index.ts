@@ -4,6 +4,7 @@ import { check, readParams, signal, text } from "../api/params.js";
 import type { AdapterSlots } from "../engine/adapters.js";
 import { notLoaded } from "../engine/adapters.js";
 import type { StepRunner } from "../engine/step_runner.js";
+import { RequestError } from "../errors.js";
 import type { AnyManifest } from "../runtime/any_manifest.js";
 import type { AdapterFiles } from "./read.js";
 import { readAdapter } from "./read.js";
@@ -34,6 +35,7 @@ export async function loadAdapter(
     name: check("another name than the model's", (value) => text.holds(value) && value !== manifest.model),
   };
   const { name = "", signal: until } = readParams(options, { ...checks, signal });
+  if (name === "") throw new RequestError("name is missing; requests need it to use the adapter", { param: "name" });
   const { id, states } = await readAdapter(source, manifest, until);
   const slots = slotsOf(engine) ?? new Slots(engine.runner.limits.adapters ?? 0);
   slots.load(name, id, states, (...args) => engine.runner.writeState?.(...args));

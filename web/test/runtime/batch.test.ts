@@ -25,6 +25,7 @@ test("dims contain the numbers of tokens, sequences, sampled rows and listed pag
     A: 0,
     W: 0,
     DR: 0,
+    G: 0,
     ...CAPACITY,
   });
   expect(dimsOf({ ...whole, sample_settings: settingsRow({ temperature: 0.5 }) }, CAPACITY, false)).toMatchObject({
@@ -33,6 +34,9 @@ test("dims contain the numbers of tokens, sequences, sampled rows and listed pag
   // Only the first column counts.
   expect(dimsOf({ ...whole, sample_settings: settingsRow({ topK: 5 }) }, CAPACITY, false)).toMatchObject({ DR: 0 });
   expect(dimsOf({ ...whole, sample_slots: [0, SAMPLE_FLAGS.bias] }, CAPACITY, true)).toMatchObject({ A: 1, W: 1 });
+  expect(dimsOf({ ...whole, adapters: [-1, -1, -1] }, CAPACITY, false)).toMatchObject({ G: 0 });
+  // One token with an adapter is enough for all rows.
+  expect(dimsOf({ ...whole, adapters: [-1, -1, 0] }, CAPACITY, false)).toMatchObject({ G: 3 });
 });
 
 test("each sampled row is a sequence of one row on the pages of its sequence", () => {
