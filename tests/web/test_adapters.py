@@ -59,8 +59,8 @@ def bundle(compile_tiny: CompileTiny) -> Bundle:
 def expected(bundle: Bundle, adapters: Path) -> dict[str | None, list[int]]:
     """The 8 tokens after PROMPT, without an adapter and with each."""
     runner = ReferenceRunner(bundle, limits=Limits(tokens=64, rows=1, pages=2, adapters=2))
-    for slot, name in enumerate(NAMES):
-        for state, values in read_adapter(adapters / name, bundle.manifest).items():
+    for slot, adapter in enumerate(NAMES):
+        for state, values in read_adapter(adapters / adapter, bundle.manifest).items():
             runner.write_state(state, slot, values)
     answers: dict[str | None, list[int]] = {}
     slots: list[tuple[int, str | None]] = [(-1, None), *enumerate(NAMES)]
