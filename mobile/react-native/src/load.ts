@@ -85,9 +85,7 @@ export async function load(address: string, options: PhoneOptions): Promise<Engi
   if (before !== null && hashOf(before) !== id) await files.remove(`${root}/${hashOf(before)}`);
 
   report({ phase: "upload" });
-  const tokenizerJson = decodeUtf8(
-    (await readAll(files, `${folder}/${manifest.tokenizer.file}`)) ?? new Uint8Array(),
-  );
+  const tokenizerJson = decodeUtf8((await readAll(files, `${folder}/${manifest.tokenizer.file}`)) ?? new Uint8Array());
   const tokenizer = new Tokenizer(tokenizerJson, manifest.tokenizer);
   const open = (): Promise<Backend> =>
     openBackend(ort, manifest, `${folder}/${GRAPH_FILE}`, plan, memory.maxSequences ?? 1, options.sessionOptions);

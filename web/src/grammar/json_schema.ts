@@ -164,8 +164,7 @@ export class SchemaRules {
 
   /** Each reference has one rule, so that a schema may contain itself. */
   private reference(ref: string, where: string, open: readonly string[]): string | null {
-    if (open.includes(ref))
-      throw new RequestError(`${where}: $ref ${JSON.stringify(ref)} refers to itself`);
+    if (open.includes(ref)) throw new RequestError(`${where}: $ref ${JSON.stringify(ref)} refers to itself`);
     const known = this.#refs.get(ref);
     if (known !== undefined) return known;
     const target = resolve(this.root, ref, where);
@@ -182,8 +181,7 @@ export class SchemaRules {
       throw new RequestError(`${where} must be a schema: an object or a boolean`);
     let target = schema;
     for (let steps = 0; typeof target !== "boolean" && target.$ref !== undefined; steps++) {
-      if (steps > MAX_DEPTH)
-        throw new RequestError(`${where}: $ref ${JSON.stringify(target.$ref)} refers to itself`);
+      if (steps > MAX_DEPTH) throw new RequestError(`${where}: $ref ${JSON.stringify(target.$ref)} refers to itself`);
       const { $ref, ...rest } = assertions(target, where);
       target = merge(resolve(this.root, $ref, where), rest, where);
     }
