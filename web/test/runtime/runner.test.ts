@@ -60,6 +60,7 @@ withRunner("limits equal the requested ones", () => {
     groups: [{ pages: 20, window: Infinity }],
     pageSize: 16,
     context: 256,
+    adapters: 0,
     vocabSize: 8,
   });
 });
