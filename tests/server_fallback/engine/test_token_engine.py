@@ -254,7 +254,7 @@ def test_close_waits_for_answers_for_the_drain_time_and_fails_the_rest() -> None
             asyncio.ensure_future(ids(engine, OTHERS[1], max_tokens=60)),
         )
         await asyncio.sleep(0.002)
-        closing = asyncio.ensure_future(engine.close(drain_seconds=0.6))
+        closing = asyncio.ensure_future(engine.close(drain_seconds=0.4))
         await asyncio.sleep(0.002)
         with pytest.raises(Unavailable, match="unloaded"):
             await collect(engine)
