@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,7 @@ AS_BFLOAT16 = "f32-to-bf16"
 # A name that contains a folder could lead anywhere on this machine.
 _SHARD_NAME = re.compile(r"params_shard_\d{1,6}\.bin")
 EMBEDDING = "model.embed_tokens"
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,26 +204,20 @@ class Packed:
 
 def rows_of(tensor: Tensor, name: str, start: int, stop: int) -> Tensor:
     """Rows [start, stop) of a tensor, as a separate tensor."""
+    rows = stop - start
     if isinstance(tensor, StoredMatrix):
-        planes = tensor.planes
-        return replace(
-            tensor,
-            name=name,
-            shape=(stop - start, tensor.shape[1]),
-            planes=lambda first, last: planes(start + first, start + last),
-        )
+        return replace(tensor, name=name, shape=(rows, tensor.shape[1]), planes=_from_row(start, tensor.planes))
     if isinstance(tensor, DequantizedMatrix):
-        rows = tensor.rows
-        return replace(
-            tensor,
-            name=name,
-            shape=(stop - start, tensor.shape[1]),
-            rows=lambda first, last: rows(start + first, start + last),
-        )
+        return replace(tensor, name=name, shape=(rows, tensor.shape[1]), rows=_from_row(start, tensor.rows))
     assert isinstance(tensor, SafetensorsTensor)
     row_bytes = math.prod(tensor.shape[1:]) * _BYTES[tensor.dtype]
     offset = tensor.offset_bytes + start * row_bytes
-    return replace(tensor, name=name, shape=(stop - start, *tensor.shape[1:]), offset_bytes=offset)
+    return replace(tensor, name=name, shape=(rows, *tensor.shape[1:]), offset_bytes=offset)
+
+
+def _from_row(row: int, read: Callable[[int, int], Read]) -> Callable[[int, int], Read]:
+    """A reader of rows that counts from ``row``."""
+    return lambda start, stop: read(row + start, row + stop)
 
 
 def _bad(path: Path, message: str) -> CheckpointError:

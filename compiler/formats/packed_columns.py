@@ -52,7 +52,7 @@ class Packing:
 
     @staticmethod
     def of(bits: int, count: int, words: int) -> Packing | None:
-        """The packing in which ``count`` integers take ``words``. None if there is none, or if two differ."""
+        """The packing in which ``count`` integers take ``words``. None if neither fits, or if both fit and differ."""
         fitting = [each for each in (Packing(bits, True), Packing(bits, False)) if each.words(count) == words]
         are_equal = 32 % bits == 0 or count <= 32 // bits
         return fitting[0] if len(fitting) == 1 or (fitting and are_equal) else None

@@ -61,7 +61,7 @@ class SentencePieceModel:
     normalizer: Mapping[str, Any]
 
     def token(self, name: str) -> str | None:
-        """The piece that is the model's "bos", "eos", "pad" or "unk" token; None if there is none."""
+        """The piece that is the model's "bos", "eos", "pad" or "unk" token, or None if the model lacks it."""
         number = self.trainer[f"{name}_id"]
         return self.vocabulary.tokens[number] if 0 <= number < len(self.vocabulary.tokens) else None
 

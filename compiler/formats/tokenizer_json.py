@@ -94,7 +94,7 @@ def added_tokens(
 
 
 def surrounded(first: str | None, last: str | None, ids: dict[str, int]) -> dict[str, Any] | None:
-    """A template that starts each text with a token and ends it with another; None if there are none."""
+    """A template that starts each text with a token and ends it with another. None if neither token is given."""
     if first is None and last is None:
         return None
     texts: list[dict[str, Any]] = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]

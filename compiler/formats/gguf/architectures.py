@@ -76,7 +76,7 @@ def architecture_of(metadata: Metadata) -> GgufArchitecture:
 
 
 def architecture_for(model_type: str) -> str | None:
-    """The architecture of files for a model_type of config.json; None if there is none."""
+    """The architecture of files for a model_type of config.json, or None for a model that ARCHITECTURES lacks."""
     if model_type == "mistral":
         return "llama"
     return next((name for name, each in ARCHITECTURES.items() if each.model_type == model_type), None)

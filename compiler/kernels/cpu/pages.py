@@ -42,7 +42,7 @@ class Pages:
 
     @property
     def zero(self) -> int:
-        """The number that is subtracted from each loaded code; 0 if there is none."""
+        """The number that is subtracted from each loaded code, or 0 for floats."""
         return 0 if self.form is None else self.form.zero
 
     def key(self, page: Scalar, kv_head: Scalar, in_page: Scalar | int, element: Scalar, lanes: int) -> Scalar:
