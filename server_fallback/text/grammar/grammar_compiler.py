@@ -1,8 +1,8 @@
 """Compiles the grammars of all models and adapters of a server in separate processes.
 
 There are two lanes. A grammar begins in the quick lane, where each grammar has little time, so that small schemas never
-wait for long. A grammar that takes longer begins again in the slow lane, whose process runs only while it is needed. A
-client that has just sent a costly grammar begins in the slow lane too.
+wait for long, and little memory. A grammar that needs more begins again in the slow lane, whose process runs only while
+it is needed. A client that has just sent a costly grammar begins in the slow lane too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nearfar.compiler.errors import RequestError, Unavailable
 
 from ..fair_turns import FairTurns
 from ..worker_process import NICENESS, START_SECONDS, WorkerEnded, WorkerProcess
-from .messages import READY, UNKNOWN_VOCABULARY, Compiled, Job, Refused, Setup
+from .messages import OUT_OF_MEMORY, READY, UNKNOWN_VOCABULARY, Compiled, Job, Refused, Setup
 from .source import GrammarSource
 
 # Costly grammars yield to the quick lane too.
@@ -27,9 +27,10 @@ SLOW_NICENESS = 10
 class CompileLimits:
     """The limits of time, memory and queues.
 
-    A grammar may take ``quick_seconds`` and then ``slow_seconds``, with the search for its shortest answer, and
-    ``memory_bytes``, which limits all memory of the process. A process that holds more than ``keeps_bytes`` afterwards
-    is replaced. In each lane, ``waiting`` grammars may wait, and ``waiting_of_one`` of one client.
+    A grammar may take ``quick_seconds`` and then ``slow_seconds``, with the search for its shortest answer.
+    ``quick_bytes`` and ``slow_bytes`` limit all memory of the lanes' processes. A process that holds more than
+    ``keeps_bytes`` afterwards is replaced. In each lane, ``waiting`` grammars may wait, and ``waiting_of_one`` of one
+    client.
 
     After a grammar that took ``costly_seconds`` of processor time, the grammars of its client begin in the slow lane
     for ``slow_lane_seconds``. Time that passes while the processor is busy with other work does not count, so that an
@@ -40,7 +41,8 @@ class CompileLimits:
     slow_seconds: float = 20.0
     costly_seconds: float = 0.5
     slow_lane_seconds: float = 60.0
-    memory_bytes: int = 1024 * 2**20
+    quick_bytes: int = 384 * 2**20
+    slow_bytes: int = 640 * 2**20
     keeps_bytes: int = 320 * 2**20
     waiting: int = 256
     waiting_of_one: int = 64
@@ -54,8 +56,10 @@ class GrammarCompiler:
 
     def __init__(self, limits: CompileLimits = CompileLimits()) -> None:
         self.lanes: Sequence[CompileLane] = (
-            CompileLane(limits, limits.quick_seconds, self._note, stays=True),
-            CompileLane(limits, limits.slow_seconds, self._note, stays=False, niceness=SLOW_NICENESS),
+            CompileLane(limits, limits.quick_seconds, limits.quick_bytes, self._note, stays=True),
+            CompileLane(
+                limits, limits.slow_seconds, limits.slow_bytes, self._note, stays=False, niceness=SLOW_NICENESS
+            ),
         )
         self._limits = limits
         self._users = 0
@@ -93,12 +97,13 @@ class CompileLane:
         self,
         limits: CompileLimits,
         seconds: float,
+        memory_bytes: int,
         note: Callable[[str, float], None],
         *,
         stays: bool,
         niceness: int = NICENESS,
     ) -> None:
-        self.seconds = seconds
+        self.seconds, self.memory_bytes = seconds, memory_bytes
         self._note = note
         self._niceness = niceness
         self._limits, self._stays = limits, stays
@@ -121,15 +126,15 @@ class CompileLane:
                     self.close()
 
     async def compile(self, setup: Setup, source: GrammarSource, client: str) -> Compiled | None:
-        """Compile a source for a vocabulary; None if it takes longer than this lane allows.
+        """Compile a source for a vocabulary; None if it takes more time or memory than this lane allows.
 
-        A cancelled call gives the process half a second. Raises RequestError for a grammar that is wrong or needs too
-        much memory, and Unavailable if the process was ended from outside.
+        A cancelled call gives the process half a second. Raises RequestError for a grammar that is wrong, and
+        Unavailable if the process was ended from outside.
         """
         if self._process is None:
             limits, module = self._limits, f"{__package__}.worker"
             self._process = WorkerProcess(
-                module, limits.memory_bytes, limits.keeps_bytes, int(self.seconds) + 10, self._niceness
+                module, self.memory_bytes, limits.keeps_bytes, int(self.seconds) + 10, self._niceness
             )
         process, job = self._process, Job(setup.key, source)
         try:
@@ -140,11 +145,11 @@ class CompileLane:
                     raise WorkerEnded
                 reply = await self._timed(process, job, client)
         except WorkerEnded as ended:
-            if ended.timed_out:
+            if ended.timed_out or ended.fault:
                 return None
-            if ended.fault:
-                raise RequestError("the grammar takes too much memory to compile; make it smaller") from ended
             raise Unavailable("the grammar compiler's process was ended; send the request again") from ended
+        if reply == OUT_OF_MEMORY:
+            return None
         if isinstance(reply, Refused):
             raise RequestError(reply.message)
         assert isinstance(reply, Compiled)

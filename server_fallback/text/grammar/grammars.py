@@ -110,8 +110,10 @@ class Grammars:
                     grammar = await asyncio.to_thread(tables.grammar, source, reply)
                     self._store(source, grammar)
                     return grammar
+        most = self._compiler.lanes[-1]
         raise RequestError(
-            f"the grammar cannot be compiled within {self._compiler.lanes[-1].seconds:g} seconds; make it smaller"
+            f"the grammar cannot be compiled within {most.seconds:g} seconds and {most.memory_bytes >> 20} MB of "
+            "memory; make it smaller"
         )
 
     def _use_cached(self, source: GrammarSource) -> _Grammar | None:

@@ -21,7 +21,7 @@ from .completion import Completion, find_completion
 from .constraint import GrammarConstraint
 from .free_memory import free_memory
 from .matcher import Matcher, SearchTooLong, allowed_ids
-from .messages import READY, UNKNOWN_VOCABULARY, Compiled, Job, Refused, Setup
+from .messages import OUT_OF_MEMORY, READY, UNKNOWN_VOCABULARY, Compiled, Job, Refused, Setup
 from .rules import Rules, compile_source
 from .shortener import Shortener
 from .source import CallsOrForm, GrammarSource, call_begins
@@ -75,7 +75,7 @@ class _Vocabulary:
         self.shapes = TokenShapes(setup.tokens, setup.eos_token_ids)
 
 
-def _answer(compiler: GrammarCompiler, shapes: TokenShapes, source: GrammarSource) -> Compiled | Refused:
+def _answer(compiler: GrammarCompiler, shapes: TokenShapes, source: GrammarSource) -> Compiled | Refused | str:
     try:
         compiled, rules = compile_source(compiler, source)
         form, form_rules, tried = compiled, rules, [compiled]
@@ -91,7 +91,7 @@ def _answer(compiler: GrammarCompiler, shapes: TokenShapes, source: GrammarSourc
     except RequestError as error:
         return Refused(error.message)
     except (MemoryError, RecursionError):
-        return Refused("the grammar needs too much memory to compile; make it smaller")
+        return OUT_OF_MEMORY
     except Exception as error:
         # The exceptions of xgrammar have no common class.
         return Refused(f"the grammar is not one: {_reason(error)}")

@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from waiting import WAIT_SECONDS, until
 
 from nearfar.compiler.errors import QueueFull, RequestError, Unavailable
 from nearfar.server_fallback.text.frames import read_frame, write_frame
-from nearfar.server_fallback.text.grammar import worker
+from nearfar.server_fallback.text.grammar import grammar_compiler, worker
 from nearfar.server_fallback.text.grammar.bounded import BoundedConstraint
 from nearfar.server_fallback.text.grammar.constraint import GrammarConstraint
 from nearfar.server_fallback.text.grammar.grammar_compiler import CompileLimits, GrammarCompiler
@@ -231,10 +232,13 @@ def test_a_grammar_that_takes_too_long_for_the_quick_lane_has_more_time_in_the_s
     grammars.close()
 
 
-def test_a_grammar_that_needs_too_much_memory_is_refused() -> None:
-    compiler = GrammarCompiler(CompileLimits(quick_seconds=10, memory_bytes=256 * 2**20))
+def test_a_grammar_that_needs_more_memory_than_the_quick_lane_has_is_tried_in_the_slow_lane_and_refused() -> None:
+    limits = CompileLimits(quick_seconds=10, quick_bytes=128 * 2**20, slow_bytes=256 * 2**20)
+    compiler = GrammarCompiler(limits)
     grammars = Grammars(compiler, lambda: VOCABULARY)
-    with pytest.raises(RequestError, match="memory"):
+    many = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(60)}}
+    assert len(run(grammars.constraints(JsonSource(json.dumps(many)), 1, "response_format"))) == 1
+    with pytest.raises(RequestError, match="within 20 seconds and 256 MB of memory"):
         run(grammars.constraints(SLOW, 1, "response_format"))
     assert one(grammars, NULL) == "null"
     grammars.close()
@@ -275,9 +279,9 @@ def test_a_new_client_waits_for_one_quick_grammar_only() -> None:
     run(ask())
 
 
-def test_after_a_costly_grammar_its_client_leaves_the_quick_lane_to_others() -> None:
+def test_after_a_costly_grammar_its_client_leaves_the_quick_lane_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask() -> None:
-        limits = CompileLimits(quick_seconds=0.4, slow_seconds=0.8, costly_seconds=0.05, slow_lane_seconds=1.5)
+        limits = CompileLimits(quick_seconds=0.4, slow_seconds=0.8, costly_seconds=0.05, slow_lane_seconds=600)
         compiler = GrammarCompiler(limits)
         grammars, quick = Grammars(compiler, lambda: VOCABULARY), compiler.lanes[0]
         waiting = [
@@ -293,7 +297,7 @@ def test_after_a_costly_grammar_its_client_leaves_the_quick_lane_to_others() -> 
         assert quick.pid == ended, "no process of the quick lane was needed"
         await grammars.constraints(RegexSource("other"), 1, "x", client="other")
         assert quick.pid != ended
-        await asyncio.sleep(limits.slow_lane_seconds)
+        monkeypatch.setattr(grammar_compiler, "monotonic", lambda: time.monotonic() + limits.slow_lane_seconds)
         assert compiler.lanes_of("c") == compiler.lanes
         grammars.close()
 
