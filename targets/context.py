@@ -74,6 +74,7 @@ class Context:
             offset=attr(step, "offset"),
             width=attr(step, "columns") or 0,
             activation=attr(step, "activation"),
+            y_activation="none" if gated else attr(step, "y_activation"),
             up_width=0 if up is None else self.sizes(up, start=1)[0],
             up_start=0 if gated else attr(step, "up_start"),
             stream_eps=attr(step, "stream_eps"),
@@ -94,18 +95,35 @@ class Context:
         assert isinstance(rows, str), rows
         return Heads(width // head_dim, num_kv_heads, head_dim, page_size, stored_dtype(activation), kv, rows)
 
+    def joint_heads(self, step: Step, activation: str, page_size: int) -> Heads:
+        """The heads of a step that reads a joint projection of queries, keys and values, and no pages.
+
+        ``page_size`` is that of the pages that its kernel makes of them, or 1.
+        """
+        _, width = self.rows_and_columns(step.inputs["qkv"])
+        head_dim, num_kv_heads = attr(step, "head_dim"), attr(step, "num_kv_heads")
+        num_heads = width // head_dim - 2 * num_kv_heads
+        return Heads(num_heads, num_kv_heads, head_dim, page_size, stored_dtype(activation))
+
     def preparation(self, step: Step) -> Preparation:
-        """The preparation of q and k in rope_append and rope_attention, and of q in an attention with a table."""
+        """The preparation of q and k in rope_append, rope_attention and rope_heads, and of q in an attention with a
+        table.
+        """
         appends = "qkv" in step.inputs
-        norms_values = appends and attr(step, "norms_values")
+        norms_values = "kv" in step.inputs and appends and attr(step, "norms_values")
         if "table" not in step.inputs:
             return Preparation(0, 0, attr(step, "eps"), norms_values, appends)
         positions, half = sizes(self.plan.shape_of(step.inputs["table"])[:2])
         return Preparation(positions, 2 * half, attr(step, "eps"), norms_values, appends)
 
     def scores(self, step: Step) -> Scores:
-        """The computation of scores in attention and rope_attention."""
-        head_dim = head_dim_of(self.plan.shape_of(step.inputs["kv"]), {"kv": attr(step, "kv")})
+        """The computation of scores in attention, rope_attention and ragged_attention."""
+        paged = "kv" in step.inputs
+        head_dim = (
+            head_dim_of(self.plan.shape_of(step.inputs["kv"]), {"kv": attr(step, "kv")})
+            if paged
+            else attr(step, "head_dim")
+        )
         return Scores(
             scale=float(scale_of(head_dim, {"scale": attr(step, "scale")})),
             window=attr(step, "window"),
@@ -124,3 +142,17 @@ def sizes(shape: tuple[object, ...]) -> tuple[int, ...]:
     """A shape that the model determines, as ints."""
     assert all(isinstance(size, int) for size in shape), shape
     return shape  # type: ignore[return-value]
+
+
+def position_tables(step: Step, context: Context) -> dict[str, Any]:
+    """The facts of embed_positions: the rows of its tables, 0 for one that it does not have, and their format."""
+    tables = {role: step.inputs[role] for role in ("position_table", "type_table") if role in step.inputs}
+    rows = {role: context.sizes(name)[0] for role, name in tables.items()}
+    _, columns = context.rows_and_columns(step.inputs["x"])
+    return {
+        "columns": columns,
+        "weight": context.weight_format(next(iter(tables.values()))),
+        "positions": rows.get("position_table", 0),
+        "types": rows.get("type_table", 0),
+        "first_position": attr(step, "first_position"),
+    }

@@ -24,8 +24,10 @@ from nearfar.compiler.kernels.cuda import attention_mma
 from nearfar.compiler.kernels.decode_range import DecodeOptions
 from nearfar.compiler.kernels.heads import Heads, Preparation, Scores
 from nearfar.compiler.kernels.page_rows import row_threads
+from nearfar.compiler.kernels.ragged_attention import ragged_attention
 from nearfar.compiler.kernels.rope import rope
 from nearfar.compiler.kernels.rope_append import rope_append
+from nearfar.compiler.kernels.rope_heads import rope_heads
 
 from .context import Context, attr, sizes
 from .variant import KernelCall, Variant, for_activations, kernel, with_roles
@@ -88,6 +90,12 @@ def rows_of(step: Step, context: Context, numbers: AttentionNumbers, activation:
     """The rows for activations of one dtype."""
     if step.op == "rope":
         return [Variant((rope_call(step, context, activation),))]
+    if step.op == "ragged_attention":
+        return ragged_rows(step, context, numbers, activation)
+    if step.op == "rope_heads":
+        heads = context.joint_heads(step, activation, 1)
+        check_heads(step, heads)
+        return [Variant((kernel(rope_heads, heads=heads, preparation=context.preparation(step)),))]
     heads = context.heads_of(step, activation)
     check_heads(step, heads)
     if step.op == "append_kv":
@@ -237,6 +245,19 @@ def rope_call(step: Step, context: Context, activation: str) -> KernelCall:
         x_dtype=context.dtype_of(step.inputs["x"], activation),
         y_dtype=context.dtype_of(step.outputs["y"], activation),
     )
+
+
+def ragged_rows(step: Step, context: Context, numbers: AttentionNumbers, activation: str) -> list[Variant]:
+    """A ragged_attention: one tile of rows per workgroup."""
+    heads = context.joint_heads(step, activation, 1)
+    check_heads(step, heads)
+    tiles = tile_options(heads, numbers)
+    if not tiles:
+        raise UnsupportedModel(
+            f"{step.op}: head_dim is {heads.head_dim}; a tile of such heads needs more than the "
+            f"{numbers.max_shared_bytes >> 10} KiB of workgroup memory that this target has"
+        )
+    return [Variant((kernel(ragged_attention, heads=heads, scores=context.scores(step), options=tiles[0]),))]
 
 
 def check_heads(step: Step, heads: Heads) -> None:

@@ -19,9 +19,11 @@ from nearfar.compiler.kernels.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.cuda.linear_async import linear_async
 from nearfar.compiler.kernels.elementwise import add, fake_quantize, gate, gate_halves, scale, soft_cap
 from nearfar.compiler.kernels.embed import embed
+from nearfar.compiler.kernels.embed_positions import embed_positions
 from nearfar.compiler.kernels.linear_subgroup import linear_subgroup
 from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
 from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, power_of_two
+from nearfar.compiler.kernels.pool_rows import pool_rows
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.kernels.rms_norm import rms_norm
 from nearfar.compiler.kernels.rows import slice_columns, take_rows, zeros
@@ -30,11 +32,13 @@ from nearfar.compiler.kernels.sample_chunks import sample_chunks
 from nearfar.compiler.kernels.sample_merge import sample_merge
 from nearfar.compiler.kernels.top_logprobs import top_logprobs
 
-from .context import Context, attr
+from .context import Context, attr, position_tables
 from .gpu_attention import AttentionNumbers, attention_rows
 from .variant import KernelCall, Variant, for_activations, kernel, with_roles
 
-ATTENTION_OPS = ("attention", "rope_append", "rope_attention", "rope", "append_kv")
+ATTENTION_OPS = (
+    "attention", "rope_append", "rope_attention", "rope", "append_kv", "rope_heads", "ragged_attention",
+)  # fmt: skip
 # The threads of a matrix-vector workgroup.
 VECTOR_THREADS = 128
 # From this many logits on, many workgroups share a row that is sampled; fewer are not worth the second dispatch.
@@ -228,7 +232,17 @@ def embed_kernel(step: Step, context: Context, activation: str) -> KernelCall:  
         first_row=attr(step, "first_row"),
         scale=float(attr(step, "scale")),
         into="into" in step.inputs,
+        samples="sampled" in step.inputs,
     )
+
+
+def embed_positions_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
+    return kernel(embed_positions, **position_tables(step, context))
+
+
+def pool_rows_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
+    _, columns = context.rows_and_columns(step.inputs["x"])
+    return kernel(pool_rows, columns=columns, mode=attr(step, "mode"))
 
 
 def take_rows_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
@@ -295,6 +309,8 @@ def logits_kernel(step: Step, context: Context, activation: str) -> KernelCall: 
 
 KERNELS: dict[str, Callable[[Step, Context, str], KernelCall]] = {
     "embed": embed_kernel,
+    "embed_positions": embed_positions_kernel,
+    "pool_rows": pool_rows_kernel,
     "take_rows": take_rows_kernel,
     "slice_columns": slice_columns_kernel,
     "rms_norm": rms_norm_kernel,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -11,16 +12,17 @@ from .families import unsupported_message
 if TYPE_CHECKING:
     from ..formats.config import ConfigReader
     from ..ir.graph import Graph
-    from ..ir.spec import ModelSpec
+    from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec
 
 SUPPORTED = (
     "cohere2", "ernie4_5", "exaone4", "gemma2", "gemma3_text", "gemma4_text", "glm4", "granite", "hunyuan_v1_dense",
     "llama", "ministral", "ministral3", "mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "smollm3", "stablelm",
 )  # fmt: skip
+ENCODERS = ("bert", "distilbert", "modernbert", "nomic_bert", "roberta", "xlm-roberta")
 
 
 class Architecture(Protocol):
-    """The interface of an architecture's module."""
+    """The interface of a decoder's module."""
 
     def read_config(self, config: ConfigReader) -> ModelSpec:
         """The spec of a checkpoint's config.json. Raises CheckpointError, and UnsupportedModel if a key needs other
@@ -35,8 +37,30 @@ class Architecture(Protocol):
         """
 
 
+class Encoder(Protocol):
+    """The interface of an encoder's module. ``PREFIX``: what may precede the names of its tensors, as in a checkpoint
+    that has a head. ``OTHER_HEADS``: the tensors of heads, of which at most one is compiled.
+    """
+
+    PREFIX: str
+    OTHER_HEADS: re.Pattern[str]
+
+    def read_config(self, config: ConfigReader) -> ModelSpec:
+        """See `Architecture`."""
+
+    def encode(self, spec: ModelSpec, context: int, task: EmbeddingSpec | ClassifierSpec) -> Graph:
+        """The graph of one forward pass on a batch of complete texts of up to ``context`` tokens, without KV pages: the
+        vectors of an embedding model, or the scores of a classifier.
+        """
+
+
 def by_model_type(name: str) -> Architecture:
-    """The module of a model_type. Raises UnsupportedModel for an unknown one."""
+    """The module of a decoder's model_type. Raises UnsupportedModel for an unknown one."""
     if name not in SUPPORTED:
-        raise UnsupportedModel(unsupported_message(name, SUPPORTED), model_type=name)
+        raise UnsupportedModel(unsupported_message(name, (*SUPPORTED, *ENCODERS)), model_type=name)
     return cast(Architecture, import_module(f".{name}", __name__))
+
+
+def encoder_of(name: str) -> Encoder | None:
+    """The module of an encoder's model_type; None for others."""
+    return cast(Encoder, import_module(f".{name.replace('-', '_')}", __name__)) if name in ENCODERS else None

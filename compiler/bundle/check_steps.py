@@ -19,9 +19,11 @@ from ..ir.sampling import ALTERNATIVES, Settings
 from ..quant import form_by_name
 from ..quant.kernel_format import weight_format
 from .digest import digest
-from .manifest import EMBED, GENERATE, KernelEntry, Manifest, PlanEntry, StepEntry
+from .manifest import CLASSIFY, EMBED, GENERATE, KernelEntry, Manifest, PlanEntry, StepEntry
 
 Shape = tuple[Expr, ...]
+# The ops that can follow the pooling, on one row for each text.
+TEXT_OPS = ("linear", "rms_norm")
 SAMPLING_OPS = ("adjust_logits", "sample", "top_logprobs")
 TOKENS: Shape = ("S",)
 STARTS: Shape = (["add", "B", 1],)
@@ -31,6 +33,7 @@ INPUTS: Mapping[str, tuple[Shape, str]] = {
     "positions": (TOKENS, "int32"),
     "slots": (TOKENS, "int32"),
     "adapters": (TOKENS, "int32"),
+    "token_types": (TOKENS, "int32"),
     "seq_starts": (STARTS, "int32"),
     "page_indptr": (STARTS, "int32"),
     "page_ids": (("L",), "int32"),
@@ -48,7 +51,17 @@ INPUTS: Mapping[str, tuple[Shape, str]] = {
 # The only array that is valid for a role, because kernels use its values as indices, or one row of it per slot.
 NAMES = {
     name: name
-    for name in ("token_ids", "positions", "slots", "adapters", "seq_starts", "page_indptr", "page_ids", "sampled")
+    for name in (
+        "token_ids",
+        "positions",
+        "token_types",
+        "slots",
+        "adapters",
+        "seq_starts",
+        "page_indptr",
+        "page_ids",
+        "sampled",
+    )
 }
 NAMES |= {"rows": "sample_rows", "settings": "sample_settings", "counts": "token_counts"}
 # The arrays of steps that compute only sampled rows.
@@ -125,8 +138,13 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
             "top_token_ids": (("W", num_top), "int32"),
             "top_logprobs": (("W", num_top), "float32"),
         },
-        EMBED: {"embeddings": (("R", manifest.spec.hidden_size), "float32")},
     }
+    if manifest.embedding is not None:
+        rows = "R" if any(state.shape[0] in PAGE_DIMS for state in plan.states.values()) else "B"
+        expected[EMBED] = {"embeddings": ((rows, manifest.embedding.size), "float32")}
+    if manifest.classifier is not None:
+        rows = "S" if manifest.classifier.per_token else "B"
+        expected[CLASSIFY] = {"scores": ((rows, len(manifest.classifier.labels)), "float32")}
     if name in expected:
         require(
             plan.outputs.keys() == expected[name].keys(), f"{where}.outputs", f"must be {', '.join(expected[name])}"
@@ -246,17 +264,31 @@ def require_roles(
     for role in step.inputs.keys() & states:
         require(step.inputs[role] in plan.states, where, f"input {role} must be a state")
     rows = [shapes[role][0] for role in ("x", "q", "qkv", "k") if role in shapes and step.op != "take_rows"]
+    per_text = step.op in TEXT_OPS and rows == ["B"]
     needs_tokens = bool(shapes.keys() & {"positions", "adapters"}) or step.op == "append_kv"
     require(
-        all(each == ("R" if on_sampled_rows else "S") if needs_tokens else each in ("S", "R") for each in rows),
+        per_text
+        or all(each == ("R" if on_sampled_rows else "S") if needs_tokens else each in ("S", "R") for each in rows),
         where,
         "has rows that are not tokens",
     )
     for role in ("residual", "up", "stream", "into"):
         if role in shapes and "x" in shapes:
             require(shapes[role][0] == shapes["x"][0], where, f"input {role} must have the rows of x")
-    if step.op == "take_rows":
+    if step.op in ("take_rows", "pool_rows"):
         require(shapes["x"][0] == "S", where, "must take rows of tokens")
+    if step.op == "embed_positions":
+        first = step.attrs.get("first_position", 0)
+        rows_of = {role: shapes[role][0] for role in ("position_table", "type_table") if role in shapes}
+        longest = rows_of.get("position_table", manifest.context + first)
+        enough = isinstance(longest, int) and longest >= manifest.context + first
+        require(enough, where, f"has a table of {longest} positions")
+        types = rows_of.get("type_table", spec.num_token_types)
+        require(isinstance(types, int) and types >= spec.num_token_types, where, f"has a table of {types} types")
+    if step.op in ("rope_heads", "ragged_attention"):
+        kinds = {spec.heads_of(layer) for layer in range(spec.num_layers)}
+        own = (step.attrs["num_kv_heads"], step.attrs["head_dim"])
+        require(own in kinds, where, f"has {own[0]} kv heads of {own[1]}, which no layer has")
     if step.op == "embed":
         table, first = shapes["table"], step.attrs.get("first_row")
         require(
@@ -400,6 +432,12 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
         same(facts, batch=batch, columns=columns)
     elif step.op == "embed":
         same(facts, rows=shapes["table"][0], columns=shapes["table"][1], first_row=attrs.get("first_row"))
+    elif step.op == "embed_positions":
+        tables = {"positions": "position_table", "types": "type_table"}
+        given = {name: shapes[role][0] if role in shapes else 0 for name, role in tables.items()}
+        same(facts, columns=shapes["x"][1], first_position=attrs.get("first_position", 0), **given)
+    elif step.op == "pool_rows":
+        same(facts, columns=shapes["x"][1], mode=attrs.get("mode", "mean"))
     elif step.op == "add_lora":
         same(facts, columns=shapes["a"][2], rank=shapes["b"][2], widths=attrs["widths"])
     elif step.op == "take_rows":
@@ -435,6 +473,10 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
         if any(binding.role == "kv" for binding in kernel.bindings):
             table["kv"] = attrs.get("kv", "activation")
         same(facts.get("heads"), **table)
+    if step.op in ("rope_heads", "ragged_attention"):
+        head_dim, kv_heads = attrs["head_dim"], attrs["num_kv_heads"]
+        num_heads = int(shapes["qkv"][1]) // head_dim - 2 * kv_heads  # type: ignore[arg-type]
+        same(facts.get("heads"), num_heads=num_heads, num_kv_heads=kv_heads, head_dim=head_dim, rows="S")
     if step.op == "rope":
         same(facts, norm_width=shapes["norm"][0] if "norm" in shapes else 0)
     if "table" in shapes and step.op != "embed":

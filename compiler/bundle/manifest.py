@@ -17,15 +17,15 @@ from ..ir.kv_format import KvName
 from ..ir.pages import PAGE_DIMS
 from ..ir.plan import union
 from ..ir.rotary_pairs import RotaryPairs
-from ..ir.spec import EmbeddingSpec, ModelSpec
+from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec
 from ..quant.layout import Layout
 
 FORMAT_VERSION = 3
 MANIFEST_FILE = "manifest.json"
 # The targets whose bundles are a framework's own files. Bundles of all other targets have our own plans.
 EXPORTS = ("onnx", "mlx")
-# The plans that runtimes know by name: one generates text, the other computes embeddings.
-GENERATE, EMBED = "generate", "embed"
+# The plans that runtimes know by name: they generate text, compute embeddings, and score the labels of a classifier.
+GENERATE, EMBED, CLASSIFY = "generate", "embed", "classify"
 # int8 activations are stored as float32; see `variant.stored_dtype`.
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 4, "int32": 4, "uint32": 4}
 
@@ -129,7 +129,9 @@ class PlanEntry(Entry):
     names to the buffers that hold them.
 
     Plan "generate" computes "logits" (R, V), "next_token_ids" and "token_logprobs" (R,), "top_token_ids" and
-    "top_logprobs" (W, up to 20); plan "embed" computes "embeddings" (R, E), float32 and not normalised.
+    "top_logprobs" (W, up to 20); plan "embed" computes "embeddings", float32 and not normalised, and plan "classify"
+    computes "scores", float32, for each label. A plan without pages reads complete texts: its embeddings are (B, E),
+    its scores (B, L), or (S, L) if each token has scores. Embeddings of a plan with pages are (R, E).
     """
 
     inputs: dict[str, InputEntry]
@@ -296,6 +298,26 @@ class SelfTestEntry(Entry):
     tolerances: dict[str, float]
 
 
+class VectorTestRow(Entry):
+    """The reference's results in row ``row`` of a plan's output: the ``values`` of ``elements``."""
+
+    row: int
+    elements: list[int]
+    values: list[float]
+
+
+class VectorTestEntry(Entry):
+    """Texts, and the reference's results for a batch of them with float32 activations.
+
+    ``tolerances``: for each activation dtype, the allowed length of the difference from a row's values, relative to the
+    largest length of any row's values. A difference d of vectors of one length bounds their cosine by 1 - d^2 / 2.
+    """
+
+    texts: list[list[int]]
+    rows: list[VectorTestRow]
+    tolerances: dict[str, float]
+
+
 class AdapterEntry(Entry):
     """A GPU as browsers name it (W3C, WebGPU, GPUAdapterInfo). A value that a browser does not reveal is ""."""
 
@@ -327,7 +349,8 @@ class Description(Entry):
     tokens per page.
 
     ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation",
-    as computed, or "q8" or "q4", 8-bit or 4-bit integers. ``embedding`` is None if the model generates text.
+    as computed, or "q8" or "q4", 8-bit or 4-bit integers. The model makes vectors if ``embedding`` is given, scores if
+    ``classifier`` is, and otherwise generates text.
     """
 
     format_version: int
@@ -336,6 +359,7 @@ class Description(Entry):
     model: str
     spec: ModelSpec
     embedding: EmbeddingSpec | None
+    classifier: ClassifierSpec | None
     quantization: str
     context: int
     page_size: int
@@ -346,7 +370,17 @@ class Description(Entry):
     @property
     def plan_names(self) -> tuple[str, ...]:
         """The names of the bundle's plans."""
-        return (EMBED if self.embedding is not None else GENERATE,)
+        return (EMBED if self.embedding is not None else CLASSIFY if self.classifier is not None else GENERATE,)
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model generates text."""
+        return self.embedding is None and self.classifier is None
+
+    @property
+    def paged(self) -> bool:
+        """Whether keys and values are stored in pages. If not, a batch holds complete texts."""
+        return True
 
     def pages_for(self, tokens: int) -> int:
         """The number of pages for ``tokens`` tokens of one sequence."""
@@ -380,8 +414,9 @@ class ExportManifest(Description):
 class Manifest(Description):
     """A bundle with plans and kernels. ``files`` are all files except kernels and shards.
 
-    ``plans`` has one entry for each task of the bundle: to "generate" text or to "embed" it. A name means the same
-    array in all plans, so plans share weights, constants and states, including the pages of keys and values.
+    ``plans`` has one entry for each task of the bundle: to "generate" text, to "embed" or to "classify" it. A name
+    means the same array in all plans, so plans share weights, constants and states, including the pages of keys and
+    values.
 
     ``arch`` is the architecture that the kernels were compiled for, None if they are source code for any device of the
     target.
@@ -397,8 +432,8 @@ class Manifest(Description):
     is "rows", and their shards hold nothing else.
 
     ``scratch`` are buffers through which the kernels of one step pass values; all steps share them. ``self_test`` is
-    None if the user disabled it, and for models that make embeddings. ``tuning`` has one entry per adapter and
-    activation dtype. ``lora`` is None if the bundle does not accept adapters.
+    None if the user disabled it, and for models that generate no text, which have ``vector_test``. ``tuning`` has one
+    entry per adapter and activation dtype. ``lora`` is None if the bundle does not accept adapters.
     """
 
     arch: str | None
@@ -412,6 +447,7 @@ class Manifest(Description):
     host_weights: dict[str, WeightEntry]
     shards: list[FileEntry]
     self_test: SelfTestEntry | None
+    vector_test: VectorTestEntry | None
     tuning: list[TuningEntry]
 
     @field_validator("plans")
@@ -437,6 +473,10 @@ class Manifest(Description):
     @property
     def plan_names(self) -> tuple[str, ...]:
         return tuple(self.plans)
+
+    @property
+    def paged(self) -> bool:
+        return any(state.shape[0] in PAGE_DIMS for state in self.states.values())
 
     @property
     def matrix_formats(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from typing_extensions import TypeAliasType
 
 from ..ir.rotary_pairs import RotaryPairs
-from ..ir.spec import EmbeddingSpec, ModelSpec, RopeSpec
+from ..ir.spec import ClassifierSpec, DenseSpec, EmbeddingSpec, ModelSpec, PromptSpec, RopeSpec
 from . import manifest
 
 HEADER = """\
@@ -33,7 +33,7 @@ def typescript() -> str:
         entry for entry in vars(manifest).values() if isinstance(entry, type) and issubclass(entry, manifest.Entry)
     ]
     own = (entry for entry in entries if entry is not manifest.Entry)
-    classes = [RopeSpec, ModelSpec, EmbeddingSpec, RotaryPairs, *own]
+    classes = [RopeSpec, ModelSpec, DenseSpec, PromptSpec, EmbeddingSpec, ClassifierSpec, RotaryPairs, *own]
     version = f"\nexport const FORMAT_VERSION = {manifest.FORMAT_VERSION};\n"
     return HEADER + version + "".join(interface(entry) for entry in classes)
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import CheckpointError, reason_of
-from ..ir.spec import EmbeddingSpec, ModelSpec
+from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec
 from ..quant import WeightForm
 from ..quant.base import Array
 
@@ -128,8 +128,10 @@ class TokenizerFiles:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model on disk: its spec, and its tensors by the names that transformers gives them. ``embedding`` None: it
-    generates text. ``config``: the values of its config.json, or of the equivalent config.json.
+    """A model on disk: its spec, and its tensors by the names that transformers gives them. It makes vectors if
+    ``embedding`` is given, scores if ``classifier`` is, and otherwise generates text. ``config``: the values of its
+    config.json, or of the equivalent config.json. Longer texts than ``max_tokens`` are not meant for the model; None if
+    there is no limit besides that of its spec.
 
     ``notes``: sentences for the user about contradictory files and how they were read. ``activation_scales``: the
     modules whose activations are rounded, by their names.
@@ -143,6 +145,13 @@ class Checkpoint:
     embedding: EmbeddingSpec | None = None
     notes: tuple[str, ...] = ()
     activation_scales: Mapping[str, ActivationScales] = field(default_factory=dict)
+    classifier: ClassifierSpec | None = None
+    max_tokens: int | None = None
+
+    @property
+    def task(self) -> EmbeddingSpec | ClassifierSpec | None:
+        """What it computes of a text; None if it generates text."""
+        return self.embedding or self.classifier
 
     @property
     def stored_forms(self) -> dict[str, int]:

@@ -127,6 +127,10 @@ class ConfigReader:
         """The same values, with defaults for absent keys."""
         return ConfigReader({**defaults, **self._values}, self.where)
 
+    def renamed(self, names: Mapping[str, str]) -> ConfigReader:
+        """The same values, those of the keys in ``names`` under other keys."""
+        return ConfigReader({names.get(key, key): value for key, value in self._values.items()}, self.where)
+
     def reaches(self, key: str, least: int) -> bool:
         """Whether the key holds an integer of at least ``least``. Does not consume it."""
         value = self._values.get(key)

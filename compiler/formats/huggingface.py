@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..arch import by_model_type
+from ..arch import Encoder, by_model_type, encoder_of
 from ..bundle.manifest import MANIFEST_FILE
 from ..errors import CheckpointError
-from ..ir.spec import ModelSpec
+from ..ir.spec import EmbeddingSpec, ModelSpec
 from . import (
     awq_quant,
     bitsandbytes_quant,
@@ -23,12 +23,14 @@ from . import (
     mlx_quant,
 )
 from .checkpoint import ActivationScales, Checkpoint, Tensor
+from .classifier import read_classifier
 from .config import ConfigReader
+from .encoder_tensors import dense_tensors, encoder_tensors, encoder_tokenizer
 from .json_file import read_json_object
 from .multimodal import text_modules, text_tensors, text_values
 from .pytorch_file import PytorchTensor, has_pytorch_files, read_pytorch
 from .safetensors_file import SafetensorsTensor, read_safetensors
-from .sentence_transformers import read_embedding
+from .sentence_transformers import MODULES_FILE, SentenceTransformer, read_matryoshka, read_sentence_transformer
 from .spec_against_tensors import choose_head, require_sizes
 from .tokenizer_files import read_tokenizer_files
 
@@ -66,7 +68,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
     compile.
     """
     spec, quantization = _read_spec(path)
-    embedding = read_embedding(path)
+    encoder = encoder_of(spec.model_type)
+    if encoder is not None:
+        return _open_encoder(path, spec, encoder)
+    vectors = read_sentence_transformer(path, spec.hidden_size)
+    embedding = None if vectors is None else vectors.embedding
     stored = _read_tensors(path)
     notes: list[str] = []
     tensors: Mapping[str, Tensor] = stored
@@ -88,7 +94,39 @@ def open_checkpoint(path: Path) -> Checkpoint:
         spec, tensors = choose_head(path, spec, tensors, notes)
     tokenizer = read_tokenizer_files(path, spec.vocab_size)
     config = _text_config(path / "config.json")
-    return Checkpoint(path, spec, tensors, tokenizer, config, embedding, tuple(notes), activation_scales)
+    max_tokens = None if vectors is None else vectors.max_tokens
+    if vectors is not None:
+        tensors = {**tensors, **dense_tensors(path, vectors.dense_folders)}
+        tokenizer = encoder_tokenizer(tokenizer, lowercases=vectors.lowercases)
+    return Checkpoint(
+        path, spec, tensors, tokenizer, config, embedding, tuple(notes), activation_scales, max_tokens=max_tokens
+    )
+
+
+def _open_encoder(path: Path, spec: ModelSpec, encoder: Encoder) -> Checkpoint:
+    """The checkpoint of an encoder: an embedding model or a classifier."""
+    config_path = path / "config.json"
+    config, notes = read_json_object(config_path), []
+    vectors = read_sentence_transformer(path, spec.hidden_size)
+    classifier = read_classifier(config, str(config_path)) if vectors is None else None
+    if vectors is None and classifier is None:
+        vectors = SentenceTransformer(EmbeddingSpec("mean", normalize=False, size=spec.hidden_size))
+        notes.append(
+            f"{path}: has no {MODULES_FILE}, and config.json names no classifier; its vectors are the means of the "
+            "last layer's rows, as sentence-transformers makes them of such a model"
+        )
+    embedding, max_tokens, folders, lowercases = None, None, (), False
+    if vectors is not None:
+        sizes = read_matryoshka(config, str(config_path), vectors.embedding.size)
+        embedding = replace(vectors.embedding, dimensions=sizes)
+        max_tokens, folders, lowercases = vectors.max_tokens, vectors.dense_folders, vectors.lowercases
+    tensors: Mapping[str, Tensor] = encoder_tensors(_read_tensors(path), encoder.PREFIX)
+    require_sizes(config_path, spec, tensors)
+    tensors = {**tensors, **dense_tensors(path, folders)}
+    tokenizer = encoder_tokenizer(read_tokenizer_files(path, spec.vocab_size), lowercases=lowercases)
+    return Checkpoint(
+        path, spec, tensors, tokenizer, config, embedding, tuple(notes), classifier=classifier, max_tokens=max_tokens
+    )
 
 
 def _read_spec(path: Path) -> tuple[ModelSpec, Quantization | None]:
@@ -136,7 +174,11 @@ def _read_config(path: Path) -> tuple[ModelSpec, Quantization | None]:
             # mlx-lm also writes the section under this key.
             del values["quantization_config"]
     config = ConfigReader(text_values(values, str(path)) or values, _where(path, values))
-    return by_model_type(config.text("model_type")).read_config(config), quantization
+    name = config.text("model_type")
+    encoder = encoder_of(name)
+    if encoder is not None and (quantization is not None or section is not None):
+        raise _bad(path, f"has quantized weights, which are not supported for {name}; pass the float checkpoint")
+    return (encoder or by_model_type(name)).read_config(config), quantization
 
 
 def _where(path: Path, values: Mapping[str, Any]) -> str:

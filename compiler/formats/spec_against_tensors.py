@@ -15,7 +15,7 @@ from .checkpoint import StoredMatrix, Tensor
 from .safetensors_file import SafetensorsTensor
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
+_LAYER = re.compile(r"(?:(?:model|encoder|transformer)\.)?layers?\.(\d{1,9})\.")
 # The number of elements of each of two tensors that are in memory at once.
 _BLOCK_ELEMENTS = 4 << 20
 

@@ -1,4 +1,4 @@
-"""ModelSpec: the normalised hyper-parameters of a decoder, whatever file format they came from.
+"""ModelSpec: the normalised hyper-parameters of a model, whatever file format they came from.
 
 Formats (`formats/`) find a checkpoint's configuration, and an architecture (`arch/`) turns it into a ModelSpec. Later
 stages never read the original keys. A ModelSpec is data: a bundle's manifest stores it as JSON, field by field.
@@ -36,7 +36,7 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder with grouped-query attention and a gated feed-forward. Sizes in elements.
+    """A decoder with grouped-query attention and a gated feed-forward, or an encoder. Sizes in elements.
 
     ``windows`` has one entry per layer: the number of tokens that a token sees, itself included, or None for all. It is
     empty if all layers see all tokens. ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`.
@@ -50,6 +50,11 @@ class ModelSpec:
     ``num_kv_shared_layers`` layers read the keys and values of an earlier one, and their feed-forward has
     ``shared_intermediate_size`` elements. Layers have a second embedding of ``per_layer_size`` elements for
     each of ``per_layer_vocab_size`` tokens; 0 if they have none.
+
+    ``causal``: a token sees no later one. If not, a window w restricts it to the tokens less than w away in both
+    directions. Encoders may have a table of positions, whose row ``first_position`` is that of a text's first token,
+    and embeddings of ``num_token_types`` types of tokens, such as those of a query and a passage. ``rms_norm_eps`` is
+    that of their LayerNorms.
     """
 
     model_type: str
@@ -84,6 +89,9 @@ class ModelSpec:
     shared_intermediate_size: int | None = None
     per_layer_size: int = 0
     per_layer_vocab_size: int = 0
+    causal: bool = True
+    first_position: int = 0
+    num_token_types: int = 0
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -124,11 +132,64 @@ class ModelSpec:
         return asdict(self)
 
 
+Pooling = Literal["last_token", "mean", "cls", "max", "mean_sqrt_len"]
+
+
 @dataclass(frozen=True, slots=True)
-class EmbeddingSpec:
-    """How to compute a text's vector from the rows of the final norm: use the row of the last token, scaled to length 1
-    if ``normalize``.
+class DenseSpec:
+    """A layer after the pooling: ``module`` names its weights, (outputs, inputs) with a bias if ``bias``, and its
+    results pass through ``activation``, one of `ops.op.ACTIVATIONS`.
     """
 
-    pooling: Literal["last_token"]
+    module: str
+    inputs: int
+    outputs: int
+    bias: bool
+    activation: str
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSpec:
+    """A text that precedes every text of a kind, such as "query"."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingSpec:
+    """How to compute a text's vector of ``size`` numbers from the rows of the last layer: ``pooling`` makes one row of
+    those of all tokens, the ``dense`` layers follow, and the result is scaled to length 1 if ``normalize``.
+
+    "last_token" and "cls" are the rows of the last and the first token; "mean_sqrt_len" is the sum divided by the
+    square root of the number of tokens. ``prompts`` are those that the model was trained with, ``default_prompt`` the
+    name of the one for texts of no kind. ``dimensions`` are the lengths to which a vector may be shortened, before it
+    is scaled; empty if the model names none.
+    """
+
+    pooling: Pooling
     normalize: bool
+    size: int
+    dense: tuple[DenseSpec, ...] = ()
+    prompts: tuple[PromptSpec, ...] = ()
+    default_prompt: str | None = None
+    dimensions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifierSpec:
+    """The scores of a classifier: one number for each of ``labels``, of a text, or with ``per_token`` of each of its
+    tokens. ``activation`` makes probabilities of the scores.
+
+    ``relevance`` is the label whose probability says how relevant a passage is to a query, for models that score such
+    pairs; None for others. ``pooling`` makes the row of a text. ``template`` is the text of a pair, with {instruction},
+    {query} and {document}; None if the tokenizer joins the two texts. ``instruction`` is the default one.
+    """
+
+    labels: tuple[str, ...]
+    activation: Literal["none", "sigmoid", "softmax"]
+    per_token: bool = False
+    pooling: Pooling = "cls"
+    relevance: int | None = None
+    template: str | None = None
+    instruction: str | None = None

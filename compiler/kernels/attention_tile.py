@@ -13,7 +13,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .batch_rows import BatchRows, Tiling
-from .builder import Kernel, KernelBuilder, Scalar, all_of, cast, maximum, minimum, number, select, splat, sum_lanes
+from .builder import (
+    Array,
+    Kernel,
+    KernelBuilder,
+    Scalar,
+    all_of,
+    cast,
+    maximum,
+    minimum,
+    number,
+    select,
+    splat,
+    sum_lanes,
+)
 from .heads import Heads, Scores
 from .new_heads import query_rows
 from .pages import Pages
@@ -51,8 +64,14 @@ def attention_tile(
     """``q_in_scratch``: an earlier kernel, such as rope_append, wrote q to scratch; else q is an input of the step."""
     assert options.supports(heads), (options, heads)
     kernel = KernelBuilder(name, scalars=("B",))
-    phases = TileAttention(kernel, heads, scores, options, few, q_in_scratch=q_in_scratch)
-    own = phases.own
+    q, pages = query_rows(kernel, heads, scratch=q_in_scratch), Pages(kernel, heads, write=False)
+    batch = BatchRows(kernel, heads, scores)
+    return attend(TileAttention(kernel, heads, scores, options, few, q, batch, pages))
+
+
+def attend(phases: TileAttention) -> Kernel:
+    """The complete work of a workgroup."""
+    kernel, own, options = phases.kernel, phases.own, phases.options
     with kernel.when(own.count > 0):
         phases.load_queries()
         length = kernel.let("length", own.last_key + 1)
@@ -72,12 +91,19 @@ class TileAttention:
     """The arrays of one workgroup, and the phases of its work."""
 
     def __init__(
-        self, kernel: KernelBuilder, heads: Heads, scores: Scores, options: TileOptions, few: int, *, q_in_scratch: bool
+        self,
+        kernel: KernelBuilder,
+        heads: Heads,
+        scores: Scores,
+        options: TileOptions,
+        few: int,
+        q: Array,
+        batch: BatchRows,
+        pages: Pages | None,
     ) -> None:
+        """``q`` has the query heads of each row first. ``pages`` hold the keys and values; None: see `stored`."""
         self.kernel, self.heads, self.facts, self.options = kernel, heads, scores, options
-        self.q = query_rows(kernel, heads, scratch=q_in_scratch)
-        self.pages = Pages(kernel, heads, write=False)
-        batch, tiling = BatchRows(kernel, heads, scores), Tiling(options.rows, few)
+        self.q, self.pages, tiling = q, pages, Tiling(options.rows, few)
         self.sinks = kernel.buffer("sinks", (heads.num_heads,), "float32") if scores.sinks else None
         self.y = kernel.buffer("y", ("S", heads.num_heads, heads.vectors), heads.stored_dtype, write=True)
 
@@ -94,7 +120,8 @@ class TileAttention:
         self.largest, self.total, self.correction = (
             kernel.shared(each, (rows,), "float32") for each in ("largest", "total", "correction")
         )
-        self.tile_pages = kernel.shared("tile_pages", (max(1, keys // heads.page_size),), "int32")
+        if pages is not None:
+            self.tile_pages = kernel.shared("tile_pages", (max(1, keys // heads.page_size),), "int32")
 
         # A thread's scores: rows score_row + i * row_groups and keys score_key + j * key_groups.
         self.key_groups = min(keys, max(1, threads // 8))
@@ -146,6 +173,8 @@ class TileAttention:
         """Look up the pages of a tile's keys."""
         kernel, page_size = self.kernel, self.heads.page_size
         kernel.barrier()
+        if self.pages is None:
+            return
         with kernel.when(
             all_of(self.thread < max(1, self.options.keys // page_size), first_key + self.thread * page_size < length)
         ):
@@ -219,15 +248,12 @@ class TileAttention:
 
     def add_values(self, first_key: Scalar, count: Scalar) -> None:
         """Add the tile's weighted values to the thread's part of the result."""
-        kernel, page_size, lanes = self.kernel, self.heads.page_size, self.heads.lanes
+        kernel, lanes = self.kernel, self.heads.lanes
         with kernel.when(self.has_values):
             for i in range(self.value_rows):
                 self.result[i] = self.result[i] * splat(self.correction[self._row_of_value(i)], lanes)
             with kernel.loop("key", count) as key:
-                in_page = kernel.let("in_page", (first_key + key) % page_size)
-                value = kernel.let(
-                    "value", self.pages.load(self.tile_pages[key // page_size], 1, self.kv_head, in_page, self.index)
-                )
+                value = kernel.let("value", self.stored(1, first_key, key, self.index))
                 for i in range(self.value_rows):
                     self.result[i] = self.result[i] + splat(self.scores[self._row_of_value(i), key], lanes) * value
 
@@ -252,9 +278,14 @@ class TileAttention:
                 with kernel.when(
                     all_of(key < count, True if heads.vectors % KEY_VECTORS == 0 else vector < heads.vectors)
                 ):
-                    in_page = kernel.let("in_page", (first_key + key) % heads.page_size)
-                    page = self.tile_pages[key // heads.page_size]
-                    self.key_part[key, vector_in_key] = self.pages.load(page, 0, self.kv_head, in_page, vector)
+                    self.key_part[key, vector_in_key] = self.stored(0, first_key, key, vector)
+
+    def stored(self, plane: int, first_key: Scalar, key: Scalar, vector: Scalar) -> Scalar:
+        """A vector of a key (plane 0) or value (plane 1) of the tile, float32."""
+        assert self.pages is not None
+        page_size = self.heads.page_size
+        in_page = self.kernel.let("in_page", (first_key + key) % page_size)
+        return self.pages.load(self.tile_pages[key // page_size], plane, self.kv_head, in_page, vector)
 
     def _row_of_score(self, i: int) -> Scalar:
         return self.score_row + i * self.row_groups

@@ -27,12 +27,14 @@ class SequenceTile:
     tile.
 
     ``first_key`` and ``last_key`` are the first and last key that any of these rows sees, ``last`` is the position of
-    the sequence's last new token, and ``first_page`` is the index of its first page in the list of pages.
+    the sequence's last new token, ``start`` is its first row, and ``first_page`` is the index of its first page in the
+    list of pages, if it has pages.
     """
 
     first_row: Scalar
     count: Scalar
-    first_page: Scalar
+    start: Scalar
+    first_page: Scalar | None
     first_key: Scalar | int
     last_key: Scalar
     last: Scalar | None
@@ -65,14 +67,18 @@ class Tiling:
 
 
 class BatchRows:
-    """The arguments "positions", "seq_starts", "page_indptr" and "page_ids" of a kernel that runs on any batch."""
+    """The arguments "positions", "seq_starts", "page_indptr" and "page_ids" of a kernel that runs on any batch; the
+    last two only if it is ``paged``.
+    """
 
-    def __init__(self, kernel: KernelBuilder, heads: Heads, scores: Scores) -> None:
+    def __init__(self, kernel: KernelBuilder, heads: Heads, scores: Scores, *, paged: bool = True) -> None:
         self._kernel, self._heads, self._scores = kernel, heads, scores
         self.positions = kernel.buffer("positions", (heads.rows,), "int32")
         self._seq_starts = kernel.buffer("seq_starts", (["add", heads.sequences, 1],), "int32")
-        self._page_indptr = kernel.buffer("page_indptr", (["add", heads.sequences, 1],), "int32")
-        self._page_ids = kernel.buffer("page_ids", ("L",), "int32")
+        self._paged = paged
+        if paged:
+            self._page_indptr = kernel.buffer("page_indptr", (["add", heads.sequences, 1],), "int32")
+            self._page_ids = kernel.buffer("page_ids", ("L",), "int32")
 
     def page(self, first_page: Scalar, index: Scalar) -> Scalar:
         """Page ``index`` of the sequence whose pages start at ``first_page`` of the list."""
@@ -120,7 +126,8 @@ class BatchRows:
         return SequenceTile(
             first_row,
             count,
-            kernel.let("first_page", self._page_indptr[sequence]),
+            start,
+            kernel.let("first_page", self._page_indptr[sequence]) if self._paged else None,
             self._named("first_key", first_page_key(self._heads, scores.window, self.positions[first_row])),
             kernel.let("last_key", last_key(scores, position, last)),
             last,

@@ -11,23 +11,29 @@ from .packed import PackedMatrix, WeightFormat
 
 
 def embed(
-    name: str, rows: int, columns: int, weight: WeightFormat, first_row: int | None, scale: float, into: bool
+    name: str,
+    rows: int,
+    columns: int,
+    weight: WeightFormat,
+    first_row: int | None,
+    scale: float,
+    into: bool,
+    samples: bool = True,
 ) -> Kernel:
     """``first_row`` None means that the table has a row for every token. Otherwise tokens may lie outside it; their
-    rows are unchanged with ``into``, and zero without.
+    rows are unchanged with ``into``, and zero without. ``samples``: tokens may be those last sampled in a slot.
     """
     split = first_row is not None
     kernel = KernelBuilder(name)
     table = PackedMatrix(kernel, "table", rows, columns, weight, blocks=False)
     token_ids = kernel.buffer("token_ids", ("S",), "int32")
-    sampled = kernel.buffer("sampled", ("N",), "int32")
+    sampled = kernel.buffer("sampled", ("N",), "int32") if samples else None
     y = kernel.buffer("y", ("S", columns), "float32", write=True)
     block, row = kernel.grid(["ceildiv", -(-columns // 8), 64], "S")
     octet = block * 64 + kernel.threads(64)
     token_id = kernel.let("token_id", token_ids[row])
-    table_row = kernel.let(
-        "table_row", select(token_id < 0, sampled[maximum(-1 - token_id, 0)], token_id) - (first_row or 0)
-    )
+    known = token_id if sampled is None else select(token_id < 0, sampled[maximum(-1 - token_id, 0)], token_id)
+    table_row = kernel.let("table_row", known - (first_row or 0))
     in_table = all_of(table_row >= 0, table_row < rows) if split else True
     factor = kernel.local("factor", 1, "float32")
     with kernel.when(all_of(octet * 8 < columns, in_table if into else True)):

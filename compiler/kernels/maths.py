@@ -83,6 +83,15 @@ def relu2(x: Scalar) -> Scalar:
     return maximum(x, float32(0)) * maximum(x, float32(0))
 
 
+def relu(x: Scalar) -> Scalar:
+    return maximum(x, float32(0))
+
+
+def tanh(x: Scalar) -> Scalar:
+    """2 / (1 + exp(-2 x)) - 1, which cannot overflow."""
+    return float32(2) / one_plus_exp(float32(-2) * x) - float32(1)
+
+
 def one_plus_exp(x: Scalar) -> Scalar:
     return float32(1) + exp(minimum(x, float32(LARGEST_EXPONENT)))
 
@@ -97,7 +106,15 @@ def float32(value: float) -> Scalar:
 
 
 ACTIVATION_FUNCTIONS: Mapping[str, Callable[[Scalar], Scalar]] = MappingProxyType(
-    {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu2": relu2, "none": lambda x: x}
+    {
+        "silu": silu,
+        "gelu": gelu,
+        "gelu_tanh": gelu_tanh,
+        "relu2": relu2,
+        "relu": relu,
+        "tanh": tanh,
+        "none": lambda x: x,
+    }
 )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..ir.expr import Expr
 from .builder import Array, KernelBuilder, Scalar, cast, lane_of, minimum, number, select, vector
-from .maths import fake_quantized, gated
+from .maths import activate, fake_quantized, gated
 from .packed import PackedMatrix, WeightFormat
 
 
@@ -18,6 +18,8 @@ class Projection:
     up if ``gated``. If ``up_width`` is not 0, only the gate is a projection, and up (batch, up_width) is an argument,
     whose columns count from ``up_start`` on. If ``stream_eps`` is given, x stands for summed = (stream + norm(x)) *
     stream_factor, which is a result too. ``norm_row`` 1: another norm's weights precede those of the norm.
+
+    ``y_activation`` is applied to the projection and its bias.
 
     x (batch, columns); weight (outputs, columns), or (2 * outputs, columns) for a gated projection, with the gate's
     rows first. ``width`` 0 means that the result has only these outputs. ``x_step`` and ``y_step``: an input without a
@@ -37,6 +39,7 @@ class Projection:
     offset: int = 0
     width: int = 0
     activation: str = "silu"
+    y_activation: str = "none"
     up_width: int = 0
     up_start: int = 0
     stream_eps: float | None = None
@@ -142,6 +145,8 @@ class ProjectionArguments:
                     value = gated(facts.activation, kernel.let("gate", value), up)
             if facts.y_step is not None:
                 value = fake_quantized(kernel, value, facts.y_step)
+            if facts.y_activation != "none":
+                value = activate(facts.y_activation, kernel.let("before_activation", value))
             if self._residual is not None:
                 value = value + self._residual[row, output + facts.offset]
             self._y[row, output + facts.offset] = cast(value, facts.y_dtype)

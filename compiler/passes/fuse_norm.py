@@ -12,7 +12,7 @@ PROJECTIONS = {
     "linear": ("x", "weight", "bias", "residual"),
     "gated_linear": ("x", "weight", "bias"),
 }
-ATTRS = ("dtype", "activation", "y_step")
+ATTRS = ("dtype", "activation", "y_step", "y_activation")
 
 
 def fuse_norm(graph: Graph) -> Graph:

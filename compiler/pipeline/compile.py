@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from .. import quant
-from ..arch import by_model_type
+from ..arch import by_model_type, encoder_of
 from ..bundle.folder import Bundle, ExportBundle, tokenizer_entry
 from ..bundle.manifest import (
+    CLASSIFY,
     EMBED,
     EXPORTS,
     FORMAT_VERSION,
@@ -42,7 +43,7 @@ from ..formats.checkpoint import Checkpoint
 from ..ir.graph import Graph
 from ..ir.kv_format import KvName, kv_format
 from ..ir.plan import Buffer, Plan, join_plans, make_plan, union
-from ..ir.spec import ModelSpec
+from ..ir.spec import EmbeddingSpec, ModelSpec
 from ..passes import run_passes
 from ..passes.add_lora import lora_entry
 from ..passes.quantize_kv import quantize_kv
@@ -61,6 +62,7 @@ from .stored_forms import (
     round_activations,
 )
 from .target import LoweredPlan, Target, load_target
+from .vector_test import make_vector_test
 from .weights import check_tensors
 
 if TYPE_CHECKING:
@@ -249,6 +251,10 @@ def prepare_checkpoint(model: str, checkpoint: Checkpoint, options: CompileOptio
         quantization, keeps_forms = quant.by_name(UNQUANTIZED), True
     activations = choose_activations(options.activations, quantization, target.EXTRA_ACTIVATIONS, integers=keeps_forms)
     spec = checkpoint.spec
+    if encoder_of(spec.model_type) is not None:
+        check_encoder(options, spec)
+        context = encoder_context(options.context, checkpoint, target.MAX_BINDING_BYTES)
+        return Job(model, options, target, quantization, keeps_forms, activations, tuning, checkpoint, context)
     check_head_sizes(spec, options.kv)
     context = choose_context(options.context, spec, activations, target.MAX_BINDING_BYTES, options.kv)
     return Job(model, options, target, quantization, keeps_forms, activations, tuning, checkpoint, context)
@@ -306,6 +312,7 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
         model=Path(job.model).resolve().name,
         spec=checkpoint.spec,
         embedding=checkpoint.embedding,
+        classifier=checkpoint.classifier,
         quantization=job.quantization.name,
         context=job.context,
         page_size=PAGE_SIZE,
@@ -322,14 +329,17 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
         tokenizer=tokenizer_entry(checkpoint.tokenizer),
         files=files,
         self_test=None,
+        vector_test=None,
         tuning=list(job.tuning.values()),
     )
-    # The self-test compares logits, so only models that generate text have one.
-    if options.self_test and GENERATE in graphs and store.folder is not None:
-        unfused = quantize_kv(graphs[GENERATE], options.kv)
-        reference = Reference(Bundle(store.folder, manifest), unfused, joined.weights)
-        self_test = make_self_test(reference, lambda done, total: progress("self-test", done, total))
-        manifest = manifest.model_copy(update={"self_test": self_test})
+    if options.self_test and store.folder is not None:
+        (graph,) = graphs.values()
+        reference = Reference(Bundle(store.folder, manifest), quantize_kv(graph, options.kv), joined.weights)
+        tested = lambda done, total: progress("self-test", done, total)  # noqa: E731
+        if GENERATE in graphs:
+            manifest = manifest.model_copy(update={"self_test": make_self_test(reference, tested)})
+        else:
+            manifest = manifest.model_copy(update={"vector_test": make_vector_test(reference, tested)})
     text = json.dumps(manifest.model_dump(mode="json"), separators=(",", ":"), ensure_ascii=False)
     store.put(MANIFEST_FILE, text.encode())
     return manifest
@@ -337,6 +347,9 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
 
 def graphs_of(checkpoint: Checkpoint, context: int) -> dict[str, Graph]:
     """The graph of each plan, by the plan's name."""
+    encoder, task = encoder_of(checkpoint.spec.model_type), checkpoint.task
+    if encoder is not None and task is not None:
+        return {EMBED if isinstance(task, EmbeddingSpec) else CLASSIFY: encoder.encode(checkpoint.spec, context, task)}
     forward = by_model_type(checkpoint.spec.model_type).forward
     name = GENERATE if checkpoint.embedding is None else EMBED
     graph = forward(checkpoint.spec, PAGE_SIZE, context, embeds=name == EMBED)
@@ -399,6 +412,31 @@ def choose_context(
         raise RequestError(
             f"--context {requested}: a layer's keys and values would exceed a binding "
             f"of {max_binding_bytes >> 20} MiB; the maximum is {largest}"
+        )
+    return context
+
+
+def check_encoder(options: CompileOptions, spec: ModelSpec) -> None:
+    """Raises RequestError for options that models without pages do not support."""
+    for flag, value, default in (("--kv", options.kv, "activation"), ("--lora-rank", options.lora_rank, 0)):
+        if value != default:
+            raise RequestError(
+                f"{flag} {value}: {spec.model_type} is an encoder, for which this is not supported; remove it"
+            )
+
+
+def encoder_context(requested: int | None, checkpoint: Checkpoint, max_binding_bytes: int) -> int:
+    """The longest text that the bundle of an encoder accepts, whose rows must fit in a binding."""
+    spec = checkpoint.spec
+    widest = max(spec.intermediate_size, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim, spec.hidden_size)
+    largest = min(spec.max_position_embeddings, max_binding_bytes // (4 * widest))
+    if requested is None:
+        return min(default_context(spec), largest, checkpoint.max_tokens or largest)
+    context = context_of_model(requested, spec)
+    if context > largest:
+        raise RequestError(
+            f"--context {requested}: the rows of a text would exceed a binding of {max_binding_bytes >> 20} MiB; "
+            f"the maximum is {largest}"
         )
     return context
 

@@ -117,9 +117,10 @@ def prepare_export(
         note(text)
     progress("read", 1, 1)
     spec = checkpoint.spec
-    if checkpoint.embedding is not None:
+    if checkpoint.task is not None:
+        makes = "embeddings" if checkpoint.embedding is not None else "scores"
         raise UnsupportedModel(
-            f"{model}: makes embeddings, but {target} bundles generate text; use --target webgpu, cpu or cuda"
+            f"{model}: makes {makes}, but {target} bundles generate text; use --target webgpu, cpu or cuda"
         )
     fmt, keeps_forms = choose_quantization(quantization, checkpoint, note, requantize=requantize, group=group_size)
     is_large = spec.model_type in LARGE_ACTIVATIONS
@@ -163,6 +164,7 @@ def export_manifest(job: ExportJob, files: list[FileEntry]) -> ExportManifest:
         model=Path(job.model).resolve().name,
         spec=job.checkpoint.spec,
         embedding=None,
+        classifier=None,
         quantization=options.quantization.name,
         context=options.context,
         page_size=options.context,

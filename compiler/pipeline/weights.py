@@ -15,6 +15,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from ..arch import encoder_of
 from ..bundle.folder import file_entry
 from ..bundle.manifest import FileEntry, PlaneEntry, WeightEntry
 from ..errors import CheckpointError, QuantizationError
@@ -59,10 +60,12 @@ def check_tensors(checkpoint: Checkpoint, parameters: Mapping[str, Parameter]) -
     unused_head = (
         {"lm_head.weight"} if checkpoint.spec.tie_word_embeddings or checkpoint.embedding is not None else set()
     )
+    encoder = encoder_of(checkpoint.spec.model_type)
     unused = [
         name
         for name in checkpoint.tensors
         if name not in expected
+        and not (encoder is not None and encoder.OTHER_HEADS.fullmatch(name))
         and name not in unused_head
         and not DERIVED.fullmatch(name)
         and not _is_shared(checkpoint.spec, name)

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from ..bundle.manifest import EMBED, GENERATE, Description, InputEntry
+from ..bundle.manifest import CLASSIFY, EMBED, GENERATE, Description, InputEntry
 from ..errors import RequestError
 from .batch import Array, Batch, FloatArray, Limits, Output, Result, done, require_plan
 from .inputs import EXPORT_INPUTS, require_inputs
@@ -56,10 +56,11 @@ class BaseRunner(ABC, Generic[AnyManifest]):
         return self._generate(batch, self._accept(batch, GENERATE))
 
     def embed(self, batch: Batch) -> FloatArray:
-        """The embeddings (R, E) of the sampled rows. Raises RequestError as `submit`, for a bundle that generates
-        text.
+        """The embeddings of the sampled rows or of the texts, or the scores of a classifier. Raises RequestError as
+        `submit`, for a bundle that generates text.
         """
-        return self._embed(batch, self._accept(batch, EMBED)).result()
+        plan = CLASSIFY if CLASSIFY in self.manifest.plan_names else EMBED
+        return self._encode(plan, batch, self._accept(batch, plan)).result()
 
     def write_state(self, name: str, slot: int, values: Array) -> None:
         """Raises RequestError for a state that is not stored by slot, a slot out of range, and values of another
@@ -122,8 +123,8 @@ class BaseRunner(ABC, Generic[AnyManifest]):
     def _generate(self, batch: Batch, dims: Mapping[str, int]) -> Future[Output]:
         """Run a batch that passed the checks."""
 
-    def _embed(self, batch: Batch, dims: Mapping[str, int]) -> Future[FloatArray]:  # noqa: ARG002
-        """As `_generate`, for runners of bundles that embed."""
+    def _encode(self, plan: str, batch: Batch, dims: Mapping[str, int]) -> Future[FloatArray]:  # noqa: ARG002
+        """As `_generate`, for runners of bundles that embed or classify: the only output of a plan."""
         raise AssertionError(self.manifest.plan_names)
 
     @abstractmethod

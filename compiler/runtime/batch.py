@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ..bundle.manifest import EMBED, GENERATE, Description
+from ..bundle.manifest import CLASSIFY, EMBED, GENERATE, Description
 from ..errors import RequestError
 from ..ir.pages import WINDOW
 from ..ir.sampling import GREEDY, Settings
@@ -39,7 +39,8 @@ class Batch:
     """Every sequence has at least one new token, so S == B means that each has exactly one.
 
     ``window`` are the page tables of the second page group, if a plan has one; None if they are those of the first one.
-    The entry of a page behind the window is not read. ``extra`` holds further inputs of a plan, by name.
+    The entry of a page behind the window is not read. ``token_types`` (S,) are the types of an encoder's tokens; None
+    if all are of type 0. ``extra`` holds further inputs of a plan, by name.
     """
 
     token_ids: IntArray
@@ -57,6 +58,7 @@ class Batch:
     alternatives: bool = False
     logprobs: bool = False
     window: PageTables | None = None
+    token_types: IntArray | None = None
     extra: Mapping[str, Array] = field(default_factory=dict)
 
     def arrays(self, declared: Collection[str] = ()) -> dict[str, Array]:
@@ -65,6 +67,8 @@ class Batch:
         if not WINDOW_INPUTS.isdisjoint(declared):
             tables = self.window or self
             arrays |= {f"{WINDOW}{name}": getattr(tables, name) for name in TABLES}
+        if TOKEN_TYPES in declared:
+            arrays[TOKEN_TYPES] = np.zeros_like(self.token_ids) if self.token_types is None else self.token_types
         return arrays | self.sampled_rows() if not SAMPLED_INPUTS.isdisjoint(declared) else arrays
 
     def sampled_rows(self) -> dict[str, Array]:
@@ -114,10 +118,13 @@ SAMPLED_INPUTS = frozenset(("sample_positions", "sample_starts", "sample_page_in
 TABLES = tuple(each.name for each in fields(PageTables))
 WINDOW_INPUTS = frozenset(f"{WINDOW}{name}" for name in TABLES)
 # The inputs that a batch has only if the plan declares them.
-DERIVED_INPUTS = SAMPLED_INPUTS | WINDOW_INPUTS
+TOKEN_TYPES = "token_types"
+DERIVED_INPUTS = SAMPLED_INPUTS | WINDOW_INPUTS | {TOKEN_TYPES}
 # The inputs of every batch.
 KNOWN_INPUTS = tuple(
-    each.name for each in fields(Batch) if each.name not in ("alternatives", "logprobs", "window", "extra")
+    each.name
+    for each in fields(Batch)
+    if each.name not in ("alternatives", "logprobs", "window", "token_types", "extra")
 )
 
 
@@ -183,6 +190,19 @@ def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = 
     )
 
 
+def make_text_batch(texts: Sequence[Sequence[int]], token_types: Sequence[Sequence[int]] | None = None) -> Batch:
+    """A batch of complete texts, by their token ids, for a plan without pages. A text's ``token_types`` may be empty if
+    all are of type 0. Raises RequestError for a text without a token.
+    """
+    batch = make_batch([Chunk(text, 0, [0] * len(text)) for text in texts], 1)
+    types = None
+    if token_types is not None:
+        types = join([own or [0] * len(text) for own, text in zip(token_types, texts, strict=True)])
+    return replace(
+        batch, page_indptr=np.zeros(len(texts) + 1, np.int32), page_ids=np.zeros(0, np.int32), token_types=types
+    )
+
+
 def join(parts: Sequence[Sequence[int] | npt.NDArray[np.int_]]) -> IntArray:
     return np.concatenate([np.asarray(part, np.int32) for part in parts])
 
@@ -208,18 +228,22 @@ class Output:
         return self.read_logits()
 
 
+# What a bundle with a plan does, and what one without it does not do.
+TASKS = {GENERATE: "generates text", EMBED: "makes embeddings", CLASSIFY: "scores the labels of texts"}
+NOT_TASKS = {
+    GENERATE: "generates no text; use the bundle of a model that generates",
+    EMBED: "makes no embeddings; use the bundle of an embedding model",
+    CLASSIFY: "scores no labels; use the bundle of a classifier or reranker",
+}
+
+
 def require_plan(manifest: Description, plan: str) -> None:
     """Raise RequestError unless the bundle has a plan."""
     if plan in manifest.plan_names:
         return
-    if plan == EMBED:
-        raise RequestError(
-            f"{manifest.model} generates text and makes no embeddings; use the bundle of an embedding model"
-        )
-    if plan == GENERATE:
-        raise RequestError(
-            f"{manifest.model} makes embeddings and generates no text; use the bundle of a model that generates"
-        )
+    does = next((TASKS[name] for name in manifest.plan_names if name in TASKS), "has no known plan")
+    if plan in TASKS:
+        raise RequestError(f"{manifest.model} {does} and {NOT_TASKS[plan]}")
     raise RequestError(f"{manifest.model} has no plan '{plan}'; it has {', '.join(manifest.plan_names)}")
 
 
@@ -283,8 +307,9 @@ class Runner(Protocol):
         """
 
     def embed(self, batch: Batch) -> FloatArray:
-        """The embeddings (R, E) of the sampled rows, not normalised. Raises RequestError if the bundle generates
-        text.
+        """The embeddings (R, E) of the sampled rows, or (B, E) of the texts if the bundle has no pages, not normalised;
+        of a classifier, the scores (B, L) of the texts' labels, or (S, L) of those of their tokens. Raises RequestError
+        if the bundle generates text.
         """
 
     def write_state(self, name: str, slot: int, values: Array) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from ..arch.decoder import BATCH_INPUTS
 from ..bundle.manifest import Description, InputEntry, Manifest, PlanEntry
 from ..errors import BundleError, RequestError
@@ -37,6 +39,17 @@ def require_inputs(batch: Batch, declared: Mapping[str, InputEntry], dims: Mappi
         if array.shape != shape or array.dtype != entry.dtype:
             is_, must_be = f"{list(array.shape)} of {array.dtype}", f"{list(shape)} of {entry.dtype}"
             raise RequestError(f"input '{name}' of the batch is {is_}; the plan needs {must_be}", input=name)
+
+
+def require_texts(manifest: Manifest, batch: Batch) -> None:
+    """Raise RequestError unless a batch for a plan without pages holds complete texts, with known types of tokens."""
+    lengths = np.diff(batch.seq_starts)
+    starts = np.repeat(batch.seq_starts[:-1], lengths) if len(lengths) and lengths.min() > 0 else None
+    if starts is None or not np.array_equal(batch.positions, np.arange(len(batch.token_ids)) - starts):
+        raise RequestError(f"{manifest.model}: a batch must hold complete texts, each from position 0 on")
+    known = max(1, manifest.spec.num_token_types)
+    if batch.token_types is not None and not ((batch.token_types >= 0) & (batch.token_types < known)).all():
+        raise RequestError(f"{manifest.model}: the batch has token types beyond 0 to {known - 1}")
 
 
 def own_inputs(manifest: Manifest) -> Mapping[str, InputEntry]:

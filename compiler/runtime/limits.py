@@ -12,7 +12,9 @@ from .page_groups import PageGroup, group_windows, pages_of_sequence
 
 
 def complete_limits(manifest: Description, limits: Limits) -> Limits:
-    """The limits with numbers of pages, and without adapters if the bundle does not support them."""
+    """The limits with numbers of pages, and without adapters if the bundle does not support them. Without pages, a
+    batch holds at least one text as long as the context.
+    """
     takes_adapters = isinstance(manifest, Manifest) and manifest.lora is not None
     pages, windows = limits.pages or manifest.pages_for(manifest.context), group_windows(manifest)
     window_pages = 0
@@ -21,7 +23,8 @@ def complete_limits(manifest: Description, limits: Limits) -> Limits:
         # No sequence holds more pages of the second group than of the first one.
         window_pages = min(pages, limits.window_pages or limits.sequences * one)
     adapters = limits.adapters if takes_adapters else 0
-    return replace(limits, pages=pages, adapters=adapters, window_pages=window_pages)
+    tokens = limits.tokens if manifest.paged else max(limits.tokens, manifest.context)
+    return replace(limits, tokens=tokens, pages=pages, adapters=adapters, window_pages=window_pages)
 
 
 def page_groups(manifest: Description, limits: Limits) -> tuple[PageGroup, ...]:

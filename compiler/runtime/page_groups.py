@@ -24,7 +24,7 @@ class PageGroup(NamedTuple):
 def group_windows(manifest: Description) -> tuple[int | None, ...]:
     """The window of each page group. Nothing is given back while an embedding is computed, so those have no window."""
     context = manifest.context
-    if not isinstance(manifest, Manifest) or EMBED in manifest.plans:
+    if not isinstance(manifest, Manifest) or not manifest.paged or EMBED in manifest.plans:
         return (None,)
     windows = [window for window in manifest.spec.windows if window is not None and window < context]
     has_two = any(state.shape[0] == WINDOW_PAGES for state in manifest.states.values())

@@ -14,14 +14,14 @@ from typing import Any
 import numpy.typing as npt
 
 from ..bundle.folder import Bundle
-from ..bundle.manifest import EMBED, GENERATE, BufferEntry, InputEntry, KernelEntry, Manifest, StepEntry
+from ..bundle.manifest import GENERATE, BufferEntry, InputEntry, KernelEntry, Manifest, StepEntry
 from ..errors import DeviceError
 from ..ir.expr import evaluate
 from ..ir.rope import rope_table
 from .base_runner import ArrayLayout, BaseRunner
 from .batch import Array, Batch, FloatArray, Limits, Output, Result
 from .host_tables import HostTables, require_known_tokens
-from .inputs import batch_inputs
+from .inputs import batch_inputs, require_texts
 from .variant import stored_dtype
 
 # Logits are large: they are copied from the device only if they are read.
@@ -48,6 +48,8 @@ class PlanRunner(BaseRunner[Manifest]):
     def _accept(self, batch: Batch, plan: str) -> Mapping[str, int]:
         dims = super()._accept(batch, plan)
         require_known_tokens(self.manifest.model, self.manifest.plan(plan).gathered, batch.token_ids)
+        if not self.manifest.paged:
+            require_texts(self.manifest, batch)
         return dims
 
     def arrays(self, plan: str, batch: Batch) -> dict[str, Array]:
@@ -72,8 +74,9 @@ class PlanRunner(BaseRunner[Manifest]):
 
         return self._send(GENERATE, batch, dims, output)
 
-    def _embed(self, batch: Batch, dims: Mapping[str, int]) -> Future[FloatArray]:
-        return self._send(EMBED, batch, dims, lambda arrays: arrays["embeddings"])  # type: ignore[return-value, arg-type]
+    def _encode(self, plan: str, batch: Batch, dims: Mapping[str, int]) -> Future[FloatArray]:
+        (role,) = self.manifest.plan(plan).outputs
+        return self._send(plan, batch, dims, lambda arrays: arrays[role])  # type: ignore[return-value, arg-type]
 
     def _send(
         self, plan: str, batch: Batch, dims: Mapping[str, int], result: Callable[[dict[str, Array]], Result]

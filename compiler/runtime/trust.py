@@ -10,30 +10,36 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..bundle.manifest import Manifest, SelfTestEntry, SelfTestRow
+from ..bundle.manifest import Manifest, SelfTestEntry, SelfTestRow, VectorTestEntry
 from ..errors import DeviceError
 from .batch import Chunk, FloatArray, Runner, make_batch
 from .plan_runner import PlanRunner
+from .vector_test import largest_difference
 
 
 def check_runner(runner: PlanRunner, manifest: Manifest) -> None:
-    """Run the self-test of a bundle that has one. Raises DeviceError if the logits are not finite or not those of the
-    reference.
+    """Run the self-test or the vector test of a bundle that has one. Raises DeviceError if the results are not finite
+    or not those of the reference.
 
     The first half of the prompt is one prefill, the second half without its last token continues it, and the last token
     is a decode step.
     """
-    test = manifest.self_test
-    if test is None:
+    test: SelfTestEntry | VectorTestEntry
+    if manifest.self_test is not None:
+        test, what = manifest.self_test, "logits"
+        deviation = largest_deviation(runner, test, manifest.page_size)
+    elif manifest.vector_test is not None:
+        test, what = manifest.vector_test, "scores" if manifest.embedding is None else "vectors"
+        deviation = largest_difference(runner, test)
+    else:
         return
-    deviation = largest_deviation(runner, test, manifest.page_size)
     # The reference computes in float32, whichever dtypes a bundle offers.
     tolerance = test.tolerances.get(runner.activation, min(test.tolerances.values()))
     if not deviation <= tolerance:
         fault = (
-            f"the logits are off by {deviation:.3g} of the largest"
+            f"the {what} are off by {deviation:.3g} of the largest"
             if np.isfinite(deviation)
-            else "the logits are not finite"
+            else f"the {what} are not finite"
         )
         raise DeviceError(
             f"{runner.device}: computes {manifest.model} incorrectly: {fault}, and at most {tolerance:.3g} is "

@@ -160,3 +160,15 @@ def are_ids(tokens: Collection[int], vocab_size: int) -> bool:
 def are_finite(values: Collection[float]) -> bool:
     """Whether all are finite numbers; fast for many. May be False for numpy numbers or huge ones."""
     return set(map(type, values)) <= {int, float} and math.isfinite(sum(values))
+
+
+def check_token_types(texts: Sequence[Sequence[int]], token_types: Sequence[Sequence[int]], num_types: int) -> None:
+    """Raises RequestError unless the types, if there are any, are those of each text's tokens."""
+    if token_types and not (
+        len(token_types) == len(texts)
+        and all(len(own) in (0, len(text)) for own, text in zip(token_types, texts, strict=True))
+    ):
+        raise RequestError("a text has another number of token types than of tokens", param="input")
+    wrong = next((each for own in token_types for each in own if not 0 <= each < max(1, num_types)), None)
+    if wrong is not None:
+        raise RequestError(f"token type {wrong} is unknown; this model has types 0 to {max(1, num_types) - 1}")

@@ -1,4 +1,5 @@
-"""The embedder: computes a vector for each list of token ids. It replaces the scheduler for embedding models.
+"""The embedder: computes a vector for each list of token ids, or the scores of a classifier. It replaces the scheduler
+for models that generate no text.
 
 Nothing is cached from one text to the next. Texts of several jobs share batches, in the order in which they arrived.
 """
@@ -12,16 +13,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nearfar.compiler.runtime.batch import Chunk, FloatArray, make_batch
+from nearfar.compiler.runtime.batch import Chunk, FloatArray, make_batch, make_text_batch
 
+from .model import TokenModel
 from .step_runner import StepRunner
 
 
 @dataclass(eq=False, slots=True)
 class EmbedJob:
-    """``result`` is (n, E), one row per text. A caller that abandons the job sets ``abandoned``."""
+    """``result`` is (n, E), one row per text, or one row for each token of all texts if tokens have scores.
+    ``token_types`` are those of each text's tokens; () if all are of type 0. A caller that abandons the job sets
+    ``abandoned``.
+    """
 
     texts: Sequence[Sequence[int]]
+    token_types: Sequence[Sequence[int]] = ()
     result: Future[FloatArray] = field(default_factory=Future)
     abandoned: bool = False
     vectors: dict[int, FloatArray] = field(default_factory=dict)
@@ -40,10 +46,14 @@ class Text:
     def ids(self) -> Sequence[int]:
         return self.job.texts[self.index]
 
+    @property
+    def types(self) -> Sequence[int]:
+        return self.job.token_types[self.index] if self.job.token_types else ()
+
 
 class Embedder:
-    def __init__(self, runner: StepRunner, page_size: int) -> None:
-        self._runner, self._page_size = runner, page_size
+    def __init__(self, runner: StepRunner, model: TokenModel) -> None:
+        self._runner, self._model, self._page_size = runner, model, model.page_size
         self._free = list(range(runner.groups[0].pages))
         self._waiting: deque[Text] = deque()
         self._running: list[Text] = []
@@ -61,6 +71,8 @@ class Embedder:
         are in `running`.
         """
         self._admit()
+        if not self._model.paged:
+            return self._step_of_texts()
         room, chunks, ended = self._runner.limits.tokens, [], []
         for text in self._running:
             part = text.ids[text.done : text.done + room]
@@ -76,6 +88,25 @@ class Embedder:
         if not chunks:
             return []
         rows = self._runner.embed(make_batch(chunks, self._page_size))
+        return self._finish(ended, rows)
+
+    def _step_of_texts(self) -> list[EmbedJob]:
+        """A batch of complete texts, as many as fit. The others wait for the next."""
+        most, tokens, batch = self._runner.limits.tokens, 0, []
+        for text in self._running:
+            tokens += len(text.ids)
+            if batch and tokens > most:
+                break
+            batch.append(text)
+        if not batch:
+            return []
+        rows = self._runner.embed(make_text_batch([text.ids for text in batch], [text.types for text in batch]))
+        if len(rows) == len(batch):
+            return self._finish(batch, rows)
+        return self._finish(batch, np.split(rows, np.cumsum([len(text.ids) for text in batch])[:-1]))
+
+    def _finish(self, ended: Sequence[Text], rows: Sequence[FloatArray] | FloatArray) -> list[EmbedJob]:
+        """Store the results of texts that are complete. Returns the jobs that are."""
         for text, row in zip(ended, rows, strict=True):
             text.job.vectors[text.index] = row.copy()
         self._release(ended.__contains__)
@@ -96,9 +127,10 @@ class Embedder:
 
     def _admit(self) -> None:
         limits = self._runner.limits
-        while self._waiting and len(self._running) < min(limits.sequences, limits.rows):
+        most = min(limits.sequences, limits.rows) if self._model.paged else limits.sequences
+        while self._waiting and len(self._running) < most:
             text = self._waiting[0]
-            count = -(-len(text.ids) // self._page_size)
+            count = -(-len(text.ids) // self._page_size) if self._model.paged else 0
             if count > len(self._free):
                 return
             text.pages = [self._free.pop() for _ in range(count)]
@@ -112,5 +144,5 @@ class Embedder:
 
 
 def matrix(job: EmbedJob) -> FloatArray:
-    """The vectors (n, E) of a completed job, in the order of its texts."""
-    return np.stack([job.vectors[index] for index in range(len(job.texts))])
+    """The rows of a completed job, in the order of its texts."""
+    return np.concatenate([np.atleast_2d(job.vectors[index]) for index in range(len(job.texts))])

@@ -63,7 +63,7 @@ class EngineLoop:
         limits = runner.limits
         max_sequences = min(limits.sequences, limits.rows)
         self._runner, self._model, self._config, self._inbox = runner, model, config, inbox
-        self._embedder = Embedder(runner, model.page_size)
+        self._embedder = Embedder(runner, model)
         self.adapters = Adapters(limits.adapters)
         self._drafter = drafter
         self.scheduler = Scheduler(scheduler_config(limits, runner.groups, model, config.patience_steps))

@@ -10,7 +10,8 @@ from nearfar.compiler.runtime.host_tables import gathers
 
 @dataclass(frozen=True, slots=True)
 class TokenModel:
-    """``context``: the longest sequence in tokens. ``embeds``: it makes embeddings and generates nothing.
+    """``context``: the longest sequence in tokens. ``embeds``: it makes embeddings or scores, and
+    generates nothing. Without pages (``paged``), a step holds complete texts.
 
     ``gathers``: a step needs the ids of its tokens on the host, so no step starts before the previous one was read.
     """
@@ -21,6 +22,8 @@ class TokenModel:
     page_size: int
     embeds: bool = False
     gathers: bool = False
+    paged: bool = True
+    num_token_types: int = 0
 
     @staticmethod
     def of(manifest: Description) -> TokenModel:
@@ -30,6 +33,8 @@ class TokenModel:
             end_token_ids=frozenset(spec.eos_token_ids),
             context=manifest.context,
             page_size=manifest.page_size,
-            embeds=manifest.embedding is not None,
+            embeds=not manifest.generates,
             gathers=gathers(manifest),
+            paged=manifest.paged,
+            num_token_types=spec.num_token_types,
         )

@@ -18,7 +18,7 @@ from nearfar.compiler.runtime.batch import FloatArray, Limits
 from nearfar.compiler.runtime.page_groups import longest_sequence
 
 from .answer import Answer
-from .check_request import check_ids, check_request
+from .check_request import check_ids, check_request, check_token_types
 from .config import EngineConfig
 from .draft_model import DraftModel
 from .embedder import EmbedJob
@@ -128,11 +128,13 @@ class TokenEngine:
         """A position in the order of arrival, for requests that together make one answer."""
         return next(self._arrivals)
 
-    async def embed(self, texts: Sequence[Sequence[int]]) -> FloatArray:
-        """The vector of each text's last token, (n, E), after the model's last norm: not scaled to length 1.
+    async def embed(self, texts: Sequence[Sequence[int]], token_types: Sequence[Sequence[int]] = ()) -> FloatArray:
+        """The vector of each text, (n, E), not scaled to length 1; or the scores of a classifier, (n, L), or one row
+        for each token of all texts if the tokens have scores. ``token_types``: the types of each text's tokens; () if
+        all are of type 0.
 
         Texts of all callers share batches. Raises RequestError for a model that generates text, for no text, an empty
-        or too long one, or ids outside the vocabulary; QueueFull; Unavailable; DeviceError.
+        or too long one, ids outside the vocabulary, or types that the model lacks; QueueFull; Unavailable; DeviceError.
         """
         if not self.model.embeds:
             raise RequestError("this model generates text and makes no embeddings; use an embedding model")
@@ -148,7 +150,8 @@ class TokenEngine:
                     param="input",
                     code="context_length_exceeded",
                 )
-        job = EmbedJob(texts)
+        check_token_types(texts, token_types, self.model.num_token_types)
+        job = EmbedJob(texts, token_types)
         # From here on only the engine completes the future; a cancelled caller abandons the job.
         job.result.set_running_or_notify_cancel()
         self._inbox.add(job)

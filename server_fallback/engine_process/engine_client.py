@@ -110,10 +110,10 @@ class EngineClient:
         """See `TokenEngine.arrive`."""
         return time.monotonic_ns()
 
-    async def embed(self, texts: Sequence[Sequence[int]]) -> FloatArray:
+    async def embed(self, texts: Sequence[Sequence[int]], token_types: Sequence[Sequence[int]] = ()) -> FloatArray:
         """See `TokenEngine.embed`."""
         self._require_open()
-        vectors = await self._call(lambda call: Embed(call, texts))
+        vectors = await self._call(lambda call: Embed(call, texts, token_types))
         assert vectors is not None
         return vectors
 

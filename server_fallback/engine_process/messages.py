@@ -83,6 +83,7 @@ class Mask:
 class Embed:
     call: int
     texts: Sequence[Sequence[int]]
+    token_types: Sequence[Sequence[int]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ class Session:
         try:
             match message:
                 case Embed():
-                    value = await self._engine.embed(message.texts)
+                    value = await self._engine.embed(message.texts, message.token_types)
                 case LoadAdapter():
                     await self._engine.load_adapter(message.name, message.states)
                 case UnloadAdapter():

@@ -17,7 +17,7 @@ import numpy as np
 from nearfar.compiler.errors import DeadlineExceeded, NearfarError, RequestError
 from nearfar.compiler.ir.sampling import WORD
 from nearfar.compiler.runtime.batch import FloatArray
-from nearfar.compiler.runtime.embedding import normalized
+from nearfar.compiler.runtime.encoding import finished
 from nearfar.compiler.text.stop_strings import StopAutomaton
 
 from ..engine.request import (
@@ -83,7 +83,7 @@ class Engine(TokenSource, Protocol):
 
     def arrive(self) -> int: ...
 
-    async def embed(self, texts: Sequence[Sequence[int]]) -> FloatArray: ...
+    async def embed(self, texts: Sequence[Sequence[int]], token_types: Sequence[Sequence[int]] = ()) -> FloatArray: ...
 
     def stats(self) -> EngineStats: ...
 
@@ -232,11 +232,11 @@ class LocalExecutor:
                 yield chunk
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:  # noqa: ARG002
-        spec, size = self._model.embedding, self._model.hidden_size
+        spec = self._model.embedding
         if spec is None:
-            raise RequestError(
-                "this model generates text and makes no embeddings; use an embedding model", param="model"
-            )
+            does = "generates text" if self._model.classifier is None else "scores labels"
+            raise RequestError(f"this model {does} and makes no embeddings; use an embedding model", param="model")
+        size = spec.size
         if request.dimensions is not None and request.dimensions > size:
             raise RequestError(
                 f"dimensions is {request.dimensions}, this model's vectors have {size}; request at most {size}",
@@ -244,8 +244,7 @@ class LocalExecutor:
             )
         prompts = await self._prompts(request.input, "input")
         vectors = await self._engine.embed([prompt.ids for prompt in prompts])
-        cut = [vector[: request.dimensions] for vector in vectors]
-        scaled = [normalized(vector) if spec.normalize else vector for vector in cut]
+        scaled = [finished(vector, spec, request.dimensions) for vector in vectors]
         tokens = sum(len(prompt.ids) for prompt in prompts)
         return EmbeddingResponse(
             data=[
@@ -298,7 +297,7 @@ class LocalExecutor:
         return Abilities(
             model.tokenizer_sha256,
             model.vocab_size,
-            tools=model.tools is not None and not embeds,
+            tools=model.tools is not None and model.generates,
             embeds=embeds,
             verify=self.max_drafts > 0,
         )
@@ -366,9 +365,10 @@ class LocalExecutor:
         await self._engine.close()
 
     def _require_text(self) -> None:
-        if self._model.embedding is not None:
+        if not self._model.generates:
+            does = "makes embeddings" if self._model.classifier is None else "scores labels"
             raise RequestError(
-                "this model makes embeddings and generates no text; use a model that generates text", param="model"
+                f"this model {does} and generates no text; use a model that generates text", param="model"
             )
 
     async def _chat_prompt(self, chat: Chat, client: str) -> ChatPrompt:

@@ -42,6 +42,8 @@ NGRAM = "ngram"
 # Prompt tokens and decoded tokens of a step together. A larger number makes prefill faster and decoding sequences wait
 # longer.
 STEP_TOKENS = {"cpu": 256, "onnx": 256, "cuda": 2048}
+# The texts of a step, and their tokens, for models without pages.
+TEXTS, TEXT_TOKENS = 64, 2048
 DEFAULT_SEQUENCES = {"cpu": 32, "cuda": 256}
 
 # The model that is compiled, then phase, done and total as `compile_model` reports them.
@@ -95,7 +97,7 @@ class LocalOpener:
         guesses = options.draft_tokens if options.draft is not None else 0
         planned = await self._planned(model, guesses, options.remote_drafts)
         # An embedding model has nothing to draft.
-        by_model = options.draft not in (None, NGRAM) and planned.bundle.manifest.embedding is None
+        by_model = options.draft not in (None, NGRAM) and planned.bundle.manifest.generates
         draft = await self._planned(options.draft, 0, 0) if options.draft is not None and by_model else None
         name = name or default_name(model)
 
@@ -114,7 +116,7 @@ class LocalOpener:
                 raise
 
         memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)
-        limits, embeds = planned.memory.limits, planned.bundle.manifest.embedding is not None
+        limits, embeds = planned.memory.limits, not planned.bundle.manifest.generates
         answers = min(limits.sequences, limits.rows) + options.max_waiting
         return Opening(name, memory_bytes, open_it, embeds, answers)
 
@@ -123,7 +125,7 @@ class LocalOpener:
     ) -> LocalExecutor:
         options, manifest = self._options, planned.bundle.manifest
         speculation = None
-        if options.draft is not None and manifest.embedding is None:
+        if options.draft is not None and manifest.generates:
             speculation = Speculation("ngram" if draft is None else "draft", options.draft_tokens)
         # Read from the bundle once: it may be deleted while the model is served.
         await asyncio.to_thread(text.read)
@@ -151,10 +153,15 @@ class LocalOpener:
         manifest, options = bundle.manifest, self._options
         require_known_inputs(manifest)
         # An embedding model checks no drafts.
-        remote_drafts = 0 if manifest.embedding is not None else remote_drafts
+        remote_drafts = remote_drafts if manifest.generates else 0
         sequences = options.max_sequences or DEFAULT_SEQUENCES.get(manifest.target, 8)
+        if not manifest.paged:
+            # Texts need no pages, so many share a step.
+            sequences = options.max_sequences or TEXTS
         extra_rows = sequences * guesses + remote_drafts
         tokens = max(STEP_TOKENS.get(manifest.target, 64), sequences + extra_rows)
+        if not manifest.paged:
+            tokens = max(TEXT_TOKENS, manifest.context)
         kv_bytes = options.kv_memory_bytes or kv_memory_bytes(
             manifest.target, weight_bytes(manifest), context_bytes(manifest, tokens)
         )

@@ -45,7 +45,7 @@ async def open_workers(model: TextModel, compiler: GrammarCompiler) -> TextWorke
     """Raises CheckpointError for a chat template that is not valid."""
     source = model.tokenizer.chat_template
     # An embedding model does not chat.
-    template = None if source is None or model.embedding is not None else TemplateProcess(source)
+    template = None if source is None or not model.generates else TemplateProcess(source)
     if template is not None:
         try:
             await template.check()

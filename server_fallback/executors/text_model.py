@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nearfar.compiler.bundle.folder import Folder
 from nearfar.compiler.bundle.manifest import ToolFormatEntry
-from nearfar.compiler.ir.spec import EmbeddingSpec
+from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
 from nearfar.compiler.text.tokenizer import Tokenizer
 from nearfar.compiler.text.tool_formats import tool_format
 
@@ -19,7 +19,9 @@ from ..text.vocabulary import Vocabulary, read_vocabulary
 
 @dataclass(frozen=True)
 class TextModel:
-    """The properties of a model that the text layer needs. ``embedding`` is None for a model that generates text."""
+    """The properties of a model that the text layer needs. It makes vectors if ``embedding`` is given, scores if
+    ``classifier`` is, and otherwise generates text.
+    """
 
     name: str
     tokenizer: Tokenizer
@@ -29,6 +31,11 @@ class TextModel:
     eos_token_ids: tuple[int, ...]
     hidden_size: int
     embedding: EmbeddingSpec | None = None
+    classifier: ClassifierSpec | None = None
+
+    @property
+    def generates(self) -> bool:
+        return self.embedding is None and self.classifier is None
 
     @staticmethod
     def of(bundle: Folder, name: str) -> TextModel:
@@ -45,12 +52,13 @@ class TextModel:
             tuple(manifest.spec.eos_token_ids),
             manifest.spec.hidden_size,
             manifest.embedding,
+            manifest.classifier,
         )
 
     def read(self) -> None:
         """Read all that is read from files at first use."""
         _ = self.tokenizer_sha256
-        if self.embedding is None:
+        if self.generates:
             _ = self.vocabulary
 
     @cached_property

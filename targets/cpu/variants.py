@@ -26,17 +26,19 @@ from nearfar.compiler.kernels.cpu.elementwise import (
     soft_cap,
 )
 from nearfar.compiler.kernels.cpu.embed import embed
+from nearfar.compiler.kernels.cpu.encoder_rows import embed_positions, pool_rows, rope_heads
 from nearfar.compiler.kernels.cpu.integer_dot import row_layout
 from nearfar.compiler.kernels.cpu.linear_tiles import linear_tiles
 from nearfar.compiler.kernels.cpu.new_heads import append_kv, rope_append
 from nearfar.compiler.kernels.cpu.prepare_rows import InputRows, prepare_rows
+from nearfar.compiler.kernels.cpu.ragged_attention import ragged_attention
 from nearfar.compiler.kernels.cpu.rotation import rope
 from nearfar.compiler.kernels.cpu.rows import rms_norm, take_rows
 from nearfar.compiler.kernels.cpu.sample import sample
 from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
 from nearfar.compiler.kernels.heads import Preparation, Scores
 from nearfar.compiler.kernels.projection import Projection
-from nearfar.targets.context import Context, attr, sizes
+from nearfar.targets.context import Context, attr, position_tables, sizes
 from nearfar.targets.variant import KernelCall, Template, Variant, for_activations, kernel, with_roles
 
 from .levels import AVX2, AVX512, DOTPROD, NEON, VNNI, Level
@@ -51,6 +53,8 @@ PREPARING = {VNNI: AVX512, DOTPROD: NEON}
 
 # Queries that share a load of a key: the rows of a tile times the query heads of a kv head.
 TILE_QUERIES = {AVX512: 16, AVX2: 8, NEON: 8}
+# The keys of a page that ragged attention makes: a vector of the widest level.
+RAGGED_PAGE = 16
 # With fewer new tokens per sequence, most rows of a tile would belong to other sequences.
 MANY_ROWS: Condition = ["<=", ["mul", "B", 8], "S"]
 # One new token of every sequence, with too few sequences for every thread of a large machine to get a head, and with a
@@ -106,8 +110,17 @@ def embed_variants(step: Step, context: CpuContext, activation: str) -> list[Var
         "weight": context.weight_format(step.inputs["table"]),
         "first_row": attr(step, "first_row"),
         "scale": float(attr(step, "scale")),
+        "samples": "sampled" in step.inputs,
     }
     return plain(context, embed, rows=rows, columns=columns, **facts)
+
+
+def embed_positions_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
+    return plain(context, embed_positions, **position_tables(step, context))
+
+
+def pool_rows_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
+    return plain(context, pool_rows, columns=matrix(step, context, "x")["columns"], mode=attr(step, "mode"))
 
 
 def take_rows_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
@@ -299,6 +312,28 @@ def attention_variants(step: Step, context: CpuContext, activation: str) -> list
     ]
 
 
+def rope_heads_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
+    heads = context.joint_heads(step, activation, RAGGED_PAGE)
+    return plain(context, rope_heads, heads=heads, preparation=context.preparation(step))
+
+
+def ragged_attention_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
+    heads, scores = context.joint_heads(step, activation, RAGGED_PAGE), context.scores(step)
+    return [
+        row(
+            level,
+            instance(
+                ragged_attention,
+                level,
+                heads=heads,
+                scores=scores,
+                tile_rows=max(1, TILE_QUERIES[level] // heads.group),
+            ),
+        )
+        for level in context.plain_levels
+    ]
+
+
 def may_see_more_than(keys: int, preparation: Preparation | None, scores: Scores) -> bool:
     """Whether a row may see more than ``keys`` keys: the window limits them, and the length of the rotation table,
     which is the context.
@@ -310,6 +345,10 @@ def may_see_more_than(keys: int, preparation: Preparation | None, scores: Scores
 
 OPS: dict[str, Callable[[Step, CpuContext, str], list[Variant]]] = {
     "embed": embed_variants,
+    "embed_positions": embed_positions_variants,
+    "pool_rows": pool_rows_variants,
+    "rope_heads": rope_heads_variants,
+    "ragged_attention": ragged_attention_variants,
     "take_rows": take_rows_variants,
     "slice_columns": slice_columns_variants,
     "linear": projection_variants,

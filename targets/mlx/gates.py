@@ -24,6 +24,10 @@ def activated(activation: str, x: Any) -> Any:
             return 0.5 * x * (1 + mx.tanh((2 / mx.pi) ** 0.5 * (x + 0.044715 * x * x * x)))
         case "relu2":
             return mx.square(mx.maximum(x, 0))
+        case "relu":
+            return mx.maximum(x, 0)
+        case "tanh":
+            return mx.tanh(x)
         case "none":
             return x
     raise AssertionError(f"activation {activation} is not declared")

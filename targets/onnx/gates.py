@@ -53,6 +53,10 @@ def activated(emitter: Emitter, activation: str, x: str, y: str) -> str:
         case "relu2":
             relu = add("Relu", [x], f"{y}.relu")
             return add("Mul", [relu, relu], f"{y}.relu2")
+        case "relu":
+            return add("Relu", [x], f"{y}.relu")
+        case "tanh":
+            return add("Tanh", [x], f"{y}.tanh")
         case "none":
             return x
     raise AssertionError(f"activation {activation} is not declared")

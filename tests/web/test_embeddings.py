@@ -16,7 +16,7 @@ from tolerances import F32, relative_error
 
 from nearfar.compiler.browser.page_server import PAGE
 from nearfar.compiler.bundle.folder import open_bundle
-from nearfar.compiler.runtime.embedding import embed
+from nearfar.compiler.runtime.encoding import embed
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.text.tokenizer import Tokenizer
 

@@ -5,12 +5,13 @@ any plan with these functions. All arithmetic is float32; a value that is stored
 after the op.
 
 A batch is ragged: S new tokens of B sequences, at least one of each. Rows ``seq_starts[b]`` to ``seq_starts[b + 1]``
-belong to sequence b, by ascending position. New keys and values are written to pages first, then attention reads pages.
+belong to sequence b, by ascending position. New keys and values are written to pages first, then attention reads pages;
+`encoders.py` has the ops of models without pages.
 """
 
 from __future__ import annotations
 
-from . import attention, elementwise, kv_pages, projections, rows, sampling
+from . import attention, elementwise, encoders, kv_pages, projections, rows, sampling
 from .op import Array, Attrs, DType, Kind, Op, Type
 
 __all__ = ["OPS", "Array", "Attrs", "DType", "Kind", "Op", "Type"]
@@ -21,5 +22,6 @@ OPS: dict[str, Op] = {
     **elementwise.OPS,
     **kv_pages.OPS,
     **attention.OPS,
+    **encoders.OPS,
     **sampling.OPS,
 }

@@ -105,8 +105,27 @@ def relu2(x: Array) -> Array:
     return y
 
 
+def relu(x: Array) -> Array:
+    """max(x, 0)."""
+    y: Array = np.maximum(x, 0)
+    return y
+
+
+def tanh(x: Array) -> Array:
+    y: Array = np.tanh(x)
+    return y
+
+
 ACTIVATION_FUNCTIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
-    {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu2": relu2, "none": lambda x: x}
+    {
+        "silu": silu,
+        "gelu": gelu,
+        "gelu_tanh": gelu_tanh,
+        "relu2": relu2,
+        "relu": relu,
+        "tanh": tanh,
+        "none": lambda x: x,
+    }
 )
 assert tuple(ACTIVATION_FUNCTIONS) == ACTIVATIONS
 

@@ -140,7 +140,7 @@ def positive(default: Any = REQUIRED) -> Attr:
     return Attr(default, "a positive number", lambda value: isinstance(value, int | float) and value > 0)
 
 
-ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu2", "none")
+ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu2", "relu", "tanh", "none")
 DTYPE: Final = choice(REQUIRED, "float32", "activation")
 EPS: Final = positive()
 # Only for a step that normalizes its input as it reads it.

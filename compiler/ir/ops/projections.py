@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..expr import Expr
-from .elementwise import fake_quantize, gate, gate_halves, rms_norm
+from .elementwise import ACTIVATION_FUNCTIONS, fake_quantize, gate, gate_halves, rms_norm
 from .op import (
+    ACTIVATIONS,
     DTYPE,
     FLOAT32,
     FLOATS,
@@ -25,6 +26,7 @@ from .op import (
     Op,
     Shapes,
     Type,
+    choice,
     count,
     positive,
     require,
@@ -45,9 +47,10 @@ def infer_linear(shapes: Shapes, attrs: Attrs) -> Type:
 
 def linear(inputs: Inputs, attrs: Attrs) -> Array:
     """y = norm(x) @ weight.T + bias + residual; a term without its input is omitted. With ``up``, y is
-    activation(norm(x) @ weight.T + bias) * N columns of up, from ``up_start`` on. ``x_step`` and ``y_step`` round an
-    input without a norm, and the result before the residual, as `fake_quantize` does. With ``stream``, x is first
-    replaced by the residual stream after it, as `streamed` describes.
+    activation(norm(x) @ weight.T + bias) * N columns of up, from ``up_start`` on; with ``y_activation``, it is
+    y_activation(norm(x) @ weight.T + bias) + residual. ``x_step`` and ``y_step`` round an input without a norm, and the
+    result before its activation and the residual, as `fake_quantize` does. With ``stream``, x is first replaced by the
+    residual stream after it, as `streamed` describes.
 
     x (S, K), weight (N, K), bias (N,), residual (S, N), norm (K,) with attribute eps, up (S, M) -> (S, N). A weight
     that is one part of a split by rows computes N of the ``columns`` outputs, from ``offset`` on, and writes them into
@@ -109,6 +112,7 @@ def store_part(part: Array, inputs: Inputs, attrs: Attrs, step: float | None = N
     if "bias" in inputs:
         part = part + inputs["bias"][here]
     part = rounded(part, step)
+    part = ACTIVATION_FUNCTIONS[attrs.get("y_activation", "none")](part)
     if "up" in inputs:
         start = offset + attrs["up_start"]
         up = inputs["up"][:, start : start + part.shape[1]]
@@ -130,7 +134,8 @@ def require_up(op: str, shapes: Shapes, attrs: Attrs, width: Expr) -> None:
     rows, columns = shapes["up"]
     fits = isinstance(width, int) and isinstance(columns, int) and attrs["up_start"] + width <= columns
     require(fits and rows == shapes["x"][0], op, shapes)
-    require("residual" not in shapes and attrs["y_step"] is None and attrs["dtype"] == "float32", op, shapes)
+    plain = attrs["y_step"] is None and attrs["y_activation"] == "none"
+    require("residual" not in shapes and plain and attrs["dtype"] == "float32", op, shapes)
 
 
 def require_norm(op: str, shapes: Shapes, attrs: Attrs) -> None:
@@ -212,6 +217,7 @@ OPS = {
             "x_step": positive(None),
             "y_step": positive(None),
             "activation": GATE,
+            "y_activation": choice("none", *ACTIVATIONS),
             "up_start": count(0),
             "stream_eps": NORM_EPS,
             **SPLIT,

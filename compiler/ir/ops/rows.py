@@ -30,14 +30,14 @@ def infer_embed(shapes: Shapes, attrs: Attrs) -> Type:
 def embed(inputs: Inputs, attrs: Attrs) -> Array:
     """y[s] = scale * table[token - first_row] if that row is in the table; other rows are those of ``into``, or zero.
 
-    The token is token_ids[s]. If that is negative, it is the token last sampled in slot -1 - token_ids[s]. table (rows,
-    E), token_ids (S,), sampled (N,), into (S, E) -> (S, E). A table that is split by rows is looked up one part after
-    the other.
+    The token is token_ids[s]. If that is negative, it is the token last sampled in slot -1 - token_ids[s]; without
+    ``sampled``, no token is negative. table (rows, E), token_ids (S,), sampled (N,), into (S, E) -> (S, E). A table
+    that is split by rows is looked up one part after the other.
     """
     table, token_ids = inputs["table"], inputs["token_ids"]
-    rows = np.where(token_ids < 0, inputs["sampled"][np.maximum(-1 - token_ids, 0)], token_ids) - (
-        attrs["first_row"] or 0
-    )
+    if "sampled" in inputs:
+        token_ids = np.where(token_ids < 0, inputs["sampled"][np.maximum(-1 - token_ids, 0)], token_ids)
+    rows = token_ids - (attrs["first_row"] or 0)
     y = inputs["into"] if "into" in inputs else np.zeros((len(rows), table.shape[1]), np.float32)
     here = (rows >= 0) & (rows < len(table))
     y[here] = table[rows[here]] * np.float32(attrs["scale"])
@@ -71,8 +71,8 @@ OPS = {
     "embed": Op(
         infer_embed,
         embed,
-        inputs={"table": MATRIX, "token_ids": INTEGERS, "sampled": INTEGERS},
-        optional={"into": FLOAT32},
+        inputs={"table": MATRIX, "token_ids": INTEGERS},
+        optional={"sampled": INTEGERS, "into": FLOAT32},
         attrs={"first_row": FIRST_ROW, "scale": positive(1.0)},
     ),
     "take_rows": Op(infer_take_rows, take_rows, inputs={"x": FLOAT32, "rows": INTEGERS}),

@@ -32,12 +32,23 @@ def gelu_tanh(x: Scalar) -> Scalar:
     return like(x, 0.5) * x * (like(x, 1) + tanh(like(x, math.sqrt(2 / math.pi)) * (x + like(x, 0.044715) * x * x * x)))
 
 
-def relu2(x: Scalar) -> Scalar:
+def relu(x: Scalar) -> Scalar:
     # `maximum` would turn NaN into 0.
-    positive = select(x < like(x, 0), like(x, 0), x)
-    return positive * positive
+    return select(x < like(x, 0), like(x, 0), x)
+
+
+def relu2(x: Scalar) -> Scalar:
+    return relu(x) * relu(x)
 
 
 ACTIVATIONS: Mapping[str, Callable[[Scalar], Scalar]] = MappingProxyType(
-    {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu2": relu2, "none": lambda x: x}
+    {
+        "silu": silu,
+        "gelu": gelu,
+        "gelu_tanh": gelu_tanh,
+        "relu2": relu2,
+        "relu": relu,
+        "tanh": tanh,
+        "none": lambda x: x,
+    }
 )

@@ -33,9 +33,14 @@ def attention(
     name: str, *, isa: Isa, heads: Heads, preparation: Preparation | None, scores: Scores, tile_rows: int
 ) -> Kernel:
     """Tasks of ``tile_rows`` new tokens; rows of several sequences are computed one sequence after the other."""
-    arguments = Arguments(name, isa, heads, preparation, scores)
-    kernel = arguments.kernel
+    arguments = Arguments(name, isa, heads, scores, preparation)
     arguments.prepare_queries()
+    return attend_tiles(arguments, tile_rows)
+
+
+def attend_tiles(arguments: Arguments, tile_rows: int) -> Kernel:
+    """The second phase of `attention`."""
+    kernel, heads = arguments.kernel, arguments.heads
     with kernel.tasks("task", ["ceildiv", heads.rows, tile_rows], heads.num_kv_heads) as task:
         row_index, kv_head = kernel.split(task, heads.num_kv_heads, ("row_index", "kv_head"))
         # Later tiles of a prompt see more keys. A thread's tasks are adjacent, so first and last tiles alternate to
@@ -71,7 +76,7 @@ def attention(
 
 
 def attention_split(name: str, *, isa: Isa, heads: Heads, preparation: Preparation | None, scores: Scores) -> Kernel:
-    arguments = Arguments(name, isa, heads, preparation, scores, scalars=("T",))
+    arguments = Arguments(name, isa, heads, scores, preparation, scalars=("T",))
     kernel, group, head_dim = arguments.kernel, heads.group, heads.head_dim
     # For each block and head: the weighted values, then the largest score and the sum of weights.
     partials = kernel.scratch(
@@ -90,7 +95,7 @@ def attention_split(name: str, *, isa: Isa, heads: Heads, preparation: Preparati
                 block_keys.lengths[i] = keys.stop
                 if block_keys.starts is not None:
                     block_keys.starts[i] = keys.start
-            block_keys.compute(queries, kv_head, arguments.page_indptr[row], block, keys)
+            block_keys.compute(queries, kv_head, arguments.first_page(row), block, keys)
             for i, (_, head) in enumerate(queries):
                 for start, lanes in pieces(head_dim, isa.lanes):
                     partials[row, block, head, ramp(start, lanes)] = block_keys.sums[ramp(i * head_dim + start, lanes)]
@@ -114,13 +119,25 @@ class Arguments:
         name: str,
         isa: Isa,
         heads: Heads,
-        preparation: Preparation | None,
         scores: Scores,
+        preparation: Preparation | None = None,
         *,
         scalars: tuple[str, ...] = (),
     ) -> None:
         self.kernel = kernel = CpuKernelBuilder(name, scalars=scalars)
-        self.isa, self.heads, self._scores = isa, heads, scores
+        self.isa, self.heads, self._scores, self._preparation = isa, heads, scores, preparation
+        # Pages may have another dtype than the step's result.
+        self._stored_heads = heads
+        self._page_ids: Array | None = None
+        self._declare()
+        self._products = key_products(kernel, isa, self._stored_heads, self._pages)
+        self._sinks = kernel.buffer("sinks", (heads.num_heads,), "float32") if scores.sinks else None
+        rows = (heads.rows, heads.num_heads, heads.head_dim)
+        self._y: Array = kernel.buffer("y", rows, heads.activation, write=True)
+
+    def _declare(self) -> None:
+        """Declare the queries, the pages, and the rows of the batch."""
+        kernel, isa, heads, preparation = self.kernel, self.isa, self.heads, self._preparation
         rows = (heads.rows, heads.num_heads, heads.head_dim)
         self._new = None if preparation is None else NewHeads(kernel, isa, heads, preparation)
         self._given = kernel.buffer("q", rows, heads.activation) if self._new is None else None
@@ -128,12 +145,13 @@ class Arguments:
             kernel.buffer("positions", (heads.rows,), "int32") if self._new is None else self._new.positions
         )
         self._pages = Pages(kernel, heads, write=preparation is not None and preparation.appends)
-        self._products = key_products(kernel, isa, heads, self._pages)
         self.seq_starts = kernel.buffer("seq_starts", (["add", heads.sequences, 1],), "int32")
-        self.page_indptr = kernel.buffer("page_indptr", (["add", heads.sequences, 1],), "int32")
+        self._page_indptr = kernel.buffer("page_indptr", (["add", heads.sequences, 1],), "int32")
         self._page_ids = kernel.buffer("page_ids", ("L",), "int32")
-        self._sinks = kernel.buffer("sinks", (heads.num_heads,), "float32") if scores.sinks else None
-        self._y: Array = kernel.buffer("y", rows, heads.activation, write=True)
+
+    def first_page(self, sequence: Scalar) -> Scalar:
+        """The index of a sequence's first page."""
+        return self.kernel.let("first_page", self._page_indptr[sequence])
 
     def prepare_queries(self) -> None:
         """The first phase."""
@@ -194,7 +212,7 @@ class Arguments:
 
     def key_block(self, count: int) -> KeyBlock:
         return KeyBlock(
-            self.kernel, self.isa, self.heads, self._scores, self._pages, self._products, self._page_ids, count
+            self.kernel, self.isa, self._stored_heads, self._scores, self._pages, self._products, self._page_ids, count
         )
 
     def running(self, query_heads: list[Scalar]) -> Running:
@@ -212,7 +230,7 @@ class Arguments:
 def attend(arguments: Arguments, rows: list[Scalar], stop: Scalar, kv_head: Scalar, sequence: Scalar) -> None:
     """The query heads of a kv head for neighbouring rows of one sequence; only rows before ``stop`` are stored."""
     kernel, group = arguments.kernel, arguments.heads.group
-    first_page = kernel.let("first_page", arguments.page_indptr[sequence])
+    first_page = arguments.first_page(sequence)
     first_head = kernel.let("first_head", kv_head * group)
     queries = [(each, first_head + i) for each in rows for i in range(group)]
     visible = [arguments.visible(each, arguments.seq_starts[sequence + 1] - 1) for each in rows]

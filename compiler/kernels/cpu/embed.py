@@ -14,22 +14,31 @@ from .packed import PackedRows
 
 
 def embed(
-    name: str, *, isa: Isa, rows: int, columns: int, weight: WeightFormat, first_row: int | None, scale: float
+    name: str,
+    *,
+    isa: Isa,
+    rows: int,
+    columns: int,
+    weight: WeightFormat,
+    first_row: int | None,
+    scale: float,
+    samples: bool = True,
 ) -> Kernel:
     """``first_row`` None: the table has a row for every token id. Otherwise it is a part; other parts write the other
-    rows.
+    rows. ``samples``: tokens may be those last sampled in a slot.
     """
     kernel = CpuKernelBuilder(name)
     table = PackedRows(kernel, "table", rows, columns, weight, isa.lanes)
     token_ids = kernel.buffer("token_ids", ("S",), "int32")
-    sampled = kernel.buffer("sampled", ("N",), "int32")
+    sampled = kernel.buffer("sampled", ("N",), "int32") if samples else None
     y = kernel.buffer("y", ("S", columns), "float32", write=True)
     with kernel.tasks("row", "S") as row:
         token_id = kernel.let("token_id", token_ids[row])
         source = kernel.local("source", 1, "int32")
         source[0] = token_id
-        with kernel.when(token_id < 0):
-            source[0] = sampled[maximum(-1 - token_id, 0)]
+        if sampled is not None:
+            with kernel.when(token_id < 0):
+                source[0] = sampled[maximum(-1 - token_id, 0)]
         table_row = kernel.let("table_row", source[0] - (first_row or 0))
         with kernel.when(all_of(table_row >= 0, table_row < rows) if first_row is not None else True):
             with kernel.loop("group", columns // GROUP) as group:

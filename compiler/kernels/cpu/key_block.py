@@ -45,7 +45,7 @@ class KeyBlock:
 
     Before `compute`, set the range of keys that each query sees: those before ``lengths`` (count,), and with a
     window those from ``starts`` (count,) on; neither needs to lie within the block. `compute` leaves ``largest`` and
-    ``total`` (count,), and ``sums`` (count, D).
+    ``total`` (count,), and ``sums`` (count, D). Without ``page_ids``, the pages of a sequence follow each other.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class KeyBlock:
         scores: Scores,
         pages: Pages,
         products: KeyProducts,
-        page_ids: Array,
+        page_ids: Array | None,
         count: int,
     ) -> None:
         self._kernel, self._isa, self._heads, self._softcap = kernel, isa, heads, scores.softcap
@@ -89,7 +89,8 @@ class KeyBlock:
         return lambda start, lanes: self.sums[ramp(i * self._heads.head_dim + start, lanes)]
 
     def _page(self, first_page: Scalar, block: Scalar, index: Scalar) -> Scalar:
-        return self._kernel.let("page", self._page_ids[first_page + block * (BLOCK // self._heads.page_size) + index])
+        entry = first_page + block * (BLOCK // self._heads.page_size) + index
+        return self._kernel.let("page", entry if self._page_ids is None else self._page_ids[entry])
 
     def _score(self, queries: Queries, kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range) -> None:
         kernel, lanes, page_size, products = self._kernel, self._lanes, self._heads.page_size, self._products

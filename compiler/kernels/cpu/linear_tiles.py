@@ -13,7 +13,7 @@ from __future__ import annotations
 from ...quant.layout import TILE_ROWS
 from ..builder import Array, Kernel, Scalar, cast, minimum
 from ..projection import Projection
-from .activations import gated
+from .activations import ACTIVATIONS, gated
 from .builder import CpuKernelBuilder, Isa, pieces, ramp, round_up_quotient
 from .math import fake_quantized, lanes_of, take_lanes
 from .rows import each_vector
@@ -135,6 +135,8 @@ class Result:
                 value = gated(facts.activation, self._kernel.let("gate", value), up)
         if facts.y_step is not None:
             value = fake_quantized(self._kernel, value, facts.y_step)
+        if facts.y_activation != "none":
+            value = ACTIVATIONS[facts.y_activation](self._kernel.let("before_activation", value))
         if self._residual is not None:
             value = value + self._residual[row, here]
         self._y[row, here] = cast(value, str(value.ty).replace("float32", facts.y_dtype))

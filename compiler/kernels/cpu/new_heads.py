@@ -19,13 +19,15 @@ from .rows import rms_factor
 
 class NewHeads:
     """The arguments "qkv", "table", "positions", "slots" and "qk_norm" of a kernel; "table" and "qk_norm" only if the
-    step has them, and "slots" only if it appends.
+    step has them, and "slots" only if it appends and ``stores`` keys and values in pages.
 
     qkv (S, H + 2 K, D) holds the heads of q, then those of k, then those of v; qk_norm (2, D) the weights of q, then
     those of k. A step that appends nothing has only those of q.
     """
 
-    def __init__(self, kernel: CpuKernelBuilder, isa: Isa, heads: Heads, preparation: Preparation) -> None:
+    def __init__(
+        self, kernel: CpuKernelBuilder, isa: Isa, heads: Heads, preparation: Preparation, *, stores: bool = True
+    ) -> None:
         self._kernel, self._isa, self._heads, self._preparation = kernel, isa, heads, preparation
         appends = preparation.appends
         self._heads_of_row = heads.num_heads + (2 * heads.num_kv_heads if appends else 0)
@@ -35,7 +37,7 @@ class NewHeads:
         norms = (2 if appends else 1, heads.head_dim)
         self._norm = kernel.buffer("qk_norm", norms, "float32") if preparation.norm_eps is not None else None
         self.positions = kernel.buffer("positions", (heads.rows,), "int32")
-        self._slots = kernel.buffer("slots", (heads.rows,), "int32") if appends else None
+        self._slots = kernel.buffer("slots", (heads.rows,), "int32") if appends and stores else None
 
     def process(self, pages: Pages, store_query: Callable[[Scalar, Scalar, Array], None]) -> None:
         """Each task processes one head of one row: ``store_query`` receives row, head and a query (D,) float32, which
@@ -47,22 +49,22 @@ class NewHeads:
             values_start = heads.num_heads + heads.num_kv_heads
             prepared = kernel.local("prepared", heads.head_dim, "float32")
             with kernel.when(head < heads.num_heads if self._slots is not None else True):
-                self._prepare(row, head, 0, prepared)
+                self.prepare(row, head, 0, prepared)
                 store_query(row, head, prepared)
             if self._slots is None:
                 return
             page, in_page = kernel.split(self._slots[row], heads.page_size, ("page", "in_page"))
             with kernel.when(all_of(head >= heads.num_heads, head < values_start)):
-                self._prepare(row, head, 1, prepared)
+                self.prepare(row, head, 1, prepared)
                 pages.append(self._isa, page, 0, head - heads.num_heads, in_page, prepared)
             with kernel.when(head >= values_start):
                 factor = self._factor(row, head) if self._preparation.norms_values else None
                 for start, lanes in pieces(heads.head_dim, self._isa.lanes):
-                    value = self._load(row, head, start, lanes)
+                    value = self.load(row, head, start, lanes)
                     prepared[ramp(start, lanes)] = value if factor is None else value * wide(factor, lanes)
                 pages.append(self._isa, page, 1, head - values_start, in_page, prepared)
 
-    def _load(self, row: Scalar, head: Scalar, start: Scalar, lanes: int) -> Scalar:
+    def load(self, row: Scalar, head: Scalar, start: Scalar, lanes: int) -> Scalar:
         return cast(self._qkv[row, head, ramp(start, lanes)], floats(lanes))
 
     def _factor(self, row: Scalar, head: Scalar) -> Scalar:
@@ -70,16 +72,16 @@ class NewHeads:
         eps = self._preparation.norm_eps
         assert eps is not None
         return rms_factor(
-            self._kernel, lambda start, lanes: self._load(row, head, start, lanes), self._heads.head_dim, eps
+            self._kernel, lambda start, lanes: self.load(row, head, start, lanes), self._heads.head_dim, eps
         )
 
-    def _prepare(self, row: Scalar, head: Scalar, norm_row: int, prepared: Array) -> None:
+    def prepare(self, row: Scalar, head: Scalar, norm_row: int, prepared: Array) -> None:
         """Norm and rotate one head into ``prepared``."""
         head_dim = self._heads.head_dim
         factor = None if self._norm is None else self._factor(row, head)
 
         def normed(start: int, lanes: int) -> Scalar:
-            x = self._load(row, head, start, lanes)
+            x = self.load(row, head, start, lanes)
             if factor is None or self._norm is None:
                 return x
             return x * wide(factor, lanes) * self._norm[norm_row, ramp(start, lanes)]

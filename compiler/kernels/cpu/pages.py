@@ -7,6 +7,7 @@ Codes of 4 bits stay in their words of eight (`ir.kv_format`): keys are (D / 8, 
 
 from __future__ import annotations
 
+from ...ir.expr import Expr
 from ...ir.kv_format import KvFormat
 from ..builder import Array, Scalar, cast, maximum, minimum, number, select
 from ..heads import Heads
@@ -22,11 +23,15 @@ class Pages:
     rotated.
     """
 
-    def __init__(self, kernel: CpuKernelBuilder, heads: Heads, *, write: bool) -> None:
+    def __init__(self, kernel: CpuKernelBuilder, heads: Heads, *, write: bool, scratch: Expr | None = None) -> None:
+        """``scratch``: the number of float32 pages in scratch, which replace the argument."""
         self._kernel, self._heads, self.form = kernel, heads, heads.form
         self.parts = 1 if self.form is None else self.form.vectors
         self.width = heads.head_dim // self.parts
         size, page = self.width * heads.page_size, heads.page_size
+        if scratch is not None:
+            self._kv = kernel.scratch("pages", (scratch, 2, heads.num_kv_heads, size), "float32", write=write)
+            return
         if self.form is None:
             self._kv = kernel.buffer("kv", ("P", 2, heads.num_kv_heads, size), heads.activation, write=write)
             return

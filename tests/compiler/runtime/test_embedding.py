@@ -18,7 +18,7 @@ from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.sampling import Sampler
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
-from nearfar.compiler.runtime.embedding import embed
+from nearfar.compiler.runtime.encoding import embed
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.text.tokenizer import Tokenizer

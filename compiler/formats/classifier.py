@@ -1,0 +1,85 @@
+"""Reads what a classifier's config.json says about its labels: of a text, of its tokens, or how relevant a passage is
+to a query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from ..errors import CheckpointError, UnsupportedModel
+from ..ir.spec import ClassifierSpec
+
+OF_TEXTS, OF_TOKENS = "ForSequenceClassification", "ForTokenClassification"
+# What sentence-transformers' CrossEncoder applies to scores, by the last part of the class's name.
+ACTIVATIONS: Mapping[str, Literal["none", "sigmoid"]] = {"Identity": "none", "Sigmoid": "sigmoid"}
+_MAX_LABELS = 100_000
+
+
+def read_classifier(config: Mapping[str, Any], where: str) -> ClassifierSpec | None:
+    """The classifier of a config.json; None if its 'architectures' name none.
+
+    A model with one label scores pairs: by the rule of CrossEncoder, its score passes through a sigmoid unless the
+    config names another activation. Others have probabilities by the rule of transformers' pipelines. Raises
+    CheckpointError and UnsupportedModel.
+    """
+    architectures = config.get("architectures") or []
+    name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    if not name.endswith((OF_TEXTS, OF_TOKENS)):
+        return None
+    per_token = name.endswith(OF_TOKENS)
+    labels = _read_labels(config, where)
+    pooling = config.get("classifier_pooling", "cls")
+    if pooling not in ("cls", "mean"):
+        raise UnsupportedModel(f"{where}: 'classifier_pooling' is {str(pooling)[:80]!r}; supported: cls, mean")
+    activation: Literal["none", "sigmoid", "softmax"]
+    if len(labels) == 1 and not per_token:
+        activation = _cross_encoder_activation(config, where)
+        return ClassifierSpec(labels, activation, pooling=pooling, relevance=0)
+    problem = config.get("problem_type")
+    if problem not in (None, "single_label_classification", "multi_label_classification", "regression"):
+        raise UnsupportedModel(f"{where}: 'problem_type' is {str(problem)[:80]!r}, which is not supported")
+    activation = "softmax"
+    if problem == "regression":
+        activation = "none"
+    elif problem == "multi_label_classification" or len(labels) == 1:
+        activation = "sigmoid"
+    return ClassifierSpec(labels, activation, per_token=per_token, pooling=pooling)
+
+
+def _read_labels(config: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """The labels in the order of their ids. Without any, transformers has two."""
+    labels = config.get("id2label")
+    if labels is None:
+        count = config.get("num_labels", 2)
+        if not isinstance(count, int) or not 0 < count <= _MAX_LABELS:
+            raise CheckpointError(f"{where}: 'num_labels' is {count!r}, expected a positive integer", file=where)
+        return tuple(f"LABEL_{index}" for index in range(count))
+    valid = (
+        isinstance(labels, dict)
+        and 0 < len(labels) <= _MAX_LABELS
+        and {str(index) for index in range(len(labels))} == {str(key) for key in labels}
+        and all(isinstance(label, str) for label in labels.values())
+    )
+    if not valid:
+        raise CheckpointError(
+            f"{where}: 'id2label' must map the numbers from 0 on to labels; correct the file or download it again",
+            file=where,
+        )
+    by_id = {int(key): label for key, label in labels.items()}
+    return tuple(by_id[index] for index in range(len(by_id)))
+
+
+def _cross_encoder_activation(config: Mapping[str, Any], where: str) -> Literal["none", "sigmoid"]:
+    section = config.get("sentence_transformers")
+    stored = section.get("activation_fn") if isinstance(section, dict) else None
+    stored = stored or config.get("sbert_ce_default_activation_function")
+    if stored is None:
+        return "sigmoid"
+    activation = ACTIVATIONS.get(str(stored).rpartition(".")[2])
+    if activation is None:
+        raise UnsupportedModel(
+            f"{where}: the activation of scores is {str(stored)[:80]!r}, which is not supported; supported: "
+            f"{', '.join(ACTIVATIONS)}"
+        )
+    return activation

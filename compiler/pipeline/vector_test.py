@@ -1,0 +1,118 @@
+"""The vector test of a bundle that makes embeddings or scores: texts, and the expected elements of the results.
+
+As in `self_test.py`, the reference is the architecture's graph before any pass, computed with the bundle's own packed
+weights with float32 and with float16 activations. The distance between the two is the size of rounding: the tolerance
+of float16 is four times that distance, that of float32 at least `FLOAT32_LEAST`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..bundle.manifest import Manifest, VectorTestEntry, VectorTestRow
+from ..errors import CheckpointError
+from ..quant.base import FloatArray
+from ..runtime.batch import Chunk, make_batch, make_text_batch
+from ..runtime.graph_walk import Execution, walk
+from ..runtime.vector_test import lengths_of_differences
+from ..text.tokenizer import Tokenizer
+from .self_test import (
+    FLOAT16_LEAST,
+    FLOAT16_MOST,
+    FLOAT32_LEAST,
+    FLOAT32_MOST,
+    INT8,
+    LENGTH,
+    SENTENCE,
+    Reference,
+    packed_rows,
+    rounded,
+    rounded_up,
+    spread,
+)
+
+# The most rows of the output, and elements of each, that are compared.
+ROWS = 8
+ELEMENTS = 64
+
+
+def make_vector_test(reference: Reference, progress: Callable[[int, int], None] = lambda *_: None) -> VectorTestEntry:
+    """``progress`` receives the number of computed nodes and of all nodes.
+
+    Raises CheckpointError for a model whose results are not finite, with float32 activations, or with float16 if the
+    bundle offers no other.
+    """
+    manifest = reference.bundle.manifest
+    texts = test_texts(manifest, Tokenizer(reference.bundle.tokenizer_files()))
+    exact, half = reference_results(reference, texts, progress)
+    if not np.isfinite(exact).all():
+        raise CheckpointError(
+            f"{manifest.model}: computes numbers that are not finite; its weights are damaged "
+            "(--no-self-test compiles it anyway)"
+        )
+    offered = {entry.dtype for entry in manifest.activations}
+    if offered == {"float16"} and not np.isfinite(half).all():
+        raise CheckpointError(
+            f"{manifest.model}: its queries, keys or values exceed float16's largest number, 65504; use "
+            "--activations float32"
+        )
+    rows = [expected_row(index, exact[index]) for index in dict.fromkeys(spread(len(exact), min(ROWS, len(exact))))]
+    if not any(value for row in rows for value in row.values):
+        raise CheckpointError(f"{manifest.model}: computes only zeros; its weights are damaged")
+    distance = lengths_of_differences(rows, half).max() if np.isfinite(half).all() else np.inf
+    rounds = any(node.op == "fake_quantize" for node in reference.graph.nodes)
+    least = INT8 if rounds else FLOAT32_LEAST
+    tolerances = {
+        "float32": rounded_up(min(max(distance, least), INT8 if rounds else FLOAT32_MOST)),
+        "float16": rounded_up(min(max(4 * distance, FLOAT16_LEAST), FLOAT16_MOST)),
+        "bfloat16": rounded_up(min(8 * max(4 * distance, FLOAT16_LEAST), FLOAT16_MOST)),
+        "int8": INT8,
+    }
+    return VectorTestEntry(texts=texts, rows=rows, tolerances={dtype: tolerances[dtype] for dtype in sorted(offered)})
+
+
+def test_texts(manifest: Manifest, tokenizer: Tokenizer) -> list[list[int]]:
+    """A sentence, ids spread over the entire vocabulary, and a single id; together at most a context."""
+    vocab_size = manifest.spec.vocab_size
+    sentence = [token for token in tokenizer.encode(SENTENCE) if token < vocab_size][:LENGTH]
+    texts, room = [], manifest.context
+    for text in (sentence, spread(vocab_size, LENGTH // 2), [vocab_size // 2]):
+        if text[:room]:
+            texts.append(text[:room])
+        room -= len(texts[-1])
+    return texts
+
+
+def reference_results(
+    reference: Reference, texts: list[list[int]], progress: Callable[[int, int], None]
+) -> tuple[FloatArray, FloatArray]:
+    """The graph's only output with float32 and with float16 activations, in one walk over the weights."""
+    manifest, graph = reference.bundle.manifest, reference.graph
+    if manifest.paged:
+        counts = [manifest.pages_for(len(text)) for text in texts]
+        first = np.cumsum([0, *counts])
+        chunks = [
+            Chunk(text, 0, range(start, start + count), [len(text) - 1])
+            for text, start, count in zip(texts, first[:-1].tolist(), counts, strict=True)
+        ]
+        batch, num_pages = make_batch(chunks, manifest.page_size), int(first[-1])
+    else:
+        batch, num_pages = make_text_batch(texts), 0
+    executions = [
+        Execution(graph, batch.arrays(graph.inputs), batch.dims(num_pages), activation)
+        for activation in ("float32", "float16")
+    ]
+    (output,) = graph.outputs.values()
+    # With float16, values may overflow, which makes the distance infinite.
+    with np.errstate(over="ignore", invalid="ignore"):
+        exact, half = walk(graph, output, executions, packed_rows(reference), progress)
+    return exact.astype(np.float32), half.astype(np.float32)
+
+
+def expected_row(row: int, results: FloatArray) -> VectorTestRow:
+    """Elements at equal distances, the last one included; they differ from row to row."""
+    last = len(results) - 1
+    elements = sorted({(index + 7 * row) % len(results) for index in spread(len(results), ELEMENTS)} | {0, last})
+    return VectorTestRow(row=row, elements=elements, values=[rounded(float(results[index])) for index in elements])

@@ -1,0 +1,138 @@
+"""Run texts through a bundle that makes embeddings or scores: batches of complete texts if its plan has no pages, else
+each text in chunks.
+
+What a caller still has to do: shorten and scale an embedding (`finished`), make probabilities of scores
+(`probabilities`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..bundle.manifest import CLASSIFY, EMBED, GENERATE
+from ..errors import RequestError
+from ..ir.spec import ClassifierSpec, EmbeddingSpec
+from .batch import Chunk, FloatArray, Runner, make_batch, make_text_batch, require_plan
+from .generate import PREFILL_CHUNK, check_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text's token ids, and the type of each token; () if all are of type 0. The two texts of a pair have types 0
+    and 1.
+    """
+
+    token_ids: Sequence[int]
+    token_types: Sequence[int] = ()
+
+
+def embed(runner: Runner, token_ids: Sequence[int], *, chunk: int = PREFILL_CHUNK) -> FloatArray:
+    """The vector (E,) of a text, of length 1 if the bundle normalizes; this overwrites the runner's first pages.
+
+    Raises RequestError for a bundle that makes no embeddings, no tokens, ids outside the vocabulary, or more tokens
+    than the bundle's context.
+    """
+    require_plan(runner.manifest, EMBED)
+    (vector,) = encode(runner, [Text(token_ids)], chunk=chunk)
+    assert runner.manifest.embedding is not None
+    return finished(vector, runner.manifest.embedding)
+
+
+def classify(runner: Runner, texts: Sequence[Text]) -> list[FloatArray]:
+    """The probabilities (L,) of each text's labels, or (T, L) of those of its tokens. Raises RequestError as `encode`,
+    and for a bundle that is not a classifier.
+    """
+    require_plan(runner.manifest, CLASSIFY)
+    assert runner.manifest.classifier is not None
+    return [probabilities(scores, runner.manifest.classifier) for scores in encode(runner, texts)]
+
+
+def encode(runner: Runner, texts: Sequence[Text], *, chunk: int = PREFILL_CHUNK) -> list[FloatArray]:
+    """The plan's results for each text: its embedding (E,) or scores (L,), or the scores (T, L) of its tokens.
+
+    Raises RequestError for a bundle that generates text, a text without tokens, ids outside the vocabulary, types that
+    the model lacks, or more tokens than the bundle's context.
+    """
+    manifest = runner.manifest
+    if manifest.plan_names == (GENERATE,):
+        require_plan(manifest, EMBED)
+    for text in texts:
+        check_text(runner, text)
+    if manifest.paged:
+        return [encode_in_chunks(runner, text.token_ids, chunk) for text in texts]
+    found: list[FloatArray] = []
+    for batch in batches(texts, runner.limits.tokens, runner.limits.sequences):
+        types = [text.token_types for text in batch] if any(len(text.token_types) for text in batch) else None
+        results = runner.embed(make_text_batch([text.token_ids for text in batch], types))
+        if manifest.classifier is not None and manifest.classifier.per_token:
+            stops = np.cumsum([len(text.token_ids) for text in batch])
+            found += np.split(results, stops[:-1])
+        else:
+            found += list(results)
+    return found
+
+
+def batches(texts: Sequence[Text], most_tokens: int, most_texts: int) -> Iterator[list[Text]]:
+    """Texts in their order, in batches of at most so many tokens and texts. A longer text is a batch of its own."""
+    batch: list[Text] = []
+    tokens = 0
+    for text in texts:
+        if batch and (tokens + len(text.token_ids) > most_tokens or len(batch) == most_texts):
+            yield batch
+            batch, tokens = [], 0
+        batch.append(text)
+        tokens += len(text.token_ids)
+    if batch:
+        yield batch
+
+
+def check_text(runner: Runner, text: Text) -> None:
+    """Raises RequestError for a text that the bundle does not accept."""
+    check_tokens(runner, text.token_ids)
+    types, known = text.token_types, max(1, runner.manifest.spec.num_token_types)
+    if len(types) not in (0, len(text.token_ids)):
+        raise RequestError(f"the text has {len(text.token_ids)} tokens, but the types of {len(types)}")
+    wrong = next((each for each in types if not 0 <= each < known), None)
+    if wrong is not None:
+        raise RequestError(f"token type {wrong} is unknown; this model has types 0 to {known - 1}")
+
+
+def encode_in_chunks(runner: Runner, token_ids: Sequence[int], chunk: int) -> FloatArray:
+    """The embedding (E,) of a text's last token, whose keys and values are stored on the runner's first pages."""
+    manifest = runner.manifest
+    for start in range(0, len(token_ids), chunk):
+        part = token_ids[start : start + chunk]
+        length = start + len(part)
+        last = [len(part) - 1] if length == len(token_ids) else []
+        rows = runner.embed(
+            make_batch([Chunk(part, start, range(manifest.pages_for(length)), last)], manifest.page_size)
+        )
+    vector: FloatArray = rows[0]
+    return vector
+
+
+def finished(vector: FloatArray, spec: EmbeddingSpec, dimensions: int | None = None) -> FloatArray:
+    """A vector of a plan shortened to ``dimensions``, then scaled to length 1 if the model does that."""
+    cut = vector[:dimensions]
+    return normalized(cut) if spec.normalize else cut
+
+
+def normalized(vector: FloatArray) -> FloatArray:
+    """The vector scaled to length 1; zeros stay zeros."""
+    scaled: FloatArray = vector / max(float(np.linalg.norm(vector)), 1e-12)
+    return scaled
+
+
+def probabilities(scores: FloatArray, spec: ClassifierSpec) -> FloatArray:
+    """What the model's activation makes of scores (.., L)."""
+    if spec.activation == "sigmoid":
+        # Neither exponential overflows.
+        falling = np.exp(-np.abs(scores))
+        return (np.where(scores >= 0, 1, falling) / (1 + falling)).astype(np.float32)
+    if spec.activation == "softmax":
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return (weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
+    return scores
