@@ -115,17 +115,23 @@ def _open_encoder(path: Path, spec: ModelSpec, encoder: Encoder) -> Checkpoint:
             f"{path}: has no {MODULES_FILE}, and config.json names no classifier; its vectors are the means of the "
             "last layer's rows, as sentence-transformers makes them of such a model"
         )
-    embedding, max_tokens, folders, lowercases = None, None, (), False
-    if vectors is not None:
-        sizes = read_matryoshka(config, str(config_path), vectors.embedding.size)
-        embedding = replace(vectors.embedding, dimensions=sizes)
-        max_tokens, folders, lowercases = vectors.max_tokens, vectors.dense_folders, vectors.lowercases
+    embedding = None if vectors is None else vectors.embedding
+    if embedding is not None:
+        embedding = replace(embedding, dimensions=read_matryoshka(config, str(config_path), embedding.size))
     tensors: Mapping[str, Tensor] = encoder_tensors(_read_tensors(path), encoder.PREFIX)
     require_sizes(config_path, spec, tensors)
-    tensors = {**tensors, **dense_tensors(path, folders)}
-    tokenizer = encoder_tokenizer(read_tokenizer_files(path, spec.vocab_size), lowercases=lowercases)
+    folders = () if vectors is None else vectors.dense_folders
+    lowercases = vectors is not None and vectors.lowercases
     return Checkpoint(
-        path, spec, tensors, tokenizer, config, embedding, tuple(notes), classifier=classifier, max_tokens=max_tokens
+        path,
+        spec,
+        {**tensors, **dense_tensors(path, folders)},
+        encoder_tokenizer(read_tokenizer_files(path, spec.vocab_size), lowercases=lowercases),
+        config,
+        embedding,
+        tuple(notes),
+        classifier=classifier,
+        max_tokens=None if vectors is None else vectors.max_tokens,
     )
 
 

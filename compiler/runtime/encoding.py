@@ -128,11 +128,12 @@ def normalized(vector: FloatArray) -> FloatArray:
 
 def probabilities(scores: FloatArray, spec: ClassifierSpec) -> FloatArray:
     """What the model's activation makes of scores (.., L)."""
+    found: FloatArray = scores
     if spec.activation == "sigmoid":
         # Neither exponential overflows.
         falling = np.exp(-np.abs(scores))
-        return (np.where(scores >= 0, 1, falling) / (1 + falling)).astype(np.float32)
+        found = np.where(scores >= 0, 1, falling) / (1 + falling)
     if spec.activation == "softmax":
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        return (weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
-    return scores
+        found = weights / weights.sum(axis=-1, keepdims=True)
+    return found

@@ -92,7 +92,8 @@ class Embedder:
 
     def _step_of_texts(self) -> list[EmbedJob]:
         """A batch of complete texts, as many as fit. The others wait for the next."""
-        most, tokens, batch = self._runner.limits.tokens, 0, []
+        most, tokens = self._runner.limits.tokens, 0
+        batch: list[Text] = []
         for text in self._running:
             tokens += len(text.ids)
             if batch and tokens > most:

@@ -101,7 +101,7 @@ export class Engine implements EngineWithSessions {
       embeddings:
         this.#embedder === null || embedding === null
           ? undefined
-          : { source: this.#embedder, size: manifest.spec.hidden_size, normalize: embedding.normalize },
+          : { source: this.#embedder, size: embedding.size, normalize: embedding.normalize },
       adapters: () => this.#tokens.adapters?.names ?? [],
     };
     this.#model = model;

@@ -221,7 +221,15 @@ withEngine("a bundle of an embedding model returns vectors, also on a new device
   const { logits, x } = plan.buffers;
   const { kv, sampled } = plan.states;
   const changes = {
-    embedding: { pooling: "last_token", normalize: true },
+    embedding: {
+      pooling: "last_token",
+      normalize: true,
+      size: 8,
+      dense: [],
+      prompts: [],
+      default_prompt: null,
+      dimensions: [],
+    },
     self_test: null,
     plans: {
       embed: {

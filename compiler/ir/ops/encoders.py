@@ -58,7 +58,7 @@ def infer_rope_heads(shapes: Shapes, attrs: Attrs) -> Type:
     require("table" in shapes or "qk_norm" in shapes, "rope_heads", shapes)
     require(("qk_norm" in shapes) == (attrs["eps"] is not None), "rope_heads", shapes)
     require("qk_norm" not in shapes or shapes["qk_norm"] == (2 * head_dim,), "rope_heads", shapes)
-    require("table" not in shapes or 2 * shapes["table"][1] <= head_dim, "rope_heads", shapes)  # type: ignore[operator]
+    require("table" not in shapes or 2 * shapes["table"][1] <= head_dim, "rope_heads", shapes)
     return shapes["qkv"], "activation"
 
 
@@ -66,7 +66,7 @@ def require_joint(op: str, shapes: Shapes, attrs: Attrs) -> int:
     """The number of query heads in a joint projection of queries, keys and values."""
     width, head_dim, kv_heads = shapes["qkv"][1], attrs["head_dim"], attrs["num_kv_heads"]
     require(isinstance(width, int) and width % head_dim == 0, op, shapes)
-    heads = int(width) // head_dim - 2 * kv_heads  # type: ignore[arg-type]
+    heads: int = int(width) // head_dim - 2 * kv_heads  # type: ignore[arg-type]
     require(heads > 0 and heads % kv_heads == 0, op, shapes)
     return heads
 
@@ -127,10 +127,9 @@ def pool_rows(inputs: Inputs, attrs: Attrs) -> Array:
     x (S, E), seq_starts (B+1,) -> (B, E).
     """
     x, starts, mode = inputs["x"], inputs["seq_starts"], attrs["mode"]
-    if mode == "cls":
-        return x[starts[:-1]]  # type: ignore[no-any-return]
-    if mode == "last_token":
-        return x[starts[1:] - 1]  # type: ignore[no-any-return]
+    if mode in ("cls", "last_token"):
+        chosen: Array = x[starts[:-1] if mode == "cls" else starts[1:] - 1]
+        return chosen
     texts = [x[start:stop] for start, stop in pairwise(starts.tolist())]
     if mode == "max":
         return np.stack([text.max(axis=0) for text in texts])

@@ -111,7 +111,11 @@ class FakeSource:
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         return wanted if wanted in allowed else int(allowed[-1] if END in allowed else allowed[0])
 
-    async def embed(self, texts: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
+    async def embed(
+        self,
+        texts: Sequence[Sequence[int]],
+        token_types: Sequence[Sequence[int]] = (),  # noqa: ARG002
+    ) -> npt.NDArray[np.float32]:
         return np.array([[3.0, 4.0, len(ids)] for ids in texts], np.float32)
 
     def stats(self) -> EngineStats:

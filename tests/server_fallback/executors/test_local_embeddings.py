@@ -18,7 +18,7 @@ from nearfar.server_fallback.schema.embeddings import EmbeddingRequest
 
 
 def embedding_model(folder: Path, *, normalize: bool) -> LocalExecutor:
-    model = text_model(folder, embedding=EmbeddingSpec(pooling="last_token", normalize=normalize))
+    model = text_model(folder, embedding=EmbeddingSpec(pooling="last_token", normalize=normalize, size=3))
     return LocalExecutor(FakeSource(""), model)
 
 

@@ -108,7 +108,7 @@ CAN_TOKENIZE: dict[str, dict[str, Any]] = {
 
 def local_of(folder: Path, field: str) -> tuple[LocalExecutor, Backend]:
     if field == "embedding":
-        model = text_model(folder, None, EmbeddingSpec("last_token", normalize=False))
+        model = text_model(folder, None, EmbeddingSpec("last_token", normalize=False, size=3))
         local = LocalExecutor(FakeSource(""), model)
     else:
         local, _ = executor(folder, "", template='{# "parameters" #}' + TEMPLATE)

@@ -104,7 +104,7 @@ export class Embedder {
     texts: readonly (readonly number[])[],
     signal: AbortSignal | undefined,
   ): Promise<readonly Float32Array[]> {
-    const { pageSize, groups, tokens, sequences } = this.#runner.limits;
+    const { pageSize, groups, tokens, sequences, splitsTexts = true } = this.#runner.limits;
     const vectors: Float32Array[] = [];
     const free = groups.map(({ pages }) => Array.from({ length: pages }, (_, page) => page));
     const waiting = texts.map((ids, index): Text => ({ ids, index, pages: [], done: 0 }));
@@ -125,7 +125,7 @@ export class Embedder {
       const batch = emptyBatch();
       for (const text of running) {
         const part = text.ids.slice(text.done, text.done + room);
-        if (part.length === 0) break;
+        if (part.length === 0 || (!splitsTexts && part.length < text.ids.length)) break;
         room -= part.length;
         text.done += part.length;
         // The pages behind a window are used again.

@@ -14,7 +14,7 @@ import type { PagesByGroup } from "./page_groups.js";
  * whose next token is sampled. sample_slots (R, 2), row by row: the sequence slot that stores the token, -1 for none,
  * and the states of the slot that apply, as a sum of SAMPLE_FLAGS; no two rows have the same slot. sample_settings (R,
  * 8): how the token is chosen, as rows of `settingsRow`. adapters (S,): the slot of each new token's LoRA adapter, -1 for
- * none.
+ * none. token_types (S,): the type of each token of an encoder, 0 or 1.
  */
 export interface Batch {
   readonly token_ids: readonly number[];
@@ -30,6 +30,7 @@ export interface Batch {
   readonly sample_slots: readonly number[];
   readonly sample_settings: readonly number[];
   readonly adapters?: readonly number[];
+  readonly token_types?: readonly number[];
 }
 
 /**
@@ -86,6 +87,7 @@ export function emptyBatch(): OpenBatch {
     sample_slots: [],
     sample_settings: [],
     adapters: [],
+    token_types: [],
   };
 }
 
@@ -105,6 +107,7 @@ export function addTokens(
   batch.token_ids.push(...tokenIds);
   batch.positions.push(...positions);
   batch.adapters.push(...tokenIds.map(() => adapter));
+  batch.token_types.push(...tokenIds.map(() => 0));
   batch.seq_starts.push(batch.token_ids.length);
   pages.forEach((table, group) => {
     const prefix = group === 0 ? "" : "window_";

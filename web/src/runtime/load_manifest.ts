@@ -11,6 +11,7 @@ import type {
   AdapterEntry,
   BindingEntry,
   BufferEntry,
+  ClassifierSpec,
   ConstantEntry,
   Description,
   EmbeddingSpec,
@@ -25,6 +26,7 @@ import type {
   ModelSpec,
   PlanEntry,
   PlaneEntry,
+  PromptSpec,
   RotaryPairs,
   SelfTestEntry,
   SelfTestRow,
@@ -34,6 +36,8 @@ import type {
   TunedRow,
   TuningEntry,
   VariantEntry,
+  VectorTestEntry,
+  VectorTestRow,
   WeightEntry,
 } from "./manifest.js";
 import { FORMAT_VERSION } from "./manifest.js";
@@ -223,6 +227,9 @@ const SPEC = entry<ModelSpec>({
   shared_intermediate_size: nullable(count),
   per_layer_size: int,
   per_layer_vocab_size: int,
+  causal: flag,
+  first_position: int,
+  num_token_types: int,
   bos_token_id: nullable(int),
   eos_token_ids: list(int),
 });
@@ -290,7 +297,29 @@ const DESCRIPTION: Checks<Description> = {
   target: text,
   model: text,
   spec: SPEC,
-  embedding: nullable(entry<EmbeddingSpec>({ pooling: oneOf("last_token"), normalize: flag })),
+  embedding: nullable(
+    entry<EmbeddingSpec>({
+      pooling: text,
+      normalize: flag,
+      size: count,
+      // The plan contains the dense layers.
+      dense: anything,
+      prompts: list(entry<PromptSpec>({ name: text, text })),
+      default_prompt: nullable(text),
+      dimensions: list(count),
+    }),
+  ),
+  classifier: nullable(
+    entry<ClassifierSpec>({
+      labels: list(text),
+      activation: oneOf("none", "sigmoid", "softmax"),
+      per_token: flag,
+      pooling: text,
+      relevance: nullable(int),
+      template: nullable(text),
+      instruction: nullable(text),
+    }),
+  ),
   quantization: text,
   context: count,
   page_size: count,
@@ -354,6 +383,13 @@ const MANIFEST = entry<Manifest>({
   host_weights: table(WEIGHT),
   shards: list(FILE),
   self_test: nullable(SELF_TEST),
+  vector_test: nullable(
+    entry<VectorTestEntry>({
+      texts: list(list(int)),
+      rows: list(entry<VectorTestRow>({ row: int, elements: list(int), values: list(number) })),
+      tolerances: table(number),
+    }),
+  ),
   tuning: list(TUNING),
 });
 const EXPORT_MANIFEST = entry<ExportManifest>({

@@ -25,7 +25,7 @@ export interface RopeSpec {
   readonly long_factors: readonly number[];
 }
 
-/** A decoder with grouped-query attention and a gated feed-forward. Sizes in elements. ``windows`` has one entry per layer: the number of tokens that a token sees, itself included, or None for all. It is empty if all layers see all tokens. ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`. Layers with a window rotate by ``window_rope`` unless it is None. The layers in ``unrotated`` do not rotate queries and keys. ``attention_scale`` None: 1 / sqrt(head_dim). A soft-cap c replaces x by c * tanh(x / c); None leaves x unchanged. The embedding is multiplied by ``embedding_scale``, the results of attention and feed-forward by ``residual_scale`` before they are added, and the logits by ``logit_scale`` before their soft-cap. Layers with a window have ``window_num_kv_heads`` of ``window_head_dim`` unless these are None. The last ``num_kv_shared_layers`` layers read the keys and values of an earlier one, and their feed-forward has ``shared_intermediate_size`` elements. Layers have a second embedding of ``per_layer_size`` elements for each of ``per_layer_vocab_size`` tokens; 0 if they have none. */
+/** A decoder with grouped-query attention and a gated feed-forward, or an encoder. Sizes in elements. ``windows`` has one entry per layer: the number of tokens that a token sees, itself included, or None for all. It is empty if all layers see all tokens. ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`. Layers with a window rotate by ``window_rope`` unless it is None. The layers in ``unrotated`` do not rotate queries and keys. ``attention_scale`` None: 1 / sqrt(head_dim). A soft-cap c replaces x by c * tanh(x / c); None leaves x unchanged. The embedding is multiplied by ``embedding_scale``, the results of attention and feed-forward by ``residual_scale`` before they are added, and the logits by ``logit_scale`` before their soft-cap. Layers with a window have ``window_num_kv_heads`` of ``window_head_dim`` unless these are None. The last ``num_kv_shared_layers`` layers read the keys and values of an earlier one, and their feed-forward has ``shared_intermediate_size`` elements. Layers have a second embedding of ``per_layer_size`` elements for each of ``per_layer_vocab_size`` tokens; 0 if they have none. ``causal``: a token sees no later one. If not, a window w restricts it to the tokens less than w away in both directions. Encoders may have a table of positions, whose row ``first_position`` is that of a text's first token, and embeddings of ``num_token_types`` types of tokens, such as those of a query and a passage. ``rms_norm_eps`` is that of their LayerNorms. */
 export interface ModelSpec {
   readonly model_type: string;
   readonly vocab_size: number;
@@ -59,14 +59,48 @@ export interface ModelSpec {
   readonly shared_intermediate_size: number | null;
   readonly per_layer_size: number;
   readonly per_layer_vocab_size: number;
+  readonly causal: boolean;
+  readonly first_position: number;
+  readonly num_token_types: number;
   readonly bos_token_id: number | null;
   readonly eos_token_ids: readonly number[];
 }
 
-/** How to compute a text's vector from the rows of the final norm: use the row of the last token, scaled to length 1 if ``normalize``. */
+/** A layer after the pooling: ``module`` names its weights, (outputs, inputs) with a bias if ``bias``, and its results pass through ``activation``, one of `ops.op.ACTIVATIONS`. */
+export interface DenseSpec {
+  readonly module: string;
+  readonly inputs: number;
+  readonly outputs: number;
+  readonly bias: boolean;
+  readonly activation: string;
+}
+
+/** A text that precedes every text of a kind, such as "query". */
+export interface PromptSpec {
+  readonly name: string;
+  readonly text: string;
+}
+
+/** How to compute a text's vector of ``size`` numbers from the rows of the last layer: ``pooling`` makes one row of those of all tokens, the ``dense`` layers follow, and the result is scaled to length 1 if ``normalize``. "last_token" and "cls" are the rows of the last and the first token; "mean_sqrt_len" is the sum divided by the square root of the number of tokens. ``prompts`` are those that the model was trained with, ``default_prompt`` the name of the one for texts of no kind. ``dimensions`` are the lengths to which a vector may be shortened, before it is scaled; empty if the model names none. */
 export interface EmbeddingSpec {
-  readonly pooling: "last_token";
+  readonly pooling: "last_token" | "mean" | "cls" | "max" | "mean_sqrt_len";
   readonly normalize: boolean;
+  readonly size: number;
+  readonly dense: readonly DenseSpec[];
+  readonly prompts: readonly PromptSpec[];
+  readonly default_prompt: string | null;
+  readonly dimensions: readonly number[];
+}
+
+/** The scores of a classifier: one number for each of ``labels``, of a text, or with ``per_token`` of each of its tokens. ``activation`` makes probabilities of the scores. ``relevance`` is the label whose probability says how relevant a passage is to a query, for models that score such pairs; None for others. ``pooling`` makes the row of a text. ``template`` is the text of a pair, with {instruction}, {query} and {document}; None if the tokenizer joins the two texts. ``instruction`` is the default one. */
+export interface ClassifierSpec {
+  readonly labels: readonly string[];
+  readonly activation: "none" | "sigmoid" | "softmax";
+  readonly per_token: boolean;
+  readonly pooling: "last_token" | "mean" | "cls" | "max" | "mean_sqrt_len";
+  readonly relevance: number | null;
+  readonly template: string | null;
+  readonly instruction: string | null;
 }
 
 /** A tensor's rows are heads of ``head_dim`` rows, of which the first ``rotary_dim`` are pairs (2i, 2i + 1). The interleaved form (GPT-J, Wang and Komatsuzaki 2021) rotates these pairs; the rotate-half form, which our ops compute, rotates the pairs (i, i + rotary_dim / 2). Both give the same scores if the rows of queries and keys are read in the order of the second. */
@@ -135,7 +169,7 @@ export interface StepEntry {
   readonly attrs: Readonly<Record<string, unknown>>;
 }
 
-/** See `plan.Plan`. ``inputs`` are all inputs of a batch, including those that are ``gathered``. ``outputs`` maps names to the buffers that hold them. Plan "generate" computes "logits" (R, V), "next_token_ids" and "token_logprobs" (R,), "top_token_ids" and "top_logprobs" (W, up to 20); plan "embed" computes "embeddings" (R, E), float32 and not normalised. */
+/** See `plan.Plan`. ``inputs`` are all inputs of a batch, including those that are ``gathered``. ``outputs`` maps names to the buffers that hold them. Plan "generate" computes "logits" (R, V), "next_token_ids" and "token_logprobs" (R,), "top_token_ids" and "top_logprobs" (W, up to 20); plan "embed" computes "embeddings", float32 and not normalised, and plan "classify" computes "scores", float32, for each label. A plan without pages reads complete texts: its embeddings are (B, E), its scores (B, L), or (S, L) if each token has scores. Embeddings of a plan with pages are (R, E). */
 export interface PlanEntry {
   readonly inputs: Readonly<Record<string, InputEntry>>;
   readonly states: Readonly<Record<string, BufferEntry>>;
@@ -243,6 +277,20 @@ export interface SelfTestEntry {
   readonly tolerances: Readonly<Record<string, number>>;
 }
 
+/** The reference's results in row ``row`` of a plan's output: the ``values`` of ``elements``. */
+export interface VectorTestRow {
+  readonly row: number;
+  readonly elements: readonly number[];
+  readonly values: readonly number[];
+}
+
+/** Texts, and the reference's results for a batch of them with float32 activations. ``tolerances``: for each activation dtype, the allowed length of the difference from a row's values, relative to the largest length of any row's values. A difference d of vectors of one length bounds their cosine by 1 - d^2 / 2. */
+export interface VectorTestEntry {
+  readonly texts: readonly (readonly number[])[];
+  readonly rows: readonly VectorTestRow[];
+  readonly tolerances: Readonly<Record<string, number>>;
+}
+
 /** A GPU as browsers name it (W3C, WebGPU, GPUAdapterInfo). A value that a browser does not reveal is "". */
 export interface AdapterEntry {
   readonly vendor: string;
@@ -264,7 +312,7 @@ export interface TuningEntry {
   readonly variants: Readonly<Record<string, readonly TunedRow[]>>;
 }
 
-/** The part of the manifest that all bundles share. ``context``: the longest sequence in tokens. ``page_size``: tokens per page. ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation", as computed, or "q8" or "q4", 8-bit or 4-bit integers. ``embedding`` is None if the model generates text. */
+/** The part of the manifest that all bundles share. ``context``: the longest sequence in tokens. ``page_size``: tokens per page. ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation", as computed, or "q8" or "q4", 8-bit or 4-bit integers. The model makes vectors if ``embedding`` is given, scores if ``classifier`` is, and otherwise generates text. */
 export interface Description {
   readonly format_version: number;
   readonly generator: string;
@@ -272,6 +320,7 @@ export interface Description {
   readonly model: string;
   readonly spec: ModelSpec;
   readonly embedding: EmbeddingSpec | null;
+  readonly classifier: ClassifierSpec | null;
   readonly quantization: string;
   readonly context: number;
   readonly page_size: number;
@@ -288,6 +337,7 @@ export interface ExportManifest {
   readonly model: string;
   readonly spec: ModelSpec;
   readonly embedding: EmbeddingSpec | null;
+  readonly classifier: ClassifierSpec | null;
   readonly quantization: string;
   readonly context: number;
   readonly page_size: number;
@@ -299,7 +349,7 @@ export interface ExportManifest {
   readonly group_size: number | null;
 }
 
-/** A bundle with plans and kernels. ``files`` are all files except kernels and shards. ``plans`` has one entry for each task of the bundle: to "generate" text or to "embed" it. A name means the same array in all plans, so plans share weights, constants and states, including the pages of keys and values. ``arch`` is the architecture that the kernels were compiled for, None if they are source code for any device of the target. Keys and values are states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. In a plan with two page groups, the layers with a window have PW pages instead of P; see `ir/pages`. "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head, D int8 codes of every row, four per word, the first in the lowest bits, then the bits of every row's float32 scale. "q4": (.., D/8 + 1): codes plus 8, eight per word, element b in the low half of byte b and element b + 4 in the high half; keys are multiplied by a Hadamard matrix first, and so are queries. ``host_weights`` are matrices that stay in their files: a runtime reads only the rows that it gathers. Their layout is "rows", and their shards hold nothing else. ``scratch`` are buffers through which the kernels of one step pass values; all steps share them. ``self_test`` is None if the user disabled it, and for models that make embeddings. ``tuning`` has one entry per adapter and activation dtype. ``lora`` is None if the bundle does not accept adapters. */
+/** A bundle with plans and kernels. ``files`` are all files except kernels and shards. ``plans`` has one entry for each task of the bundle: to "generate" text, to "embed" or to "classify" it. A name means the same array in all plans, so plans share weights, constants and states, including the pages of keys and values. ``arch`` is the architecture that the kernels were compiled for, None if they are source code for any device of the target. Keys and values are states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. In a plan with two page groups, the layers with a window have PW pages instead of P; see `ir/pages`. "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head, D int8 codes of every row, four per word, the first in the lowest bits, then the bits of every row's float32 scale. "q4": (.., D/8 + 1): codes plus 8, eight per word, element b in the low half of byte b and element b + 4 in the high half; keys are multiplied by a Hadamard matrix first, and so are queries. ``host_weights`` are matrices that stay in their files: a runtime reads only the rows that it gathers. Their layout is "rows", and their shards hold nothing else. ``scratch`` are buffers through which the kernels of one step pass values; all steps share them. ``self_test`` is None if the user disabled it, and for models that generate no text, which have ``vector_test``. ``tuning`` has one entry per adapter and activation dtype. ``lora`` is None if the bundle does not accept adapters. */
 export interface Manifest {
   readonly format_version: number;
   readonly generator: string;
@@ -307,6 +357,7 @@ export interface Manifest {
   readonly model: string;
   readonly spec: ModelSpec;
   readonly embedding: EmbeddingSpec | null;
+  readonly classifier: ClassifierSpec | null;
   readonly quantization: string;
   readonly context: number;
   readonly page_size: number;
@@ -324,5 +375,6 @@ export interface Manifest {
   readonly host_weights: Readonly<Record<string, WeightEntry>>;
   readonly shards: readonly FileEntry[];
   readonly self_test: SelfTestEntry | null;
+  readonly vector_test: VectorTestEntry | null;
   readonly tuning: readonly TuningEntry[];
 }

@@ -46,11 +46,13 @@ export function limitsOf(
   { maxSequences = MAX_SEQUENCES, pages, maxAdapters = MAX_ADAPTERS }: PoolOptions,
 ): RunnerLimits {
   const { context, page_size: pageSize, spec } = manifest;
-  const tokens = Math.max(PREFILL_CHUNK, maxSequences);
+  const isPaged = planOf(manifest).inputs.page_ids !== undefined;
+  const tokens = Math.max(PREFILL_CHUNK, maxSequences, isPaged ? 0 : context);
   const sizes = { context, pageSize, maxTokens: tokens };
   const groups = pageGroups(manifest, sizes, maxSequences, pages);
   return {
     tokens,
+    splitsTexts: isPaged,
     sequences: maxSequences,
     groups,
     pageSize,

@@ -61,6 +61,8 @@ export interface RunnerInfo {
 export interface RunnerLimits {
   /** The maximum number of new tokens in a batch. */
   readonly tokens: number;
+  /** Whether the tokens of a text may be in several batches; false for an encoder, which reads it at once. */
+  readonly splitsTexts?: boolean;
   /** The maximum number of sequences, sampled rows, and slots. */
   readonly sequences: number;
   /** The pools of pages. */

@@ -27,6 +27,7 @@ function manifestOf(accepts: LoraEntry | null): Manifest {
     target: "webgpu",
     lora: accepts,
     embedding: null,
+    classifier: null,
     plans: { generate: { states } },
   } as unknown as Manifest;
 }

@@ -45,6 +45,7 @@ export function lettersOnnx(changes: Partial<ExportManifest> = {}): {
     model,
     spec,
     embedding: null,
+    classifier: null,
     quantization,
     context: CONTEXT,
     page_size: CONTEXT,

@@ -105,7 +105,15 @@ onDevice("embeddings", async () => {
     outputs: { embeddings: "logits" },
   };
   const changes = {
-    embedding: { pooling: "last_token", normalize: true },
+    embedding: {
+      pooling: "last_token",
+      normalize: true,
+      size: 8,
+      dense: [],
+      prompts: [],
+      default_prompt: null,
+      dimensions: [],
+    },
     self_test: null,
     plans: { embed },
   } as unknown as Partial<typeof manifest>;
