@@ -10,6 +10,7 @@ from typing import Any
 from nearfar.compiler.ir.graph import Constant, Graph, Parameter, Source, Value
 from nearfar.compiler.ir.kv_format import kv_format
 from nearfar.compiler.ir.ops import OPS
+from nearfar.compiler.ir.ops.encoders import POOLINGS
 from nearfar.compiler.ir.ops.op import ACTIVATIONS, DType
 from nearfar.compiler.ir.sampling import Settings
 
@@ -50,6 +51,17 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "embed", "whole", embed
     yield "embed", "first_part", partial(embed, first_row=3)
     yield "embed", "later_part", partial(embed, first_row=0, later=20)
+    yield "embed", "without_samples", partial(embed, samples=False)
+    yield "embed_positions", "both", embed_positions
+    yield "embed_positions", "types", partial(embed_positions, positions=False)
+    for mode in POOLINGS:
+        yield "pool_rows", mode, partial(pool_rows, mode)
+    yield "rope_heads", "partial", partial(over_texts, "rope_heads", rotary_dim=8)
+    yield "rope_heads", "normed", partial(over_texts, "rope_heads", rotary_dim=HEAD_DIM, eps=1e-5)
+    yield "ragged_attention", "plain", partial(over_texts, "ragged_attention", causal=False)
+    bent = {"window": 5, "softcap": 30.0, "scale": 0.2}
+    yield "ragged_attention", "window", partial(over_texts, "ragged_attention", causal=False, **bent)
+    yield "ragged_attention", "causal", partial(over_texts, "ragged_attention")
     yield "take_rows", "plain", take_rows
     for x_dtype, dtype in product(DTYPES, DTYPES):
         yield "slice_columns", f"{x_dtype}_{dtype}", partial(slice_columns, x_dtype, dtype)
@@ -72,6 +84,8 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     for optional in (("norm",), ("norm", "bias", "factor"), ()):
         yield "linear", "_".join(("stream", *optional)), partial(in_stream, "linear", optional)
     yield "gated_linear", "stream", partial(in_stream, "gated_linear", ("norm",))
+    for activation in ("gelu", "relu", "tanh"):
+        yield "linear", f"then_{activation}", partial(linear, bias=True, residual=True, y_activation=activation)
     yield "linear", "rounded_input", partial(linear, bias=True, x_step=0.25)
     yield "linear", "rounded_activation", partial(linear, "activation", "activation", residual=True, x_step=0.25)
     yield "add", "plain", add
@@ -107,15 +121,55 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
         yield op, "plain", partial(sampling, op)
 
 
-def embed(first_row: int | None = None, later: int | None = None) -> Graph:
+def embed(first_row: int | None = None, later: int | None = None, *, samples: bool = True) -> Graph:
     graph = Builder()
-    where = {"token_ids": graph.value("token_ids", ("S",), "int32"), "sampled": graph.state("sampled", ("N",), "int32")}
+    where = {"token_ids": graph.value("token_ids", ("S",), "int32")}
+    if samples:
+        where["sampled"] = graph.state("sampled", ("N",), "int32")
     table = graph.matrix("table", 20 if later else VOCAB, COLUMNS)
     graph.add("embed", {"table": table, **where}, name="y", first_row=first_row, scale=2.5)
     if later is None:
         return graph.ends("y")
     second = graph.matrix("second_table", VOCAB - 20, COLUMNS)
     return graph.ends(graph.add("embed", {"table": second, **where, "into": "y"}, name="z", first_row=later, scale=2.5))
+
+
+def embed_positions(*, positions: bool = True) -> Graph:
+    graph = Builder()
+    inputs = {
+        "x": graph.value("x", ("S", COLUMNS)),
+        "token_types": graph.value("token_types", ("S",), "int32"),
+        "type_table": graph.matrix("type_table", 2, COLUMNS),
+    }
+    if positions:
+        inputs["positions"] = graph.value("positions", ("S",), "int32")
+        inputs["position_table"] = graph.matrix("position_table", 40, COLUMNS)
+    attrs = {"first_position": 2} if positions else {}
+    return graph.ends(graph.add("embed_positions", inputs, name="y", **attrs))
+
+
+def pool_rows(mode: str) -> Graph:
+    graph = Builder()
+    starts = graph.value("seq_starts", (["add", "B", 1],), "int32")
+    return graph.ends(
+        graph.add("pool_rows", {"x": graph.value("x", ("S", COLUMNS)), "seq_starts": starts}, name="y", mode=mode)
+    )
+
+
+def over_texts(op: str, *, rotary_dim: int = 0, **attrs: Any) -> Graph:
+    """An op on the joint projection of queries, keys and values of complete texts."""
+    graph = Builder()
+    inputs = {
+        "qkv": graph.value("qkv", ("S", (HEADS + 2 * KV_HEADS) * HEAD_DIM), "activation"),
+        "positions": graph.value("positions", ("S",), "int32"),
+    }
+    if op == "ragged_attention":
+        inputs["seq_starts"] = graph.value("seq_starts", (["add", "B", 1],), "int32")
+    if rotary_dim:
+        inputs["table"] = rope_table(graph, rotary_dim)
+    if "eps" in attrs:
+        inputs["qk_norm"] = graph.vector("qk_norm", 2 * HEAD_DIM)
+    return graph.ends(graph.add(op, inputs, name="y", head_dim=HEAD_DIM, num_kv_heads=KV_HEADS, **attrs))
 
 
 def take_rows() -> Graph:
@@ -203,6 +257,7 @@ def linear(
     x_step: float | None = None,
     up_start: int | None = None,
     activation: str = "silu",
+    y_activation: str = "none",
 ) -> Graph:
     """``later``: another projection has written the ``offset`` columns before it. ``up_start``: it gates columns of
     another value.
@@ -223,7 +278,7 @@ def linear(
     }
     eps = 1e-3 if norm else None
     attrs: dict[str, Any] = {"eps": eps, "columns": columns, "offset": offset, "x_step": x_step}
-    attrs |= {"up_start": up_start or 0, "activation": activation}
+    attrs |= {"up_start": up_start or 0, "activation": activation, "y_activation": y_activation}
     return graph.ends(graph.add("linear", inputs, name="y", dtype=dtype, **attrs))
 
 

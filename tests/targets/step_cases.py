@@ -17,6 +17,7 @@ from nearfar.compiler import quant
 from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.ir.ops import OPS, Array
 from nearfar.compiler.ir.plan import Step, make_plan
+from nearfar.compiler.ir.rope import rope_table
 from nearfar.targets.context import Context
 from nearfar.targets.variant import Variant
 
@@ -31,8 +32,8 @@ OWN_CASES = (
     "top_logprobs",
 )
 # Integer inputs by name: token ids, rows to select, adapters.
-LIMITS = {"token_ids": (0, 40), "sampled": (0, 40), "rows": (0, 3), "adapters": (-1, 2)}
-DIMS = {"N": 4, "M": 2, "R": 5}
+LIMITS = {"token_ids": (0, 40), "sampled": (0, 40), "rows": (0, 3), "adapters": (-1, 2), "token_types": (0, 2)}
+DIMS = {"N": 4, "M": 2, "R": 5, "B": 3}
 SIZES = (3, 33)
 
 VariantsOf = Callable[[Step, Context], Sequence[Variant]]
@@ -68,7 +69,17 @@ def run_of(name: str, step: Step, context: Context, activation: str, size: int) 
     dims = {**DIMS, "S": size, "G": size}
     inputs: dict[str, Array] = {}
     bound: dict[str, Array] = {}
+    # Three texts: one of a single token, one longer than a tile.
+    starts = np.array([0, 1, 1 + max(1, size - 9), size] if size > 9 else [0, 1, 2, size], np.int32)
+    of_texts = {"seq_starts": starts, "positions": np.arange(size) - np.repeat(starts[:-1], np.diff(starts))}
     for role, array in step.inputs.items():
+        if role in of_texts:
+            inputs[role] = bound[role] = of_texts[role].astype(np.int32)
+            continue
+        if array in plan.constants:
+            constant = plan.constants[array]
+            inputs[role] = bound[role] = rope_table(constant.attrs["inverse_frequencies"], constant.shape[0])
+            continue
         if array in plan.weights and plan.weights[array].columns is not None:
             rows, columns = context.sizes(array)
             planes = context.quantization.pack(

@@ -13,6 +13,7 @@ from cpu_attention_cases import attention_cases
 from cpu_steps import Batch, StepCase
 from kernel_harness import Run
 
+from nearfar.compiler.ir.ops.encoders import POOLINGS
 from nearfar.compiler.ir.ops.op import ACTIVATIONS
 from nearfar.compiler.ir.sampling import Settings
 
@@ -38,6 +39,8 @@ PROJECTIONS: tuple[tuple[str, str, int, int, str, str, tuple[str, ...], dict[str
     ("gated_linear", "f32", 3, 34, "activation", "float32", ("bias", "into"), {"activation": "relu2", "columns": 20},
     "float16"),
     ("gated_linear", "q4f16", 33, 66, "float32", "float32", (), {"activation": "none"}, "int8"),
+    ("linear", "f32", 37, 45, "float32", "float32", ("bias", "residual"), {"y_activation": "gelu"}, "float32"),
+    ("linear", "q8f16", 70, 33, "float32", "float32", ("bias",), {"y_activation": "tanh"}, "float32"),
     ("linear", "q2c", 97, 509, "float32", "float32", ("norm",), {}, "float32"),
     ("linear", "q4c", 70, 45, "activation", "float32", ("residual",), {"x_step": 0.25, "y_step": 0.5}, "float16"),
     ("linear", "f32", 37, 20, "float32", "float32", ("bias",), {"x_step": 0.25}, "float32"),
@@ -72,6 +75,7 @@ def all_cases() -> Iterator[StepCase]:
     yield from lora_cases()
     yield from rope_cases()
     yield from attention_cases()
+    yield from text_cases()
     yield from sampling_cases()
 
 
@@ -149,7 +153,7 @@ def row_cases() -> Iterator[StepCase]:
         ]
         inputs: Inputs = {"x": (x, "S", columns)}
         yield StepCase(f"fake_quantize_{columns}", "fake_quantize", inputs, attrs, batches, "float16")
-    for activation, columns in zip(ACTIVATIONS, (1, 3, 16, 17, 33), strict=True):
+    for activation, columns in zip(ACTIVATIONS, (1, 3, 16, 17, 33, 7, 9), strict=True):
         attrs = {"activation": activation}
         yield gate_case(
             f"gate_{activation}", "gate", {"gate": ("float32", "S", columns), "up": ("float32", "S", columns)}, attrs
@@ -270,6 +274,48 @@ def rope_cases() -> Iterator[StepCase]:
         attrs = {"head_dim": head_dim, "dtype": y, **({"eps": EPS} if norm else {})}
         name = f"rope_{num_heads}_{head_dim}_{rotary_dim}_{norm}"
         yield StepCase(name, "rope", inputs, attrs, batches, "float16")
+
+
+def text_cases() -> Iterator[StepCase]:
+    """The ops of models without pages: texts of one token, of several tiles and blocks of keys, and of a page."""
+
+    def of_texts(lengths: Sequence[int]) -> Batch:
+        starts = np.cumsum([0, *lengths]).astype(np.int32)
+        positions = np.concatenate([np.arange(length) for length in lengths]).astype(np.int32)
+        types = positions % 2
+        arrays = {"seq_starts": starts, "positions": positions, "token_types": types}
+        return Batch({"S": int(starts[-1]), "B": len(lengths)}, arrays)
+
+    texts = [of_texts(lengths) for lengths in ((1,), (3, 1, 16, 33), (17, 270, 2))]
+    starts: Inputs = {"seq_starts": ("int32", ["add", "B", 1])}
+
+    def given(batches: Sequence[Batch], inputs: Inputs) -> list[Batch]:
+        return [
+            Batch(each.dims, {role: each.arrays[role] for role in inputs if role in each.arrays}) for each in batches
+        ]
+
+    for mode in POOLINGS:
+        inputs: Inputs = {"x": ("float32", "S", 37), **starts}
+        yield StepCase(f"pool_rows_{mode}", "pool_rows", inputs, {"mode": mode}, given(texts, inputs))
+    for columns, quantization, attrs in ((37, "f32", {"first_position": 2}), (72, "q4f16", {})):
+        inputs = {"x": ("float32", "S", columns), "positions": ("int32", "S"), "token_types": ("int32", "S")}
+        inputs |= {"position_table": ("matrix", 280, columns), "type_table": ("matrix", 2, columns)}
+        name = f"embed_positions_{columns}_{quantization}"
+        yield StepCase(name, "embed_positions", inputs, attrs, given(texts, inputs), quantization=quantization)
+    for head_dim, kv_heads, group, attrs, activation in (
+        (12, 3, 1, {"causal": False}, "float32"),
+        (32, 2, 2, {"causal": False, "window": 5, "softcap": 20.0}, "float16"),
+        (64, 1, 3, {"scale": 0.2}, "float32"),
+    ):
+        heads = {"head_dim": head_dim, "num_kv_heads": kv_heads}
+        qkv: Inputs = {"qkv": ("activation", "S", (group + 2) * kv_heads * head_dim), "positions": ("int32", "S")}
+        inputs = {**qkv, **starts}
+        name = f"ragged_attention_{head_dim}"
+        yield StepCase(name, "ragged_attention", inputs, {**heads, **attrs}, given(texts, inputs), activation)
+        inputs = {**qkv, "table": ("rope", 280, head_dim // 4, 2), "qk_norm": ("vector", 2 * head_dim)}
+        yield StepCase(
+            f"rope_heads_{head_dim}", "rope_heads", inputs, {**heads, "eps": EPS}, given(texts, inputs), activation
+        )
 
 
 def sampling_cases() -> Iterator[StepCase]:

@@ -1,0 +1,172 @@
+"""Encoders on the reference runner against transformers: vectors, and the scores of classifiers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from plain_target import compile_plain
+from tiny_encoders import CONTEXT, FAMILIES, logits_of, make_encoder, rows_of, texts_of, write_json
+from tiny_models import write_modules
+from tolerances import F32, relative_error
+
+from nearfar.compiler.bundle.folder import Bundle
+from nearfar.compiler.errors import CheckpointError, NearfarError, RequestError, UnsupportedModel
+from nearfar.compiler.formats.huggingface import open_checkpoint
+from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch, make_text_batch
+from nearfar.compiler.runtime.encoding import Text, classify, embed, encode
+from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.trust import check_runner
+
+# One token, a complete context, and others; 17 texts in all.
+TEXTS = texts_of([1, 17, 3, CONTEXT, 40, 33, 5, 2, 1, 1, 9, 31, 32, 16, 64, 7, 20])
+
+
+def compiled(checkpoint: Path, folder: Path, *, self_test: bool = False) -> tuple[Bundle, ReferenceRunner]:
+    bundle = compile_plain(checkpoint, folder / "bundle", "f32", CONTEXT, self_test=self_test)
+    return bundle, ReferenceRunner(bundle, limits=Limits(sequences=5, tokens=100))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_vectors_are_the_means_of_transformers_rows(family: str, tmp_path: Path) -> None:
+    model = make_encoder(family, "mean_tokens", tmp_path / "checkpoint")
+    bundle, runner = compiled(tmp_path / "checkpoint", tmp_path, self_test=True)
+    check_runner(runner, bundle.manifest)
+    assert bundle.manifest.vector_test is not None
+    assert not bundle.manifest.paged
+    assert bundle.manifest.plan("embed").states == {}
+    found = encode(runner, [Text(text) for text in TEXTS])
+    for text, vector in zip(TEXTS, found, strict=True):
+        assert relative_error(vector, rows_of(model, text).mean(axis=0)) < F32, len(text)
+    unit = embed(runner, TEXTS[1])
+    assert relative_error(unit, found[1] / np.linalg.norm(found[1])) < F32
+
+
+@pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scores_are_transformers_logits(family: str, head: str, tmp_path: Path) -> None:
+    model = make_encoder(family, head, tmp_path / "checkpoint", num_labels=3)
+    bundle, runner = compiled(tmp_path / "checkpoint", tmp_path)
+    assert bundle.manifest.classifier is not None
+    assert bundle.manifest.classifier.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    found = encode(runner, [Text(text) for text in TEXTS])
+    for text, scores in zip(TEXTS, found, strict=True):
+        assert relative_error(scores, logits_of(model, text)) < F32, len(text)
+    chances = classify(runner, [Text(TEXTS[1])])[0]
+    np.testing.assert_allclose(chances.sum(axis=-1), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["bert", "nomic_bert"])
+def test_the_two_texts_of_a_pair_have_types_of_their_own(family: str, tmp_path: Path) -> None:
+    model = make_encoder(family, "ForSequenceClassification", tmp_path / "checkpoint", num_labels=1)
+    bundle, runner = compiled(tmp_path / "checkpoint", tmp_path)
+    classifier = bundle.manifest.classifier
+    assert classifier is not None
+    assert (classifier.relevance, classifier.activation) == (0, "sigmoid")
+    ids = TEXTS[4]
+    types = [0] * 12 + [1] * (len(ids) - 12)
+    alone, pair = encode(runner, [Text(ids), Text(ids, types)])
+    assert relative_error(pair, logits_of(model, ids, types)) < F32
+    assert relative_error(pair, alone) > F32
+    (relevance,) = classify(runner, [Text(ids, types)])
+    assert relevance == pytest.approx(1 / (1 + np.exp(-pair)), rel=1e-5)
+
+
+@pytest.mark.parametrize(("mode", "pooled"), [
+    ("cls_token", lambda rows: rows[0]), ("max_tokens", lambda rows: rows.max(axis=0)),
+    ("lasttoken", lambda rows: rows[-1]), ("mean_sqrt_len_tokens", lambda rows: rows.sum(axis=0) / len(rows) ** 0.5),
+])  # fmt: skip
+def test_dense_layers_follow_every_pooling(mode: str, pooled: Any, tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    checkpoint = tmp_path / "checkpoint"
+    model = make_encoder("distilbert", "mean_tokens", checkpoint)
+    write_modules(checkpoint, "none", behind=("Dense", "Normalize"))
+    (checkpoint / "1_Pooling/config.json").write_text(f'{{"pooling_mode_{mode}": true}}')
+    (checkpoint / "2_Dense").mkdir()
+    write_json(checkpoint / "2_Dense/config.json", in_features=72, out_features=20,
+               activation_function="torch.nn.modules.activation.Tanh")  # fmt: skip
+    rng = np.random.default_rng(3)
+    weight, bias = rng.normal(size=(20, 72)).astype(np.float32) / 8, rng.normal(size=20).astype(np.float32)
+    save_file({"linear.weight": weight, "linear.bias": bias}, checkpoint / "2_Dense/model.safetensors")
+    bundle, runner = compiled(checkpoint, tmp_path)
+    assert bundle.manifest.embedding is not None
+    assert bundle.manifest.embedding.size == 20
+    expected = np.tanh(weight @ pooled(rows_of(model, TEXTS[1])) + bias)
+    assert relative_error(embed(runner, TEXTS[1]), expected / np.linalg.norm(expected)) < F32
+
+
+def test_old_names_and_prefixes_are_read_as_todays(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    folder = tmp_path / "checkpoint"
+    make_encoder("bert", "mean_tokens", folder)
+    tensors = load_file(folder / "model.safetensors")
+    before = dict(open_checkpoint(folder).tensors)
+
+    def old(name: str) -> str:
+        return f"bert.{name.replace('LayerNorm.weight', 'LayerNorm.gamma').replace('LayerNorm.bias', 'LayerNorm.beta')}"
+
+    renamed = {old(name): tensor for name, tensor in tensors.items()}
+    extra = {"bert.embeddings.position_ids": np.arange(4), "cls.predictions.bias": np.zeros(3, np.float32)}
+    save_file({**renamed, **extra}, folder / "model.safetensors")
+    after = open_checkpoint(folder).tensors
+    assert after.keys() == before.keys() | {"cls.predictions.bias"}
+    compile_plain(folder, tmp_path / "bundle", "f32", CONTEXT)
+
+
+def test_a_text_is_cut_where_sentence_transformers_cuts_it(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    make_encoder("bert", "mean_tokens", folder)
+    write_json(folder / "sentence_bert_config.json", max_seq_length=20)
+    write_json(folder / "config.json", matryoshka_dimensions=[64, 16])
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.max_tokens == 20
+    assert checkpoint.embedding is not None
+    assert checkpoint.embedding.dimensions == (16, 64)
+
+
+def test_the_tokenizer_neither_pads_nor_cuts(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    folder = tmp_path / "checkpoint"
+    make_encoder("bert", "mean_tokens", folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_padding(length=128, pad_id=3)
+    tokenizer.enable_truncation(5)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    write_json(folder / "sentence_bert_config.json", do_lower_case=True)
+    content = open_checkpoint(folder).tokenizer.content
+    assert Tokenizer.from_str(content.decode()).encode("ABCDEFGH").tokens == list("abcdefgh")
+
+
+@pytest.mark.parametrize(("values", "message"), [
+    ({"hidden_act": "mish"}, "'hidden_act' is 'mish', which is not supported"),
+    ({"position_embedding_type": "relative_key"}, "'position_embedding_type' is 'relative_key'"),
+    ({"is_decoder": True}, "'is_decoder' is true"),
+    ({"num_attention_heads": 7}, "not a multiple of 7 heads"),
+    ({"new_maths": 3}, "unknown key 'new_maths' = 3"),
+    ({"architectures": ["BertForTokenClassification"], "id2label": {"0": "a", "2": "b"}}, "'id2label' must map"),
+])  # fmt: skip
+def test_what_would_change_the_results_is_refused_by_name(values: dict[str, Any], message: str, tmp_path: Path) -> None:
+    make_encoder("bert", "ForSequenceClassification", tmp_path)
+    write_json(tmp_path / "config.json", **values)
+    with pytest.raises(NearfarError, match=message) as error:
+        open_checkpoint(tmp_path)
+    assert isinstance(error.value, CheckpointError | UnsupportedModel)
+
+
+def test_batches_of_incomplete_texts_are_refused(tmp_path: Path) -> None:
+    make_encoder("bert", "mean_tokens", tmp_path / "checkpoint")
+    bundle, runner = compiled(tmp_path / "checkpoint", tmp_path)
+    with pytest.raises(RequestError, match="must hold complete texts"):
+        runner.embed(make_batch([Chunk([1, 2], 3, [0])], bundle.manifest.page_size))
+    with pytest.raises(RequestError, match="token types beyond 0 to 1"):
+        runner.embed(make_text_batch([[1, 2]], [[0, 2]]))
+    for text, message in (([], "empty"), ([509], "not in the vocabulary"), ([1] * 65, "context length is 64")):
+        with pytest.raises(RequestError, match=message):
+            encode(runner, [Text(text)])
+    with pytest.raises(RequestError, match="the types of 1"):
+        encode(runner, [Text([1, 2], [0])])
