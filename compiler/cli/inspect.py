@@ -193,11 +193,13 @@ def files(report: ExportReport) -> Table:
 
 
 def self_test(manifest: Manifest) -> str:
-    if manifest.self_test is None:
+    test = manifest.self_test or manifest.vector_test
+    if test is None:
         return "none: a runtime cannot check whether a GPU computes correctly"
-    tolerances = ", ".join(
-        f"{tolerance:.1%} with {dtype}" for dtype, tolerance in manifest.self_test.tolerances.items()
-    )
+    tolerances = ", ".join(f"{tolerance:.1%} with {dtype}" for dtype, tolerance in test.tolerances.items())
+    if manifest.self_test is None:
+        what = "scores" if manifest.embedding is None else "vectors"
+        return f"{sum(map(len, manifest.vector_test.texts if manifest.vector_test else []))} tokens, {what} within {tolerances}"
     return f"{len(manifest.self_test.prompt_ids)} tokens, logits within {tolerances}"
 
 

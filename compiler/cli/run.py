@@ -20,6 +20,7 @@ from .answer import Answer, Answerer, print_speed, write_out
 from .chat import Conversation, converse
 from .model import bundle_of
 from .output import add_command, print_json
+from .run_encoder import encode_text, print_encoded
 from .sign import add_trust, trusted_keys
 
 DEFAULT_MAX_TOKENS = 256
@@ -38,6 +39,9 @@ def add_parser(commands: Any) -> None:
         "prompt", metavar="PROMPT", nargs="?",
         help="the message; - or a pipe reads standard input; without a prompt, a conversation starts",
     )  # fmt: skip
+    parser.add_argument(
+        "--passage", metavar="TEXT", help="for a reranker: the text whose relevance to the prompt is scored"
+    )
     parser.add_argument("--system", metavar="TEXT", help="the system prompt: instructions on how to answer")
     parser.add_argument(
         "--max-tokens",
@@ -116,8 +120,12 @@ def run(options: argparse.Namespace) -> None:
     path, from_cache = bundle_of(options.bundle, quiet=options.json)
     # A bundle that was compiled here needs no signature.
     bundle = open_any(path, () if from_cache else trusted)
-    require_plan(bundle.manifest, GENERATE)
     tokenizer = Tokenizer(bundle.tokenizer_files())
+    if not bundle.manifest.generates:
+        encode_once(options, bundle, tokenizer, text)
+        return
+    if options.passage is not None:
+        raise RequestError(f"--passage: {bundle.manifest.model} generates text and scores no pairs; remove the option")
     sampler = Sampler(options.temperature, options.seed, options.top_k, options.top_p)
     stops = StopAutomaton(options.stop)
     if text is None:
@@ -144,6 +152,20 @@ def run(options: argparse.Namespace) -> None:
     else:
         print(flush=True)
         print_speed(answer, f"on {device}")
+
+
+def encode_once(
+    options: argparse.Namespace, bundle: Bundle | ExportBundle, tokenizer: Tokenizer, text: str | None
+) -> None:
+    """Print the vector or the scores of a text. Raises RequestError for options of models that generate text."""
+    if text is None or options.system is not None:
+        require_plan(bundle.manifest, GENERATE)
+    encoded = encode_text(bundle.manifest, tokenizer, text or "", options.passage)
+    runner = open_runner(options.runner or bundle.manifest.target, bundle, Limits())
+    try:
+        print_encoded(runner, tokenizer, encoded, as_json=options.json)
+    finally:
+        runner.close()
 
 
 def check_options(options: argparse.Namespace) -> None:

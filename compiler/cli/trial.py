@@ -42,6 +42,8 @@ def find_trial(bundle: Bundle | ExportBundle) -> Trial:
         if reason is None and find_spec("fastapi") is not None:
             return Trial(f"{program()} serve {name}")
         return Trial(look, reason or "the bundle makes embeddings; to serve it, run: pip install 'nearfar[serve]'")
+    if bundle.manifest.classifier is not None:
+        return Trial(f"{program()} run {name} {PROMPT}" if reason is None else look, reason)
     options = prompt_options(bundle)
     if options is None:
         return Trial(look, "the bundle's context is too short for a prompt")

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from ..arch import Encoder, by_model_type, encoder_of
 from ..bundle.manifest import MANIFEST_FILE
-from ..errors import CheckpointError
+from ..errors import CheckpointError, UnsupportedModel
 from ..ir.spec import EmbeddingSpec, ModelSpec
 from . import (
     awq_quant,
@@ -73,6 +73,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return _open_encoder(path, spec, encoder)
     vectors = read_sentence_transformer(path, spec.hidden_size)
     embedding = None if vectors is None else vectors.embedding
+    if embedding is not None and (embedding.pooling != "last_token" or embedding.dense):
+        raise UnsupportedModel(
+            f"{path / MODULES_FILE}: {spec.model_type} is a decoder, whose vectors are those of the last token "
+            f"without dense layers; pooling {embedding.pooling} and {len(embedding.dense)} dense layers are not supported",
+            pooling=embedding.pooling,
+        )
     stored = _read_tensors(path)
     notes: list[str] = []
     tensors: Mapping[str, Tensor] = stored
@@ -96,7 +102,6 @@ def open_checkpoint(path: Path) -> Checkpoint:
     config = _text_config(path / "config.json")
     max_tokens = None if vectors is None else vectors.max_tokens
     if vectors is not None:
-        tensors = {**tensors, **dense_tensors(path, vectors.dense_folders)}
         tokenizer = encoder_tokenizer(tokenizer, lowercases=vectors.lowercases)
     return Checkpoint(
         path, spec, tensors, tokenizer, config, embedding, tuple(notes), activation_scales, max_tokens=max_tokens

@@ -107,6 +107,20 @@ class Tokenizer:
         starts_with_bos = forbidden and self._encode(self._backend, text, add_special_tokens=False)[:1] == [bos]
         return self._with_bos(ids, add_special_tokens, starts_with_bos=starts_with_bos)
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """The token ids of two texts in one sequence, such as a query and a passage, as the tokenizer joins them, and
+        the type of each token, 0 or 1. Control tokens that a text spells out are split. Raises RequestError as
+        `encode`.
+        """
+        ids, types = self._encode_pair(self._backend, first, second)
+        added = self._forged(self._encode_pair(self._backend, "", "")[0])
+        if self._forged(ids) != added:
+            if SENTINEL in first + second:
+                raise sentinel_refused()
+            ids, types = self._encode_pair(self._splitting.backend, first, second)
+            self._require_split(self._forged(ids) == added)
+        return ids, types
+
     def apply_chat_template(
         self,
         messages: Sequence[Message],
@@ -229,6 +243,15 @@ class Tokenizer:
             ) from error
         ids: list[int] = encoding.ids
         return ids
+
+    def _encode_pair(self, backend: Any, first: str, second: str) -> tuple[list[int], list[int]]:
+        try:
+            [encoding] = backend.encode_batch_fast([(first, second)])
+        except (TypeError, UnicodeEncodeError) as error:
+            raise RequestError(
+                "the text contains half of a surrogate pair, which is not Unicode text; remove it", code="invalid_text"
+            ) from error
+        return encoding.ids, encoding.type_ids
 
     def _forged(self, ids: Iterable[int]) -> int:
         # Long texts are counted without a Python loop, which would keep other threads from running.
