@@ -199,7 +199,8 @@ def self_test(manifest: Manifest) -> str:
     tolerances = ", ".join(f"{tolerance:.1%} with {dtype}" for dtype, tolerance in test.tolerances.items())
     if manifest.self_test is None:
         what = "scores" if manifest.embedding is None else "vectors"
-        return f"{sum(map(len, manifest.vector_test.texts if manifest.vector_test else []))} tokens, {what} within {tolerances}"
+        texts = [] if manifest.vector_test is None else manifest.vector_test.texts
+        return f"{sum(map(len, texts))} tokens, {what} within {tolerances}"
     return f"{len(manifest.self_test.prompt_ids)} tokens, logits within {tolerances}"
 
 

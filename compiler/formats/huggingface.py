@@ -75,8 +75,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     embedding = None if vectors is None else vectors.embedding
     if embedding is not None and (embedding.pooling != "last_token" or embedding.dense):
         raise UnsupportedModel(
-            f"{path / MODULES_FILE}: {spec.model_type} is a decoder, whose vectors are those of the last token "
-            f"without dense layers; pooling {embedding.pooling} and {len(embedding.dense)} dense layers are not supported",
+            f"{path / MODULES_FILE}: {spec.model_type} is a decoder, whose vectors are those of the last token; "
+            f"pooling {embedding.pooling} with {len(embedding.dense)} dense layers is not supported",
             pooling=embedding.pooling,
         )
     stored = _read_tensors(path)

@@ -59,7 +59,7 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "rope_heads", "partial", partial(over_texts, "rope_heads", rotary_dim=8)
     yield "rope_heads", "normed", partial(over_texts, "rope_heads", rotary_dim=HEAD_DIM, eps=1e-5)
     yield "ragged_attention", "plain", partial(over_texts, "ragged_attention", causal=False)
-    bent = {"window": 5, "softcap": 30.0, "scale": 0.2}
+    bent: dict[str, Any] = {"window": 5, "softcap": 30.0, "scale": 0.2}
     yield "ragged_attention", "window", partial(over_texts, "ragged_attention", causal=False, **bent)
     yield "ragged_attention", "causal", partial(over_texts, "ragged_attention")
     yield "take_rows", "plain", take_rows

@@ -71,7 +71,10 @@ def run_of(name: str, step: Step, context: Context, activation: str, size: int) 
     bound: dict[str, Array] = {}
     # Three texts: one of a single token, one longer than a tile.
     starts = np.array([0, 1, 1 + max(1, size - 9), size] if size > 9 else [0, 1, 2, size], np.int32)
-    of_texts = {"seq_starts": starts, "positions": np.arange(size) - np.repeat(starts[:-1], np.diff(starts))}
+    of_texts: dict[str, Array] = {
+        "seq_starts": starts,
+        "positions": np.arange(size) - np.repeat(starts[:-1], np.diff(starts)),
+    }
     for role, array in step.inputs.items():
         if role in of_texts:
             inputs[role] = bound[role] = of_texts[role].astype(np.int32)

@@ -110,7 +110,10 @@ def test_old_names_and_prefixes_are_read_as_todays(tmp_path: Path) -> None:
         return f"bert.{name.replace('LayerNorm.weight', 'LayerNorm.gamma').replace('LayerNorm.bias', 'LayerNorm.beta')}"
 
     renamed = {old(name): tensor for name, tensor in tensors.items()}
-    extra = {"bert.embeddings.position_ids": np.arange(4), "cls.predictions.bias": np.zeros(3, np.float32)}
+    extra: dict[str, Any] = {
+        "bert.embeddings.position_ids": np.arange(4),
+        "cls.predictions.bias": np.zeros(3, np.float32),
+    }
     save_file({**renamed, **extra}, folder / "model.safetensors")
     after = open_checkpoint(folder).tensors
     assert after.keys() == before.keys() | {"cls.predictions.bias"}

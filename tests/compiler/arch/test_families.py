@@ -14,7 +14,8 @@ def test_an_unknown_model_type_is_refused_with_the_known_ones(name: str) -> None
     with pytest.raises(UnsupportedModel) as caught:
         arch.by_model_type(name)
     assert caught.value.message.startswith(
-        f"config.json: model_type {name!r} is not supported; supported: {', '.join(arch.SUPPORTED)}. "
+        f"config.json: model_type {name!r} is not supported; supported: "
+        f"{', '.join((*arch.SUPPORTED, *arch.ENCODERS))}. "
     )
 
 
@@ -32,7 +33,7 @@ def test_an_unknown_model_type_is_refused_with_the_known_ones(name: str) -> None
             r"and nearfar \S+ does not compile such families yet\. To request it, open an issue in the project's issue "
             r"tracker$",
         ),
-        ("bert", "It is an encoder, which generates no text, and nearfar"),
+        ("deberta-v2", "It is an encoder, which generates no text, and nearfar"),
         (
             "qwenn3",
             r"No family of that name is known; did you mean 'qwen3'\? Correct the file, or, if the family is newer "

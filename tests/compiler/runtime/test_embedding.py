@@ -54,6 +54,7 @@ def test_the_bundle_ends_in_the_final_norm(compile_tiny: CompileTiny) -> None:
     assert not {"sample_slots", "sample_settings"} & set(plan.inputs)
     assert not {"token_counts", "logit_bias", "token_mask"} & set(plan.states)
     assert manifest.self_test is None
+    assert manifest.vector_test is not None
 
 
 @pytest.mark.parametrize("chunk", [75, 64, 7])
@@ -143,5 +144,7 @@ def test_the_command_line_states_the_bundles_target(
 ) -> None:
     assert main(["compile", str(tiny_checkpoints["embedding"]), "-o", str(tmp_path / "bundle"), "--context", "64"]) == 0
     assert " serve " in capsys.readouterr().out
-    assert main(["run", str(tmp_path / "bundle"), "hello", "--runner", "numpy"]) != 0
-    assert "generates no text" in capsys.readouterr().err
+    assert main(["run", str(tmp_path / "bundle"), "hello", "--runner", "numpy"]) == 0
+    assert "72 numbers: " in capsys.readouterr().out
+    assert main(["run", str(tmp_path / "bundle"), "hello", "--passage", "text"]) != 0
+    assert "scores no pairs of texts" in capsys.readouterr().err

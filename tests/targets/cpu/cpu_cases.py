@@ -302,16 +302,17 @@ def text_cases() -> Iterator[StepCase]:
         inputs |= {"position_table": ("matrix", 280, columns), "type_table": ("matrix", 2, columns)}
         name = f"embed_positions_{columns}_{quantization}"
         yield StepCase(name, "embed_positions", inputs, attrs, given(texts, inputs), quantization=quantization)
-    for head_dim, kv_heads, group, attrs, activation in (
+    shapes: tuple[tuple[int, int, int, dict[str, Any], str], ...] = (
         (12, 3, 1, {"causal": False}, "float32"),
         (32, 2, 2, {"causal": False, "window": 5, "softcap": 20.0}, "float16"),
         (64, 1, 3, {"scale": 0.2}, "float32"),
-    ):
+    )
+    for head_dim, kv_heads, group, scores, activation in shapes:
         heads = {"head_dim": head_dim, "num_kv_heads": kv_heads}
         qkv: Inputs = {"qkv": ("activation", "S", (group + 2) * kv_heads * head_dim), "positions": ("int32", "S")}
         inputs = {**qkv, **starts}
         name = f"ragged_attention_{head_dim}"
-        yield StepCase(name, "ragged_attention", inputs, {**heads, **attrs}, given(texts, inputs), activation)
+        yield StepCase(name, "ragged_attention", inputs, {**heads, **scores}, given(texts, inputs), activation)
         inputs = {**qkv, "table": ("rope", 280, head_dim // 4, 2), "qk_norm": ("vector", 2 * head_dim)}
         yield StepCase(
             f"rope_heads_{head_dim}", "rope_heads", inputs, {**heads, "eps": EPS}, given(texts, inputs), activation

@@ -1,0 +1,50 @@
+"""The engine on an encoder: texts of several callers share batches of complete texts."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+from plain_target import compile_plain
+from tiny_encoders import CONTEXT, make_encoder, texts_of
+
+from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.encoding import Text, encode
+from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.server_fallback.engine.config import EngineConfig
+from nearfar.server_fallback.engine.model import TokenModel
+from nearfar.server_fallback.engine.token_engine import TokenEngine
+
+TEXTS = texts_of([1, CONTEXT, 17, 3, 40, 2, 9])
+TYPES = [[], [], [0] * 7 + [1] * 10, [], [], [], [1] * 9]
+
+
+@pytest.mark.parametrize("head", ["mean_tokens", "ForSequenceClassification", "ForTokenClassification"])
+def test_results_are_those_of_each_text_alone(head: str, tmp_path: Path) -> None:
+    make_encoder("bert", head, tmp_path / "checkpoint")
+    bundle = compile_plain(tmp_path / "checkpoint", tmp_path / "bundle", "f32", CONTEXT)
+    alone = ReferenceRunner(bundle)
+    pairs = [Text(text, types) for text, types in zip(TEXTS, TYPES, strict=True)]
+    expected = np.concatenate([np.atleast_2d(each) for each in encode(alone, pairs)])
+
+    async def answers() -> None:
+        runner = ReferenceRunner(bundle, limits=Limits(sequences=3, tokens=100))
+        engine = TokenEngine(runner, TokenModel.of(bundle.manifest), EngineConfig())
+        try:
+            both = await asyncio.gather(engine.embed(TEXTS, TYPES), engine.embed(TEXTS[:2]))
+            np.testing.assert_allclose(both[0], expected, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(both[1], expected[: len(both[1])], rtol=1e-4, atol=1e-5)
+            for texts, types, message in (
+                ([[1] * (CONTEXT + 1)], (), "maximum context length is 64"),
+                ([[1, 2]], ([0, 2],), "token type 2 is unknown"),
+                ([[1, 2]], ([0],), "another number of token types"),
+            ):
+                with pytest.raises(RequestError, match=message):
+                    await engine.embed(texts, types)
+        finally:
+            await engine.close()
+
+    asyncio.run(answers())
