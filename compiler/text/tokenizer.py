@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,15 @@ from .tool_formats import tool_format
 # The name of a single byte's token in byte-fallback tokenizers.
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _REPLACEMENT = "\ufffd"
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedText:
+    """Token ids, their types, and of a single text the characters of each token, (0, 0) for special tokens."""
+
+    ids: list[int]
+    token_types: list[int]
+    offsets: list[tuple[int, int]]
 
 
 class Tokenizer:
@@ -112,14 +122,44 @@ class Tokenizer:
         the type of each token, 0 or 1. Control tokens that a text spells out are split. Raises RequestError as
         `encode`.
         """
-        ids, types = self._encode_pair(self._backend, first, second)
-        added = self._forged(self._encode_pair(self._backend, "", "")[0])
-        if self._forged(ids) != added:
-            if SENTINEL in first + second:
-                raise sentinel_refused()
-            ids, types = self._encode_pair(self._splitting.backend, first, second)
-            self._require_split(self._forged(ids) == added)
-        return ids, types
+        encoded = self.encode_shortened(first, second, sys.maxsize)
+        return encoded.ids, encoded.token_types
+
+    def encode_shortened(
+        self, text: str, second: str | None, max_tokens: int, max_second: int | None = None
+    ) -> EncodedText:
+        """The tokens of a text, or of a text and a ``second`` one in one sequence, with the special tokens between them
+        that the tokenizer adds. Control tokens that a text spells out are split.
+
+        A text is shortened at its end so that there are at most ``max_tokens``, special tokens included; of a pair only
+        the ``second`` one is, and in any case to ``max_second`` tokens. Raises RequestError for a text that cannot be
+        encoded, and for a pair whose first text leaves no room.
+        """
+        first = self._encoding(text)
+        pair = None if second is None else self._encoding(second)
+        added = self._backend.num_special_tokens_to_add(pair is not None)
+        bos = self._add_bos_token is True and self._bos_token_id is not None
+        room = max_tokens - added - (bos and self._backend.num_special_tokens_to_add(False) == 0)
+        if pair is None:
+            first.truncate(max(0, min(len(first.ids), room)))
+        else:
+            room -= len(first.ids)
+            if room < 1:
+                raise RequestError(
+                    f"This model's maximum context length is {max_tokens} tokens. However, the query has "
+                    f"{len(first.ids)} tokens, which leaves none for a document; shorten it",
+                    code="context_length_exceeded",
+                )
+            pair.truncate(min(len(pair.ids), room, len(pair.ids) if max_second is None else max_second))
+        encoding = self._backend.post_process(first, pair)
+        ids = self._with_bos(encoding.ids, True, starts_with_bos=False)
+        types = encoding.type_ids if len(ids) == len(encoding.ids) else [0] * len(ids)
+        return EncodedText(ids, types, [(start, end) for start, end in encoding.offsets] if pair is None else [])
+
+    def beginning(self, text: str, max_tokens: int) -> str:
+        """The part of a text that its first ``max_tokens`` tokens stand for. Raises RequestError as `encode`."""
+        encoding = self._encoding(text)
+        return text if len(encoding.ids) <= max_tokens else text[: encoding.offsets[max_tokens][0]]
 
     def apply_chat_template(
         self,
@@ -244,14 +284,20 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         return ids
 
-    def _encode_pair(self, backend: Any, first: str, second: str) -> tuple[list[int], list[int]]:
+    def _encoding(self, text: str) -> Any:
+        """The library's encoding of a text without special tokens, whose control tokens are split."""
         try:
-            [encoding] = backend.encode_batch_fast([(first, second)])
+            [encoding] = self._backend.encode_batch([text], add_special_tokens=False)
+            if self._forged(encoding.ids):
+                if SENTINEL in text:
+                    raise sentinel_refused()
+                [encoding] = self._splitting.backend.encode_batch([text], add_special_tokens=False)
+                self._require_split(self._forged(encoding.ids) == 0)
         except (TypeError, UnicodeEncodeError) as error:
             raise RequestError(
                 "the text contains half of a surrogate pair, which is not Unicode text; remove it", code="invalid_text"
             ) from error
-        return encoding.ids, encoding.type_ids
+        return encoding
 
     def _forged(self, ids: Iterable[int]) -> int:
         # Long texts are counted without a Python loop, which would keep other threads from running.
