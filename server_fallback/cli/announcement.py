@@ -15,6 +15,7 @@ from rich.table import Table
 from nearfar.compiler.cli.output import megabytes
 from nearfar.compiler.cli.phases import phases, progress_bars
 
+from ..executors.executor import Task
 from ..executors.registry import Registry
 
 QUESTION = "what is 27 + 58?"
@@ -48,13 +49,15 @@ class Announcement:
         assert self._report is not None
         self._report(phase, done, total)
 
-    def serving(self, registry: Registry, address: Any, *, keyed: bool) -> None:
+    def serving(self, registry: Registry, address: Any, *, keyed: bool, grpc_port: int | None = None) -> None:
         """``address`` is the listening socket's name."""
         host, port = address[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         console = Console(soft_wrap=True)
         console.print(models_table(registry))
         console.print(f"serving at {url}/v1, Ctrl-C stops", highlight=False, markup=False)
+        if grpc_port is not None:
+            console.print(f"gRPC on port {grpc_port}", highlight=False, markup=False)
         if not keyed and host not in ("127.0.0.1", "::1"):
             console.print(
                 "anyone who reaches this address may send requests, because no keys are set; set them with "
@@ -86,11 +89,14 @@ def models_table(registry: Registry) -> Table:
 def curl(url: str, registry: Registry, *, keyed: bool) -> str:
     """One line of curl that sends a request to the first model."""
     model = registry.cards()[0].id
-    body: dict[str, object]
-    if registry.embeds(model):
-        route, body = "embeddings", {"model": model, "input": QUESTION}
-    else:
-        route, body = "chat/completions", {"model": model, "messages": [{"role": "user", "content": QUESTION}]}
+    examples: dict[Task, tuple[str, dict[str, object]]] = {
+        "generate": ("chat/completions", {"messages": [{"role": "user", "content": QUESTION}]}),
+        "embed": ("embeddings", {"input": QUESTION}),
+        "rerank": ("rerank", {"query": QUESTION, "documents": ["27 + 58 = 85", "the capital of Peru is Lima"]}),
+        "classify": ("classify", {"input": QUESTION}),
+    }
+    route, fields = examples[registry.task(model)]
+    body = {"model": model, **fields}
     key = ' -H "Authorization: Bearer $NEARFAR_API_KEY"' if keyed else ""
     return (
         f"curl {url}/v1/{route}{key} -H 'Content-Type: application/json' -d "

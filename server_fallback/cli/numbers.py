@@ -63,6 +63,16 @@ def seconds(text: str) -> float:
     return value
 
 
+def milliseconds(text: str) -> float:
+    """At least 0. Raises ArgumentTypeError."""
+    return seconds(text)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Numbers of at least 1, separated by commas. Raises ArgumentTypeError."""
+    return tuple(count(part) for part in text.split(","))
+
+
 def share(text: str) -> float:
     """Above 0, at most 1. Raises ArgumentTypeError."""
     try:

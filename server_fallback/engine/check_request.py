@@ -22,10 +22,6 @@ def check_request(request: TokenRequest, model: TokenModel, adapters: Collection
     """``adapters`` are the names of the loaded ones. Raises RequestError, whose details name the parameter
     ("param").
     """
-    if model.embeds:
-        raise RequestError(
-            "this model makes embeddings and generates no text; use a model that generates text, or request embeddings"
-        )
     if request.adapter is not None and request.adapter not in adapters:
         raise not_loaded(request.adapter)
     check_prompt(request, model)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.page_groups import PageGroup
 
 from .model import TokenModel
 from .speculation import Speculation
+from .text_queue import Batching
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class EngineConfig:
     previous one is done. This is always the case for a model that ``gathers``. ``patience_steps``: see
     `SchedulerConfig`. ``speculation``: how tokens are drafted, None for no drafts. ``max_mask_wait_seconds`` limits the
     wait of one step for the masks of constrained answers; answers without a mask miss the step.
+    ``batching`` is for engines of embeddings and scores.
     """
 
     max_waiting: int = 256
@@ -46,6 +48,7 @@ class EngineConfig:
     patience_steps: int | None = 256
     speculation: Speculation | None = None
     max_mask_wait_seconds: float = 0.02
+    batching: Batching = field(default_factory=Batching)
 
 
 def scheduler_config(

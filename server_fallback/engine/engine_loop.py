@@ -22,7 +22,6 @@ from nearfar.compiler.runtime.batch import Array, Output
 from .adapters import Adapters
 from .answer import Answer, Deadlines, Outbox, generated_token
 from .config import EngineConfig, scheduler_config
-from .embedder import Embedder, EmbedJob, matrix
 from .inbox import Inbox
 from .item_queue import Item
 from .mask_task import MaskTask
@@ -63,7 +62,6 @@ class EngineLoop:
         limits = runner.limits
         max_sequences = min(limits.sequences, limits.rows)
         self._runner, self._model, self._config, self._inbox = runner, model, config, inbox
-        self._embedder = Embedder(runner, model)
         self.adapters = Adapters(limits.adapters)
         self._drafter = drafter
         self.scheduler = Scheduler(scheduler_config(limits, runner.groups, model, config.patience_steps))
@@ -90,7 +88,7 @@ class EngineLoop:
         reason: NearfarError = Unavailable("the engine was closed before the answer was complete; try again later")
         try:
             while True:
-                is_idle = not self._answers and not self._embedder.busy and not self._open and not self._masks.pending
+                is_idle = not self._answers and not self._open and not self._masks.pending
                 if is_idle:
                     self._send()
                 messages = self._inbox.receive(wait=is_idle)
@@ -101,8 +99,6 @@ class EngineLoop:
                     self._begin(answer)
                 for answer in messages.abandoned:
                     self._end(answer, None)
-                for job in messages.jobs:
-                    self._embedder.add(job)
                 if messages.stop:
                     break
                 self._turn()
@@ -117,8 +113,6 @@ class EngineLoop:
             messages = self._inbox.receive(wait=False)
             for answer in [*self._answers.values(), *(task.owner for task in self._masks.pending), *messages.arrivals]:
                 self._end(answer, reason)
-            for job in [*self._embedder.drop(lambda _: True), *messages.jobs]:
-                self._end_job(job, reason)
             for call in messages.calls:
                 call()
             self._send()
@@ -134,7 +128,7 @@ class EngineLoop:
         counts = asdict(self._counts)
         counts["overhead_seconds"] += self._outbox.delivery_seconds
         return EngineStats(
-            running=self._inbox.num_unfinished if self._model.embeds else len(scheduler.running),
+            running=len(scheduler.running),
             waiting=len(scheduler.waiting) + self._inbox.num_arrivals + self._masks.num_first,
             kv_usage=max(count / pool.size for count, pool in zip(used, kv.pools, strict=True)),
             kv_waste=kv.unfilled(list(scheduler.running)) / (used[0] * kv.page_size) if used[0] > 0 else 0.0,
@@ -230,8 +224,6 @@ class EngineLoop:
     def _turn(self) -> None:
         """Submit steps ahead, deliver what the last turn read, then read the oldest step."""
         started, self._other_seconds = time.perf_counter(), 0.0
-        if self._embedder.busy:
-            self._embed()
         self._expire()
         if self._masks.pending:
             self._collect_masks()
@@ -441,25 +433,3 @@ class EngineLoop:
         if self._failures > MAX_FAILURES:
             raise failure
         self._counts.recoveries += 1
-
-    # --- embeddings ---
-
-    def _embed(self) -> None:
-        for job in self._embedder.drop(lambda job: job.abandoned):
-            self._end_job(job, None)
-        try:
-            for job in self._call(self._embedder.step):
-                self._end_job(job, None)
-            self._failures = 0
-        except NearfarError as failure:
-            affected = self._embedder.running
-            for job in self._embedder.drop(affected.__contains__):
-                self._end_job(job, failure)
-            self._count_failure(failure)
-
-    def _end_job(self, job: EmbedJob, error: NearfarError | None) -> None:
-        if error is not None:
-            job.result.set_exception(error)
-        elif not job.abandoned:
-            job.result.set_result(matrix(job))
-        self._inbox.finished()

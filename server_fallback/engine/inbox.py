@@ -11,7 +11,7 @@ from threading import Condition
 from nearfar.compiler.errors import NearfarError, QueueFull
 
 from .answer import Answer
-from .embedder import EmbedJob
+from .encode_job import EncodeJob
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class Messages:
 
     arrivals: list[Answer] = field(default_factory=list)
     abandoned: list[Answer] = field(default_factory=list)
-    jobs: list[EmbedJob] = field(default_factory=list)
+    jobs: list[EncodeJob] = field(default_factory=list)
     calls: list[Callable[[], None]] = field(default_factory=list)
     stop: bool = False
 
@@ -48,7 +48,7 @@ class Inbox:
         """Requests that have not been answered."""
         return self._unfinished
 
-    def add(self, item: Answer | EmbedJob) -> None:
+    def add(self, item: Answer | EncodeJob) -> None:
         """Raises QueueFull, or the reason why requests are no longer accepted."""
         with self._changed:
             if self._refusal is not None:
@@ -80,11 +80,11 @@ class Inbox:
             self._messages.abandoned.append(answer)
             self._notify()
 
-    def receive(self, *, wait: bool) -> Messages:
-        """Return the content; with ``wait``, wait until there is some."""
+    def receive(self, *, wait: bool, timeout_seconds: float | None = None) -> Messages:
+        """Return the content; with ``wait``, wait until there is some, but no longer than ``timeout_seconds``."""
         with self._changed:
             if wait:
-                self._changed.wait_for(lambda: self._has_messages)
+                self._changed.wait_for(lambda: self._has_messages, timeout_seconds)
             messages, self._messages = self._messages, Messages(stop=self._messages.stop)
             self._has_messages = messages.stop
             return messages

@@ -10,8 +10,7 @@ from nearfar.compiler.runtime.host_tables import gathers
 
 @dataclass(frozen=True, slots=True)
 class TokenModel:
-    """``context``: the longest sequence in tokens. ``embeds``: it makes embeddings or scores, and
-    generates nothing. Without pages (``paged``), a step holds complete texts.
+    """``context``: the longest sequence in tokens.
 
     ``gathers``: a step needs the ids of its tokens on the host, so no step starts before the previous one was read.
     """
@@ -20,10 +19,7 @@ class TokenModel:
     end_token_ids: frozenset[int]
     context: int
     page_size: int
-    embeds: bool = False
     gathers: bool = False
-    paged: bool = True
-    num_token_types: int = 0
 
     @staticmethod
     def of(manifest: Description) -> TokenModel:
@@ -33,8 +29,5 @@ class TokenModel:
             end_token_ids=frozenset(spec.eos_token_ids),
             context=manifest.context,
             page_size=manifest.page_size,
-            embeds=not manifest.generates,
             gathers=gathers(manifest),
-            paged=manifest.paged,
-            num_token_types=spec.num_token_types,
         )

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from nearfar.compiler.errors import NearfarError
 
+from .batch_stats import BatchStats
+
 
 @dataclass(slots=True)
 class Counts:
@@ -33,7 +35,7 @@ class EngineStats:
     ``overhead_seconds`` is the time of the engine's own code in all steps: wall time of its thread, including waits for
     the masks of constrained answers, without drafting, the runner's calls and waits for the device; and for delivery,
     on that thread and on the event loops, processor time, because it runs while the device works. What the callers do
-    with their tokens is not included.
+    with their tokens is not included. ``batches`` are those of an encoder engine, which has no pages.
     """
 
     running: int
@@ -51,6 +53,7 @@ class EngineStats:
     accepted_tokens: int
     recoveries: int
     failure: NearfarError | None = None
+    batches: BatchStats | None = None
 
     @property
     def overhead_seconds_per_step(self) -> float:

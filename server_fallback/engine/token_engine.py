@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import replace
@@ -18,10 +18,9 @@ from nearfar.compiler.runtime.batch import FloatArray, Limits
 from nearfar.compiler.runtime.page_groups import longest_sequence
 
 from .answer import Answer
-from .check_request import check_ids, check_request, check_token_types
+from .check_request import check_request
 from .config import EngineConfig
 from .draft_model import DraftModel
-from .embedder import EmbedJob
 from .engine_loop import EngineLoop
 from .inbox import Inbox
 from .item_queue import Item, ItemQueue
@@ -64,9 +63,7 @@ class TokenEngine:
         self._arrivals = itertools.count()
         self._loop = EngineLoop(runner, self.model, config, self._inbox, drafter, masks)
         self.device = runner.device
-        self.max_drafts = (
-            0 if model.embeds else max(0, min(limits.rows, limits.tokens) - min(limits.rows, limits.sequences))
-        )
+        self.max_drafts = max(0, min(limits.rows, limits.tokens) - min(limits.rows, limits.sequences))
         self._thread = Thread(target=self._loop.run, name="nearfar-engine", daemon=True)
         self._thread.start()
 
@@ -128,39 +125,6 @@ class TokenEngine:
         """A position in the order of arrival, for requests that together make one answer."""
         return next(self._arrivals)
 
-    async def embed(self, texts: Sequence[Sequence[int]], token_types: Sequence[Sequence[int]] = ()) -> FloatArray:
-        """The vector of each text, (n, E), not scaled to length 1; or the scores of a classifier, (n, L), or one row
-        for each token of all texts if the tokens have scores. ``token_types``: the types of each text's tokens; () if
-        all are of type 0.
-
-        Texts of all callers share batches. Raises RequestError for a model that generates text, for no text, an empty
-        or too long one, ids outside the vocabulary, or types that the model lacks; QueueFull; Unavailable; DeviceError.
-        """
-        if not self.model.embeds:
-            raise RequestError("this model generates text and makes no embeddings; use an embedding model")
-        if len(texts) == 0:
-            raise RequestError("there is no input; give at least one text", param="input")
-        for index, ids in enumerate(texts):
-            check_ids(f"input {index}", ids, self.model.vocab_size, param="input")
-            if len(ids) > self.context:
-                raise RequestError(
-                    f"This model's maximum context length is {self.context} tokens. However, input {index} has "
-                    f"{len(ids)} tokens; "
-                    "shorten it",
-                    param="input",
-                    code="context_length_exceeded",
-                )
-        check_token_types(texts, token_types, self.model.num_token_types)
-        job = EmbedJob(texts, token_types)
-        # From here on only the engine completes the future; a cancelled caller abandons the job.
-        job.result.set_running_or_notify_cancel()
-        self._inbox.add(job)
-        try:
-            return await asyncio.wrap_future(job.result)
-        except asyncio.CancelledError:
-            job.abandoned = True
-            raise
-
     async def load_adapter(self, name: str, states: Mapping[str, FloatArray]) -> None:
         """Load a LoRA adapter under a name that requests can use. ``states`` are what `nearfar.compiler.formats.peft`
         reads.
@@ -201,7 +165,7 @@ def make_drafter(
     """The drafter of an engine, None without speculation. Raises RequestError."""
     if (draft is not None) != (speculation is not None and speculation.kind == "draft"):
         raise RequestError("a draft model and speculation of the kind 'draft' go together; give both or neither")
-    if speculation is None or model.embeds:
+    if speculation is None:
         return None
     if speculation.tokens < 1:
         raise RequestError(f"speculation guesses {speculation.tokens} tokens at once; it must be at least 1")

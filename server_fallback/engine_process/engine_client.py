@@ -6,13 +6,14 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
 from nearfar.compiler.errors import DeviceError, NearfarError, Unavailable
 from nearfar.compiler.runtime.batch import FloatArray
 
+from ..engine.encode_job import EncodeRequest
 from ..engine.item_queue import ItemQueue
 from ..engine.request import Completion, GeneratedToken, PromptLogprobs, TokenRequest
 from ..engine.stats import EngineStats
@@ -20,7 +21,7 @@ from .connection import Connection
 from .mask_service import MaskService
 from .messages import (
     Abandon,
-    Embed,
+    Encode,
     Generate,
     Listen,
     LoadAdapter,
@@ -110,12 +111,12 @@ class EngineClient:
         """See `TokenEngine.arrive`."""
         return time.monotonic_ns()
 
-    async def embed(self, texts: Sequence[Sequence[int]], token_types: Sequence[Sequence[int]] = ()) -> FloatArray:
-        """See `TokenEngine.embed`."""
+    async def encode(self, request: EncodeRequest) -> FloatArray:
+        """See `EncoderEngine.encode`."""
         self._require_open()
-        vectors = await self._call(lambda call: Embed(call, texts, token_types))
-        assert vectors is not None
-        return vectors
+        rows = await self._call(lambda call: Encode(call, request))
+        assert rows is not None
+        return rows
 
     def stats(self) -> EngineStats:
         """A snapshot, at most 0.1 s old. ``failure`` is set while the process is started again."""
@@ -182,7 +183,7 @@ class EngineClient:
         if self._refusal is not None:
             raise self._refusal
 
-    async def _call(self, message: Callable[[int], Embed | Listen | LoadAdapter | UnloadAdapter]) -> FloatArray | None:
+    async def _call(self, message: Callable[[int], Encode | Listen | LoadAdapter | UnloadAdapter]) -> FloatArray | None:
         call = next(self._numbers)
         future: asyncio.Future[FloatArray | None] = self._loop.create_future()
         self._calls[call] = future

@@ -7,13 +7,15 @@ share.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from nearfar.compiler.errors import NearfarError
 from nearfar.compiler.runtime.batch import FloatArray, IntArray
 
+from ..engine.encode_job import EncodeRequest
+from ..engine.encoder_engine import EncoderEngine
 from ..engine.item_queue import Item
 from ..engine.masks import Masks
 from ..engine.request import TokenRequest
@@ -26,7 +28,7 @@ from ..engine.token_engine import TokenEngine
 class EngineRecipe(Protocol):
     """A recipe with which the process creates its engine. It is pickled, so it is a dataclass of a module."""
 
-    def open(self, masks: Masks | None) -> TokenEngine:
+    def open(self, masks: Masks | None) -> TokenEngine | EncoderEngine:
         """Raises NearfarError's leaves."""
 
 
@@ -80,10 +82,9 @@ class Mask:
 
 
 @dataclass(frozen=True, slots=True)
-class Embed:
+class Encode:
     call: int
-    texts: Sequence[Sequence[int]]
-    token_types: Sequence[Sequence[int]] = ()
+    request: EncodeRequest
 
 
 @dataclass(frozen=True, slots=True)

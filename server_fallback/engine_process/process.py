@@ -15,6 +15,7 @@ from typing import Any
 
 from nearfar.compiler.errors import NearfarError, Unavailable
 
+from ..engine.encoder_engine import EncoderEngine
 from ..engine.token_engine import TokenEngine
 from .connection import Connection
 from .messages import Attach, Close, Listen, Open, OpenFailed, Returned
@@ -44,7 +45,7 @@ class EngineServer:
         self._owner = Session(self._on_message, lambda _: self._ended.set())
         self._attached: set[Session] = set()
         self._listener: asyncio.Server | None = None
-        self._engine: TokenEngine | None = None
+        self._engine: TokenEngine | EncoderEngine | None = None
         self._masks: RemoteMasks | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -10,6 +10,7 @@ from functools import partial
 from nearfar.compiler.errors import NearfarError
 
 from ..engine.answer import Answer
+from ..engine.encoder_engine import EncoderEngine
 from ..engine.item_queue import Item
 from ..engine.request import Completion, GeneratedToken
 from ..engine.stats import EngineStats
@@ -17,7 +18,7 @@ from ..engine.token_engine import TokenEngine
 from .connection import Connection
 from .messages import (
     Abandon,
-    Embed,
+    Encode,
     Generate,
     LoadAdapter,
     Mask,
@@ -38,7 +39,7 @@ class Session:
     def __init__(self, on_message: Callable[[Session, object], None], on_end: Callable[[Session], None]) -> None:
         self.connection = Connection(self._on_message, self._on_connection_end)
         self._on_other_message, self._on_end = on_message, on_end
-        self._engine: TokenEngine | None = None
+        self._engine: TokenEngine | EncoderEngine | None = None
         self._masks: RemoteMasks | None = None
         self._answers: dict[int, Answer] = {}
         self._constraints: dict[int, RemoteConstraint] = {}
@@ -48,7 +49,7 @@ class Session:
         self._with_others = set[int]()
         self._sent_stats: EngineStats | None = None
 
-    def serve(self, engine: TokenEngine, masks: RemoteMasks) -> None:
+    def serve(self, engine: TokenEngine | EncoderEngine, masks: RemoteMasks) -> None:
         """Accept requests, and report this to the server."""
         self._engine, self._masks = engine, masks
         self.send_stats(engine.stats())
@@ -80,14 +81,14 @@ class Session:
                     self._masks.returned(constraint, message)
             case Abandon(answer):
                 self._abandon(answer)
-            case Embed() | LoadAdapter() | UnloadAdapter():
+            case Encode() | LoadAdapter() | UnloadAdapter():
                 task = self._calls[message.call] = asyncio.ensure_future(self._call(message))
                 task.add_done_callback(lambda _: self._calls.pop(message.call, None))
             case _:
                 self._on_other_message(self, message)
 
     def _generate(self, message: Generate) -> None:
-        assert self._engine is not None
+        assert isinstance(self._engine, TokenEngine)
         request, number = message.request, message.answer
         if message.is_constrained:
             constraint = self._constraints[number] = RemoteConstraint(number, self.connection.send)
@@ -101,22 +102,24 @@ class Session:
         answer, call = self._answers.pop(number, None), self._calls.get(number)
         self._constraints.pop(number, None)
         if answer is not None:
-            assert self._engine is not None
+            assert isinstance(self._engine, TokenEngine)
             self._engine.abandon(answer)
         if call is not None:
             call.cancel()
 
-    async def _call(self, message: Embed | LoadAdapter | UnloadAdapter) -> None:
-        assert self._engine is not None
-        value = None
+    async def _call(self, message: Encode | LoadAdapter | UnloadAdapter) -> None:
+        engine, value = self._engine, None
         try:
             match message:
-                case Embed():
-                    value = await self._engine.embed(message.texts, message.token_types)
+                case Encode():
+                    assert isinstance(engine, EncoderEngine)
+                    value = await engine.encode(message.request)
                 case LoadAdapter():
-                    await self._engine.load_adapter(message.name, message.states)
+                    assert isinstance(engine, TokenEngine)
+                    await engine.load_adapter(message.name, message.states)
                 case UnloadAdapter():
-                    await self._engine.unload_adapter(message.name)
+                    assert isinstance(engine, TokenEngine)
+                    await engine.unload_adapter(message.name)
         except NearfarError as error:
             self.connection.send(Returned(message.call, None, error))
         else:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from nearfar.compiler.errors import RequestError
 
+from ..engine.batch_stats import BatchStats
 from ..engine.request import TokenSource
 from ..engine.verification import Verification, VerifyingSource
 from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest
@@ -21,6 +22,9 @@ from ..schema.common import Usage
 from ..schema.completions import CompletionChunk, CompletionRequest
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard
+from ..schema.pipeline import StepTime
+from ..schema.rerank import RerankRequest, RerankResponse
+from ..schema.score import ClassifyRequest, ClassifyResponse, ScoreRequest, ScoreResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..schema.verify import VerifyOpen
 
@@ -36,7 +40,8 @@ class Call:
     device received its first token, and ``observe_token`` with the id of each of its tokens. Before that, they call
     ``observe_prompt_logprobs`` with the log-probabilities of the prompt's last tokens, at most 32. Other executors call
     none of these. ``ignore_param`` is called with the name of a parameter that the model lacks, which is then ignored;
-    None makes it an error.
+    None makes it an error. Pipelines call ``observe_step`` with each step that has ended, and its start
+    (`time.monotonic`).
     """
 
     request_id: str
@@ -47,6 +52,7 @@ class Call:
     observe_queue: Callable[[float], None] | None = None
     observe_token: Callable[[int], None] | None = None
     observe_prompt_logprobs: Callable[[Sequence[float]], None] | None = None
+    observe_step: Callable[[StepTime, float], None] | None = None
     ignore_param: Callable[[str], None] | None = None
 
 
@@ -56,7 +62,8 @@ class ExecutorState:
 
     ``kv_usage`` and ``kv_waste`` are from 0 to 1; ``kv_waste`` is the share of the used slots that hold no token. The
     rest are counts since the start: tokens looked up in the prefix cache and found there, preempted requests, draft
-    tokens and accepted ones, steps of the device, and the seconds that the engine itself took in them.
+    tokens and accepted ones, steps of the device, and the seconds that the engine itself took in them. ``batches`` are
+    those of texts that are embedded or scored.
     """
 
     ready: bool
@@ -73,6 +80,7 @@ class ExecutorState:
     kv_waste: float = 0.0
     steps: int = 0
     overhead_seconds: float = 0.0
+    batches: BatchStats | None = None
 
 
 class Executor(Protocol):
@@ -111,8 +119,8 @@ class Abilities:
     """The features of a model. ``tokenizer_sha256`` is the hash of tokenizer.json, None if answers may come from
     different tokenizers.
 
-    ``tools``: the model writes tool calls. ``embeds``: it makes embeddings and no text. ``verify``: it checks drafts of
-    clients.
+    ``tools``: the model writes tool calls. ``embeds``: it makes embeddings or scores, and no text.
+    ``verify``: it checks drafts of clients.
     """
 
     tokenizer_sha256: str | None
@@ -212,13 +220,27 @@ class Drafts(Executor, Protocol):
         """
 
 
+@runtime_checkable
+class Ranks(Protocol):
+    """An executor of an embedding model, a reranker or a classifier. Raises the errors of `Executor`."""
+
+    async def rerank(self, request: RerankRequest, call: Call) -> RerankResponse: ...
+
+    async def score(self, request: ScoreRequest, call: Call) -> ScoreResponse: ...
+
+    async def classify(self, request: ClassifyRequest, call: Call) -> ClassifyResponse: ...
+
+
 # --- opening and naming executors ---
+
+# What a model does with a text.
+Task = Literal["generate", "embed", "rerank", "classify"]
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A model that can be opened. ``memory_bytes`` is None if this process will not hold the model. ``embeds``: it only
-    makes embeddings. ``answers_at_once`` is how many answers it can run and queue, None if that is not known.
+    """A model that can be opened. ``memory_bytes`` is None if this process will not hold the model. ``answers_at_once``
+    is how many answers it can run and queue, None if that is not known.
 
     ``open`` may take minutes. If it fails, it leaves nothing open.
     """
@@ -226,7 +248,7 @@ class Opening:
     name: str
     memory_bytes: int | None
     open: Callable[[], Awaitable[Executor]]
-    embeds: bool = False
+    task: Task = "generate"
     answers_at_once: int | None = None
 
 

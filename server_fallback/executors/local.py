@@ -5,19 +5,14 @@ chunks.
 from __future__ import annotations
 
 import asyncio
-import base64
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Protocol, TypeVar
-
-import numpy as np
+from typing import Protocol
 
 from nearfar.compiler.errors import DeadlineExceeded, NearfarError, RequestError
 from nearfar.compiler.ir.sampling import WORD
-from nearfar.compiler.runtime.batch import FloatArray
-from nearfar.compiler.runtime.encoding import finished
 from nearfar.compiler.text.stop_strings import StopAutomaton
 
 from ..engine.request import (
@@ -29,7 +24,7 @@ from ..engine.stats import EngineStats
 from ..engine.verification import Verification
 from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest
 from ..schema.completions import CompletionChunk, CompletionRequest
-from ..schema.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage
+from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..schema.verify import MAX_DRAFTS, VerifyOpen
 from ..text.answers import Choice
@@ -46,7 +41,6 @@ from ..text.reasoning import State
 from ..text.reasoning_constraint import ReasoningConstraint
 from ..text.requests import (
     Terms,
-    check_length,
     check_min_tokens,
     check_prompt,
     check_token_ids,
@@ -54,7 +48,6 @@ from ..text.requests import (
     token_requests,
 )
 from ..text.response_format import answer_format, requested_grammar
-from ..text.text_size import is_longer
 from ..text.text_workers import TextWorkers
 from ..text.thinking import read_thinking
 from ..text.tools import text_parameters
@@ -63,13 +56,12 @@ from ..text.writer import ChunkWriter, Writer, Written
 from .event_writer import EventWriter
 from .executor import Abilities, Call, Encode, EventBlock, ExecutorState
 from .local_share import LocalShare
+from .long_texts import in_thread_if_long
 from .observed_tokens import ObservedTokens
 from .text_model import TextModel
+from .token_routes import text_of_tokens, tokens_of_text
 
-# Characters. Longer requests are read on a thread: a tokenizer needs most of a second for a megabyte of text.
-INLINE_CHARACTERS = 16_384
 MAX_ANSWERS = 1024
-Result = TypeVar("Result")
 
 
 class Engine(TokenSource, Protocol):
@@ -82,8 +74,6 @@ class Engine(TokenSource, Protocol):
     def max_drafts(self) -> int: ...
 
     def arrive(self) -> int: ...
-
-    async def embed(self, texts: Sequence[Sequence[int]], token_types: Sequence[Sequence[int]] = ()) -> FloatArray: ...
 
     def stats(self) -> EngineStats: ...
 
@@ -146,12 +136,11 @@ class LocalExecutor:
         writer: Writer[ChatCompletionChunk, Written],
     ) -> AsyncGenerator[Written, None]:
         model = self._model
-        self._require_text()
         max_tokens = _max_tokens(request)
         if request.top_logprobs is not None and not request.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
         check_min_tokens(request, max_tokens)
-        form = await _in_thread_if_long(request, lambda: answer_format(request, model.tools))
+        form = await in_thread_if_long(request, lambda: answer_format(request, model.tools))
         template = model.tokenizer.chat_template
         thinking = read_thinking(
             request,
@@ -198,7 +187,6 @@ class LocalExecutor:
         self, request: CompletionRequest, call: Call, writer: Writer[CompletionChunk, Written]
     ) -> AsyncGenerator[Written, None]:
         model, n = self._model, request.n or 1
-        self._require_text()
         if request.echo and request.logprobs is not None:
             raise RequestError(
                 "echo cannot be given together with logprobs: a prompt has none",
@@ -232,37 +220,14 @@ class LocalExecutor:
                 yield chunk
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:  # noqa: ARG002
-        spec = self._model.embedding
-        if spec is None:
-            does = "generates text" if self._model.classifier is None else "scores labels"
-            raise RequestError(f"this model {does} and makes no embeddings; use an embedding model", param="model")
-        size = spec.size
-        if request.dimensions is not None and request.dimensions > size:
-            raise RequestError(
-                f"dimensions is {request.dimensions}, this model's vectors have {size}; request at most {size}",
-                param="dimensions",
-            )
-        prompts = await self._prompts(request.input, "input")
-        vectors = await self._engine.embed([prompt.ids for prompt in prompts])
-        scaled = [finished(vector, spec, request.dimensions) for vector in vectors]
-        tokens = sum(len(prompt.ids) for prompt in prompts)
-        return EmbeddingResponse(
-            data=[
-                Embedding(
-                    index=index, embedding=_base64(vector) if request.encoding_format == "base64" else vector.tolist()
-                )
-                for index, vector in enumerate(scaled)
-            ],
-            model=self._model.name,
-            usage=EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens),
-        )
+        raise RequestError("this model generates text and makes no embeddings; use an embedding model", param="model")
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         text, messages = request.prompt, request.messages
         if (text is None) == (messages is None):
             raise RequestError("give exactly one of prompt and messages", param="prompt")
         if messages is None:
-            ids = await _in_thread_if_long(text, lambda: self._encode_text(text or "", request))
+            ids = await tokens_of_text(self._model, self.context, text or "", request)
         else:
             chat = read_chat(
                 messages,
@@ -273,32 +238,16 @@ class LocalExecutor:
             ids, _ = await self._chat_prompt(chat, "")
         return TokenizeResponse(tokens=ids, count=len(ids), max_model_len=self.context)
 
-    def _encode_text(self, text: str, request: TokenizeRequest) -> list[int]:
-        """Encode a text. A text that is many times too long for the model is refused, because its tokens would need
-        much memory and could not be used.
-        """
-        tokenizer = self._model.tokenizer
-        check_length(tokenizer, text, self.context, "prompt")
-        return tokenizer.encode(text, request.add_special_tokens, request.split_special_tokens)
-
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
-        wrong = next((token_id for token_id in request.tokens if not 0 <= token_id < self._model.vocab_size), None)
-        if wrong is not None:
-            raise RequestError(
-                f"tokens contains id {wrong}; this model's ids are 0 to {self._model.vocab_size - 1}", param="tokens"
-            )
-        text = await _in_thread_if_long(
-            request.tokens, lambda: self._model.tokenizer.decode(request.tokens, skip_special_tokens=False)
-        )
-        return DetokenizeResponse(prompt=text)
+        return await text_of_tokens(self._model, request)
 
     def abilities(self) -> Abilities:
-        model, embeds = self._model, self._model.embedding is not None
+        model = self._model
         return Abilities(
             model.tokenizer_sha256,
             model.vocab_size,
-            tools=model.tools is not None and model.generates,
-            embeds=embeds,
+            tools=model.tools is not None,
+            embeds=False,
             verify=self.max_drafts > 0,
         )
 
@@ -312,7 +261,6 @@ class LocalExecutor:
 
     def verification(self, request: VerifyOpen, call: Call) -> Verification:
         model = self._model
-        self._require_text()
         if request.tokenizer_sha256 != model.tokenizer_sha256:
             raise RequestError(
                 f"the client's tokenizer.json differs from that of {model.name}; draft with a model that has the same "
@@ -364,26 +312,19 @@ class LocalExecutor:
         self._workers.close()
         await self._engine.close()
 
-    def _require_text(self) -> None:
-        if not self._model.generates:
-            does = "makes embeddings" if self._model.classifier is None else "scores labels"
-            raise RequestError(
-                f"this model {does} and generates no text; use a model that generates text", param="model"
-            )
-
     async def _chat_prompt(self, chat: Chat, client: str) -> ChatPrompt:
         """Raises RequestError. A prompt that is many times too long is refused before it is encoded."""
         tokenizer, template = self._model.tokenizer, self._workers.template
         texts = [chat.messages, chat.options]
         try:
-            marked = await _in_thread_if_long(texts, lambda: mark_chat(tokenizer, chat))
+            marked = await in_thread_if_long(texts, lambda: mark_chat(tokenizer, chat))
             if template is None:
-                text = await _in_thread_if_long(texts, lambda: render_chat(tokenizer, marked))
+                text = await in_thread_if_long(texts, lambda: render_chat(tokenizer, marked))
             else:
                 text = await template.render(marked.messages, marked.options, client)
             reasoning = self._model.reasoning
             begun = [text, chat.begun, chat.begun_reasoning]
-            return await _in_thread_if_long(
+            return await in_thread_if_long(
                 begun, lambda: encode_rendered(tokenizer, marked, text, self.context, reasoning)
             )
         except RequestError as error:
@@ -456,7 +397,7 @@ class LocalExecutor:
         self, given: str | list[int] | list[str] | list[list[int]], param: str, *, split_special_tokens: bool = True
     ) -> list[Prompt]:
         model, context = self._model, self.context
-        return await _in_thread_if_long(
+        return await in_thread_if_long(
             given,
             lambda: read_prompts(
                 model.tokenizer, given, model.vocab_size, context, param, split_special_tokens=split_special_tokens
@@ -467,16 +408,7 @@ class LocalExecutor:
         return await asyncio.to_thread(lambda: self._model.vocabulary) if is_needed else None
 
 
-async def _in_thread_if_long(given: object, work: Callable[[], Result]) -> Result:
-    """Run ``work`` on a thread if the texts in ``given``, its input, are long."""
-    return await asyncio.to_thread(work) if is_longer(given, INLINE_CHARACTERS) else work()
-
-
 def _max_tokens(request: ChatCompletionRequest) -> int | None:
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise RequestError("max_tokens and max_completion_tokens mean the same; use one of them", param="max_tokens")
     return request.max_completion_tokens if request.max_tokens is None else request.max_tokens
-
-
-def _base64(vector: FloatArray) -> str:
-    return base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()

@@ -7,11 +7,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle, open_any
-from nearfar.compiler.bundle.manifest import MANIFEST_FILE, Manifest
+from nearfar.compiler.bundle.manifest import MANIFEST_FILE, Description, Manifest
 from nearfar.compiler.bundle.signature import TrustedKey
 from nearfar.compiler.demo import DEMOS
 from nearfar.compiler.errors import RequestError, reason_of
@@ -20,7 +20,9 @@ from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.runtime.inputs import require_known_inputs
 
 from ..engine.config import EngineConfig
+from ..engine.encoder_engine import EncoderEngine
 from ..engine.speculation import Speculation
+from ..engine.text_queue import Batching
 from ..engine.token_engine import TokenEngine
 from ..engine_process.engine_client import is_supported
 from ..engine_process.remote_engine import RemoteEngine
@@ -29,7 +31,8 @@ from ..text.text_workers import TextWorkers
 from .adaptable import AdaptableExecutor
 from .compile_process import compiled
 from .devices import default_arch, default_target, kv_memory_bytes
-from .executor import Executor, Opening
+from .encoder_executor import EncoderExecutor
+from .executor import Executor, Opening, Task
 from .local import LocalExecutor
 from .local_recipe import LocalRecipe, Planned
 from .local_share import LocalShare
@@ -42,9 +45,9 @@ NGRAM = "ngram"
 # Prompt tokens and decoded tokens of a step together. A larger number makes prefill faster and decoding sequences wait
 # longer.
 STEP_TOKENS = {"cpu": 256, "onnx": 256, "cuda": 2048}
-# The texts of a step, and their tokens, for models without pages.
-TEXTS, TEXT_TOKENS = 64, 2048
 DEFAULT_SEQUENCES = {"cpu": 32, "cuda": 256}
+# Of a batch of texts to embed or score.
+BATCH_TEXTS, BATCH_TOKENS = 64, 4096
 
 # The model that is compiled, then phase, done and total as `compile_model` reports them.
 Progress = Callable[[str, str, int, int], None]
@@ -60,7 +63,8 @@ class LocalOptions:
     ``max_adapters``: slots for LoRA adapters in a bundle that supports them. ``draft``: "ngram", or a smaller model
     with the same tokenizer, which drafts ``draft_tokens`` at once; None drafts nothing. ``remote_drafts``: the drafts
     of clients (`schema/verify.py`) that a step checks, for all clients together. ``trust``: if not empty, bundles must
-    be signed with one of these keys. Bundles that are compiled here need no signature. ``own_process``: each model's
+    be signed with one of these keys. Bundles that are compiled here need no signature. ``batching`` is for models of
+    embeddings and scores. ``own_process``: each model's
     engine gets a process, if the system supports that; ``shared``: front ends use the models, and this process does
     not.
     """
@@ -79,6 +83,7 @@ class LocalOptions:
     draft_tokens: int = 4
     remote_drafts: int = 16
     trust: tuple[TrustedKey, ...] = ()
+    batching: Batching = field(default_factory=Batching)
     own_process: bool = False
     shared: bool = False
 
@@ -96,7 +101,7 @@ class LocalOpener:
         options = self._options
         guesses = options.draft_tokens if options.draft is not None else 0
         planned = await self._planned(model, guesses, options.remote_drafts)
-        # An embedding model has nothing to draft.
+        # A model of embeddings or scores has nothing to draft.
         by_model = options.draft not in (None, NGRAM) and planned.bundle.manifest.generates
         draft = await self._planned(options.draft, 0, 0) if options.draft is not None and by_model else None
         name = name or default_name(model)
@@ -104,6 +109,8 @@ class LocalOpener:
         async def open_it() -> Executor:
             # Hashes, weights and libraries are read on a thread, so that running requests do not wait.
             text = await asyncio.to_thread(TextModel.of, planned.bundle, name)
+            if not text.generates:
+                return await self._open_encoder(planned, text)
             workers = await open_workers(text, self._compiler)
             if options.shared and workers.template is not None:
                 # The template is valid. The front ends render it.
@@ -116,16 +123,32 @@ class LocalOpener:
                 raise
 
         memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)
-        limits, embeds = planned.memory.limits, not planned.bundle.manifest.generates
+        limits = planned.memory.limits
         answers = min(limits.sequences, limits.rows) + options.max_waiting
-        return Opening(name, memory_bytes, open_it, embeds, answers)
+        return Opening(name, memory_bytes, open_it, task_of(planned.bundle.manifest), answers)
+
+    async def _open_encoder(self, planned: Planned, text: TextModel) -> EncoderExecutor:
+        options = self._options
+        await asyncio.to_thread(text.read)
+        recipe = LocalRecipe(planned, None, EngineConfig(max_waiting=options.max_waiting, batching=options.batching))
+        engine: RemoteEngine | EncoderEngine
+        share = None
+        if options.own_process and is_supported():
+            engine = await RemoteEngine.open(recipe)
+            if options.shared:
+                share = LocalShare(planned.bundle, text.name, await engine.share(), planned.memory.total_bytes)
+        else:
+            opened = await asyncio.to_thread(recipe.open)
+            assert isinstance(opened, EncoderEngine)
+            engine = opened
+        return EncoderExecutor(engine, text, memory_bytes=planned.memory.total_bytes, device=engine.device, share=share)
 
     async def _open(
         self, planned: Planned, draft: Planned | None, text: TextModel, workers: TextWorkers
     ) -> LocalExecutor:
         options, manifest = self._options, planned.bundle.manifest
         speculation = None
-        if options.draft is not None and manifest.generates:
+        if options.draft is not None:
             speculation = Speculation("ngram" if draft is None else "draft", options.draft_tokens)
         # Read from the bundle once: it may be deleted while the model is served.
         await asyncio.to_thread(text.read)
@@ -138,7 +161,9 @@ class LocalOpener:
             if options.shared:
                 share = LocalShare(planned.bundle, text.name, await engine.share(), memory_bytes)
         else:
-            engine = await asyncio.to_thread(recipe.open)
+            opened = await asyncio.to_thread(recipe.open)
+            assert isinstance(opened, TokenEngine)
+            engine = opened
         if isinstance(manifest, Manifest) and manifest.lora is not None:
             return AdaptableExecutor(
                 engine, text, manifest, workers=workers, memory_bytes=memory_bytes, device=engine.device, share=share
@@ -152,16 +177,17 @@ class LocalOpener:
         bundle = await self._bundle(model)
         manifest, options = bundle.manifest, self._options
         require_known_inputs(manifest)
-        # An embedding model checks no drafts.
-        remote_drafts = remote_drafts if manifest.generates else 0
+        if not manifest.generates:
+            guesses = remote_drafts = 0
         sequences = options.max_sequences or DEFAULT_SEQUENCES.get(manifest.target, 8)
-        if not manifest.paged:
-            # Texts need no pages, so many share a step.
-            sequences = options.max_sequences or TEXTS
         extra_rows = sequences * guesses + remote_drafts
         tokens = max(STEP_TOKENS.get(manifest.target, 64), sequences + extra_rows)
-        if not manifest.paged:
-            tokens = max(TEXT_TOKENS, manifest.context)
+        if not manifest.generates:
+            batching = options.batching
+            sequences = batching.max_texts or BATCH_TEXTS
+            tokens = batching.max_tokens or (BATCH_TOKENS if not manifest.paged else tokens)
+            # A batch of complete texts holds at least the longest one.
+            tokens = max(tokens, sequences if manifest.paged else manifest.context)
         kv_bytes = options.kv_memory_bytes or kv_memory_bytes(
             manifest.target, weight_bytes(manifest), context_bytes(manifest, tokens)
         )
@@ -196,3 +222,11 @@ class LocalOpener:
         name = str(path) if is_folder else model
         bundle = await compiled(name, wanted, lambda phase, done, total: self._progress(model, phase, done, total))
         return await asyncio.to_thread(open_any, bundle)
+
+
+def task_of(manifest: Description) -> Task:
+    if manifest.generates:
+        return "generate"
+    if manifest.classifier is None:
+        return "embed"
+    return "classify" if manifest.classifier.relevance is None else "rerank"

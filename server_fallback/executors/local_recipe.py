@@ -11,6 +11,8 @@ from nearfar.compiler.runtime.batch import Runner
 
 from ..engine.config import EngineConfig
 from ..engine.draft_model import DraftModel
+from ..engine.encoder_engine import EncoderEngine
+from ..engine.encoder_model import EncoderModel
 from ..engine.masks import Masks
 from ..engine.model import TokenModel
 from ..engine.token_engine import TokenEngine
@@ -36,17 +38,21 @@ class LocalRecipe:
     draft: Planned | None
     config: EngineConfig
 
-    def open(self, masks: Masks | None = None) -> TokenEngine:
+    def open(self, masks: Masks | None = None) -> TokenEngine | EncoderEngine:
         with ExitStack() as opened:
             runner = self.planned.open_runner()
             opened.callback(runner.close)
+            manifest = self.planned.bundle.manifest
+            if not manifest.generates:
+                encoder = EncoderEngine(runner, EncoderModel.of(manifest), self.config)
+                opened.pop_all()
+                return encoder
             drafter = None
             if self.draft is not None:
                 draft_runner = self.draft.open_runner()
                 opened.callback(draft_runner.close)
                 drafter = DraftModel(draft_runner, TokenModel.of(self.draft.bundle.manifest))
-            model = TokenModel.of(self.planned.bundle.manifest)
-            engine = TokenEngine(runner, model, self.config, draft=drafter, masks=masks)
+            engine = TokenEngine(runner, TokenModel.of(manifest), self.config, draft=drafter, masks=masks)
             # The engine owns the runners now.
             opened.pop_all()
         return engine

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from nearfar.compiler.errors import RequestError, Unavailable
 
 from ..schema.models import ModelCard
-from .executor import Executor, ExecutorState, HasAdapters, UnknownModel
+from .executor import Executor, ExecutorState, HasAdapters, Task, UnknownModel
 
 LOADING = ExecutorState(ready=False, detail="loading")
 
@@ -24,7 +24,7 @@ class Entry:
     created: int
     executor: Executor | None = None
     memory_bytes: int = 0
-    embeds: bool = False
+    task: Task = "generate"
     answers_at_once: int | None = None
     aliases: list[str] = field(default_factory=list)
     adapters: list[str] = field(default_factory=list)

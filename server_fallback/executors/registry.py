@@ -15,7 +15,7 @@ from nearfar.compiler.cli.output import megabytes
 from nearfar.compiler.errors import RequestError, Unavailable
 
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard
-from .executor import Executor, ExecutorState, Opener, TakesAdapters, UnknownModel
+from .executor import Executor, ExecutorState, Opener, TakesAdapters, Task, UnknownModel
 from .model_table import Entry, ModelTable
 
 POLL_SECONDS = 0.02
@@ -47,12 +47,16 @@ class Registry:
     def states(self) -> Mapping[str, ExecutorState]:
         return self._table.states()
 
+    def state(self, name: str) -> ExecutorState:
+        """The state of the model with this name. Raises UnknownModel."""
+        return self._table.find(name).state()
+
     def memory_bytes(self, name: str) -> int:
         """The memory counted for a model; 0 if this process does not hold the model."""
         return self._table.find(name).memory_bytes
 
-    def embeds(self, name: str) -> bool:
-        return self._table.find(name).embeds
+    def task(self, name: str) -> Task:
+        return self._table.find(name).task
 
     def answers_at_once(self, name: str) -> int | None:
         return self._table.find(name).answers_at_once
@@ -139,7 +143,7 @@ class Registry:
         try:
             opening = await self._opener.prepare(entry.model, entry.name)
             entry.memory_bytes = self._take(opening.memory_bytes or 0, entry)
-            entry.embeds = opening.embeds
+            entry.task = opening.task
             entry.answers_at_once = opening.answers_at_once
             entry.executor = await opening.open()
             return entry.cards()[0]

@@ -12,16 +12,21 @@ from ..text.grammar.grammars import Grammars
 from ..text.template_process import TemplateProcess
 from ..text.text_workers import TextWorkers
 from .adaptable import ExecutorWithAdapters
+from .encoder_executor import EncoderExecutor
+from .executor import Executor
 from .local import LocalExecutor
 from .local_share import LocalShare
 from .text_model import TextModel
 
 
-async def open_shared(share: LocalShare, compiler: GrammarCompiler) -> LocalExecutor:
+async def open_shared(share: LocalShare, compiler: GrammarCompiler) -> Executor:
     """Raises CheckpointError for a tokenizer that cannot be read, DeviceError, and Unavailable if the engine does not
     run.
     """
     text = await asyncio.to_thread(read_text, share)
+    if not text.generates:
+        encoder = await AttachedEngine.open(share.socket)
+        return EncoderExecutor(encoder, text, memory_bytes=share.memory_bytes, device=encoder.device)
     workers = await open_workers(text, compiler)
     try:
         engine = await AttachedEngine.open(share.socket)
@@ -30,8 +35,8 @@ async def open_shared(share: LocalShare, compiler: GrammarCompiler) -> LocalExec
         raise
     manifest = share.bundle.manifest
     adapts = isinstance(manifest, Manifest) and manifest.lora is not None
-    executor = ExecutorWithAdapters if adapts else LocalExecutor
-    return executor(engine, text, workers=workers, memory_bytes=share.memory_bytes, device=engine.device)
+    kind = ExecutorWithAdapters if adapts else LocalExecutor
+    return kind(engine, text, workers=workers, memory_bytes=share.memory_bytes, device=engine.device)
 
 
 def read_text(share: LocalShare) -> TextModel:
@@ -44,8 +49,7 @@ def read_text(share: LocalShare) -> TextModel:
 async def open_workers(model: TextModel, compiler: GrammarCompiler) -> TextWorkers:
     """Raises CheckpointError for a chat template that is not valid."""
     source = model.tokenizer.chat_template
-    # An embedding model does not chat.
-    template = None if source is None or not model.generates else TemplateProcess(source)
+    template = None if source is None else TemplateProcess(source)
     if template is not None:
         try:
             await template.check()

@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from nearfar.compiler.bundle.folder import Folder
-from nearfar.compiler.bundle.manifest import ToolFormatEntry
+from nearfar.compiler.bundle.manifest import Manifest, ToolFormatEntry
 from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
 from nearfar.compiler.text.tokenizer import Tokenizer
 from nearfar.compiler.text.tool_formats import tool_format
@@ -19,8 +19,9 @@ from ..text.vocabulary import Vocabulary, read_vocabulary
 
 @dataclass(frozen=True)
 class TextModel:
-    """The properties of a model that the text layer needs. It makes vectors if ``embedding`` is given, scores if
-    ``classifier`` is, and otherwise generates text.
+    """The properties of a model that the text layer needs. A model has an ``embedding`` with vectors of
+    ``embedding_size`` numbers, a ``classifier``, or generates text. ``identity`` is equal for models whose vectors can
+    be compared.
     """
 
     name: str
@@ -29,13 +30,11 @@ class TextModel:
     tools: ToolFormatEntry | None
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    hidden_size: int
     embedding: EmbeddingSpec | None = None
+    embedding_size: int = 0
     classifier: ClassifierSpec | None = None
-
-    @property
-    def generates(self) -> bool:
-        return self.embedding is None and self.classifier is None
+    num_token_types: int = 0
+    identity: str = ""
 
     @staticmethod
     def of(bundle: Folder, name: str) -> TextModel:
@@ -50,10 +49,16 @@ class TextModel:
             tool_format(files.chat_template),
             manifest.spec.vocab_size,
             tuple(manifest.spec.eos_token_ids),
-            manifest.spec.hidden_size,
             manifest.embedding,
+            0 if manifest.embedding is None else manifest.embedding.size,
             manifest.classifier,
+            manifest.spec.num_token_types,
+            identity_of(bundle),
         )
+
+    @property
+    def generates(self) -> bool:
+        return self.embedding is None and self.classifier is None
 
     def read(self) -> None:
         """Read all that is read from files at first use."""
@@ -75,3 +80,14 @@ class TextModel:
     @cached_property
     def tokenizer_sha256(self) -> str:
         return sha256(self.tokenizer_json.read_bytes()).hexdigest()
+
+
+def identity_of(bundle: Folder) -> str:
+    """A hash of all that determines a model's vectors: its sizes, its pooling, its weights as packed, its tokenizer."""
+    manifest = bundle.manifest
+    weights = manifest.shards if isinstance(manifest, Manifest) else manifest.files
+    parts = [
+        manifest.model_dump_json(include={"spec", "embedding", "tokenizer"}),
+        *sorted(entry.sha256 for entry in weights),
+    ]
+    return sha256("\n".join(parts).encode()).hexdigest()

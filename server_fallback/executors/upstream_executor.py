@@ -18,6 +18,9 @@ from nearfar.compiler.errors import DeadlineExceeded, QueueFull, RequestError, U
 from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest
 from ..schema.completions import CompletionChunk, CompletionRequest
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
+from ..schema.encoding import EncodingRequest
+from ..schema.rerank import RerankRequest, RerankResponse
+from ..schema.score import ClassifyRequest, ClassifyResponse, ScoreRequest, ScoreResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from .dialect import Dialect, generation_body
 from .executor import Call, ChunkT, Encode, EventBlock, Executor, ExecutorState, Opening
@@ -31,6 +34,7 @@ ATTEMPTS = 3
 # The wait before the second attempt is between half of this and all of it; before the third, it is twice as long.
 RETRY_SECONDS = 0.1
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+RERANK, SCORE, CLASSIFY = "/v1/rerank", "/v1/score", "/v1/classify"
 GENERATES = (CHAT, COMPLETIONS)
 
 Part = TypeVar("Part")
@@ -167,6 +171,22 @@ class UpstreamExecutor:
         answer = checked(EmbeddingResponse, await self._post(EMBEDDINGS, request, call), self._options.name)
         return answer.model_copy(update={"model": self._options.name})
 
+    async def rerank(self, request: RerankRequest, call: Call) -> RerankResponse:
+        answer = {"id": call.request_id, **await self._post(RERANK, request, call), "model": self._options.name}
+        usage = answer.setdefault("usage", {})
+        usage.setdefault("prompt_tokens", usage.get("total_tokens", 0))
+        # Only Cohere has it.
+        answer.setdefault("meta", {"api_version": {"version": "2"}, "tokens": {"input_tokens": usage["prompt_tokens"]}})
+        return checked(RerankResponse, answer, self._options.name)
+
+    async def score(self, request: ScoreRequest, call: Call) -> ScoreResponse:
+        answer = checked(ScoreResponse, await self._post(SCORE, request, call), self._options.name)
+        return answer.model_copy(update={"model": self._options.name})
+
+    async def classify(self, request: ClassifyRequest, call: Call) -> ClassifyResponse:
+        answer = checked(ClassifyResponse, await self._post(CLASSIFY, request, call), self._options.name)
+        return answer.model_copy(update={"model": self._options.name})
+
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         self._require_tokenize()
         return checked(TokenizeResponse, await self._post("/tokenize", request, Call("tokenize")), self._options.name)
@@ -251,7 +271,7 @@ class UpstreamExecutor:
                 await self._before_retry(error, tried)
 
     async def _post(
-        self, path: str, request: EmbeddingRequest | TokenizeRequest | DetokenizeRequest, call: Call
+        self, path: str, request: EncodingRequest | TokenizeRequest | DetokenizeRequest, call: Call
     ) -> dict[str, Any]:
         self._require_route(path)
         body = request.model_dump(mode="json", by_alias=True, exclude_none=True) | {"model": self._model}

@@ -19,7 +19,7 @@ from nearfar.compiler.errors import DeadlineExceeded, QueueFull, RequestError, T
 
 from ..schema.chat import ChatCompletionRequest
 from ..schema.completions import CompletionRequest
-from ..schema.embeddings import EmbeddingRequest
+from ..schema.encoding import EncodingRequest
 from ..schema.tokenize import DetokenizeRequest, TokenizeRequest
 from .executor import Call, ExecutorState, Opening
 from .nodes import Nodes
@@ -85,7 +85,7 @@ class VllmOpener:
         options = replace(self._options, model=model, name=name, facts=facts)
         embeds = facts is not None and facts.embeds
         # vLLM's process holds the memory.
-        return Opening(options.name, None, lambda: open_vllm(options), embeds=embeds)
+        return Opening(options.name, None, lambda: open_vllm(options), task="embed" if embeds else "generate")
 
 
 async def open_vllm(options: VllmOptions) -> VllmExecutor:
@@ -162,7 +162,7 @@ class VllmExecutor(UpstreamExecutor):
         await super()._before_retry(error, tried)
 
     async def _post(
-        self, path: str, request: EmbeddingRequest | TokenizeRequest | DetokenizeRequest, call: Call
+        self, path: str, request: EncodingRequest | TokenizeRequest | DetokenizeRequest, call: Call
     ) -> dict[str, Any]:
         self._require_ready()
         return await super()._post(path, request, call)

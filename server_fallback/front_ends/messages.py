@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ..api.config import ApiConfig
 from ..api.keys import ApiKey
+from ..executors.executor import Task
 from ..executors.local_share import LocalShare
 from ..schema.models import LoadAdapterRequest, LoadRequest, UnloadAdapterRequest, UnloadRequest
 
@@ -24,7 +25,7 @@ class SharedModel:
     created: int
     aliases: tuple[str, ...]
     adapters: tuple[str, ...]
-    embeds: bool
+    task: Task
     answers_at_once: int | None
     memory_bytes: int
     share: LocalShare | None

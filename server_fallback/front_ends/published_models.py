@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+from ..executors.encoder_executor import EncoderExecutor
 from ..executors.executor import Executor, ExecutorState
 from ..executors.local import LocalExecutor
 from ..executors.model_table import Entry
@@ -78,8 +79,8 @@ def shared_model(entry: Entry) -> SharedModel:
         created=entry.created,
         aliases=tuple(entry.aliases),
         adapters=tuple(entry.adapters) if executor is not None else (),
-        embeds=entry.embeds,
+        task=entry.task,
         answers_at_once=entry.answers_at_once,
         memory_bytes=entry.memory_bytes,
-        share=executor.share if isinstance(executor, LocalExecutor) else None,
+        share=executor.share if isinstance(executor, LocalExecutor | EncoderExecutor) else None,
     )

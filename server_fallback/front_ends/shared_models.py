@@ -99,7 +99,7 @@ class SharedModels:
         if entry is None:
             entry = Entry(model.name, model.model, model.created)
             self._table.put(entry)
-        entry.embeds, entry.answers_at_once = model.embeds, model.answers_at_once
+        entry.task, entry.answers_at_once = model.task, model.answers_at_once
         entry.memory_bytes = model.memory_bytes
         if entry.executor is None and model.share is not None:
             await self._open(entry, model.share)

@@ -84,7 +84,8 @@ class HybridExecutor:
         """
         sides, plain = self.sides, unlabelled_embedding(request)
         messages = tuple(Message("user", text) for text in await self._texts(request.input))
-        situation = situation_of(request, messages, (request.user,) if request.user is not None else ())
+        others = tuple(text for text in (request.user, request.prompt_name) if text is not None)
+        situation = situation_of(request, messages, others)
         if sides.near is not None and sides.near.embeds and situation.pin != "far":
             answer = await sides.near.executor.embed(plain, call)
             return answer.model_copy(update={"model": self._name})

@@ -32,7 +32,7 @@ class HybridOpener:
             near.name,
             near.memory_bytes,
             lambda: open_hybrid(near.name, near.open, self._far, self._policy),
-            near.embeds,
+            near.task,
             near.answers_at_once,
         )
 

@@ -8,6 +8,7 @@ from pydantic import AliasChoices, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from .common import Answer, FinishReason, GenerationRequest, Items, Request, TokenLogprob, Unused, Usage
+from .pipeline import PipelineTrace
 from .route import Route
 
 # Far above what applications send: without bounds, one body of 4 MB occupies the event loop for hundreds of
@@ -260,8 +261,9 @@ class ChatCompletionChunk(Answer):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | None = None
-    # Extension.
+    # Extensions.
     route: Route | None = None
+    nearfar: PipelineTrace | None = None
 
 
 class AnswerFunction(Answer):
@@ -297,5 +299,6 @@ class ChatCompletion(Answer):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    # Extension.
+    # Extensions.
     route: Route | None = None
+    nearfar: PipelineTrace | None = None

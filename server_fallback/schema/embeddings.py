@@ -6,19 +6,22 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .common import Answer, Request, Texts
+from .common import Answer, Texts
+from .encoding import EncodingRequest, EncodingUsage
 
 
-class EmbeddingRequest(Request):
+class EmbeddingRequest(EncodingRequest):
     """The text of a control token is encoded as ordinary text; send token ids for an input that needs control
     tokens.
+
+    ``prompt_name`` (extension, as in sentence-transformers) names one of the model's prompts, which precedes each text;
+    without it, the model's default prompt does.
     """
 
-    model: str
     input: Texts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
-    user: str | None = None
+    prompt_name: str | None = None
 
 
 class Embedding(Answer):
@@ -29,13 +32,8 @@ class Embedding(Answer):
     embedding: list[float] | str
 
 
-class EmbeddingUsage(Answer):
-    prompt_tokens: int
-    total_tokens: int
-
-
 class EmbeddingResponse(Answer):
     object: Literal["list"] = "list"
     data: list[Embedding]
     model: str
-    usage: EmbeddingUsage
+    usage: EncodingUsage

@@ -23,6 +23,7 @@ from .chat import (
 )
 from .common import FinishReason, TokenLogprob
 from .completions import Completion, CompletionChoice, CompletionChunk, CompletionLogprobs
+from .pipeline import PipelineTrace
 from .route import Route
 
 
@@ -31,10 +32,14 @@ async def fold_chat(chunks: AsyncIterable[ChatCompletionChunk]) -> ChatCompletio
     choices: dict[int, _ChatParts] = {}
     last = None
     route = None
+    trace: PipelineTrace | None = None
     async for chunk in chunks:
         if withdraws(route, chunk.route):
             choices.clear()
         route = chunk.route or route
+        if chunk.nearfar is not None:
+            passages = chunk.nearfar.passages or (None if trace is None else trace.passages)
+            trace = PipelineTrace(steps=chunk.nearfar.steps, passages=passages)
         for choice in chunk.choices:
             choices.setdefault(choice.index, _ChatParts()).add(choice)
         last = chunk
@@ -42,7 +47,13 @@ async def fold_chat(chunks: AsyncIterable[ChatCompletionChunk]) -> ChatCompletio
         raise _cut_off()
     folded = [parts.choice(index) for index, parts in sorted(choices.items())]
     return ChatCompletion(
-        id=last.id, created=last.created, model=last.model, choices=folded, usage=last.usage, route=route
+        id=last.id,
+        created=last.created,
+        model=last.model,
+        choices=folded,
+        usage=last.usage,
+        route=route,
+        nearfar=trace,
     )
 
 

@@ -23,7 +23,7 @@ class Opener:
         async def open_it() -> FakeExecutor:
             return FakeExecutor(context=4096, now=ExecutorState(ready=True, detail="a device"))
 
-        return Opening(name or model, 12_345_678, open_it, embeds=model == "embed")
+        return Opening(name or model, 12_345_678, open_it, task="embed" if model == "embed" else "generate")
 
 
 def announced(model: str, address: tuple[Any, ...], capsys: pytest.CaptureFixture[str], *, keyed: bool) -> list[str]:

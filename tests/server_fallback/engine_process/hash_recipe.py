@@ -10,6 +10,8 @@ from hash_runner import MODEL, HashRunner
 from nearfar.compiler.errors import BundleError, DeviceError
 from nearfar.compiler.runtime.batch import Limits
 from nearfar.server_fallback.engine.config import EngineConfig
+from nearfar.server_fallback.engine.encoder_engine import EncoderEngine
+from nearfar.server_fallback.engine.encoder_model import EncoderModel
 from nearfar.server_fallback.engine.masks import Masks
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 
@@ -33,3 +35,12 @@ class HashRecipe:
 
         runner = HashRunner(limits, threaded=True, step_seconds=self.step_seconds, fail=failure)
         return TokenEngine(runner, MODEL, EngineConfig(max_waiting=self.max_waiting), masks=masks)
+
+
+@dataclass(frozen=True)
+class EncoderRecipe:
+    """An encoder engine over the hash model."""
+
+    def open(self, masks: Masks | None = None) -> EncoderEngine:  # noqa: ARG002
+        runner = HashRunner(Limits(tokens=8, sequences=4, rows=4, pages=24))
+        return EncoderEngine(runner, EncoderModel(MODEL.vocab_size, MODEL.context, MODEL.page_size))

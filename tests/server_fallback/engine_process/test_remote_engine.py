@@ -23,11 +23,12 @@ import numpy.typing as npt
 import pytest
 from engine_requests import OTHERS, PROMPT, EvenTokens
 from hash_model import answer_of
-from hash_recipe import HashRecipe
+from hash_recipe import EncoderRecipe, HashRecipe
 from waiting import WAIT_SECONDS, until
 
 from nearfar.compiler.errors import BundleError, DeadlineExceeded, DeviceError, QueueFull, RequestError, Unavailable
 from nearfar.server_fallback.engine import mask_task
+from nearfar.server_fallback.engine.encode_job import EncodeRequest
 from nearfar.server_fallback.engine.request import Completion, GeneratedToken, Sampling, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.engine_process import remote_engine
@@ -56,7 +57,7 @@ def run(work: Awaitable[T]) -> T:
 
 
 @asynccontextmanager
-async def remote(recipe: HashRecipe | None = None) -> AsyncIterator[RemoteEngine]:
+async def remote(recipe: HashRecipe | EncoderRecipe | None = None) -> AsyncIterator[RemoteEngine]:
     engine = await RemoteEngine.open(recipe or HashRecipe())
     pid = engine.pid
     assert pid is not None
@@ -121,8 +122,6 @@ def test_answers_errors_and_figures_are_those_of_an_engine_in_this_process(monke
             with pytest.raises(RequestError, match="context length") as refused:
                 await items(engine, [1] * 100)
             assert refused.value.details
-            with pytest.raises(RequestError, match="no embeddings"):
-                await engine.embed([[1]])
             # The budget is kept by this process, which computes the masks.
             monkeypatch.setattr(mask_task, "BUDGET_SECONDS", 0.15)
             with pytest.raises(RequestError, match="too slow") as slow:
@@ -253,3 +252,18 @@ def test_the_process_ends_when_its_server_is_gone() -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.3)
     assert process.wait(WAIT_SECONDS) == 0
+
+
+def test_an_encoder_in_a_process_encodes_refuses_and_reports_its_batches() -> None:
+    async def work() -> None:
+        async with remote(EncoderRecipe()) as engine:
+            rows = await asyncio.gather(*(engine.encode(EncodeRequest([[1, 2], [3] * 20])) for _ in range(3)))
+            assert [each.tolist() for each in rows] == [[[3, 2, 2], [60, 20, 3]]] * 3
+            with pytest.raises(RequestError, match="context length"):
+                await engine.encode(EncodeRequest([[1] * 100]))
+            with pytest.raises(DeadlineExceeded):
+                await engine.encode(EncodeRequest([[1]], deadline=time.monotonic() - 1))
+            await until(lambda: engine.stats().batches is not None and engine.stats().computed_tokens == 66)
+            assert engine.max_drafts == 0
+
+    run(work())

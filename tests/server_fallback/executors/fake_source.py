@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from nearfar.compiler.errors import NearfarError
 from nearfar.compiler.formats.checkpoint import TokenizerFiles
-from nearfar.compiler.ir.spec import EmbeddingSpec
+from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
+from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.text.tokenizer import Tokenizer
 from nearfar.compiler.text.tool_formats import tool_format
+from nearfar.server_fallback.engine.batch_stats import BatchRecord
+from nearfar.server_fallback.engine.encode_job import EncodeRequest
 from nearfar.server_fallback.engine.request import (
     Completion,
     FinishReason,
@@ -111,18 +113,32 @@ class FakeSource:
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         return wanted if wanted in allowed else int(allowed[-1] if END in allowed else allowed[0])
 
-    async def embed(
-        self,
-        texts: Sequence[Sequence[int]],
-        token_types: Sequence[Sequence[int]] = (),  # noqa: ARG002
-    ) -> npt.NDArray[np.float32]:
-        return np.array([[3.0, 4.0, len(ids)] for ids in texts], np.float32)
-
     def stats(self) -> EngineStats:
         return EngineStats(self.running, 0, 0.25, 0.125, 10, 4, 1, 0, 0, 0, 0.0, 6, 3, 0)
 
     async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None:  # noqa: ARG002
         self.closed = True
+
+
+class FakeEncoder:
+    """Encodes a text as the row (3, 4, number of tokens), or as the rows of ``encode``, and records the requests."""
+
+    context = 4096
+
+    def __init__(self, encode: Callable[[Sequence[int], Sequence[int]], list[list[float]]] | None = None) -> None:
+        self.requests: list[EncodeRequest] = []
+        self._encode = encode or (lambda ids, _: [[3.0, 4.0, len(ids)]])
+
+    async def encode(self, request: EncodeRequest) -> FloatArray:
+        self.requests.append(request)
+        types = request.token_types or [[0] * len(ids) for ids in request.texts]
+        rows = [row for ids, own in zip(request.texts, types, strict=True) for row in self._encode(ids, own)]
+        return np.array(rows, np.float32)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(0, 0, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, batches=BatchRecord().snapshot())
+
+    async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None: ...
 
 
 def byte_tokenizer(folder: Path, markers: Sequence[str] = (), *, special: bool = False) -> Path:
@@ -152,6 +168,7 @@ def text_model(
     folder: Path,
     template: str | None = TEMPLATE,
     embedding: EmbeddingSpec | None = None,
+    classifier: ClassifierSpec | None = None,
     markers: Sequence[str] = (),
     *,
     special: bool = False,
@@ -164,8 +181,10 @@ def text_model(
         tools=tool_format(template),
         vocab_size=VOCAB_SIZE + len(markers),
         eos_token_ids=(END,),
-        hidden_size=3,
         embedding=embedding,
+        embedding_size=3,
+        classifier=classifier,
+        num_token_types=2,
     )
 
 

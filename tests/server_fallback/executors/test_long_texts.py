@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_source import FakeSource, executor, text_model
+from fake_source import FakeEncoder, executor, text_model
 
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.spec import EmbeddingSpec
+from nearfar.server_fallback.executors.encoder_executor import EncoderExecutor
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest
@@ -76,11 +77,11 @@ def tool(text: str, **parameters: Any) -> list[dict[str, Any]]:
     ]
 
 
-def embeddings(local: LocalExecutor, text: str) -> Coroutine[Any, Any, Any]:
+def embeddings(local: LocalExecutor | EncoderExecutor, text: str) -> Coroutine[Any, Any, Any]:
     return local.embed(EmbeddingRequest.model_validate({"model": "fake", "input": [text]}), Call("test"))
 
 
-REQUESTS: dict[str, Callable[[LocalExecutor, str], Coroutine[Any, Any, Any]]] = {
+REQUESTS: dict[str, Callable[[Any, str], Coroutine[Any, Any, Any]]] = {
     "message": lambda local, text: chat(local, messages=[{"role": "user", "content": text}]),
     "part": lambda local, text: chat(local, messages=[{"role": "user", "content": [{"type": "text", "text": text}]}]),
     "name": lambda local, text: chat(local, messages=[{"role": "user", "name": text, "content": ""}]),
@@ -106,13 +107,16 @@ CAN_TOKENIZE: dict[str, dict[str, Any]] = {
 }
 
 
-def local_of(folder: Path, field: str) -> tuple[LocalExecutor, Backend]:
+def local_of(folder: Path, field: str) -> tuple[Any, Backend]:
+    local: LocalExecutor | EncoderExecutor
     if field == "embedding":
-        model = text_model(folder, None, EmbeddingSpec("last_token", normalize=False, size=3))
-        local = LocalExecutor(FakeSource(""), model)
+        local = EncoderExecutor(
+            FakeEncoder(), text_model(folder, None, EmbeddingSpec("last_token", normalize=False, size=3))
+        )
+        tokenizer = local.model.tokenizer
     else:
         local, _ = executor(folder, "", template='{# "parameters" #}' + TEMPLATE)
-    tokenizer = local._model.tokenizer
+        tokenizer = local._model.tokenizer
     tokenizer.prepare()
     backend = Backend(tokenizer._backend)
     tokenizer._backend = backend

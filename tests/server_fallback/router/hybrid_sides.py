@@ -27,7 +27,8 @@ from nearfar.server_fallback.schema.chat import (
 )
 from nearfar.server_fallback.schema.common import FinishReason, TokenLogprob, TopLogprob, Usage
 from nearfar.server_fallback.schema.completions import CompletionChoice, CompletionChunk, CompletionRequest
-from nearfar.server_fallback.schema.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage
+from nearfar.server_fallback.schema.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse
+from nearfar.server_fallback.schema.encoding import EncodingUsage
 from nearfar.server_fallback.schema.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -118,7 +119,7 @@ class FakeNear:
         return EmbeddingResponse(
             data=[Embedding(index=0, embedding=[1.0])],
             model="tiny",
-            usage=EmbeddingUsage(prompt_tokens=1, total_tokens=1),
+            usage=EncodingUsage(prompt_tokens=1, total_tokens=1),
         )
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:

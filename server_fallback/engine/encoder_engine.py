@@ -1,0 +1,233 @@
+"""The encoder engine: computes embeddings and scores of texts, given as token ids, for any number of event loops.
+
+The first half of this file runs on the event loops. `EncoderLoop` is the engine's one thread, which owns the runner:
+
+    texts = batches.admit(queue)          # when a batch is due
+    for text, rows in batches.compute(): the job of the text gets its rows
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from threading import Thread
+
+from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, RequestError, Unavailable
+from nearfar.compiler.runtime.batch import FloatArray
+
+from .batch_stats import BatchRecord
+from .check_request import check_ids, check_token_types
+from .config import EngineConfig
+from .encode_job import EncodeJob, EncodeRequest, Text
+from .encoder_model import EncoderModel
+from .inbox import Inbox
+from .stats import EngineStats
+from .step_runner import EncoderRunner
+from .text_batches import open_batches
+from .text_queue import TextQueue
+
+# The engine gives up a device that fails more often than this without a successful batch in between.
+MAX_FAILURES = 3
+
+
+class EncoderEngine:
+    """It alone calls the runner, and closes it in the end. It has the methods of `TokenEngine` that do not generate."""
+
+    def __init__(self, runner: EncoderRunner, model: EncoderModel, config: EngineConfig | None = None) -> None:
+        config = config or EngineConfig()
+        limits = runner.limits
+        # What a batch of whole texts or the pages hold.
+        held = limits.tokens if model.page_size is None else runner.groups[0].pages * model.page_size
+        model = replace(model, context=min(model.context, held))
+        self.model = model
+        self.device = runner.device
+        self.max_drafts = 0
+        self._inbox = Inbox(min(limits.sequences, limits.rows) + config.max_waiting)
+        self._loop = EncoderLoop(runner, model, config, self._inbox)
+        self._thread = Thread(target=self._loop.run, name="nearfar-encoder", daemon=True)
+        self._thread.start()
+
+    @property
+    def context(self) -> int:
+        """The longest text in tokens."""
+        return self.model.context
+
+    async def encode(self, request: EncodeRequest) -> FloatArray:
+        """The rows of all texts, in their order: (n, E) embeddings, which are not scaled to length 1, or (n, labels)
+        scores before their activation; for a model that scores tokens, a row for each token of each text.
+
+        Texts of all callers share batches. A caller that is cancelled leaves the batches at once. Raises RequestError
+        for no text, an empty or too long one, or ids outside the vocabulary; QueueFull; DeadlineExceeded; Unavailable;
+        DeviceError.
+        """
+        self._check(request)
+        job = EncodeJob(request, time.monotonic())
+        # From here on only the engine completes the future; a cancelled caller abandons the job.
+        job.result.set_running_or_notify_cancel()
+        self._inbox.add(job)
+        try:
+            return await asyncio.wrap_future(job.result)
+        except asyncio.CancelledError:
+            job.abandoned = True
+            raise
+
+    def stats(self) -> EngineStats:
+        """A snapshot; callable from any thread."""
+        return self._loop.stats()
+
+    async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None:
+        """Refuse new requests, wait up to ``drain_seconds`` for unfinished ones, fail the others, and close the runner.
+
+        New requests fail with ``reason``, by default Unavailable. A second call waits for the same end.
+        """
+        self._inbox.refuse(reason or Unavailable("this model is being unloaded; try again later"))
+        if drain_seconds > 0:
+            await asyncio.to_thread(self._inbox.wait_empty, drain_seconds)
+        self._inbox.stop()
+        await asyncio.to_thread(self._thread.join)
+
+    def _check(self, request: EncodeRequest) -> None:
+        model, types = self.model, request.token_types
+        if len(request.texts) == 0:
+            raise RequestError("there is no input; give at least one text", param="input")
+        for index, ids in enumerate(request.texts):
+            check_ids(f"input {index}", ids, model.vocab_size, param="input")
+            if len(ids) > model.context:
+                raise RequestError(
+                    f"This model's maximum context length is {model.context} tokens. However, input {index} has "
+                    f"{len(ids)} tokens; shorten it",
+                    param="input",
+                    code="context_length_exceeded",
+                )
+        check_token_types(request.texts, types or (), model.num_token_types)
+
+
+class EncoderLoop:
+    def __init__(self, runner: EncoderRunner, model: EncoderModel, config: EngineConfig, inbox: Inbox) -> None:
+        self._runner, self._inbox, self._batching = runner, inbox, config.batching
+        self._batches = open_batches(runner, model, config.batching.max_tokens, config.batching.max_texts)
+        self._queue = TextQueue()
+        self._record = BatchRecord()
+        self._failures = 0
+        # The error that ended the loop before it was closed.
+        self._failure: NearfarError | None = None
+
+    def run(self) -> None:
+        """Run until the inbox stops it or the device is given up. Then unfinished jobs fail."""
+        reason: NearfarError = Unavailable("the engine was closed before the answer was complete; try again later")
+        try:
+            while True:
+                wait = self._wait_seconds()
+                messages = self._inbox.receive(wait=wait != 0.0, timeout_seconds=wait)
+                for job in messages.jobs:
+                    self._queue.add(job)
+                if messages.stop:
+                    break
+                self._turn()
+        except NearfarError as error:
+            reason = self._failure = error
+        except BaseException as error:
+            reason = self._failure = Unavailable(f"the engine stopped because of an internal error:  {error!r}")
+            raise
+        finally:
+            self._inbox.refuse(reason)
+            late = self._inbox.receive(wait=False).jobs
+            for job in [*self._jobs(), *late]:
+                self._end(job, reason)
+            self._runner.close()
+
+    def stats(self) -> EngineStats:
+        """Callable from any thread."""
+        batches = self._record.snapshot()
+        unfinished = self._inbox.num_unfinished
+        running = len({text.job for text in list(self._batches.running)})
+        return EngineStats(
+            running=running,
+            waiting=max(0, unfinished - running),
+            kv_usage=0.0,
+            kv_waste=0.0,
+            prefix_queries=0,
+            prefix_hits=0,
+            preemptions=0,
+            computed_tokens=round(batches.tokens.total),
+            generated_tokens=0,
+            steps=batches.tokens.count,
+            overhead_seconds=0.0,
+            drafted_tokens=0,
+            accepted_tokens=0,
+            recoveries=self._record.recoveries,
+            failure=self._failure,
+            batches=batches,
+        )
+
+    def _wait_seconds(self) -> float | None:
+        """The time until the next batch is due; None until a request comes."""
+        if self._batches.running:
+            return 0.0
+        now = time.monotonic()
+        due = self._queue.due(
+            now, self._batching, max_tokens=self._batches.max_tokens, max_texts=self._batches.max_texts
+        )
+        return None if due is None else due - now
+
+    def _turn(self) -> None:
+        """End the jobs that nobody awaits or whose deadline has passed, and compute a batch if one is due."""
+        now = time.monotonic()
+        self._drop(lambda job: job.abandoned, None)
+        late = DeadlineExceeded(
+            "the deadline passed before all texts were computed; allow more time, or send fewer texts"
+        )
+        self._drop(lambda job: job.request.deadline is not None and job.request.deadline <= now, late)
+        if self._wait_seconds() != 0.0:
+            return
+        texts: list[Text] = []
+        try:
+            texts = self._batches.admit(self._queue)
+            started = time.monotonic()
+            self._record.admitted(started - text.job.arrived for text in texts)
+            count = len(self._batches.running)
+            tokens, done = self._compute()
+            self._record.computed(count, tokens, time.monotonic() - started)
+            self._failures = 0
+        except NearfarError as failure:
+            affected = {text.job for text in self._batches.running}
+            self._drop(affected.__contains__, failure)
+            self._failures += 1
+            if self._failures > MAX_FAILURES:
+                raise
+            self._record.recoveries += 1
+            return
+        for text, rows in done:
+            text.job.rows[text.index] = rows
+            if text.job.done:
+                self._end(text.job, None)
+
+    def _compute(self) -> tuple[int, list[tuple[Text, FloatArray]]]:
+        try:
+            return self._batches.compute()
+        except NearfarError:
+            raise
+        except Exception as error:
+            raise DeviceError(f"{self._runner.device} failed: {error!r}") from error
+
+    def _jobs(self) -> list[EncodeJob]:
+        """The unfinished ones."""
+        return list(dict.fromkeys([*(text.job for text in self._batches.running), *self._queue.jobs]))
+
+    def _drop(self, gone: Callable[[EncodeJob], bool], error: NearfarError | None) -> None:
+        jobs = [job for job in self._jobs() if gone(job)]
+        if jobs:
+            self._batches.drop(jobs)
+            self._queue.drop(jobs)
+        for job in jobs:
+            self._end(job, error)
+
+    def _end(self, job: EncodeJob, error: NearfarError | None) -> None:
+        # First, so that a caller who has its result finds the request finished.
+        self._inbox.finished()
+        if error is not None:
+            job.result.set_exception(error)
+        elif job.done and not job.abandoned:
+            job.result.set_result(job.matrix())

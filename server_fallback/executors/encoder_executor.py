@@ -1,0 +1,319 @@
+"""The executor of embedding models, rerankers and classifiers on our own engine."""
+
+from __future__ import annotations
+
+import base64
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import NoReturn, Protocol
+
+import numpy as np
+
+from nearfar.compiler.errors import NearfarError, RequestError
+from nearfar.compiler.runtime.batch import FloatArray
+from nearfar.compiler.runtime.encoding import probabilities
+from nearfar.compiler.text.tokenizer import EncodedText
+
+from ..engine.encode_job import EncodeRequest
+from ..engine.stats import EngineStats
+from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest
+from ..schema.completions import CompletionChunk, CompletionRequest
+from ..schema.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse
+from ..schema.encoding import EncodingRequest, EncodingUsage, text_of
+from ..schema.rerank import ApiVersion, RerankMeta, RerankRequest, RerankResponse, RerankResult, RerankTokens
+from ..schema.score import (
+    Classification,
+    ClassifyRequest,
+    ClassifyResponse,
+    Score,
+    ScoreRequest,
+    ScoreResponse,
+    TokenClass,
+)
+from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from ..text.encoder_texts import TextReader
+from ..text.scores import (
+    DOCUMENT_PROMPTS,
+    QUERY_PROMPTS,
+    check_dimensions,
+    check_relevance,
+    prompt_text,
+    relevance,
+    search_prompt,
+    shortened,
+    unit_rows,
+)
+from .executor import Abilities, Call, ExecutorState
+from .local_share import LocalShare
+from .long_texts import in_thread_if_long
+from .text_model import TextModel
+from .token_routes import text_of_tokens, tokens_of_text
+
+
+class EncodingEngine(Protocol):
+    """The part of `engine.encoder_engine.EncoderEngine` that is needed here."""
+
+    @property
+    def context(self) -> int: ...
+
+    async def encode(self, request: EncodeRequest) -> FloatArray: ...
+
+    def stats(self) -> EngineStats: ...
+
+    async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None: ...
+
+
+class EncoderExecutor:
+    """An `Executor`, and `Encodes` and `Ranks`. It owns its engine and closes it in the end. ``share`` as in
+    `LocalExecutor`.
+    """
+
+    def __init__(
+        self,
+        engine: EncodingEngine,
+        model: TextModel,
+        *,
+        memory_bytes: int | None = None,
+        device: str = "",
+        share: LocalShare | None = None,
+    ) -> None:
+        self.share = share
+        self.model = model
+        self._engine, self._memory_bytes, self._device = engine, memory_bytes, device
+        self._closed = False
+
+    @property
+    def context(self) -> int:
+        return self._engine.context
+
+    # --- texts to vectors and scores ---
+
+    async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:
+        spec = self.model.embedding
+        if spec is None:
+            raise RequestError("this model scores texts and makes no embeddings; use an embedding model", param="model")
+        prefix = prompt_text(spec, request.prompt_name)
+        check_dimensions(spec, self.model.embedding_size, request.dimensions)
+        texts = await self._read(request, request.input, lambda reader: reader.texts(request.input, "input", prefix))
+        rows = await self.encode(texts, call)
+        vectors = shortened(rows, spec, request.dimensions)
+        as_text = request.encoding_format == "base64"
+        return EmbeddingResponse(
+            data=[
+                Embedding(index=index, embedding=_base64(vector) if as_text else vector.tolist())
+                for index, vector in enumerate(vectors)
+            ],
+            model=self.model.name,
+            usage=_usage(texts),
+        )
+
+    async def rerank(self, request: RerankRequest, call: Call) -> RerankResponse:
+        documents = [text_of(document) for document in request.documents]
+        names = [f"documents[{index}]" for index in range(len(documents))]
+        if not request.query:
+            raise RequestError("query is empty; give at least one character", param="query")
+        scores, usage = await self._relevance(
+            request, [request.query] * len(documents), documents, names, call, request.max_tokens_per_doc
+        )
+        best = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: request.top_n or None]
+
+        def document(index: int) -> dict[str, object] | None:
+            given = request.documents[index]
+            if not request.return_documents:
+                return None
+            return {"text": given} if isinstance(given, str) else given.as_given()
+
+        return RerankResponse(
+            id=f"rerank-{uuid.uuid4()}",
+            model=self.model.name,
+            results=[
+                RerankResult(index=index, relevance_score=float(scores[index]), document=document(index))
+                for index in best
+            ],
+            usage=usage,
+            meta=RerankMeta(api_version=ApiVersion(version="2"), tokens=RerankTokens(input_tokens=usage.prompt_tokens)),
+        )
+
+    async def score(self, request: ScoreRequest, call: Call) -> ScoreResponse:
+        first, second = _listed(request.text_1), _listed(request.text_2)
+        if len(first) not in (1, len(second)) or not second:
+            raise RequestError(
+                f"text_1 has {len(first)} texts and text_2 has {len(second)}; give one of text_1, or as many as of "
+                "text_2",
+                param="text_1",
+            )
+        names = [f"text_2[{index}]" for index in range(len(second))]
+        for index, text in enumerate(first):
+            if not text:
+                raise RequestError("a text is empty; give at least one character", param=f"text_1[{index}]")
+        first = first * len(second) if len(first) == 1 else first
+        scores, usage = await self._relevance(request, first, second, names, call, None)
+        return ScoreResponse(
+            id=f"score-{uuid.uuid4()}",
+            created=int(time.time()),
+            model=self.model.name,
+            data=[Score(index=index, score=float(score)) for index, score in enumerate(scores)],
+            usage=usage,
+        )
+
+    async def classify(self, request: ClassifyRequest, call: Call) -> ClassifyResponse:
+        classifier = self.model.classifier
+        if classifier is None:
+            raise RequestError("this model makes embeddings and has no classes; use a classifier", param="model")
+        texts = await self._read(
+            request, request.input, lambda reader: reader.texts(request.input, "input", offsets=classifier.per_token)
+        )
+        probs = probabilities(await self.encode(texts, call), classifier)
+        labels, data, begin = classifier.labels, list[Classification](), 0
+        for index, text in enumerate(texts):
+            count = len(text.ids) if classifier.per_token else 1
+            rows, begin = probs[begin : begin + count], begin + count
+            if classifier.per_token:
+                tokens = [
+                    TokenClass(
+                        token_id=text.ids[at],
+                        start=text.offsets[at][0] if text.offsets and text.offsets[at] != (0, 0) else None,
+                        end=text.offsets[at][1] if text.offsets and text.offsets[at] != (0, 0) else None,
+                        label=labels[int(row.argmax())],
+                        probs=row.tolist(),
+                    )
+                    for at, row in enumerate(rows)
+                ]
+                data.append(Classification(index=index, num_classes=len(labels), tokens=tokens))
+            else:
+                best = labels[int(rows[0].argmax())]
+                data.append(Classification(index=index, label=best, probs=rows[0].tolist(), num_classes=len(labels)))
+        return ClassifyResponse(
+            id=f"classify-{uuid.uuid4()}",
+            created=int(time.time()),
+            model=self.model.name,
+            data=data,
+            usage=_usage(texts),
+        )
+
+    async def encode(self, texts: Sequence[EncodedText], call: Call) -> FloatArray:
+        """The engine's rows for texts that are read."""
+        types = [text.token_types for text in texts]
+        has_types = self.model.num_token_types > 0 and any(map(any, types))
+        return await self._engine.encode(
+            EncodeRequest(
+                [text.ids for text in texts],
+                types if has_types else None,
+                client=call.client,
+                priority=call.priority,
+                deadline=call.deadline,
+            )
+        )
+
+    async def vectors(self, texts: Sequence[str], call: Call, *, is_query: bool) -> FloatArray:
+        """Vectors of length 1 (n, E) for a search, with the model's prompt for queries or documents."""
+        spec = self.model.embedding
+        if spec is None:
+            raise RequestError("this model scores texts and makes no embeddings; use an embedding model", param="model")
+        prefix = search_prompt(spec, QUERY_PROMPTS if is_query else DOCUMENT_PROMPTS)
+        request = EncodingRequest(model=self.model.name, truncate=True)
+        read = await self._read(request, texts, lambda reader: reader.texts(list(texts), "input", prefix))
+        return unit_rows(await self.encode(read, call))
+
+    async def _relevance(
+        self,
+        request: EncodingRequest,
+        first: Sequence[str],
+        second: Sequence[str],
+        names: Sequence[str],
+        call: Call,
+        max_second: int | None,
+    ) -> tuple[FloatArray, EncodingUsage]:
+        """The relevance of each second text to its first one: a reranker's score, or the cosine of two embeddings."""
+        spec, classifier = self.model.embedding, self.model.classifier
+        if classifier is not None:
+            check_relevance(classifier)
+            pairs = list(zip(first, second, strict=True))
+            read = await self._read(request, pairs, lambda reader: reader.pairs(pairs, names, max_second, classifier))
+            return relevance(await self.encode(read, call), classifier), _usage(read)
+        assert spec is not None
+        queries = list(dict.fromkeys(first))
+        query_prompt, document_prompt = search_prompt(spec, QUERY_PROMPTS), search_prompt(spec, DOCUMENT_PROMPTS)
+
+        def read_both(reader: TextReader) -> list[EncodedText]:
+            return [
+                *reader.texts(queries, "query", query_prompt),
+                *reader.limited(max_second).texts(list(second), "documents", document_prompt),
+            ]
+
+        read = await self._read(request, [queries, second], read_both)
+        vectors = unit_rows(await self.encode(read, call))
+        of_query = {query: vectors[index] for index, query in enumerate(queries)}
+        of_first = np.stack([of_query[text] for text in first])
+        return np.einsum("ne,ne->n", of_first, vectors[len(queries) :]), _usage(read)
+
+    async def _read(
+        self, request: EncodingRequest, given: object, read: Callable[[TextReader], list[EncodedText]]
+    ) -> list[EncodedText]:
+        reader = TextReader.of(request, self.model.tokenizer, self.model.vocab_size, self.context)
+        return await in_thread_if_long(given, lambda: read(reader))
+
+    # --- the rest of an executor ---
+
+    async def chat(
+        self,
+        request: ChatCompletionRequest,  # noqa: ARG002
+        call: Call,  # noqa: ARG002
+    ) -> AsyncGenerator[ChatCompletionChunk, None]:
+        self._refuse_text()
+        yield
+
+    async def complete(
+        self,
+        request: CompletionRequest,  # noqa: ARG002
+        call: Call,  # noqa: ARG002
+    ) -> AsyncGenerator[CompletionChunk, None]:
+        self._refuse_text()
+        yield
+
+    async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
+        if request.prompt is None or request.messages is not None:
+            raise RequestError("this model has no chats; give a prompt", param="prompt")
+        ids = await tokens_of_text(self.model, self.context, request.prompt, request)
+        return TokenizeResponse(tokens=ids, count=len(ids), max_model_len=self.context)
+
+    async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
+        return await text_of_tokens(self.model, request)
+
+    def abilities(self) -> Abilities:
+        return Abilities(self.model.tokenizer_sha256, self.model.vocab_size, tools=False, embeds=True)
+
+    def state(self) -> ExecutorState:
+        stats = self._engine.stats()
+        failure = stats.failure.message if stats.failure is not None else None
+        return ExecutorState(
+            ready=not self._closed and failure is None,
+            detail="closed" if self._closed else failure or self._device or "serving",
+            running=stats.running,
+            waiting=stats.waiting,
+            memory_bytes=self._memory_bytes,
+            steps=stats.steps,
+            batches=stats.batches,
+        )
+
+    async def close(self) -> None:
+        self._closed = True
+        await self._engine.close()
+
+    def _refuse_text(self) -> NoReturn:
+        does = "makes embeddings" if self.model.embedding is not None else "scores texts"
+        raise RequestError(f"this model {does} and generates no text; use a model that generates text", param="model")
+
+
+def _listed(texts: str | list[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts
+
+
+def _usage(texts: Sequence[EncodedText]) -> EncodingUsage:
+    tokens = sum(len(text.ids) for text in texts)
+    return EncodingUsage(prompt_tokens=tokens, total_tokens=tokens)
+
+
+def _base64(vector: FloatArray) -> str:
+    return base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()

@@ -1,0 +1,34 @@
+"""The ``nearfar`` field of a pipeline's answers (extension): its steps with their times, and the passages."""
+
+from __future__ import annotations
+
+from .common import Answer
+
+
+class StepTime(Answer):
+    """``name`` is the step's output. ``started_ms`` counts from the arrival of the request at the pipeline."""
+
+    name: str
+    kind: str
+    model: str | None = None
+    started_ms: float
+    ms: float
+
+
+class UsedPassage(Answer):
+    """A passage that the answering model was given: the characters ``begins`` to ``ends`` of a document's text."""
+
+    source: str
+    begins: int
+    ends: int
+    score: float
+    text: str
+
+
+class PipelineTrace(Answer):
+    """In a stream, the first chunk has the steps before the answer and the passages, and the one with the finish reason
+    all steps.
+    """
+
+    steps: list[StepTime]
+    passages: list[UsedPassage] | None = None

@@ -1,0 +1,56 @@
+"""/v1/rerank in Jina's shape, and /v2/rerank in Cohere's. Both have the same requests, and results that clients of both
+read.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from .common import Answer
+from .encoding import Documents, EncodingRequest, EncodingUsage
+
+
+class RerankRequest(EncodingRequest):
+    """``top_n``: how many of the best documents to return; 0 or None for all. ``max_tokens_per_doc`` shortens each
+    document. ``return_documents`` None: Jina's route returns them, and Cohere's does not.
+    """
+
+    query: str
+    documents: Documents
+    top_n: Annotated[int, Field(ge=0)] | None = None
+    return_documents: bool | None = None
+    max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = None
+
+
+class RerankResult(Answer):
+    """``index`` is that of the document in the request. ``document`` is left out if it was not requested."""
+
+    index: int
+    relevance_score: float
+    document: dict[str, Any] | None = None
+
+
+class ApiVersion(Answer):
+    version: str
+
+
+class RerankTokens(Answer):
+    input_tokens: int
+
+
+class RerankMeta(Answer):
+    api_version: ApiVersion
+    tokens: RerankTokens
+
+
+class RerankResponse(Answer):
+    """``results``: the most relevant first. ``meta`` is Cohere's."""
+
+    id: str
+    object: Literal["list"] = "list"
+    model: str
+    results: list[RerankResult]
+    usage: EncodingUsage
+    meta: RerankMeta

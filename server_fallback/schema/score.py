@@ -1,0 +1,69 @@
+"""/v1/score and /v1/classify, as in vLLM."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .common import Answer, Texts
+from .encoding import EncodingRequest, EncodingUsage, Strings
+
+
+class ScoreRequest(EncodingRequest):
+    """Each of ``text_2`` is scored with ``text_1``, or with the one of the same index if there are several."""
+
+    text_1: Strings
+    text_2: Strings
+
+
+class Score(Answer):
+    index: int
+    object: Literal["score"] = "score"
+    score: float
+
+
+class ScoreResponse(Answer):
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Score]
+    usage: EncodingUsage
+
+
+class ClassifyRequest(EncodingRequest):
+    """The classes of each text, or of each of its tokens if the model labels tokens."""
+
+    input: Texts
+
+
+class TokenClass(Answer):
+    """``start`` and ``end`` are the characters of the token in its text; None for tokens without characters, and if the
+    input is token ids.
+    """
+
+    token_id: int
+    start: int | None = None
+    end: int | None = None
+    label: str
+    probs: list[float]
+
+
+class Classification(Answer):
+    """``label`` is the most likely one, and ``probs`` has the probability of each label. A model that labels tokens has
+    ``tokens`` instead.
+    """
+
+    index: int
+    label: str | None = None
+    probs: list[float] | None = None
+    num_classes: int
+    tokens: list[TokenClass] | None = None
+
+
+class ClassifyResponse(Answer):
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Classification]
+    usage: EncodingUsage

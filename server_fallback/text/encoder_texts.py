@@ -1,0 +1,158 @@
+"""Reads the texts of a request for embeddings or scores: token ids, shortened if the request allows it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from nearfar.compiler.errors import RequestError
+from nearfar.compiler.ir.spec import ClassifierSpec
+from nearfar.compiler.text.tokenizer import EncodedText, Tokenizer
+
+from ..schema.encoding import EncodingRequest
+from .requests import check_length, check_prompt, context_overflow
+
+# A bound for texts that are not shortened, so that the tokenizer reports their real length.
+UNLIMITED = sys.maxsize
+# In the template of a reranker.
+PLACEHOLDER = re.compile(r"\{(instruction|query|document)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class TextReader:
+    """``max_tokens``: longer texts are shortened to it; None makes texts beyond ``context`` an error."""
+
+    tokenizer: Tokenizer
+    vocab_size: int
+    context: int
+    max_tokens: int | None = None
+
+    @staticmethod
+    def of(request: EncodingRequest, tokenizer: Tokenizer, vocab_size: int, context: int) -> TextReader:
+        """Raises RequestError for a limit beyond the context."""
+        limit = request.truncate_prompt_tokens
+        if limit is not None and request.truncate is False:
+            raise RequestError(
+                "truncate is false and truncate_prompt_tokens is given; use one of them", param="truncate"
+            )
+        if limit is not None and limit > context:
+            raise RequestError(
+                f"truncate_prompt_tokens is {limit}, more than this model's context of {context}; use at most that, or "
+                "-1",
+                param="truncate_prompt_tokens",
+            )
+        if limit is None:
+            limit = context if request.truncate else None
+        return TextReader(tokenizer, vocab_size, context, context if limit == -1 else limit)
+
+    def texts(
+        self,
+        given: str | list[int] | list[str] | list[list[int]],
+        param: str,
+        prefix: str = "",
+        *,
+        offsets: bool = False,
+    ) -> list[EncodedText]:
+        """One text or list of token ids, or several of either. ``prefix`` precedes each text, not token ids. Texts have
+        ``offsets`` if these are requested.
+
+        Raises RequestError for the first one that is empty, too long, has an unknown id or cannot be encoded. The texts
+        after it are not encoded.
+        """
+        if isinstance(given, str):
+            return [self._text(given, param, prefix, offsets)]
+        ids = [part for part in given if isinstance(part, int)]
+        if len(ids) == len(given):
+            return [self._ids(ids, param)]
+        parts = [part for part in given if not isinstance(part, int)]
+        names = [param if len(parts) == 1 else f"{param}[{index}]" for index in range(len(parts))]
+        return [
+            self._text(part, name, prefix, offsets) if isinstance(part, str) else self._ids(part, name)
+            for part, name in zip(parts, names, strict=True)
+        ]
+
+    def limited(self, max_tokens: int | None) -> TextReader:
+        """A reader that also shortens texts to ``max_tokens``."""
+        if max_tokens is None:
+            return self
+        return replace(self, max_tokens=min(max_tokens, self.max_tokens or self.context))
+
+    def pairs(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        names: Sequence[str],
+        max_second: int | None,
+        classifier: ClassifierSpec,
+    ) -> list[EncodedText]:
+        """Each pair as one sequence, in the form of the classifier; ``names`` are the parameters of the second texts.
+        If the request shortens texts, or the second ones to ``max_second`` tokens, only the second ones are.
+        """
+        is_limited = self.max_tokens is not None or max_second is not None
+        limit = self.max_tokens or (self.context if max_second is not None else UNLIMITED)
+        found = []
+        for (first, second), name in zip(pairs, names, strict=True):
+            if not second:
+                raise RequestError(f"{name} is empty; give at least one character", param=name)
+            if not is_limited:
+                check_length(self.tokenizer, first, self.context, name)
+                check_length(self.tokenizer, second, self.context, name)
+            try:
+                if classifier.template is None:
+                    encoded = self.tokenizer.encode_shortened(first, second, limit, max_second)
+                else:
+                    encoded = self._rendered(classifier, first, second, limit, max_second)
+            except RequestError as error:
+                raise RequestError(error.message, **{"param": name, **error.details}) from error
+            check_prompt(encoded.ids, self.vocab_size, self.context, name)
+            found.append(encoded)
+        return found
+
+    def _rendered(
+        self, classifier: ClassifierSpec, query: str, document: str, limit: int, max_document: int | None
+    ) -> EncodedText:
+        """A pair in the classifier's template. Only the template writes control tokens."""
+        tokenizer, template = self.tokenizer, classifier.template
+        assert template is not None
+        if max_document is not None:
+            document = tokenizer.beginning(document, max_document)
+
+        def encode(document: str) -> list[int]:
+            values = {"instruction": classifier.instruction or "", "query": query, "document": document}
+            marked = tokenizer.mark_variables(values)
+            assert marked is not None
+            return tokenizer.encode_rendered(PLACEHOLDER.sub(lambda found: marked[found[1]], template))
+
+        ids = encode(document)
+        room = limit - len(encode("")) if len(ids) > limit else 0
+        # The tokens at the document's end depend on the template's text.
+        while len(ids) > limit and room > 0:
+            ids = encode(document := tokenizer.beginning(document, room))
+            room -= 1
+        return EncodedText(ids, [0] * len(ids), [])
+
+    def _text(self, text: str, name: str, prefix: str, offsets: bool) -> EncodedText:
+        if not text:
+            raise RequestError(f"{name} is empty; give at least one character", param=name)
+        if self.max_tokens is None:
+            check_length(self.tokenizer, prefix + text, self.context, name)
+        try:
+            ids = self.tokenizer.encode(prefix + text)
+            encoded = EncodedText(ids, [0] * len(ids), [])
+            if offsets or len(ids) > (self.max_tokens or UNLIMITED):
+                encoded = self.tokenizer.encode_shortened(prefix + text, None, self.max_tokens or UNLIMITED)
+        except RequestError as error:
+            raise RequestError(error.message, **{"param": name, **error.details}) from error
+        check_prompt(encoded.ids, self.vocab_size, self.context, name)
+        skip = len(prefix)
+        characters = [(max(0, start - skip), max(0, end - skip)) for start, end in encoded.offsets]
+        return EncodedText(encoded.ids, encoded.token_types, characters)
+
+    def _ids(self, ids: list[int], name: str) -> EncodedText:
+        check_prompt(ids, self.vocab_size, max(self.context, len(ids)), name)
+        if len(ids) > (self.max_tokens or self.context):
+            if self.max_tokens is None:
+                raise context_overflow(name, f"{len(ids)}", self.context)
+            ids = ids[: self.max_tokens]
+        return EncodedText(list(ids), [0] * len(ids), [])

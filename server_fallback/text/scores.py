@@ -1,0 +1,72 @@
+"""Turns the rows of a model of embeddings or scores into what clients get: vectors, probabilities and relevance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from nearfar.compiler.errors import RequestError
+from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
+from nearfar.compiler.runtime.batch import FloatArray
+from nearfar.compiler.runtime.encoding import probabilities
+
+# The names of prompts for the two kinds of texts of a search, the first that a model has.
+QUERY_PROMPTS = ("query", "search_query", "Retrieval-query", "s2p_query")
+DOCUMENT_PROMPTS = ("document", "passage", "search_document", "Retrieval-document")
+
+
+def check_dimensions(spec: EmbeddingSpec, size: int, dimensions: int | None) -> None:
+    """Raises RequestError for a number of dimensions that the model was not trained for (Matryoshka representation
+    learning, Kusupati et al. 2022).
+    """
+    if dimensions is not None and dimensions != size and dimensions not in spec.dimensions:
+        known = ", ".join(map(str, sorted({*spec.dimensions, size})))
+        raise RequestError(
+            f"dimensions is {dimensions}; this model's vectors can have {known}; request one of these",
+            param="dimensions",
+        )
+
+
+def shortened(vectors: FloatArray, spec: EmbeddingSpec, dimensions: int | None) -> FloatArray:
+    """The vectors (n, E) with as many ``dimensions`` as requested, scaled to length 1 if the model requires it."""
+    cut = vectors if dimensions is None else vectors[:, :dimensions]
+    return unit_rows(cut) if spec.normalize else cut
+
+
+def unit_rows(vectors: FloatArray) -> FloatArray:
+    """Each row scaled to length 1; zeros stay zeros."""
+    scaled: FloatArray = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return scaled.astype(np.float32)
+
+
+def check_relevance(classifier: ClassifierSpec) -> None:
+    """Raises RequestError for a classifier that does not score pairs."""
+    if classifier.relevance is None:
+        raise RequestError(
+            "this model labels texts and does not score pairs; use a reranker or an embedding model", param="model"
+        )
+
+
+def relevance(scores: FloatArray, classifier: ClassifierSpec) -> FloatArray:
+    """How relevant the second text of each pair is to the first (n,), by a classifier that scores pairs."""
+    assert classifier.relevance is not None
+    column: FloatArray = probabilities(scores, classifier)[:, classifier.relevance]
+    return column
+
+
+def prompt_text(spec: EmbeddingSpec, name: str | None) -> str:
+    """The text of the prompt with a name; None: the default prompt. Raises RequestError for an unknown name."""
+    prompts = {prompt.name: prompt.text for prompt in spec.prompts}
+    if name is None:
+        return "" if spec.default_prompt is None else prompts.get(spec.default_prompt, "")
+    if name not in prompts:
+        known = ", ".join(prompts) or "none"
+        raise RequestError(f"this model has no prompt {name[:100]!r}; it has {known}", param="prompt_name")
+    return prompts[name]
+
+
+def search_prompt(spec: EmbeddingSpec, names: Sequence[str]) -> str:
+    """The text of the first of these prompts that the model has, or else of its default prompt."""
+    known = {prompt.name for prompt in spec.prompts}
+    return prompt_text(spec, next((name for name in names if name in known), None))
