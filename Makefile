@@ -57,7 +57,7 @@ PHONE_SOURCES := $(shell find mobile/react-native/src -type f 2>/dev/null) $(wil
 WEBVIEW_SOURCES := $(shell find mobile/webview/src -type f 2>/dev/null) $(wildcard mobile/webview/*.json mobile/webview/*.mjs)
 WEB_SOURCES := $(shell find web/src web/page web/tools -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs)
 
-.PHONY: demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-engine bench-streams bench-start bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm bench-best-bits
+.PHONY: demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-engine bench-streams bench-start bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm bench-best-bits
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png
@@ -224,6 +224,9 @@ router-eval: .venv/.dev
 	$(BIN)/nearfar router fit build/router/fit.jsonl --max-far-share 0.35 -o build/router/policy.json
 	$(ROUTER_EVAL) build/router/eval.jsonl --plot build/router/eval.png
 	$(ROUTER_EVAL) build/router/handwritten.jsonl --plot build/router/handwritten.png
+
+kserve-proto: .venv/.dev
+	cd server_fallback/kserve && $(abspath $(BIN))/python -m grpc_tools.protoc -I . --descriptor_set_out=inference.binpb inference.proto
 
 demo-model: .venv/.dev
 	$(RECIPE).train

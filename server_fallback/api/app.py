@@ -5,7 +5,7 @@ key, and the handler.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from nearfar.compiler.errors import NearfarError
 
 from ..executors.executor import Models
+from ..kserve.http_routes import kserve_health_router, kserve_router
 from ..schema.about import QUEUE_HEADER
 from .config import ApiConfig
 from .drain import Drain
@@ -32,7 +33,7 @@ from .metrics import ROUTE_HEADER, Metrics
 from .model_routes import about_router, admin_router, models_router
 from .queue_waits import QueueWaits
 from .service import Service
-from .texts import embeddings_router, routed_embeddings_router, tokenize_router
+from .texts import embeddings_router, ranking_router, routed_embeddings_router, tokenize_router
 from .traces import Traces
 from .verify import verify_router
 
@@ -55,12 +56,13 @@ def create_app(
     *,
     routed: bool = False,
     limits: Limits | None = None,
+    on_close: Callable[[], Awaitable[None]] | None = None,
 ) -> FastAPI:
     """An ASGI app. When its lifespan ends, requests drain, then ``models`` are closed. Its routes share
     ``app.state.service``.
 
     ``routed``: each model is a pair of a near and a far side, and requests may restrict which side answers. ``limits``
-    None: those of ``config``, for this process.
+    None: those of ``config``, for this process. ``on_close`` is awaited after the drain.
     """
     if limits is None:
         limits = OwnLimits(limiter_of(config))
@@ -70,6 +72,8 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:  # noqa: ARG001
         yield
         await service.drain.finish(config.drain_seconds)
+        if on_close is not None:
+            await on_close()
         await models.close(0.0)
         if traces is not None:
             await asyncio.to_thread(traces.close)
@@ -92,6 +96,9 @@ def create_app(
     )
     for router in (
         *answering,
+        ranking_router,
+        kserve_router,
+        kserve_health_router,
         tokenize_router,
         about_router,
         verify_router,

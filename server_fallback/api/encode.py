@@ -71,6 +71,8 @@ def _only_text(chunk: ChatCompletionChunk | CompletionChunk) -> str | None:
     """The text of a chunk that adds nothing else to its answer; None for other chunks."""
     if len(chunk.choices) != 1 or chunk.usage is not None or chunk.route is not None:
         return None
+    if isinstance(chunk, ChatCompletionChunk) and chunk.nearfar is not None:
+        return None
     [choice] = chunk.choices
     if choice.logprobs is not None or choice.finish_reason is not None:
         return None
@@ -100,11 +102,15 @@ def _around_text(id: str, created: int, model: str, index: int, include_usage: b
 
 
 def _json(value: Any) -> bytes:
-    """Leave out a null ``route``, which only pairs of sides have, and the null fields of the usage that only some
-    models report.
+    """Leave out a null ``route`` and ``nearfar``, which only pairs of sides and pipelines have, and the null
+    fields of the usage that only some models report.
     """
     if value["route"] is None:
         del value["route"]
+    if (trace := value.get("nearfar")) is None:
+        value.pop("nearfar", None)
+    elif trace["passages"] is None:
+        del trace["passages"]
     usage = value.get("usage")
     for key in ("queue_ms", "completion_tokens_details"):
         if usage is not None and usage[key] is None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
 
+from ..schema.pipeline import StepTime
 from .addresses import client_of
 from .errors import ApiError
 from .keys import ApiKey
@@ -25,8 +26,9 @@ class Exchange:
     to answer.
 
     ``log`` holds the extra fields of the request's line in the log; it must not contain text of a prompt or an answer.
-    ``answer_headers`` are added to the answer. ``held`` is released when the exchange is over. ``address`` is the
-    sender's IP address. ``admission`` is None until the request is admitted, and for routes that need no slot.
+    ``steps`` are those of a pipeline with their starts. ``answer_headers`` are added to the answer. ``held`` is
+    released when the exchange is over. ``address`` is the sender's IP address. ``admission`` is None until the request
+    is admitted, and for routes that need no slot.
     """
 
     request_id: str
@@ -37,6 +39,7 @@ class Exchange:
     key: ApiKey | None = None
     admission: Admitted | None = None
     log: dict[str, object] = field(default_factory=dict)
+    steps: list[tuple[StepTime, float]] = field(default_factory=list)
     answer_headers: dict[str, str] = field(default_factory=dict)
     held: AsyncExitStack = field(default_factory=AsyncExitStack)
 

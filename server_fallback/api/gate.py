@@ -92,7 +92,9 @@ class Gate:
         finally:
             self._note(scope, method, exchange, status, time.monotonic() - started)
             if traces is not None and span is not None:
-                traces.end(span, method, _route(scope), status, {"request_id": request_id, **exchange.log})
+                traces.end(
+                    span, method, _route(scope), status, {"request_id": request_id, **exchange.log}, exchange.steps
+                )
 
     def _check_host(self, headers: Headers) -> None:
         allowed = self._service.config.allowed_hosts
@@ -124,6 +126,7 @@ class Gate:
             key=exchange.key.name if exchange.key is not None else None,
             address=exchange.address,
             **exchange.log,
+            **({"steps_ms": {step.name: step.ms for step, _ in exchange.steps}} if exchange.steps else {}),
         )
 
 

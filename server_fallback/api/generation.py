@@ -16,6 +16,7 @@ from ..schema.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionReq
 from ..schema.common import GenerationRequest
 from ..schema.completions import Completion, CompletionChunk, CompletionRequest
 from ..schema.fold import fold_chat, fold_completion
+from ..schema.pipeline import StepTime
 from ..schema.routed import RoutedChatRequest, RoutedCompletionRequest
 from .encode import chat_chunk_json, chat_json, completion_chunk_json, completion_json
 from .errors import ApiError
@@ -151,6 +152,10 @@ def _call(service: Service, body: GenerationRequest, exchange: Exchange) -> Call
         headers = exchange.answer_headers
         headers[IGNORED_HEADER] = ", ".join([*([headers[IGNORED_HEADER]] if IGNORED_HEADER in headers else []), name])
 
+    def observe_step(step: StepTime, began: float) -> None:
+        exchange.steps.append((step, began))
+        service.metrics.steps.labels(body.model, step.name).observe(step.ms / 1e3)
+
     return Call(
         request_id=exchange.request_id,
         priority=exchange.priority(body.priority),
@@ -158,6 +163,7 @@ def _call(service: Service, body: GenerationRequest, exchange: Exchange) -> Call
         headers=exchange.passed_on,
         client=exchange.client,
         observe_queue=observe_queue,
+        observe_step=observe_step,
         ignore_param=ignore_param if service.config.lenient else None,
     )
 

@@ -45,13 +45,20 @@ async def read_json(
     if content_type != "application/json":
         given = f"is {printable(content_type)!r}" if content_type else "is missing"
         raise ApiError(415, f"the Content-Type {given}; send application/json", "unsupported_content_type")
+    body = await read_body(request, max_bytes, timeout_seconds, hold)
+    return await asyncio.to_thread(parse_json, body) if len(body) > INLINE_BYTES else parse_json(body)
+
+
+async def read_body(
+    request: Request, max_bytes: int, timeout_seconds: float, hold: Callable[[int], Awaitable[None]] | None = None
+) -> bytes:
+    """The bytes of a body. Raises the errors of `read_json` that do not depend on its content."""
     try:
         async with asyncio.timeout(timeout_seconds):
-            body = await _read(request, max_bytes, hold)
+            return await _read(request, max_bytes, hold)
     except TimeoutError:
         message = f"the body did not arrive within {timeout_seconds:g} s"
         raise ApiError(408, message, "body_timeout", headers={"Connection": "close"}) from None
-    return await asyncio.to_thread(parse_json, body) if len(body) > INLINE_BYTES else parse_json(body)
 
 
 def parse_json(body: bytes) -> Any:

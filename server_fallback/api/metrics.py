@@ -10,13 +10,17 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
+from itertools import accumulate
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import Histogram as PrometheusHistogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
+from ..engine.batch_stats import Histogram
 from ..executors.executor import EventBlock, ExecutorState, Models
 from ..schema.chat import ChatCompletionChunk, ChunkChoice
 from ..schema.completions import CompletionChoice, CompletionChunk
@@ -115,6 +119,14 @@ COUNTERS = (
     ("nearfar:engine_overhead_seconds", "Time spent in the engine itself, over all steps.", "overhead_seconds"),
 )
 
+# The histograms of batches: name, help text, field of `BatchStats`.
+HISTOGRAMS = (
+    ("nearfar:batch_texts", "Texts in a batch to embed or score.", "texts"),
+    ("nearfar:batch_tokens", "Tokens in such a batch.", "tokens"),
+    ("nearfar:batch_queue_time_seconds", "Time until a text's first batch begins.", "queue_seconds"),
+    ("nearfar:batch_compute_time_seconds", "Time in which a batch is computed.", "compute_seconds"),
+)
+
 Chunk = TypeVar("Chunk", ChatCompletionChunk, CompletionChunk)
 
 
@@ -123,8 +135,8 @@ class Metrics:
         registry = self._registry = CollectorRegistry()
         self._states = _States(models)
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, [MODEL], buckets=buckets, registry=registry)
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> PrometheusHistogram:
+            return PrometheusHistogram(name, text, [MODEL], buckets=buckets, registry=registry)
 
         self.first_token = histogram(
             "vllm:time_to_first_token_seconds", "Time until the first token is sent.", FIRST_TOKEN_BUCKETS
@@ -134,6 +146,13 @@ class Metrics:
         )
         self.latency = histogram("vllm:e2e_request_latency_seconds", "Time until the answer ends.", REQUEST_BUCKETS)
         self.queue = histogram("vllm:request_queue_time_seconds", "Time until the device begins.", REQUEST_BUCKETS)
+        self.steps = PrometheusHistogram(
+            "nearfar:step_time_seconds",
+            "Time of a step of a pipeline.",
+            [MODEL, "step"],
+            buckets=REQUEST_BUCKETS,
+            registry=registry,
+        )
         self.prompt_tokens = Counter("vllm:prompt_tokens", "Tokens of prompts.", [MODEL], registry=registry)
         self.generation_tokens = Counter("vllm:generation_tokens", "Tokens of answers.", [MODEL], registry=registry)
         self.success = Counter(
@@ -227,7 +246,20 @@ class _States(Collector):
             for model, state in states.items():
                 counter.add_metric([model], float(getattr(state, field)))
             yield counter
+        for name, text, field in HISTOGRAMS:
+            histogram = HistogramMetricFamily(name, text, labels=[MODEL])
+            for model, state in states.items():
+                if state.batches is not None:
+                    counts: Histogram = getattr(state.batches, field)
+                    histogram.add_metric([model], _buckets(counts), counts.total)
+            yield histogram
 
     def describe(self) -> Iterator[Metric]:
         """Describe nothing, so that no state is read before the models exist."""
         return iter(())
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    """As Prometheus counts them: the values up to each bound."""
+    bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
+    return list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True))

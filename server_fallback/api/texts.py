@@ -1,24 +1,33 @@
-"""/v1/embeddings, /tokenize and /detokenize: a request about texts, and one JSON object as the answer."""
+"""Embeddings, reranking, scores, classes and tokens: a request about texts, and one JSON object as the answer."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from ..executors.executor import Call
+from ..executors.executor import Call, Executor, Ranks
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
+from ..schema.encoding import EncodingRequest
+from ..schema.rerank import RerankRequest, RerankResponse
 from ..schema.routed import RoutedEmbeddingRequest
+from ..schema.score import ClassifyRequest, ClassifyResponse, ScoreRequest, ScoreResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from .errors import ApiError
-from .exchange import exchange_of
+from .exchange import Exchange, exchange_of
 from .json_body import printable
 from .route import WITH_BODY, keyed_router
 from .service import Service
 from .validation import check_calls
 
 EMBEDDING: dict[str, Any] = {"response_model": EmbeddingResponse, "responses": WITH_BODY}
+RERANKING: dict[str, Any] = {"response_model": RerankResponse, "responses": WITH_BODY}
+SCORING: dict[str, Any] = {"response_model": ScoreResponse, "responses": WITH_BODY}
+RankingRequest = TypeVar("RankingRequest", bound=EncodingRequest)
+RankingResponse = RerankResponse | ScoreResponse | ClassifyResponse
+CLASSIFYING: dict[str, Any] = {"response_model": ClassifyResponse, "responses": WITH_BODY}
 
 
 def embeddings_router(service: Service) -> APIRouter:
@@ -63,17 +72,86 @@ def tokenize_router(service: Service) -> APIRouter:
     return router
 
 
-async def _embed(service: Service, body: EmbeddingRequest, request: Request) -> Response:
+def ranking_router(service: Service) -> APIRouter:
+    """Routes of rerankers and classifiers, also without /v1, as in vLLM and Jina."""
+    router = keyed_router()
+
+    async def ranked(body: RerankRequest, request: Request, *, returns_documents: bool) -> Response:
+        if body.return_documents is None:
+            body = body.model_copy(update={"return_documents": returns_documents})
+        return await _rank(service, body, request, len(body.documents), "documents", lambda one: one.rerank)
+
+    @router.post("/v1/rerank", **RERANKING)
+    @router.post("/rerank", **RERANKING)
+    async def rerank(body: RerankRequest, request: Request) -> Response:
+        return await ranked(body, request, returns_documents=True)
+
+    @router.post("/v2/rerank", **RERANKING)
+    async def rerank_like_cohere(body: RerankRequest, request: Request) -> Response:
+        return await ranked(body, request, returns_documents=False)
+
+    @router.post("/v1/score", **SCORING)
+    @router.post("/score", **SCORING)
+    async def score(body: ScoreRequest, request: Request) -> Response:
+        count = max(1 if isinstance(each, str) else len(each) for each in (body.text_1, body.text_2))
+        return await _rank(service, body, request, count, "text_2", lambda one: one.score)
+
+    @router.post("/v1/classify", **CLASSIFYING)
+    @router.post("/classify", **CLASSIFYING)
+    async def classify(body: ClassifyRequest, request: Request) -> Response:
+        return await _rank(service, body, request, _num_texts(body.input), "input", lambda one: one.classify)
+
+    return router
+
+
+async def _rank(
+    service: Service,
+    body: RankingRequest,
+    request: Request,
+    num_texts: int,
+    param: str,
+    method: Callable[[Ranks], Callable[[RankingRequest, Call], Coroutine[Any, Any, RankingResponse]]],
+) -> Response:
+    executor = await _begin(service, body, request, num_texts, param)
+    if not isinstance(executor, Ranks):
+        raise ApiError(400, "this model does not score texts; use a reranker or a classifier", "invalid_value", "model")
     exchange = exchange_of(request)
-    exchange.log["model"] = printable(body.model)
+    work = method(executor)(body, encoding_call(body, exchange))
+    answer = await service.drain.run(work, request.receive, exchange.deadline)
+    service.metrics.count(body.model, answer.usage.prompt_tokens, 0, exchange)
+    return Response(answer.model_dump_json(exclude_none=True), media_type="application/json")
+
+
+async def _begin(service: Service, body: EncodingRequest, request: Request, num_texts: int, param: str) -> Executor:
+    """Check the configured limits, find the model, and count the request as one answer of it. Raises ApiError,
+    UnknownModel.
+    """
+    exchange = exchange_of(request)
+    exchange.log.update(model=printable(body.model), texts=num_texts)
     limit = service.config.max_inputs
-    if isinstance(body.input, list) and body.input and not isinstance(body.input[0], int) and len(body.input) > limit:
-        raise ApiError(
-            400, f"{len(body.input)} inputs; this server supports at most {limit} at once", "invalid_value", "input"
-        )
+    if num_texts > limit:
+        raise ApiError(400, f"{num_texts} texts; this server supports at most {limit} at once", "invalid_value", param)
     executor = await service.models.executor(body.model)
-    call = Call(exchange.request_id, exchange.priority(None), exchange.deadline, exchange.passed_on, exchange.client)
-    answer = await service.drain.run(executor.embed(body, call), request.receive, exchange.deadline)
+    assert exchange.admission is not None
+    capacity = service.models.answers_at_once(body.model) or service.config.max_concurrent_requests
+    await exchange.admission.answers(1, capacity, param)
+    return executor
+
+
+def encoding_call(body: EncodingRequest, exchange: Exchange) -> Call:
+    priority = exchange.priority(body.priority)
+    return Call(exchange.request_id, priority, exchange.deadline, exchange.passed_on, exchange.client)
+
+
+def _num_texts(given: str | list[str] | list[int] | list[list[int]]) -> int:
+    return 1 if isinstance(given, str) or not given or isinstance(given[0], int) else len(given)
+
+
+async def _embed(service: Service, body: EmbeddingRequest, request: Request) -> Response:
+    executor = await _begin(service, body, request, _num_texts(body.input), "input")
+    exchange = exchange_of(request)
+    work = executor.embed(body, encoding_call(body, exchange))
+    answer = await service.drain.run(work, request.receive, exchange.deadline)
     service.metrics.count(body.model, answer.usage.prompt_tokens, 0, exchange)
     return _answer(answer)
 

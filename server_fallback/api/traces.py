@@ -4,10 +4,13 @@ imported.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from nearfar.compiler.errors import ToolError
+
+from ..schema.pipeline import StepTime
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -66,9 +69,25 @@ class Traces:
         propagator.inject(passed_on, context=set_span_in_context(span))
         return span, passed_on
 
-    def end(self, span: Span, method: str, route: str, status: int, log: Mapping[str, object]) -> None:
-        from opentelemetry.trace import StatusCode
+    def end(
+        self,
+        span: Span,
+        method: str,
+        route: str,
+        status: int,
+        log: Mapping[str, object],
+        steps: Sequence[tuple[StepTime, float]] = (),
+    ) -> None:
+        """``steps`` of a pipeline, with their starts, become child spans."""
+        from opentelemetry.trace import StatusCode, set_span_in_context
 
+        # From the clock of starts to the time of day.
+        offset = time.time() - time.monotonic()
+        for step, began in steps:
+            context, start = set_span_in_context(span), int((began + offset) * 1e9)
+            child = self._tracer.start_span(f"{step.kind} {step.name}", context=context, start_time=start)
+            child.set_attributes({"nearfar.step.kind": step.kind, "gen_ai.request.model": step.model or ""})
+            child.end(end_time=start + int(step.ms * 1e6))
         span.update_name(f"{method} {route}")
         span.set_attributes({"http.request.method": method, "http.route": route, "http.response.status_code": status})
         for name, attribute in ATTRIBUTES.items():

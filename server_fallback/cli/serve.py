@@ -17,11 +17,26 @@ from nearfar.compiler.cli.sign import add_trust
 from nearfar.compiler.errors import RequestError, ToolError, Unavailable
 from nearfar.compiler.ir.kv_format import KV_NAMES
 
-from .numbers import NODE_PORT, count, count_or_none, network, node_address, origin, seconds, share, size_bytes
+from .numbers import (
+    NODE_PORT,
+    count,
+    count_or_none,
+    counts,
+    milliseconds,
+    network,
+    node_address,
+    origin,
+    seconds,
+    share,
+    size_bytes,
+)
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from ..api.config import ApiConfig
     from ..executors.executor import Models
+    from ..kserve.grpc_server import GrpcServer
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DEFAULT_PORT = 8000
@@ -44,6 +59,19 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--port", type=int, default=DEFAULT_PORT, metavar="N", help="0 selects a free port (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--pipeline",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a JSON file that chains models and stores, served as a model; may be given several times",
+    )
+    parser.add_argument(
+        "--grpc-port",
+        type=int,
+        metavar="N",
+        help="also serve the Open Inference Protocol (KServe v2, Triton) over gRPC; 0 selects a free port",
     )
     parser.add_argument(
         "--alias",
@@ -134,6 +162,17 @@ def add_parser(commands: Any) -> None:
         "--remote-drafts", type=count_or_none, default=16, metavar="N",
         help="client drafts that a step checks, for all clients together (default: %(default)s)",
     )  # fmt: skip
+    batches = parser.add_argument_group("models of embeddings and scores on this machine")
+    batches.add_argument(
+        "--batch-delay-ms", type=milliseconds, default=0.0, metavar="MS",
+        help="how long a text waits for others to share its batch (default: until the device is free)",
+    )  # fmt: skip
+    batches.add_argument(
+        "--batch-sizes", type=counts, default=(), metavar="N,N",
+        help="begin a batch without delay once so many texts wait",
+    )  # fmt: skip
+    batches.add_argument("--batch-texts", type=count, metavar="N", help="the most texts in a batch (default: 64)")
+    batches.add_argument("--batch-tokens", type=count, metavar="N", help="the most tokens in a batch (default: 4096)")
     others = parser.add_argument_group("models that other programs run")
     others.add_argument(
         "--executor",
@@ -259,6 +298,7 @@ def run(options: argparse.Namespace) -> None:
     from ..api.traces import open_traces
     from ..executors.devices import default_target, models_memory_bytes
     from ..executors.registry import Registry
+    from ..pipelines.opener import PipelineOpener
     from .announcement import Announcement
     from .served_models import load_requests, make_opener
 
@@ -267,6 +307,10 @@ def run(options: argparse.Namespace) -> None:
         os.environ["NEARFAR_THREADS"] = str(options.threads)
     if options.front_ends > 1:
         require_front_ends(options.executor)
+        if options.grpc_port is not None:
+            raise RequestError("--grpc-port: gRPC is served by one process; leave --front-ends at 1")
+        if options.pipeline:
+            raise RequestError("--pipeline: pipelines are served by one process; leave --front-ends at 1")
     announcement = Announcement()
     opener = make_opener(options, os.environ, announcement.progress)
     config = api_config(options, os.environ)
@@ -277,10 +321,20 @@ def run(options: argparse.Namespace) -> None:
     listeners = [bind(options.host, options.port, shared=several)]
     address = listeners[0].getsockname()
     listeners += [bind(options.host, address[1], shared=True) for _ in range(options.front_ends - 1)]
+    opener = PipelineOpener(opener)
     registry = Registry(opener, options.memory or models_memory_bytes(options.target or default_target()))
+    opener.models = registry
     configure_logs(sys.stderr)
 
+    grpc_server: GrpcServer | None = None
+
+    async def close_grpc() -> None:
+        if grpc_server is not None:
+            await grpc_server.close()
+
     async def started(models: Models) -> None:
+        if grpc_server is not None:
+            await grpc_server.start()
         try:
             with announcement.loading():
                 for request in requests:
@@ -290,14 +344,31 @@ def run(options: argparse.Namespace) -> None:
                 # The server was stopped while a model loaded, which is not an error.
                 return
             raise
-        announcement.serving(registry, address, keyed=bool(config.keys.keys))
+        announcement.serving(
+            registry,
+            address,
+            keyed=bool(config.keys.keys),
+            grpc_port=None if grpc_server is None else grpc_server.port,
+        )
 
     if several:
         from ..front_ends.front_ends import run_front_ends
 
         run_front_ends(registry, config, listeners, started)
     else:
-        run_server(create_app(registry, config, traces), listeners[0], lambda: started(registry))
+        app = create_app(registry, config, traces, on_close=close_grpc)
+        if options.grpc_port is not None:
+            grpc_server = open_grpc(app, options)
+        run_server(app, listeners[0], lambda: started(registry))
+
+
+def open_grpc(app: FastAPI, options: argparse.Namespace) -> GrpcServer:
+    """The gRPC server of the app. Raises ToolError if its library is missing."""
+    from ..kserve.grpc_server import GrpcServer, require_grpc
+
+    require_grpc()
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    return GrpcServer(app.state.service, f"{host}:{options.grpc_port}")
 
 
 def require_front_ends(executor: str) -> None:

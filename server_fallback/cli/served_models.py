@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 from nearfar.compiler import quant
 from nearfar.compiler.cli.sign import trusted_keys
 from nearfar.compiler.errors import RequestError
 
+from ..engine.text_queue import Batching
 from ..executors.dialect import DIALECTS
 from ..executors.executor import Opener
 from ..executors.local_opener import LocalOpener, LocalOptions, Progress
@@ -52,6 +54,9 @@ def make_opener(options: argparse.Namespace, environment: Mapping[str, str], pro
             draft_tokens=options.draft_tokens,
             remote_drafts=options.remote_drafts,
             trust=tuple(trusted_keys(options)),
+            batching=Batching(
+                options.batch_delay_ms / 1000, options.batch_sizes, options.batch_tokens, options.batch_texts
+            ),
             own_process=True,
             shared=options.front_ends > 1,
         ),
@@ -92,9 +97,10 @@ def load_requests(options: argparse.Namespace, environment: Mapping[str, str]) -
     command line, or by the model's default name.
     """
     models = list(options.models)
+    of_pipelines = pipeline_requests(options.pipeline, {default_name(model) for model in models})
     if not models and options.executor == "upstream":
         models = [asyncio.run(only_model(upstream_options(options, environment)))]
-    if not models:
+    if not models and not of_pipelines:
         raise RequestError("nearfar serve needs a model: a bundle, a folder, a name on the Hugging Face Hub, or demo")
     by_name = {name: model for model in models for name in (model, default_name(model))}
     aliases: dict[str, list[str]] = {model: [] for model in models}
@@ -103,4 +109,23 @@ def load_requests(options: argparse.Namespace, environment: Mapping[str, str]) -
         if not alias or not equals or name not in by_name:
             raise RequestError(f"--alias {text}: write NAME=MODEL, with one of the models {', '.join(by_name)}")
         aliases[by_name[name]].append(alias)
-    return [LoadRequest(model=model, aliases=names) for model, names in aliases.items()]
+    given = [LoadRequest(model=model, aliases=names) for model, names in aliases.items()]
+    return [*given, *of_pipelines]
+
+
+def pipeline_requests(paths: Sequence[str], served: Collection[str]) -> list[LoadRequest]:
+    """The pipelines, after the models that their files name and that are not ``served`` anyway. Raises RequestError."""
+    if not paths:
+        return []
+    from ..pipelines.plan import make_plan
+
+    plans = {path: make_plan(Path(path)) for path in paths}
+    models: dict[str, str] = {}
+    for path, plan in plans.items():
+        for name, model in plan.models():
+            if models.setdefault(name, model) != model:
+                raise RequestError(f"{path}: the model {name!r} is {model} here and {models[name]} in another pipeline")
+    return [
+        *(LoadRequest(model=model, name=name) for name, model in models.items() if name not in served),
+        *(LoadRequest(model=path, name=plan.file.name) for path, plan in plans.items()),
+    ]

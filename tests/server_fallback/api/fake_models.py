@@ -21,7 +21,8 @@ from nearfar.server_fallback.schema.chat import (
 )
 from nearfar.server_fallback.schema.common import PromptTokensDetails, TokenLogprob, TopLogprob, Usage
 from nearfar.server_fallback.schema.completions import CompletionChoice, CompletionChunk, CompletionRequest
-from nearfar.server_fallback.schema.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage
+from nearfar.server_fallback.schema.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse
+from nearfar.server_fallback.schema.encoding import EncodingUsage
 from nearfar.server_fallback.schema.models import LoadAdapterRequest, LoadRequest, ModelCard
 from nearfar.server_fallback.schema.tokenize import (
     DetokenizeRequest,
@@ -91,7 +92,7 @@ class FakeExecutor:
         vector = [0.5, -1.0]
         coded = base64.b64encode(struct.pack("<2f", *vector)).decode()
         given = Embedding(index=0, embedding=coded if request.encoding_format == "base64" else vector)
-        return EmbeddingResponse(data=[given], model="fake", usage=EmbeddingUsage(prompt_tokens=3, total_tokens=3))
+        return EmbeddingResponse(data=[given], model="fake", usage=EncodingUsage(prompt_tokens=3, total_tokens=3))
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         if (request.prompt is None) == (request.messages is None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from waiting import WAIT_SECONDS, wait_until
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.server import Server, bind
+from nearfar.server_fallback.api.service import Service
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,15 @@ class LiveServer:
     server: Server
     thread: Thread
     port: int
+
+    @property
+    def service(self) -> Service:
+        return self.server._service
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        assert self.server._loop is not None
+        return self.server._loop
 
     def signal(self) -> None:
         """Act as if the process had received a signal."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+from pathlib import Path
 
 import pytest
 from fake_openai import MODEL, FakeOpenAI, running
@@ -12,6 +14,7 @@ from nearfar.compiler.cli import make_parser
 from nearfar.compiler.errors import RequestError
 from nearfar.server_fallback.cli.numbers import node_address
 from nearfar.server_fallback.cli.served_models import load_requests, make_opener, node_options, upstream_options
+from nearfar.server_fallback.engine.text_queue import Batching
 from nearfar.server_fallback.executors.local_opener import LocalOpener
 from nearfar.server_fallback.executors.upstream_executor import UpstreamOpener, only_model
 from nearfar.server_fallback.executors.vllm import NodeOptions, VllmOpener
@@ -27,6 +30,37 @@ def test_aliases_may_mean_a_model_by_its_argument_or_its_name() -> None:
         ("org/a", None, ["x", "z"]),
         ("demo", None, ["y"]),
     ]
+
+
+def test_a_pipeline_comes_after_the_models_that_its_file_names(tmp_path: Path) -> None:
+    file = {
+        "name": "rag",
+        "models": {"writer": "demo", "near": "./near", "given": "elsewhere"},
+        "steps": [{"kind": "chat", "output": "answer", "model": "writer", "prompt": "{question}"}],
+        "output": "answer",
+    }
+    path = tmp_path / "rag.json"
+    path.write_text(json.dumps(file))
+    (tmp_path / "near").mkdir()
+    given = options("given", "--pipeline", str(path))
+    assert [(each.model, each.name) for each in load_requests(given, {})] == [
+        ("given", None),
+        ("demo", "writer"),
+        (str(tmp_path / "near"), "near"),
+        (str(path), "rag"),
+    ]
+    path.write_text(json.dumps({**file, "output": "none"}))
+    with pytest.raises(RequestError, match="the output 'none' must be"):
+        load_requests(given, {})
+
+
+def test_the_options_of_batches_reach_the_opener() -> None:
+    given = options(
+        "m", "--batch-delay-ms", "5", "--batch-sizes", "8,16", "--batch-texts", "32", "--batch-tokens", "999"
+    )
+    opener = make_opener(given, {}, lambda *_: None)
+    assert isinstance(opener, LocalOpener)
+    assert opener._options.batching == Batching(0.005, (8, 16), 999, 32)
 
 
 def test_the_executor_decides_who_opens() -> None:

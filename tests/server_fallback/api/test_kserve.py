@@ -1,0 +1,210 @@
+"""The Open Inference Protocol over HTTP and gRPC, with NVIDIA's clients for Triton."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from asgi import ask_app, run
+from encoders import ModelsWithEncoders, encoders
+from live_server import LiveServer, live_server
+from tritonclient.utils import InferenceServerException
+
+from nearfar.compiler.errors import RequestError
+from nearfar.server_fallback.api.app import create_app
+from nearfar.server_fallback.api.config import ApiConfig
+from nearfar.server_fallback.kserve.grpc_messages import DESCRIPTORS
+from nearfar.server_fallback.kserve.grpc_server import GrpcServer
+
+HALF = 0.5**0.5
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> ModelsWithEncoders:
+    return ModelsWithEncoders(encoders=encoders(tmp_path_factory.mktemp("tokenizer")))
+
+
+@pytest.fixture(scope="module")
+def served(models: ModelsWithEncoders) -> Iterator[LiveServer]:
+    with live_server(models, ApiConfig()) as server:
+        yield server
+
+
+@pytest.fixture(scope="module", params=["http", "grpc"])
+def client(request: pytest.FixtureRequest, served: LiveServer) -> Iterator[tuple[Any, Any]]:
+    """The module of a client of Triton, and the client."""
+    if request.param == "http":
+        with tritonclient.http.InferenceServerClient(f"127.0.0.1:{served.port}") as client:
+            yield tritonclient.http, client
+        return
+    loop = served.loop
+    server = GrpcServer(served.service, "127.0.0.1:0")
+    asyncio.run_coroutine_threadsafe(server.start(), loop).result()
+    try:
+        with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
+            yield tritonclient.grpc, client
+    finally:
+        asyncio.run_coroutine_threadsafe(server.close(), loop).result()
+
+
+def texts(module: Any, *given: str, name: str = "text", column: bool = False) -> Any:
+    array = np.array([text.encode() for text in given], object)
+    array = array.reshape(-1, 1) if column else array
+    tensor = module.InferInput(name, array.shape, "BYTES")
+    tensor.set_data_from_numpy(array)
+    return tensor
+
+
+def numbers(module: Any, name: str, values: Any, dtype: str = "INT64") -> Any:
+    array = np.array(values, np.int64 if dtype == "INT64" else np.int32)
+    tensor = module.InferInput(name, array.shape, dtype)
+    tensor.set_data_from_numpy(array)
+    return tensor
+
+
+def test_triton_s_clients_read_health_and_metadata(client: tuple[Any, Any]) -> None:
+    module, triton = client
+    assert triton.is_server_live()
+    assert triton.is_server_ready()
+    assert triton.is_model_ready("rank")
+    assert triton.is_model_ready("other/name", "1")
+    as_json = {} if module is tritonclient.http else {"as_json": True}
+    assert triton.get_server_metadata(**as_json)["name"] == "nearfar"
+    model = triton.get_model_metadata("rank", "1", **as_json)
+    assert [(each["name"], each["datatype"]) for each in model["inputs"]] == [
+        ("text", "BYTES"),
+        ("text_pair", "BYTES"),
+        ("input_ids", "INT64"),
+        ("attention_mask", "INT64"),
+        ("token_type_ids", "INT64"),
+    ]
+    assert [int(size) for size in model["outputs"][0]["shape"]] == [-1, 1]
+    config = triton.get_model_config("embed", **as_json)
+    config = config.get("config", config)
+    assert config["output"][0]["data_type"] == "TYPE_FP32"
+    assert config["input"][0]["data_type"] == "TYPE_STRING"
+    with pytest.raises(InferenceServerException, match="no version '2'"):
+        triton.get_model_metadata("rank", "2")
+
+
+def test_triton_s_clients_send_texts_and_token_ids(client: tuple[Any, Any]) -> None:
+    module, triton = client
+    vectors = triton.infer("embed", [texts(module, "ab", "c")], request_id="7")
+    assert vectors.as_numpy("embeddings") == pytest.approx(np.array([[HALF, HALF, 0], [0, 0, 1]], np.float32))
+    output = module.InferRequestedOutput("embeddings")
+    for dtype in ("INT32", "INT64"):
+        padded = [
+            numbers(module, "input_ids", [[97, 0, 0], [0, 97, 98]], dtype),
+            numbers(module, "attention_mask", [[1, 0, 0], [0, 1, 1]], dtype),
+        ]
+        found = triton.infer("embed", padded, outputs=[output]).as_numpy("embeddings")
+        assert found == pytest.approx(np.array([[1, 0, 0], [HALF, HALF, 0]], np.float32))
+    pair = [texts(module, "a", "a", column=True), texts(module, "a", "b", name="text_pair", column=True)]
+    assert triton.infer("rank", pair).as_numpy("scores") == pytest.approx(np.array([[0.731059], [0.268941]]), abs=1e-5)
+    tags = triton.infer("tag", [texts(module, "ab", "b")]).as_numpy("token_scores")
+    assert tags.shape == (2, 2, 2)
+    assert tags[1, 1].tolist() == [0.0, 0.0]
+    assert tags[0, 1] == pytest.approx([0.731059, 0.268941], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "match"),
+    [
+        ("none", {"text": ["a"]}, "not exist"),
+        ("fake", {"text": ["a"]}, "only embedding models"),
+        ("embed", {"text_pair": ["a"]}, "unknown input 'text_pair'"),
+        ("embed", {}, "give either text or input_ids|at least one"),
+        ("rank", {"text": ["a"]}, "give text_pair too"),
+        ("rank", {"text": ["a"], "text_pair": ["a", "b"]}, "1 texts and text_pair has 2"),
+        ("embed", {"text": [""]}, "is empty"),
+        ("embed", {"text": ["a" * 5000]}, "maximum context length"),
+        ("embed", {"text": ["a"] * 3000}, "at most 2048"),
+        ("embed", {"input_ids": [[99999]]}, "token id 99999"),
+        ("embed", {"input_ids": [[1, 2]], "attention_mask": [[1]]}, "must have the shape"),
+        ("embed", {"input_ids": [[1, 2]], "attention_mask": [[0, 0]]}, "is empty"),
+        ("embed", {"input_ids": [[1]], "attention_mask": [[2]]}, "0 for padding"),
+    ],
+)
+def test_wrong_inputs_are_refused(client: tuple[Any, Any], model: str, inputs: dict[str, Any], match: str) -> None:
+    module, triton = client
+    given = [
+        texts(module, *values, name=name) if name.startswith("text") else numbers(module, name, values)
+        for name, values in inputs.items()
+    ]
+    with pytest.raises(InferenceServerException, match=match):
+        triton.infer(model, given)
+
+
+def test_parameters_shorten_texts_and_set_a_deadline(client: tuple[Any, Any]) -> None:
+    module, triton = client
+    long = [texts(module, "a" * 5000)]
+    assert triton.infer("embed", long, parameters={"truncate": True}).as_numpy("embeddings").tolist() == [[1, 0, 0]]
+    with pytest.raises(InferenceServerException, match="'beams' is not supported"):
+        triton.infer("embed", long, parameters={"beams": 2})
+    with pytest.raises(InferenceServerException, match="sequence_"):
+        triton.infer("embed", long, sequence_id=3)
+    with pytest.raises(InferenceServerException, match="unknown output 'scores'"):
+        triton.infer("embed", [texts(module, "a")], outputs=[module.InferRequestedOutput("scores")])
+
+
+def test_plain_json_is_answered_in_json(models: ModelsWithEncoders) -> None:
+    app = create_app(models, ApiConfig())
+
+    def infer(body: object, **headers: str) -> Any:
+        return run(ask_app(app, "POST", "/v2/models/embed/versions/1/infer", body, **headers))
+
+    text = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}
+    answer = infer({"id": "x", "inputs": [text]})
+    assert answer.json() == {
+        "model_name": "embed",
+        "model_version": "1",
+        "id": "x",
+        "outputs": [{"name": "embeddings", "datatype": "FP32", "shape": [1, 3], "data": [1.0, 0.0, 0.0]}],
+    }
+    ids = {"name": "input_ids", "datatype": "INT32", "shape": [2, 1], "data": [[97], [98]]}
+    assert infer({"inputs": [ids]}).json()["outputs"][0]["data"] == [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
+    half = json.dumps({"inputs": [{**text, "data": None, "parameters": {"binary_data_size": 5}}]}).replace(
+        '"data": null, ', ""
+    )
+    size = {"inference_header_content_length": str(len(half)), "content_type": "application/octet-stream"}
+    assert infer(half.encode() + struct.pack("<I", 1) + b"c", **size).json()["outputs"][0]["data"] == [0.0, 0.0, 1.0]
+    for body, headers, match in (
+        ({"inputs": []}, {}, "at least one object"),
+        ({"inputs": [{**text, "shape": [2]}]}, {}, "1 elements; shape"),
+        ({"inputs": [{**text, "datatype": "FP16"}]}, {}, "datatype 'FP16'"),
+        ({"inputs": [{**text, "shape": [-1]}]}, {}, "not valid"),
+        ({"inputs": [{**ids, "data": [True, 1]}]}, {}, "must be numbers"),
+        ({"inputs": [{**ids, "data": [1 << 40, 1]}]}, {}, "does not fit INT32"),
+        (half.encode() + struct.pack("<I", 9) + b"c", size, "are not 1 elements"),
+        (half.encode() + struct.pack("<I", 1) + b"cd", size, "belong to no input"),
+        (half.encode(), size, "binary_data_size"),
+        ({"inputs": [text]}, {"inference_header_content_length": "99999"}, "must be a number up to"),
+        ({"inputs": [text]}, {"content_encoding": "gzip"}, "compressed"),
+        ({"inputs": [text]}, {"content_type": "text/plain"}, "octet-stream"),
+    ):
+        refused = infer(body, **headers)
+        assert refused.status_code in (400, 415)
+        assert match in refused.json()["error"]
+
+
+def test_the_compiled_messages_are_those_of_the_proto_file(tmp_path: Path) -> None:
+    folder, compiled = DESCRIPTORS.parent, tmp_path / "out"
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-I", str(folder), f"--descriptor_set_out={compiled}"]
+    subprocess.run([*command, "inference.proto"], check=True, cwd=folder)
+    assert compiled.read_bytes() == DESCRIPTORS.read_bytes()
+
+
+def test_a_port_in_use_is_an_error_at_the_start(served: LiveServer) -> None:
+    server = GrpcServer(served.service, f"127.0.0.1:{served.port}")
+    with pytest.raises(RequestError, match="choose another port"):
+        asyncio.run_coroutine_threadsafe(server.start(), served.loop).result()
