@@ -56,6 +56,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "serve": Command(
             "nearfar.server_fallback.cli.serve", "answer OpenAI requests for models on this machine or others"
         ),
+        "index": Command("nearfar.server_fallback.cli.index", "embed the documents of a folder into a store"),
         "node": Command(
             "nearfar.server_fallback.cli.node", "run a part of a vLLM that nearfar serve starts on several machines"
         ),

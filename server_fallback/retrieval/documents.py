@@ -1,0 +1,71 @@
+"""The documents of a folder, and a process that reads them with limits of time and memory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..text.worker_process import WorkerEnded, WorkerProcess
+from .document_worker import HTML, PDF, TEXT, Unreadable
+from .store import Document
+
+SUFFIXES = (*TEXT, *HTML, *PDF)
+MAX_BYTES = 64 << 20
+READ_SECONDS = 30.0
+MEMORY_BYTES, KEPT_BYTES = 1 << 30, 256 << 20
+
+
+def files_of(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The files to index by their paths in the folder, in order. Hidden files and links out of the folder are left
+    out.
+    """
+    root = folder.resolve()
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            path = Path(parent, name)
+            if name.startswith(".") or path.suffix.lower() not in SUFFIXES or not path.is_file():
+                continue
+            if path.is_symlink() and not path.resolve().is_relative_to(root):
+                continue
+            yield path.relative_to(folder).as_posix(), path
+
+
+def document_of(name: str, path: Path, known: Document | None) -> Document:
+    """The document of a file. The file is only read if its size or time differ from those of ``known``. Raises
+    OSError.
+    """
+    status = path.stat()
+    if known is not None and (known.size, known.modified_ns) == (status.st_size, status.st_mtime_ns):
+        return known
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return Document(0 if known is None else known.id, name, status.st_size, status.st_mtime_ns, digest)
+
+
+class DocumentReader:
+    """Used from one event loop, by one caller at a time. A document that hangs or needs too much memory ends its
+    process, and another one starts.
+    """
+
+    def __init__(self, seconds: float = READ_SECONDS, memory_bytes: int = MEMORY_BYTES) -> None:
+        self._seconds = seconds
+        self._process = WorkerProcess(
+            f"{__package__}.document_worker", memory_bytes, KEPT_BYTES, int(seconds) + 10, niceness=0
+        )
+
+    async def read(self, path: Path) -> str | Unreadable:
+        if path.stat().st_size > MAX_BYTES:
+            return Unreadable(f"it has more than {MAX_BYTES >> 20} MiB")
+        try:
+            text = await self._process.call(path, self._seconds)
+        except WorkerEnded as ended:
+            limit = f"it takes more than {self._seconds:g} s" if ended.timed_out else "it needs too much memory"
+            return Unreadable(limit)
+        assert isinstance(text, str | Unreadable)
+        return text
+
+    def close(self) -> None:
+        self._process.close()

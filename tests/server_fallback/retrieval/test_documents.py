@@ -1,0 +1,113 @@
+"""Reading documents in a process with limits, hostile ones too, and cutting them into passages."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+from fake_source import text_model
+
+from nearfar.server_fallback.retrieval.document_worker import Unreadable, read
+from nearfar.server_fallback.retrieval.documents import DocumentReader, files_of
+from nearfar.server_fallback.retrieval.passages import passages_of
+
+PAGE = """<!doctype html><title>no</title><style>b{}</style><h1>Head &amp; shoulders</h1>
+<p>One <b>bold</b>
+   word<br>next<script>alert("x")</script></p><ul><li>a<li>b</ul>"""
+
+
+def pdf(path: Path, stream: bytes, *, compressed: bool = False) -> Path:
+    """A PDF of one page with this content."""
+    data = zlib.compress(stream, 9) if compressed else stream
+    kind = b"/Filter /FlateDecode " if compressed else b""
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 300 300] /Contents 4 0 R /Resources << /Font << /F1 << /Type "
+        b"/Font /Subtype /Type1 /BaseFont /Helvetica >> >> >> >>",
+        b"<< %s/Length %d >>\nstream\n%s\nendstream" % (kind, len(data), data),
+    ]
+    text, offsets = b"%PDF-1.4\n", []
+    for number, content in enumerate(objects, 1):
+        offsets.append(len(text))
+        text += b"%d 0 obj\n%s\nendobj\n" % (number, content)
+    table = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
+    text += b"xref\n0 5\n0000000000 65535 f \n%strailer\n<< /Size 5 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % (
+        table,
+        len(text),
+    )
+    path.write_bytes(text)
+    return path
+
+
+def test_texts_pages_and_pdfs_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfa\r\nb")
+    (tmp_path / "b.md").write_bytes("c é".encode("utf-16"))
+    (tmp_path / "c.html").write_text(PAGE)
+    (tmp_path / "old.htm").write_bytes(b"caf\xe9")
+    assert read(tmp_path / "a.txt") == "a\nb"
+    assert read(tmp_path / "b.md") == "c é"
+    assert read(tmp_path / "c.html") == "Head & shoulders\n\nOne bold word\nnext\n\na\n\nb"
+    assert read(tmp_path / "old.htm") == "café"
+    assert read(pdf(tmp_path / "d.pdf", b"BT /F1 12 Tf 20 200 Td (Hello PDF) Tj ET")) == "Hello PDF"
+    (tmp_path / "bad.txt").write_bytes(b"\xff\x00\x01")
+    (tmp_path / "nul.txt").write_bytes(b"a\0b")
+    (tmp_path / "bad.pdf").write_bytes(b"%PDF-1.4 nothing")
+    for name, reason in (("bad.txt", "UTF-8"), ("nul.txt", "not text"), ("bad.pdf", "cannot be read")):
+        found = read(tmp_path / name)
+        assert isinstance(found, Unreadable)
+        assert reason in found.reason
+    assert isinstance(read(pdf(tmp_path / "empty.pdf", b"")), Unreadable)
+
+
+def test_a_hostile_document_is_bounded_and_the_next_one_is_read(tmp_path: Path) -> None:
+    # 60 MB of operators from 60 kB: minutes of parsing.
+    bomb = pdf(tmp_path / "bomb.pdf", b"BT /F1 12 Tf (a) Tj ET\n" * 2_500_000, compressed=True)
+    (tmp_path / "a.txt").write_text("fine")
+
+    async def work() -> None:
+        reader = DocumentReader(seconds=1.5)
+        try:
+            found = await reader.read(bomb)
+            assert isinstance(found, Unreadable)
+            assert any(reason in found.reason for reason in ("more than 1.5 s", "memory", "cannot be read"))
+            assert await reader.read(tmp_path / "a.txt") == "fine"
+        finally:
+            reader.close()
+
+    asyncio.run(work())
+
+
+def test_hidden_files_links_out_of_the_folder_and_other_types_are_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "docs"
+    for name in ("b.md", "a.TXT", "sub/c.pdf", ".hidden/d.md", ".e.md", "f.exe"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
+    (tmp_path / "secret.txt").write_text("x")
+    if sys.platform != "win32":
+        (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
+        (folder / "own.md").symlink_to(folder / "b.md")
+    assert [name for name, _ in files_of(folder)] == ["a.TXT", "b.md", "own.md", "sub/c.pdf"]
+
+
+@pytest.mark.parametrize("limit", [7, 40, 1000])
+def test_passages_cover_the_text_within_the_limit(limit: int, tmp_path: Path) -> None:
+    tokenizer = text_model(tmp_path).tokenizer
+    text = "# Head\n\nFirst sentence. Second one! Third?\n\n" + "x" * 95 + " end of it.\n\n\n  \n\nLast\n"
+    spans = passages_of(text, tokenizer, limit)
+    assert all(text[span.begins : span.ends] == span.text == span.text.strip() != "" for span in spans)
+    assert all(len(tokenizer.encode(span.text, add_special_tokens=False)) <= limit for span in spans)
+    covered = {at for span in spans for at in range(span.begins, span.ends)}
+    assert all(at in covered for at, character in enumerate(text) if not character.isspace())
+    assert (len(spans) == 1) == (limit == 1000)
+    assert passages_of(" \n\n ", tokenizer, limit) == passages_of("", tokenizer, limit) == []
+
+
+def test_a_passage_repeats_the_end_of_the_one_before(tmp_path: Path) -> None:
+    tokenizer = text_model(tmp_path).tokenizer
+    text = "A long first sentence of it. Hm. Another long sentence. End."
+    spans = passages_of(text, tokenizer, 40)
+    assert [span.text for span in spans] == ["A long first sentence of it. Hm.", "Hm. Another long sentence. End."]
