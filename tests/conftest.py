@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
-from light_bundle import lighten
+from light_bundle import few_kernels, lighten
 from made_once import made_once, shared_folder
 from time_limit import pytest_addoption as pytest_addoption
 from time_limit import pytest_runtest_protocol as pytest_runtest_protocol
@@ -238,8 +238,8 @@ def tiny_bundle(compile_tiny: CompileTiny) -> Path:
 
 @pytest.fixture(scope="session")
 def windowed_bundle(tmp_path_factory: pytest.TempPathFactory, shaders_once: object) -> Path:  # noqa: ARG001
-    """A bundle of a tiny gemma4_text (f32) for 256 tokens, with two page groups, and layers that share keys and values.
-    Tests must not change it.
+    """A bundle of a tiny gemma4_text (f32) for 256 tokens, with two page groups, layers that share keys and values, and
+    few kernels. Tests must not change it.
     """
     from decoder_families import make_family
 
@@ -248,7 +248,8 @@ def windowed_bundle(tmp_path_factory: pytest.TempPathFactory, shaders_once: obje
     def make(folder: Path) -> None:
         checkpoint = tmp_path_factory.mktemp("windowed")
         make_family("gemma4_text", checkpoint)
-        compile_model(str(checkpoint), folder, CompileOptions(quantization="f32", context=256))
+        with few_kernels():
+            compile_model(str(checkpoint), folder, CompileOptions(quantization="f32", context=256))
 
     return made_once(shared_folder(tmp_path_factory, "windowed") / "bundle", make)
 
@@ -260,7 +261,8 @@ def light_demo(tmp_path_factory: pytest.TempPathFactory, shaders_once: object) -
     from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 
     def make(folder: Path) -> None:
-        compile_model(str(CHECKPOINT), folder, CompileOptions(quantization="q4f32", activations=("float32",)))
+        with few_kernels():
+            compile_model(str(CHECKPOINT), folder, CompileOptions(quantization="q4f32", activations=("float32",)))
         lighten(folder)
 
     return made_once(shared_folder(tmp_path_factory, "bundles") / "light-demo", make)

@@ -2,15 +2,40 @@
 activations.
 
 Tests that are not about kernels need not wait until all of them are compiled. Every variant is correct at every size,
-so one variant suffices.
+so one variant suffices. `few_kernels` does not even lower the others.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from nearfar.compiler.ir.plan import Step
+    from nearfar.targets.context import Context
+    from nearfar.targets.variant import Variant
+
+
+@contextmanager
+def few_kernels() -> Iterator[None]:
+    """Bundles for webgpu that are compiled inside contain only the last variant of each step for each activation dtype,
+    which runs on every device.
+    """
+    from nearfar.targets.webgpu import lower
+
+    variants_of = lower.variants_of
+
+    def last_variants(step: Step, context: Context) -> tuple[Variant, ...]:
+        return tuple({variant.activation: variant for variant in variants_of(step, context)}.values())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lower, "variants_of", last_variants)
+        yield
 
 
 def lighten(bundle: Path, *, keep: Collection[str] = ()) -> None:

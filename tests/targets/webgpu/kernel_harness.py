@@ -45,7 +45,8 @@ class Run:
 @dataclass(frozen=True)
 class Case:
     """``build`` makes a kernel, or several that run in order. ``dtype``: the dtype to which the kernel rounds operands,
-    if it does. ``on_dawn``: also run on Dawn with SwiftShader, which has no f16.
+    if it does. ``on_dawn``: also run on Dawn with SwiftShader, which has no f16. ``exhaustive``: only `make test-all`
+    runs it.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Case:
     runs: Callable[[], Sequence[Run]]
     dtype: str | None = None
     on_dawn: bool = False
+    exhaustive: bool = False
 
     def lowered(self) -> LoweredCase:
         kernels = self.kernels()

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from case_arrays import nothing
+from case_selection import chosen, names_of
 from kernel_cases import all_cases
 from kernel_harness import Case, Gpu, LoweredCase, Run, run_on_dawn
 from sampling_cases import SETTINGS, adversarial_case, chunked_case, sample_case, sample_run
@@ -53,26 +54,27 @@ def dawn_outputs(
     node: str,
     swiftshader: Mapping[str, str],
     tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> Mapping[str, list[dict[str, bytes]]]:
-    cases = [lowered[name] for name, case in CASES.items() if case.on_dawn]
+    cases = [lowered[name] for name, case in chosen(request, CASES).items() if case.on_dawn]
     return run_on_dawn(cases, node, swiftshader, tmp_path_factory.mktemp("dawn"))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", names_of(CASES))
 def test_a_kernel_computes_its_op_on_wgpu(name: str, lowered: Mapping[str, LoweredCase], gpu: Gpu) -> None:
     case = lowered[name]
     for run in case.runs:
         case.check(run, gpu.run(case, run))
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", names_of(STEPS))
 def test_every_row_of_a_step_computes_its_op(name: str, gpu: Gpu) -> None:
     case = STEPS[name].lowered()
     for run in case.runs:
         case.check(run, gpu.run(case, run))
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.on_dawn])
+@pytest.mark.parametrize("name", names_of({name: case for name, case in CASES.items() if case.on_dawn}))
 def test_a_kernel_computes_its_op_on_dawn(
     name: str, lowered: Mapping[str, LoweredCase], dawn_outputs: Mapping[str, list[dict[str, bytes]]]
 ) -> None:
