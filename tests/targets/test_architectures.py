@@ -109,6 +109,7 @@ def test_an_architecture_runs_on_every_kernel_target(
 
 # Qwen2 has biases, and Qwen3 has norms of queries and keys. The others have no other ops.
 @pytest.mark.parametrize(("architecture", "target"), on_targets(CHECKPOINTS, "qwen3", ("qwen2",)), indirect=["target"])
+@pytest.mark.usefixtures("compiled_once")
 def test_an_architecture_runs_without_passes(
     architecture: str,
     target: str,
@@ -145,6 +146,7 @@ SHORT = ("llama_dynamic", "phi3_short")
     on_targets(FAMILIES, "gemma4_text", ("gemma2", "cohere2")),
     indirect=["target"],
 )
+@pytest.mark.usefixtures("compiled_once")
 def test_a_family_runs_on_every_kernel_target(
     family: str, target: str, opened: Callable[[Bundle], PlanRunner], tmp_path: Path
 ) -> None:
@@ -186,6 +188,7 @@ def poisoned(runner: PlanRunner) -> npt.NDArray[np.float32]:
 @pytest.mark.parametrize(
     "target", ["webgpu", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("cpu", "cuda"))], indirect=True
 )
+@pytest.mark.usefixtures("compiled_once")
 def test_a_residual_stream_beyond_float16_is_right_with_float16_activations(
     target: str, opened: Callable[[Bundle], PlanRunner], tmp_path: Path
 ) -> None:

@@ -72,7 +72,7 @@ def test_numpy_and_chromium_agree(family: str, site: Path, browser: Browser, tmp
     assert len(expected) == MAX_TOKENS
     # An answer that repeats one token would reveal few errors.
     assert len(set(expected)) > MAX_TOKENS // 4
-    lighten(bundle.path)
+    lighten(bundle.path, self_test=True)
     page = browser.new_page()
     page.set_default_timeout(TIMEOUT_MS)
     with serve(site) as url:

@@ -58,7 +58,7 @@ def site(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # no
 def test_a_model_reads_the_rows_of_its_table_from_the_store(site: Path, browser: Browser) -> None:
     bundle = open_bundle(site / "bundle")
     assert bundle.manifest.host_weights
-    lighten(site / "bundle")
+    lighten(site / "bundle", self_test=True)
     runner = ReferenceRunner(bundle, activation="float32")
 
     def answer(prompt: list[int]) -> list[int]:

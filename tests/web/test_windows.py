@@ -104,7 +104,7 @@ def test_answers_beyond_the_window_equal_the_reference(site: Path, browser: Brow
     first, second = (expected_ids(site / name, prompt) for prompt in PROMPTS)
     turn = [*PROMPTS[0], *first, 1, 2]
     third = expected_ids(site / name, turn)
-    lighten(site / name)
+    lighten(site / name, self_test=True)
     page = browser.new_page()
     page.set_default_timeout(TIMEOUT_MS)
     with serve(site) as url:
