@@ -90,17 +90,11 @@ def site(
     return site
 
 
-@pytest.fixture
-def groups(site: Path, tmp_path: Path) -> None:
-    shutil.copytree(make_mixed(tmp_path), site / "groups")
-
-
 # The last bundle has what the second one has.
-@pytest.mark.parametrize(
-    "name",
-    ["windows", pytest.param("groups", marks=(pytest.mark.exhaustive, pytest.mark.usefixtures("groups"))), "shared"],
-)
-def test_answers_beyond_the_window_equal_the_reference(site: Path, browser: Browser, name: str) -> None:
+@pytest.mark.parametrize("name", ["windows", pytest.param("groups", marks=pytest.mark.exhaustive), "shared"])
+def test_answers_beyond_the_window_equal_the_reference(site: Path, browser: Browser, name: str, tmp_path: Path) -> None:
+    if name == "groups":
+        shutil.copytree(make_mixed(tmp_path), site / name)
     first, second = (expected_ids(site / name, prompt) for prompt in PROMPTS)
     turn = [*PROMPTS[0], *first, 1, 2]
     third = expected_ids(site / name, turn)
