@@ -29,8 +29,7 @@ def few_kernels() -> Iterator[None]:
     which runs on every device.
     """
     from nearfar.targets.webgpu import lower
-
-    variants_of = lower.variants_of
+    from nearfar.targets.webgpu.variants import variants_of
 
     def last_variants(step: Step, context: Context) -> tuple[Variant, ...]:
         return tuple({variant.activation: variant for variant in variants_of(step, context)}.values())
@@ -46,9 +45,8 @@ def one_compilation() -> Iterator[None]:
     cuda have empty cubins: the emulator compiles their source.
     """
     from nearfar.targets.cpu import lower as cpu
+    from nearfar.targets.cpu.levels import by_name
     from nearfar.targets.cuda import lower as cuda
-
-    by_name = cpu.by_name
 
     def base_of(name: str | None) -> Arch:
         arch = by_name(name)
