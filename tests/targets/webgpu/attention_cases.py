@@ -157,21 +157,34 @@ ROTATED = (
 
 def attention_cases() -> Iterator[Case]:
     yield from usual_cases()
-    for facts, decode in SPECIAL:
-        yield attention_case("plain", facts)
+    for index, (facts, decode) in enumerate(SPECIAL):
         tile = TileOptions(16 if facts.heads.head_dim < 256 else 8, 32 if facts.heads.head_dim < 80 else 16)
         split = replace(decode, split=decode.tile)
-        yield attention_case("mixed", facts, decode=split, tile=tile)
-        yield attention_case("decode", facts, decode=decode)
-        yield attention_case("split", facts, decode=split)
-    for facts in ALONE:
-        yield alone_case(facts, None)
-        yield alone_case(facts, TileOptions(16, 16), DecodeOptions(1, 32, 32, split=64))
-    for facts, decode in ROTATED:
+        yield from in_turn(
+            index,
+            attention_case("plain", facts),
+            attention_case("mixed", facts, decode=split, tile=tile),
+            attention_case("decode", facts, decode=decode),
+            attention_case("split", facts, decode=split),
+        )
+    for index, facts in enumerate(ALONE):
+        yield replace(alone_case(facts, None), exhaustive=index >= 2)
+        mixed = alone_case(facts, TileOptions(16, 16), DecodeOptions(1, 32, 32, split=64))
+        yield replace(mixed, exhaustive=index < 2)
+    for index, (facts, decode) in enumerate(ROTATED):
         yield rotated_case("plain", facts)
-        yield rotated_case("decode", facts, decode)
-        yield rotated_case("split", facts, replace(decode, split=decode.tile))
+        # They take seconds to compile with float16.
+        yield replace(rotated_case("decode", facts, decode), exhaustive=index > 0)
+        yield replace(rotated_case("split", facts, replace(decode, split=decode.tile)), exhaustive=index > 0)
     yield from part_cases()
+
+
+def in_turn(turn: int, *cases: Case) -> Iterator[Case]:
+    """Some facts in every kernel. `make test` runs every second kernel, the first or the second one in turn, so that
+    each kernel meets half of the facts.
+    """
+    for number, case in enumerate(cases):
+        yield replace(case, exhaustive=(turn + number) % 2 == 1)
 
 
 def usual_cases() -> Iterator[Case]:
@@ -182,36 +195,47 @@ def usual_cases() -> Iterator[Case]:
             HEADS if activation == "float32" else HEADS[::2]
         ):
             facts = plain_facts(num_heads, num_kv_heads, head_dim, activation, norm=norm)
-            yield attention_case("plain", facts)
-            yield attention_case("tile", facts, tile=TileOptions(16 if head_dim < 256 else 8, 32, 128))
             options = small if index % 2 == 0 or facts.heads.vectors > uneven.threads else uneven
             options = replace(options, heads=facts.heads.group)
-            yield attention_case("decode", facts, decode=options)
-            yield attention_case("split", facts, decode=replace(options, split=options.tile * (1 + index % 2)))
-    for activation, kv, num_heads, num_kv_heads, head_dim, norm in (
-        ("float32", "q4", 6, 3, 24, True),
-        ("float32", "q8", 4, 2, 64, False),
-        ("float16", "q8", 3, 1, 128, True),
+            # Each kind of options meets both norms.
+            yield from in_turn(
+                index + index // 2,
+                attention_case("plain", facts),
+                attention_case("tile", facts, tile=TileOptions(16 if head_dim < 256 else 8, 32, 128)),
+                attention_case("split", facts, decode=replace(options, split=options.tile * (1 + index % 2))),
+                attention_case("decode", facts, decode=options),
+            )
+    for turn, (activation, kv, num_heads, num_kv_heads, head_dim, norm) in enumerate(
+        (
+            ("float32", "q4", 6, 3, 24, True),
+            ("float32", "q8", 4, 2, 64, False),
+            ("float16", "q8", 3, 1, 128, True),
+        )
     ):
         facts = plain_facts(num_heads, num_kv_heads, head_dim, activation, norm=norm, kv=kv)
-        yield attention_case("plain", facts)
-        yield attention_case("tile", facts, tile=TileOptions(16))
-        yield attention_case("decode", facts, decode=replace(small, heads=facts.heads.group))
-        yield attention_case("split", facts, decode=replace(uneven, heads=facts.heads.group, tile=32, split=32))
+        # In SPECIAL, the other kernels meet these formats.
+        yield from in_turn(
+            turn + 1,
+            attention_case("plain", facts),
+            attention_case("tile", facts, tile=TileOptions(16)),
+            attention_case("decode", facts, decode=replace(small, heads=facts.heads.group)),
+            attention_case("split", facts, decode=replace(uneven, heads=facts.heads.group, tile=32, split=32)),
+        )
     facts = plain_facts(16, 2, 64, "float32", norm=False)
     # Two workgroups for the query heads of a kv head, one of which writes; one and four keys per thread; the options of
     # real models.
     yield attention_case("decode", facts, decode=DecodeOptions(4, 64, 256))
-    yield attention_case("split", facts, decode=DecodeOptions(4, 64, 64, split=64))
-    yield attention_case("split", facts, decode=DecodeOptions(2, 32, 32, split=64))
+    for options in (DecodeOptions(4, 64, 64, split=64), DecodeOptions(2, 32, 32, split=64)):
+        yield replace(attention_case("split", facts, decode=options), exhaustive=True)
     yield attention_case("decode", facts, decode=DecodeOptions(8, 128, 256))
     yield attention_case("tile", facts, tile=TileOptions(32, 16))
     # More vectors, of two and of four elements, than the plain kernel has threads; other page sizes.
     for num_heads, head_dim, page_size in ((1, 134, 8), (2, 272, 32)):
         facts = plain_facts(num_heads, 1, head_dim, "float32", norm=False, page_size=page_size)
         yield attention_case("plain", facts)
-        yield attention_case("tile", facts, tile=TileOptions(8))
-        yield attention_case("split", facts, decode=DecodeOptions(1, 128, 128, split=128))
+        yield replace(attention_case("tile", facts, tile=TileOptions(8)), exhaustive=head_dim < 256)
+        split = attention_case("split", facts, decode=DecodeOptions(1, 128, 128, split=128))
+        yield replace(split, exhaustive=head_dim > 256)
 
 
 def part_cases() -> Iterator[Case]:

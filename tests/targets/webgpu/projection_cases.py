@@ -91,7 +91,9 @@ STORED_TEMPLATES = ("vector_128_32_4_1", "vector_64_16_2_2", "subgroup_128_4", "
 
 
 def stored_projection_cases() -> Iterator[Case]:
-    """Every format with every template, with the projections in turn. Some also run on Dawn."""
+    """Every format with every template, with the projections in turn. Some also run on Dawn. Without the exhaustive
+    ones, every format with a vector, with a tile and, for half of them, with subgroups.
+    """
     for index, quantization in enumerate(STORED_FORMATS):
         for number, template in enumerate(STORED_TEMPLATES):
             columns, outputs, options = STORED_PROJECTIONS[(index + number) % len(STORED_PROJECTIONS)]
@@ -105,14 +107,19 @@ def stored_projection_cases() -> Iterator[Case]:
             options = {option: value for option, value in options.items() if option not in left_out}
             case = projection_case(template, quantization, columns, outputs, options)
             # SwiftShader has no float16.
-            yield replace(case, on_dawn=quantization == "q2c" and case.dtype is None and "x_dtype" not in options)
+            on_dawn = quantization == "q2c" and case.dtype is None and "x_dtype" not in options
+            turn = (index + number) % 2 == 0 or (number >= 3 and index % 2 == number - 3)
+            yield replace(case, on_dawn=on_dawn, exhaustive=not (turn or on_dawn))
 
 
 def projection_cases() -> Iterator[Case]:
     """Every projection with the first template of each kind in every format, and with the other templates in one
     format; rare projections with some templates.
+
+    Without the exhaustive ones, every format meets half of the projections with each kind of template, and the other
+    templates and the rare projections take turns.
     """
-    for templates in (VECTORS, SUBGROUPS, TILES):
+    for kind, templates in enumerate((VECTORS, SUBGROUPS, TILES)):
         for number, template in enumerate(templates):
             for turn, (columns, outputs, options) in enumerate(PROJECTIONS):
                 for index, quantization in enumerate(FORMATS):
@@ -121,10 +128,13 @@ def projection_cases() -> Iterator[Case]:
                         case = projection_case(template, quantization, columns, outputs, options)
                         # SwiftShader takes a second or two to compile a kernel with workgroup memory: each template
                         # once.
-                        yield replace(case, on_dawn=in_turn and number == turn and case.dtype is None)
+                        on_dawn = in_turn and number == turn and case.dtype is None
+                        usual = (kind + turn + index) % 2 == 0 if number == 0 else (number + turn) % 3 == 0
+                        yield replace(case, on_dawn=on_dawn, exhaustive=not (usual or on_dawn))
             for turn, (quantization, columns, outputs, options) in enumerate(RARE_PROJECTIONS):
                 if number == 0 or (number + turn) % 4 == 0:
-                    yield projection_case(template, quantization, columns, outputs, options)
+                    case = projection_case(template, quantization, columns, outputs, options)
+                    yield replace(case, exhaustive=number > 0 or (kind + turn) % 3 == 0)
 
 
 def projection_case(template: str, quantization: str, columns: int, outputs: int, options: dict[str, object]) -> Case:
