@@ -92,7 +92,8 @@ def copied_planes(bundle: Bundle, planes: Mapping[str, PlaneEntry], size: int) -
     file that is too short, and DeviceError without enough memory.
     """
     try:
-        region = mmap.mmap(-1, -(-(size + ALIGNMENT) // HUGE_PAGE) * HUGE_PAGE)
+        # Shared memory, the default of the module mmap, seldom gets huge pages.
+        region = mmap.mmap(-1, -(-(size + ALIGNMENT) // HUGE_PAGE) * HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise DeviceError(
             f"{bundle.path}: no memory for {size / 1e6:,.0f} MB of weights; set {WEIGHTS_VARIABLE}={MAPPED}"
