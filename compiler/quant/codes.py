@@ -77,8 +77,8 @@ class Codes:
             )
         if self.scale == "int8" and (self.offset == "z" or self.group == ROW or UNIT_COLUMNS % self.group):
             raise QuantizationError(
-                f"int8 scales for {self.group} columns with offset {self.offset!r} are not supported; supported: groups "
-                f"that divide {UNIT_COLUMNS}, with biases ('b') or without an offset"
+                f"int8 scales for {self.group} columns with offset {self.offset!r} are not supported; supported: "
+                f"groups that divide {UNIT_COLUMNS}, with biases ('b') or without an offset"
             )
 
     @property

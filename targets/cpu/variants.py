@@ -45,7 +45,7 @@ from .levels import AVX2, AVX512, DOTPROD, NEON, VNNI, Level
 PLAIN_LEVELS = (AVX512, AVX2, NEON)
 # The rows of a projection's input that share an unpacked weight. Registers limit them, because they hold the sums;
 # smaller batches use fewer.
-BLOCK_ROWS = {VNNI: (4, 8), AVX512: (4,), AVX2: (4, 8), DOTPROD: (4,), NEON: (2,)}
+BLOCK_ROWS = {VNNI: (4, 8), AVX512: (4,), AVX2: (4,), DOTPROD: (4,), NEON: (2,)}
 # The level of the kernel that prepares a projection's input, which has no integer products.
 PREPARING = {VNNI: AVX512, DOTPROD: NEON}
 

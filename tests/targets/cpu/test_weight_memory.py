@@ -1,4 +1,4 @@
-"""The memory of weights: copies and mappings hold the same bytes, tables stay mapped, and memory decides the default."""
+"""The memory of weights: copies and mappings hold the same bytes, tables stay mapped, memory decides the default."""
 
 from __future__ import annotations
 
@@ -34,6 +34,23 @@ def test_copies_hold_the_bytes_of_the_files_and_tables_of_embeddings_stay_mapped
     tables = {"model.embed_tokens.weight.q", "model.embed_tokens.weight.s"}
     tied = bundle.manifest.spec.tie_word_embeddings
     assert {name for name, plane in copied.items() if isinstance(plane, np.memmap)} == (set() if tied else tables)
+    flags = flags_of(copied["model.layers.0.mlp.down_proj.weight.q"].ctypes.data)
+    # Huge pages are requested, and the memory is not shared, because shared memory seldom gets them.
+    assert "hg" in flags
+    assert "sh" not in flags
+
+
+def flags_of(address: int) -> list[str]:
+    """The kernel's flags of the region that holds an address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, _, values = line.partition(" ")
+        if "-" in name:
+            start, stop = (int(each, 16) for each in name.split("-"))
+            inside = start <= address < stop
+        elif inside and name == "VmFlags:":
+            return values.split()
+    raise AssertionError(address)
 
 
 def test_weights_are_copied_if_they_fill_half_of_the_available_memory_at_most(
