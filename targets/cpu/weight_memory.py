@@ -117,7 +117,7 @@ def read_parts(file: Path, parts: Iterable[tuple[int, npt.NDArray[Any]]]) -> Non
     with file.open("rb") as opened:
         for offset, part in parts:
             opened.seek(offset)
-            if opened.readinto(memoryview(part)) != part.nbytes:
+            if opened.readinto(part.data) != part.nbytes:
                 raise BundleError(f"{file}: is shorter than the manifest states; copy or compile the bundle again")
 
 
