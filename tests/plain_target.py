@@ -21,6 +21,7 @@ class PlainTarget:
     MAX_BINDING_BYTES = 1 << 30
     EXTRA_ACTIVATIONS: tuple[str, ...] = ()
     HOST_TABLES = True
+    UNIT_SCALES = False
     LAYOUT = "rows"
 
     def lower_plan(

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from pydantic import ValidationError
 from pydantic_core import from_json
 
@@ -25,7 +26,6 @@ from .file_name import is_plain_name
 from .manifest import (
     EXPORTS,
     FORMAT_VERSION,
-    ITEM_BYTES,
     Description,
     ExportManifest,
     FileEntry,
@@ -281,7 +281,7 @@ def check_weight(where: str, weight: WeightEntry, manifest: Manifest) -> None:
             here,
             f"is {plane.shape} of {plane.dtype}; it must be {shape} of {dtype}",
         )
-        size = math.prod(shape) * ITEM_BYTES[dtype]
+        size = math.prod(shape) * np.dtype(dtype).itemsize
         require(plane.size == size, here, f"has {plane.size} bytes; its shape has {size}")
         require(
             0 <= plane.shard < len(manifest.shards),

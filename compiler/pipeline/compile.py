@@ -234,6 +234,8 @@ def prepare_checkpoint(model: str, checkpoint: Checkpoint, options: CompileOptio
     """``model``: the name that the bundle gets. Raises UnsupportedModel or RequestError."""
     check_options(options)
     target = load_target(options.target)
+    if not target.UNIT_SCALES:
+        checkpoint = checkpoint.with_float_scales
     tuning = read_tuning(options.tuning)
     if options.lora_rank and checkpoint.activation_scales:
         raise RequestError(

@@ -49,6 +49,8 @@ PROJECTIONS: tuple[tuple[str, str, int, int, str, str, tuple[str, ...], dict[str
     ("linear", "q3g16", 112, 20, "float32", "float32", ("bias",), {}, "int8"),
     ("linear", "q3cz_f16", 330, 33, "activation", "float32", ("residual",), {}, "float16"),
     ("linear", "q4g32b", 200, 40, "float32", "float32", ("norm", "bias"), {}, "float32"),
+    ("linear", "q4g32b_i8", 520, 40, "float32", "float32", ("norm",), {}, "float32"),
+    ("gated_linear", "q6g16_i8", 272, 34, "float32", "float32", ("bias",), {}, "int8"),
     ("gated_linear", "q4g128z_f16", 300, 36, "activation", "float32", (), {}, "float16"),
     ("linear", "q5g32b", 70, 20, "float32", "float32", ("residual",), {}, "int8"),
     ("linear", "q5g64", 150, 18, "float32", "float32", (), {}, "float32"),
@@ -95,6 +97,7 @@ def embed_cases() -> Iterator[StepCase]:
         ("q3g16", 17, 112, {}),
         ("q5g32b", 17, 70, {"scale": 3.0}),
         ("q6g16", 17, 144, {"first_row": 20}),
+        ("q2g16b_i8", 17, 300, {}),
         ("q4g128z_f16", 17, 150, {}),
     ):
         split, first = "first_row" in attrs, int(attrs.get("first_row", 0))
