@@ -223,20 +223,24 @@ def stream_call(facts: Projection, level: Level) -> KernelCall:
 
 def input_rows(facts: Projection, level: Level, bits: int | None, multiple_of: float | None = None) -> InputRows:
     """The prepared form of a projection's input. Projections with equal inputs share it, and so the kernel."""
-    if bits is None:
-        return InputRows(facts.batch, facts.columns, facts.x_dtype, facts.norm_eps, facts.norm_row, step=facts.x_step)
-    layout = row_layout(level.name, facts.weight, bits)
-    return InputRows(
+    normed = InputRows(
         facts.batch,
         facts.columns,
         facts.x_dtype,
         facts.norm_eps,
         facts.norm_row,
-        layout,
-        0 if facts.weight.offset else facts.weight.zero,
-        bool(facts.weight.offset),
-        facts.weight.scales_a_chunk == 2,
-        multiple_of,
+        centered=facts.centered,
+        norm_bias=facts.norm_bias,
+    )
+    if bits is None:
+        return replace(normed, step=facts.x_step)
+    return replace(
+        normed,
+        layout=row_layout(level.name, facts.weight, bits),
+        zero=0 if facts.weight.offset else facts.weight.zero,
+        sums=bool(facts.weight.offset),
+        halves=facts.weight.scales_a_chunk == 2,
+        step=multiple_of,
     )
 
 

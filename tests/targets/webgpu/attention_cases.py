@@ -103,7 +103,9 @@ def plain_facts(
 SPECIAL = (
     (Facts(Heads(4, 2, 64, 16, "float32"), Preparation(0, 0, None), Scores(0.125, window=5)), DecodeOptions(2, 64, 64)),
     (
-        Facts(Heads(7, 1, 24, 16, "float16"), Preparation(MAX_POSITIONS, 8, EPS), Scores(0.2, window=16)),
+        Facts(
+            Heads(7, 1, 24, 16, "float16"), Preparation(MAX_POSITIONS, 8, EPS, norm_after=True), Scores(0.2, window=16)
+        ),
         DecodeOptions(7, 32, 32),
     ),
     (
@@ -120,7 +122,11 @@ SPECIAL = (
     ),
     (Facts(Heads(7, 1, 256, 16, "float32"), Preparation(0, 0, EPS), Scores(0.1, window=33)), DecodeOptions(1, 64, 64)),
     (
-        Facts(Heads(4, 2, 64, 16, "float16", "q8"), Preparation(MAX_POSITIONS, 32, EPS), Scores(0.05, window=1)),
+        Facts(
+            Heads(4, 2, 64, 16, "float16", "q8"),
+            Preparation(MAX_POSITIONS, 32, EPS, norm_wide=True),
+            Scores(0.05, window=1),
+        ),
         DecodeOptions(2, 32, 32),
     ),
     (
@@ -237,6 +243,7 @@ def part_cases() -> Iterator[Case]:
         (Heads(4, 2, 22, 16, "float32"), Preparation(0, 0, None)),
         (Heads(2, 1, 80, 16, "float16"), Preparation(MAX_POSITIONS, 20, EPS)),
         (Heads(3, 3, 64, 16, "float32", "q8"), Preparation(0, 0, EPS)),
+        (Heads(6, 3, 22, 16, "float32"), Preparation(MAX_POSITIONS, 22, EPS, norm_wide=True, norm_after=True)),
         (Heads(2, 1, 24, 16, "float32", "q4"), Preparation(MAX_POSITIONS, 20, None)),
     ):
         yield rope_append_case(heads, preparation)
@@ -335,7 +342,7 @@ def attention_run(facts: Facts, sequences: Sequence[tuple[int, int]]) -> Run:
     arrays = {**new_heads(rng, heads, preparation, batch), **row_arrays(batch), "slots": batch.slots}
     after = kv.copy()
     y = OPS["rope_attention"].run(
-        {**arrays, "kv": after}, {"eps": preparation.norm_eps, "kv": heads.kv, **score_attrs(facts.scores)}
+        {**arrays, "kv": after}, {**norm_attrs(preparation), "kv": heads.kv, **score_attrs(facts.scores)}
     )
     assert y is not None
     return attention_result(facts, batch, sequences, arrays, kv, after, y)
@@ -389,6 +396,10 @@ def attention_result(
     )
 
 
+def norm_attrs(preparation: Preparation) -> dict[str, object]:
+    return {"eps": preparation.norm_eps, "norm_after": preparation.norm_after}
+
+
 def score_attrs(scores: Scores) -> dict[str, object]:
     return {"scale": scores.scale, "window": scores.window, "softcap": scores.softcap, "causal": scores.causal}
 
@@ -432,7 +443,8 @@ def new_heads(rng: np.random.Generator, heads: Heads, preparation: Preparation, 
     if preparation.rotary_dim:
         arrays["table"] = rotations(preparation)
     if preparation.norm_eps is not None:
-        arrays["qk_norm"] = rng.normal(1, 0.3, 2 * heads.head_dim).astype(np.float32)
+        count = heads.num_heads + heads.num_kv_heads if preparation.norm_wide else 2
+        arrays["qk_norm"] = rng.normal(1, 0.3, count * heads.head_dim).astype(np.float32)
     return arrays
 
 
@@ -513,7 +525,7 @@ def rope_append_case(heads: Heads, preparation: Preparation) -> Case:
         batch, kv = cached_pages(rng, heads, sequences, new_too=False)
         arrays = {**new_heads(rng, heads, preparation, batch), "positions": batch.positions, "slots": batch.slots}
         after = kv.copy()
-        q = OPS["rope_append"].run({**arrays, "kv": after}, {"eps": preparation.norm_eps, "kv": heads.kv})
+        q = OPS["rope_append"].run({**arrays, "kv": after}, {**norm_attrs(preparation), "kv": heads.kv})
         assert q is not None
         before = {"kv": kv, "q": np.full(q.shape, np.nan, heads.activation)}
         expected = {"kv": after, "q": q.astype(heads.activation)}
