@@ -1,7 +1,8 @@
 """rope_append: normalize and rotate q and k of a joint q/k/v projection, append keys and values to their pages, and
 return q. A preparation that appends nothing has only q.
 
-One workgroup: one head of one new token, of the H query, K key and K value heads.
+One workgroup: one head of one new token, of the H query, K key and K value heads. For a norm over all heads, it reads
+them all.
 One thread: one vector of the head.
 """
 

@@ -72,8 +72,7 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     for optional in (("norm",), ("norm", "bias", "factor"), ()):
         yield "linear", "_".join(("stream", *optional)), partial(in_stream, "linear", optional)
     yield "gated_linear", "stream", partial(in_stream, "gated_linear", ("norm",))
-    yield "linear", "layer_norm", partial(linear, "activation", "activation", norm=True, centered=True)
-    yield "linear", "layer_norm_bias", partial(linear, norm=True, centered=True, norm_bias=True, bias=True)
+    yield "linear", "layer_norm", partial(linear, norm=True, centered=True, norm_bias=True, bias=True)
     yield "linear", "rounded_input", partial(linear, bias=True, x_step=0.25)
     yield "linear", "rounded_activation", partial(linear, "activation", "activation", residual=True, x_step=0.25)
     yield "add", "plain", add
