@@ -109,6 +109,7 @@ class Context:
             norms_values=attr(step, "norms_values"),
             norm_wide="qk_norm" in step.inputs and self.sizes(step.inputs["qk_norm"]) != (2 * head_dim,),
             norm_after=attr(step, "norm_after"),
+            position_scale=position_scale(step),
         )
 
     def scores(self, step: Step) -> Scores:
@@ -126,6 +127,12 @@ class Context:
 def attr(step: Step, name: str) -> Any:
     """The value of a step's attribute, or its default if it is omitted."""
     return step.attrs.get(name, OPS[step.op].attrs[name].default)
+
+
+def position_scale(step: Step) -> tuple[float, int] | None:
+    """The factor of rotated queries by position; see `op.POSITION_SCALE`."""
+    found = attr(step, "position_scale")
+    return None if found is None else (float(found[0]), int(found[1]))
 
 
 def sizes(shape: tuple[object, ...]) -> tuple[int, ...]:

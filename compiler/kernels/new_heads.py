@@ -4,9 +4,9 @@ rows of q.
 
 from __future__ import annotations
 
-from .builder import Array, KernelBuilder, Scalar, cast, minimum, select, vector
+from .builder import Array, KernelBuilder, Scalar, cast, minimum, number, select, vector
 from .heads import Heads, Preparation
-from .maths import rms_factor
+from .maths import position_factor, rms_factor
 
 
 def query_rows(kernel: KernelBuilder, heads: Heads, *, scratch: bool, write: bool = False) -> Array:
@@ -48,7 +48,7 @@ class NewHeads:
     """
 
     def __init__(self, kernel: KernelBuilder, heads: Heads, preparation: Preparation) -> None:
-        self._heads, self._preparation = heads, preparation
+        self._kernel, self._heads, self._preparation = kernel, heads, preparation
         appended = 2 * heads.num_kv_heads if preparation.appends else 0
         self._qkv = kernel.buffer("qkv", (heads.rows, heads.num_heads + appended, heads.head_dim), heads.activation)
         self._table = RotationTable(kernel, preparation, heads.head_dim) if preparation.rotary_dim else None
@@ -101,6 +101,10 @@ class NewHeads:
         """
         heads, lanes, norm_after = self._heads, [], self._preparation.norm_after
         read = self._raw if norm_after else self._normed
+        of_query = None
+        if self._preparation.position_scale is not None:
+            scale = position_factor(self._preparation.position_scale, position)
+            of_query = self._kernel.let("of_query", select(head < heads.num_heads, scale, number(1, "float32")))
         for lane in range(heads.lanes):
             element = index * heads.lanes + lane
             value = read(row, head, element, factor)
@@ -109,6 +113,8 @@ class NewHeads:
                 value = self._table.rotated(position, element, value, partner)
             if norm_after:
                 value = value * factor * self._weight(head, element)
+            if of_query is not None:
+                value = value * of_query
             if not self.appends:
                 lanes.append(value)
                 continue

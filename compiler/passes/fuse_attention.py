@@ -9,7 +9,7 @@ from ..ir.ops.kv_pages import head_dim_of
 
 APPEND = {
     "inputs": ("qkv", "positions", "slots", "kv", "table", "qk_norm"),
-    "attrs": ("eps", "norms_values", "norm_after", "kv"),
+    "attrs": ("eps", "norms_values", "norm_after", "position_scale", "kv"),
 }
 ATTENTION = {
     "inputs": ("q", "kv", "positions", "seq_starts", "page_indptr", "page_ids"),

@@ -17,7 +17,7 @@ from .stack import module_of, stack_parameters
 # The nodes between a slice of the projection and attention, with what the step knows of them.
 STEPS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "rms_norm": {"inputs": ("x", "weight"), "attrs": ("eps", "dtype")},
-    "rope": {"inputs": ("x", "positions", "table"), "attrs": ("head_dim", "dtype")},
+    "rope": {"inputs": ("x", "positions", "table"), "attrs": ("head_dim", "dtype", "position_scale")},
 }
 
 
@@ -77,6 +77,7 @@ def fuse_rope_append(graph: Graph) -> Graph:
             if q.rope.inputs["positions"] != attention.inputs["positions"]:
                 continue
             inputs["table"] = q.rope.inputs["table"]
+            attrs["position_scale"] = q.rope.attr("position_scale")
         if q.norm is not None and k.norm is not None:
             # One vector, because a kernel may bind no more than eight buffers.
             names = [norm.inputs["weight"] for norm in (q.norm, k.norm)]
@@ -114,7 +115,7 @@ def chain_of(graph: Graph, makers: Mapping[str, Node], name: str, head_dim: int)
 def keeps_length(graph: Graph, rope: Node) -> bool:
     """Whether a rotation multiplies by no factor."""
     table = graph.constants.get(rope.inputs["table"])
-    return table is not None and table.attrs["scale"] == 1
+    return table is not None and table.attrs["scale"] == 1 and rope.attr("position_scale") is None
 
 
 def norms_plainly(graph: Graph, node: Node, q: Chain | None, head_dim: int) -> bool:
@@ -139,11 +140,11 @@ def are_alike(q: Chain, k: Chain) -> bool:
         return False
     if q.norm is not None and k.norm is not None and q.norm.attrs["eps"] != k.norm.attrs["eps"]:
         return False
-    return (
-        q.rope is None
-        or k.rope is None
-        or all(q.rope.inputs[role] == k.rope.inputs[role] for role in ("positions", "table"))
-    )
+    if q.rope is None or k.rope is None:
+        return True
+    same = all(q.rope.inputs[role] == k.rope.inputs[role] for role in ("positions", "table"))
+    # Only queries have a factor of their position.
+    return same and k.rope.attr("position_scale") is None
 
 
 def cover(graph: Graph, slices: list[Node]) -> bool:

@@ -36,7 +36,7 @@ from nearfar.compiler.kernels.cpu.sample import sample
 from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
 from nearfar.compiler.kernels.heads import Preparation, Scores
 from nearfar.compiler.kernels.projection import Projection
-from nearfar.targets.context import Context, attr, sizes
+from nearfar.targets.context import Context, attr, position_scale, sizes
 from nearfar.targets.variant import KernelCall, Template, Variant, for_activations, kernel, with_roles
 
 from .levels import AVX2, AVX512, DOTPROD, NEON, VNNI, Level
@@ -263,7 +263,7 @@ def rope_variants(step: Step, context: CpuContext, activation: str) -> list[Vari
     positions, half = sizes(context.plan.shape_of(step.inputs["table"])[:2])
     (width,), head_dim = sizes((width,)), attr(step, "head_dim")
     facts: dict[str, Any] = {"positions": positions, "rotary_dim": 2 * half, **context.dtypes(step, activation)}
-    facts |= {"norm_eps": attr(step, "eps"), "norm_width": 0}
+    facts |= {"norm_eps": attr(step, "eps"), "norm_width": 0, "scale": position_scale(step)}
     if "norm" in step.inputs:
         (facts["norm_width"],) = sizes(context.plan.shape_of(step.inputs["norm"]))
     return plain(context, rope, batch=batch, num_heads=width // head_dim, head_dim=head_dim, **facts)

@@ -106,6 +106,9 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     wide: dict[str, Any] = {"qk_norm": True, "wide": True, "eps": 1e-5}
     yield "rope_append", "wide", partial(over_pages, "rope_append", **wide)
     yield "rope_attention", "wide", partial(over_pages, "rope_attention", norm_after=True, **wide)
+    growth = (0.5, 20)
+    yield "rope", "scaled", partial(over_pages, "rope", position_scale=growth)
+    yield "rope_attention", "scaled", partial(over_pages, "rope_attention", position_scale=growth)
     yield "rope_append", "not_rotated", partial(over_pages, "rope_append", rotary_dim=0)
     yield "rope_attention", "window", partial(over_pages, "rope_attention", window=5, rotary_dim=8)
     for op in ("adjust_logits", "sample", "top_logprobs"):
@@ -326,7 +329,7 @@ def over_pages(
     given = {"table": rotary_dim > 0, "qk_norm": qk_norm, "sinks": sinks, "norm": norm_width > 0}
     roles = [*OPS[op].inputs, *(role for role in OPS[op].optional if given[role])]
     rotates = {"head_dim": HEAD_DIM, "dtype": "activation", "eps": 1e-5 if norm_width else None}
-    own = rotates if op == "rope" else attrs
+    own = {**rotates, **attrs} if op == "rope" else attrs
     result = graph.add(op, {role: declare[role]() for role in roles}, name="y", **own)
     return graph.ends(result) if OPS[op].result else graph
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from ..builder import Array, Kernel, Scalar, all_of, cast
 from ..heads import Heads, Preparation
 from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, wide
+from .math import position_factor
 from .pages import Pages
 from .rotation import Rotation
 from .rows import rms_factor
@@ -107,12 +108,17 @@ class NewHeads:
         def load(start: int, lanes: int) -> Scalar:
             return raw(start, lanes) if norm_after else normed(start, lanes, raw(start, lanes))
 
+        position, scale = self._kernel.let("position", self.positions[row]), self._preparation.position_scale
+        scales = of_q and scale is not None
+        of_position = self._kernel.let("of_position", position_factor(scale, position)) if scales else None
+
         def store(start: int, lanes: int, value: Scalar) -> None:
-            prepared[ramp(start, lanes)] = normed(start, lanes, value) if norm_after else value
+            value = normed(start, lanes, value) if norm_after else value
+            prepared[ramp(start, lanes)] = value if of_position is None else value * wide(of_position, lanes)
 
         rotated = self._preparation.rotary_dim
         if self._rotation is not None:
-            self._rotation.apply(self._kernel.let("position", self.positions[row]), load, store)
+            self._rotation.apply(position, load, store)
         for start, lanes in pieces(head_dim - rotated, self._isa.lanes):
             store(rotated + start, lanes, load(rotated + start, lanes))
 

@@ -272,7 +272,8 @@ def rope_cases() -> Iterator[StepCase]:
             Batch({"S": rows}, {"positions": np.random.default_rng(rows).integers(0, 50, rows).astype(np.int32)})
             for rows in ROWS
         ]
-        attrs = {"head_dim": head_dim, "dtype": y, **({"eps": EPS} if norm else {})}
+        scale = (0.3, 20) if rotary_dim < head_dim else None
+        attrs = {"head_dim": head_dim, "dtype": y, "position_scale": scale, **({"eps": EPS} if norm else {})}
         name = f"rope_{num_heads}_{head_dim}_{rotary_dim}_{norm}"
         yield StepCase(name, "rope", inputs, attrs, batches, "float16")
 

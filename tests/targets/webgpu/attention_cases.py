@@ -111,7 +111,7 @@ SPECIAL = (
     (
         Facts(
             Heads(2, 2, 80, 16, "float32", "q4"),
-            Preparation(MAX_POSITIONS, 80, None),
+            Preparation(MAX_POSITIONS, 80, None, position_scale=(0.5, 40)),
             Scores(0.3, window=70, softcap=2.0),
         ),
         DecodeOptions(1, 32, 32),
@@ -342,7 +342,7 @@ def attention_run(facts: Facts, sequences: Sequence[tuple[int, int]]) -> Run:
     arrays = {**new_heads(rng, heads, preparation, batch), **row_arrays(batch), "slots": batch.slots}
     after = kv.copy()
     y = OPS["rope_attention"].run(
-        {**arrays, "kv": after}, {**norm_attrs(preparation), "kv": heads.kv, **score_attrs(facts.scores)}
+        {**arrays, "kv": after}, {**preparation_attrs(preparation), "kv": heads.kv, **score_attrs(facts.scores)}
     )
     assert y is not None
     return attention_result(facts, batch, sequences, arrays, kv, after, y)
@@ -396,8 +396,9 @@ def attention_result(
     )
 
 
-def norm_attrs(preparation: Preparation) -> dict[str, object]:
-    return {"eps": preparation.norm_eps, "norm_after": preparation.norm_after}
+def preparation_attrs(preparation: Preparation) -> dict[str, object]:
+    names = {"norm_eps": "eps", "norm_after": "norm_after", "position_scale": "position_scale"}
+    return {attr: getattr(preparation, name) for name, attr in names.items()}
 
 
 def score_attrs(scores: Scores) -> dict[str, object]:
@@ -465,7 +466,8 @@ def random(name: str) -> np.random.Generator:
 
 def rope_case(head_dim: int, rotary_dim: int, x_dtype: str, y_dtype: str, norm_width: int = 0) -> Case:
     name = f"rope_{head_dim}_{rotary_dim}_{x_dtype}_{y_dtype}_{norm_width}"
-    preparation = Preparation(MAX_POSITIONS, rotary_dim, EPS if norm_width else None)
+    scale = (0.3, 20) if rotary_dim < head_dim else None
+    preparation = Preparation(MAX_POSITIONS, rotary_dim, EPS if norm_width else None, position_scale=scale)
     columns = 3 * head_dim
 
     def run(rows: int) -> Run:
@@ -475,7 +477,8 @@ def rope_case(head_dim: int, rotary_dim: int, x_dtype: str, y_dtype: str, norm_w
         inputs = {"x": x, "positions": positions, "table": rotations(preparation)}
         if norm_width:
             inputs["norm"] = rng.normal(1, 0.3, norm_width).astype(np.float32)
-        y = OPS["rope"].run(inputs, {"head_dim": head_dim, "dtype": "float32", "eps": preparation.norm_eps})
+        attrs = {"head_dim": head_dim, "dtype": "float32", "eps": preparation.norm_eps, "position_scale": scale}
+        y = OPS["rope"].run(inputs, attrs)
         assert y is not None
         return Run({"S": rows}, {**inputs, "y": np.full(x.shape, np.nan, y_dtype)}, {"y": y.astype(y_dtype)})
 
@@ -525,7 +528,7 @@ def rope_append_case(heads: Heads, preparation: Preparation) -> Case:
         batch, kv = cached_pages(rng, heads, sequences, new_too=False)
         arrays = {**new_heads(rng, heads, preparation, batch), "positions": batch.positions, "slots": batch.slots}
         after = kv.copy()
-        q = OPS["rope_append"].run({**arrays, "kv": after}, {**norm_attrs(preparation), "kv": heads.kv})
+        q = OPS["rope_append"].run({**arrays, "kv": after}, {**preparation_attrs(preparation), "kv": heads.kv})
         assert q is not None
         before = {"kv": kv, "q": np.full(q.shape, np.nan, heads.activation)}
         expected = {"kv": after, "q": q.astype(heads.activation)}
