@@ -108,9 +108,9 @@ class NewHeads:
         def load(start: int, lanes: int) -> Scalar:
             return raw(start, lanes) if norm_after else normed(start, lanes, raw(start, lanes))
 
-        position, scale = self._kernel.let("position", self.positions[row]), self._preparation.position_scale
-        scales = of_q and scale is not None
-        of_position = self._kernel.let("of_position", position_factor(scale, position)) if scales else None
+        position = self._kernel.let("position", self.positions[row])
+        scale = self._preparation.position_scale if of_q else None
+        of_position = None if scale is None else self._kernel.let("of_position", position_factor(scale, position))
 
         def store(start: int, lanes: int, value: Scalar) -> None:
             value = normed(start, lanes, value) if norm_after else value
