@@ -159,6 +159,7 @@ def check_rope(where: str, rope: RopeSpec, head_dim: int) -> None:
     numbers = (rope.theta, rope.factor, rope.attention_factor, *rope.short_factors, *rope.long_factors)
     require(all(number > 0 for number in numbers), where, "has a theta or factor that is not positive")
     require(0 <= rope.original_max_position_embeddings <= MAX_COUNT, where, "has a length out of range")
+    require(0 <= rope.query_beta < math.inf, where, f"has a query_beta of {rope.query_beta}")
 
 
 def check_description(manifest: Description) -> None:

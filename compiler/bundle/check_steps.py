@@ -435,6 +435,9 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
         if any(binding.role == "kv" for binding in kernel.bindings):
             table["kv"] = attrs.get("kv", "activation")
         same(facts.get("heads"), **table)
+        if "qkv" in shapes:
+            wide = "qk_norm" in shapes and shapes["qk_norm"] != (2 * head_dim,)
+            same(facts.get("preparation"), norm_wide=wide)
     if step.op == "rope":
         same(facts, norm_width=shapes["norm"][0] if "norm" in shapes else 0)
     if "table" in shapes and step.op != "embed":

@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from ..ir.graph import Graph, Node
 
 MAKERS: Mapping[str, Mapping[str, Sequence[str]]] = {
-    "linear": {"inputs": ("x", "weight", "bias", "norm"), "attrs": ("dtype", "eps", "x_step", "y_step")},
+    "linear": {
+        "inputs": ("x", "weight", "bias", "norm", "norm_bias"),
+        "attrs": ("dtype", "eps", "centered", "x_step", "y_step"),
+    },
     "rms_norm": {"inputs": ("x", "weight"), "attrs": ("dtype", "eps")},
 }
 

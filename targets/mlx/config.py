@@ -97,7 +97,7 @@ def longest_sequence(spec: ModelSpec, context: int, windows: tuple[int | None, .
     if spec.rope.scaling == "longrope":
         return spec.max_position_embeddings
     # Beyond this context, omitted windows would matter, or frequencies would be others.
-    fixed = windows != spec.windows or spec.rope.scaling == "dynamic" or spec.model_type == "ministral3"
+    fixed = windows != spec.windows or spec.rope.scaling == "dynamic"
     return context if fixed else spec.max_position_embeddings
 
 

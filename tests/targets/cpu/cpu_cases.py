@@ -64,6 +64,10 @@ PROJECTIONS: tuple[tuple[str, str, int, int, str, str, tuple[str, ...], dict[str
     "stream_factor"), {"stream_eps": 1e-2}, "float16"),
     ("linear", "q4f16", 72, 35, "float32", "float32", ("norm", "bias", "up"), {"activation": "gelu_tanh",
     "up_start": 11}, "float32"),
+    ("linear", "q4f16", 70, 33, "activation", "activation", ("norm", "norm_bias", "bias"), {"centered": True},
+    "float16"),
+    ("gated_linear", "f32", 37, 34, "float32", "float32", ("norm", "norm_bias"), {"centered": True}, "float32"),
+    ("gated_linear", "q8f16", 130, 32, "float32", "float32", ("norm",), {"centered": True}, "int8"),
 )  # fmt: skip
 
 
@@ -208,6 +212,7 @@ def projection_cases() -> Iterator[StepCase]:
             "bias": ("vector", outputs if gated else width),
             "residual": ("float32", dim, width),
             "norm": ("vector", columns),
+            "norm_bias": ("vector", columns),
             "into": (y, dim, width),
             "up": ("float32", dim, width + 20),
             "stream": ("float32", dim, columns),
@@ -270,7 +275,8 @@ def rope_cases() -> Iterator[StepCase]:
             Batch({"S": rows}, {"positions": np.random.default_rng(rows).integers(0, 50, rows).astype(np.int32)})
             for rows in ROWS
         ]
-        attrs = {"head_dim": head_dim, "dtype": y, **({"eps": EPS} if norm else {})}
+        scale = (0.3, 20) if rotary_dim < head_dim else None
+        attrs = {"head_dim": head_dim, "dtype": y, "position_scale": scale, **({"eps": EPS} if norm else {})}
         name = f"rope_{num_heads}_{head_dim}_{rotary_dim}_{norm}"
         yield StepCase(name, "rope", inputs, attrs, batches, "float16")
 

@@ -103,13 +103,15 @@ def plain_facts(
 SPECIAL = (
     (Facts(Heads(4, 2, 64, 16, "float32"), Preparation(0, 0, None), Scores(0.125, window=5)), DecodeOptions(2, 64, 64)),
     (
-        Facts(Heads(7, 1, 24, 16, "float16"), Preparation(MAX_POSITIONS, 8, EPS), Scores(0.2, window=16)),
+        Facts(
+            Heads(7, 1, 24, 16, "float16"), Preparation(MAX_POSITIONS, 8, EPS, norm_after=True), Scores(0.2, window=16)
+        ),
         DecodeOptions(7, 32, 32),
     ),
     (
         Facts(
             Heads(2, 2, 80, 16, "float32", "q4"),
-            Preparation(MAX_POSITIONS, 80, None),
+            Preparation(MAX_POSITIONS, 80, None, position_scale=(0.5, 40)),
             Scores(0.3, window=70, softcap=2.0),
         ),
         DecodeOptions(1, 32, 32),
@@ -120,7 +122,11 @@ SPECIAL = (
     ),
     (Facts(Heads(7, 1, 256, 16, "float32"), Preparation(0, 0, EPS), Scores(0.1, window=33)), DecodeOptions(1, 64, 64)),
     (
-        Facts(Heads(4, 2, 64, 16, "float16", "q8"), Preparation(MAX_POSITIONS, 32, EPS), Scores(0.05, window=1)),
+        Facts(
+            Heads(4, 2, 64, 16, "float16", "q8"),
+            Preparation(MAX_POSITIONS, 32, EPS, norm_wide=True),
+            Scores(0.05, window=1),
+        ),
         DecodeOptions(2, 32, 32),
     ),
     (
@@ -261,6 +267,7 @@ def part_cases() -> Iterator[Case]:
         (Heads(4, 2, 22, 16, "float32"), Preparation(0, 0, None)),
         (Heads(2, 1, 80, 16, "float16"), Preparation(MAX_POSITIONS, 20, EPS)),
         (Heads(3, 3, 64, 16, "float32", "q8"), Preparation(0, 0, EPS)),
+        (Heads(6, 3, 22, 16, "float32"), Preparation(MAX_POSITIONS, 22, EPS, norm_wide=True, norm_after=True)),
         (Heads(2, 1, 24, 16, "float32", "q4"), Preparation(MAX_POSITIONS, 20, None)),
     ):
         yield rope_append_case(heads, preparation)
@@ -359,7 +366,7 @@ def attention_run(facts: Facts, sequences: Sequence[tuple[int, int]]) -> Run:
     arrays = {**new_heads(rng, heads, preparation, batch), **row_arrays(batch), "slots": batch.slots}
     after = kv.copy()
     y = OPS["rope_attention"].run(
-        {**arrays, "kv": after}, {"eps": preparation.norm_eps, "kv": heads.kv, **score_attrs(facts.scores)}
+        {**arrays, "kv": after}, {**preparation_attrs(preparation), "kv": heads.kv, **score_attrs(facts.scores)}
     )
     assert y is not None
     return attention_result(facts, batch, sequences, arrays, kv, after, y)
@@ -413,6 +420,11 @@ def attention_result(
     )
 
 
+def preparation_attrs(preparation: Preparation) -> dict[str, object]:
+    names = {"norm_eps": "eps", "norm_after": "norm_after", "position_scale": "position_scale"}
+    return {attr: getattr(preparation, name) for name, attr in names.items()}
+
+
 def score_attrs(scores: Scores) -> dict[str, object]:
     return {"scale": scores.scale, "window": scores.window, "softcap": scores.softcap, "causal": scores.causal}
 
@@ -456,7 +468,8 @@ def new_heads(rng: np.random.Generator, heads: Heads, preparation: Preparation, 
     if preparation.rotary_dim:
         arrays["table"] = rotations(preparation)
     if preparation.norm_eps is not None:
-        arrays["qk_norm"] = rng.normal(1, 0.3, 2 * heads.head_dim).astype(np.float32)
+        count = heads.num_heads + heads.num_kv_heads if preparation.norm_wide else 2
+        arrays["qk_norm"] = rng.normal(1, 0.3, count * heads.head_dim).astype(np.float32)
     return arrays
 
 
@@ -477,7 +490,8 @@ def random(name: str) -> np.random.Generator:
 
 def rope_case(head_dim: int, rotary_dim: int, x_dtype: str, y_dtype: str, norm_width: int = 0) -> Case:
     name = f"rope_{head_dim}_{rotary_dim}_{x_dtype}_{y_dtype}_{norm_width}"
-    preparation = Preparation(MAX_POSITIONS, rotary_dim, EPS if norm_width else None)
+    scale = (0.3, 20) if rotary_dim < head_dim else None
+    preparation = Preparation(MAX_POSITIONS, rotary_dim, EPS if norm_width else None, position_scale=scale)
     columns = 3 * head_dim
 
     def run(rows: int) -> Run:
@@ -487,7 +501,8 @@ def rope_case(head_dim: int, rotary_dim: int, x_dtype: str, y_dtype: str, norm_w
         inputs = {"x": x, "positions": positions, "table": rotations(preparation)}
         if norm_width:
             inputs["norm"] = rng.normal(1, 0.3, norm_width).astype(np.float32)
-        y = OPS["rope"].run(inputs, {"head_dim": head_dim, "dtype": "float32", "eps": preparation.norm_eps})
+        attrs = {"head_dim": head_dim, "dtype": "float32", "eps": preparation.norm_eps, "position_scale": scale}
+        y = OPS["rope"].run(inputs, attrs)
         assert y is not None
         return Run({"S": rows}, {**inputs, "y": np.full(x.shape, np.nan, y_dtype)}, {"y": y.astype(y_dtype)})
 
@@ -537,7 +552,7 @@ def rope_append_case(heads: Heads, preparation: Preparation) -> Case:
         batch, kv = cached_pages(rng, heads, sequences, new_too=False)
         arrays = {**new_heads(rng, heads, preparation, batch), "positions": batch.positions, "slots": batch.slots}
         after = kv.copy()
-        q = OPS["rope_append"].run({**arrays, "kv": after}, {"eps": preparation.norm_eps, "kv": heads.kv})
+        q = OPS["rope_append"].run({**arrays, "kv": after}, {**preparation_attrs(preparation), "kv": heads.kv})
         assert q is not None
         before = {"kv": kv, "q": np.full(q.shape, np.nan, heads.activation)}
         expected = {"kv": after, "q": q.astype(heads.activation)}

@@ -79,6 +79,11 @@ RARE_PROJECTIONS: tuple[tuple[str, int, int, dict[str, object]], ...] = (
     ("q4f16", 72, 45, {"bias": True, "norm_eps": EPS, "activation": "gelu_tanh", "up_width": 63, "up_start": 13}),
     ("f32", 40, 9, {"gated": True, "activation": "none", "x_dtype": "float16"}),
 )
+# Kernels with tiles need a kernel before them for these.
+LAYER_NORMS: tuple[tuple[str, int, int, dict[str, object]], ...] = (
+    ("q4f16", 2144, 5, {"norm_eps": EPS, "centered": True, "norm_bias": True, "bias": True}),
+    ("q8f16", 37, 34, {"gated": True, "norm_eps": 0.1, "centered": True, "x_dtype": "float16"}),
+)
 # These are combined in turn with the templates for a checkpoint's own integers. The last one has the rows of a
 # vocabulary.
 STORED_PROJECTIONS: tuple[tuple[int, int, dict[str, object]], ...] = (
@@ -131,7 +136,8 @@ def projection_cases() -> Iterator[Case]:
                         on_dawn = in_turn and number == turn and case.dtype is None
                         usual = (kind + turn + index) % 2 == 0 if number == 0 else (number + turn) % 3 == 0
                         yield replace(case, on_dawn=on_dawn, exhaustive=not (usual or on_dawn))
-            for turn, (quantization, columns, outputs, options) in enumerate(RARE_PROJECTIONS):
+            rare = RARE_PROJECTIONS if templates is TILES else (*RARE_PROJECTIONS, *LAYER_NORMS)
+            for turn, (quantization, columns, outputs, options) in enumerate(rare):
                 if number == 0 or (number + turn) % 4 == 0:
                     case = projection_case(template, quantization, columns, outputs, options)
                     yield replace(case, exhaustive=number > 0 or (kind + turn) % 3 == 0)
@@ -167,7 +173,11 @@ def projection_run(name: str, facts: Projection, quantization: str, size: int) -
     attrs |= {name: step for name in ("x_step", "y_step") if (step := getattr(facts, name)) is not None}
     if facts.norm_eps is not None:
         arrays["norm"] = rng.normal(1, 0.3, facts.columns).astype(np.float32)
-        attrs["eps"] = facts.norm_eps
+        attrs |= {"eps": facts.norm_eps, "centered": facts.centered}
+    if facts.centered:
+        arrays["x"] += 2
+    if facts.norm_bias:
+        arrays["norm_bias"] = rng.normal(size=facts.columns).astype(np.float32)
     if facts.bias:
         arrays["bias"] = rng.normal(size=facts.weight_rows if facts.gated else facts.total_width).astype(np.float32)
     if facts.residual:
