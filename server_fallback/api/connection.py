@@ -17,12 +17,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from .connections import Connections
+from .stream_sink import EXTENSION
 
 MAX_HEADER_BYTES = 64 << 10
 
 
 class Connection(HttpToolsProtocol):
-    """``header_timeout_seconds`` counts while no request is under way, ``write_timeout_seconds`` while the answer's
+    """Implements `PartWriter` for the response that it sends.
+
+    ``header_timeout_seconds`` counts while no request is under way, ``write_timeout_seconds`` while the answer's
     buffer is full.
     """
 
@@ -73,6 +76,7 @@ class Connection(HttpToolsProtocol):
         self._in_header = True
         self._header_bytes = 0
         super().on_message_begin()
+        self.scope["extensions"] = {EXTENSION: self}  # type: ignore[typeddict-item]
 
     def on_headers_complete(self) -> None:
         self._in_header = False
@@ -105,6 +109,15 @@ class Connection(HttpToolsProtocol):
         if self._stuck is not None:
             self._stuck.cancel()
             self._stuck = None
+
+    @property
+    def has_room(self) -> bool:
+        return not self.flow.write_paused and not self.transport.is_closing()
+
+    def write_part(self, body: bytes) -> None:
+        # As uvicorn writes each "http.response.body". An empty part would end the response.
+        if body:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
     def _is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete

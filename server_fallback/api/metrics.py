@@ -177,10 +177,12 @@ class Metrics:
                     yield chunk
 
     async def measured_blocks(
-        self, blocks: AsyncGenerator[EventBlock, None], model: str, exchange: Exchange
+        self, blocks: AsyncGenerator[EventBlock, None], record: AnswerRecord
     ) -> AsyncGenerator[EventBlock, None]:
-        """The same for blocks of events."""
-        with AnswerRecord(self, model, exchange) as record:
+        """The same for blocks of events. Those that are sent past this generator are to be recorded where they are
+        sent.
+        """
+        with record:
             async with aclosing(blocks):
                 async for block in blocks:
                     record.sent(block.texts, block.ends, block.usage)

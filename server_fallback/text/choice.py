@@ -20,6 +20,7 @@ from ..engine.request import (
     batches_of,
 )
 from .reasoning import Parts, Reasoning, ReasoningParser, State
+from .writer import Sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +64,29 @@ async def answer_choice(
     stops: StopAutomaton,
     reasoning: Reasoning | None = None,
     state: State = "content",
+    sink: Sink[Piece] | None = None,
 ) -> AsyncGenerator[Piece | ChoiceEnd, None]:
     """Yield a piece for each batch of tokens, which is empty while its text is held back, and finally the end.
 
     Stop strings end the content only. ``reasoning`` is the model's form of reasoning, and ``state`` is the state in
-    which the answer begins. Raises the errors of the source.
+    which the answer begins. ``sink`` receives the pieces of tokens that arrive while it is ready, and these are not
+    yielded. Raises the errors of the source.
     """
     choice = _Choice(TextStream(tokenizer), StopStrings(stops), request, reasoning, state)
-    async with aclosing(batches_of(source, request)) as batches:
+    # The piece of a token that ended the answer outside of this generator.
+    last: list[Piece] = []
+
+    def handle(token: GeneratedToken) -> bool:
+        if sink is None or not sink.is_ready:
+            return False
+        piece = choice.feed(token)
+        if choice.stopped:
+            last.append(piece)
+            return False
+        sink.send(piece)
+        return True
+
+    async with aclosing(batches_of(source, request, None if sink is None else handle)) as batches:
         async for batch in batches:
             pieces, end = list[Piece](), None
             for item in batch:
@@ -81,7 +97,7 @@ async def answer_choice(
                     reason = "stop" if choice.stopped else item.finish_reason
                     end = ChoiceEnd(reason, item.completion_tokens, item, choice.reasoning_tokens)
                     break
-                pieces.append(choice.feed(item))
+                pieces.append(last.pop() if last else choice.feed(item))
                 if choice.stopped:
                     end = ChoiceEnd("stop", choice.count, None, choice.reasoning_tokens)
                     break

@@ -1,0 +1,46 @@
+"""StreamSink: writes the events of a streamed answer to its connection, without a task or an ASGI message for each."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Protocol
+
+from ..executors.executor import EventBlock
+from .answer_record import AnswerRecord
+
+# The key of a request's scope, under "extensions", with its `PartWriter`. Other ASGI servers do not have it.
+EXTENSION = "nearfar.part_writer"
+
+
+class PartWriter(Protocol):
+    """Writes parts of a response that has begun, with chunked encoding."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the client is connected and has read enough of the response."""
+
+    def write_part(self, body: bytes) -> None: ...
+
+
+class StreamSink:
+    """Implements `Sink`. It is ready from `open` on, while the connection has room."""
+
+    def __init__(self, record: AnswerRecord) -> None:
+        self._record = record
+        self._writer: PartWriter | None = None
+        # A time of `time.monotonic`.
+        self.last_sent = 0.0
+
+    def open(self, writer: PartWriter | None) -> None:
+        """Call after the first block, which the stream itself sends. None: there is nothing to write to."""
+        self._writer = writer
+
+    @property
+    def is_ready(self) -> bool:
+        return self._writer is not None and self._writer.has_room
+
+    def send(self, part: EventBlock) -> None:
+        assert self._writer is not None
+        self._record.sent(part.texts, part.ends, part.usage)
+        self._writer.write_part(part.sent)
+        self.last_sent = monotonic()
