@@ -43,6 +43,7 @@ class Connection(HttpToolsProtocol):
         self._write_timeout_seconds = write_timeout_seconds
         self._in_header = False
         self._header_bytes = 0
+        self.has_room = True
         self._silent: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
 
@@ -54,6 +55,7 @@ class Connection(HttpToolsProtocol):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.has_room = False
         for timer in (self._silent, self._stuck):
             if timer is not None:
                 timer.cancel()
@@ -102,21 +104,19 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self.has_room = False
         self._cut_off_later()
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self.has_room = True
         if self._stuck is not None:
             self._stuck.cancel()
             self._stuck = None
 
-    @property
-    def has_room(self) -> bool:
-        return not self.flow.write_paused and not self.transport.is_closing()
-
     def write_part(self, body: bytes) -> None:
         # As uvicorn writes each "http.response.body". An empty part would end the response.
-        if body:
+        if body and not self.transport.is_closing():
             self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
     def _is_idle(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import monotonic
 from typing import Protocol
 
 from ..executors.executor import EventBlock
@@ -15,9 +14,8 @@ EXTENSION = "nearfar.part_writer"
 class PartWriter(Protocol):
     """Writes parts of a response that has begun, with chunked encoding."""
 
-    @property
-    def has_room(self) -> bool:
-        """Whether the client is connected and has read enough of the response."""
+    # Whether the client is connected and has read enough of the response.
+    has_room: bool
 
     def write_part(self, body: bytes) -> None: ...
 
@@ -37,10 +35,10 @@ class StreamSink:
 
     @property
     def is_ready(self) -> bool:
-        return self._writer is not None and self._writer.has_room
+        writer = self._writer
+        return writer is not None and writer.has_room
 
     def send(self, part: EventBlock) -> None:
         assert self._writer is not None
-        self._record.sent(part.texts, part.ends, part.usage)
+        self.last_sent = self._record.sent(part.texts, part.ends, part.usage)
         self._writer.write_part(part.sent)
-        self.last_sent = monotonic()

@@ -80,7 +80,7 @@ async def answer_choice(
         if sink is None or not sink.is_ready:
             return False
         piece = choice.feed(token)
-        if choice.stopped:
+        if choice.may_stop and choice.stopped:
             last.append(piece)
             return False
         sink.send(piece)
@@ -136,6 +136,8 @@ class _Choice:
     ) -> None:
         self._stream = stream
         self._stops = stops
+        # Whether there are stop strings.
+        self.may_stop = stops.any
         self._min_tokens = request.min_tokens
         self._lists_tokens = request.logprobs is not None
         self._reasoning = reasoning
@@ -156,7 +158,7 @@ class _Choice:
         text = self._stream.feed(token.token_id)
         if not self._lists_tokens:
             if self._is_plain:
-                return Piece(self._unstopped(text), ())
+                return Piece(self._unstopped(text) if self.may_stop else text, ())
             parts = self._parts(token.token_id, text)
             return Piece(self._unstopped(parts.content), (), parts.reasoning)
         start, self._decoded = self._decoded, self._decoded + len(text)
