@@ -28,6 +28,7 @@ from nearfar.server_fallback.engine.request import (
     TokenRequest,
 )
 from nearfar.server_fallback.executors.executor import Call, EventBlock
+from nearfar.server_fallback.executors.http_transport import Connection
 from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.executors.upstream_executor import UpstreamExecutor
 from nearfar.server_fallback.schema.completions import CompletionRequest
@@ -216,9 +217,7 @@ async def relayed(executor: UpstreamExecutor, sent: Sent, **given: Any) -> None:
 
 @pytest.mark.parametrize("seconds_between", [0.0, 0.005])
 @pytest.mark.parametrize("given", [{}, {"max_tokens": 9}])
-def test_a_sink_gets_the_events_of_another_server_in_their_order(
-    seconds_between: float, given: dict[str, Any]
-) -> None:
+def test_a_sink_gets_the_events_of_another_server_in_their_order(seconds_between: float, given: dict[str, Any]) -> None:
     async def check(executor: UpstreamExecutor) -> None:
         found = [Sent(never), Sent(always), Sent(sometimes)]
         for sent in found:
@@ -232,18 +231,30 @@ def test_a_sink_gets_the_events_of_another_server_in_their_order(
     with_upstream(check, FakeOpenAI(lambda _: reply), dialect="vllm")
 
 
-def test_an_end_and_a_usage_that_arrive_with_a_handled_part_are_not_lost() -> None:
-    """The reader runs only after the next part has arrived too."""
+def test_what_arrives_after_a_handled_end_and_before_its_reader_runs_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    receive, held = Connection.data_received, list[bytes]()
+
+    def receive_late(connection: Connection, data: bytes) -> None:
+        if b'"finish_reason": "stop"' in data:
+            held.append(data)
+            return
+        while held:
+            receive(connection, held.pop())
+        receive(connection, data)
 
     async def check(executor: UpstreamExecutor) -> None:
+        monkeypatch.setattr(Connection, "data_received", receive_late)
         sent = Sent(always)
-        reader = asyncio.create_task(relayed(executor, sent))
-        await reader
-        assert sent.blocks[-1].usage is not None
-        assert sent.blocks[-1].usage.prompt_tokens == 3
+        await relayed(executor, sent)
+        assert [block.ends for block in sent.blocks if block.ends] == [{0: "stop"}]
+        usage = sent.blocks[-1].usage
+        assert usage is not None
+        assert usage.prompt_tokens == USAGE["prompt_tokens"]
 
-    for _ in range(3):
-        with_upstream(check, FakeOpenAI(lambda _: Reply(chunks=text_chunks("a", "b", "c", usage=USAGE))))
+    reply = Reply(chunks=text_chunks("a", "b", "c", usage=USAGE), seconds_between=0.02)
+    with_upstream(check, FakeOpenAI(lambda _: reply))
 
 
 def test_an_error_of_another_server_follows_the_events_before_it() -> None:
