@@ -78,7 +78,7 @@ class Connection(HttpToolsProtocol):
         self._in_header = True
         self._header_bytes = 0
         super().on_message_begin()
-        self.scope["extensions"] = {EXTENSION: self}  # type: ignore[typeddict-item]
+        self.scope["extensions"] = {EXTENSION: self}  # type: ignore[dict-item]
 
     def on_headers_complete(self) -> None:
         self._in_header = False

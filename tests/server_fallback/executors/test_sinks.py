@@ -176,7 +176,12 @@ def test_a_call_that_observes_tokens_gets_all_of_them_from_the_generator(tmp_pat
 def test_a_queue_calls_its_handler_only_while_its_reader_waits() -> None:
     async def check() -> None:
         handled = list[int]()
-        queue = ItemQueue(lambda token: handled.append(token.token_id) is None)
+
+        def handle(token: GeneratedToken) -> bool:
+            handled.append(token.token_id)
+            return True
+
+        queue = ItemQueue(handle)
         queue.put(GeneratedToken(1))
         assert await queue.next() == [GeneratedToken(1)]
         reader = asyncio.create_task(queue.next())
