@@ -16,6 +16,7 @@ from typing import Any
 from nearfar.compiler.errors import NearfarError, Unavailable
 
 from ..engine.token_engine import TokenEngine
+from ..garbage import collect_garbage_rarely
 from .connection import Connection
 from .messages import Attach, Close, Listen, Open, OpenFailed, Returned
 from .remote_masks import RemoteMasks
@@ -90,6 +91,7 @@ class EngineServer:
             failure = error if isinstance(error, NearfarError) else Unavailable(repr(error))
             self._owner.connection.send(OpenFailed(failure))
             return
+        collect_garbage_rarely()
         self._engine = engine
         self._owner.serve(engine, self._masks)
         self._send_stats()

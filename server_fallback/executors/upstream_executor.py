@@ -19,6 +19,7 @@ from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest
 from ..schema.completions import CompletionChunk, CompletionRequest
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from ..text.writer import Sink
 from .dialect import Dialect, generation_body
 from .executor import Call, ChunkT, Encode, EventBlock, Executor, ExecutorState, Opening
 from .relay import ReadEvent, Relay
@@ -154,14 +155,22 @@ class UpstreamExecutor:
                 yield checked(CompletionChunk, value, self._options.name)
 
     def relay_chat(
-        self, request: ChatCompletionRequest, call: Call, encode: Encode[ChatCompletionChunk]
+        self,
+        request: ChatCompletionRequest,
+        call: Call,
+        encode: Encode[ChatCompletionChunk],
+        sink: Sink[EventBlock] | None = None,
     ) -> AsyncGenerator[EventBlock]:
-        return self._relay(CHAT, request, call, ChatCompletionChunk, encode)
+        return self._relay(CHAT, request, call, ChatCompletionChunk, encode, sink)
 
     def relay_completion(
-        self, request: CompletionRequest, call: Call, encode: Encode[CompletionChunk]
+        self,
+        request: CompletionRequest,
+        call: Call,
+        encode: Encode[CompletionChunk],
+        sink: Sink[EventBlock] | None = None,
     ) -> AsyncGenerator[EventBlock]:
-        return self._relay(COMPLETIONS, request, call, CompletionChunk, encode)
+        return self._relay(COMPLETIONS, request, call, CompletionChunk, encode, sink)
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:
         answer = checked(EmbeddingResponse, await self._post(EMBEDDINGS, request, call), self._options.name)
@@ -214,6 +223,7 @@ class UpstreamExecutor:
         call: Call,
         kind: type[ChunkT],
         encode: Encode[ChunkT],
+        sink: Sink[EventBlock] | None,
     ) -> AsyncGenerator[EventBlock]:
         """The events of the first replica that answers."""
         self._require_route(path)
@@ -222,7 +232,7 @@ class UpstreamExecutor:
         def relay_for(read: ReadEvent) -> Relay[ChunkT]:
             return Relay(kind, self._options.name, bounds, encode, read)
 
-        return self._first_answer(request, lambda upstream: upstream.relay(path, body, call, relay_for))
+        return self._first_answer(request, lambda upstream: upstream.relay(path, body, call, relay_for, sink))
 
     def _body(self, request: ChatCompletionRequest | CompletionRequest, call: Call) -> dict[str, Any]:
         priority = call.priority if self._options.priorities or self._options.dialect == "nearfar" else None
