@@ -37,8 +37,16 @@ class PlainTarget:
         return LoweredPlan(None, {}, (float32,), {}, dict.fromkeys(lists, ()), {}, lists)
 
 
-def compile_plain(model: Path, output: Path, quantization: str, context: int, *, self_test: bool = False) -> Bundle:
-    options = CompileOptions(quantization=quantization, context=context, self_test=self_test)
+def compile_plain(
+    model: Path,
+    output: Path,
+    quantization: str | None,
+    context: int,
+    *,
+    self_test: bool = False,
+    lora_rank: int = 0,
+) -> Bundle:
+    options = CompileOptions(quantization=quantization, context=context, self_test=self_test, lora_rank=lora_rank)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nearfar.compiler.pipeline.compile.load_target", lambda _: PlainTarget())
         return compile_model(str(model), output, options)
