@@ -27,7 +27,7 @@ def fetch_large_files(repository: str, allowed: Sequence[str], ignored: Sequence
     """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.file_download import are_symlinks_supported, repo_folder_name
-    from huggingface_hub.utils import filter_repo_objects
+    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
     try:
         files = HfApi().model_info(repository, files_metadata=True).siblings or []
@@ -50,7 +50,7 @@ def _fetch(repository: str, file_name: str, stored: Any, blobs: Path, locks: Pat
     """``stored``: the size and the SHA-256 of the file, a BlobLfsInfo."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import WeakFileLock, build_hf_headers
+    from huggingface_hub.utils import WeakFileLock, build_hf_headers  # type: ignore[attr-defined]
 
     digest = stored.sha256
     blob, partial = blobs / digest, blobs / f"{digest}.partial"
