@@ -36,6 +36,7 @@ from ..bundle.manifest import (
 )
 from ..bundle.new_folder import new_folder
 from ..bundle.tuning import check_tuning, read_tuning
+from ..calibration.record import QUALITY_FILE
 from ..errors import RequestError
 from ..formats import load
 from ..formats.checkpoint import Checkpoint
@@ -67,8 +68,6 @@ if TYPE_CHECKING:
     from ..calibration.best import Quantized
 
 PAGE_SIZE = 16
-# How the weights of a bundle of --quality best were made.
-QUALITY_FILE = "quality.json"
 MAX_LORA_RANK = 256
 
 # Called with a sentence that the user should read.
