@@ -14,12 +14,12 @@
 # make bench-engine      the Python engine's own time per step
 # make bench-streams     the server's cost of a streamed token, and the tokens per second of 256 clients
 # make bench-start       the time from the start of `nearfar serve demo` to its first answer, and its memory
-# make bench-serving     the server under load on this machine's CPU; also llama.cpp, if llama-cpp-python and gguf are installed
+# make bench-serving     the server under load on this machine's CPU; also llama.cpp, if llama-cpp-python is installed
 # make bench-upstream    the CPU time of a streamed token in front of another server, with 256 answers at once
 # make soak              24 clients during attacks for MINUTES=10 on this machine's CPU; ATTACKS=texts,grammar,... selects attacks
 # make bench-wire        speculation across the wire: the work that a near model's guesses save the server; FAR=folder for another far checkpoint
-# make bench-cpu         tokens per second on this machine's CPU; also llama.cpp, if llama-cpp-python and gguf are installed; MODEL=gemma-3-1b-it selects a model of compiler/arch/published, TYPE=Q4_K_M a file that llama.cpp quantizes
-# make check-gguf        check that llama.cpp computes the same logits from the files that the benchmarks write for it
+# make bench-cpu         tokens per second on this machine's CPU; also llama.cpp, if llama-cpp-python is installed; MODEL=gemma-3-1b-it selects a model of compiler/arch/published, TYPE=Q4_K_M a file that llama.cpp quantizes
+# make check-gguf        check that llama.cpp computes the same distributions from exported files
 # make bench-import      time and memory of compiling a GGUF file of a 7B model
 # make bench-cpu-kernels the projection kernels on this machine's CPU, by weight format
 # make bench-onnx        tokens per second of the onnx target, GenAI and transformers
@@ -165,7 +165,7 @@ bench-cpu: .venv/.dev
 	$(BIN)/python tests/bench/bench_cpu.py $(if $(MODEL),--model '$(MODEL)') $(if $(TYPE),--file-type '$(TYPE)')
 
 check-gguf: .venv/.dev
-	$(BIN)/python tests/bench/check_gguf.py
+	PYTHONPATH=tests $(BIN)/python tests/bench/check_gguf.py
 
 bench-onnx: .venv/.dev
 	$(BIN)/python tests/bench/bench_onnx.py

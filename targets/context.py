@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nearfar.compiler.ir.expr import Expr
@@ -82,6 +82,8 @@ class Context:
             norm_row=0,
             x_step=None if gated else attr(step, "x_step"),
             y_step=None if gated else attr(step, "y_step"),
+            centered=attr(step, "centered"),
+            norm_bias="norm_bias" in step.inputs,
         )
 
     def heads_of(self, step: Step, activation: str) -> Heads:
@@ -110,11 +112,20 @@ class Context:
         table.
         """
         appends = "qkv" in step.inputs
-        norms_values = "kv" in step.inputs and appends and attr(step, "norms_values")
-        if "table" not in step.inputs:
-            return Preparation(0, 0, attr(step, "eps"), norms_values, appends)
-        positions, half = sizes(self.plan.shape_of(step.inputs["table"])[:2])
-        return Preparation(positions, 2 * half, attr(step, "eps"), norms_values, appends)
+        positions, half = sizes(self.plan.shape_of(step.inputs["table"])[:2]) if "table" in step.inputs else (0, 0)
+        queries = Preparation(positions, 2 * half, attr(step, "eps"), appends=appends)
+        if not appends:
+            return queries
+        if "kv" not in step.inputs:
+            return queries
+        head_dim = head_dim_of(self.plan.shape_of(step.inputs["kv"]), {"kv": attr(step, "kv")})
+        return replace(
+            queries,
+            norms_values=attr(step, "norms_values"),
+            norm_wide="qk_norm" in step.inputs and self.sizes(step.inputs["qk_norm"]) != (2 * head_dim,),
+            norm_after=attr(step, "norm_after"),
+            position_scale=position_scale(step),
+        )
 
     def scores(self, step: Step) -> Scores:
         """The computation of scores in attention, rope_attention and ragged_attention."""
@@ -136,6 +147,12 @@ class Context:
 def attr(step: Step, name: str) -> Any:
     """The value of a step's attribute, or its default if it is omitted."""
     return step.attrs.get(name, OPS[step.op].attrs[name].default)
+
+
+def position_scale(step: Step) -> tuple[float, int] | None:
+    """The factor of rotated queries by position; see `op.POSITION_SCALE`."""
+    found = attr(step, "position_scale")
+    return None if found is None else (float(found[0]), int(found[1]))
 
 
 def sizes(shape: tuple[object, ...]) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ from nearfar.compiler.kernels.rope import rope
 from nearfar.compiler.kernels.rope_append import rope_append
 from nearfar.compiler.kernels.rope_heads import rope_heads
 
-from .context import Context, attr, sizes
+from .context import Context, attr, position_scale, sizes
 from .variant import KernelCall, Variant, for_activations, kernel, with_roles
 
 # Every sequence has exactly one new token, because each has at least one.
@@ -240,7 +240,7 @@ def rope_call(step: Step, context: Context, activation: str) -> KernelCall:
         rows=rows,
         columns=columns,
         head_dim=attr(step, "head_dim"),
-        preparation=Preparation(positions, 2 * half, attr(step, "eps")),
+        preparation=Preparation(positions, 2 * half, attr(step, "eps"), position_scale=position_scale(step)),
         norm_width=context.sizes(step.inputs["norm"])[0] if "norm" in step.inputs else 0,
         x_dtype=context.dtype_of(step.inputs["x"], activation),
         y_dtype=context.dtype_of(step.outputs["y"], activation),

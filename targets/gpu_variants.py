@@ -39,6 +39,8 @@ from .variant import KernelCall, Variant, for_activations, kernel, with_roles
 ATTENTION_OPS = (
     "attention", "rope_append", "rope_attention", "rope", "append_kv", "rope_heads", "ragged_attention",
 )  # fmt: skip
+# The templates of matrix-vector kernels, which read complete rows before they multiply, if a norm needs it.
+VECTOR_TEMPLATES = (linear_vector, linear_subgroup, linear_async)
 # The threads of a matrix-vector workgroup.
 VECTOR_THREADS = 128
 # From this many logits on, many workgroups share a row that is sampled; fewer are not worth the second dispatch.
@@ -83,17 +85,18 @@ def rows_of(
     if step.op in KERNELS:
         return (Variant((KERNELS[step.op](step, context, activation),)),)
     facts = context.projection(step, activation)
-    if num_buffers(facts) > numbers.max_buffers:
+    if num_buffers(without_layer_norm(facts)) > numbers.max_buffers:
         raise UnsupportedModel(
             f"{step.inputs['weight']}: its kernel needs {num_buffers(facts)} buffers, and kernels of this target have "
             f"at most {numbers.max_buffers}; add --requantize to convert the weights",
             tensor=step.inputs["weight"],
         )
-    rows = (
-        projection_rows(facts, activation)
-        if facts.stream_eps is None
-        else stream_rows(facts, activation, numbers, projection_rows)
-    )
+    if facts.stream_eps is not None:
+        rows = stream_rows(facts, activation, numbers, projection_rows)
+    elif facts.centered:
+        rows = layer_norm_rows(facts, activation, numbers, projection_rows)
+    else:
+        rows = projection_rows(facts, activation)
     if not leaves_columns_unwritten(step, context, facts):
         return rows
     before = kernel(zeros, rows=facts.batch, columns=facts.total_width, dtype=facts.y_dtype)
@@ -143,16 +146,57 @@ def adds_stream(call: KernelCall, max_buffers: int) -> bool:
     """Whether a projection's kernel adds its input to the residual stream by itself, and does not bind too many
     buffers.
     """
-    if call.template not in (linear_vector, linear_subgroup, linear_async):
+    if call.template not in VECTOR_TEMPLATES:
         return False
     facts: Projection = call.facts["facts"]
     # x, stream, stream_norm, y and summed.
     return 5 + planes_and_optional(facts) + facts.stream_factor <= max_buffers
 
 
+def layer_norm_rows(
+    facts: Projection, activation: str, numbers: GpuNumbers, projection_rows: ProjectionRows
+) -> Sequence[Variant]:
+    """The rows of a projection whose input has a LayerNorm. Matrix-vector kernels normalize it as they read it; in
+    front of others, a kernel does.
+    """
+    fused = [
+        row
+        for row in projection_rows(facts, activation)
+        if all(call.template in VECTOR_TEMPLATES for call in row.kernels) and num_buffers(facts) <= numbers.max_buffers
+    ]
+    norm = kernel(
+        rms_norm,
+        rows=facts.batch,
+        columns=facts.columns,
+        width=facts.columns,
+        eps=facts.norm_eps,
+        x_dtype=facts.x_dtype,
+        y_dtype="float32",
+        centered=True,
+        bias=facts.norm_bias,
+        y_in_scratch=True,
+    )
+    before = with_roles(norm, weight="norm", bias="norm_bias")
+    plain = without_layer_norm(facts)
+    return [
+        *fused,
+        *(
+            replace(row, kernels=(before, *(with_roles(call, x="scratch.normed") for call in row.kernels)))
+            for row in projection_rows(plain, activation)
+        ),
+    ]
+
+
+def without_layer_norm(facts: Projection) -> Projection:
+    """The projection of an input that another kernel has normalized."""
+    if not facts.centered:
+        return facts
+    return replace(facts, norm_eps=None, centered=False, norm_bias=False, x_dtype="float32")
+
+
 def num_buffers(facts: Projection) -> int:
     """The buffers that a projection's kernel binds, which does not add its input to the residual stream."""
-    return 2 + planes_and_optional(facts) + (facts.norm_eps is not None)
+    return 2 + planes_and_optional(facts) + (facts.norm_eps is not None) + facts.norm_bias
 
 
 def planes_and_optional(facts: Projection) -> int:

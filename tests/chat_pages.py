@@ -17,11 +17,11 @@ TIMEOUT_MS = 180_000
 
 
 @contextmanager
-def light_server(bundle: Path, folder: Path) -> Iterator[PageServer]:
+def light_server(bundle: Path, folder: Path, *, self_test: bool = False) -> Iterator[PageServer]:
     """The page's server with a light copy of the bundle, made in the folder."""
     copy = folder / "qwen3"
     shutil.copytree(bundle, copy)
-    lighten(copy)
+    lighten(copy, self_test=self_test)
     with PageServer(copy) as server:
         yield server
 

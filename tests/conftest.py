@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
-from light_bundle import lighten
+from light_bundle import few_kernels, lighten, one_compilation
 from made_once import made_once, shared_folder
 from time_limit import pytest_addoption as pytest_addoption
 from time_limit import pytest_runtest_protocol as pytest_runtest_protocol
@@ -111,6 +111,13 @@ def shaders_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def compiled_once() -> Iterator[None]:
+    """Used by tests that compile a bundle of their own for cpu or cuda, and whose subject is not the compiled code."""
+    with one_compilation():
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory, shaders_once: object) -> Mapping[str, Path]:  # noqa: ARG001
     """The folders of all checkpoints of `tiny_models.py` by name, and that of the embedding model, "embedding"."""
@@ -165,7 +172,7 @@ def two_plans(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.Tem
         }
 
     def make(path: Path, options: Any) -> None:
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch, one_compilation():
             patch.setattr(compiler, "graphs_of", graphs_of)
             compiler.compile_model(str(tiny_checkpoints["qwen3"]), path, options)
 
@@ -238,8 +245,8 @@ def tiny_bundle(compile_tiny: CompileTiny) -> Path:
 
 @pytest.fixture(scope="session")
 def windowed_bundle(tmp_path_factory: pytest.TempPathFactory, shaders_once: object) -> Path:  # noqa: ARG001
-    """A bundle of a tiny gemma4_text (f32) for 256 tokens, with two page groups, and layers that share keys and values.
-    Tests must not change it.
+    """A bundle of a tiny gemma4_text (f32) for 256 tokens, with two page groups, layers that share keys and values, and
+    few kernels. Tests must not change it.
     """
     from decoder_families import make_family
 
@@ -248,7 +255,8 @@ def windowed_bundle(tmp_path_factory: pytest.TempPathFactory, shaders_once: obje
     def make(folder: Path) -> None:
         checkpoint = tmp_path_factory.mktemp("windowed")
         make_family("gemma4_text", checkpoint)
-        compile_model(str(checkpoint), folder, CompileOptions(quantization="f32", context=256))
+        with few_kernels():
+            compile_model(str(checkpoint), folder, CompileOptions(quantization="f32", context=256))
 
     return made_once(shared_folder(tmp_path_factory, "windowed") / "bundle", make)
 
@@ -260,7 +268,8 @@ def light_demo(tmp_path_factory: pytest.TempPathFactory, shaders_once: object) -
     from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 
     def make(folder: Path) -> None:
-        compile_model(str(CHECKPOINT), folder, CompileOptions(quantization="q4f32", activations=("float32",)))
+        with few_kernels():
+            compile_model(str(CHECKPOINT), folder, CompileOptions(quantization="q4f32", activations=("float32",)))
         lighten(folder)
 
     return made_once(shared_folder(tmp_path_factory, "bundles") / "light-demo", make)

@@ -5,22 +5,27 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class FakeHub:
-    """``repositories``: files by name. The connection is lost after ``limit_bytes`` of a body, once. The first
-    request for ``missing`` gets status 503. ``requested`` has each file of a GET, with its header Range.
+    """``repositories``: files by name, of which those of ``large`` are stored as large files (LFS). The connection is
+    lost after ``limit_bytes`` of a body, once. The first request for ``missing`` gets status 503. After
+    ``held_bytes`` of a body, once, the rest waits until ``resumed`` is set. ``requested`` has each file of a GET, with
+    its header Range.
     """
 
     def __init__(self, repositories: Mapping[str, Mapping[str, bytes]]) -> None:
         self.repositories = repositories
         self.limit_bytes: int | None = None
         self.missing: str | None = None
+        self.large = frozenset({"model.safetensors"})
+        self.held_bytes: int | None = None
+        self.resumed = Event()
         self.requested: list[tuple[str, str | None]] = []
         self.url = ""
 
@@ -63,7 +68,7 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
                     for name, content in files.items()
                 ]
                 if "/tree/" not in path:
-                    siblings = [{"rfilename": name} for name in files]
+                    siblings = [_sibling(name, content, large=name in hub.large) for name, content in files.items()]
                     body = {"id": repository, "modelId": repository, "sha": COMMIT, "siblings": siblings}
                 return self._send(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
             owner, name, _, _, file = path.split("/", 4)
@@ -92,6 +97,19 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             if limit is not None and len(body) > limit:
                 hub.limit_bytes, self.close_connection = None, True
                 body = body[:limit]
-            self.wfile.write(body)
+            held = hub.held_bytes
+            if held is not None and len(body) > held:
+                hub.held_bytes = None
+                self.wfile.write(body[:held])
+                hub.resumed.wait()
+                body = body[held:]
+            with suppress(ConnectionError):
+                self.wfile.write(body)
 
     return Handler
+
+
+def _sibling(name: str, content: bytes, *, large: bool) -> dict[str, object]:
+    sibling = {"rfilename": name, "size": len(content), "blobId": hashlib.sha1(content).hexdigest()}
+    lfs = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
+    return {**sibling, "lfs": lfs} if large else sibling

@@ -9,6 +9,7 @@ import pytest
 
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.bundle.manifest import ActivationEntry
+from nearfar.compiler.ir.kv_format import KvName
 from nearfar.compiler.ir.plan import Plan
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.target import LoweredPlan
@@ -21,6 +22,7 @@ class PlainTarget:
     MAX_BINDING_BYTES = 1 << 30
     EXTRA_ACTIVATIONS: tuple[str, ...] = ()
     HOST_TABLES = True
+    UNIT_SCALES = False
     LAYOUT = "rows"
 
     def lower_plan(
@@ -36,8 +38,19 @@ class PlainTarget:
         return LoweredPlan(None, {}, (float32,), {}, dict.fromkeys(lists, ()), {}, lists)
 
 
-def compile_plain(model: Path, output: Path, quantization: str, context: int, *, self_test: bool = False) -> Bundle:
-    options = CompileOptions(quantization=quantization, context=context, self_test=self_test)
+def compile_plain(
+    model: Path,
+    output: Path,
+    quantization: str | None,
+    context: int,
+    *,
+    self_test: bool = False,
+    lora_rank: int = 0,
+    kv: KvName = "activation",
+) -> Bundle:
+    options = CompileOptions(
+        quantization=quantization, context=context, self_test=self_test, lora_rank=lora_rank, kv=kv
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nearfar.compiler.pipeline.compile.load_target", lambda _: PlainTarget())
         return compile_model(str(model), output, options)

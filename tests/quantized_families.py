@@ -88,3 +88,16 @@ def transformers_logits(model: Any) -> npt.NDArray[np.float32]:
     with torch.no_grad():
         logits: npt.NDArray[np.float32] = model(torch.tensor([TOKENS])).logits[0].float().numpy()
     return logits
+
+
+def logits_with(weights: Mapping[str, torch.Tensor], folder: Path) -> npt.NDArray[np.float32]:
+    """transformers' logits for the checkpoint in a folder, with these weights in place of the quantized ones."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config.__dict__.pop("quantization_config", None)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    stored = load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in stored.items() if name in model.state_dict()}
+    assert not model.load_state_dict({**kept, **weights}, strict=False).unexpected_keys
+    return transformers_logits(model)

@@ -79,25 +79,25 @@ class RandomGraph:
             for role in order
         }
         with_norm, same = random.choice([set("qk"), set("qk"), set("q"), set()]), random.random() < 0.7
-        eps = random.choice(EPS)
-        for role in "qk":
-            if role in with_norm:
-                parts[role] = self.norm(
-                    f"{module}.{role}_norm",
-                    parts[role],
-                    self.head_dim,
-                    eps if same or role == "q" else EPS[0],
-                    "activation",
-                )
+        eps, wide = random.choice(EPS), random.random() < 0.3
         rotated = random.choice([set("qk"), set("qk"), set("qk"), set("k"), set()])
         table = random.choice(["table", "narrow_table"])
-        for role in "qk":
-            if role in rotated:
-                own = table if role == "q" or random.random() < 0.8 else "other_table"
-                where = {"x": parts[role], "positions": "positions", "table": own}
-                parts[role] = graph.add(
-                    "rope", where, name=self.name("rotated"), head_dim=self.head_dim, dtype="activation"
-                )
+        for step in random.choice(["norm rope", "norm rope", "rope norm"]).split():
+            for role in "qk":
+                if step == "norm" and role in with_norm:
+                    parts[role] = self.norm(
+                        f"{module}.{role}_norm",
+                        parts[role],
+                        widths[role] if wide and (role == "q" or random.random() < 0.8) else self.head_dim,
+                        eps if same or role == "q" else EPS[0],
+                        "activation",
+                    )
+                if step == "rope" and role in rotated:
+                    own = table if role == "q" or random.random() < 0.8 else "other_table"
+                    where = {"x": parts[role], "positions": "positions", "table": own}
+                    parts[role] = graph.add(
+                        "rope", where, name=self.name("rotated"), head_dim=self.head_dim, dtype="activation"
+                    )
         graph.add("append_kv", {"k": parts["k"], "v": parts["v"], "kv": kv, "slots": "slots"})
         y = self.attend(parts["q"], kv)
         if random.random() < 0.15:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from nearfar.compiler.ir.ops import Array
-from nearfar.compiler.quant import Codes, Quantization, WeightForm
+from nearfar.compiler.quant import Codes, Products, Quantization, WeightForm
+from nearfar.compiler.quant.codes import units_of
 
 
 def random_planes(form: WeightForm, rng: np.random.Generator, rows: int, columns: int) -> Mapping[str, Array]:
@@ -15,6 +16,11 @@ def random_planes(form: WeightForm, rng: np.random.Generator, rows: int, columns
     if isinstance(form, Codes):
         codes = rng.integers(0, 1 << form.bits, (rows, columns)).astype(np.uint8)
         size = rows, form.scales_of(columns)
+        if form.scale == "int8":
+            size_of_units = rows, units_of(columns)
+            units = (rng.uniform(0.5, 1.5, size_of_units) / (100 * form.zero * np.sqrt(columns))).astype(np.float16)
+            integers = rng.integers(-127, 128, size).astype(np.int8)
+            return form.store(codes, Products(integers, units), Products(-integers, units * np.float16(form.zero)))
         scales = (rng.uniform(0.5, 1.5, size) / (form.zero * np.sqrt(columns))).astype(form.scale)
         zeros = rng.integers(0, (1 << form.bits) + 1, size) if form.offset == "z" else scales * -form.zero
         return form.store(codes, scales, zeros.astype(form.scale))

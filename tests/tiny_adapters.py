@@ -9,6 +9,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from plain_target import compile_plain
+
+from nearfar.compiler.formats import load
+from nearfar.compiler.formats.peft import read_adapter
+from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.reference import ReferenceRunner
 
 # The change of each module's weight.
 Deltas = Mapping[str, npt.NDArray[np.float32]]
@@ -22,8 +28,8 @@ def make_adapter(
     """Write an adapter of the projections ``targets`` of every layer, and return what it adds to their weights."""
     import safetensors.numpy
 
-    with safetensors.safe_open(checkpoint / "model.safetensors", "np") as weights:
-        shapes = {name.removesuffix(".weight"): weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
+    tensors_of_model = load(str(checkpoint)).tensors
+    shapes = {name.removesuffix(".weight"): tensor.shape for name, tensor in tensors_of_model.items()}
     rng = np.random.default_rng(seed)
     scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
     tensors: dict[str, npt.NDArray[np.float32]] = {}
@@ -59,4 +65,18 @@ def adapted_logits(checkpoint: Path, deltas: Deltas, token_ids: list[int]) -> np
         for module, delta in deltas.items():
             model.get_submodule(module).weight.add_(torch.from_numpy(delta))
         logits: npt.NDArray[np.float32] = model(torch.tensor([token_ids])).logits[0].numpy()
+    return logits
+
+
+def logits_with_adapter(
+    model: Path, adapter: Path, bundle: Path, token_ids: list[int], quantization: str | None = None
+) -> npt.NDArray[np.float32]:
+    """The logits (S, V) of the reference for a model with an adapter. ``bundle``: the folder to compile to."""
+    compiled = compile_plain(model, bundle, quantization, 64, lora_rank=4)
+    runner = ReferenceRunner(compiled, limits=Limits(tokens=64, rows=64, adapters=1))
+    for name, values in read_adapter(adapter, compiled.manifest).items():
+        runner.write_state(name, 0, values)
+    pages = range(-(-len(token_ids) // compiled.manifest.page_size))
+    chunk = Chunk(token_ids, 0, pages, range(len(token_ids)), adapter=0)
+    logits: npt.NDArray[np.float32] = runner.forward(make_batch([chunk], compiled.manifest.page_size)).logits
     return logits

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from chat_pages import TIMEOUT_MS, new_chat, send
-from light_bundle import lighten
+from light_bundle import few_kernels, lighten
 from page_looks import DESK, fact
 from playwright.sync_api import Browser, Page
 from recording_proxy import RecordingProxy, recording_proxy
@@ -63,9 +63,10 @@ def serve_far(near_server: PageServer, folder: Path) -> Iterator[RecordingProxy]
     assert process.stdout is not None
     with process.stdout as printing:
         try:
-            compile_model(
-                str(CHECKPOINT), near_server.bundle, CompileOptions(activations=("float32",), self_test=False)
-            )
+            with few_kernels():
+                compile_model(
+                    str(CHECKPOINT), near_server.bundle, CompileOptions(activations=("float32",), self_test=False)
+                )
             lighten(near_server.bundle)
             # The last line that it prints.
             line = next((line for line in printing if line.startswith("curl ")), None)

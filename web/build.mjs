@@ -57,6 +57,7 @@ const ENTRIES = {
   calls: "src/worker/calls.ts",
   webllm: "src/webllm/index.ts",
   "language-model": "src/language_model/index.ts",
+  retrieval: "src/retrieval/index.ts",
 };
 
 // Adapters for libraries that the application installs. The React adapter loads nearfar.js if the bundle is an address.

@@ -16,6 +16,7 @@ const FILES = {
   hybrid_gzip_bytes: ["dist/hybrid.js", 27_000],
   speculation_gzip_bytes: ["dist/speculation.js", 5_000],
   language_model_gzip_bytes: ["dist/language-model.js", 8_000],
+  retrieval_gzip_bytes: ["dist/retrieval.js", 18_000],
   webllm_gzip_bytes: ["dist/webllm.js", 85_000],
   // The adapters, without their libraries.
   fetch_gzip_bytes: ["dist/fetch.js", 3_000],

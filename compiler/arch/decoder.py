@@ -259,9 +259,11 @@ class Layer:
             return x
         positions = sequences_of(self._graph, x)["positions"]
         inputs = {"x": x, "positions": positions, "table": self._rope_table(rope)}
-        return self._graph.add(
-            "rope", inputs, name=f"{self._here}.{name}_rotated", head_dim=self._head_dim, dtype="activation"
-        )
+        attrs = {"head_dim": self._head_dim, "dtype": "activation"}
+        # Within the original length, the factor of every position is 1.
+        if name == "q" and rope.query_beta and self._context > rope.original_max_position_embeddings:
+            attrs["position_scale"] = [rope.query_beta, rope.original_max_position_embeddings]
+        return self._graph.add("rope", inputs, name=f"{self._here}.{name}_rotated", **attrs)
 
     def _rope_table(self, rope: RopeSpec) -> str:
         spec, context = self._spec, self._context

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from ..errors import UnsupportedModel
 from ..formats.config import ConfigReader
-from ..ir.graph import Graph
 from ..ir.spec import ModelSpec
-from . import decoder
+from .decoder import forward
 from .decoder_config import even_head_dim, read_activation, read_decoder_config, read_sliding_window
 from .rope_config import RopeSizes, read_rope
 
 __all__ = ["forward", "read_config"]
-
 
 # transformers' default.
 ROPE = {
@@ -21,6 +18,7 @@ ROPE = {
     "original_max_position_embeddings": 16384,
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
 }
 
 
@@ -29,9 +27,8 @@ def read_config(config: ConfigReader) -> ModelSpec:
     if not any(map(config.has, ("rope_parameters", "rope_scaling", "rope_theta"))):
         config = config.with_defaults({"rope_parameters": ROPE})
     head_dim = even_head_dim(config, config.optional_integer("head_dim") if config.has("head_dim") else 128)
-    # `forward` refuses contexts in which the scaling has an effect.
-    ignored = frozenset({"llama_4_scaling_beta", "max_position_embeddings"})
-    sizes = RopeSizes(head_dim, config.integer("max_position_embeddings"), ignored=ignored)
+    ignored = frozenset({"max_position_embeddings"})
+    sizes = RopeSizes(head_dim, config.integer("max_position_embeddings"), scales_queries=True, ignored=ignored)
     rope = read_rope(config, sizes)
     return read_decoder_config(
         config,
@@ -42,15 +39,3 @@ def read_config(config: ConfigReader) -> ModelSpec:
         ropes={"full_attention": rope, "sliding_attention": rope},
         default_eps=1e-5,
     )
-
-
-def forward(spec: ModelSpec, page_size: int, context: int, *, embeds: bool = False) -> Graph:
-    """`decoder.forward`. Raises UnsupportedModel for a context beyond the original length."""
-    original = spec.rope.original_max_position_embeddings
-    if 0 < original < context:
-        raise UnsupportedModel(
-            f"--context {context}: beyond {original} tokens this model scales queries by their position "
-            f"('llama_4_scaling_beta'), which is not supported; use --context {original}",
-            model_type=spec.model_type,
-        )
-    return decoder.forward(spec, page_size, context, embeds=embeds)

@@ -23,8 +23,9 @@ ALIASES = {"su": "longrope"}
 class RopeSizes:
     """The values besides its own keys on which a rotation depends. ``rotates_parts``: 'partial_rotary_factor' may
     rotate a part of each head; otherwise it must be 1. ``default_rotated`` and ``default_theta`` apply to absent keys.
-    ``reads_alpha``: a "dynamic" section with 'alpha' multiplies theta, for all lengths alike. ``ignored``: keys of the
-    section that the architecture handles itself.
+    ``reads_alpha``: a "dynamic" section with 'alpha' multiplies theta, for all lengths alike. ``scales_queries``:
+    'llama_4_scaling_beta' scales queries beyond the original length. ``ignored``: keys of the section that do not
+    matter.
     """
 
     head_dim: int
@@ -33,6 +34,7 @@ class RopeSizes:
     default_rotated: float = 1.0
     default_theta: float = DEFAULT_ROPE_THETA
     reads_alpha: bool = False
+    scales_queries: bool = False
     ignored: frozenset[str] = frozenset()
 
 
@@ -140,8 +142,19 @@ def _read_section(
         section.ignore("original_max_position_embeddings")
     elif kind == "proportional":
         rope = replace(rope, scaling="proportional", factor=section.number("factor", default=1.0))
+    if sizes.scales_queries:
+        rope = _with_query_scale(section, rope)
     section.finish(sizes.ignored)
     return replace(rope, rotary_dim=_rotary_dim(section, factor, sizes))
+
+
+def _with_query_scale(section: ConfigReader, rope: RopeSpec) -> RopeSpec:
+    beta = section.number("llama_4_scaling_beta", or_zero=True)
+    if beta and not rope.original_max_position_embeddings:
+        raise section.contradiction(
+            "llama_4_scaling_beta", f"'llama_4_scaling_beta' is {beta}, but RoPE type 'yarn' has the original length"
+        )
+    return replace(rope, query_beta=beta)
 
 
 def _original_length(section: ConfigReader, sizes: RopeSizes, outer: int | None) -> int:

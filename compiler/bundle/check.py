@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from pydantic import ValidationError
 from pydantic_core import from_json
 
@@ -25,7 +26,6 @@ from .file_name import is_plain_name
 from .manifest import (
     EXPORTS,
     FORMAT_VERSION,
-    ITEM_BYTES,
     Description,
     ExportManifest,
     FileEntry,
@@ -159,6 +159,7 @@ def check_rope(where: str, rope: RopeSpec, head_dim: int) -> None:
     numbers = (rope.theta, rope.factor, rope.attention_factor, *rope.short_factors, *rope.long_factors)
     require(all(number > 0 for number in numbers), where, "has a theta or factor that is not positive")
     require(0 <= rope.original_max_position_embeddings <= MAX_COUNT, where, "has a length out of range")
+    require(0 <= rope.query_beta < math.inf, where, f"has a query_beta of {rope.query_beta}")
 
 
 def check_description(manifest: Description) -> None:
@@ -281,7 +282,7 @@ def check_weight(where: str, weight: WeightEntry, manifest: Manifest) -> None:
             here,
             f"is {plane.shape} of {plane.dtype}; it must be {shape} of {dtype}",
         )
-        size = math.prod(shape) * ITEM_BYTES[dtype]
+        size = math.prod(shape) * np.dtype(dtype).itemsize
         require(plane.size == size, here, f"has {plane.size} bytes; its shape has {size}")
         require(
             0 <= plane.shard < len(manifest.shards),

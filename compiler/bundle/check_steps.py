@@ -473,6 +473,9 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
         if any(binding.role == "kv" for binding in kernel.bindings):
             table["kv"] = attrs.get("kv", "activation")
         same(facts.get("heads"), **table)
+        if "qkv" in shapes:
+            wide = "qk_norm" in shapes and shapes["qk_norm"] != (2 * head_dim,)
+            same(facts.get("preparation"), norm_wide=wide)
     if step.op in ("rope_heads", "ragged_attention"):
         head_dim, kv_heads = attrs["head_dim"], attrs["num_kv_heads"]
         num_heads = int(shapes["qkv"][1]) // head_dim - 2 * kv_heads  # type: ignore[arg-type]

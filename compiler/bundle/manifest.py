@@ -50,7 +50,7 @@ class PlaneEntry(Entry):
     """One plane of a weight: ``size`` bytes at ``offset`` of shard number ``shard``."""
 
     name: str
-    dtype: Literal["float32", "float16", "uint32"]
+    dtype: Literal["float32", "float16", "uint32", "int8"]
     shape: list[int]
     shard: int
     offset: int

@@ -14,9 +14,8 @@ last step holds all matrices, so it is left out for models with more than TUNED_
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +33,7 @@ from .choice import CANDIDATES, Unit, bits_of, choose, units_of
 from .finished import Finished
 from .fit import Fitted, fit, row_errors
 from .importance import Importance, measure_importance
+from .record import Record
 from .samples import Sample, generated_sample, read_sample
 from .sequence import Inputs, walk_matrices
 from .tune import TunedMatrix, Tuner, tune
@@ -50,29 +50,6 @@ EPOCHS = 6
 
 # Called with a phase, the finished units and all units of the phase.
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A report on a bundle's weights. ``bits``: the average number of bits per weight, including scales. The
-    divergences are means (KL, in nats) on the calibration text: the one that the choice of formats expected, and those
-    on a held-out part, after the fit of each matrix and after they were tuned together; None for a model that is too
-    large for this.
-    """
-
-    method: str
-    budget: float
-    bits: float
-    calibration: str
-    calibration_sha256: str
-    calibration_tokens: int
-    formats: Mapping[str, str]
-    expected_divergence: float
-    fitted_divergence: float | None
-    tuned_divergence: float | None
-
-    def to_bytes(self) -> bytes:
-        return (json.dumps(asdict(self), indent=1) + "\n").encode()
 
 
 @dataclass(frozen=True, slots=True)

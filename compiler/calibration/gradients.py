@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ..ir.ops import Array
-from ..ir.ops.attention import attention_weights
+from ..ir.ops.attention import attention_weights, position_factors
 from ..ir.ops.op import Attrs, Inputs
 
 Gradient: TypeAlias = Callable[[Inputs, Attrs, Array], dict[str, Array]]
@@ -122,7 +122,7 @@ def rope(inputs: Inputs, attrs: Attrs, gradient: Array) -> dict[str, Array]:
     heads = gradient.reshape(len(gradient), -1, attrs["head_dim"])
     low, high, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
     back = np.concatenate([low * cosine + high * sine, high * cosine - low * sine, rest], axis=-1)
-    return {"x": back.reshape(gradient.shape)}
+    return {"x": back.reshape(gradient.shape) * position_factors(inputs["positions"], attrs)[:, None]}
 
 
 def attention(inputs: Inputs, attrs: Attrs, gradient: Array) -> dict[str, Array]:

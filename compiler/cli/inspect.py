@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from rich.table import Table
 
 from ..bundle.folder import ExportBundle, open_any
 from ..bundle.manifest import MANIFEST_FILE, Manifest, StepEntry
+from ..calibration.record import Record, read_record
 from ..errors import RequestError
 from ..measure.report import ExportReport, Report, make_export_report, make_report
 from ..measure.shapes import report_shapes
@@ -80,13 +83,17 @@ def run(options: argparse.Namespace) -> None:
             Console().print(export_facts(exported), files(exported))
         return
     report = make_report(bundle.manifest, context=options.context, activation=options.activation)
+    record = read_record(bundle)
     if options.json:
         steps = {step.variants for step in all_steps(bundle.manifest)}
         rows = {name: [" + ".join(row.kernels) for row in bundle.manifest.variants[name]] for name in sorted(steps)}
-        print_json({**report.to_json(), "step_variants": rows})
+        quality = None if record is None else asdict(record)
+        print_json({**report.to_json(), "step_variants": rows, "quality": quality})
         return
     console = Console()
     table = facts(report)
+    if record is not None:
+        table.add_row("quality", quality_facts(record))
     table.add_row("self-test", self_test(bundle.manifest))
     console.print(table)
     console.print(kernels(bundle.manifest))
@@ -190,6 +197,24 @@ def files(report: ExportReport) -> Table:
     for name, size in report.files.items():
         table.add_row(name, megabytes(size))
     return table
+
+
+def quality_facts(record: Record) -> str:
+    """How `--quality best` made the weights, and what it measured on the calibration text."""
+    formats = ", ".join(f"{name}: {count}" for name, count in sorted(Counter(record.formats.values()).items()))
+    lines = [
+        f"best: {record.bits:g} bits per weight, of at most {record.budget:g}",
+        f"{record.method}; {record.calibration_tokens:,} tokens of {record.calibration}",
+        f"matrices of each format: {formats}",
+    ]
+    if record.tuned_divergence is not None:
+        lines.append(
+            f"KL on held-out calibration text: {record.fitted_divergence:.3g} nats after the fit, "
+            f"{record.tuned_divergence:.3g} at the end"
+        )
+    else:
+        lines.append(f"expected KL on the calibration text: {record.expected_divergence:.3g} nats")
+    return "\n".join(lines)
 
 
 def self_test(manifest: Manifest) -> str:

@@ -48,12 +48,13 @@ class BundleTensor:
     pieces: tuple[Piece, ...]
 
     def planes(self, rows: Rows) -> Mapping[str, Array]:
-        """The planes of neighbouring rows of a matrix, in the order of ``rows``."""
+        """The planes of neighbouring rows of a matrix, in the order of ``rows``; int8 scales as float32."""
         assert self.form is not None
         names = [plane.name for plane in self.form.planes(self.shape[1])]
-        return self._read(
+        planes = self._read(
             rows, lambda piece, low, high: {n: self.bundle.plane(piece.weight, n, low, high) for n in names}
         )
+        return self.form.expanded(planes) if isinstance(self.form, quant.Codes) else planes
 
     def rows(self, rows: Rows, shift: float = 0.0) -> FloatArray:
         """Neighbouring rows in the order of ``rows``, plus ``shift``, as float32."""

@@ -36,13 +36,7 @@ def checkpoint_config(spec: ModelSpec, dtype: str, where: str) -> Config:
     config: Config = {
         "architectures": [f"{name}ForCausalLM"],
         "model_type": spec.model_type,
-        "vocab_size": spec.vocab_size,
-        "hidden_size": spec.hidden_size,
-        "intermediate_size": spec.intermediate_size,
-        "num_hidden_layers": spec.num_layers,
-        "num_attention_heads": spec.num_heads,
-        "num_key_value_heads": spec.num_kv_heads,
-        "head_dim": spec.head_dim,
+        **sizes(spec),
         "hidden_act": _ACTIVATIONS[spec.activation],
         "max_position_embeddings": spec.max_position_embeddings,
         "rms_norm_eps": spec.rms_norm_eps,
@@ -65,6 +59,18 @@ def checkpoint_config(spec: ModelSpec, dtype: str, where: str) -> Config:
         f"{getattr(spec, different[0])}, and would be read as {getattr(read, different[0])}",
         fields=different,
     )
+
+
+def sizes(spec: ModelSpec) -> dict[str, int]:
+    return {
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "num_hidden_layers": spec.num_layers,
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+    }
 
 
 def end_ids(spec: ModelSpec) -> int | list[int] | None:

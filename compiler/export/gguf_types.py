@@ -73,9 +73,9 @@ def exact_type(tensor: BundleTensor) -> Exact | Inexact:
 
 
 def as_codes(form: WeightForm) -> Codes:
-    """The same planes as integers with scales."""
+    """The same planes as integers with scales; see `BundleTensor.planes`."""
     if isinstance(form, Codes):
-        return form
+        return form.with_float_scales
     assert form.group is not None, form.name
     scale = next(plane.dtype for plane in form.planes(ELEMENTS) if plane.name == "s")
     return Codes(int(form.kind.removeprefix("q")), form.group, "", scale)

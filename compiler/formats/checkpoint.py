@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..errors import CheckpointError, reason_of
 from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec
-from ..quant import WeightForm
+from ..quant import Codes, WeightForm
 from ..quant.base import Array
 
 
@@ -62,6 +62,18 @@ class StoredMatrix:
         if self.exact is not None:
             return self.exact(start, stop)
         return self.form.unpack(self.planes(start, stop), self.shape[1])
+
+    @property
+    def with_float_scales(self) -> StoredMatrix:
+        """The same matrix without int8 scales."""
+        form = self.form
+        if not isinstance(form, Codes) or form.with_float_scales == form:
+            return self
+
+        def planes(start: int, stop: int) -> Mapping[str, Array]:
+            return form.expanded(self.planes(start, stop))
+
+        return replace(self, form=form.with_float_scales, planes=planes)
 
     def may_have(self, shape: tuple[int, ...]) -> bool:
         """Whether the matrix has this shape, without padding."""
@@ -161,3 +173,12 @@ class Checkpoint:
             if isinstance(tensor, StoredMatrix | DequantizedMatrix):
                 counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.shape[0] * tensor.shape[1]
         return counts
+
+    @property
+    def with_float_scales(self) -> Checkpoint:
+        """The same checkpoint without int8 scales, for kernels that do not read them."""
+        tensors = {
+            name: tensor.with_float_scales if isinstance(tensor, StoredMatrix) else tensor
+            for name, tensor in self.tensors.items()
+        }
+        return replace(self, tensors=tensors)

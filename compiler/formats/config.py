@@ -43,11 +43,14 @@ class ConfigReader:
         """Like `integer`; an absent key and null give None."""
         return None if self._is_null(key) else self.integer(key, minimum=minimum)
 
-    def number(self, key: str, *, default: float | None = None) -> float:
-        """A finite number above zero; an absent key gives the default, or is an error without a default."""
+    def number(self, key: str, *, default: float | None = None, or_zero: bool = False) -> float:
+        """A finite number above zero, or zero if ``or_zero``; an absent key gives the default, or is an error without a
+        default.
+        """
         value = self._take(key, default)
-        if not (is_integer(value) or isinstance(value, float)) or not _is_finite(value) or value <= 0:
-            raise self._wrong(key, value, "a finite number above zero")
+        is_number = (is_integer(value) or isinstance(value, float)) and _is_finite(value)
+        if not is_number or value < 0 or (value == 0 and not or_zero):
+            raise self._wrong(key, value, "a finite number above zero" + (", or zero" if or_zero else ""))
         return float(value)
 
     def optional_number(self, key: str) -> float | None:

@@ -1,16 +1,18 @@
-"""Downloads models from the Hugging Face Hub into its cache. A lost connection continues where it stopped, and a later
-run downloads only the files that are not complete.
+"""Downloads models from the Hugging Face Hub into its cache. A lost connection continues where it stopped, and so does
+a later run (`hub_resume.py`).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import CheckpointError
 from ..nearest import did_you_mean_folder
 from .gguf.names import choose_files
+from .hub_resume import fetch_large_files
 
 # owner/name, or owner/name:choice, where the choice is a GGUF file or its quantization.
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(\w[\w./-]*))?")
@@ -41,7 +43,6 @@ def hub_model(name: str) -> HubModel | None:
 
 def download(model: HubModel) -> Path:
     """The folder with the files of a model, or its first GGUF file. Raises CheckpointError."""
-    import huggingface_hub
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     repository, choice = model
@@ -49,11 +50,11 @@ def download(model: HubModel) -> Path:
     try:
         if choice is not None:
             return _download_gguf(repository, choice)
-        folder = Path(huggingface_hub.snapshot_download(repository, allow_patterns=_ALLOWED, ignore_patterns=_IGNORED))
+        folder = _download_files(repository, _ALLOWED, _IGNORED)
         if not any((folder / file).is_file() for file in ("config.json", "mlc-chat-config.json")):
             return _download_gguf(repository, None)
         if not any(path for pattern in _WEIGHTS for path in folder.glob(pattern)):
-            huggingface_hub.snapshot_download(repository, allow_patterns=_PYTORCH, ignore_patterns=_IGNORED)
+            _download_files(repository, _PYTORCH, _IGNORED)
         return folder
     except CheckpointError:
         raise
@@ -71,6 +72,15 @@ def download(model: HubModel) -> Path:
     ) from reason
 
 
+def _download_files(repository: str, allowed: Sequence[str], ignored: Sequence[str] = ()) -> Path:
+    import huggingface_hub
+
+    fetch_large_files(repository, allowed, ignored)
+    return Path(
+        huggingface_hub.snapshot_download(repository, allow_patterns=list(allowed), ignore_patterns=list(ignored))
+    )
+
+
 def _download_gguf(repository: str, choice: str | None) -> Path:
     import huggingface_hub
 
@@ -86,4 +96,4 @@ def _download_gguf(repository: str, choice: str | None) -> Path:
         if not names:
             raise
     files = choose_files(names, choice, f"{repository}:{choice}" if choice else repository)
-    return Path(huggingface_hub.snapshot_download(repository, allow_patterns=files)) / files[0]
+    return _download_files(repository, files) / files[0]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from .json_file import read_json_object
 from .safetensors_file import SafetensorsTensor, read_safetensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+# A pattern of PEFT that is the name of modules, or the end of one: no other regular expression is supported.
+MODULE_NAME = re.compile(r"(?P<whole>\^?)(?P<name>\w+(?:\\?\.\w+)*)", re.ASCII)
 TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<letter>[AB])\.weight")
 # Keys that can change the mathematics, and the values with which they do not.
 PLAIN: dict[str, tuple[Any, ...]] = {
@@ -28,11 +32,35 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "lora_bias": (False, None),
     "bias": ("none", None),
     "modules_to_save": (None, []),
-    "rank_pattern": (None, {}),
-    "alpha_pattern": (None, {}),
     "layer_replication": (None, []),
     "trainable_token_indices": (None, [], {}),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """``ranks`` and ``alphas``: those of single modules, by patterns; the first one that fits counts. ``stabilized``:
+    the scale divides by the rank's square root (rsLoRA).
+    """
+
+    rank: int
+    alpha: float
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
+    stabilized: bool
+
+    def of(self, module: str) -> tuple[int, float]:
+        """The rank of a module, and the factor of its contribution."""
+        rank = next((each for pattern, each in self.ranks.items() if fits(pattern, module)), self.rank)
+        alpha = next((each for pattern, each in self.alphas.items() if fits(pattern, module)), self.alpha)
+        return rank, alpha / (math.sqrt(rank) if self.stabilized else rank)
+
+
+def fits(pattern: str, module: str) -> bool:
+    match = MODULE_NAME.fullmatch(pattern)
+    assert match is not None, pattern
+    name = match["name"].replace("\\", "")
+    return module == name or (not match["whole"] and module.endswith(f".{name}"))
 
 
 def read_adapter(folder: Path, manifest: Manifest) -> dict[str, FloatArray]:
@@ -45,7 +73,7 @@ def read_adapter(folder: Path, manifest: Manifest) -> dict[str, FloatArray]:
     """
     if manifest.lora is None:
         raise RequestError(f"{manifest.model}: does not accept LoRA adapters; compile it with --lora-rank")
-    rank, scale = read_config(folder, manifest.lora)
+    config = read_config(folder, manifest.lora)
     matrices: dict[tuple[str, str], SafetensorsTensor] = {}
     for name, tensor in read_safetensors(folder / WEIGHTS).items():
         match = TENSOR.fullmatch(name)
@@ -60,11 +88,10 @@ def read_adapter(folder: Path, manifest: Manifest) -> dict[str, FloatArray]:
                 f"adapters can change {known} of its layers"
             )
         matrices[match["module"], match["letter"]] = tensor
-    return fill_states(folder, manifest, rank, scale, matrices)
+    return fill_states(folder, manifest, config, matrices)
 
 
-def read_config(folder: Path, lora: LoraEntry) -> tuple[int, float]:
-    """The adapter's rank, and the factor of its contribution."""
+def read_config(folder: Path, lora: LoraEntry) -> AdapterConfig:
     file = folder / CONFIG
     config = read_json_object(file)
     if config.get("peft_type") != "LORA":
@@ -75,22 +102,40 @@ def read_config(folder: Path, lora: LoraEntry) -> tuple[int, float]:
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
         raise CheckpointError(f"{file}: r {rank!r} and lora_alpha {alpha!r} must be numbers, r at least 1")
-    if rank > lora.rank:
+    ranks, alphas = (read_patterns(file, config, key) for key in ("rank_pattern", "alpha_pattern"))
+    for pattern, each in ranks.items():
+        if not isinstance(each, int) or each < 1:
+            raise CheckpointError(f"{file}: rank_pattern {pattern!r} has {each!r}, but a rank is at least 1")
+    widest = max([rank, *ranks.values()])
+    if widest > lora.rank:
         raise RequestError(
-            f"{file}: has rank {rank}, but the bundle accepts ranks up to {lora.rank}; "
-            f"compile it with --lora-rank {rank}"
+            f"{file}: has rank {widest}, but the bundle accepts ranks up to {lora.rank}; "
+            f"compile it with --lora-rank {widest}"
         )
-    return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return AdapterConfig(rank, alpha, ranks, alphas, bool(config.get("use_rslora")))
+
+
+def read_patterns(file: Path, config: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The numbers of single modules."""
+    patterns = {} if config.get(key) is None else config[key]
+    if not isinstance(patterns, dict) or not all(isinstance(each, int | float) for each in patterns.values()):
+        raise CheckpointError(f"{file}: {key} {patterns!r} must be an object with numbers")
+    for pattern in patterns:
+        if MODULE_NAME.fullmatch(pattern) is None:
+            raise UnsupportedModel(
+                f"{file}: {key} has {pattern!r}, which is not the name of a module; name each module instead"
+            )
+    return patterns
 
 
 def fill_states(
-    folder: Path, manifest: Manifest, rank: int, scale: float, matrices: dict[tuple[str, str], SafetensorsTensor]
+    folder: Path, manifest: Manifest, config: AdapterConfig, matrices: dict[tuple[str, str], SafetensorsTensor]
 ) -> dict[str, FloatArray]:
     assert manifest.lora is not None
     shapes = {name: manifest.states[name].shape[1:] for name in manifest.lora.states}
     states: dict[str, FloatArray] = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}  # type: ignore[arg-type]
     for name, letter in matrices:
-        parts = manifest.lora.modules[name]
+        parts, (rank, scale) = manifest.lora.modules[name], config.of(name)
         tensor, other = matrices[name, letter], matrices.get((name, "B" if letter == "A" else "A"))
         if other is None:
             raise CheckpointError(

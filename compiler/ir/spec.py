@@ -16,7 +16,7 @@ class RopeSpec:
 
     ``rotary_dim`` elements of each head are rotated, None for all of them. "proportional" rotates pairs over the whole
     head, of which only the first ``rotary_dim / 2`` have an angle. The cosines and sines are multiplied by
-    ``attention_factor``.
+    ``attention_factor``, and rotated queries by 1 + ``query_beta`` ln(1 + floor(position / original length)).
     """
 
     theta: float
@@ -32,6 +32,7 @@ class RopeSpec:
     truncate: bool = True
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+    query_beta: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

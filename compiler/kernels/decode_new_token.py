@@ -29,9 +29,11 @@ class NewToken:
         if work.new.appends:
             self._products = kernel.shared("products", (heads * work.facts.vectors,), "float32")
             self.scores = kernel.shared("new_scores", (heads,), "float32")
-        # The rows whose squares are summed: the queries, the key, and the value if it is normalized.
+        # The rows whose squares are summed: the queries, the key, and the value if it is normalized. Wide norms have
+        # one sum for all queries and one for all keys.
         self._normed_rows = self._num_rows - (1 if work.new.appends and not work.new.norms_values else 0)
-        self._threads_a_row = threads // power_of_two(self._normed_rows)
+        self._sums = 2 if work.new.wide else self._normed_rows
+        self._threads_a_sum = threads // power_of_two(self._sums)
 
     def load_heads(self) -> None:
         """Read, norm, rotate and scale. A range without the new token needs only the queries. Ends without a
@@ -50,9 +52,11 @@ class NewToken:
                 row_index, index = kernel.let("row_index", item // vectors), kernel.let("index", item % vectors)
                 factor = None
                 if work.new.normed:
-                    factor = work.new.factor(
-                        self._partials[minimum(row_index, self._normed_rows - 1) * self._threads_a_row]
+                    is_query = row_index < heads
+                    index_of_sum = (
+                        select(is_query, 0, 1) if work.new.wide else minimum(row_index, self._normed_rows - 1)
                     )
+                    factor = work.new.factor(self._partials[index_of_sum * self._threads_a_sum], is_query)
                 value = kernel.let(
                     "value", work.new.vector(work.row, self._head_of(row_index), work.position, index, factor)
                 )
@@ -118,18 +122,32 @@ class NewToken:
         )
 
     def _sum_squares(self) -> None:
-        """Store the sum of squares of each normalized row with the first of the threads that share the row."""
-        work, kernel, head_dim = self.work, self.work.kernel, self.work.facts.head_dim
-        lane = kernel.let("lane", work.thread % self._threads_a_row)
-        head = kernel.let("head", self._head_of(minimum(work.thread // self._threads_a_row, self._normed_rows - 1)))
+        """Store each sum of squares with the first of the threads that share it."""
+        work, kernel, facts = self.work, self.work.kernel, self.work.facts
+        lane = kernel.let("lane", work.thread % self._threads_a_sum)
+        index_of_sum = work.thread // self._threads_a_sum
         squares = kernel.local("squares", 1, "float32", fill=0)
-        with kernel.loop("i", -(-head_dim // self._threads_a_row)) as i:
-            element = kernel.let("element", i * self._threads_a_row + lane)
-            with kernel.when(element < head_dim):
-                value = kernel.let("value", work.new.element(work.row, head, element))
-                squares[0] = squares[0] + value * value
+
+        def add(head: Scalar, element: Scalar) -> None:
+            value = kernel.let("value", work.new.element(work.row, head, element))
+            squares[0] = squares[0] + value * value
+
+        if work.new.wide:
+            # A range without the new token does not need the keys.
+            first, count = work.new.wide_heads(index_of_sum == 0, work.owns_new)
+            first, length = kernel.let("first_normed", first), kernel.let("length", count * facts.head_dim)
+            with kernel.loop("i", -(-facts.num_heads * facts.head_dim // self._threads_a_sum)) as i:
+                index = kernel.let("index", i * self._threads_a_sum + lane)
+                with kernel.when(index < length):
+                    add(first + index // facts.head_dim, index % facts.head_dim)
+        else:
+            head = kernel.let("head", self._head_of(minimum(index_of_sum, self._normed_rows - 1)))
+            with kernel.loop("i", -(-facts.head_dim // self._threads_a_sum)) as i:
+                element = kernel.let("element", i * self._threads_a_sum + lane)
+                with kernel.when(element < facts.head_dim):
+                    add(head, element)
         self._partials[work.thread] = squares[0]
-        self._fold(lane, self._threads_a_row, lambda one, other: one + other)
+        self._fold(lane, self._threads_a_sum, lambda one, other: one + other)
 
     def _find_extremes(self) -> None:
         """Find the key's element of largest magnitude with half of the threads, and the value's with the others."""

@@ -80,7 +80,9 @@ class Preparation:
 
     ``positions`` is the length of the rotation table; both are 0 without a rotation. With ``norms_values``, heads of v
     are normalized too, without factors. Without ``appends``, a step has new queries only, and reads the keys and values
-    of another.
+    of another. ``norm_wide``: the norms are over all heads of q and over all of k, each with weights of its own.
+    ``norm_after``: the weights follow the rotation. Since a rotation does not change a head's length, the norm's factor
+    may be computed before it. ``position_scale``: that of rotated queries; see `op.POSITION_SCALE`.
     """
 
     positions: int
@@ -88,6 +90,9 @@ class Preparation:
     norm_eps: float | None
     norms_values: bool = False
     appends: bool = True
+    norm_wide: bool = False
+    norm_after: bool = False
+    position_scale: tuple[float, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ def linear_subgroup(name: str, facts: Projection, shape: SubgroupShape) -> Kerne
         with kernel.when(all_of(subgroup.lane == 0, group < shape.groups)):
             for r in range(rows):
                 results = [sums[half * rows + r] for half in range(halves)]
-                if facts.norm_eps is not None:
+                if tile.squares is not None:
                     results = [result * inverse[0] for result in results]
                 output = kernel.let("output", first_output + r)
                 arguments.store(kernel, row, output, results, guard_below(output, facts.outputs, outputs))

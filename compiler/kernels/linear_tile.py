@@ -36,6 +36,7 @@ class TileShape:
 
 
 def linear_tile(name: str, facts: Projection, shape: TileShape) -> Kernel:
+    assert not facts.centered, "another kernel normalizes the input"
     kernel = KernelBuilder(name)
     arguments = ProjectionArguments(kernel, facts, blocks=False)
     weight, norm, threads = arguments.weight, arguments.norm, shape.threads

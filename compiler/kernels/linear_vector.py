@@ -4,7 +4,8 @@ One thread: every ``lanes``-th block of 16 bytes of ``rows`` weight rows at once
 all of them.
 One workgroup: ``threads / lanes`` such groups of rows, for one input row, which is read through workgroup memory, one
 tile at a time.
-Needs: nothing beyond WebGPU's defaults. Sums are float32; an RMSNorm is fused as a sum of squares.
+Needs: nothing beyond WebGPU's defaults. Sums are float32; an RMSNorm is fused as a sum of squares. For a LayerNorm,
+each workgroup first computes the row's mean and variance.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def linear_vector(name: str, facts: Projection, shape: VectorShape) -> Kernel:
     planes = [sums[i] for i in range(rows * halves)] + ([tile.squares] if tile.squares is not None else [])
     totals = fold_lanes(kernel, thread, threads, lanes, planes)
     results = [totals[half * rows + thread % rows, thread // rows] for half in range(halves)]
-    if facts.norm_eps is not None:
+    if tile.squares is not None and facts.norm_eps is not None:
         squares = sum((totals[len(planes) - 1, i] for i in range(1, groups)), totals[len(planes) - 1, 0])
         inverse = kernel.local("inverse", 1, "float32")
         inverse[0] = rms_factor(squares, facts.columns, facts.norm_eps)

@@ -14,8 +14,10 @@ from types import MappingProxyType
 from .builder import (
     KernelBuilder,
     Scalar,
+    cast,
     exp,
     extern,
+    log,
     magnitude,
     maximum,
     minimum,
@@ -23,6 +25,7 @@ from .builder import (
     reinterpret,
     rsqrt,
     select,
+    truncated_quotient,
 )
 
 # exp of this is finite, and a quotient by 1 + exp of it equals its limit in float32.
@@ -99,6 +102,12 @@ def one_plus_exp(x: Scalar) -> Scalar:
 def rms_factor(sum_of_squares: Scalar, width: int, eps: float) -> Scalar:
     """The factor that scales ``width`` elements to unit root mean square."""
     return rsqrt(sum_of_squares * float32(1 / width) + float32(eps))
+
+
+def position_factor(scale: tuple[float, int], position: Scalar) -> Scalar:
+    """The factor of a rotated query; see `op.POSITION_SCALE`."""
+    beta, length = scale
+    return float32(1) + float32(beta) * log(float32(1) + cast(truncated_quotient(position, length), "float32"))
 
 
 def float32(value: float) -> Scalar:

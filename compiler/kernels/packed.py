@@ -60,6 +60,7 @@ class PackedMatrix:
         else:
             self._codes = kernel.buffer(f"{role}.w", (rows, chunks * 8), "float32x4")
         self._masks: dict[int, Array] = {}
+        assert not fmt.has_units, fmt
         self._scales_of_row = scales = fmt.scales_of(columns)
         # Pairs of float16 numbers are words.
         count = -(-rows * scales // 2) if fmt.scale_dtype == "float16" else rows * scales

@@ -18,6 +18,7 @@ class Projection:
     up if ``gated``. If ``up_width`` is not 0, only the gate is a projection, and up (batch, up_width) is an argument,
     whose columns count from ``up_start`` on. If ``stream_eps`` is given, x stands for summed = (stream + norm(x)) *
     stream_factor, which is a result too. ``norm_row`` 1: another norm's weights precede those of the norm.
+    ``centered``: the norm is a LayerNorm, with a bias if ``norm_bias``.
 
     ``y_activation`` is applied to the projection and its bias.
 
@@ -47,6 +48,8 @@ class Projection:
     norm_row: int = 0
     x_step: float | None = None
     y_step: float | None = None
+    centered: bool = False
+    norm_bias: bool = False
 
     @property
     def weight_rows(self) -> int:
@@ -107,6 +110,7 @@ class ProjectionArguments:
         self.x = Rows(kernel, "x", facts.batch, facts.columns, facts.x_dtype, facts.x_step)
         self.stream = StreamArguments(kernel, facts) if facts.stream_eps is not None else None
         self.norm = self._norm(kernel, facts) if facts.norm_eps is not None else None
+        self.norm_bias = Rows(kernel, "norm_bias", 1, facts.columns, "float32") if facts.norm_bias else None
         self.weight = PackedMatrix(kernel, "weight", facts.weight_rows, facts.columns, facts.weight, blocks=blocks)
         bias_length = facts.weight_rows if facts.gated else facts.total_width
         self._bias = kernel.buffer("bias", (bias_length,), "float32") if facts.bias else None

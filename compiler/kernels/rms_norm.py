@@ -9,6 +9,7 @@ columns, then those of the squares.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from ..ir.expr import Expr
 from .builder import Kernel, KernelBuilder, Scalar, cast, number
@@ -31,15 +32,19 @@ def rms_norm(
     bias: bool = False,
     residual: bool = False,
     factor: bool = False,
+    y_in_scratch: bool = False,
 ) -> Kernel:
-    """``width`` columns form a group: an entire row, or one of its heads."""
+    """``width`` columns form a group: an entire row, or one of its heads. ``y_in_scratch``: y is the scratch buffer
+    "normed", for the next kernel of the step.
+    """
     kernel = KernelBuilder(name)
     x = kernel.buffer("x", (rows, columns), x_dtype)
     weight = kernel.buffer("weight", (width,), "float32")
     shift = kernel.buffer("bias", (width,), "float32") if bias else None
     addend = kernel.buffer("residual", (rows, columns), "float32") if residual else None
     multiplier = kernel.buffer("factor", (1,), "float32") if factor else None
-    y = kernel.buffer("y", (rows, columns), y_dtype, write=True)
+    declare = partial(kernel.scratch, "normed") if y_in_scratch else partial(kernel.buffer, "y")
+    y = declare((rows, columns), y_dtype, write=True)
     group, row = kernel.grid(columns // width, rows)
     thread = kernel.threads(THREADS)
     steps = -(-width // THREADS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..ir.expr import Expr
 from .builder import Kernel, KernelBuilder, Scalar, cast
 from .heads import Preparation
-from .maths import rms_factor
+from .maths import position_factor, rms_factor
 from .new_heads import RotationTable
 from .projection import guard_below
 
@@ -39,6 +39,11 @@ def rope(
     table = RotationTable(kernel, preparation, head_dim)
     positions = kernel.buffer("positions", (rows,), "int32")
     y = kernel.buffer("y", (rows, columns), y_dtype, write=True)
+
+    def scaled(rotated: Scalar, row: Scalar) -> Scalar:
+        scale = preparation.position_scale
+        return rotated if scale is None else rotated * position_factor(scale, positions[row])
+
     if preparation.norm_eps is not None:
         assert norm_width % head_dim == 0 == columns % norm_width, (columns, norm_width, head_dim)
         norm = kernel.buffer("norm", (norm_width,), "float32")
@@ -68,7 +73,7 @@ def rope(
                     return stored(first + of_head) * factor * norm[first + of_head]
 
                 rotated = table.rotated(positions[row], element, normed(element), normed(table.partner(element)))
-                y[row, group * norm_width + index] = cast(rotated, y_dtype)
+                y[row, group * norm_width + index] = cast(scaled(rotated, row), y_dtype)
         return kernel.finish()
 
     group_x, row = kernel.grid(-(-columns // THREADS), rows)
@@ -80,5 +85,5 @@ def rope(
             return cast(x[row, column - element + index], "float32")
 
         rotated = table.rotated(positions[row], element, value_at(element), value_at(table.partner(element)))
-        y[row, column] = cast(rotated, y_dtype)
+        y[row, column] = cast(scaled(rotated, row), y_dtype)
     return kernel.finish()

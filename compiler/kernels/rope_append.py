@@ -1,7 +1,8 @@
 """rope_append: normalize and rotate q and k of a joint q/k/v projection, append keys and values to their pages, and
 return q. A preparation that appends nothing has only q.
 
-One workgroup: one head of one new token, of the H query, K key and K value heads.
+One workgroup: one head of one new token, of the H query, K key and K value heads. For a norm over all heads, it reads
+them all.
 One thread: one vector of the head.
 """
 
@@ -34,11 +35,13 @@ def rope_append(name: str, *, heads: Heads, preparation: Preparation, q_in_scrat
     factor = None
     if new.normed:
         square = kernel.local("square", 1, "float32", fill=0)
-        with kernel.when(own.inside):
-            elements = [new.element(row, head, thread * heads.lanes + lane) for lane in range(heads.lanes)]
-            square[0] = sum_of(element * element for element in elements)
+        is_query = head < heads.num_heads
+        first, count = new.wide_heads(is_query, head < keys_end) if new.wide else (head, 1)
+        with kernel.when(own.inside), kernel.loop("normed_head", count) as i:
+            elements = [new.element(row, first + i, thread * heads.lanes + lane) for lane in range(heads.lanes)]
+            square[0] = square[0] + sum_of(element * element for element in elements)
         squares = kernel.folded("squares", thread, row_threads(heads), square[0], lambda one, other: one + other)
-        factor = kernel.let("factor", new.factor(squares))
+        factor = kernel.let("factor", new.factor(squares, is_query))
     with kernel.when(own.inside):
         position = number(0, "int32") if positions is None else positions[row]
         own.vector = new.vector(row, head, position, thread, factor)

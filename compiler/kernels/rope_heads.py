@@ -28,7 +28,7 @@ def rope_heads(name: str, *, heads: Heads, preparation: Preparation) -> Kernel:
             elements = [new.element(row, head, thread * heads.lanes + lane) for lane in range(heads.lanes)]
             square[0] = sum_of(element * element for element in elements)
         squares = kernel.folded("squares", thread, row_threads(heads), square[0], lambda one, other: one + other)
-        factor = kernel.let("factor", new.factor(squares))
+        factor = kernel.let("factor", new.factor(squares, head < heads.num_heads))
     with kernel.when(inside):
         position = number(0, "int32") if positions is None else positions[row]
         y[row, head, thread] = cast(new.vector(row, head, position, thread, factor), heads.stored_dtype)

@@ -4,19 +4,19 @@ weights with it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .builder import Array, KernelBuilder, Scalar, minimum, number, sum_lanes
+from .builder import Array, KernelBuilder, Scalar, lane_of, minimum, number, select, splat, sum_lanes, vector
 from .maths import rms_factor
 from .packed import PackedMatrix
 from .projection import ProjectionArguments, guard_below
 
 
 class InputTile:
-    """A part of one input row in workgroup memory, times the norm's weight if it has a norm: ``blocks`` blocks of the
-    weight's columns. If the row is a sum with the residual stream, the workgroup for which ``is_first`` holds stores
-    the sum.
+    """A part of one input row in workgroup memory: ``blocks`` blocks of the weight's columns. A LayerNorm is complete,
+    but an RMS norm only multiplies by its weight: ``squares`` gives the factor of the results. If the row is a sum with
+    the residual stream, the workgroup for which ``is_first`` holds stores the sum.
 
     Columns beyond the last are zero, so kernels may compute complete tiles. The quads j of all blocks are contiguous:
     threads with adjacent blocks read adjacent memory, and global memory is read in its own order.
@@ -41,28 +41,44 @@ class InputTile:
         # One more than the blocks, so that adjacent threads do not write to the same memory bank.
         self._tile = kernel.shared("x_tile", (self.quads, blocks + 1), "float32x4")
         self._quad = kernel.local("x_quad", 1, "float32x4")
-        self._squares = kernel.local("squares", 1, "float32x4", fill=0) if arguments.norm is not None else None
-        self._stream_inverse = self._inverse_rms() if arguments.stream is not None else None
+        facts = arguments.facts
+        scaled = arguments.norm is not None and not facts.centered
+        self._squares = kernel.local("squares", 1, "float32x4", fill=0) if scaled else None
+        self._stream_inverse = self._mean = self._inverse = None
+        if facts.stream_eps is not None:
+            squares = self._row_total("stream_squares", lambda quad, _: quad * quad)
+            self._stream_inverse = kernel.let("stream_inverse", rms_factor(squares, facts.columns, facts.stream_eps))
+        if facts.centered and facts.norm_eps is not None:
+            total = self._row_total("columns", lambda quad, _: quad)
+            self._mean = kernel.let("mean", total * number(1 / facts.columns, "float32"))
+            squares = self._row_total("deviations", self._squared_deviation)
+            self._inverse = kernel.let("inverse", rms_factor(squares, facts.columns, facts.norm_eps))
 
-    def _inverse_rms(self) -> Scalar:
-        """1 / rms of the row before it is added to the residual stream."""
-        kernel, facts = self._kernel, self._arguments.facts
-        assert facts.stream_eps is not None
-        quads = -(-facts.columns // 4)
-        total = kernel.local("stream_total", 1, "float32x4", fill=0)
+    def _squared_deviation(self, quad: Scalar, index: Scalar) -> Scalar:
+        columns = self._arguments.facts.columns
+        deviation = quad - splat(self._mean)
+        if columns % 4:
+            # The elements beyond the last column are zeros, which have no part in the variance.
+            zero = number(0, "float32")
+            lanes = (select(index * 4 + lane < columns, lane_of(deviation, lane), zero) for lane in range(4))
+            deviation = vector(*lanes)
+        return deviation * deviation
+
+    def _row_total(self, name: str, term: Callable[[Scalar, Scalar], Scalar]) -> Scalar:
+        """The sum of a term of each quad of the row, before it is added to the residual stream."""
+        kernel = self._kernel
+        quads = -(-self._arguments.facts.columns // 4)
+        total = kernel.local(f"{name}_total", 1, "float32x4", fill=0)
         with kernel.loop("i", -(-quads // self._threads)) as i:
             index = kernel.let("index", i * self._threads + self._thread)
             with kernel.when(guard_below(index, quads, self._threads)):
                 self._quad[0] = self._arguments.x.quad(self._row, index, quads)
-                total[0] = total[0] + self._quad[0] * self._quad[0]
-        squares = kernel.folded(
-            "stream_squares", self._thread, self._threads, sum_lanes(total[0]), lambda one, other: one + other
-        )
-        return kernel.let("stream_inverse", rms_factor(squares, facts.columns, facts.stream_eps))
+                total[0] = total[0] + term(self._quad[0], index)
+        return kernel.folded(name, self._thread, self._threads, sum_lanes(total[0]), lambda one, other: one + other)
 
     @property
     def squares(self) -> Scalar | None:
-        """This thread's part of the sum of the row's squares."""
+        """This thread's part of the sum of the row's squares; None if results need no factor."""
         return None if self._squares is None else sum_lanes(self._squares[0])
 
     def clear_squares(self) -> None:
@@ -72,6 +88,7 @@ class InputTile:
     def fill(self, step: Scalar) -> None:
         """Read the step-th tile of the row, all threads together. The caller adds the barriers."""
         kernel, quad, norm, stream = self._kernel, self._quad, self._arguments.norm, self._arguments.stream
+        bias = self._arguments.norm_bias
         count = self._blocks * self.quads
         for i in range(-(-count // self._threads)):
             index = i * self._threads + self._thread
@@ -85,6 +102,10 @@ class InputTile:
                 if norm is not None and self._squares is not None:
                     self._squares[0] = self._squares[0] + quad[0] * quad[0]
                     quad[0] = quad[0] * norm.quad(column, self._reach)
+                elif norm is not None:
+                    quad[0] = (quad[0] - splat(self._mean)) * splat(self._inverse) * norm.quad(column, self._reach)
+                    if bias is not None:
+                        quad[0] = quad[0] + bias.quad(0, column, self._reach)
                 self._tile[index % self.quads, index // self.quads] = quad[0]
 
     def quad(self, block: Scalar, j: int) -> Scalar:

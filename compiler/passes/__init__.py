@@ -12,6 +12,7 @@ fuse_attention    that step, or only a rotation, then attention -> one step
 fuse_residual     projection or norm, then residual addition    -> one step
 fuse_scale        norm and residual addition, then a factor     -> one step
 fuse_norm         RMSNorm, then projection                      -> one projection that normalizes its input
+fuse_layer_norm   LayerNorm, then projection                    -> the same
 add_lora          projections                                   -> each followed by a LoRA adapter, if requested
 split_large       a weight larger than a binding                -> parts by rows
 fuse_stream       norm and residual addition, then projection   -> one projection with two results
@@ -28,7 +29,7 @@ from .add_lora import add_lora
 from .fold_rounding import fold_rounding
 from .fuse_attention import fuse_attention
 from .fuse_gate_up import fuse_gate_up
-from .fuse_norm import fuse_norm
+from .fuse_norm import fuse_layer_norm, fuse_norm
 from .fuse_projections import fuse_projections
 from .fuse_residual import fuse_residual
 from .fuse_rope_append import fuse_rope_append
@@ -51,7 +52,10 @@ FUSIONS = (
     fuse_residual,
     fuse_scale,
     fuse_norm,
+    fuse_layer_norm,
 )
+# An adapter changes a projection's result before it is gated, and normalizes its input only by an RMS norm.
+WITHOUT_LORA = (fuse_side_gate, fuse_layer_norm)
 
 
 def run_passes(
@@ -71,8 +75,7 @@ def run_passes(
     if host_tables:
         graph = gather_on_host(graph, quantization)
     for fuse in FUSIONS:
-        # An adapter changes a projection's result before it is gated.
-        if not (lora_rank and fuse is fuse_side_gate):
+        if not (lora_rank and fuse in WITHOUT_LORA):
             graph = fuse(graph)
     if lora_rank:
         graph = add_lora(graph, lora_rank)

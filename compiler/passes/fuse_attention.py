@@ -7,7 +7,10 @@ from __future__ import annotations
 from ..ir.graph import Graph, Node
 from ..ir.ops.kv_pages import head_dim_of
 
-APPEND = {"inputs": ("qkv", "positions", "slots", "kv", "table", "qk_norm"), "attrs": ("eps", "norms_values", "kv")}
+APPEND = {
+    "inputs": ("qkv", "positions", "slots", "kv", "table", "qk_norm"),
+    "attrs": ("eps", "norms_values", "norm_after", "position_scale", "kv"),
+}
 ATTENTION = {
     "inputs": ("q", "kv", "positions", "seq_starts", "page_indptr", "page_ids"),
     "attrs": ("scale", "window", "softcap", "causal", "kv"),

@@ -1,7 +1,7 @@
 """linear(rms_norm(x)) -> linear(x, norm=...): the projection normalizes its input as it reads it.
 
 y = W (x * g / rms(x)) is (W (x * g)) / rms(x), so a kernel sums squares along with its dot products and divides once at
-the end.
+the end. LayerNorms are a pass of their own, because a LoRA adapter reads only inputs with an RMS norm.
 """
 
 from __future__ import annotations
@@ -13,12 +13,25 @@ PROJECTIONS = {
     "gated_linear": ("x", "weight", "bias"),
 }
 ATTRS = ("dtype", "activation", "y_step", "y_activation")
+# The inputs of a node that normalizes, and those of the projection that replaces it.
+RMS_NORM = {"weight": "norm"}
+LAYER_NORM = {"weight": "norm", "bias": "norm_bias"}
 
 
 def fuse_norm(graph: Graph) -> Graph:
+    return fold_norms(graph, RMS_NORM, centered=False)
+
+
+def fuse_layer_norm(graph: Graph) -> Graph:
+    return fold_norms(graph, LAYER_NORM, centered=True)
+
+
+def fold_norms(graph: Graph, roles: dict[str, str], *, centered: bool) -> Graph:
     folded: dict[str, Node] = {}
     for node in graph.nodes:
-        if node.op != "rms_norm" or not node.has_only(inputs=("x", "weight"), attrs=("eps", "dtype")):
+        if node.op != "rms_norm" or node.attr("centered") != centered:
+            continue
+        if not node.has_only(inputs=("x", *roles), attrs=("eps", "dtype", "centered")):
             continue
         y = node.outputs["y"]
         users = graph.users(y)
@@ -31,8 +44,10 @@ def fuse_norm(graph: Graph) -> Graph:
     for node in graph.nodes:
         norm = folded.get(node.inputs.get("x", "")) if node.op in PROJECTIONS else None
         if norm is not None:
-            inputs = {**node.inputs, "x": norm.inputs["x"], "norm": norm.inputs["weight"]}
-            nodes.append(Node(node.op, inputs, node.outputs, {**node.attrs, "eps": norm.attrs["eps"]}))
+            weights = {own: norm.inputs[role] for role, own in roles.items() if role in norm.inputs}
+            attrs = {name: value for name, value in norm.attrs.items() if name != "dtype"}
+            inputs = {**node.inputs, "x": norm.inputs["x"], **weights}
+            nodes.append(Node(node.op, inputs, node.outputs, {**node.attrs, **attrs}))
         elif node.outputs.get("y") not in folded:
             nodes.append(node)
     return graph.with_nodes(nodes)

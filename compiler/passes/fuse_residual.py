@@ -8,8 +8,8 @@ from ..ir.graph import Graph, Node
 
 MAKERS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "linear": {
-        "inputs": ("x", "weight", "bias", "norm"),
-        "attrs": ("dtype", "eps", "x_step", "y_step", "y_activation"),
+        "inputs": ("x", "weight", "bias", "norm", "norm_bias"),
+        "attrs": ("dtype", "eps", "centered", "x_step", "y_step", "y_activation"),
     },
     "rms_norm": {"inputs": ("x", "weight"), "attrs": ("dtype", "eps")},
 }

@@ -39,7 +39,11 @@ def fuse_stream(graph: Graph) -> Graph:
 
 
 def reads_only_as_input(node: Node, x: str) -> bool:
-    """Whether a node is a projection that reads the value as its input, and nowhere else, and does not round it."""
-    if node.op not in PROJECTIONS or not node.inputs.keys() <= set(PROJECTIONS[node.op]) or "x_step" in node.attrs:
+    """Whether a node is a projection that reads the value as its input, and nowhere else, and neither rounds it nor has
+    a LayerNorm.
+    """
+    if node.op not in PROJECTIONS or not node.inputs.keys() <= set(PROJECTIONS[node.op]):
+        return False
+    if node.attrs.keys() & {"x_step", "centered"}:
         return False
     return [role for role, name in node.inputs.items() if name == x] == ["x"]

@@ -37,6 +37,7 @@ from ..bundle.manifest import (
 )
 from ..bundle.new_folder import new_folder
 from ..bundle.tuning import check_tuning, read_tuning
+from ..calibration.record import QUALITY_FILE
 from ..errors import RequestError
 from ..formats import load
 from ..formats.checkpoint import Checkpoint
@@ -69,8 +70,6 @@ if TYPE_CHECKING:
     from ..calibration.best import Quantized
 
 PAGE_SIZE = 16
-# How the weights of a bundle of --quality best were made.
-QUALITY_FILE = "quality.json"
 MAX_LORA_RANK = 256
 
 # Called with a sentence that the user should read.
@@ -236,6 +235,8 @@ def prepare_checkpoint(model: str, checkpoint: Checkpoint, options: CompileOptio
     """``model``: the name that the bundle gets. Raises UnsupportedModel or RequestError."""
     check_options(options)
     target = load_target(options.target)
+    if not target.UNIT_SCALES:
+        checkpoint = checkpoint.with_float_scales
     tuning = read_tuning(options.tuning)
     if options.lora_rank and checkpoint.activation_scales:
         raise RequestError(

@@ -112,7 +112,7 @@ def prepare_export(
     if quantization is not None:
         quant.by_name(quantization, group_size)
     progress("read", 0, 1)
-    checkpoint = load(model)
+    checkpoint = load(model).with_float_scales
     for text in checkpoint.notes:
         note(text)
     progress("read", 1, 1)

@@ -76,6 +76,8 @@ class Target(Protocol):
     EXTRA_ACTIVATIONS: tuple[str, ...]
     # Whether its runtimes gather the rows of tables that stay on the host. Otherwise a kernel looks them up.
     HOST_TABLES: bool
+    # Whether its kernels read int8 scales with units; see `quant/codes.py`.
+    UNIT_SCALES: bool
     # The memory layout of matrices for its kernels.
     LAYOUT: Layout
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ..errors import QuantizationError
 from .base import GROUPS, ROW, PlaneLayout, Quantization, WeightForm
-from .codes import Codes, codes_by_name
+from .codes import Codes, Products, codes_by_name
 from .dense import Dense
 from .q4 import Q4
 from .q8 import Q8
@@ -20,6 +20,7 @@ __all__ = [
     "ROW",
     "Codes",
     "PlaneLayout",
+    "Products",
     "Quantization",
     "WeightForm",
     "by_name",

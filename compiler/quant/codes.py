@@ -13,15 +13,17 @@ Planes of a matrix (N, K), with K padded to whole groups of 32:
        holds element b in its lowest bits, element b + 4 in the next ones, and so on, so that ``u >> (low * i)`` and a
        mask give four consecutive elements. 4 and 8 bits are in the order of `q4.py` and `q8.py`.
     h  (N, K * high / 32) uint32, the codes' high bits in the same order: 1 of 3 and 5 bits, 2 of 6 bits; else absent.
-    s  (N, 1), or (N, ceil(K / group)), float32 or float16.
+    s  (N, 1), or (N, ceil(K / group)), float32, float16 or int8.
     z or b  the same shape and dtype as s, if ``offset`` names it.
+    su, bu  (N, ceil(K / 256)) float16: the units of s and b, if these are int8. The scale is s * su, the bias b * bu,
+            both exact in float32 (ggml's K-blocks).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -35,14 +37,25 @@ HALF_GROUP = 16
 # Bits of a code in plane q; all others are in plane h.
 LOW_BITS = {2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 8: 8}
 OFFSETS = ("", "z", "b")
-SCALE_DTYPES = ("float32", "float16")
-_NAME = re.compile(r"q([234568])(?:c|g([1-9][0-9]{0,8}))([zb]?)(_f16)?")
+# The end of a format's name, by the dtype of its scales.
+SCALE_DTYPES = {"float32": "", "float16": "_f16", "int8": "_i8"}
+# The columns whose int8 scales share a unit.
+UNIT_COLUMNS = 256
+_NAME = re.compile(r"q([234568])(?:c|g([1-9][0-9]{0,8}))([zb]?)(_f16|_i8)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """Scales or biases (N, scales): ``integers`` of int8 times ``units`` (N, ceil(K / 256)) of float16."""
+
+    integers: Array
+    units: Array
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
     """``group``: the columns that share a scale: 16, a multiple of 32, or ROW. ``scale``: the dtype of the scales, zero
-    points and biases.
+    points and biases; int8 for scales and biases with units.
     """
 
     bits: int
@@ -62,11 +75,16 @@ class Codes:
                 f"codes with offset {self.offset!r} and scales of {self.scale} are not supported; supported: zero "
                 f"points ('z'), biases ('b') or none, and scales of {' or '.join(SCALE_DTYPES)}"
             )
+        if self.scale == "int8" and (self.offset == "z" or self.group == ROW or UNIT_COLUMNS % self.group):
+            raise QuantizationError(
+                f"int8 scales for {self.group} columns with offset {self.offset!r} are not supported; supported: "
+                f"groups that divide {UNIT_COLUMNS}, with biases ('b') or without an offset"
+            )
 
     @property
     def name(self) -> str:
         scales = "c" if self.group == ROW else f"g{self.group}"
-        return f"q{self.bits}{scales}{self.offset}{'_f16' if self.scale == 'float16' else ''}"
+        return f"q{self.bits}{scales}{self.offset}{SCALE_DTYPES[self.scale]}"
 
     @property
     def kind(self) -> str:
@@ -84,22 +102,44 @@ class Codes:
     def planes(self, columns: int) -> tuple[PlaneLayout, ...]:
         words = padded_columns(columns) // GROUP
         high = self.bits - self.low_bits
-        scales = self.scales_of(columns)
+        factors = ("s", *self.offset)
         return (
             PlaneLayout("q", "uint32", words * self.low_bits),
             *([PlaneLayout("h", "uint32", words * high)] if high else []),
-            PlaneLayout("s", self.scale, scales),
-            *([PlaneLayout(self.offset, self.scale, scales)] if self.offset else []),
+            *(PlaneLayout(name, self.scale, self.scales_of(columns)) for name in factors),
+            *(PlaneLayout(f"{name}u", "float16", units_of(columns)) for name in factors if self.scale == "int8"),
         )
+
+    @property
+    def with_float_scales(self) -> Codes:
+        """The form of `expanded` planes."""
+        return replace(self, scale="float32") if self.scale == "int8" else self
+
+    def expanded(self, planes: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The same planes with int8 scales and biases as float32, which is exact."""
+        if self.scale != "int8":
+            return planes
+        names = ("q", *("h" if self.bits != self.low_bits else ""), "s", *self.offset)
+        return {name: self.factors(planes, name) if name in ("s", "b") else planes[name] for name in names}
+
+    def factors(self, planes: Mapping[str, Array], name: str) -> FloatArray:
+        """The scales, zero points or biases (N, scales) of the plane ``name``."""
+        values: FloatArray = planes[name].astype(np.float32)
+        if self.scale != "int8":
+            return values
+        units = np.repeat(planes[f"{name}u"].astype(np.float32), UNIT_COLUMNS // self.group, axis=1)
+        return values * units[:, : values.shape[1]]
 
     def scales_of(self, columns: int) -> int:
         """The number of scales of a row."""
         return 1 if self.group == ROW else -(-columns // self.group)
 
-    def store(self, codes: npt.NDArray[np.uint8], scales: Array, offsets: Array | None = None) -> dict[str, Array]:
-        """Planes of codes (N, K), 0 to 2^bits - 1, and of their scales (N, 1 or K / group), zero points or biases.
-        Raises QuantizationError for a scale or an offset that is not finite, or that its dtype cannot represent
-        exactly.
+    def store(
+        self, codes: npt.NDArray[np.uint8], scales: Array | Products, offsets: Array | Products | None = None
+    ) -> dict[str, Array]:
+        """Planes of codes (N, K), 0 to 2^bits - 1, and of their scales (N, 1 or K / group), zero points or biases;
+        `Products` if these are int8. Raises QuantizationError for a scale or an offset that is not finite, or that its
+        dtype cannot represent exactly.
         """
         rows, columns = codes.shape
         padded = np.full((rows, padded_columns(columns)), 0 if self.offset else self.zero, np.uint8)
@@ -108,13 +148,18 @@ class Codes:
         planes: dict[str, Array] = {"q": pack_bits(padded & np.uint8((1 << low) - 1) if high else padded, low)}
         if high:
             planes["h"] = pack_bits(padded >> np.uint8(low), high)
-        planes["s"] = self._factors(scales)
-        if self.offset:
-            assert offsets is not None
-            planes[self.offset] = self._factors(offsets)
-        return planes
+        units: dict[str, Array] = {}
+        for name, factors in zip(("s", *self.offset), (scales, offsets), strict=False):
+            assert factors is not None
+            if isinstance(factors, Products):
+                assert self.scale == "int8", self.name
+                require_finite(factors.units.astype(np.float32))
+                planes[name], units[f"{name}u"] = factors.integers, factors.units
+            else:
+                planes[name] = self._stored(factors)
+        return planes | units
 
-    def _factors(self, values: Array) -> Array:
+    def _stored(self, values: Array) -> Array:
         exact = np.ascontiguousarray(values, np.float32)
         require_finite(exact)
         stored = exact.astype(self.scale)
@@ -131,10 +176,11 @@ class Codes:
 
     def unpack(self, planes: Mapping[str, Array], columns: int) -> FloatArray:
         codes = self.codes(planes)[:, :columns].astype(np.float32)
-        scales = self.of_columns(planes["s"], columns)
+        factors = {name: self.of_columns(self.factors(planes, name), columns) for name in ("s", *self.offset)}
+        scales = factors["s"]
         if self.offset == "b":
-            return codes * scales + self.of_columns(planes["b"], columns)
-        zero = self.of_columns(planes["z"], columns) if self.offset else np.float32(self.zero)
+            return codes * scales + factors["b"]
+        zero = factors["z"] if self.offset else np.float32(self.zero)
         weights: FloatArray = (codes - zero) * scales
         return weights
 
@@ -142,6 +188,11 @@ class Codes:
         """The scale, zero point or bias of each column, (N, 1) or (N, columns)."""
         each: FloatArray = factors.astype(np.float32)
         return each if self.group == ROW else np.repeat(each, self.group, axis=1)[:, :columns]
+
+
+def units_of(columns: int) -> int:
+    """The number of units of a row's int8 scales."""
+    return -(-columns // UNIT_COLUMNS)
 
 
 def pack_bits(parts: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint32]:
@@ -185,8 +236,9 @@ def codes_by_name(name: str) -> Codes | None:
     match = _NAME.fullmatch(name)
     if match is None:
         return None
-    bits, group, offset, half = match.groups()
+    bits, group, offset, suffix = match.groups()
+    scale = next(dtype for dtype, end in SCALE_DTYPES.items() if end == (suffix or ""))
     try:
-        return Codes(int(bits), int(group or ROW), offset, "float16" if half else "float32")
+        return Codes(int(bits), int(group or ROW), offset, scale)
     except QuantizationError:
         return None

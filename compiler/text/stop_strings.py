@@ -80,6 +80,11 @@ class StopStrings:
         self._stopped = False
 
     @property
+    def any(self) -> bool:
+        """Whether there are any. Without them, `feed` returns its text."""
+        return len(self._automaton.children) > 1
+
+    @property
     def stopped(self) -> bool:
         """Whether a stop string was found. No text is returned after that."""
         return self._stopped
@@ -92,7 +97,7 @@ class StopStrings:
         if self._stopped:
             return ""
         automaton = self._automaton
-        if len(automaton.children) == 1:
+        if not self.any:
             return text
         pending = self._held + text
         for position, character in enumerate(text, len(self._held) + 1):

@@ -7,10 +7,9 @@ from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from prometheus_client import Histogram
-
 from ..schema.common import Usage
 from .exchange import Exchange
+from .latencies import Latencies
 
 if TYPE_CHECKING:
     from .metrics import Metrics
@@ -26,26 +25,31 @@ class AnswerRecord:
         self._metrics, self._model, self._exchange = metrics, model, exchange
         self._last_at: dict[int, float] = {}
         self._reasons: dict[int, str] = {}
-        self._next_token: Histogram | None = None
+        self._next_token: Latencies | None = None
 
-    def sent(self, texts: Collection[int], ends: Mapping[int, str], usage: Usage | None) -> None:
-        """``texts`` are the choices with a text or a part of a call, ``ends`` the finish reasons of those that end."""
+    def sent(self, texts: Collection[int], ends: Mapping[int, str], usage: Usage | None) -> float:
+        """``texts`` are the choices with a text or a part of a call, ``ends`` the finish reasons of those that end.
+        Returns the time, of `time.monotonic`.
+        """
         metrics, model, exchange = self._metrics, self._model, self._exchange
         now = time.monotonic()
-        self._reasons.update(ends)
+        if ends:
+            self._reasons.update(ends)
         for index in {*texts, *ends} if ends else texts:
-            if index in self._last_at:
+            last_at = self._last_at.get(index)
+            if last_at is not None:
                 # A chunk with only the finish reason has no token.
                 if index in texts:
-                    # Looking up the metrics of a label takes as long as adding to them.
-                    self._next_token = self._next_token or metrics.next_token.labels(model)
-                    self._next_token.observe(now - self._last_at[index])
+                    if self._next_token is None:
+                        self._next_token = metrics.next_token(model)
+                    self._next_token.add(now - last_at)
             elif not self._last_at:
                 metrics.first_token.labels(model).observe(now - exchange.arrived)
                 exchange.log["first_token_seconds"] = round(now - exchange.arrived, 4)
             self._last_at[index] = now
         if usage is not None:
             metrics.count(model, usage.prompt_tokens, usage.completion_tokens, exchange)
+        return now
 
     def __enter__(self) -> AnswerRecord:
         return self

@@ -17,12 +17,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from .connections import Connections
+from .stream_sink import EXTENSION
 
 MAX_HEADER_BYTES = 64 << 10
 
 
 class Connection(HttpToolsProtocol):
-    """``header_timeout_seconds`` counts while no request is under way, ``write_timeout_seconds`` while the answer's
+    """Implements `PartWriter` for the response that it sends.
+
+    ``header_timeout_seconds`` counts while no request is under way, ``write_timeout_seconds`` while the answer's
     buffer is full.
     """
 
@@ -40,6 +43,7 @@ class Connection(HttpToolsProtocol):
         self._write_timeout_seconds = write_timeout_seconds
         self._in_header = False
         self._header_bytes = 0
+        self.has_room = True
         self._silent: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
 
@@ -51,6 +55,7 @@ class Connection(HttpToolsProtocol):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.has_room = False
         for timer in (self._silent, self._stuck):
             if timer is not None:
                 timer.cancel()
@@ -73,6 +78,7 @@ class Connection(HttpToolsProtocol):
         self._in_header = True
         self._header_bytes = 0
         super().on_message_begin()
+        self.scope["extensions"] = {EXTENSION: self}  # type: ignore[dict-item]
 
     def on_headers_complete(self) -> None:
         self._in_header = False
@@ -98,13 +104,20 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self.has_room = False
         self._cut_off_later()
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self.has_room = True
         if self._stuck is not None:
             self._stuck.cancel()
             self._stuck = None
+
+    def write_part(self, body: bytes) -> None:
+        # As uvicorn writes each "http.response.body". An empty part would end the response.
+        if body and not self.transport.is_closing():
+            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
     def _is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete

@@ -18,6 +18,8 @@ from ..schema.completions import Completion, CompletionChunk, CompletionRequest
 from ..schema.fold import fold_chat, fold_completion
 from ..schema.pipeline import StepTime
 from ..schema.routed import RoutedChatRequest, RoutedCompletionRequest
+from ..text.writer import Sink
+from .answer_record import AnswerRecord
 from .encode import chat_chunk_json, chat_json, completion_chunk_json, completion_json
 from .errors import ApiError
 from .exchange import Exchange, exchange_of
@@ -27,6 +29,7 @@ from .metrics import has_content
 from .route import WITH_BODY, keyed_router
 from .service import Service
 from .sse import EventStream
+from .stream_sink import StreamSink
 from .validation import check_calls
 
 Chunk = TypeVar("Chunk", ChatCompletionChunk, CompletionChunk)
@@ -77,8 +80,9 @@ async def _answer_chat(service: Service, body: ChatCompletionRequest, request: R
     check_calls(body.messages)
     executor = await _begin(service, body, 1, exchange)
     if body.stream and isinstance(executor, Relays):
-        blocks = executor.relay_chat(body, _call(service, body, exchange), partial(_event, chat_chunk_json, body))
-        return _relayed(service, executor, blocks, body, exchange)
+        encode = partial(_event, chat_chunk_json, body)
+        relay = partial(executor.relay_chat, body, _call(service, body, exchange), encode)
+        return _relayed(service, executor, relay, body, exchange)
     chunks = service.metrics.measured(executor.chat(body, _call(service, body, exchange)), body.model, exchange)
     report_queue = _queue_reporter(service, executor, body.model, exchange)
     if body.stream:
@@ -93,8 +97,8 @@ async def _answer_completion(service: Service, body: CompletionRequest, request:
     executor = await _begin(service, body, _num_prompts(body.prompt), exchange)
     if body.stream and isinstance(executor, Relays):
         encode = partial(_event, completion_chunk_json, body)
-        blocks = executor.relay_completion(body, _call(service, body, exchange), encode)
-        return _relayed(service, executor, blocks, body, exchange)
+        relay = partial(executor.relay_completion, body, _call(service, body, exchange), encode)
+        return _relayed(service, executor, relay, body, exchange)
     chunks = service.metrics.measured(executor.complete(body, _call(service, body, exchange)), body.model, exchange)
     report_queue = _queue_reporter(service, executor, body.model, exchange)
     if body.stream:
@@ -198,12 +202,15 @@ async def _events(
 def _relayed(
     service: Service,
     executor: Executor,
-    blocks: AsyncGenerator[EventBlock, None],
+    relay: Callable[[Sink[EventBlock]], AsyncGenerator[EventBlock, None]],
     body: GenerationRequest,
     exchange: Exchange,
 ) -> EventStream:
-    events = _block_events(service.metrics.measured_blocks(blocks, body.model, exchange))
-    return EventStream(events, exchange, service.drain, _queue_reporter(service, executor, body.model, exchange))
+    record = AnswerRecord(service.metrics, body.model, exchange)
+    sink = StreamSink(record)
+    events = _block_events(service.metrics.measured_blocks(relay(sink), record))
+    report_queue = _queue_reporter(service, executor, body.model, exchange)
+    return EventStream(events, exchange, service.drain, report_queue, sink)
 
 
 async def _block_events(blocks: AsyncGenerator[EventBlock, None]) -> AsyncGenerator[bytes, None]:

@@ -27,6 +27,7 @@ from ..schema.completions import CompletionChoice, CompletionChunk
 from ..schema.route import Route
 from .answer_record import AnswerRecord
 from .exchange import Exchange
+from .latencies import Latencies, ManyHistogram
 
 MODEL = "model_name"
 # A variable of Prometheus' library: a folder in which the processes of a server keep their figures.
@@ -141,9 +142,14 @@ class Metrics:
         self.first_token = histogram(
             "vllm:time_to_first_token_seconds", "Time until the first token is sent.", FIRST_TOKEN_BUCKETS
         )
-        self.next_token = histogram(
-            "vllm:inter_token_latency_seconds", "Time between the chunks of an answer.", NEXT_TOKEN_BUCKETS
+        self._next_token = ManyHistogram(
+            "vllm:inter_token_latency_seconds",
+            "Time between the chunks of an answer.",
+            [MODEL],
+            buckets=NEXT_TOKEN_BUCKETS,
+            registry=registry,
         )
+        self._latencies: dict[str, Latencies] = {}
         self.latency = histogram("vllm:e2e_request_latency_seconds", "Time until the answer ends.", REQUEST_BUCKETS)
         self.queue = histogram("vllm:request_queue_time_seconds", "Time until the device begins.", REQUEST_BUCKETS)
         self.steps = PrometheusHistogram(
@@ -168,6 +174,8 @@ class Metrics:
 
     def text(self) -> bytes:
         """In Prometheus' text format; with several front ends, the figures of all of them."""
+        for latencies in self._latencies.values():
+            latencies.flush()
         states = CollectorRegistry()
         states.register(self._states)
         if SHARED_FOLDER not in os.environ:
@@ -175,6 +183,13 @@ class Metrics:
         together = CollectorRegistry()
         MultiProcessCollector(together)  # type: ignore[no-untyped-call]
         return generate_latest(states) + generate_latest(together)
+
+    def next_token(self, model: str) -> Latencies:
+        """The times between the chunks of a model's answers."""
+        latencies = self._latencies.get(model)
+        if latencies is None:
+            latencies = self._latencies[model] = Latencies(self._next_token.labels(model))
+        return latencies
 
     async def measured(
         self, chunks: AsyncGenerator[Chunk, None], model: str, exchange: Exchange
@@ -196,10 +211,12 @@ class Metrics:
                     yield chunk
 
     async def measured_blocks(
-        self, blocks: AsyncGenerator[EventBlock, None], model: str, exchange: Exchange
+        self, blocks: AsyncGenerator[EventBlock, None], record: AnswerRecord
     ) -> AsyncGenerator[EventBlock, None]:
-        """The same for blocks of events."""
-        with AnswerRecord(self, model, exchange) as record:
+        """The same for blocks of events. Those that are sent past this generator are to be recorded where they are
+        sent.
+        """
+        with record:
             async with aclosing(blocks):
                 async for block in blocks:
                     record.sent(block.texts, block.ends, block.usage)

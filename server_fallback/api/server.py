@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import gc
 import logging
 import os
 import signal
@@ -25,6 +24,7 @@ from fastapi import FastAPI
 
 from nearfar.compiler.errors import RequestError, reason_of
 
+from ..garbage import collect_garbage_rarely
 from .addresses import Addresses
 from .config import ApiConfig
 from .connection import connection_factory, socket_factory
@@ -78,7 +78,7 @@ def run_server(app: FastAPI, listener: socket.socket, started: Callable[[], Awai
 def prepare_process() -> None:
     """Settings of a process that serves: open files, garbage collection, arenas of memory."""
     _allow_many_files()
-    _collect_garbage_rarely()
+    collect_garbage_rarely()
     _limit_arenas()
 
 
@@ -204,16 +204,6 @@ def _connections(config: ApiConfig) -> Connections:
         if soft != resource.RLIM_INFINITY:
             most = max(1, min(most, soft - RESERVED_FILES))
     return Connections(most, max(1, int(most * config.client_share)), Addresses(config.trusted_proxies))
-
-
-def _collect_garbage_rarely() -> None:
-    """With Python's default thresholds, reading a large body makes the garbage collector scan all objects of the
-    process several times, which takes 0.2 s.
-
-    Young objects are still scanned often, because the traceback of an error may hold a body.
-    """
-    gc.freeze()
-    gc.set_threshold(5_000, 20, 20)
 
 
 def _limit_arenas() -> None:

@@ -19,6 +19,7 @@ from .drain import ClientGone, Drain
 from .errors import api_error, is_panic
 from .exchange import Exchange
 from .log import log_failure
+from .stream_sink import EXTENSION, StreamSink
 
 # Proxies (nginx, cloud load balancers) close a connection that is silent for a minute. The interval is a quarter of
 # that, so that a late comment is still in time.
@@ -38,11 +39,17 @@ class EventStream(Response):
     """``events`` are whole events, one or several at a time; the generator is always closed, however the answer ends. A
     slow reader slows only its own generator.
 
-    ``before_start`` is called just before the headers are sent.
+    ``before_start`` is called just before the headers are sent. ``sink`` sends events that ``events`` leaves out; it is
+    opened once the first event has been sent.
     """
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], exchange: Exchange, drain: Drain, before_start: Callable[[], None]
+        self,
+        events: AsyncGenerator[bytes, None],
+        exchange: Exchange,
+        drain: Drain,
+        before_start: Callable[[], None],
+        sink: StreamSink | None = None,
     ) -> None:
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
@@ -50,14 +57,15 @@ class EventStream(Response):
         self._exchange = exchange
         self._drain = drain
         self._before_start = before_start
+        self._sink = sink
         self._started = False
         # Events and comments are sent by two tasks; the headers must be out before either.
         self._starting = asyncio.Lock()
         self._last_sent = 0.0
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self._drain.run(self._pump(send), receive, self._exchange.deadline)
+            await self._drain.run(self._pump(scope, send), receive, self._exchange.deadline)
             last = b"data: [DONE]\n\n"
         except ClientGone:
             raise
@@ -69,7 +77,8 @@ class EventStream(Response):
             last = b"data: " + reported.body().model_dump_json().encode() + b"\n\n"
         await self._send(last, send, more=False)
 
-    async def _pump(self, send: Send) -> None:
+    async def _pump(self, scope: Scope, send: Send) -> None:
+        writer = scope.get("extensions", {}).get(EXTENSION)
         self._last_sent = monotonic()
         filling = asyncio.create_task(self._fill_silence(send))
         try:
@@ -77,6 +86,8 @@ class EventStream(Response):
                 paused = self._last_sent
                 async for event in events:
                     await self._send(event, send)
+                    if self._sink is not None:
+                        self._sink.open(writer)
                     if self._last_sent - paused > BUSY_SECONDS:
                         # Yield to the event loop: neither a ready event nor a send into a buffer with room does, but
                         # other tasks and a cancellation of this one need it.
@@ -88,7 +99,8 @@ class EventStream(Response):
 
     async def _fill_silence(self, send: Send) -> None:
         while True:
-            silent = monotonic() - self._last_sent
+            last_sent = self._last_sent if self._sink is None else max(self._last_sent, self._sink.last_sent)
+            silent = monotonic() - last_sent
             if silent < KEEP_ALIVE_SECONDS:
                 await asyncio.sleep(KEEP_ALIVE_SECONDS - silent)
             else:

@@ -37,6 +37,8 @@ class Answer:
         # The mask of its first ``min_tokens`` tokens, made when it is first needed.
         self.no_end: IntArray | None = None
         self.ended = False
+        # Its rows have no mask, and of its tokens only the ids are needed.
+        self.is_plain = self.mask_task is None and request.min_tokens == 0 and request.logprobs is None
         self._arrived = time.monotonic()
         self._started: float | None = None
         self._first_token: float | None = None

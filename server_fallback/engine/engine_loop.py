@@ -29,7 +29,7 @@ from .masks import Masks
 from .min_tokens import both_masks, end_ids, mask_without
 from .model import TokenModel
 from .prompt_logprobs import prompt_logprob
-from .request import PromptLogprobs
+from .request import GeneratedToken, PromptLogprobs
 from .scheduler import Scheduler
 from .sequence import FINISHED, Sequence
 from .slot_sampling import SlotSampling
@@ -306,6 +306,8 @@ class EngineLoop:
             alternatives = logprobs = False
             for row in step.rows:
                 answer = self._answers[row.sequence]
+                if answer.token_ids and answer.is_plain and row.prompt_logprobs == 0:
+                    continue
                 answer.start()
                 if row.prompt_logprobs > 0:
                     alternatives = logprobs = True
@@ -352,6 +354,12 @@ class EngineLoop:
             # A row with drafts may return more tokens than its answer needs, because a constraint or a failure has
             # ended the answer.
             if answer is None:
+                continue
+            if event.kind == "token" and answer.token_ids and answer.is_plain:
+                # As below, for nearly all tokens.
+                answer.token_ids.append(event.token_id)
+                self._counts.generated_tokens += 1
+                self._outbox.add(answer, GeneratedToken(event.token_id))
                 continue
             if event.kind == "prompt_logprob":
                 answer.prompt_logprobs.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from .request import Completion, GeneratedToken, PromptLogprobs
+from .request import Completion, GeneratedToken, PromptLogprobs, TokenHandler
 
 # The items of an answer: log-probabilities of the prompt if requested, the tokens, then the completion or the error
 # that ended it.
@@ -13,14 +13,25 @@ Item = PromptLogprobs | GeneratedToken | Completion | BaseException
 
 
 class ItemQueue:
-    def __init__(self) -> None:
+    """``handle`` handles tokens while the reader waits; see `TokenHandler`."""
+
+    def __init__(self, handle: TokenHandler | None = None) -> None:
+        self._handle = handle
         self._loop = asyncio.get_running_loop()
         self._items: deque[Item] = deque()
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, item: Item) -> None:
+        waiter, handle = self._waiter, self._handle
+        # While the reader waits, the queue is empty. A reader that was cancelled has stopped waiting.
+        if handle is not None and waiter is not None and isinstance(item, GeneratedToken) and not waiter.done():
+            try:
+                if handle(item):
+                    return
+            except BaseException as error:
+                # A panic of the tokenizers library is not an Exception. The reader raises it.
+                item = error
         self._items.append(item)
-        waiter = self._waiter
         if waiter is not None:
             # Further items of the same step wake nobody up.
             self._waiter = None

@@ -93,6 +93,19 @@ class KvCache:
         if sequence.last_step < 0:
             sequence.cached_tokens = prefix.length
 
+    def can_write(self, sequence: Sequence, position: int) -> bool:
+        """Whether a sequence has a page of its own for a position in each group, and no page behind the window to give
+        back, so that neither `prepare` nor `reserve` would change anything.
+        """
+        index = position // self.page_size
+        for table in sequence.tables:
+            pool, pages = table.pool, table.pages
+            if index >= len(pages) or pool.users[pages[index]] > 1:
+                return False
+            if pool.window is not None and pool.dead_pages(min(position, len(sequence.tokens))) > table.dead:
+                return False
+        return True
+
     def prepare(self, sequence: Sequence, copies: PageCopies) -> None:
         """Call before a row is scheduled: frees the pages behind the window, uses pages that other sequences have
         filled meanwhile, and copies a shared page before the sequence writes to it.
@@ -169,12 +182,12 @@ class KvCache:
 
     def cache_pages(self, sequence: Sequence) -> None:
         """Let other sequences find the full pages of known tokens."""
-        position, known = sequence.cache_position, len(sequence.tokens)
-        full = (sequence.computed if sequence.computed < known else known) // self.page_size
+        position, known, computed = sequence.cache_position, len(sequence.tokens), sequence.computed
+        full = (computed if computed < known else known) // self.page_size
         if full > position.depth:
             self.prefixes.insert(position, sequence.tokens, sequence.tables, full, sequence.params.adapter)
         else:
-            self.prefixes.touch(position)
+            position.last_used = self.prefixes.tick()
 
     def release(self, sequence: Sequence) -> None:
         """Give up a sequence's pages; the cache keeps those that it can use."""

@@ -93,7 +93,7 @@ class PrefixCache:
         self._heaps: list[list[tuple[int, int, int, Entry]]] = [[] for _ in pools]
         self._windowed = [group for group, pool in enumerate(pools) if pool.window is not None]
         # Every use of a page is later than all before it.
-        self._tick = count(1).__next__
+        self.tick = count(1).__next__
         self._number = count().__next__
         for group, pool in enumerate(pools):
             pool.on_idle = partial(self._on_idle, group)
@@ -172,7 +172,7 @@ class PrefixCache:
 
     def touch(self, position: CachePosition) -> None:
         """A sequence uses its pages."""
-        position.last_used = self._tick()
+        position.last_used = self.tick()
 
     def leave(self, position: CachePosition, tables: Sequence[PageTable]) -> None:
         """Release a sequence's pages, whether they are in the tree or not, and move its position to the root."""
@@ -292,7 +292,7 @@ class PrefixCache:
             for node in path[dead:]:
                 entry = node.entries[group]
                 assert entry is not None, "the prefix is usable"
-                entry.last_used = self._tick()
+                entry.last_used = self.tick()
                 table.append(entry.page)
             pages.append(table)
         return Match(length, pages)
@@ -320,7 +320,7 @@ class PrefixCache:
                 del level[node.key]
                 node.is_removed = True
         node = level[key] = Node(key, position.node, level, len(self._pools), self._number())
-        now = self._tick()
+        now = self.tick()
         for group, table in enumerate(tables):
             self._share(node, group, table, position.depth, now)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
@@ -158,20 +158,26 @@ class TokenSource(Protocol):
         """
 
 
+# Handles a token at once, without waking the reader of its answer, and returns True. If it returns False, the token is
+# yielded. It is called only while the reader waits for the next batch and has received all items before.
+TokenHandler = Callable[[GeneratedToken], bool]
+
+
 @runtime_checkable
 class BatchSource(TokenSource, Protocol):
     """A source that yields several items at once when its reader is slower than the device."""
 
     def batches(
-        self, request: TokenRequest
-    ) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | Completion], None]: ...
+        self, request: TokenRequest, handle: TokenHandler | None = None
+    ) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | Completion], None]:
+        """Tokens that ``handle`` has handled are not yielded. An error that it raises ends the answer."""
 
 
 def batches_of(
-    source: TokenSource, request: TokenRequest
+    source: TokenSource, request: TokenRequest, handle: TokenHandler | None = None
 ) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | Completion], None]:
-    """The batches of a source, or each of its items as one."""
-    return source.batches(request) if isinstance(source, BatchSource) else _one_by_one(source, request)
+    """The batches of a source, or each of its items as one; ``handle`` is not needed for these."""
+    return source.batches(request, handle) if isinstance(source, BatchSource) else _one_by_one(source, request)
 
 
 async def _one_by_one(

@@ -28,7 +28,7 @@ from .mask_pool import MaskPool
 from .masks import Masks
 from .model import TokenModel
 from .ngram_drafter import NgramDrafter
-from .request import Completion, GeneratedToken, PromptLogprobs, TokenRequest
+from .request import Completion, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest
 from .resolved_sampling import resolve_sampling
 from .speculation import Drafter, Speculation
 from .stats import EngineStats
@@ -84,10 +84,10 @@ class TokenEngine:
                     yield item
 
     async def batches(
-        self, request: TokenRequest
+        self, request: TokenRequest, handle: TokenHandler | None = None
     ) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | Completion], None]:
         """Yield the items of `generate` in lists of all items that are ready: several, if the reader is slower than the
-        device. Any number of requests share the steps of the device.
+        device. Tokens that ``handle`` handles are left out. Any number of requests share the steps of the device.
 
         Requests with the same prompt compute it once. Closing the generator early ends the answer and frees its pages
         at the next step.
@@ -95,7 +95,7 @@ class TokenEngine:
         Raises RequestError for a request that cannot be answered, QueueFull, DeadlineExceeded, Unavailable once the
         engine is closed, or DeviceError.
         """
-        queue = ItemQueue()
+        queue = ItemQueue(handle)
         answer = self.begin(request, queue.put)
         try:
             while True:

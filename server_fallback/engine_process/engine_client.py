@@ -15,7 +15,7 @@ from nearfar.compiler.runtime.batch import FloatArray
 
 from ..engine.encode_job import EncodeRequest
 from ..engine.item_queue import ItemQueue
-from ..engine.request import Completion, GeneratedToken, PromptLogprobs, TokenRequest
+from ..engine.request import Completion, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest
 from ..engine.stats import EngineStats
 from .connection import Connection
 from .mask_service import MaskService
@@ -86,11 +86,11 @@ class EngineClient:
                     yield item
 
     async def batches(
-        self, request: TokenRequest
+        self, request: TokenRequest, handle: TokenHandler | None = None
     ) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | Completion], None]:
         """See `TokenEngine.batches`."""
         self._require_open()
-        number, queue, constraint = next(self._numbers), ItemQueue(), request.constraint
+        number, queue, constraint = next(self._numbers), ItemQueue(handle), request.constraint
         arrival = self.arrive() if request.arrival is None else request.arrival
         if constraint is not None:
             self._masks.begin(number, constraint)

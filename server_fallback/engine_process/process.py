@@ -17,6 +17,7 @@ from nearfar.compiler.errors import NearfarError, Unavailable
 
 from ..engine.encoder_engine import EncoderEngine
 from ..engine.token_engine import TokenEngine
+from ..garbage import collect_garbage_rarely
 from .connection import Connection
 from .messages import Attach, Close, Listen, Open, OpenFailed, Returned
 from .remote_masks import RemoteMasks
@@ -91,6 +92,7 @@ class EngineServer:
             failure = error if isinstance(error, NearfarError) else Unavailable(repr(error))
             self._owner.connection.send(OpenFailed(failure))
             return
+        collect_garbage_rarely()
         self._engine = engine
         self._owner.serve(engine, self._masks)
         self._send_stats()

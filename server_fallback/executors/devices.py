@@ -5,13 +5,12 @@ memory.
 from __future__ import annotations
 
 import ctypes
-import os
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.pipeline.target import TARGETS
+from nearfar.targets.host_memory import host_memory_bytes
 
 # The default limits for keys and values: a share of the machine's memory, or of the memory of a GPU that holds nothing
 # else.
@@ -20,8 +19,6 @@ HOST_SHARE, GPU_SHARE = 0.25, 0.8
 HOST_KV_BYTES = 4 * 10**9
 # The default limit for all models together.
 MODELS_SHARE = 0.9
-# The two versions of Linux control groups.
-CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 # Constants of the driver's interface (cuda.h).
 COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR = 75, 76
 
@@ -81,13 +78,3 @@ def models_memory_bytes(target: str) -> int:
     """The memory that all models together may use on a device."""
     gpu = find_gpu() if target == "cuda" else None
     return int((gpu.memory_bytes if gpu is not None else host_memory_bytes()) * MODELS_SHARE)
-
-
-def host_memory_bytes() -> int:
-    """The machine's memory, or the limit of this process's container."""
-    sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for file in CONTAINER_LIMITS:
-        # The file contains "max" if there is no limit.
-        with suppress(OSError, ValueError):
-            sizes.append(int(file.read_text()))
-    return min(sizes)

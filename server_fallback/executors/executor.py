@@ -27,6 +27,7 @@ from ..schema.rerank import RerankRequest, RerankResponse
 from ..schema.score import ClassifyRequest, ClassifyResponse, ScoreRequest, ScoreResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..schema.verify import VerifyOpen
+from ..text.writer import Sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,16 +159,25 @@ Encode = Callable[[ChunkT], bytes | None]
 @runtime_checkable
 class Relays(Protocol):
     """An executor that can write a streamed answer's events itself, which takes a part of the time that chunks take.
-    The events are those that ``encode`` would write, apart from escapes in the texts of another server. Errors are
-    those of `Executor`.
+    The events are those that ``encode`` would write, apart from escapes in the texts of another server. Blocks that
+    ``sink`` has sent are not yielded; the first one, those with an end and the last one are. Errors are those of
+    `Executor`.
     """
 
     def relay_chat(
-        self, request: ChatCompletionRequest, call: Call, encode: Encode[ChatCompletionChunk]
+        self,
+        request: ChatCompletionRequest,
+        call: Call,
+        encode: Encode[ChatCompletionChunk],
+        sink: Sink[EventBlock] | None = None,
     ) -> AsyncGenerator[EventBlock, None]: ...
 
     def relay_completion(
-        self, request: CompletionRequest, call: Call, encode: Encode[CompletionChunk]
+        self,
+        request: CompletionRequest,
+        call: Call,
+        encode: Encode[CompletionChunk],
+        sink: Sink[EventBlock] | None = None,
     ) -> AsyncGenerator[EventBlock, None]: ...
 
 

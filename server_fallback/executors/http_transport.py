@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from time import monotonic
 from typing import cast
 from urllib.request import getproxies
@@ -102,6 +102,12 @@ class Body(httpx.AsyncByteStream):
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
+    def handle_parts(self, handle: Callable[[bytes], bool]) -> None:
+        """Call ``handle`` with each part that arrives while the reader waits for it in `read`, and do not return the
+        part if ``handle`` returns True.
+        """
+        self._connection.handle = handle
+
     async def read(self, deadline: float | None) -> bytes:
         """The next part; empty at the end. ``deadline`` is a time of `time.monotonic`; None for none. Raises httpx's
         errors, and TimeoutError at the deadline.
@@ -132,6 +138,8 @@ class Connection(asyncio.Protocol):
         self._deadline: float | None = None
         self.status, self.headers = 0, list[tuple[bytes, bytes]]()
         self._parts = list[bytes]()
+        # Handles parts of the answer that is being read; see `Body.handle_parts`.
+        self.handle: Callable[[bytes], bool] | None = None
         self._parser = HttpResponseParser(self)
         # State of the answer: its headers and its end have arrived, it ends with the connection, another request may
         # follow.
@@ -199,6 +207,8 @@ class Connection(asyncio.Protocol):
             self._fail(httpx.RemoteProtocolError(f"the answer is not HTTP/1.1: {error}"))
             self.close()
             return
+        if self._is_handled():
+            return
         if self._parts and not self._is_paused and sum(map(len, self._parts)) > MAX_BUFFERED_BYTES:
             assert self._transport is not None
             self._is_paused = True
@@ -231,7 +241,24 @@ class Connection(asyncio.Protocol):
         if self._has_head:
             self._is_complete, self._keeps_alive = True, self._parser.should_keep_alive()
 
+    def _is_handled(self) -> bool:
+        """Let ``handle`` handle what has arrived, if it can. The end of the answer is for the reader."""
+        waiter, parts = self._waiter, self._parts
+        if self.handle is None or waiter is None or not parts or self._is_complete or waiter.done():
+            return False
+        try:
+            if not self.handle(parts[0] if len(parts) == 1 else b"".join(parts)):
+                return False
+        except Exception as error:
+            # The reader raises it.
+            waiter.set_exception(error)
+            return True
+        parts.clear()
+        self._waits_since = monotonic()
+        return True
+
     def _begin_answer(self) -> None:
+        self.handle = None
         self.status, self.headers, self._parts = 0, [], []
         # A bound method of the list itself, so none of our code runs for a piece.
         self.on_body = self._parts.append

@@ -27,11 +27,11 @@ from ..schema.completions import CompletionChunk, CompletionRequest
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..schema.verify import MAX_DRAFTS, VerifyOpen
-from ..text.answers import Choice
-from ..text.chat import ChatForm, chat_answer
+from ..text.answers import Answer, Choice, PieceSink, written_answer
+from ..text.chat import ChatAnswer, ChatForm
 from ..text.chat_prompt import Chat, ChatPrompt, encode_rendered, mark_chat, read_chat, render_chat
-from ..text.choice import answer_choice
-from ..text.completion import CompletionForm, Prompt, completion_answer, read_prompts
+from ..text.choice import Piece, answer_choice
+from ..text.completion import CompletionAnswer, CompletionForm, Prompt, read_prompts
 from ..text.grammar.bounded import BoundedConstraint
 from ..text.grammar.constraint import GrammarConstraint
 from ..text.grammar.grammar_compiler import GrammarCompiler
@@ -52,7 +52,7 @@ from ..text.text_workers import TextWorkers
 from ..text.thinking import read_thinking
 from ..text.tools import text_parameters
 from ..text.vocabulary import Vocabulary
-from ..text.writer import ChunkWriter, Writer, Written
+from ..text.writer import ChunkWriter, Sink, Writer, Written
 from .event_writer import EventWriter
 from .executor import Abilities, Call, Encode, EventBlock, ExecutorState
 from .local_share import LocalShare
@@ -123,10 +123,14 @@ class LocalExecutor:
         return self._chat(source, request, call, ChunkWriter())
 
     def relay_chat(
-        self, request: ChatCompletionRequest, call: Call, encode: Encode[ChatCompletionChunk]
+        self,
+        request: ChatCompletionRequest,
+        call: Call,
+        encode: Encode[ChatCompletionChunk],
+        sink: Sink[EventBlock] | None = None,
     ) -> AsyncGenerator[EventBlock, None]:
         """Like `chat`, as events."""
-        return self._chat(self._engine, request, call, EventWriter(encode))
+        return self._chat(self._engine, request, call, EventWriter(encode), sink)
 
     async def _chat(
         self,
@@ -134,6 +138,7 @@ class LocalExecutor:
         request: ChatCompletionRequest,
         call: Call,
         writer: Writer[ChatCompletionChunk, Written],
+        sink: Sink[Written] | None = None,
     ) -> AsyncGenerator[Written, None]:
         model = self._model
         max_tokens = _max_tokens(request)
@@ -160,7 +165,6 @@ class LocalExecutor:
         requests = await self._constrained(token_requests(prompt, request, terms), form.grammar, form.param, call)
         if state != "content" and (form.grammar is not None or thinking.budget is not None):
             requests = [self._reasoning_first(each, state, thinking.budget) for each in requests]
-        choices = self._choices(source, requests, request, call, state)
         vocabulary = await self._vocabulary(bool(request.logprobs))
         chat_form = ChatForm(
             model.name,
@@ -170,7 +174,9 @@ class LocalExecutor:
             form.call_begins,
             text_parameters(form.tools or ()),
         )
-        async with aclosing(chat_answer(choices, requests, chat_form, writer)) as chunks:
+        answer = ChatAnswer(requests, chat_form, writer)
+        choices = self._choices(source, requests, request, call, _piece_sink(answer, requests, sink), state)
+        async with aclosing(written_answer(answer, choices)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -178,13 +184,21 @@ class LocalExecutor:
         return self._complete(request, call, ChunkWriter())
 
     def relay_completion(
-        self, request: CompletionRequest, call: Call, encode: Encode[CompletionChunk]
+        self,
+        request: CompletionRequest,
+        call: Call,
+        encode: Encode[CompletionChunk],
+        sink: Sink[EventBlock] | None = None,
     ) -> AsyncGenerator[EventBlock, None]:
         """Like `complete`, as events."""
-        return self._complete(request, call, EventWriter(encode))
+        return self._complete(request, call, EventWriter(encode), sink)
 
     async def _complete(
-        self, request: CompletionRequest, call: Call, writer: Writer[CompletionChunk, Written]
+        self,
+        request: CompletionRequest,
+        call: Call,
+        writer: Writer[CompletionChunk, Written],
+        sink: Sink[Written] | None = None,
     ) -> AsyncGenerator[Written, None]:
         model, n = self._model, request.n or 1
         if request.echo and request.logprobs is not None:
@@ -212,10 +226,11 @@ class LocalExecutor:
             for prompt in prompts
             for each in await self._constrained(token_requests(prompt.ids, request, terms), grammar, param, call)
         ]
-        choices = self._choices(self._engine, requests, request, call)
         echoes = [prompt.text(model.tokenizer) for prompt in prompts for _ in range(n)] if request.echo else []
         form = CompletionForm(model.name, n, echoes, await self._vocabulary(request.logprobs is not None))
-        async with aclosing(completion_answer(choices, requests, form, writer)) as chunks:
+        answer = CompletionAnswer(requests, form, writer)
+        choices = self._choices(self._engine, requests, request, call, _piece_sink(answer, requests, sink))
+        async with aclosing(written_answer(answer, choices)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -381,6 +396,7 @@ class LocalExecutor:
         requests: Sequence[TokenRequest],
         request: ChatCompletionRequest | CompletionRequest,
         call: Call,
+        sink: Sink[Piece] | None,
         state: State | None = None,
     ) -> list[Choice]:
         """``state``: the part in which the answers begin; None for text that is not parsed."""
@@ -389,7 +405,7 @@ class LocalExecutor:
         observed = ObservedTokens(source, call)
         reasoning = None if state is None else self._model.reasoning
         return [
-            answer_choice(observed, self._model.tokenizer, each, stops, reasoning, state or "content")
+            answer_choice(observed, self._model.tokenizer, each, stops, reasoning, state or "content", sink)
             for each in requests
         ]
 
@@ -406,6 +422,13 @@ class LocalExecutor:
 
     async def _vocabulary(self, is_needed: bool) -> Vocabulary | None:
         return await asyncio.to_thread(lambda: self._model.vocabulary) if is_needed else None
+
+
+def _piece_sink(
+    answer: Answer[Written], requests: Sequence[TokenRequest], sink: Sink[Written] | None
+) -> Sink[Piece] | None:
+    """The sink for the pieces of an answer, None if it has none or several choices."""
+    return None if sink is None or len(requests) != 1 else PieceSink(answer, sink)
 
 
 def _max_tokens(request: ChatCompletionRequest) -> int | None:

@@ -12,6 +12,7 @@ from ..engine.request import (
     Completion,
     GeneratedToken,
     PromptLogprobs,
+    TokenHandler,
     TokenRequest,
     TokenSource,
     batches_of,
@@ -35,13 +36,17 @@ class ObservedTokens:
                 for item in batch:
                     yield item
 
-    async def batches(self, request: TokenRequest) -> AsyncGenerator[list[GeneratedToken | Completion], None]:
+    async def batches(
+        self, request: TokenRequest, handle: TokenHandler | None = None
+    ) -> AsyncGenerator[list[GeneratedToken | Completion], None]:
         if request.max_tokens == 0:
             yield [Completion("length", len(request.prompt_ids), 0, 0, 0.0, 0.0, 0.0)]
             return
         if self._call.observe_prompt_logprobs is not None:
             request = replace(request, prompt_logprobs=MAX_PROMPT_LOGPROBS)
-        async with aclosing(batches_of(self._engine, request)) as batches:
+        # A token that is observed is yielded, so that the caller's text matches the tokens that it has observed.
+        handle = handle if self._call.observe_token is None else None
+        async with aclosing(batches_of(self._engine, request, handle)) as batches:
             async for batch in batches:
                 if self._call.observe_token is None:
                     # Nothing is reported of a token, and only the last batch has another item than tokens.
@@ -51,7 +56,7 @@ class ObservedTokens:
                     if observed := [item for item in batch if self._observe(item)]:
                         yield observed
                     continue
-                # One by one, so that the caller's text always matches the tokens that it has observed.
+                # One by one, for the same reason.
                 for item in batch:
                     if self._observe(item):
                         yield [item]

@@ -22,6 +22,7 @@ import httpx
 
 from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, QueueFull, RequestError, Unavailable
 
+from ..text.writer import Sink
 from .circuit import Circuit
 from .executor import Call, EventBlock
 from .http_transport import BODY, Body, transport_for
@@ -69,21 +70,47 @@ class Upstream:
             raise self._stopped()
 
     async def relay(
-        self, path: str, body: Mapping[str, Any], call: Call, relay_for: Callable[[ReadEvent], Relay[Any]]
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        call: Call,
+        relay_for: Callable[[ReadEvent], Relay[Any]],
+        sink: Sink[EventBlock] | None = None,
     ) -> AsyncGenerator[EventBlock]:
-        """The events of a streamed answer, as ``relay_for`` makes them from its bytes. Raises the errors of `stream`,
-        and DeviceError for an answer that is not in OpenAI's form.
+        """The events of a streamed answer, as ``relay_for`` makes them from its bytes. ``sink`` receives those that
+        arrive while it is ready, and these are not yielded. Raises the errors of `stream`, and DeviceError for an
+        answer that is not in OpenAI's form.
         """
         relay = relay_for(self._event_object)
+        # The block of a part after which there is more to do than to send it, and the size of that part.
+        last: list[tuple[EventBlock | None, int]] = []
+
+        def handle(part: bytes) -> bool:
+            if sink is None or relay.ended or not sink.is_ready:
+                return False
+            block = relay.add(part)
+            if relay.ended or relay.is_over or relay.failure is not None:
+                last.append((block, len(part)))
+                return False
+            if block is not None:
+                sink.send(block)
+            return True
+
         try:
             async with self._sent("POST", path, body, call) as response:
-                read, deadline = reader_of(response), call.deadline
+                read, deadline = reader_of(response, None if sink is None else handle), call.deadline
                 while not relay.is_over:
                     if relay.ended:
                         deadline = min(deadline or inf, monotonic() + AFTER_END_SECONDS)
                     if not (part := await read(deadline)):
                         raise self._stopped()
-                    if (block := relay.add(part)) is not None:
+                    if last:
+                        block, size = last.pop()
+                        if block is not None:
+                            yield block
+                        # More may have arrived before this task ran again.
+                        part = part[size:]
+                    if part and relay.failure is None and (block := relay.add(part)) is not None:
                         yield block
                     if relay.failure is not None:
                         raise relay.failure
@@ -186,12 +213,16 @@ class Upstream:
         return value
 
 
-def reader_of(response: httpx.Response) -> Callable[[float | None], Awaitable[bytes]]:
+def reader_of(
+    response: httpx.Response, handle: Callable[[bytes], bool] | None = None
+) -> Callable[[float | None], Awaitable[bytes]]:
     """Return a function that reads the next part of the body, empty at its end, and raises DeadlineExceeded at a
-    deadline.
+    deadline. ``handle`` may handle some parts; see `Body.handle_parts`.
     """
     body = response.extensions.get(BODY)
     if isinstance(body, Body) and "content-encoding" not in response.headers:
+        if handle is not None:
+            body.handle_parts(handle)
 
         async def read(deadline: float | None) -> bytes:
             try:

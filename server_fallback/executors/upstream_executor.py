@@ -22,6 +22,7 @@ from ..schema.encoding import EncodingRequest
 from ..schema.rerank import RerankRequest, RerankResponse
 from ..schema.score import ClassifyRequest, ClassifyResponse, ScoreRequest, ScoreResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from ..text.writer import Sink
 from .dialect import Dialect, generation_body
 from .executor import Call, ChunkT, Encode, EventBlock, Executor, ExecutorState, Opening
 from .relay import ReadEvent, Relay
@@ -158,14 +159,22 @@ class UpstreamExecutor:
                 yield checked(CompletionChunk, value, self._options.name)
 
     def relay_chat(
-        self, request: ChatCompletionRequest, call: Call, encode: Encode[ChatCompletionChunk]
+        self,
+        request: ChatCompletionRequest,
+        call: Call,
+        encode: Encode[ChatCompletionChunk],
+        sink: Sink[EventBlock] | None = None,
     ) -> AsyncGenerator[EventBlock]:
-        return self._relay(CHAT, request, call, ChatCompletionChunk, encode)
+        return self._relay(CHAT, request, call, ChatCompletionChunk, encode, sink)
 
     def relay_completion(
-        self, request: CompletionRequest, call: Call, encode: Encode[CompletionChunk]
+        self,
+        request: CompletionRequest,
+        call: Call,
+        encode: Encode[CompletionChunk],
+        sink: Sink[EventBlock] | None = None,
     ) -> AsyncGenerator[EventBlock]:
-        return self._relay(COMPLETIONS, request, call, CompletionChunk, encode)
+        return self._relay(COMPLETIONS, request, call, CompletionChunk, encode, sink)
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:
         answer = checked(EmbeddingResponse, await self._post(EMBEDDINGS, request, call), self._options.name)
@@ -234,6 +243,7 @@ class UpstreamExecutor:
         call: Call,
         kind: type[ChunkT],
         encode: Encode[ChunkT],
+        sink: Sink[EventBlock] | None,
     ) -> AsyncGenerator[EventBlock]:
         """The events of the first replica that answers."""
         self._require_route(path)
@@ -242,7 +252,7 @@ class UpstreamExecutor:
         def relay_for(read: ReadEvent) -> Relay[ChunkT]:
             return Relay(kind, self._options.name, bounds, encode, read)
 
-        return self._first_answer(request, lambda upstream: upstream.relay(path, body, call, relay_for))
+        return self._first_answer(request, lambda upstream: upstream.relay(path, body, call, relay_for, sink))
 
     def _body(self, request: ChatCompletionRequest | CompletionRequest, call: Call) -> dict[str, Any]:
         priority = call.priority if self._options.priorities or self._options.dialect == "nearfar" else None

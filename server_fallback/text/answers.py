@@ -1,16 +1,56 @@
-"""Merges the streams of several answers, and adds up their usage."""
+"""An answer of one or several choices: merges their streams, writes its chunks, and adds up the usage."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Generic, Protocol
 
 from ..engine.request import TokenRequest
 from ..schema.common import CompletionTokensDetails, PromptTokensDetails, Usage
 from .choice import ChoiceEnd, Piece
+from .writer import Sink, Written, Written_co
 
 Choice = AsyncGenerator[Piece | ChoiceEnd, None]
+
+
+class Answer(Protocol[Written_co]):
+    """Writes the chunks of an answer."""
+
+    def begin(self) -> Sequence[Written_co]: ...
+
+    def add(self, index: int, item: Piece | ChoiceEnd) -> Sequence[Written_co]:
+        """The chunks of a piece, or of the end, of the choice ``index``."""
+
+    def end(self) -> Written_co:
+        """The chunk with the usage, after the ends of all choices."""
+
+
+async def written_answer(answer: Answer[Written], choices: Sequence[Choice]) -> AsyncGenerator[Written, None]:
+    """Yield the chunks of an answer. Raises the errors of the choices."""
+    for written in answer.begin():
+        yield written
+    async with aclosing(answer_all(choices)) as items:
+        async for index, item in items:
+            for written in answer.add(index, item):
+                yield written
+    yield answer.end()
+
+
+class PieceSink(Generic[Written]):
+    """A `Sink` for the pieces of an answer's only choice."""
+
+    def __init__(self, answer: Answer[Written], sink: Sink[Written]) -> None:
+        self._answer, self._sink = answer, sink
+
+    @property
+    def is_ready(self) -> bool:
+        return self._sink.is_ready
+
+    def send(self, piece: Piece) -> None:
+        for written in self._answer.add(0, piece):
+            self._sink.send(written)
 
 
 async def answer_all(choices: Sequence[Choice]) -> AsyncGenerator[tuple[int, Piece | ChoiceEnd], None]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic
 
 from nearfar.compiler.bundle.manifest import ToolFormatEntry
 
 from ..engine.request import TokenRequest
 from ..schema.chat import ChatCompletionChunk, ChatLogprobs, ChunkChoice, Delta, FunctionCallDelta, ToolCallDelta
 from ..schema.common import FinishReason, TokenLogprob, TopLogprob, Usage
-from .answers import Choice, answer_all, usage_of
+from .answers import usage_of
 from .choice import ChoiceEnd, Piece, TokenSpan
 from .tool_call_stream import ArgumentsEvent, CallEvent, TextEvent, ToolCallEvent, ToolCallStream
 from .vocabulary import Vocabulary
@@ -58,45 +58,48 @@ class _Head:
         )
 
 
-async def chat_answer(
-    choices: Sequence[Choice],
-    requests: Sequence[TokenRequest],
-    form: ChatForm,
-    writer: Writer[ChatCompletionChunk, Written],
-) -> AsyncGenerator[Written, None]:
-    """All choices answer one prompt. The last chunk has the usage and no choices. Raises the errors of the choices."""
-    head = _Head(form.model)
+class ChatAnswer(Generic[Written]):
+    """Implements `Answer`. All choices answer one prompt. The last chunk has the usage and no choices."""
 
-    def text_chunk(index: int, text: str) -> ChatCompletionChunk:
-        return head.chunk(ChunkChoice(index=index, delta=Delta(content=text)))
+    def __init__(
+        self, requests: Sequence[TokenRequest], form: ChatForm, writer: Writer[ChatCompletionChunk, Written]
+    ) -> None:
+        self._requests, self._form, self._writer = requests, form, writer
+        self._head = _Head(form.model)
+        self._states = [
+            _ChoiceState(
+                None
+                if form.calls is None
+                else ToolCallStream(form.calls, begins=form.call_begins, texts=form.call_texts)
+            )
+            for _ in requests
+        ]
 
-    states = [
-        _ChoiceState(
-            None if form.calls is None else ToolCallStream(form.calls, begins=form.call_begins, texts=form.call_texts)
-        )
-        for _ in choices
-    ]
-    async with aclosing(answer_all(choices)) as answers:
-        async for index, item in answers:
-            state = states[index]
-            if isinstance(item, Piece):
-                if state.started and state.parser is None and form.vocabulary is None and not item.reasoning:
-                    if item.text:
-                        yield writer.text(index, item.text, text_chunk)
-                    continue
-                events = [TextEvent(item.text)] if state.parser is None else state.parser.feed(item.text)
-                for choice in _choices(index, state, item.reasoning, events, item.tokens, form):
-                    yield writer.chunk(head.chunk(choice))
-                continue
-            state.end = item
-            for choice in _choices(
-                index, state, "", state.parser.finish() if state.parser is not None else [], (), form
-            ):
-                yield writer.chunk(head.chunk(choice))
-            end = ChunkChoice(index=index, delta=Delta(), finish_reason=_finish_reason(item, state.parser))
-            yield writer.chunk(head.chunk(end))
-    ends = [state.end for state in states if state.end is not None]
-    yield writer.chunk(head.chunk(usage=usage_of(requests, ends, len(requests))))
+    def begin(self) -> Sequence[Written]:
+        return ()
+
+    def add(self, index: int, item: Piece | ChoiceEnd) -> Sequence[Written]:
+        state, form = self._states[index], self._form
+        if isinstance(item, Piece):
+            if state.started and state.parser is None and form.vocabulary is None and not item.reasoning:
+                return (self._writer.text(index, item.text, self._text_chunk),) if item.text else ()
+            events = [TextEvent(item.text)] if state.parser is None else state.parser.feed(item.text)
+            return self._written(_choices(index, state, item.reasoning, events, item.tokens, form))
+        state.end = item
+        events = state.parser.finish() if state.parser is not None else []
+        end = ChunkChoice(index=index, delta=Delta(), finish_reason=_finish_reason(item, state.parser))
+        return self._written([*_choices(index, state, "", events, (), form), end])
+
+    def end(self) -> Written:
+        ends = [state.end for state in self._states if state.end is not None]
+        usage = usage_of(self._requests, ends, len(self._requests))
+        return self._writer.chunk(self._head.chunk(usage=usage))
+
+    def _text_chunk(self, index: int, text: str) -> ChatCompletionChunk:
+        return self._head.chunk(ChunkChoice(index=index, delta=Delta(content=text)))
+
+    def _written(self, choices: Sequence[ChunkChoice]) -> Sequence[Written]:
+        return [self._writer.chunk(self._head.chunk(choice)) for choice in choices]
 
 
 def _choices(

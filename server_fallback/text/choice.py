@@ -20,6 +20,7 @@ from ..engine.request import (
     batches_of,
 )
 from .reasoning import Parts, Reasoning, ReasoningParser, State
+from .writer import Sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +64,29 @@ async def answer_choice(
     stops: StopAutomaton,
     reasoning: Reasoning | None = None,
     state: State = "content",
+    sink: Sink[Piece] | None = None,
 ) -> AsyncGenerator[Piece | ChoiceEnd, None]:
     """Yield a piece for each batch of tokens, which is empty while its text is held back, and finally the end.
 
     Stop strings end the content only. ``reasoning`` is the model's form of reasoning, and ``state`` is the state in
-    which the answer begins. Raises the errors of the source.
+    which the answer begins. ``sink`` receives the pieces of tokens that arrive while it is ready, and these are not
+    yielded. Raises the errors of the source.
     """
     choice = _Choice(TextStream(tokenizer), StopStrings(stops), request, reasoning, state)
-    async with aclosing(batches_of(source, request)) as batches:
+    # The piece of a token that ended the answer outside of this generator.
+    last: list[Piece] = []
+
+    def handle(token: GeneratedToken) -> bool:
+        if sink is None or not sink.is_ready:
+            return False
+        piece = choice.feed(token)
+        if choice.may_stop and choice.stopped:
+            last.append(piece)
+            return False
+        sink.send(piece)
+        return True
+
+    async with aclosing(batches_of(source, request, None if sink is None else handle)) as batches:
         async for batch in batches:
             pieces, end = list[Piece](), None
             for item in batch:
@@ -81,7 +97,7 @@ async def answer_choice(
                     reason = "stop" if choice.stopped else item.finish_reason
                     end = ChoiceEnd(reason, item.completion_tokens, item, choice.reasoning_tokens)
                     break
-                pieces.append(choice.feed(item))
+                pieces.append(last.pop() if last else choice.feed(item))
                 if choice.stopped:
                     end = ChoiceEnd("stop", choice.count, None, choice.reasoning_tokens)
                     break
@@ -120,6 +136,8 @@ class _Choice:
     ) -> None:
         self._stream = stream
         self._stops = stops
+        # Whether there are stop strings.
+        self.may_stop = stops.any
         self._min_tokens = request.min_tokens
         self._lists_tokens = request.logprobs is not None
         self._reasoning = reasoning
@@ -140,7 +158,7 @@ class _Choice:
         text = self._stream.feed(token.token_id)
         if not self._lists_tokens:
             if self._is_plain:
-                return Piece(self._unstopped(text), ())
+                return Piece(self._unstopped(text) if self.may_stop else text, ())
             parts = self._parts(token.token_id, text)
             return Piece(self._unstopped(parts.content), (), parts.reasoning)
         start, self._decoded = self._decoded, self._decoded + len(text)

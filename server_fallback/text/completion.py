@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic
 
 from nearfar.compiler.text.tokenizer import Tokenizer
 
 from ..engine.request import TokenRequest
 from ..schema.common import Usage
 from ..schema.completions import CompletionChoice, CompletionChunk, CompletionLogprobs
-from .answers import Choice, answer_all, usage_of
+from .answers import usage_of
 from .choice import ChoiceEnd, Piece, TokenSpan
 from .requests import check_length, check_prompt
 from .vocabulary import Vocabulary
@@ -79,36 +79,42 @@ class CompletionForm:
     vocabulary: Vocabulary | None
 
 
-async def completion_answer(
-    choices: Sequence[Choice],
-    requests: Sequence[TokenRequest],
-    form: CompletionForm,
-    writer: Writer[CompletionChunk, Written],
-) -> AsyncGenerator[Written, None]:
-    """The last chunk has the usage and no choices. Raises the errors of the choices."""
-    identity, created = f"cmpl-{uuid.uuid4()}", int(time.time())
+class CompletionAnswer(Generic[Written]):
+    """Implements `Answer`. The last chunk has the usage and no choices."""
 
-    def chunk(*parts: CompletionChoice, usage: Usage | None = None) -> CompletionChunk:
-        return CompletionChunk(id=identity, created=created, model=form.model, choices=list(parts), usage=usage)
+    def __init__(
+        self, requests: Sequence[TokenRequest], form: CompletionForm, writer: Writer[CompletionChunk, Written]
+    ) -> None:
+        self._requests, self._form, self._writer = requests, form, writer
+        self._identity, self._created = f"cmpl-{uuid.uuid4()}", int(time.time())
+        self._ends: dict[int, ChoiceEnd] = {}
 
-    def text_chunk(index: int, text: str) -> CompletionChunk:
-        return chunk(CompletionChoice(index=index, text=text))
+    def begin(self) -> Sequence[Written]:
+        """The echoes."""
+        return [self._writer.chunk(self._text_chunk(index, text)) for index, text in enumerate(self._form.echoes)]
 
-    ends: dict[int, ChoiceEnd] = {}
-    async with aclosing(answer_all(choices)) as answers:
-        for index, text in enumerate(form.echoes):
-            yield writer.chunk(text_chunk(index, text))
-        async for index, item in answers:
-            if isinstance(item, Piece):
-                if form.vocabulary is not None and item.tokens:
-                    logprobs = _logprobs(form.vocabulary, item.tokens)
-                    yield writer.chunk(chunk(CompletionChoice(index=index, text=item.text, logprobs=logprobs)))
-                elif item.text:
-                    yield writer.text(index, item.text, text_chunk)
-                continue
-            ends[index] = item
-            yield writer.chunk(chunk(CompletionChoice(index=index, text="", finish_reason=item.finish_reason)))
-    yield writer.chunk(chunk(usage=usage_of(requests, [ends[index] for index in sorted(ends)], form.n)))
+    def add(self, index: int, item: Piece | ChoiceEnd) -> Sequence[Written]:
+        vocabulary, writer = self._form.vocabulary, self._writer
+        if isinstance(item, ChoiceEnd):
+            self._ends[index] = item
+            end = CompletionChoice(index=index, text="", finish_reason=item.finish_reason)
+            return (writer.chunk(self._chunk(end)),)
+        if vocabulary is not None and item.tokens:
+            logprobs = _logprobs(vocabulary, item.tokens)
+            return (writer.chunk(self._chunk(CompletionChoice(index=index, text=item.text, logprobs=logprobs))),)
+        return (writer.text(index, item.text, self._text_chunk),) if item.text else ()
+
+    def end(self) -> Written:
+        ends = [self._ends[index] for index in sorted(self._ends)]
+        return self._writer.chunk(self._chunk(usage=usage_of(self._requests, ends, self._form.n)))
+
+    def _chunk(self, *choices: CompletionChoice, usage: Usage | None = None) -> CompletionChunk:
+        return CompletionChunk(
+            id=self._identity, created=self._created, model=self._form.model, choices=list(choices), usage=usage
+        )
+
+    def _text_chunk(self, index: int, text: str) -> CompletionChunk:
+        return self._chunk(CompletionChoice(index=index, text=text))
 
 
 def _logprobs(vocabulary: Vocabulary, tokens: Sequence[TokenSpan]) -> CompletionLogprobs:

@@ -22,8 +22,9 @@ from .variants import CpuContext, variants_of
 
 # Indices within a buffer are signed 32-bit integers.
 MAX_BINDING_BYTES = (2 << 30) - 1
-# Weights are mapped from their files, so a table needs no memory but for the rows that are read.
+# Tables of embeddings are mapped from their files, so they need no memory but for the rows that are read.
 HOST_TABLES = False
+UNIT_SCALES = True
 EXTRA_ACTIVATIONS = ("int8",)
 LAYOUT: Layout = "tiles16"
 

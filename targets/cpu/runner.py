@@ -1,4 +1,4 @@
-"""Run a CPU bundle: its kernels run on this machine's threads, and its weights are mapped from its files.
+"""Run a CPU bundle: its kernels run on this machine's threads.
 
 Everything is allocated once: pages, plan buffers at their largest, scratch. A worker thread runs all calls in order, so
 that the caller can continue. A batch is one call into the library, which releases Python's lock.
@@ -24,9 +24,7 @@ from nearfar.compiler.runtime.variant import choose_activation, choose_kernels
 from ..threads import default_threads
 from .levels import features, require, require_needs
 from .library import Launches, Library
-
-# Vectors may extend beyond the last element of a buffer, and they load faster at the start of a cache line.
-ALIGNMENT = 64
+from .weight_memory import ALIGNMENT, weight_planes
 
 
 def open_runner(bundle: Bundle, limits: Limits) -> CpuRunner:
@@ -86,10 +84,7 @@ class CpuRunner(PlanRunner):
 
     def _allocate(self, bundle: Bundle) -> None:
         manifest = self.manifest
-        shards = [np.memmap(bundle.file(shard.file), np.uint8, "r") for shard in manifest.shards]
-        for name, weight in manifest.weights.items():
-            for plane in weight.planes:
-                self._arrays[f"{name}.{plane.name}"] = shards[plane.shard][plane.offset : plane.offset + plane.size]
+        self._arrays |= weight_planes(bundle)
         self._arrays |= {name: aligned(table) for name, table in constant_tables(manifest).items()}
         entries = {**manifest.buffers, **manifest.states, **manifest.inputs, **scratch_entries(manifest)}
         for name, entry in entries.items():

@@ -38,7 +38,7 @@ from nearfar.compiler.kernels.cpu.sample import sample
 from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
 from nearfar.compiler.kernels.heads import Preparation, Scores
 from nearfar.compiler.kernels.projection import Projection
-from nearfar.targets.context import Context, attr, position_tables, sizes
+from nearfar.targets.context import Context, attr, position_scale, position_tables, sizes
 from nearfar.targets.variant import KernelCall, Template, Variant, for_activations, kernel, with_roles
 
 from .levels import AVX2, AVX512, DOTPROD, NEON, VNNI, Level
@@ -236,20 +236,24 @@ def stream_call(facts: Projection, level: Level) -> KernelCall:
 
 def input_rows(facts: Projection, level: Level, bits: int | None, multiple_of: float | None = None) -> InputRows:
     """The prepared form of a projection's input. Projections with equal inputs share it, and so the kernel."""
-    if bits is None:
-        return InputRows(facts.batch, facts.columns, facts.x_dtype, facts.norm_eps, facts.norm_row, step=facts.x_step)
-    layout = row_layout(level.name, facts.weight, bits)
-    return InputRows(
+    normed = InputRows(
         facts.batch,
         facts.columns,
         facts.x_dtype,
         facts.norm_eps,
         facts.norm_row,
-        layout,
-        0 if facts.weight.offset else facts.weight.zero,
-        bool(facts.weight.offset),
-        facts.weight.scales_a_chunk == 2,
-        multiple_of,
+        centered=facts.centered,
+        norm_bias=facts.norm_bias,
+    )
+    if bits is None:
+        return replace(normed, step=facts.x_step)
+    return replace(
+        normed,
+        layout=row_layout(level.name, facts.weight, bits),
+        zero=0 if facts.weight.offset else facts.weight.zero,
+        sums=bool(facts.weight.offset),
+        halves=facts.weight.scales_a_chunk == 2,
+        step=multiple_of,
     )
 
 
@@ -272,7 +276,7 @@ def rope_variants(step: Step, context: CpuContext, activation: str) -> list[Vari
     positions, half = sizes(context.plan.shape_of(step.inputs["table"])[:2])
     (width,), head_dim = sizes((width,)), attr(step, "head_dim")
     facts: dict[str, Any] = {"positions": positions, "rotary_dim": 2 * half, **context.dtypes(step, activation)}
-    facts |= {"norm_eps": attr(step, "eps"), "norm_width": 0}
+    facts |= {"norm_eps": attr(step, "eps"), "norm_width": 0, "scale": position_scale(step)}
     if "norm" in step.inputs:
         (facts["norm_width"],) = sizes(context.plan.shape_of(step.inputs["norm"]))
     return plain(context, rope, batch=batch, num_heads=width // head_dim, head_dim=head_dim, **facts)

@@ -25,6 +25,7 @@ from .variants import variants_of
 # Kernels index with 32-bit integers, and the smallest element is a word.
 MAX_BINDING_BYTES = 8 << 30
 HOST_TABLES = True
+UNIT_SCALES = False
 LAYOUT: Layout = "rows"
 # Further choices of --activations beside those of the weights: every supported GPU has it.
 EXTRA_ACTIVATIONS = ("bfloat16",)

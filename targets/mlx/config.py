@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from nearfar.compiler.export.checkpoint_config import end_ids, sizes
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.formats.json_file import read_json_object
 from nearfar.compiler.ir.spec import ModelSpec
@@ -41,13 +42,7 @@ def write_config(
     config: dict[str, Any] = {
         "architectures": [model.class_name],
         "model_type": model.model_type or spec.model_type,
-        "vocab_size": spec.vocab_size,
-        "hidden_size": spec.hidden_size,
-        "intermediate_size": spec.intermediate_size,
-        "num_hidden_layers": spec.num_layers,
-        "num_attention_heads": spec.num_heads,
-        "num_key_value_heads": spec.num_kv_heads,
-        "head_dim": spec.head_dim,
+        **sizes(spec),
         # The Gemmas have a key of their own.
         "hidden_act": "silu" if model.activation == "silu" else "gelu_pytorch_tanh",
         "max_position_embeddings": longest_sequence(spec, context, windows),
@@ -61,7 +56,7 @@ def write_config(
     if spec.bos_token_id is not None:
         config["bos_token_id"] = spec.bos_token_id
     if spec.eos_token_ids:
-        config["eos_token_id"] = list(spec.eos_token_ids) if len(spec.eos_token_ids) > 1 else spec.eos_token_ids[0]
+        config["eos_token_id"] = end_ids(spec)
     if packing.group is not None or stored:
         group, bits = packing.group or next(iter(stored.values()))
         modules = {name: {"group_size": group, "bits": bits} for name, (group, bits) in stored.items()}
@@ -97,7 +92,7 @@ def longest_sequence(spec: ModelSpec, context: int, windows: tuple[int | None, .
     if spec.rope.scaling == "longrope":
         return spec.max_position_embeddings
     # Beyond this context, omitted windows would matter, or frequencies would be others.
-    fixed = windows != spec.windows or spec.rope.scaling == "dynamic" or spec.model_type == "ministral3"
+    fixed = windows != spec.windows or spec.rope.scaling == "dynamic"
     return context if fixed else spec.max_position_embeddings
 
 

@@ -33,7 +33,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "gate_halves": ("activation",),
     "soft_cap": ("scale", "cap"),
     "scale": (),
-    "rope": ("head_dim", "dtype"),
+    "rope": ("head_dim", "dtype", "position_scale"),
     "append_kv": (),
     "attention": ("scale", "window", "softcap", "causal", "sinks"),
 }
@@ -153,6 +153,10 @@ class Forward:
         x = values[node.inputs["x"]].astype(self._mx.float32)
         low, high, rest = self._mx.split(x.reshape(len(x), -1, node.attrs["head_dim"]), [half, 2 * half], axis=-1)
         rotated = self._mx.concatenate([low * cosine - high * sine, high * cosine + low * sine, rest], axis=-1)
+        if node.attr("position_scale") is not None:
+            beta, length = node.attr("position_scale")
+            periods = (values[node.inputs["positions"]] // length).astype(self._mx.float32)
+            rotated = rotated * (1 + beta * self._mx.log1p(periods))[:, None, None]
         return self._of(node, rotated.reshape(x.shape))
 
     def _append_kv(self, node: Node, values: dict[str, Any], spans: Sequence[Span], pages: Pages) -> None:

@@ -155,9 +155,12 @@ def phi3_keys(spec: ModelSpec, context: int) -> dict[str, Any]:  # noqa: ARG001
 
 
 def ministral3_keys(spec: ModelSpec, context: int) -> dict[str, Any]:
-    # Within the original length, which the context never exceeds, queries are not scaled by their position.
-    unscaled = {"original_max_position_embeddings": spec.max_position_embeddings, "llama_4_scaling_beta": 0.0}
-    return {"rope_parameters": {**unscaled, **rope_parameters(spec.rope, spec.head_dim, context)}}
+    # mlx-lm needs both keys. A rotation without an original length does not scale queries.
+    scale = {
+        "original_max_position_embeddings": spec.max_position_embeddings,
+        "llama_4_scaling_beta": spec.rope.query_beta,
+    }
+    return {"rope_parameters": {**scale, **rope_parameters(spec.rope, spec.head_dim, context)}}
 
 
 def granite_keys(spec: ModelSpec, context: int) -> dict[str, Any]:

@@ -31,10 +31,12 @@ from nearfar.compiler import quant
 from nearfar.compiler.calibration.best import quantize_best
 from nearfar.compiler.calibration.samples import generated_sample, read_sample
 from nearfar.compiler.demo import DEMOS
+from nearfar.compiler.export.gguf_file import GgufOptions, export_gguf
 from nearfar.compiler.formats import Checkpoint, load
 from nearfar.compiler.formats.checkpoint import StoredMatrix
 from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
 from nearfar.compiler.measure.quality import CheckpointCandidate, counted_between, make_windows, measure
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.quant import Codes
 from nearfar.compiler.text.tokenizer import Tokenizer
 
@@ -182,12 +184,14 @@ def llama(model: Model, file_type: str) -> Made:
     if not (find_spec("llama_cpp") and find_spec("gguf")):
         raise Missing("llama-cpp-python and gguf are not installed")
     import gguf
-    from gguf_file import write_checkpoint_gguf
     from llama_engine import quantize
 
     source = model.folder / "f32.gguf"
     if not source.is_file():
-        write_checkpoint_gguf(model.checkpoint, source)
+        options = CompileOptions(target="cpu", quantization="f32", self_test=False, force=True)
+        bundle = compile_model(str(model.original), model.folder / "f32-bundle", options)
+        # llama.cpp has no name for the model's split of words. It does not change the weights.
+        export_gguf(bundle, source, GgufOptions(pre="starcoder"))
     target = model.folder / f"{file_type}.gguf"
     if not target.is_file():
         quantize(source, target, file_type)

@@ -2,12 +2,12 @@
 llama.cpp.
 
 ``make bench-cpu`` runs this for Qwen3-0.6B, or for MODEL, a name from `compiler/arch/published/`. It prints a table and
-writes ``build/bench/cpu.json``, or ``cpu-MODEL.json``. If llama-cpp-python and gguf are installed, llama.cpp runs the
-same codes and scales if `gguf_file.py` has the family, and the two engines alternate in each phase. Before that, the
-logits of both are compared. With ``--file-type Q4_K_M``, or another type of llama.cpp's, llama.cpp quantizes that file
-again, and both run the result. Only forward passes are measured: ours include choosing the next token, llama.cpp's end
-with the logits. Ours run with the default activations and with 8-bit activations. At the end, the benchmark measures
-how fast the same threads read memory.
+writes ``build/bench/cpu.json``, or ``cpu-MODEL.json``. If llama-cpp-python is installed, llama.cpp runs the
+same codes and scales if the bundle can be exported as GGUF, and the two engines alternate in each phase. Before that,
+the logits of both are compared. With ``--file-type Q4_K_M``, or another type of llama.cpp's, llama.cpp quantizes that
+file again, and both run the result. Only forward passes are measured: ours include choosing the next token, llama.cpp's
+end with the logits. Ours run with the default activations and with 8-bit activations. At the end, the benchmark
+measures how fast the same threads read memory.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from rich.console import Console
 from rich.table import Table
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
+from nearfar.compiler.export.gguf_file import GgufOptions, export_gguf
+from nearfar.compiler.formats.gguf.architectures import architecture_for
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
 from nearfar.targets.cpu.runner import CpuRunner
@@ -87,32 +89,30 @@ def main() -> None:
     shapes = published(options.model) if options.model else QWEN3_0_6B
     bundle = make_bundle(options.folder, shapes)
     if options.file_type:
-        from gguf_file import add_byte_tokenizer, write_gguf
         from llama_engine import quantize
 
         source = options.folder / f"{shapes.name}-tokenizer.gguf"
         file = options.folder / f"{shapes.name}-{options.file_type}.gguf"
         if not file.exists():
-            write_gguf(bundle, source, lambda writer: add_byte_tokenizer(writer, shapes.config["vocab_size"]))
+            export_gguf(bundle, source, GgufOptions())
             quantize(source, file, options.file_type)
             source.unlink()
         bundle = compile_cpu(file, options.folder / f"{file.stem}-cpu")
     engines: dict[str, Answering] = {
         name: Ours(bundle, options.threads, activation) for name, activation in ACTIVATIONS.items()
     }
-    if find_spec("llama_cpp") and find_spec("gguf"):
-        from gguf_file import FAMILIES, write_gguf
+    if find_spec("llama_cpp"):
         from llama_engine import LlamaEngine
 
-        if bundle.manifest.spec.model_type in FAMILIES:
+        if architecture_for(bundle.manifest.spec.model_type):
             if not options.file_type:
                 file = options.folder / f"{shapes.name}.gguf"
                 if not file.exists():
-                    write_gguf(bundle, file)
+                    export_gguf(bundle, file, GgufOptions(tokenizer=False))
             engines["llama.cpp"] = LlamaEngine(file, SEQUENCES, CONTEXT, PROMPT, options.threads)
             compare_logits(engines["nearfar"], engines["llama.cpp"])
         else:
-            print(f"without llama.cpp: gguf_file.py has no {bundle.manifest.spec.model_type}")
+            print(f"without llama.cpp: a {bundle.manifest.spec.model_type} model cannot be exported as GGUF")
     results = [measure(engines, *phase, options.rounds) for phase in PHASES]
     weight_bytes = sum(plane.size for weight in bundle.manifest.weights.values() for plane in weight.planes)
     rate = read_rate(bundle, options.threads)
@@ -158,7 +158,7 @@ def compare_logits(ours: Answering, theirs: Answering) -> None:
     difference = float(np.abs(found - expected).max() / np.abs(expected).max())
     print(f"llama.cpp's logits differ by {difference:.1%} of the largest (correlation {correlation:.5f})", flush=True)
     if not correlation > LEAST_CORRELATION:
-        raise SystemExit("the engines do not run the same model: correct gguf_file.py")
+        raise SystemExit("the engines do not run the same model: correct compiler/export")
 
 
 def measure(

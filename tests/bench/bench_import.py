@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import resource
 import subprocess
@@ -18,12 +17,13 @@ import tempfile
 import time
 from pathlib import Path
 
-import gguf
 import numpy as np
 from bench_compile import machine
-from gguf import GGMLQuantizationType as Type
 from rich.console import Console
 from rich.table import Table
+
+from nearfar.compiler.formats.gguf.writer import NewTensor, Value, write_header
+from nearfar.compiler.formats.tokenizer_json import BYTE, CONTROL, NORMAL, UNKNOWN
 
 # Mistral 7B.
 LAYERS, HIDDEN, FEED_FORWARD, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 32, 4096, 14336, 32, 8, 128, 32_000
@@ -84,65 +84,58 @@ def write_speed(folder: Path) -> float:
 
 def write_file(path: Path) -> Path:
     """A file with the shapes and types of Mistral 7B in Q4_K_M, and a tokenizer of single bytes."""
-    writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_block_count(LAYERS)
-    writer.add_context_length(32_768)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(FEED_FORWARD)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(1e6)
-    writer.add_tokenizer_model("llama")
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    writer.add_token_list([*tokens, *(f"word{number}" for number in range(VOCABULARY - len(tokens)))])
-    writer.add_token_scores([0.0] * VOCABULARY)
-    kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL, *[gguf.TokenType.BYTE] * 256]
-    writer.add_token_types([*kinds, *[gguf.TokenType.NORMAL] * (VOCABULARY - len(kinds))])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    end = 0
-    for name, shape, kind in tensors():
-        elements, size = gguf.GGML_QUANT_SIZES[kind]
-        count = math.prod(shape) // elements * size
-        # The shape that it takes is that of the bytes.
-        writer.add_tensor_info(
-            name, [*shape[:-1], shape[-1] // elements * size], np.dtype(np.uint8), count, raw_dtype=kind
-        )
-        end += -(-count // 32) * 32
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
-    start = -(-path.stat().st_size // 32) * 32
-    with path.open("r+b") as file:
-        file.truncate(start + end)
+    kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256]
+    words = VOCABULARY - len(tokens)
+    metadata: dict[str, Value] = {
+        "general.architecture": "llama",
+        "llama.block_count": LAYERS,
+        "llama.context_length": 32_768,
+        "llama.embedding_length": HIDDEN,
+        "llama.feed_forward_length": FEED_FORWARD,
+        "llama.attention.head_count": HEADS,
+        "llama.attention.head_count_kv": KV_HEADS,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.freq_base": 1e6,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [*tokens, *(f"word{number}" for number in range(words))],
+        "tokenizer.ggml.scores": np.zeros(VOCABULARY, np.float32),
+        "tokenizer.ggml.token_type": np.array([*kinds, *[NORMAL] * words], np.int32),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    write_header(path, metadata, tensors())
     return path
 
 
-def tensors() -> list[tuple[str, tuple[int, ...], Type]]:
-    found: list[tuple[str, tuple[int, ...], Type]] = [
-        ("token_embd.weight", (VOCABULARY, HIDDEN), Type.Q4_K),
-        ("output_norm.weight", (HIDDEN,), Type.F32),
-        ("output.weight", (VOCABULARY, HIDDEN), Type.Q6_K),
+def tensors() -> list[NewTensor]:
+    found = [
+        new_tensor("token_embd", (VOCABULARY, HIDDEN), "Q4_K"),
+        new_tensor("output_norm", (HIDDEN,), "F32"),
+        new_tensor("output", (VOCABULARY, HIDDEN), "Q6_K"),
     ]
     for layer in range(LAYERS):
         # llama.cpp gives more bits to the first and the last layers, and to every third between.
         more = layer < LAYERS // 8 or layer >= 7 * LAYERS // 8 or (layer - LAYERS // 8) % 3 == 2
-        high = Type.Q6_K if more else Type.Q4_K
-        parts: dict[str, tuple[tuple[int, ...], Type]] = {
-            "attn_norm": ((HIDDEN,), Type.F32),
-            "attn_q": ((HEADS * HEAD_DIM, HIDDEN), Type.Q4_K),
-            "attn_k": ((KV_HEADS * HEAD_DIM, HIDDEN), Type.Q4_K),
+        high = "Q6_K" if more else "Q4_K"
+        parts: dict[str, tuple[tuple[int, ...], str]] = {
+            "attn_norm": ((HIDDEN,), "F32"),
+            "attn_q": ((HEADS * HEAD_DIM, HIDDEN), "Q4_K"),
+            "attn_k": ((KV_HEADS * HEAD_DIM, HIDDEN), "Q4_K"),
             "attn_v": ((KV_HEADS * HEAD_DIM, HIDDEN), high),
-            "attn_output": ((HIDDEN, HEADS * HEAD_DIM), Type.Q4_K),
-            "ffn_norm": ((HIDDEN,), Type.F32),
-            "ffn_gate": ((FEED_FORWARD, HIDDEN), Type.Q4_K),
-            "ffn_up": ((FEED_FORWARD, HIDDEN), Type.Q4_K),
+            "attn_output": ((HIDDEN, HEADS * HEAD_DIM), "Q4_K"),
+            "ffn_norm": ((HIDDEN,), "F32"),
+            "ffn_gate": ((FEED_FORWARD, HIDDEN), "Q4_K"),
+            "ffn_up": ((FEED_FORWARD, HIDDEN), "Q4_K"),
             "ffn_down": ((HIDDEN, FEED_FORWARD), high),
         }
-        found += [(f"blk.{layer}.{part}.weight", *rest) for part, rest in parts.items()]
+        found += [new_tensor(f"blk.{layer}.{part}", *rest) for part, rest in parts.items()]
     return found
+
+
+def new_tensor(name: str, shape: tuple[int, ...], kind: str) -> NewTensor:
+    """A tensor whose values are never written."""
+    return NewTensor(f"{name}.weight", shape, kind, lambda start, stop: np.zeros((stop - start, 0), np.uint8))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 runtimes.
 
 ``make bench-onnx`` runs this, prints a table and writes ``build/bench/onnx.json``. Our runner uses groups of 32, 64 and
-128 weights. onnxruntime-genai runs the folder with groups of 64. If llama-cpp-python and gguf are installed, llama.cpp
+128 weights. onnxruntime-genai runs the folder with groups of 64. If llama-cpp-python is installed, llama.cpp
 runs Q4_0, which has groups of 32. transformers runs the checkpoint in bfloat16. The engines alternate in each phase,
 and only forward passes are measured: ours and genai's include choosing the next token, the others end with the logits.
 Peak memory and build time are measured in separate processes.
@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nearfar.compiler.bundle.folder import ExportBundle, open_any
+from nearfar.compiler.export.gguf_file import GgufOptions, export_gguf
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
 from nearfar.targets.onnx.runner import OnnxRunner
 from nearfar.targets.threads import default_threads
@@ -117,19 +118,18 @@ def open_export(path: Path) -> ExportBundle:
 
 def open_engines(folder: Path, threads: int, wanted: Sequence[str] | None) -> dict[str, Engine]:
     def llama() -> Engine:
-        from gguf_file import write_gguf
         from llama_engine import LlamaEngine
 
         file = folder / f"{QWEN3_0_6B.name}.gguf"
         if not file.exists():
-            write_gguf(make_bundle(folder), file)
+            export_gguf(make_bundle(folder), file, GgufOptions(tokenizer=False))
         return LlamaEngine(file, SEQUENCES, CONTEXT, PROMPT, threads)
 
     def ours(group: int) -> Engine:
         return Ours(open_export(exported(folder, group)), threads)
 
     makers: dict[str, Callable[[], Engine]] = {f"nearfar {group}": partial(ours, group) for group in GROUPS}
-    if find_spec("llama_cpp") and find_spec("gguf"):
+    if find_spec("llama_cpp"):
         makers["llama.cpp"] = llama
     makers["genai 64"] = lambda: GenAi(exported(folder, 64), threads)
     makers["transformers"] = lambda: Transformers(folder / QWEN3_0_6B.name, threads)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,22 +62,6 @@ def quantize(source: Path, target: Path, file_type: str) -> None:
         raise SystemExit(f"llama.cpp could not quantize {source} to {file_type}")
 
 
-def logits_of(file: Path, tokens: Sequence[int], threads: int) -> npt.NDArray[np.float32]:
-    """The logits (tokens, V) of a prompt, with keys and values in float32."""
-    context = open_context(file, 1, len(tokens), len(tokens), threads, unified=True, exact=True)
-    batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
-    batch.n_tokens = len(tokens)
-    for index, token in enumerate(tokens):
-        batch.token[index], batch.pos[index], batch.logits[index] = token, index, True
-        batch.n_seq_id[index], batch.seq_id[index][0] = 1, 0
-    assert llama_cpp.llama_decode(context, batch) == 0
-    vocab_size = vocab_size_of(context)
-    rows = np.stack([logits_at(context, row, vocab_size) for row in range(len(tokens))])
-    llama_cpp.llama_batch_free(batch)
-    llama_cpp.llama_free(context)
-    return rows
-
-
 def vocab_size_of(context: Any) -> int:
     return int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(llama_cpp.llama_get_model(context))))
 
@@ -87,11 +70,9 @@ def logits_at(context: Any, row: int, vocab_size: int) -> npt.NDArray[np.float32
     return np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(context, row), (vocab_size,)).copy()
 
 
-def open_context(
-    file: Path, sequences: int, context: int, batch: int, threads: int, *, unified: bool, exact: bool = False
-) -> Any:
+def open_context(file: Path, sequences: int, context: int, batch: int, threads: int, *, unified: bool) -> Any:
     """Open a model with space for ``context`` tokens of each sequence; with ``unified``, all sequences share one
-    buffer; with ``exact``, keys and values are float32.
+    buffer.
     """
     llama_cpp.llama_log_set(SILENT, None)
     llama_cpp.llama_backend_init()
@@ -102,8 +83,6 @@ def open_context(
     settings.n_batch, settings.n_ubatch = batch, min(batch, UBATCH)
     settings.n_threads = settings.n_threads_batch = threads
     settings.kv_unified = unified
-    if exact:
-        settings.type_k = settings.type_v = llama_cpp.GGML_TYPE_F32
     opened = llama_cpp.llama_init_from_model(model, settings)
     assert opened
     return opened

@@ -7,12 +7,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from checkpoints import QWEN3_0_6B, write_checkpoint
 
 from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.export.gguf_file import GgufOptions, export_gguf
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 
 CONTEXT = 1024
@@ -23,7 +24,7 @@ END = "<|end|>"
 
 @dataclass(frozen=True, slots=True)
 class ServingModel:
-    """``gguf`` is None if the package gguf is missing."""
+    """``gguf`` is None if llama-cpp-python is missing."""
 
     bundle: Path
     gguf: Path | None
@@ -46,13 +47,11 @@ def make_serving_model(
     progress("compiling it")
     options = CompileOptions(target="cpu", context=CONTEXT, activations=activations, self_test=False, force=True)
     compile_model(str(checkpoint), bundle, options)
-    try:
-        from gguf_file import write_gguf
-    except ImportError:
+    if not find_spec("llama_cpp"):
         return ServingModel(bundle, None)
     if not gguf.exists():
         progress("writing it as GGUF")
-        write_gguf(open_bundle(bundle), gguf, lambda writer: add_tokenizer(writer, tokens))
+        export_gguf(open_bundle(bundle), gguf, GgufOptions())
     return ServingModel(bundle, gguf)
 
 
@@ -77,18 +76,3 @@ def write_chat_tokenizer(folder: Path, tokens: list[str]) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE, "eos_token": END}))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": len(tokens) - 1}))
-
-
-def add_tokenizer(writer: Any, tokens: list[str]) -> None:
-    """Write the same tokenizer into a GGUF file."""
-    import gguf
-
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.NORMAL] * (len(tokens) - 1) + [gguf.TokenType.CONTROL])
-    # llama.cpp requires a merge. The result of this one is not a token, so the letters stay separate.
-    writer.add_token_merges([f"{tokens[0]} {tokens[0]}"])
-    writer.add_eos_token_id(len(tokens) - 1)
-    writer.add_add_bos_token(False)
-    writer.add_chat_template(CHAT_TEMPLATE)

@@ -86,6 +86,7 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "gated_linear", "stream", partial(in_stream, "gated_linear", ("norm",))
     for activation in ("gelu", "relu", "tanh"):
         yield "linear", f"then_{activation}", partial(linear, bias=True, residual=True, y_activation=activation)
+    yield "linear", "layer_norm", partial(linear, norm=True, centered=True, norm_bias=True, bias=True)
     yield "linear", "rounded_input", partial(linear, bias=True, x_step=0.25)
     yield "linear", "rounded_activation", partial(linear, "activation", "activation", residual=True, x_step=0.25)
     yield "add", "plain", add
@@ -96,6 +97,7 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
         yield "gate_halves", activation, partial(gate_halves, activation)
         yield "gated_linear", activation, partial(gated_linear, activation)
     yield "gated_linear", "norm_bias", partial(gated_linear, "gelu", x_dtype="activation", norm=True, bias=True)
+    yield "gated_linear", "layer_norm", partial(gated_linear, "silu", norm=True, centered=True)
     yield "gated_linear", "first_part", partial(gated_linear, "silu", **part)
     yield "gated_linear", "later_part", partial(gated_linear, "relu2", **later)
     yield "scale", "plain", scale
@@ -115,6 +117,12 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "rope_append", "values", partial(over_pages, "rope_append", qk_norm=True, eps=1e-5, norms_values=True)
     values: dict[str, Any] = {"qk_norm": True, "eps": 1e-5, "norms_values": True}
     yield "rope_attention", "values", partial(over_pages, "rope_attention", window=5, **values)
+    wide: dict[str, Any] = {"qk_norm": True, "wide": True, "eps": 1e-5}
+    yield "rope_append", "wide", partial(over_pages, "rope_append", **wide)
+    yield "rope_attention", "wide", partial(over_pages, "rope_attention", norm_after=True, **wide)
+    growth = (0.5, 20)
+    yield "rope", "scaled", partial(over_pages, "rope", position_scale=growth)
+    yield "rope_attention", "scaled", partial(over_pages, "rope_attention", position_scale=growth)
     yield "rope_append", "not_rotated", partial(over_pages, "rope_append", rotary_dim=0)
     yield "rope_attention", "window", partial(over_pages, "rope_attention", window=5, rotary_dim=8)
     for op in ("adjust_logits", "sample", "top_logprobs"):
@@ -258,6 +266,8 @@ def linear(
     up_start: int | None = None,
     activation: str = "silu",
     y_activation: str = "none",
+    centered: bool = False,
+    norm_bias: bool = False,
 ) -> Graph:
     """``later``: another projection has written the ``offset`` columns before it. ``up_start``: it gates columns of
     another value.
@@ -271,13 +281,14 @@ def linear(
         "x": x,
         "weight": graph.matrix("weight", OUTPUTS, COLUMNS),
         "norm": graph.vector("norm", COLUMNS) if norm else None,
+        "norm_bias": graph.vector("norm_bias", COLUMNS) if norm_bias else None,
         "bias": graph.vector("bias", width) if bias else None,
         "residual": graph.value("residual", ("S", width)) if residual else None,
         "into": into,
         "up": None if up_start is None else graph.value("up", ("S", up_start + width + 5)),
     }
     eps = 1e-3 if norm else None
-    attrs: dict[str, Any] = {"eps": eps, "columns": columns, "offset": offset, "x_step": x_step}
+    attrs: dict[str, Any] = {"eps": eps, "columns": columns, "offset": offset, "x_step": x_step, "centered": centered}
     attrs |= {"up_start": up_start or 0, "activation": activation, "y_activation": y_activation}
     return graph.ends(graph.add("linear", inputs, name="y", dtype=dtype, **attrs))
 
@@ -305,6 +316,7 @@ def gated_linear(
     *,
     x_dtype: DType = "float32",
     norm: bool = False,
+    centered: bool = False,
     bias: bool = False,
     columns: int | None = None,
     offset: int = 0,
@@ -323,8 +335,8 @@ def gated_linear(
         "bias": graph.vector("bias", 2 * OUTPUTS) if bias else None,
         "into": into,
     }
-    attrs = {"activation": activation, "eps": 1e-3 if norm else None, "columns": columns, "offset": offset}
-    return graph.ends(graph.add("gated_linear", inputs, name="y", **attrs))
+    attrs: dict[str, Any] = {"activation": activation, "eps": 1e-3 if norm else None, "centered": centered}
+    return graph.ends(graph.add("gated_linear", inputs, name="y", columns=columns, offset=offset, **attrs))
 
 
 def add_lora(x_dtype: DType, dtype: DType, *, norm: bool) -> Graph:
@@ -347,6 +359,7 @@ def over_pages(
     *,
     rotary_dim: int = HEAD_DIM,
     qk_norm: bool = False,
+    wide: bool = False,
     norm_width: int = 0,
     sinks: bool = False,
     **attrs: Any,
@@ -364,14 +377,14 @@ def over_pages(
         "qkv": partial(graph.value, "qkv", ("S", (HEADS + 2 * KV_HEADS) * HEAD_DIM), "activation"),
         "kv": partial(graph.state, "kv", ("P", 2, KV_HEADS, PAGE, row), "activation" if form is None else "uint32"),
         "table": partial(rope_table, graph, rotary_dim),
-        "qk_norm": partial(graph.vector, "qk_norm", 2 * HEAD_DIM),
+        "qk_norm": partial(graph.vector, "qk_norm", (HEADS + KV_HEADS if wide else 2) * HEAD_DIM),
         "sinks": partial(graph.vector, "sinks", HEADS),
         "norm": partial(graph.vector, "norm", norm_width),
     }
     given = {"table": rotary_dim > 0, "qk_norm": qk_norm, "sinks": sinks, "norm": norm_width > 0}
     roles = [*OPS[op].inputs, *(role for role in OPS[op].optional if given[role])]
     rotates = {"head_dim": HEAD_DIM, "dtype": "activation", "eps": 1e-5 if norm_width else None}
-    own = rotates if op == "rope" else attrs
+    own = {**rotates, **attrs} if op == "rope" else attrs
     result = graph.add(op, {role: declare[role]() for role in roles}, name="y", **own)
     return graph.ends(result) if OPS[op].result else graph
 

@@ -7,9 +7,10 @@ results are compared with transformers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,10 +34,23 @@ from nearfar.compiler.runtime.trust import check_runner
 CompileTiny = Callable[..., Path]
 LIMITS = Limits(tokens=75, sequences=3, rows=75, pages=20)
 OPTIONS = {"quantization": "f32", "context": 256, "activations": ("float32",)}
+TARGETS = ("webgpu", "cpu", "cuda")
 UNFUSED_OPS = {"rms_norm", "rope", "append_kv", "attention", "add", "gate", "linear"}
 
 
-@pytest.fixture(params=["webgpu", "cpu", "cuda"])
+def on_targets(names: Iterable[str], everywhere: str, once: Collection[str]) -> list[Any]:
+    """The pairs of a name and a target. `make test` runs ``everywhere`` on each target, and each of ``once`` on one of
+    them in turn. The kernels of each target have tests of their own.
+    """
+    usual = {(name, TARGETS[turn % 3]) for turn, name in enumerate(once)} | {(everywhere, each) for each in TARGETS}
+    return [
+        pytest.param(name, target, marks=() if (name, target) in usual else pytest.mark.exhaustive)
+        for name in names
+        for target in TARGETS
+    ]
+
+
+@pytest.fixture(params=TARGETS)
 def target(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     for fixture in {"webgpu": ("vulkan",), "cuda": ("nvrtc", "emulated_cuda"), "cpu": ()}[name]:
@@ -72,7 +86,10 @@ def opened(target: str, request: pytest.FixtureRequest) -> Iterator[Callable[[Bu
         runner.close()
 
 
-@pytest.mark.parametrize("architecture", CHECKPOINTS)
+# Qwen3 has norms of queries and keys.
+@pytest.mark.parametrize(
+    ("architecture", "target"), on_targets(CHECKPOINTS, "qwen3", tuple(CHECKPOINTS)), indirect=["target"]
+)
 def test_an_architecture_runs_on_every_kernel_target(
     architecture: str,
     target: str,
@@ -91,10 +108,8 @@ def test_an_architecture_runs_on_every_kernel_target(
 
 
 # Qwen2 has biases, and Qwen3 has norms of queries and keys. The others have no other ops.
-@pytest.mark.parametrize(
-    "architecture",
-    [name if name in ("qwen2", "qwen3") else pytest.param(name, marks=pytest.mark.exhaustive) for name in CHECKPOINTS],
-)
+@pytest.mark.parametrize(("architecture", "target"), on_targets(CHECKPOINTS, "qwen3", ("qwen2",)), indirect=["target"])
+@pytest.mark.usefixtures("compiled_once")
 def test_an_architecture_runs_without_passes(
     architecture: str,
     target: str,
@@ -122,21 +137,23 @@ def require_same_together(runner: PlanRunner) -> None:
         assert relative_error(together, alone) < F32
 
 
-# The others have no other ops and no other passes.
-ALWAYS = ("cohere2", "gemma2", "gemma4_text")
 # A longer context would change their rotations.
 SHORT = ("llama_dynamic", "phi3_short")
 
 
 @pytest.mark.parametrize(
-    "family", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.exhaustive) for name in FAMILIES]
+    ("family", "target"),
+    on_targets(FAMILIES, "gemma4_text", ("gemma2", "cohere2")),
+    indirect=["target"],
 )
+@pytest.mark.usefixtures("compiled_once")
 def test_a_family_runs_on_every_kernel_target(
     family: str, target: str, opened: Callable[[Bundle], PlanRunner], tmp_path: Path
 ) -> None:
-    """Those that always run have windows on some layers. Gemma has norms behind its sub-layers, Gemma 2 soft-caps of
-    scores, Gemma 4 heads of two sizes, layers that share keys and values, and a second embedding. Command R7B has
-    LayerNorms, sub-layers side by side, layers that do not rotate, and a rotation of interleaved pairs.
+    """Those that `make test` runs have windows on some layers. Gemma has norms behind its sub-layers, Gemma 2 soft-caps
+    of scores, Gemma 4 heads of two sizes, layers that share keys and values, and a second embedding. Command R7B has
+    LayerNorms, sub-layers side by side, layers that do not rotate, and a rotation of interleaved pairs. The others have
+    no other ops and no other passes.
     """
     expected = make_family(family, tmp_path / "checkpoint")
     context = len(TOKENS) if family in SHORT else 256
@@ -171,6 +188,7 @@ def poisoned(runner: PlanRunner) -> npt.NDArray[np.float32]:
 @pytest.mark.parametrize(
     "target", ["webgpu", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("cpu", "cuda"))], indirect=True
 )
+@pytest.mark.usefixtures("compiled_once")
 def test_a_residual_stream_beyond_float16_is_right_with_float16_activations(
     target: str, opened: Callable[[Bundle], PlanRunner], tmp_path: Path
 ) -> None:

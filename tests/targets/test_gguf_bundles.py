@@ -72,6 +72,7 @@ PAIRS = {("Q4_K_M", "cpu"), ("Q5_K_S", "webgpu"), ("Q3_K_L", "cuda"), ("Q4_0", "
     ],
     indirect=["target"],
 )
+@pytest.mark.usefixtures("compiled_once")
 def test_a_mixed_file_computes_with_the_values_of_its_blocks(
     label: str, target: str, opened: Any, tmp_path: Path
 ) -> None:

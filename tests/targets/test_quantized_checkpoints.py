@@ -64,6 +64,7 @@ def logits_of(runner: Any, page_size: int) -> npt.NDArray[np.float32]:
     return np.array(runner.forward(batch).logits)
 
 
+@pytest.mark.usefixtures("compiled_once")
 def test_a_kernel_target_computes_what_transformers_computes(
     target: str, opened: Any, checkpoints: Mapping[str, Path], tmp_path: Path
 ) -> None:

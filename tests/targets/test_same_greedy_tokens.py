@@ -28,7 +28,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 LONG = ("gemma4_text", "phi3_long")
 
 
-@pytest.mark.usefixtures("mlx")
+@pytest.mark.usefixtures("mlx", "compiled_once")
 @pytest.mark.parametrize(
     "family", ["gemma3_text", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in LONG)]
 )

@@ -111,8 +111,8 @@ TIMEOUT_MS = 180_000
 
 @pytest.fixture(scope="session")
 def site(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
-    """The page and bundles: with few kernels; with few kernels, but all for attention; with all kernels; with a flipped
-    byte in a shard; with float16 only; of another version.
+    """The page and bundles: with few kernels; with few kernels, but all for attention; with a flipped byte in a shard;
+    with float16 only; of another version. test_demo_tokens.py runs a bundle with all its kernels.
     """
     site = tmp_path_factory.mktemp("site")
     shutil.copytree(PAGE, site, dirs_exist_ok=True)
@@ -120,7 +120,7 @@ def site(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFact
         shutil.copy(PAGE.parent / script, site)
     (site / "empty.html").write_text("<!doctype html>")
     (site / "example.html").write_text((ROOT / "web/README.md").read_text().split("```html\n")[1].split("```")[0])
-    for name in ("bundle", "decode", "whole", "corrupt", "half", "alien"):
+    for name in ("bundle", "decode", "corrupt", "half", "alien"):
         shutil.copytree(tiny_bundle, site / name)
     lighten(site / "bundle")
     # The number of dispatches per decoded token is the same as with all kernels.
@@ -146,7 +146,7 @@ def address(site: Path) -> Iterator[str]:
 def ready_page(browser: Browser, address: str) -> Iterator[Page]:
     page = browser.new_page()
     page.set_default_timeout(TIMEOUT_MS)
-    open_page(page, f"{address}?bundle=./whole/", "ready")
+    open_page(page, f"{address}?bundle=./decode/", "ready")
     yield page
     page.close()
 
@@ -354,8 +354,9 @@ def test_a_stopped_answer_leaves_the_page_ready_for_the_next(page: Page, address
     page.click("#send")
     page.wait_for_selector(".answer[data-state=done]")
     page.click("#new-chat")
+    # test_chat_page.py fills a context.
+    page.fill("#max-tokens", "24")
     page.click("#examples button >> nth=1")
-    # Nothing limits this answer but the context.
     page.wait_for_selector(".answer[data-state=done][data-ttft-ms]")
 
 

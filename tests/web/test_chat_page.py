@@ -216,11 +216,18 @@ def test_a_full_context_drops_the_oldest_turns_but_not_the_system_prompt(chat: P
 
 
 def test_an_answer_that_fills_the_context_continues(chat: Page) -> None:
-    chat.fill("#max-tokens", "200")
-    ask(chat, "word " * 30)
+    chat.fill("#max-tokens", "100")
+    question = "word " * 35
+    ask(chat, question)
     assert chat.locator(".answer .problem").count() == 0
     facts = chat.text_content(".answer .facts") or ""
-    assert "200 tokens" in facts
+    assert "100 tokens" in facts
+    messages = [{"role": "user", "content": question}]
+    context, prompt = chat.evaluate(
+        "async (messages) => [window.nearfar.engine.info.context, await window.nearfar.engine.countTokens(messages)]",
+        messages,
+    )
+    assert prompt + 100 > context
 
 
 def test_problems_are_explained_in_plain_words(chat: Page) -> None:

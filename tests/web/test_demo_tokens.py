@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from light_bundle import lighten
+from light_bundle import few_kernels, lighten
 
 from nearfar.compiler.browser.chromium import FLAGS
 from nearfar.compiler.browser.page_server import PageServer
@@ -46,12 +47,16 @@ def endless_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
     """The demo model without tokens that end an answer, so that it generates all 64 tokens; float32 activations."""
     quantization, kv = request.param
     path = tmp_path_factory.mktemp("demo") / f"{quantization}-{kv}"
-    compile_model(str(CHECKPOINT), path, CompileOptions(quantization=quantization, kv=kv, activations=("float32",)))
+    options = CompileOptions(quantization=quantization, kv=kv, activations=("float32",))
+    # One bundle has all its kernels.
+    is_light = (quantization, kv) != ("q4f16", "activation")
+    with few_kernels() if is_light else nullcontext():
+        compile_model(str(CHECKPOINT), path, options)
     manifest = json.loads((path / MANIFEST_FILE).read_text())
     manifest["spec"]["eos_token_ids"] = []
     (path / MANIFEST_FILE).write_text(json.dumps(manifest))
-    if (quantization, kv) != ("q4f16", "activation"):
-        lighten(path, keep=("rope_attention",) if kv == "q8" else ())
+    if is_light:
+        lighten(path)
     return open_bundle(path)
 
 

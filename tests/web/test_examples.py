@@ -48,7 +48,7 @@ def url(site: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def context(browser: Browser) -> Iterator[BrowserContext]:
-    """One page for all examples, so that the self-test of their shared bundle runs once."""
+    """One context for all examples, so that their shared bundle is downloaded once."""
     context = browser.new_context()
     context.set_default_timeout(TIMEOUT_MS)
     yield context

@@ -20,7 +20,7 @@ from nearfar.compiler.browser.page_server import PageServer
 
 @pytest.fixture(scope="module")
 def server(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:  # noqa: ARG001
-    with light_server(tiny_bundle, tmp_path_factory.mktemp("pages")) as server:
+    with light_server(tiny_bundle, tmp_path_factory.mktemp("pages"), self_test=True) as server:
         yield server
 
 

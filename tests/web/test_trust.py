@@ -60,7 +60,7 @@ def site(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFact
     (site / "index.html").write_text(HTML)
     for name in ("sound", "broken", "hopeless"):
         shutil.copytree(tiny_bundle, site / name)
-        lighten(site / name, keep=("gated_linear",))
+        lighten(site / name, keep=("gated_linear",), self_test=True)
     break_kernels(site / "broken", variants(site / "broken", "gated_linear")[0])
     for variant in variants(site / "hopeless", "gated_linear"):
         break_kernels(site / "hopeless", variant)
@@ -150,7 +150,7 @@ def test_a_measured_tuning_ships_with_a_bundle_and_answers_stay(
     turned = {**record, "variants": {step["variants"]: [{"when": None, "variant": names[-1]}]}}
     shutil.copytree(tiny_bundle, site / "shipped")
     (site / "shipped/manifest.json").write_text(json.dumps({**manifest, "tuning": [turned]}))
-    lighten(site / "shipped", keep=("gated_linear",))
+    lighten(site / "shipped", keep=("gated_linear",), self_test=True)
     shipped = load(context.new_page(), address, "shipped", expected, tuning=True, selfTest="never")
     assert shipped["tuning"] == turned
     assert shipped["ids"] == expected["token_ids"][:12]

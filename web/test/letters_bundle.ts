@@ -398,6 +398,7 @@ const SPEC: Manifest["spec"] = {
     truncate: true,
     short_factors: [],
     long_factors: [],
+    query_beta: 0,
   },
   window_rope: null,
   unrotated: [],

@@ -1,8 +1,8 @@
 """The tensor types of GGUF: the byte layout of blocks of weights, and their codes, scales and offsets.
 
 The layouts are those of ggml (ggml-common.h and ggml-quants.c of github.com/ggml-org/llama.cpp). A block is
-consecutive elements of one row. Nothing is rounded: the scales of blocks of 256 are products of a float16 and a small
-integer, which float32 holds exactly.
+consecutive elements of one row. Nothing is rounded: the scales of blocks of 256 stay products of a float16 and a small
+integer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...quant import Codes
+from ...quant import Codes, Products
 from ..small_floats import FP4_CODES
 
 Bytes = npt.NDArray[np.uint8]
@@ -23,12 +23,12 @@ Floats = npt.NDArray[np.float32]
 
 class Unpacked(NamedTuple):
     """Codes (n, B, elements) of B blocks in each of n rows, their scales (n, B, scales) and biases; None if there are
-    none.
+    none. Products have units (n, B, 1).
     """
 
     codes: npt.NDArray[np.uint8]
-    scales: npt.NDArray[Any]
-    biases: npt.NDArray[Any] | None = None
+    scales: npt.NDArray[Any] | Products
+    biases: npt.NDArray[Any] | Products | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +105,8 @@ def quarters(data: Bytes) -> Bytes:
     return parts.reshape(*data.shape[:-1], 256)
 
 
-def products(factors: npt.NDArray[np.float16], integers: npt.NDArray[Any]) -> Floats:
-    """float16 (.., 1) times small integers, exactly."""
-    result: Floats = factors.astype(np.float32) * integers.astype(np.float32)
-    return result
+def products(units: npt.NDArray[np.float16], integers: npt.NDArray[Any]) -> Products:
+    return Products(integers.astype(np.int8), units)
 
 
 def q2_k(data: Bytes) -> Unpacked:
@@ -116,7 +114,7 @@ def q2_k(data: Bytes) -> Unpacked:
     return Unpacked(
         quarters(data[..., 16:80]),
         products(halves(data[..., 80:82]), scales & 15),
-        -products(halves(data[..., 82:84]), scales >> 4),
+        products(-halves(data[..., 82:84]), scales >> 4),
     )
 
 
@@ -148,7 +146,7 @@ def q4_k(data: Bytes) -> Unpacked:
     return Unpacked(
         nibbles_by_32(data[..., 16:]),
         products(halves(data[..., :2]), scales),
-        -products(halves(data[..., 2:4]), minimums),
+        products(-halves(data[..., 2:4]), minimums),
     )
 
 
@@ -159,7 +157,7 @@ def q5_k(data: Bytes) -> Unpacked:
     return Unpacked(
         with_high(nibbles_by_32(data[..., 48:]), high, 4),
         products(halves(data[..., :2]), scales),
-        -products(halves(data[..., 2:4]), minimums),
+        products(-halves(data[..., 2:4]), minimums),
     )
 
 
@@ -221,13 +219,13 @@ BLOCK_TYPES = {
     6: BlockType("Q5_0", 32, 22, Codes(5, 32, "", "float16"), q5_0),
     7: BlockType("Q5_1", 32, 24, Codes(5, 32, "b", "float16"), q5_1),
     8: BlockType("Q8_0", 32, 34, Codes(8, 32, "", "float16"), q8_0),
-    10: BlockType("Q2_K", 256, 84, Codes(2, 16, "b"), q2_k),
-    11: BlockType("Q3_K", 256, 110, Codes(3, 16), q3_k),
-    12: BlockType("Q4_K", 256, 144, Codes(4, 32, "b"), q4_k),
-    13: BlockType("Q5_K", 256, 176, Codes(5, 32, "b"), q5_k),
-    14: BlockType("Q6_K", 256, 210, Codes(6, 16), q6_k),
+    10: BlockType("Q2_K", 256, 84, Codes(2, 16, "b", "int8"), q2_k),
+    11: BlockType("Q3_K", 256, 110, Codes(3, 16, "", "int8"), q3_k),
+    12: BlockType("Q4_K", 256, 144, Codes(4, 32, "b", "int8"), q4_k),
+    13: BlockType("Q5_K", 256, 176, Codes(5, 32, "b", "int8"), q5_k),
+    14: BlockType("Q6_K", 256, 210, Codes(6, 16, "", "int8"), q6_k),
     20: BlockType("IQ4_NL", 32, 18, Codes(8, 32, "", "float16"), iq4_nl),
-    23: BlockType("IQ4_XS", 256, 136, Codes(8, 32), iq4_xs),
+    23: BlockType("IQ4_XS", 256, 136, Codes(8, 32, "", "int8"), iq4_xs),
     30: BlockType("BF16", 1, 2, floats=bf16),
     39: BlockType("MXFP4", 32, 17, Codes(5, 32), mxfp4),
 }

@@ -10,8 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import QuantizationError
+from ...quant import Products
 from ...quant.base import Array
 from ..checkpoint import StoredMatrix, Tensor
+from .block_types import BlockType
 from .container import StoredTensor
 
 Rows = npt.NDArray[np.intp]
@@ -85,16 +87,10 @@ def read_planes(
     name: str, stored: StoredTensor, order: Interleaved | None, start: int, stop: int
 ) -> Mapping[str, Array]:
     """The planes of rows [start, stop) of a matrix of codes. Raises QuantizationError for an infinite scale."""
-    kind = stored.type
-    assert kind.form is not None
-    assert kind.unpack is not None
     rows = np.arange(start, stop)
     data = stored.read_rows(rows if order is None else order.in_file(rows))
-    codes, scales, biases = kind.unpack(data.reshape(len(data), -1, kind.bytes))
-    flat = [None if each is None else each.reshape(len(data), -1) for each in (scales, biases)]
-    assert flat[0] is not None
     try:
-        return kind.form.store(codes.reshape(len(data), -1), flat[0], flat[1])
+        return planes_of(stored.type, data.reshape(len(data), -1, stored.type.bytes))
     except QuantizationError as error:
         raise QuantizationError(f"{stored.path}: {name}: {error.message}", tensor=name) from error
 
@@ -107,9 +103,18 @@ def read_floats(stored: StoredTensor, rows: Rows) -> npt.NDArray[np.float32]:
     if kind.floats is not None:
         return kind.floats(blocks).reshape(len(data), -1)
     assert kind.form is not None
+    return kind.form.unpack(planes_of(kind, blocks), stored.shape[-1])
+
+
+def planes_of(kind: BlockType, blocks: npt.NDArray[np.uint8]) -> Mapping[str, Array]:
+    """The planes of rows of blocks (n, B, bytes). Raises QuantizationError for an infinite scale."""
+    assert kind.form is not None
     assert kind.unpack is not None
     codes, scales, biases = kind.unpack(blocks)
-    flat = [None if each is None else each.reshape(len(data), -1) for each in (scales, biases)]
-    assert flat[0] is not None
-    planes = kind.form.store(codes.reshape(len(data), -1), flat[0], flat[1])
-    return kind.form.unpack(planes, stored.shape[-1])
+
+    def flat(factors: Array | Products) -> Array | Products:
+        if isinstance(factors, Products):
+            return Products(*(each.reshape(len(blocks), -1) for each in (factors.integers, factors.units)))
+        return factors.reshape(len(blocks), -1)
+
+    return kind.form.store(codes.reshape(len(blocks), -1), flat(scales), None if biases is None else flat(biases))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from .op import (
     KV,
     NORM_EPS,
     PAGES,
+    POSITION_SCALE,
     ROPE,
     VECTOR,
     Array,
@@ -52,7 +53,8 @@ def rope(inputs: Inputs, attrs: Attrs) -> Array:
     Su et al. 2021.
 
     x (S, n * D), positions (S,), table (positions, R/2, 2), attrs head_dim D -> like x. With ``norm`` (E,) and the
-    attribute eps, x is normalized first, in groups of E columns.
+    attribute eps, x is normalized first, in groups of E columns. With ``position_scale``, the result is multiplied by
+    the factor of its position.
     """
     table = inputs["table"][inputs["positions"]]
     x = rms_norm({"x": inputs["x"], "weight": inputs["norm"]}, attrs) if "norm" in inputs else inputs["x"]
@@ -61,7 +63,15 @@ def rope(inputs: Inputs, attrs: Attrs) -> Array:
     half = table.shape[1]
     heads = x.reshape(len(x), x.shape[1] // attrs["head_dim"], attrs["head_dim"])
     low, high, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
-    return np.concatenate([low * cosine - high * sine, high * cosine + low * sine, rest], axis=-1).reshape(x.shape)
+    y = np.concatenate([low * cosine - high * sine, high * cosine + low * sine, rest], axis=-1).reshape(x.shape)
+    return y * position_factors(inputs["positions"], attrs)[:, None]
+
+
+def position_factors(positions: Array, attrs: Attrs) -> Array:
+    """The factor at each position; see `op.POSITION_SCALE`."""
+    beta, length = attrs["position_scale"] or (0, 1)
+    factors: Array = (1 + beta * np.log1p(positions // length)).astype(np.float32)
+    return factors
 
 
 def infer_attention(shapes: Shapes, attrs: Attrs) -> Type:
@@ -89,7 +99,7 @@ def attention(inputs: Inputs, attrs: Attrs) -> Array:
     q = inputs["q"]
     if "table" in inputs:
         rotation = {role: inputs[role] for role in ("positions", "table", "norm") if role in inputs}
-        q = rope({"x": q, **rotation}, {"head_dim": head_dim, "eps": attrs["eps"]})
+        q = rope({"x": q, **rotation}, {"head_dim": head_dim, "eps": attrs["eps"], "position_scale": None})
     y = np.zeros(q.shape, np.float32)
     for part in attention_weights({**inputs, "q": q}, attrs):
         attended = part.weights @ part.values
@@ -169,7 +179,13 @@ def infer_rope_append(shapes: Shapes, attrs: Attrs) -> Type:
     require(isinstance(width, int), "rope_append", shapes)
     require(("qk_norm" in shapes) == (attrs["eps"] is not None), "rope_append", shapes)
     require("qk_norm" in shapes or not attrs["norms_values"], "rope_append", shapes)
-    require("qk_norm" not in shapes or shapes["qk_norm"] == (2 * head_dim,), "rope_append", shapes)
+    require(("qk_norm" in shapes and "table" in shapes) or not attrs["norm_after"], "rope_append", shapes)
+    scaled = attrs["position_scale"] is not None
+    require(not scaled or ("table" in shapes and not attrs["norm_after"]), "rope_append", shapes)
+    widths = ((2 * head_dim,), (int(width) - int(shapes["kv"][2]) * head_dim,))  # type: ignore[arg-type]
+    require("qk_norm" not in shapes or shapes["qk_norm"] in widths, "rope_append", shapes)
+    is_wide = "qk_norm" in shapes and shapes["qk_norm"] != (2 * head_dim,)
+    require(not (is_wide and attrs["norms_values"]), "rope_append", shapes)
     require("table" not in shapes or 2 * shapes["table"][1] <= head_dim, "rope_append", shapes)  # type: ignore[operator]
     return require_heads("rope_append", shapes, attrs, (rows, width - 2 * shapes["kv"][2] * head_dim))  # type: ignore[operator]
 
@@ -185,23 +201,32 @@ def rope_append(inputs: Inputs, attrs: Attrs) -> Array:
     """Normalize (if qk_norm is present) and rotate (if a table is present) q and k of a joint projection, append k and
     v to the pages, return q. With ``norms_values``, normalize v too, without weights.
 
-    qkv (S, (H + 2K) * D), qk_norm (2D,), q's weights before k's, with attribute eps, positions, slots (S,), table, kv
-    -> (S, H * D).
+    qkv (S, (H + 2K) * D), qk_norm (2D,) for norms of each head or ((H + K) * D,) for norms over all heads of q and of
+    k, q's weights before k's, with attribute eps, positions, slots (S,), table, kv -> (S, H * D). With ``norm_after``,
+    the norms follow the rotation, which must not change the length of a head: the table's scale is 1. With
+    ``position_scale``, rotated queries are multiplied by the factors of their positions.
     """
     kv, qkv = inputs["kv"], inputs["qkv"].astype(np.float32)
     head_dim = head_dim_of(kv.shape, attrs)
     kv_width = kv.shape[2] * head_dim
     q, k, v = np.split(qkv, [qkv.shape[1] - 2 * kv_width, qkv.shape[1] - kv_width], axis=1)
+    weights: Sequence[Array | None] = (None, None)
     if "qk_norm" in inputs:
-        q, k = (
-            rms_norm({"x": x, "weight": weight}, attrs)
-            for x, weight in zip((q, k), np.split(inputs["qk_norm"], 2), strict=True)
-        )
+        is_wide = len(inputs["qk_norm"]) != 2 * head_dim
+        weights = np.split(inputs["qk_norm"], [q.shape[1] if is_wide else head_dim])
     if attrs["norms_values"]:
         v = rms_norm({"x": v, "weight": np.ones(head_dim, np.float32)}, attrs)
-    if "table" in inputs:
-        where = {"positions": inputs["positions"], "table": inputs["table"]}
-        q, k = (rope({"x": x, **where}, {"head_dim": head_dim}) for x in (q, k))
+    table = {role: inputs[role] for role in ("positions", "table")} if "table" in inputs else None
+
+    def prepared(x: Array, weight: Array | None, scale: Sequence[float] | None) -> Array:
+        for step in ("rotate", "norm") if attrs["norm_after"] else ("norm", "rotate"):
+            if step == "norm" and weight is not None:
+                x = rms_norm({"x": x, "weight": weight}, attrs)
+            if step == "rotate" and table is not None:
+                x = rope({"x": x, **table}, {"head_dim": head_dim, "position_scale": scale})
+        return x
+
+    q, k = prepared(q, weights[0], attrs["position_scale"]), prepared(k, weights[1], None)
     append_kv({"k": k, "v": v, "kv": kv, "slots": inputs["slots"]}, attrs)
     return q
 
@@ -218,7 +243,12 @@ SCORES = {
     "softcap": positive(None),
     "causal": choice(True, True, False),
 }
-NORMS_VALUES = choice(False, False, True)
+PREPARATION = {
+    "eps": NORM_EPS,
+    "norms_values": choice(False, False, True),
+    "norm_after": choice(False, False, True),
+    "position_scale": POSITION_SCALE,
+}
 APPEND_INPUTS = {"qkv": ACTIVATION, "positions": INTEGERS, "slots": INTEGERS, "kv": PAGES}
 PAGE_INPUTS = {
     "kv": PAGES,
@@ -233,7 +263,7 @@ OPS = {
         rope,
         inputs={"x": FLOATS, "positions": INTEGERS, "table": ROPE},
         optional={"norm": VECTOR},
-        attrs={"head_dim": count(least=2), "dtype": DTYPE, "eps": NORM_EPS},
+        attrs={"head_dim": count(least=2), "dtype": DTYPE, "eps": NORM_EPS, "position_scale": POSITION_SCALE},
     ),
     "attention": Op(
         infer_attention,
@@ -247,7 +277,7 @@ OPS = {
         rope_append,
         inputs=APPEND_INPUTS,
         optional={"table": ROPE, "qk_norm": VECTOR},
-        attrs={"eps": NORM_EPS, "norms_values": NORMS_VALUES, "kv": KV},
+        attrs={**PREPARATION, "kv": KV},
         result="q",
     ),
     "rope_attention": Op(
@@ -255,6 +285,6 @@ OPS = {
         rope_attention,
         inputs={**APPEND_INPUTS, **PAGE_INPUTS},
         optional={"table": ROPE, "qk_norm": VECTOR},
-        attrs={"eps": NORM_EPS, "norms_values": NORMS_VALUES, **SCORES, "kv": KV},
+        attrs={**PREPARATION, **SCORES, "kv": KV},
     ),
 }

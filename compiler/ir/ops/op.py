@@ -147,4 +147,16 @@ EPS: Final = positive()
 NORM_EPS: Final = positive(None)
 CENTERED: Final = choice(False, False, True)
 GATE: Final = choice("silu", *ACTIVATIONS)
+# [b, n]: rotated queries at position p are multiplied by 1 + b ln(1 + floor(p / n)). Meta 2025 (Llama 4).
+POSITION_SCALE: Final = Attr(
+    None,
+    "a positive number and a positive integer",
+    lambda value: (
+        isinstance(value, list | tuple)
+        and len(value) == 2
+        and isinstance(value[0], int | float)
+        and type(value[1]) is int
+        and value[0] > 0 < value[1]
+    ),
+)
 KV: Final = choice("activation", *KV_NAMES)

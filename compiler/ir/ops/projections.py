@@ -10,6 +10,7 @@ from ..expr import Expr
 from .elementwise import ACTIVATION_FUNCTIONS, fake_quantize, gate, gate_halves, rms_norm
 from .op import (
     ACTIVATIONS,
+    CENTERED,
     DTYPE,
     FLOAT32,
     FLOATS,
@@ -52,9 +53,10 @@ def linear(inputs: Inputs, attrs: Attrs) -> Array:
     result before its activation and the residual, as `fake_quantize` does. With ``stream``, x is first replaced by the
     residual stream after it, as `streamed` describes.
 
-    x (S, K), weight (N, K), bias (N,), residual (S, N), norm (K,) with attribute eps, up (S, M) -> (S, N). A weight
-    that is one part of a split by rows computes N of the ``columns`` outputs, from ``offset`` on, and writes them into
-    the result of the previous part. bias, residual and up then cover all columns.
+    x (S, K), weight (N, K), bias (N,), residual (S, N), norm (K,) with attribute eps, up (S, M) -> (S, N). With the
+    attribute centered, the norm is a LayerNorm, which may have a norm_bias (K,). A weight that is one part of a split
+    by rows computes N of the ``columns`` outputs, from ``offset`` on, and writes them into the result of the previous
+    part. bias, residual and up then cover all columns.
     """
     x = rounded(normed(streamed(inputs, attrs), attrs), attrs["x_step"])
     return store_part(x @ inputs["weight"].T, inputs, attrs, attrs["y_step"])
@@ -87,6 +89,7 @@ def require_stream(op: str, shapes: Shapes, attrs: Attrs) -> None:
         columns, norms = shapes["x"][1], 1 if attrs["eps"] is None else 2
         require(isinstance(columns, int) and shapes["stream_norm"] == (norms * columns,), op, shapes)
         require(shapes["stream"] == shapes["x"] and attrs.get("x_step") is None, op, shapes)
+        require(not attrs["centered"], op, shapes)
 
 
 def summed(shapes: Shapes, attrs: Attrs) -> Mapping[str, Type]:
@@ -99,10 +102,11 @@ def rounded(x: Array, step: float | None) -> Array:
 
 
 def normed(inputs: Inputs, attrs: Attrs) -> Array:
-    """x in float32, scaled by the RMS norm whose weight is ``norm``, if there is one."""
+    """x in float32, scaled by the norm whose weight is ``norm``, if there is one."""
     if "norm" not in inputs:
         return inputs["x"].astype(np.float32)
-    return rms_norm({"x": inputs["x"], "weight": inputs["norm"]}, attrs)
+    bias = {"bias": inputs["norm_bias"]} if "norm_bias" in inputs else {}
+    return rms_norm({"x": inputs["x"], "weight": inputs["norm"], **bias}, attrs)
 
 
 def store_part(part: Array, inputs: Inputs, attrs: Attrs, step: float | None = None) -> Array:
@@ -145,6 +149,9 @@ def require_norm(op: str, shapes: Shapes, attrs: Attrs) -> None:
     # That of a projection with a residual stream is a part of another input.
     require(("norm" in shapes) == (attrs["eps"] is not None and "stream" not in shapes), op, shapes)
     require("norm" not in shapes or shapes["norm"] == shapes["x"][1:], op, shapes)
+    centered = attrs.get("centered", False)
+    require(not centered or "norm" in shapes, op, shapes)
+    require("norm_bias" not in shapes or (centered and shapes["norm_bias"] == shapes["norm"]), op, shapes)
 
 
 def infer_gated_linear(shapes: Shapes, attrs: Attrs) -> Type:
@@ -161,7 +168,7 @@ def gated_linear(inputs: Inputs, attrs: Attrs) -> Array:
     E). Shazeer 2020.
 
     x (S, E), norm (E,), bias (2F,) -> (S, F), split by rows as in `linear`; each part has its own bias (2F of the
-    part,). A ``stream`` is that of `linear`.
+    part,). The norm and a ``stream`` are those of `linear`.
     """
     both = normed(streamed(inputs, attrs), attrs) @ inputs["weight"].T
     if "bias" in inputs:
@@ -204,16 +211,18 @@ WIDTHS = Attr(
     lambda value: bool(value) and all(type(each) is int and each > 0 for each in value),
 )
 SPLIT = {"offset": count(0), "columns": count(None, least=1)}
+NORM = {"norm": VECTOR, "norm_bias": VECTOR}
 STREAM = {"stream": FLOAT32, "stream_norm": VECTOR, "stream_factor": VECTOR}
 OPS = {
     "linear": Op(
         infer_linear,
         linear,
         inputs={"x": FLOATS, "weight": MATRIX},
-        optional={"bias": VECTOR, "residual": FLOAT32, "norm": VECTOR, "up": FLOAT32, "into": FLOATS, **STREAM},
+        optional={"bias": VECTOR, "residual": FLOAT32, **NORM, "up": FLOAT32, "into": FLOATS, **STREAM},
         attrs={
             "dtype": DTYPE,
             "eps": NORM_EPS,
+            "centered": CENTERED,
             "x_step": positive(None),
             "y_step": positive(None),
             "activation": GATE,
@@ -228,8 +237,8 @@ OPS = {
         infer_gated_linear,
         gated_linear,
         inputs={"x": FLOATS, "weight": MATRIX},
-        optional={"bias": VECTOR, "norm": VECTOR, "into": FLOAT32, **STREAM},
-        attrs={"activation": GATE, "eps": NORM_EPS, "stream_eps": NORM_EPS, **SPLIT},
+        optional={"bias": VECTOR, **NORM, "into": FLOAT32, **STREAM},
+        attrs={"activation": GATE, "eps": NORM_EPS, "centered": CENTERED, "stream_eps": NORM_EPS, **SPLIT},
         more=summed,
     ),
     "add_lora": Op(

@@ -90,9 +90,9 @@ def rope_heads(name: str, *, isa: Isa, heads: Heads, preparation: Preparation) -
         row, head = kernel.split(task, all_heads, ("row", "head"))
         prepared = kernel.local("prepared", heads.head_dim, "float32")
         with kernel.when(head < heads.num_heads):
-            new.prepare(row, head, 0, prepared)
+            new.prepare(row, head, prepared, of_q=True)
         with kernel.when(head >= heads.num_heads), kernel.when(head < keys_end):
-            new.prepare(row, head, 1, prepared)
+            new.prepare(row, head, prepared, of_q=False)
         with kernel.when(head >= keys_end):
             for start, lanes in pieces(heads.head_dim, isa.lanes):
                 prepared[ramp(start, lanes)] = new.load(row, head, start, lanes)

@@ -102,33 +102,42 @@ class KeyBlock:
             # Indices beyond the last page repeat it, and their scores are not stored.
             indices = [kernel.let("index", start + some * at_once + i) for i in range(at_once)]
             pages = [self._page(first_page, block, minimum(index, num_pages - 1)) for index in indices]
-            chains = kernel.local("chains", at_once * parts * self.count, products.dtype)
-            for first in range(0, at_once * parts * self.count, self.count):
-                for i, total in enumerate(products.start(queries)):
-                    chains[first + i] = total
             following = [self._page(first_page, block, minimum(index + at_once, num_pages - 1)) for index in indices]
-            with kernel.loop("step", products.steps) as step:
-                if self._asks_ahead:
-                    for next_page in following:
-                        self._pages.prefetch(next_page, 0, kv_head, step * products.entries)
-                if self._pages.quantized:
-                    for page in pages:
-                        self._pages.prefetch(page, 1, kv_head, step * products.entries)
-                for p, page in enumerate(pages):
-                    for part in range(parts):
-                        first = (p * parts + part) * self.count
-                        sums = [chains[first + i] for i in range(self.count)]
-                        for i, total in enumerate(products.add(sums, queries, page, kv_head, part * lanes, step)):
-                            chains[first + i] = total
-            for p, page in enumerate(pages):
-                with kernel.when(True if at_once == 1 else indices[p] < num_pages):
-                    for part in range(parts):
-                        sums = [chains[(p * parts + part) * self.count + i] for i in range(self.count)]
-                        for i, score in enumerate(products.finish(sums, queries, page, kv_head, part * lanes)):
+            # The vectors of a page's keys, as many at a time as registers hold sums.
+            together = max(1, min(parts, self._chains()))
+            for first_part in range(0, parts, together):
+                vectors = [
+                    (p, part) for p in range(at_once) for part in range(first_part, min(first_part + together, parts))
+                ]
+                chains = kernel.local("chains", len(vectors) * self.count, products.dtype)
+                for vector in range(len(vectors)):
+                    for i, total in enumerate(products.start(queries)):
+                        chains[vector * self.count + i] = total
+                with kernel.loop("step", products.steps) as step:
+                    if first_part == 0:
+                        self._prefetch(pages, following, kv_head, step)
+                    for vector, (p, part) in enumerate(vectors):
+                        sums = [chains[vector * self.count + i] for i in range(self.count)]
+                        added = products.add(sums, queries, pages[p], kv_head, part * lanes, step)
+                        for i, total in enumerate(added):
+                            chains[vector * self.count + i] = total
+                for vector, (p, part) in enumerate(vectors):
+                    sums = [chains[vector * self.count + i] for i in range(self.count)]
+                    with kernel.when(True if at_once == 1 else indices[p] < num_pages):
+                        for i, score in enumerate(products.finish(sums, queries, pages[p], kv_head, part * lanes)):
                             if self._softcap is not None:
                                 score = kernel.let("score", score / like(score, self._softcap))
                                 score = like(score, self._softcap) * tanh(score)
                             self._scores[ramp(i * BLOCK + indices[p] * page_size + part * lanes, lanes)] = score
+
+    def _prefetch(self, pages: Sequence[Scalar], following: Sequence[Scalar], kv_head: Scalar, step: Scalar) -> None:
+        """Prefetch the keys of the ``following`` pages, and the values of ``pages`` if they are quantized."""
+        if self._asks_ahead:
+            for page in following:
+                self._pages.prefetch(page, 0, kv_head, step * self._products.entries)
+        if self._pages.quantized:
+            for page in pages:
+                self._pages.prefetch(page, 1, kv_head, step * self._products.entries)
 
     def _chains(self, loaded: int = 1) -> int:
         """The number of sum vectors per query that fit into registers, besides a vector for each query's factor and

@@ -10,7 +10,19 @@ import math
 
 from tvm import tirx
 
-from ..builder import KernelBuilder, Scalar, cast, lane_of, magnitude, maximum, minimum, number, reinterpret, select
+from ..builder import (
+    KernelBuilder,
+    Scalar,
+    cast,
+    lane_of,
+    magnitude,
+    maximum,
+    minimum,
+    number,
+    reinterpret,
+    select,
+    truncated_quotient,
+)
 
 # Below this value, exp is 0. It is the logarithm of the smallest normal float32.
 LOWEST_EXPONENT = -87.3
@@ -87,6 +99,14 @@ def log(x: Scalar) -> Scalar:
         series = fused(series, square, like(x, 2 / (2 * term + 1)))
     powers = cast(exponent, str(x.ty))
     return fused(powers, like(x, LN2_HIGH), fused(powers, like(x, LN2_LOW), s * series))
+
+
+def position_factor(scale: tuple[float, int], position: Scalar) -> Scalar:
+    """The factor of a rotated query; see `op.POSITION_SCALE`."""
+    beta, length = scale
+    one = number(1, "float32")
+    periods = cast(truncated_quotient(position, length), "float32")
+    return one + number(beta, "float32") * log(one + periods)
 
 
 def tanh(x: Scalar) -> Scalar:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from ..builder import Array, Kernel, Scalar, all_of, cast
 from ..heads import Heads, Preparation
 from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, wide
+from .math import position_factor
 from .pages import Pages
 from .rotation import Rotation
 from .rows import rms_factor
@@ -22,7 +23,7 @@ class NewHeads:
     step has them, and "slots" only if it appends and ``stores`` keys and values in pages.
 
     qkv (S, H + 2 K, D) holds the heads of q, then those of k, then those of v; qk_norm (2, D) the weights of q, then
-    those of k. A step that appends nothing has only those of q.
+    those of k, or with wide norms (H + K, D) those of each head. A step that appends nothing has only those of q.
     """
 
     def __init__(
@@ -34,8 +35,10 @@ class NewHeads:
         self._qkv = kernel.buffer("qkv", (heads.rows, self._heads_of_row, heads.head_dim), heads.activation)
         rotated = preparation.rotary_dim > 0
         self._rotation = Rotation(kernel, isa, preparation.positions, preparation.rotary_dim) if rotated else None
-        norms = (2 if appends else 1, heads.head_dim)
-        self._norm = kernel.buffer("qk_norm", norms, "float32") if preparation.norm_eps is not None else None
+        assert appends or not (preparation.norm_wide or preparation.norm_after), preparation
+        rows = heads.num_heads + heads.num_kv_heads if preparation.norm_wide else 2 if appends else 1
+        normed = preparation.norm_eps is not None
+        self._norm = kernel.buffer("qk_norm", (rows, heads.head_dim), "float32") if normed else None
         self.positions = kernel.buffer("positions", (heads.rows,), "int32")
         self._slots = kernel.buffer("slots", (heads.rows,), "int32") if appends and stores else None
 
@@ -49,13 +52,13 @@ class NewHeads:
             values_start = heads.num_heads + heads.num_kv_heads
             prepared = kernel.local("prepared", heads.head_dim, "float32")
             with kernel.when(head < heads.num_heads if self._slots is not None else True):
-                self.prepare(row, head, 0, prepared)
+                self.prepare(row, head, prepared, of_q=True)
                 store_query(row, head, prepared)
             if self._slots is None:
                 return
             page, in_page = kernel.split(self._slots[row], heads.page_size, ("page", "in_page"))
             with kernel.when(all_of(head >= heads.num_heads, head < values_start)):
-                self.prepare(row, head, 1, prepared)
+                self.prepare(row, head, prepared, of_q=False)
                 pages.append(self._isa, page, 0, head - heads.num_heads, in_page, prepared)
             with kernel.when(head >= values_start):
                 factor = self._factor(row, head) if self._preparation.norms_values else None
@@ -75,25 +78,51 @@ class NewHeads:
             self._kernel, lambda start, lanes: self.load(row, head, start, lanes), self._heads.head_dim, eps
         )
 
-    def prepare(self, row: Scalar, head: Scalar, norm_row: int, prepared: Array) -> None:
-        """Norm and rotate one head into ``prepared``."""
-        head_dim = self._heads.head_dim
-        factor = None if self._norm is None else self._factor(row, head)
+    def _wide_factor(self, row: Scalar, *, of_q: bool) -> Scalar:
+        """1 / rms of all heads of q, or of k."""
+        heads, eps = self._heads, self._preparation.norm_eps
+        assert eps is not None
+        first, count = (0, heads.num_heads) if of_q else (heads.num_heads, heads.num_kv_heads)
+        columns = self._heads_of_row * heads.head_dim
+        flat = self._kernel.view(self._qkv, (heads.rows, columns), heads.activation)
 
-        def normed(start: int, lanes: int) -> Scalar:
-            x = self.load(row, head, start, lanes)
-            if factor is None or self._norm is None:
-                return x
-            return x * wide(factor, lanes) * self._norm[norm_row, ramp(start, lanes)]
+        def load(start: Scalar, lanes: int) -> Scalar:
+            return cast(flat[row, ramp(first * heads.head_dim + start, lanes)], floats(lanes))
+
+        return rms_factor(self._kernel, load, count * heads.head_dim, eps)
+
+    def prepare(self, row: Scalar, head: Scalar, prepared: Array, *, of_q: bool) -> None:
+        """Norm and rotate one head into ``prepared``."""
+        head_dim, norm, norm_after = self._heads.head_dim, self._norm, self._preparation.norm_after
+        is_wide, factor = self._preparation.norm_wide, None
+        if norm is not None:
+            factor = self._wide_factor(row, of_q=of_q) if is_wide else self._factor(row, head)
+
+        def raw(start: int, lanes: int) -> Scalar:
+            return self.load(row, head, start, lanes)
+
+        def normed(start: int, lanes: int, value: Scalar) -> Scalar:
+            if factor is None or norm is None:
+                return value
+            norm_row = head if is_wide else 0 if of_q else 1
+            return value * wide(factor, lanes) * norm[norm_row, ramp(start, lanes)]
+
+        def load(start: int, lanes: int) -> Scalar:
+            return raw(start, lanes) if norm_after else normed(start, lanes, raw(start, lanes))
+
+        position = self._kernel.let("position", self.positions[row])
+        scale = self._preparation.position_scale if of_q else None
+        of_position = None if scale is None else self._kernel.let("of_position", position_factor(scale, position))
 
         def store(start: int, lanes: int, value: Scalar) -> None:
-            prepared[ramp(start, lanes)] = value
+            value = normed(start, lanes, value) if norm_after else value
+            prepared[ramp(start, lanes)] = value if of_position is None else value * wide(of_position, lanes)
 
         rotated = self._preparation.rotary_dim
         if self._rotation is not None:
-            self._rotation.apply(self._kernel.let("position", self.positions[row]), normed, store)
+            self._rotation.apply(position, load, store)
         for start, lanes in pieces(head_dim - rotated, self._isa.lanes):
-            store(rotated + start, lanes, normed(rotated + start, lanes))
+            store(rotated + start, lanes, load(rotated + start, lanes))
 
 
 def rope_append(name: str, *, isa: Isa, heads: Heads, preparation: Preparation) -> Kernel:

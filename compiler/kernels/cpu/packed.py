@@ -5,7 +5,7 @@ and layout.
 from __future__ import annotations
 
 from ...quant.base import GROUP, ROW
-from ...quant.codes import HALF_GROUP
+from ...quant.codes import HALF_GROUP, UNIT_COLUMNS, units_of
 from ...quant.layout import TILE_ROWS
 from ..builder import Array, KernelBuilder, Scalar, cast, minimum, number, reinterpret, splat, vector
 from ..packed import WeightFormat
@@ -32,6 +32,11 @@ class PackedRows:
         shape = (tiles, self._num_scales, TILE_ROWS)
         self._scales = kernel.buffer(f"{role}.s", shape, fmt.scale_dtype) if fmt.scale_dtype else None
         self._offsets = kernel.buffer(f"{role}.{fmt.offset}", shape, fmt.scale_dtype) if fmt.offset else None
+        self._units = {
+            name: kernel.buffer(f"{role}.{name}u", (tiles, units_of(columns), TILE_ROWS), "float16")
+            for name in ("s", *fmt.offset)
+            if fmt.has_units
+        }
 
     def group(self, row: Scalar, group: Scalar) -> list[Scalar]:
         """The 32 weights of a group as float32 vectors."""
@@ -57,16 +62,20 @@ class PackedRows:
         else:
             index = 0 if fmt.group == ROW else group // (fmt.group // GROUP)
 
-        def factor(plane: Array) -> Scalar:
-            return splat(cast(self._elements(plane, row, index, 1), "float32"), lanes)
+        def factor(plane: Array, name: str) -> Scalar:
+            value = cast(self._elements(plane, row, index, 1), "float32")
+            if fmt.has_units:
+                unit = self._elements(self._units[name], row, index // (UNIT_COLUMNS // fmt.group), 1)
+                value = value * cast(unit, "float32")
+            return splat(value, lanes)
 
         assert self._scales is not None
-        scale = factor(self._scales)
+        scale = factor(self._scales, "s")
         if self._offsets is None:
             return (values - number(fmt.zero, f"float32x{lanes}")) * scale
         if fmt.offset == "z":
-            return (values - factor(self._offsets)) * scale
-        return values * scale + factor(self._offsets)
+            return (values - factor(self._offsets, "z")) * scale
+        return values * scale + factor(self._offsets, "b")
 
     def _fields(self, plane: Array, row: Scalar, group: Scalar, bits: int) -> Scalar:
         """The parts of a group's codes that a plane holds, in the order of columns, as uint8x32."""

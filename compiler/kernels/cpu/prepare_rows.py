@@ -1,14 +1,14 @@
 """The first kernel of a projection: write the rows of its input, normalized if required, to scratch in the form that
 the second kernel reads.
 
-x (batch, K), norm (K,) -> for quantized weights, integers: a code for every element, and one scale for every block of
-columns (128 for 16-bit codes, 32 for 8-bit codes):
+x (batch, K), norm (K,), norm_bias (K,) -> for quantized weights, integers: a code for every element, and one scale for
+every block of columns (128 for 16-bit codes, 32 for 8-bit codes):
   codes (batch, groups + 1, words): words of two codes; the first two words hold columns 0 and 2, and 1 and 3, which is
     the order in which `integer_dot.py` unpacks weights. Levels that multiply bytes use words of four columns: for
     16-bit codes 8 words of high bytes, then 8 of low bytes; a code is high * 256 + low, both signed. The last
     group is not used: without it, rows of 2,048 columns would all compete for the same few lines of a cache
-  scales (batch, blocks): largest magnitude / largest code; for a normalized row times 1 / rms, so that codes are of
-    x * norm alone
+  scales (batch, blocks): largest magnitude / largest code; for a row with an RMS norm times 1 / rms, so that codes are
+    of x * norm alone
   offsets (batch, groups) int32: the negated contribution of the code for 0 to a group's dot product; for weights with
     zero points or biases, the sum of a group's codes as float32. In groups of 16, there are two
 For other weights: x (batch, K), each row padded with zeros to complete groups, and a vector that is not used.
@@ -18,17 +18,21 @@ One task: one row. All levels of instruction sets compute the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
+from typing import TypeAlias
 
 from ...ir.expr import Expr
 from ...quant.base import GROUP
 from ..builder import Array, Kernel, Scalar, cast, maximum, number, reinterpret, select, splat, vector
-from .builder import CpuKernelBuilder, Isa, of, pieces, ramp
+from .builder import CpuKernelBuilder, Isa, of, pieces, ramp, wide
 from .integer_dot import LOW_BITS, RowLayout
 from .math import codes_of, fake_quantized, intrinsic, join, rounded
-from .rows import LANES, each_vector, norm_row, rms_factor
+from .rows import LANES, each_vector, norm_row, rms_factor, row_mean
 
+# The columns of a row from a start on, as many as there are lanes.
+Load: TypeAlias = Callable[[Scalar, int], Scalar]
 # Up to this many rows the calling thread prepares alone, which takes less time than to wake the others.
 ROWS_ALONE = 16
 # The order of every four columns in pairs.
@@ -37,7 +41,8 @@ PAIRS = (0, 2, 1, 3)
 
 @dataclass(frozen=True, slots=True)
 class InputRows:
-    """A projection's input and its converted form: x (batch, columns) of ``dtype``, normed if ``norm_eps`` is given.
+    """A projection's input and its converted form: x (batch, columns) of ``dtype``, normed if ``norm_eps`` is given. A
+    ``centered`` norm is a LayerNorm, with a bias if ``norm_bias``.
 
     ``layout`` is that of the codes that quantized weights multiply, whose code for 0 is ``zero``. None leaves the rows
     as floats. ``sums``: offsets are sums of codes. ``halves``: 16 columns have an offset. ``step``: elements are
@@ -54,13 +59,16 @@ class InputRows:
     sums: bool = False
     halves: bool = False
     step: float | None = None
+    centered: bool = False
+    norm_bias: bool = False
 
 
 def prepare_rows(name: str, *, isa: Isa, rows: InputRows) -> Kernel:  # noqa: ARG001
     kernel = CpuKernelBuilder(name)
     x = kernel.buffer("x", (rows.batch, rows.columns), rows.dtype)
     norms = kernel.buffer("norm", ((1 + rows.norm_row) * rows.columns,), "float32") if rows.norm_eps else None
-    norm = None if norms is None else NormWeights(norms, rows.norm_row * rows.columns)
+    bias = kernel.buffer("norm_bias", (rows.columns,), "float32") if rows.norm_bias else None
+    norm = None if norms is None else NormWeights(norms, rows.norm_row * rows.columns, bias)
     work = FloatRows(kernel, rows, x, norm) if rows.layout is None else IntegerRows(kernel, rows, rows.layout, x, norm)
     with kernel.when(kernel.size(rows.batch) <= ROWS_ALONE), kernel.loop("row", kernel.size(rows.batch)) as row:
         work.prepare(row)
@@ -74,10 +82,10 @@ def num_scales(columns: int, layout: RowLayout) -> int:
 
 
 class NormWeights:
-    """The weights of a norm, from ``first`` on in a buffer."""
+    """The weights of a norm, from ``first`` on in a buffer, and its ``bias`` if it has one."""
 
-    def __init__(self, buffer: Array, first: int) -> None:
-        self._buffer, self._first = buffer, first
+    def __init__(self, buffer: Array, first: int, bias: Array | None) -> None:
+        self._buffer, self._first, self.bias = buffer, first, bias
 
     def at(self, start: Scalar, lanes: int) -> Scalar:
         return self._buffer[ramp(self._first + start, lanes)]
@@ -97,39 +105,47 @@ class IntegerRows:
         self._offsets = kernel.scratch("offsets", (facts.batch, offsets), "float32", write=True)
 
     def prepare(self, row: Scalar) -> None:
-        kernel, facts, block = self._kernel, self._facts, GROUP * self._layout.scale_groups
-        factor = None
-        if facts.norm_eps is not None:
-            factor = rms_factor(
-                kernel, lambda start, lanes: self._load(row, start, lanes), facts.columns, facts.norm_eps
-            )
+        facts, block = self._facts, GROUP * self._layout.scale_groups
+        normed, factor = self._normed(row)
         whole = facts.columns // block
-        with kernel.loop("block", whole) as number_of:
-            self._quantize(
-                row,
-                number_of,
-                [self._normed(row, number_of * block + start, LANES) for start in range(0, block, LANES)],
-                factor,
-            )
+        with self._kernel.loop("block", whole) as number_of:
+            parts = [normed(number_of * block + start, LANES) for start in range(0, block, LANES)]
+            self._quantize(row, number_of, parts, factor)
         if facts.columns % block:
             starts = range(whole * block, -(-facts.columns // GROUP) * GROUP, LANES)
-            self._quantize(row, whole, [self._padded(row, start) for start in starts], factor)
+            self._quantize(row, whole, [self._padded(normed, start) for start in starts], factor)
 
-    def _load(self, row: Scalar, start: Scalar, lanes: int) -> Scalar:
-        return cast(self._x[row, ramp(start, lanes)], of("float32", lanes))
+    def _normed(self, row: Scalar) -> tuple[Load, Scalar | None]:
+        """Columns of a row, normalized except for a factor, and that factor if there is one."""
+        kernel, facts, norm = self._kernel, self._facts, self._norm
 
-    def _normed(self, row: Scalar, start: Scalar, lanes: int) -> Scalar:
-        """Columns of a row times the norm's weight."""
-        x = self._load(row, start, lanes)
-        return x if self._norm is None else x * self._norm.at(start, lanes)
+        def stored(start: Scalar, lanes: int) -> Scalar:
+            return cast(self._x[row, ramp(start, lanes)], of("float32", lanes))
 
-    def _padded(self, row: Scalar, start: int) -> Scalar:
+        if norm is None or facts.norm_eps is None:
+            return stored, None
+        if not facts.centered:
+            factor = rms_factor(kernel, stored, facts.columns, facts.norm_eps)
+            return lambda start, lanes: stored(start, lanes) * norm.at(start, lanes), factor
+        mean = row_mean(kernel, stored, facts.columns)
+
+        def deviation(start: Scalar, lanes: int) -> Scalar:
+            return stored(start, lanes) - wide(mean, lanes)
+
+        inverse = rms_factor(kernel, deviation, facts.columns, facts.norm_eps)
+
+        def complete(start: Scalar, lanes: int) -> Scalar:
+            value = deviation(start, lanes) * wide(inverse, lanes) * norm.at(start, lanes)
+            return value if norm.bias is None else value + norm.bias[ramp(start, lanes)]
+
+        return complete, None
+
+    def _padded(self, normed: Load, start: int) -> Scalar:
         """A vector of columns, zeros beyond the last."""
         if start + LANES <= self._facts.columns:
-            return self._normed(row, start, LANES)
+            return normed(start, LANES)
         columns = [
-            self._normed(row, start + i, 1) if start + i < self._facts.columns else number(0, "float32")
-            for i in range(LANES)
+            normed(start + i, 1) if start + i < self._facts.columns else number(0, "float32") for i in range(LANES)
         ]
         return vector(*columns)
 
@@ -205,7 +221,17 @@ class FloatRows:
         for start, lanes in pieces(self._padded - facts.columns, LANES):
             self._rows[row, ramp(facts.columns + start, lanes)] = number(0, of("float32", lanes))
         if self._norm is not None and facts.norm_eps is not None:
-            norm_row(kernel, self._x, row, self._norm.at, facts.columns, facts.norm_eps, self._rows)
+            norm_row(
+                kernel,
+                self._x,
+                row,
+                self._norm.at,
+                facts.columns,
+                facts.norm_eps,
+                self._rows,
+                centered=facts.centered,
+                bias=self._norm.bias,
+            )
         else:
 
             def copy(start: Scalar, lanes: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ...ir.expr import Expr
 from ..builder import Array, Kernel, KernelBuilder, Scalar, cast
 from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, wide
-from .math import fused, join
+from .math import fused, join, position_factor
 from .rows import rms_factor
 
 
@@ -51,11 +51,12 @@ def rope(
     rotary_dim: int,
     norm_width: int,
     norm_eps: float | None,
+    scale: tuple[float, int] | None,
     x_dtype: str,
     y_dtype: str,
 ) -> Kernel:
     """x (batch, heads, D), positions (batch,), norm (E,) -> like x. One task: one head of one row, or all heads of a
-    group of E columns, which is normalized first.
+    group of E columns, which is normalized first. ``scale`` is the position_scale.
     """
     kernel = CpuKernelBuilder(name)
     x: Array = kernel.buffer("x", (batch, num_heads, head_dim), x_dtype)
@@ -68,6 +69,7 @@ def rope(
         row, group = kernel.split(task, num_heads // heads, ("row", "group"))
         first_head = kernel.let("first_head", group * heads)
         position = kernel.let("position", row_positions[row])
+        of_position = None if scale is None else kernel.let("of_position", position_factor(scale, position))
         factor = None
         if norm_eps is not None:
             flat = kernel.view(x, (batch, num_heads * head_dim), x_dtype)
@@ -86,6 +88,8 @@ def rope(
                 return value * wide(factor, lanes) * norm[ramp(index * head_dim + start, lanes)]
 
             def store(start: int, lanes: int, value: Scalar) -> None:
+                if of_position is not None:
+                    value = value * wide(of_position, lanes)
                 y[row, head, ramp(start, lanes)] = cast(value, of(y_dtype, lanes))
 
             rotation.apply(position, load, store)

@@ -12,6 +12,7 @@ from itertools import product
 
 from ...ir.expr import Expr
 from ...quant.base import GROUP, ROW
+from ...quant.codes import UNIT_COLUMNS, units_of
 from ...quant.layout import TILE_ROWS
 from ..builder import Array, Scalar, cast, minimum, number, reinterpret, splat
 from ..projection import Projection
@@ -53,6 +54,11 @@ class IntegerDots:
         self._weight_offsets = (
             kernel.buffer(f"weight.{fmt.offset}", (tiles, scales, TILE_ROWS), fmt.scale_dtype) if fmt.offset else None
         )
+        self._units = {
+            name: kernel.buffer(f"weight.{name}u", (tiles, units_of(facts.columns), TILE_ROWS), "float16")
+            for name in ("s", *fmt.offset)
+            if fmt.has_units
+        }
         self._zero = zero_of(isa, fmt)
         self._dot, self._layout = integer_dot(kernel, isa, fmt, bits), row_layout(isa.name, fmt, bits)
         self.row_bytes = groups * self._layout.words * 4
@@ -160,19 +166,25 @@ class IntegerDots:
             kernel.prefetch(self._weight_scales, (tile, index + GROUPS_AHEAD * fmt.scales_a_chunk, 0))
         totals = self._of_group(tile, rows, group, starts, quads)
 
-        def factors(plane: Array) -> dict[int, Scalar]:
-            return {
-                start: kernel.let("factors", cast(plane[tile, index, ramp(start, lanes)], floats)) for start in starts
-            }
+        def factors(plane: Array, name: str) -> dict[int, Scalar]:
+            found = {start: cast(plane[tile, index, ramp(start, lanes)], floats) for start in starts}
+            if fmt.has_units:
+                unit = index // (UNIT_COLUMNS // fmt.group)
+                # An exact product, so it is the same however it is computed.
+                found = {
+                    start: each * cast(self._units[name][tile, unit, ramp(start, lanes)], floats)
+                    for start, each in found.items()
+                }
+            return {start: kernel.let("factors", each) for start, each in found.items()}
 
-        scales = factors(self._weight_scales)
+        scales = factors(self._weight_scales, "s")
         found = list(enumerate(product(range(len(rows)), starts)))
         terms = [(i, cast(totals[i], floats), scales[start]) for i, (_, start) in found]
         if self._weight_offsets is None or self._offsets is None:
             return terms
         # On this level, codes of weights may be signed, that is, lower by `shift`.
         shift = fmt.zero - self._zero
-        offsets, offset_index = factors(self._weight_offsets), self._offset_index(group, quads)
+        offsets, offset_index = factors(self._weight_offsets, fmt.offset), self._offset_index(group, quads)
         sums = [kernel.let("sum", splat(self._offsets[row, offset_index], lanes)) for row in rows]
         if fmt.offset == "z":
             zeros = {start: number(shift, floats) - each for start, each in offsets.items()}

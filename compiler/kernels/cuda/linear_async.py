@@ -177,7 +177,7 @@ def linear_async(name: str, facts: Projection, shape: AsyncShape) -> Kernel:
             for half in range(halves):
                 plane, first_warp = first + half * rows + thread % rows, thread // rows * warps
                 results.append(added(kernel, [partial[plane, first_warp + warp] for warp in range(warps)]))
-            if facts.norm_eps is not None:
+            if inputs[0].squares is not None and facts.norm_eps is not None:
                 squares = added(kernel, [partial[first + count, warp] for warp in range(threads // WARP)])
                 inverse = kernel.let("inverse", rms_factor(squares, facts.columns, facts.norm_eps))
                 results = [result * inverse for result in results]

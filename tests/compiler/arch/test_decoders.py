@@ -52,6 +52,19 @@ def test_a_head_of_its_own_or_the_embeddings_is_used_as_in_transformers(name: st
         assert relative_error(in_chunks(graph, tensors, 9), expected) < LIMIT
 
 
+def test_queries_of_ministral_3_beyond_the_original_length_are_those_of_transformers(tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 13}
+    expected = make_family("ministral3", tmp_path, rope_parameters={**yarn, "llama_4_scaling_beta": 0.8})
+    graph, tensors = opened(tmp_path, context=len(TOKENS))
+    fused = run_passes(graph, quant.by_name("f32"), 128 << 20)
+    assert "rope" not in {node.op for node in fused.nodes}
+    for each in (graph, fused):
+        assert relative_error(in_chunks(each, tensors, 7), expected) < LIMIT
+    # Within the original length, no query is scaled.
+    within, _ = opened(tmp_path, context=13)
+    assert not any("position_scale" in node.attrs for node in within.nodes)
+
+
 def test_upper_layers_of_gemma_4_compute_only_sampled_rows(tmp_path: Path) -> None:
     expected = make_family("gemma4_text", tmp_path)
     graph, tensors = opened(tmp_path, context=len(TOKENS))

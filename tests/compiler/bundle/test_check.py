@@ -17,6 +17,7 @@ import pytest
 from mutations import NEST, mutations
 
 from nearfar.compiler.bundle.check import parse_manifest
+from nearfar.compiler.bundle.check_steps import Fault, check_facts, check_step
 from nearfar.compiler.bundle.file_name import file_in, is_plain_name
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.errors import BundleError
@@ -186,6 +187,20 @@ def test_a_manifest_that_contradicts_itself_is_refused(change: str, manifests: d
     CHANGES[change](manifest)
     with pytest.raises(BundleError, match="compile the bundle again"):
         parse_manifest(dump(manifest), Path("manifest.json"))
+
+
+def test_a_kernel_for_norms_over_all_heads_is_refused_for_norms_of_each(manifests: dict[str, Path]) -> None:
+    """It would read more weights than the norms have."""
+    manifest = open_bundle(manifests["webgpu"]).manifest
+    plan = manifest.plans["generate"]
+    step = next(step for step in plan.steps if step.op == "rope_attention")
+    kernel = manifest.kernels[manifest.variants[step.variants][0].kernels[0]]
+    shapes = check_step("step", step, plan, manifest)
+    check_facts("kernel", step, kernel, shapes, plan)
+    preparation = {**kernel.facts["preparation"], "norm_wide": True}
+    wide = kernel.model_copy(update={"facts": {**kernel.facts, "preparation": preparation}})
+    with pytest.raises(Fault, match="made for True"):
+        check_facts("kernel", step, wide, shapes, plan)
 
 
 @pytest.mark.parametrize("change", WINDOW_CHANGES)

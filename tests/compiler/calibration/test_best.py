@@ -20,6 +20,7 @@ from tolerances import F32, relative_error
 
 from nearfar.compiler.calibration import best, samples
 from nearfar.compiler.calibration.best import Quantized, quantize_best
+from nearfar.compiler.calibration.record import read_record
 from nearfar.compiler.calibration.samples import Sample, generated_sample, read_sample
 from nearfar.compiler.cli import main
 from nearfar.compiler.errors import CheckpointError, RequestError, UnsupportedModel
@@ -155,8 +156,9 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CompileOptions:
 
 
 def test_a_bundle_computes_with_the_fitted_weights_and_records_how_they_were_made(
-    folder: Path, tmp_path: Path, options: CompileOptions, prompt_token_ids: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    folder: Path, tmp_path: Path, options: CompileOptions, prompt_token_ids: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     monkeypatch.setattr("nearfar.compiler.pipeline.compile.load_target", lambda _: PlainTarget())
     found: list[Quantized] = []
 
@@ -180,8 +182,29 @@ def test_a_bundle_computes_with_the_fitted_weights_and_records_how_they_were_mad
     assert 900 < record["calibration_tokens"] <= 1024
     assert "quality.json" in [entry.file for entry in bundle.manifest.files]
     bundle.verify()
+    assert read_record(bundle) == found[0].record
     # What was finished is gone.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "text.txt"]
+
+
+def test_a_quantized_checkpoint_is_fitted_again_on_request(
+    checkpoint: Checkpoint, quantized: Quantized, tmp_path: Path, options: CompileOptions,
+    prompt_token_ids: list[int], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    source = quantized.checkpoint(checkpoint)
+    monkeypatch.setattr("nearfar.compiler.pipeline.compile.load_target", lambda _: PlainTarget())
+    monkeypatch.setattr("nearfar.compiler.pipeline.compile.load", lambda _: source)
+    bundle = compile_model("model", tmp_path / "bundle", replace(options, requantize=True, bits=8.25))
+    record = read_record(bundle)
+    assert record is not None
+    # The source has 4.46 bits, so formats that hold its codes fit the budget.
+    assert record.formats != quantized.record.formats
+    assert record.expected_divergence < 1e-4 < quantized.record.expected_divergence
+    reference = CheckpointReference(source, 128)
+    (rows,) = reference.hidden([prompt_token_ids])
+    expected = reference.logits(rows)
+    found = chunked_logits(ReferenceRunner(bundle, limits=LIMITS), prompt_token_ids, 75)
+    assert relative_error(found, expected) < 0.03
 
 
 @pytest.mark.exhaustive

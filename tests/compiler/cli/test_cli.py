@@ -9,13 +9,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from nearfar.compiler.bundle.folder import open_any
+from nearfar.compiler.bundle.folder import file_entry, open_any
 from nearfar.compiler.bundle.new_folder import new_folder
+from nearfar.compiler.calibration.record import QUALITY_FILE, Record
 from nearfar.compiler.cli import ending_on_signals, main
 
 CompileTiny = Callable[..., Path]
@@ -142,6 +144,28 @@ def test_inspect_prints_tables(tiny_bundle: Path, capsys: pytest.CaptureFixture[
     printed = capsys.readouterr().out
     for word in ("qwen3", "q4f16", "dispatches", "attention_decode_", "24 tokens, logits within 0.5%"):
         assert word in printed
+
+
+def test_inspect_shows_how_the_best_quality_was_made(
+    tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(tiny_bundle, tmp_path / "b")
+    record = Record(
+        method="gptq", budget=4.5, bits=4.4961, calibration="text.txt", calibration_sha256="00",
+        calibration_tokens=32_700, formats={"a": "q4g32", "b": "q4g32", "c": "q8g64"}, expected_divergence=0.01,
+        fitted_divergence=0.008, tuned_divergence=0.005,
+    )  # fmt: skip
+    (tmp_path / "b" / QUALITY_FILE).write_bytes(record.to_bytes())
+    manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
+    manifest["files"].append(file_entry(tmp_path / "b", QUALITY_FILE).model_dump())
+    (tmp_path / "b" / "manifest.json").write_text(json.dumps(manifest))
+    assert run_json(capsys, "inspect", str(tmp_path / "b"), "--json")["quality"] == asdict(record)
+    assert main(["inspect", str(tmp_path / "b")]) == 0
+    printed = capsys.readouterr().out
+    for words in ("4.4961 bits", "at most 4.5", "32,700 tokens of text.txt", "q4g32: 2, q8g64: 1", "0.005 at the end"):
+        assert words in printed
+    (tmp_path / "b" / QUALITY_FILE).write_text("{}")
+    assert "quality.json: does not match the manifest" in fails(capsys, "inspect", str(tmp_path / "b"))
 
 
 def test_inspect_refuses_a_context_longer_than_the_bundles(

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from decoder_families import TOKENS
@@ -20,12 +19,13 @@ from onnx_cases import relative_rms
 from quantized_families import (
     MODELS,
     logits_of,
+    logits_with,
     make_quantized,
-    transformers_logits,
     write_quantization,
 )
 from safetensors.torch import load_file, save_file
-from tolerances import ONNX_INT8_MODEL, relative_error
+from tiny_adapters import MLP, SELF_ATTENTION, logits_with_adapter, make_adapter
+from tolerances import F16, ONNX_INT8_MODEL, relative_error
 
 from nearfar.compiler.errors import CheckpointError, QuantizationError, RequestError, UnsupportedModel
 from nearfar.compiler.formats import load
@@ -109,19 +109,6 @@ def make(folder: Path, config: dict[str, Any], ordered: bool, model: str = "llam
     return weights
 
 
-def logits_with(weights: Mapping[str, torch.Tensor], folder: Path) -> npt.NDArray[np.float32]:
-    """transformers' logits for the checkpoint in a folder, with these weights in place of the quantized ones."""
-    import transformers
-
-    config = transformers.AutoConfig.from_pretrained(folder)
-    del config.quantization_config
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    stored = load_file(folder / "model.safetensors")
-    kept = {name: tensor for name, tensor in stored.items() if name in model.state_dict()}
-    assert not model.load_state_dict({**kept, **weights}, strict=False).unexpected_keys
-    return transformers_logits(model)
-
-
 @pytest.mark.parametrize(
     ("name", "model"),
     [
@@ -138,6 +125,19 @@ def test_logits_are_those_of_the_weights_that_another_reader_unpacks(name: str, 
     assert set(checkpoint.stored_forms) == FORMS[name]
     assert any("not in the order of their groups" in note for note in checkpoint.notes) == CASES[name][1]
     assert relative_error(logits_of(tmp_path), logits_with(weights, tmp_path)) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq4", "gptq2_ordered"])
+def test_adapters_add_to_the_weights_that_another_reader_unpacks(name: str, tmp_path: Path) -> None:
+    weights = make(tmp_path / "model", *CASES[name])
+    deltas = make_adapter(tmp_path / "a", tmp_path / "model", SELF_ATTENTION + MLP, rank=2, alpha=4, seed=1)
+    changed = {
+        f"{module}.weight": weights[f"{module}.weight"] + torch.tensor(delta) for module, delta in deltas.items()
+    }
+    # The bundle has the embedding as float16.
+    found = logits_with_adapter(tmp_path / "model", tmp_path / "a", tmp_path / "bundle", TOKENS)
+    assert relative_error(found, logits_with(changed, tmp_path / "model")) < F16
+    assert changed.keys() == weights.keys()
 
 
 @pytest.mark.parametrize("target", ["onnx", "mlx"])

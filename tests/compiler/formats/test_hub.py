@@ -14,6 +14,7 @@ import torch
 from fake_hub import FakeHub, fake_hub
 from safetensors.torch import load_file
 from tiny_models import make_checkpoint
+from waiting import wait_until
 
 CHUNK_BYTES = 1 << 12
 SCRIPT = f"""
@@ -34,8 +35,17 @@ for name in sys.argv[1:]:
 
 def load_from(hub: FakeHub, home: Path, *names: str) -> list[Any]:
     """For each name, the path of a checkpoint and its tokenizer, or the error, from a separate process."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *names],
+        capture_output=True, text=True, check=False, env=settings(hub, home), timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def settings(hub: FakeHub, home: Path) -> dict[str, str]:
     env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    env |= {
+    return env | {
         "HF_ENDPOINT": hub.url,
         "HF_HOME": str(home),
         "HF_HUB_DISABLE_XET": "1",
@@ -43,11 +53,6 @@ def load_from(hub: FakeHub, home: Path, *names: str) -> list[Any]:
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DOWNLOAD_TIMEOUT": "5",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *names], capture_output=True, text=True, check=False, env=env, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +74,31 @@ def test_a_lost_connection_continues_where_it_stopped(files: dict[str, bytes], t
     # Files in the cache need no network, and the tokenizer is a part of the checkpoint.
     [again] = load_from(hub, tmp_path, "owner/name")
     assert again == [found[0], files["tokenizer.json"].decode()]
+
+
+def test_a_killed_process_leaves_what_the_next_one_continues(files: dict[str, bytes], tmp_path: Path) -> None:
+    weights = files["model.safetensors"]
+    with fake_hub({"owner/name": files, "owner/damaged": files}) as hub:
+        hub.held_bytes = len(weights) // 2
+        killed = subprocess.Popen([sys.executable, "-c", SCRIPT, "owner/name"], env=settings(hub, tmp_path))
+        wait_until(lambda: any(path.stat().st_size for path in tmp_path.rglob("*.partial")))
+        killed.kill()
+        killed.wait()
+        hub.resumed.set()
+        [partial] = tmp_path.rglob("*.partial")
+        received = partial.stat().st_size
+        # Bytes that the disk has lost.
+        damaged = tmp_path / "hub" / "models--owner--damaged" / "blobs" / partial.name
+        damaged.parent.mkdir(parents=True)
+        damaged.write_bytes(bytes(received))
+        found, error, again = load_from(hub, tmp_path, "owner/name", "owner/damaged", "owner/damaged")
+        assert "model.safetensors was downloaded with other bytes than the hub announced" in error
+        for folder, _ in (found, again):
+            assert (Path(folder) / "model.safetensors").read_bytes() == weights
+        ranges = [wanted for file, wanted in hub.requested if file == "model.safetensors"]
+        assert ranges == [None, f"bytes={received}-", f"bytes={received}-", None]
+        assert 0 < received < len(weights)
+        assert not list(tmp_path.rglob("*.partial"))
 
 
 def test_a_second_download_gets_only_what_is_missing(files: dict[str, bytes], tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from decoder_families import TOKENS
-from quantized_families import logits_of, make_model
-from tolerances import relative_error
+from quantized_families import logits_of, logits_with, make_model, make_quantized
+from tiny_adapters import MLP, SELF_ATTENTION, logits_with_adapter, make_adapter
+from tolerances import F16, relative_error
 
 from nearfar.compiler.errors import CheckpointError, UnsupportedModel
 from nearfar.compiler.formats import load
@@ -102,6 +104,34 @@ def test_logits_are_those_of_mlx_lm(name: str, folders: Mapping[str, Path]) -> N
     assert set(checkpoint.stored_forms) == FOLDERS[name][-1]
     found = logits_of(folders[name] / "mlx")
     assert relative_error(found, np.load(folders[name] / "logits.npy")) < 1e-4
+
+
+def test_adapters_add_to_the_weights_of_mlx(tmp_path: Path) -> None:
+    import mlx.core as mx
+
+    weights: dict[str, torch.Tensor] = {}
+
+    def quantize(module: str, weight: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        parts = mx.quantize(mx.array(weight.numpy()), group_size=32, bits=3)
+        read = mx.dequantize(*parts, group_size=32, bits=3)
+        weights[f"{module}.weight"] = torch.from_numpy(np.array(read))
+        return dict(
+            zip(("weight", "scales", "biases"), (torch.from_numpy(np.array(each)) for each in parts), strict=True)
+        )
+
+    make_quantized("qwen3", tmp_path / "model", quantize, {})
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    del config["quantization_config"]
+    config["quantization"] = {"group_size": 32, "bits": 3}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    deltas = make_adapter(tmp_path / "a", tmp_path / "model", SELF_ATTENTION + MLP, rank=2, alpha=4, seed=1)
+    changed = {
+        f"{module}.weight": weights[f"{module}.weight"] + torch.tensor(delta) for module, delta in deltas.items()
+    }
+    # The bundle has the embedding as float16.
+    found = logits_with_adapter(tmp_path / "model", tmp_path / "a", tmp_path / "bundle", TOKENS)
+    assert relative_error(found, logits_with(changed, tmp_path / "model")) < F16
+    assert changed.keys() == weights.keys()
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])

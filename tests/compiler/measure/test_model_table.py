@@ -41,17 +41,10 @@ def test_parameters_are_those_of_transformers(smallest: dict[str, Model]) -> Non
         assert model.parameters == count, model.name
 
 
-def test_steps_are_five_a_layer_and_more_only_with_other_norms(smallest: dict[str, Model]) -> None:
+def test_steps_are_five_a_layer_and_seven_of_gemma_4(smallest: dict[str, Model]) -> None:
     steps = {family: model.steps_per_token // model.num_layers for family, model in smallest.items()}
-    # Norms over all heads of a row are not part of the attention step.
-    more = {"olmo2": 11, "olmo3": 11}
-    # Neither are norms after the rotation.
-    more["hunyuan_v1_dense"] = 13
-    # LayerNorms are separate steps. Attention and feed-forward share one if they are parallel.
-    more |= {"cohere2": 6, "stablelm": 7}
-    # Layers have a second embedding, and 20 of 35 rotate queries in a separate step.
-    more["gemma4_text"] = 7
-    assert steps == {family: more.get(family, 5) for family in steps}
+    # Its layers have a second embedding, and 20 of 35 rotate queries in a separate step.
+    assert steps == {family: 7 if family == "gemma4_text" else 5 for family in steps}
 
 
 def test_keys_and_values_of_gemma_3_at_32768_tokens_are_a_quarter_of_full_attentions_or_less() -> None:

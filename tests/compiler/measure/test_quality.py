@@ -180,12 +180,16 @@ def test_the_command_prints_json_and_a_table(
 ) -> None:
     (tmp_path / "text").write_text(TEXT + "<s>" + TEXT + "</s>")
     arguments = [
-        "quality", *(str(bundle.path) for bundle in bundles.values()), "--reference", str(tiny_checkpoints["qwen2"]),
-        "--text", str(tmp_path / "text"), "--window", "40", "--runner", "numpy",
+        "quality", *(str(bundle.path) for bundle in bundles.values()), str(tiny_checkpoints["qwen2"]),
+        "--reference", str(tiny_checkpoints["qwen2"]), "--text", str(tmp_path / "text"), "--window", "40",
+        "--runner", "numpy",
     ]  # fmt: skip
     assert main([*arguments, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    exact, quantized = answer["bundles"]
+    exact, quantized, model = answer["bundles"]
+    assert model["kl_mean"] < 1e-9
+    assert (model["model"], model["quantization"]) == (str(tiny_checkpoints["qwen2"]), None)
+    assert model["weight_bytes"] == (tiny_checkpoints["qwen2"] / "model.safetensors").stat().st_size
     assert exact["kl_mean"] < 1e-9 < 1e-4 < quantized["kl_mean"] < quantized["kl_p99"]
     assert exact["weight_bytes"] == sum(shard.size for shard in bundles["f32"].manifest.shards)
     assert (quantized["target"], quantized["quantization"], quantized["kv"]) == ("webgpu", "q4f16", "activation")
@@ -193,6 +197,7 @@ def test_the_command_prints_json_and_a_table(
     assert main([*arguments, "--windows", "3", "--between", "<s>", "</s>"]) == 0
     printed = capsys.readouterr().out
     assert "webgpu, q4f16" in printed
+    assert "model, floats" in printed
     # The third window contains the beginning of the text between the markers.
     assert f"{3 * 40 - len(TEXT) - 1} tokens in windows of 40" in printed
     assert "computed by numpy" in printed

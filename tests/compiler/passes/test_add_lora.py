@@ -21,13 +21,14 @@ from nearfar.compiler.passes import run_passes
 from nearfar.compiler.passes.add_lora import lora_entry
 
 RANK = 3
+LAYER_NORMS = DecoderLayout(centered_norms=True, norm_bias=True)
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     spec=specs(),
     seed=st.integers(0, 1000),
-    layout=st.sampled_from([PRE_NORM, LAYOUT, replace(LAYOUT, interleaved=True)]),
+    layout=st.sampled_from([PRE_NORM, LAYOUT, replace(LAYOUT, interleaved=True), LAYER_NORMS]),
     factor=st.sampled_from([1.0, 0.5]),
 )
 def test_each_row_is_computed_with_its_own_adapter(

@@ -15,7 +15,7 @@ from run_plan import CONTEXT, PAGE_SIZE, Result, errors, random_batches, random_
 from tolerances import F32, relative_error
 
 from nearfar.compiler import quant
-from nearfar.compiler.arch.decoder import forward
+from nearfar.compiler.arch.decoder import DecoderLayout, forward
 from nearfar.compiler.ir.graph import Constant, Graph, Node
 from nearfar.compiler.ir.plan import make_plan
 from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
@@ -148,6 +148,19 @@ def test_q_normed_and_k_not_is_not_fused() -> None:
         if node.outputs.get("y") not in renamed
     ]
     assert "rope_attention" not in ops(graph.with_nodes(nodes))
+
+
+@pytest.mark.parametrize("layout", [DecoderLayout(wide_qk_norm=True), DecoderLayout(norm_after_rope=True)])
+def test_norms_over_all_heads_and_behind_the_rotation_are_fused(layout: DecoderLayout) -> None:
+    assert ops(forward(SPEC, PAGE_SIZE, CONTEXT, layout=layout)).count("rope_attention") == SPEC.num_layers
+
+
+def test_a_norm_behind_a_rotation_that_changes_lengths_is_not_fused() -> None:
+    """Its factor follows from the rotated elements."""
+    graph = forward(SPEC, PAGE_SIZE, CONTEXT, layout=DecoderLayout(norm_after_rope=True))
+    table = graph.constants["rope_table"]
+    graph.constants["rope_table"] = replace(table, attrs={**table.attrs, "scale": 1.25})
+    assert "rope_attention" not in ops(graph)
 
 
 def test_an_addition_is_fused_in_either_order() -> None:

@@ -5,7 +5,7 @@ and end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from hash_model import VOCAB
 from hash_runner import MODEL, HashRunner
+from plain_target import compile_plain
 from tiny_models import VOCAB_SIZE
 
 from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.ir.kv_format import KvName
 from nearfar.compiler.ir.sampling import Sampler
 from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.generate import generate
@@ -136,6 +138,23 @@ def test_32_mixed_requests_on_a_model_are_answered_as_each_alone(tiny_bundle: Pa
         return ReferenceRunner(bundle, limits=Limits(tokens=64, sequences=8, rows=8, pages=pages), activation="float32")
 
     assert under_load(runner(8), model, requests, noise) == alone(runner(8), model, requests)
+
+
+@pytest.mark.parametrize("kv", ["q8", "q4"])
+def test_mixed_requests_with_keys_and_values_of_integers_are_answered_as_each_alone(
+    kv: KvName, tiny_checkpoints: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """Their pages are shared by prompts that begin alike, and computed again after a preemption."""
+    bundle = compile_plain(tiny_checkpoints["qwen3"], tmp_path / "bundle", "f32", 96, kv=kv)
+    requests = mixed_requests(16, VOCAB_SIZE, (1, 5, 15, 16, 40), 20)
+    model = TokenModel.of(bundle.manifest)
+
+    def runner() -> ReferenceRunner:
+        return ReferenceRunner(bundle, limits=Limits(tokens=64, sequences=8, rows=8, pages=8), activation="float32")
+
+    assert under_load(runner(), model, requests, mixed_requests(4, VOCAB_SIZE, (3, 20), 8)) == alone(
+        runner(), model, requests
+    )
 
 
 def test_mixed_requests_on_a_model_with_windows_are_answered_as_each_alone(windowed_bundle: Path) -> None:

@@ -21,6 +21,7 @@ from nearfar.server_fallback.executors.devices import Gpu
 from nearfar.server_fallback.executors.executor import Call, Executor, Opening, TellsAbilities
 from nearfar.server_fallback.executors.local_opener import LocalOpener, LocalOptions
 from nearfar.server_fallback.schema.completions import CompletionRequest
+from nearfar.targets import host_memory
 
 CompileTiny = Callable[..., Path]
 SMALL = LocalOptions(max_sequences=2, kv_memory_bytes=1 << 24)
@@ -156,14 +157,14 @@ def test_a_gpu_is_the_default_and_its_memory_is_shared_out(monkeypatch: pytest.M
 
 
 def test_a_container_has_the_memory_of_its_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(devices, "CONTAINER_LIMITS", (tmp_path / "none",))
-    whole = devices.host_memory_bytes()
+    monkeypatch.setattr(host_memory, "CONTAINER_LIMITS", (tmp_path / "none",))
+    whole = host_memory.host_memory_bytes()
     limit = tmp_path / "memory.max"
     limit.write_text("max\n")
-    monkeypatch.setattr(devices, "CONTAINER_LIMITS", (limit,))
-    assert devices.host_memory_bytes() == whole
+    monkeypatch.setattr(host_memory, "CONTAINER_LIMITS", (limit,))
+    assert host_memory.host_memory_bytes() == whole
     limit.write_text("1000000\n")
-    assert devices.host_memory_bytes() == 1_000_000
+    assert host_memory.host_memory_bytes() == 1_000_000
     assert devices.models_memory_bytes("cpu") == 900_000
 
 

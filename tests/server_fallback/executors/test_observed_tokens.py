@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from nearfar.server_fallback.engine.request import Completion, GeneratedToken, TokenRequest
+from nearfar.server_fallback.engine.request import Completion, GeneratedToken, TokenHandler, TokenRequest
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.observed_tokens import ObservedTokens
 
@@ -22,7 +22,11 @@ class Burst:
             for item in batch:
                 yield item
 
-    async def batches(self, _: TokenRequest) -> AsyncGenerator[list[GeneratedToken | Completion], None]:
+    async def batches(
+        self,
+        _: TokenRequest,
+        handle: TokenHandler | None = None,  # noqa: ARG002
+    ) -> AsyncGenerator[list[GeneratedToken | Completion], None]:
         yield [GeneratedToken(1), GeneratedToken(2), GeneratedToken(3), END]
 
 

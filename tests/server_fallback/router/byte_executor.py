@@ -21,6 +21,7 @@ from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk, ChatCompletionRequest
 from nearfar.server_fallback.schema.common import Usage
 from nearfar.server_fallback.schema.verify import VerifyOpen
+from nearfar.server_fallback.text.writer import Sink
 
 CONTEXT = 128
 MODEL = TokenModel(vocab_size=VOCAB_SIZE, end_token_ids=frozenset({END}), context=CONTEXT, page_size=PAGE)
@@ -69,10 +70,15 @@ class ByteExecutor(LocalExecutor):
             yield chunk
 
     async def relay_chat(
-        self, request: ChatCompletionRequest, call: Call, encode: Encode[ChatCompletionChunk]
+        self,
+        request: ChatCompletionRequest,
+        call: Call,
+        encode: Encode[ChatCompletionChunk],
+        sink: Sink[EventBlock] | None = None,
     ) -> AsyncGenerator[EventBlock, None]:
         self.requests.append(request)
-        async for block in super().relay_chat(request.model_copy(update={"response_format": None}), call, encode):
+        plain = request.model_copy(update={"response_format": None})
+        async for block in super().relay_chat(plain, call, encode, sink):
             if block.usage is not None:
                 self.usages.append(block.usage)
             yield block

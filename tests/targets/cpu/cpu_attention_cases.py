@@ -44,6 +44,9 @@ class Layer:
     kv: str = "activation"
     rotary_dim: int = 0
     norm: bool = False
+    norm_wide: bool = False
+    norm_after: bool = False
+    position_scale: tuple[float, int] | None = None
     scale: float | None = None
     window: int | None = None
     softcap: float | None = None
@@ -55,7 +58,8 @@ class Layer:
         """The sizes, and the values that differ from the defaults."""
         sizes = f"{self.num_heads}_{self.num_kv_heads}_{self.head_dim}_{self.page_size}_{self.activation}_{self.kv}"
         facts = {"rotary": self.rotary_dim, "window": self.window, "softcap": self.softcap, "scale": self.scale}
-        flags = {"norm": self.norm, "bidirectional": not self.causal, "sinks": self.sinks}
+        flags = {"norm": self.norm, "wide": self.norm_wide, "after": self.norm_after}
+        flags |= {"scaled": self.position_scale is not None, "bidirectional": not self.causal, "sinks": self.sinks}
         found = [f"{key}{value:g}" for key, value in facts.items() if value] + [
             key for key, value in flags.items() if value
         ]
@@ -76,13 +80,14 @@ class Layer:
 # (layer, batches, levels beside the base). Kernels take long to compile, so levels take turns.
 ROPE_ATTENTION: tuple[tuple[Layer, tuple[Sequences, ...], tuple[str, ...]], ...] = (
     (Layer(6, 3, 24, rotary_dim=24, norm=True), (*SMALL, *LONG), ("avx512", "neon")),
-    (Layer(6, 3, 24, kv="q8", rotary_dim=24, norm=True), (*SMALL, *LONG), ("neon",)),
+    (Layer(6, 3, 24, kv="q8", rotary_dim=24, norm=True, norm_wide=True), (*SMALL, *LONG), ("neon",)),
     (Layer(3, 1, 66, 32, "float16", rotary_dim=66), (*SMALL, *LONG), ("avx512",)),
     (Layer(7, 1, 80, 16, "float16", rotary_dim=32, window=5), (*SMALL, *LONG), ("avx512",)),
     (Layer(2, 2, 256, 32, kv="q4", rotary_dim=256, norm=True, window=300), FAR, ()),
     (Layer(4, 2, 2, scale=0.3, softcap=1.5, window=256), (*SMALL, *FAR), ("neon",)),
-    (Layer(7, 1, 24, kv="q4", rotary_dim=10, norm=True, window=17, softcap=3.0), (*SMALL, *LONG), ("avx512", "neon")),
-    (Layer(2, 2, 80, rotary_dim=20, causal=False), (*SMALL, *LONG), ("avx512",)),
+    (Layer(7, 1, 24, kv="q4", rotary_dim=10, norm=True, norm_after=True, window=17, softcap=3.0), (*SMALL, *LONG),
+    ("avx512", "neon")),
+    (Layer(2, 2, 80, rotary_dim=20, causal=False, position_scale=(0.5, 50)), (*SMALL, *LONG), ("avx512",)),
 )  # fmt: skip
 ATTENTION: tuple[tuple[Layer, tuple[Sequences, ...], tuple[str, ...]], ...] = (
     (Layer(6, 3, 24), (*SMALL, *LONG), ("avx512",)),
@@ -95,9 +100,9 @@ ATTENTION: tuple[tuple[Layer, tuple[Sequences, ...], tuple[str, ...]], ...] = (
     (Layer(4, 2, 80, 16, "float16", kv="q4", rotary_dim=80), (*SMALL, *FAR), ()),
 )  # fmt: skip
 APPEND = (
-    Layer(6, 3, 24, rotary_dim=24, norm=True),
+    Layer(6, 3, 24, rotary_dim=24, norm=True, norm_wide=True, norm_after=True),
     Layer(2, 2, 2),
-    Layer(7, 1, 80, 32, "float16", rotary_dim=20),
+    Layer(7, 1, 80, 32, "float16", rotary_dim=20, position_scale=(0.5, 10)),
     Layer(3, 1, 24, kv="q8", rotary_dim=10),
     Layer(2, 2, 256, 16, "float16", kv="q4", norm=True),
 )
@@ -111,7 +116,7 @@ def attention_cases() -> Iterator[StepCase]:
             "rope_attention",
             layer,
             inputs,
-            {**norms(layer), "kv": layer.kv, **layer.scores},
+            {**preparation(layer), "kv": layer.kv, **layer.scores},
             made,
             levels,
         )
@@ -130,7 +135,7 @@ def attention_cases() -> Iterator[StepCase]:
         yield case("attention", layer, inputs, {**eps, "kv": layer.kv, **layer.scores}, made, levels)
     for layer in APPEND:
         made = tuple(page_batch(layer, sequences) for sequences in SMALL)
-        yield case("rope_append", layer, new_heads(layer), {**norms(layer), "kv": layer.kv}, made)
+        yield case("rope_append", layer, new_heads(layer), {**preparation(layer), "kv": layer.kv}, made)
         width = layer.num_kv_heads * layer.head_dim
         inputs = {
             "k": ("activation", "S", width),
@@ -141,9 +146,12 @@ def attention_cases() -> Iterator[StepCase]:
         yield case("append_kv", layer, inputs, {"kv": layer.kv}, made)
 
 
-def norms(layer: Layer) -> dict[str, object]:
-    """Values are normalized in the layers with 16 tokens per page."""
-    return {"eps": EPS, "norms_values": layer.page_size == 16} if layer.norm else {}
+def preparation(layer: Layer) -> dict[str, object]:
+    """Values are normalized in the layers with 16 tokens per page, unless norms are over all heads."""
+    if not layer.norm:
+        return {"position_scale": layer.position_scale}
+    norms_values = layer.page_size == 16 and not layer.norm_wide
+    return {"eps": EPS, "norms_values": norms_values, "norm_after": layer.norm_after}
 
 
 READING: dict[str, tuple[object, ...]] = {
@@ -161,7 +169,8 @@ def new_heads(layer: Layer) -> dict[str, tuple[object, ...]]:
         "slots": ("int32", "S"),
     }
     inputs |= {"table": ("rope", POSITIONS, layer.rotary_dim // 2, 2)} if layer.rotary_dim else {}
-    inputs |= {"qk_norm": ("vector", 2 * layer.head_dim)} if layer.norm else {}
+    count = layer.num_heads + layer.num_kv_heads if layer.norm_wide else 2
+    inputs |= {"qk_norm": ("vector", count * layer.head_dim)} if layer.norm else {}
     return {**inputs, "kv": layer.pages}
 
 

@@ -52,6 +52,8 @@ PROJECTIONS: tuple[tuple[str, str, int, int, str, str, tuple[str, ...], dict[str
     ("linear", "q3g16", 112, 20, "float32", "float32", ("bias",), {}, "int8"),
     ("linear", "q3cz_f16", 330, 33, "activation", "float32", ("residual",), {}, "float16"),
     ("linear", "q4g32b", 200, 40, "float32", "float32", ("norm", "bias"), {}, "float32"),
+    ("linear", "q4g32b_i8", 520, 40, "float32", "float32", ("norm",), {}, "float32"),
+    ("gated_linear", "q6g16_i8", 272, 34, "float32", "float32", ("bias",), {}, "int8"),
     ("gated_linear", "q4g128z_f16", 300, 36, "activation", "float32", (), {}, "float16"),
     ("linear", "q5g32b", 70, 20, "float32", "float32", ("residual",), {}, "int8"),
     ("linear", "q5g64", 150, 18, "float32", "float32", (), {}, "float32"),
@@ -65,6 +67,10 @@ PROJECTIONS: tuple[tuple[str, str, int, int, str, str, tuple[str, ...], dict[str
     "stream_factor"), {"stream_eps": 1e-2}, "float16"),
     ("linear", "q4f16", 72, 35, "float32", "float32", ("norm", "bias", "up"), {"activation": "gelu_tanh",
     "up_start": 11}, "float32"),
+    ("linear", "q4f16", 70, 33, "activation", "activation", ("norm", "norm_bias", "bias"), {"centered": True},
+    "float16"),
+    ("gated_linear", "f32", 37, 34, "float32", "float32", ("norm", "norm_bias"), {"centered": True}, "float32"),
+    ("gated_linear", "q8f16", 130, 32, "float32", "float32", ("norm",), {"centered": True}, "int8"),
 )  # fmt: skip
 
 
@@ -99,6 +105,7 @@ def embed_cases() -> Iterator[StepCase]:
         ("q3g16", 17, 112, {}),
         ("q5g32b", 17, 70, {"scale": 3.0}),
         ("q6g16", 17, 144, {"first_row": 20}),
+        ("q2g16b_i8", 17, 300, {}),
         ("q4g128z_f16", 17, 150, {}),
     ):
         split, first = "first_row" in attrs, int(attrs.get("first_row", 0))
@@ -209,6 +216,7 @@ def projection_cases() -> Iterator[StepCase]:
             "bias": ("vector", outputs if gated else width),
             "residual": ("float32", dim, width),
             "norm": ("vector", columns),
+            "norm_bias": ("vector", columns),
             "into": (y, dim, width),
             "up": ("float32", dim, width + 20),
             "stream": ("float32", dim, columns),
@@ -271,7 +279,8 @@ def rope_cases() -> Iterator[StepCase]:
             Batch({"S": rows}, {"positions": np.random.default_rng(rows).integers(0, 50, rows).astype(np.int32)})
             for rows in ROWS
         ]
-        attrs = {"head_dim": head_dim, "dtype": y, **({"eps": EPS} if norm else {})}
+        scale = (0.3, 20) if rotary_dim < head_dim else None
+        attrs = {"head_dim": head_dim, "dtype": y, "position_scale": scale, **({"eps": EPS} if norm else {})}
         name = f"rope_{num_heads}_{head_dim}_{rotary_dim}_{norm}"
         yield StepCase(name, "rope", inputs, attrs, batches, "float16")
 

@@ -60,7 +60,7 @@ class Batch:
 @dataclass(frozen=True)
 class StepCase:
     """``levels``: the levels that run in addition to the base level, None for all. ``same_bits``: every variant at
-    every level computes the same bits.
+    every level computes the same bits. ``exhaustive``: only `make test-all` runs it.
     """
 
     name: str
@@ -72,6 +72,7 @@ class StepCase:
     quantization: str = "f32"
     levels: tuple[str, ...] | None = None
     same_bits: bool = True
+    exhaustive: bool = False
 
     @property
     def step(self) -> Step:

@@ -114,7 +114,7 @@ def test_logits_are_the_same_to_the_last_bit_at_every_level(bundle: Bundle) -> N
     np.testing.assert_array_equal(found[2], found[0])
 
 
-def test_serving_loads_neither_tvm_nor_the_compiler_and_maps_the_weights(bundle: Bundle) -> None:
+def test_serving_loads_neither_tvm_nor_the_compiler_and_maps_the_weights_on_request(bundle: Bundle) -> None:
     arguments = ["run", str(bundle.path), "hello", "--raw", "--max-tokens", "3", "--json"]
     code = f"""if True:
         import sys
@@ -128,7 +128,8 @@ def test_serving_loads_neither_tvm_nor_the_compiler_and_maps_the_weights(bundle:
         loaded = {{"tvm", "torch", "nearfar.compiler.kernels"}} & set(sys.modules)
         assert not loaded, loaded
     """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    mapped = {**os.environ, "NEARFAR_WEIGHTS": "mapped"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=mapped)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert len(answer["token_ids"]) == 3

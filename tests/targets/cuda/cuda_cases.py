@@ -39,7 +39,11 @@ MANY_KEYS = (((0, 1),), ((0, 64),), ((63, 5), (0, 3), (64, 70), (1, 1)), ((20, 1
 MIXED = (((255, 1), (0, 9), (300, 8), (7, 1), (250, 70), (511, 1)), ((130, 12), (256, 1)))
 # Windows smaller than a tile, of one page, and of two tiles.
 MMA_ATTENTION = (
-    Facts(Heads(4, 2, 64, 16, "bfloat16"), Preparation(160, 32, EPS), Scores(0.1, window=20, softcap=4.0)),
+    Facts(
+        Heads(4, 2, 64, 16, "bfloat16"),
+        Preparation(160, 32, EPS, norm_after=True),
+        Scores(0.1, window=20, softcap=4.0),
+    ),
     Facts(Heads(7, 1, 32, 16, "float16", "q4"), Preparation(0, 0, None), Scores(0.2, window=16)),
     Facts(Heads(2, 2, 96, 16, "float16"), Preparation(160, 96, None), Scores(0.1, window=100)),
 )
@@ -95,7 +99,8 @@ def cuda_cases() -> Iterator[Case]:
     facts = plain_facts(4, 2, 64, "bfloat16", norm=True)
     yield attention_case("tile", facts, tile=TileOptions(16))
     yield attention_case("split", facts, decode=DecodeOptions(2, 32, 32, split=64))
-    facts = replace(facts, scores=Scores(0.1, window=70, softcap=4.0))
+    wide = replace(facts.preparation, norm_wide=True)
+    facts = replace(facts, preparation=wide, scores=Scores(0.1, window=70, softcap=4.0))
     yield attention_case("split", facts, decode=DecodeOptions(2, 32, 32, split=32))
 
 

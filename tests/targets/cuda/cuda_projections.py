@@ -46,6 +46,7 @@ ASYNC: tuple[tuple[str, str, int, int, dict[str, object]], ...] = (
     ("many_lanes", "q2g64", 4200, 4, {"x_step": 0.25, "y_step": 0.5}),
     ("many_lanes", "q4f32", 2050, 5, {"up_width": 40, "up_start": 16, "activation": "gelu"}),
     ("two_rows", "q4c", 1030, 7, {"norm_eps": EPS, "gated": True}),
+    ("two_rows", "q8f16", 1030, 6, {"norm_eps": EPS, "centered": True, "norm_bias": True}),
     ("two_rows", "q4f16", 2144, 5, {"batch": "R", "norm_eps": EPS, "residual": True}),
 )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from case_selection import chosen, names_of
 from cuda_cases import cuda_cases
 from cuda_harness import Emulated, emulate
 from emulated import Library
@@ -17,11 +18,11 @@ CASES = {case.name: case for case in cuda_cases()}
 
 
 @pytest.fixture(scope="module")
-def emulated(emulated_cuda: Path) -> Emulated:
-    return emulate(list(CASES.values()), emulated_cuda)
+def emulated(emulated_cuda: Path, request: pytest.FixtureRequest) -> Emulated:
+    return emulate(list(chosen(request, CASES).values()), emulated_cuda)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", names_of(CASES))
 def test_a_kernel_computes_its_op(name: str, emulated: Emulated) -> None:
     case = CASES[name]
     checks = LoweredCase(name, (), {}, (), case.dtype)
@@ -30,7 +31,9 @@ def test_a_kernel_computes_its_op(name: str, emulated: Emulated) -> None:
         checks.check(run, {role: array.tobytes() for role, array in outputs.items()})
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("linear_mma_split")])
+@pytest.mark.parametrize(
+    "name", names_of({name: case for name, case in CASES.items() if name.startswith("linear_mma_split")})
+)
 def test_split_columns_give_the_same_bits_in_any_order_of_arrival(name: str, emulated: Emulated) -> None:
     for run in CASES[name].runs():
         # The emulator runs the workgroups of some launches from the last to the first.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from decoder_families import FAMILIES, TOKENS, make_family
+from decoder_families import FAMILIES, TOKENS, YARN, make_family
 from plain_target import compile_plain
 from ragged import chunked_logits
 from tolerances import F32, KV_Q8, relative_error
@@ -36,13 +36,17 @@ NEW_TOKENS = 16
 CONTEXT = len(TOKENS) + NEW_TOKENS
 LIMITS = Limits(tokens=64, sequences=2, rows=CONTEXT, pages=6)
 # Constants of mlx-lm: Granite's head size, the layers of Command R7B that have no window, Gemma's embedding factor (a
-# root that every dtype represents exactly), and no windows for Gemma 2.
+# root that every dtype represents exactly), and no windows for Gemma 2. Ministral 3 is computed beyond its original
+# length.
 CHANGES: dict[str, dict[str, Any]] = {
     "granite": {"hidden_size": 144},
     "cohere2": {"layer_types": None, "sliding_window_pattern": 2},
     "gemma2": {"hidden_size": 144, "sliding_window": 64},
     "gemma3_text": {"hidden_size": 144},
     "gemma4_text": {"hidden_size": 144},
+    "ministral3": {
+        "rope_parameters": {**YARN, "original_max_position_embeddings": 13, "llama_4_scaling_beta": 0.8},
+    },
 }
 # mlx-lm's models compute only SiLU, and always round the bounds of YaRN's blend.
 REFUSED = {

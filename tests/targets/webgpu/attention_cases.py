@@ -103,13 +103,15 @@ def plain_facts(
 SPECIAL = (
     (Facts(Heads(4, 2, 64, 16, "float32"), Preparation(0, 0, None), Scores(0.125, window=5)), DecodeOptions(2, 64, 64)),
     (
-        Facts(Heads(7, 1, 24, 16, "float16"), Preparation(MAX_POSITIONS, 8, EPS), Scores(0.2, window=16)),
+        Facts(
+            Heads(7, 1, 24, 16, "float16"), Preparation(MAX_POSITIONS, 8, EPS, norm_after=True), Scores(0.2, window=16)
+        ),
         DecodeOptions(7, 32, 32),
     ),
     (
         Facts(
             Heads(2, 2, 80, 16, "float32", "q4"),
-            Preparation(MAX_POSITIONS, 80, None),
+            Preparation(MAX_POSITIONS, 80, None, position_scale=(0.5, 40)),
             Scores(0.3, window=70, softcap=2.0),
         ),
         DecodeOptions(1, 32, 32),
@@ -120,7 +122,11 @@ SPECIAL = (
     ),
     (Facts(Heads(7, 1, 256, 16, "float32"), Preparation(0, 0, EPS), Scores(0.1, window=33)), DecodeOptions(1, 64, 64)),
     (
-        Facts(Heads(4, 2, 64, 16, "float16", "q8"), Preparation(MAX_POSITIONS, 32, EPS), Scores(0.05, window=1)),
+        Facts(
+            Heads(4, 2, 64, 16, "float16", "q8"),
+            Preparation(MAX_POSITIONS, 32, EPS, norm_wide=True),
+            Scores(0.05, window=1),
+        ),
         DecodeOptions(2, 32, 32),
     ),
     (
@@ -157,21 +163,34 @@ ROTATED = (
 
 def attention_cases() -> Iterator[Case]:
     yield from usual_cases()
-    for facts, decode in SPECIAL:
-        yield attention_case("plain", facts)
+    for index, (facts, decode) in enumerate(SPECIAL):
         tile = TileOptions(16 if facts.heads.head_dim < 256 else 8, 32 if facts.heads.head_dim < 80 else 16)
         split = replace(decode, split=decode.tile)
-        yield attention_case("mixed", facts, decode=split, tile=tile)
-        yield attention_case("decode", facts, decode=decode)
-        yield attention_case("split", facts, decode=split)
-    for facts in ALONE:
-        yield alone_case(facts, None)
-        yield alone_case(facts, TileOptions(16, 16), DecodeOptions(1, 32, 32, split=64))
-    for facts, decode in ROTATED:
+        yield from in_turn(
+            index,
+            attention_case("plain", facts),
+            attention_case("mixed", facts, decode=split, tile=tile),
+            attention_case("decode", facts, decode=decode),
+            attention_case("split", facts, decode=split),
+        )
+    for index, facts in enumerate(ALONE):
+        yield replace(alone_case(facts, None), exhaustive=index >= 2)
+        mixed = alone_case(facts, TileOptions(16, 16), DecodeOptions(1, 32, 32, split=64))
+        yield replace(mixed, exhaustive=index < 2)
+    for index, (facts, decode) in enumerate(ROTATED):
         yield rotated_case("plain", facts)
-        yield rotated_case("decode", facts, decode)
-        yield rotated_case("split", facts, replace(decode, split=decode.tile))
+        # They take seconds to compile with float16.
+        yield replace(rotated_case("decode", facts, decode), exhaustive=index > 0)
+        yield replace(rotated_case("split", facts, replace(decode, split=decode.tile)), exhaustive=index > 0)
     yield from part_cases()
+
+
+def in_turn(turn: int, *cases: Case) -> Iterator[Case]:
+    """Some facts in every kernel. `make test` runs every second kernel, the first or the second one in turn, so that
+    each kernel meets half of the facts.
+    """
+    for number, case in enumerate(cases):
+        yield replace(case, exhaustive=(turn + number) % 2 == 1)
 
 
 def usual_cases() -> Iterator[Case]:
@@ -182,36 +201,47 @@ def usual_cases() -> Iterator[Case]:
             HEADS if activation == "float32" else HEADS[::2]
         ):
             facts = plain_facts(num_heads, num_kv_heads, head_dim, activation, norm=norm)
-            yield attention_case("plain", facts)
-            yield attention_case("tile", facts, tile=TileOptions(16 if head_dim < 256 else 8, 32, 128))
             options = small if index % 2 == 0 or facts.heads.vectors > uneven.threads else uneven
             options = replace(options, heads=facts.heads.group)
-            yield attention_case("decode", facts, decode=options)
-            yield attention_case("split", facts, decode=replace(options, split=options.tile * (1 + index % 2)))
-    for activation, kv, num_heads, num_kv_heads, head_dim, norm in (
-        ("float32", "q4", 6, 3, 24, True),
-        ("float32", "q8", 4, 2, 64, False),
-        ("float16", "q8", 3, 1, 128, True),
+            # Each kind of options meets both norms.
+            yield from in_turn(
+                index + index // 2,
+                attention_case("plain", facts),
+                attention_case("tile", facts, tile=TileOptions(16 if head_dim < 256 else 8, 32, 128)),
+                attention_case("split", facts, decode=replace(options, split=options.tile * (1 + index % 2))),
+                attention_case("decode", facts, decode=options),
+            )
+    for turn, (activation, kv, num_heads, num_kv_heads, head_dim, norm) in enumerate(
+        (
+            ("float32", "q4", 6, 3, 24, True),
+            ("float32", "q8", 4, 2, 64, False),
+            ("float16", "q8", 3, 1, 128, True),
+        )
     ):
         facts = plain_facts(num_heads, num_kv_heads, head_dim, activation, norm=norm, kv=kv)
-        yield attention_case("plain", facts)
-        yield attention_case("tile", facts, tile=TileOptions(16))
-        yield attention_case("decode", facts, decode=replace(small, heads=facts.heads.group))
-        yield attention_case("split", facts, decode=replace(uneven, heads=facts.heads.group, tile=32, split=32))
+        # In SPECIAL, the other kernels meet these formats.
+        yield from in_turn(
+            turn + 1,
+            attention_case("plain", facts),
+            attention_case("tile", facts, tile=TileOptions(16)),
+            attention_case("decode", facts, decode=replace(small, heads=facts.heads.group)),
+            attention_case("split", facts, decode=replace(uneven, heads=facts.heads.group, tile=32, split=32)),
+        )
     facts = plain_facts(16, 2, 64, "float32", norm=False)
     # Two workgroups for the query heads of a kv head, one of which writes; one and four keys per thread; the options of
     # real models.
     yield attention_case("decode", facts, decode=DecodeOptions(4, 64, 256))
-    yield attention_case("split", facts, decode=DecodeOptions(4, 64, 64, split=64))
-    yield attention_case("split", facts, decode=DecodeOptions(2, 32, 32, split=64))
+    for options in (DecodeOptions(4, 64, 64, split=64), DecodeOptions(2, 32, 32, split=64)):
+        yield replace(attention_case("split", facts, decode=options), exhaustive=True)
     yield attention_case("decode", facts, decode=DecodeOptions(8, 128, 256))
     yield attention_case("tile", facts, tile=TileOptions(32, 16))
     # More vectors, of two and of four elements, than the plain kernel has threads; other page sizes.
     for num_heads, head_dim, page_size in ((1, 134, 8), (2, 272, 32)):
         facts = plain_facts(num_heads, 1, head_dim, "float32", norm=False, page_size=page_size)
         yield attention_case("plain", facts)
-        yield attention_case("tile", facts, tile=TileOptions(8))
-        yield attention_case("split", facts, decode=DecodeOptions(1, 128, 128, split=128))
+        yield replace(attention_case("tile", facts, tile=TileOptions(8)), exhaustive=head_dim < 256)
+        split = attention_case("split", facts, decode=DecodeOptions(1, 128, 128, split=128))
+        yield replace(split, exhaustive=head_dim > 256)
 
 
 def part_cases() -> Iterator[Case]:
@@ -237,6 +267,7 @@ def part_cases() -> Iterator[Case]:
         (Heads(4, 2, 22, 16, "float32"), Preparation(0, 0, None)),
         (Heads(2, 1, 80, 16, "float16"), Preparation(MAX_POSITIONS, 20, EPS)),
         (Heads(3, 3, 64, 16, "float32", "q8"), Preparation(0, 0, EPS)),
+        (Heads(6, 3, 22, 16, "float32"), Preparation(MAX_POSITIONS, 22, EPS, norm_wide=True, norm_after=True)),
         (Heads(2, 1, 24, 16, "float32", "q4"), Preparation(MAX_POSITIONS, 20, None)),
     ):
         yield rope_append_case(heads, preparation)
@@ -335,7 +366,7 @@ def attention_run(facts: Facts, sequences: Sequence[tuple[int, int]]) -> Run:
     arrays = {**new_heads(rng, heads, preparation, batch), **row_arrays(batch), "slots": batch.slots}
     after = kv.copy()
     y = OPS["rope_attention"].run(
-        {**arrays, "kv": after}, {"eps": preparation.norm_eps, "kv": heads.kv, **score_attrs(facts.scores)}
+        {**arrays, "kv": after}, {**preparation_attrs(preparation), "kv": heads.kv, **score_attrs(facts.scores)}
     )
     assert y is not None
     return attention_result(facts, batch, sequences, arrays, kv, after, y)
@@ -389,6 +420,11 @@ def attention_result(
     )
 
 
+def preparation_attrs(preparation: Preparation) -> dict[str, object]:
+    names = {"norm_eps": "eps", "norm_after": "norm_after", "position_scale": "position_scale"}
+    return {attr: getattr(preparation, name) for name, attr in names.items()}
+
+
 def score_attrs(scores: Scores) -> dict[str, object]:
     return {"scale": scores.scale, "window": scores.window, "softcap": scores.softcap, "causal": scores.causal}
 
@@ -432,7 +468,8 @@ def new_heads(rng: np.random.Generator, heads: Heads, preparation: Preparation, 
     if preparation.rotary_dim:
         arrays["table"] = rotations(preparation)
     if preparation.norm_eps is not None:
-        arrays["qk_norm"] = rng.normal(1, 0.3, 2 * heads.head_dim).astype(np.float32)
+        count = heads.num_heads + heads.num_kv_heads if preparation.norm_wide else 2
+        arrays["qk_norm"] = rng.normal(1, 0.3, count * heads.head_dim).astype(np.float32)
     return arrays
 
 
@@ -453,7 +490,8 @@ def random(name: str) -> np.random.Generator:
 
 def rope_case(head_dim: int, rotary_dim: int, x_dtype: str, y_dtype: str, norm_width: int = 0) -> Case:
     name = f"rope_{head_dim}_{rotary_dim}_{x_dtype}_{y_dtype}_{norm_width}"
-    preparation = Preparation(MAX_POSITIONS, rotary_dim, EPS if norm_width else None)
+    scale = (0.3, 20) if rotary_dim < head_dim else None
+    preparation = Preparation(MAX_POSITIONS, rotary_dim, EPS if norm_width else None, position_scale=scale)
     columns = 3 * head_dim
 
     def run(rows: int) -> Run:
@@ -463,7 +501,8 @@ def rope_case(head_dim: int, rotary_dim: int, x_dtype: str, y_dtype: str, norm_w
         inputs = {"x": x, "positions": positions, "table": rotations(preparation)}
         if norm_width:
             inputs["norm"] = rng.normal(1, 0.3, norm_width).astype(np.float32)
-        y = OPS["rope"].run(inputs, {"head_dim": head_dim, "dtype": "float32", "eps": preparation.norm_eps})
+        attrs = {"head_dim": head_dim, "dtype": "float32", "eps": preparation.norm_eps, "position_scale": scale}
+        y = OPS["rope"].run(inputs, attrs)
         assert y is not None
         return Run({"S": rows}, {**inputs, "y": np.full(x.shape, np.nan, y_dtype)}, {"y": y.astype(y_dtype)})
 
@@ -513,7 +552,7 @@ def rope_append_case(heads: Heads, preparation: Preparation) -> Case:
         batch, kv = cached_pages(rng, heads, sequences, new_too=False)
         arrays = {**new_heads(rng, heads, preparation, batch), "positions": batch.positions, "slots": batch.slots}
         after = kv.copy()
-        q = OPS["rope_append"].run({**arrays, "kv": after}, {"eps": preparation.norm_eps, "kv": heads.kv})
+        q = OPS["rope_append"].run({**arrays, "kv": after}, {**preparation_attrs(preparation), "kv": heads.kv})
         assert q is not None
         before = {"kv": kv, "q": np.full(q.shape, np.nan, heads.activation)}
         expected = {"kv": after, "q": q.astype(heads.activation)}

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import base64
 import json
+import pickle
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ class Run:
 @dataclass(frozen=True)
 class Case:
     """``build`` makes a kernel, or several that run in order. ``dtype``: the dtype to which the kernel rounds operands,
-    if it does. ``on_dawn``: also run on Dawn with SwiftShader, which has no f16.
+    if it does. ``on_dawn``: also run on Dawn with SwiftShader, which has no f16. ``exhaustive``: only `make test-all`
+    runs it.
     """
 
     name: str
@@ -53,11 +55,25 @@ class Case:
     runs: Callable[[], Sequence[Run]]
     dtype: str | None = None
     on_dawn: bool = False
+    exhaustive: bool = False
 
-    def lowered(self) -> LoweredCase:
-        kernels = self.kernels()
-        scratch = {f"scratch.{name}": elements for kernel in kernels for name, elements in kernel.scratch.items()}
-        return LoweredCase(self.name, tuple(map(wgsl, kernels)), scratch, tuple(self.runs()), self.dtype)
+    def lowered(self, folder: Path | None = None) -> LoweredCase:
+        """``folder``: where processes share the kernels, so that only one lowers them."""
+        kernels = tuple(map(wgsl, self.kernels())) if folder is None else self.lowered_once(folder)
+        scratch = {f"scratch.{name}": size for each in kernels for name, size in each.kernel.scratch.items()}
+        return LoweredCase(self.name, kernels, scratch, tuple(self.runs()), self.dtype)
+
+    def lowered_once(self, folder: Path) -> tuple[WgslKernel, ...]:
+        """The kernels without their TIR functions, from a file that the first process writes."""
+        # A machine that runs benchmarks may lack pytest.
+        from made_once import made_once
+
+        def write(file: Path) -> None:
+            lowered = (replace(wgsl(kernel), kernel=replace(kernel, function=None)) for kernel in self.kernels())
+            file.write_bytes(pickle.dumps(tuple(lowered)))
+
+        kernels: tuple[WgslKernel, ...] = pickle.loads(made_once(folder / self.name, write).read_bytes())
+        return kernels
 
     def kernels(self) -> Sequence[Kernel]:
         built = self.build()

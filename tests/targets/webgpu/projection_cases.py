@@ -79,6 +79,11 @@ RARE_PROJECTIONS: tuple[tuple[str, int, int, dict[str, object]], ...] = (
     ("q4f16", 72, 45, {"bias": True, "norm_eps": EPS, "activation": "gelu_tanh", "up_width": 63, "up_start": 13}),
     ("f32", 40, 9, {"gated": True, "activation": "none", "x_dtype": "float16"}),
 )
+# Kernels with tiles need a kernel before them for these.
+LAYER_NORMS: tuple[tuple[str, int, int, dict[str, object]], ...] = (
+    ("q4f16", 2144, 5, {"norm_eps": EPS, "centered": True, "norm_bias": True, "bias": True}),
+    ("q8f16", 37, 34, {"gated": True, "norm_eps": 0.1, "centered": True, "x_dtype": "float16"}),
+)
 # These are combined in turn with the templates for a checkpoint's own integers. The last one has the rows of a
 # vocabulary.
 STORED_PROJECTIONS: tuple[tuple[int, int, dict[str, object]], ...] = (
@@ -91,7 +96,9 @@ STORED_TEMPLATES = ("vector_128_32_4_1", "vector_64_16_2_2", "subgroup_128_4", "
 
 
 def stored_projection_cases() -> Iterator[Case]:
-    """Every format with every template, with the projections in turn. Some also run on Dawn."""
+    """Every format with every template, with the projections in turn. Some also run on Dawn. Without the exhaustive
+    ones, every format with a vector, with a tile and, for half of them, with subgroups.
+    """
     for index, quantization in enumerate(STORED_FORMATS):
         for number, template in enumerate(STORED_TEMPLATES):
             columns, outputs, options = STORED_PROJECTIONS[(index + number) % len(STORED_PROJECTIONS)]
@@ -105,14 +112,19 @@ def stored_projection_cases() -> Iterator[Case]:
             options = {option: value for option, value in options.items() if option not in left_out}
             case = projection_case(template, quantization, columns, outputs, options)
             # SwiftShader has no float16.
-            yield replace(case, on_dawn=quantization == "q2c" and case.dtype is None and "x_dtype" not in options)
+            on_dawn = quantization == "q2c" and case.dtype is None and "x_dtype" not in options
+            turn = (index + number) % 2 == 0 or (number >= 3 and index % 2 == number - 3)
+            yield replace(case, on_dawn=on_dawn, exhaustive=not (turn or on_dawn))
 
 
 def projection_cases() -> Iterator[Case]:
     """Every projection with the first template of each kind in every format, and with the other templates in one
     format; rare projections with some templates.
+
+    Without the exhaustive ones, every format meets half of the projections with each kind of template, and the other
+    templates and the rare projections take turns.
     """
-    for templates in (VECTORS, SUBGROUPS, TILES):
+    for kind, templates in enumerate((VECTORS, SUBGROUPS, TILES)):
         for number, template in enumerate(templates):
             for turn, (columns, outputs, options) in enumerate(PROJECTIONS):
                 for index, quantization in enumerate(FORMATS):
@@ -121,10 +133,14 @@ def projection_cases() -> Iterator[Case]:
                         case = projection_case(template, quantization, columns, outputs, options)
                         # SwiftShader takes a second or two to compile a kernel with workgroup memory: each template
                         # once.
-                        yield replace(case, on_dawn=in_turn and number == turn and case.dtype is None)
-            for turn, (quantization, columns, outputs, options) in enumerate(RARE_PROJECTIONS):
+                        on_dawn = in_turn and number == turn and case.dtype is None
+                        usual = (kind + turn + index) % 2 == 0 if number == 0 else (number + turn) % 3 == 0
+                        yield replace(case, on_dawn=on_dawn, exhaustive=not (usual or on_dawn))
+            rare = RARE_PROJECTIONS if templates is TILES else (*RARE_PROJECTIONS, *LAYER_NORMS)
+            for turn, (quantization, columns, outputs, options) in enumerate(rare):
                 if number == 0 or (number + turn) % 4 == 0:
-                    yield projection_case(template, quantization, columns, outputs, options)
+                    case = projection_case(template, quantization, columns, outputs, options)
+                    yield replace(case, exhaustive=number > 0 or (kind + turn) % 3 == 0)
 
 
 def projection_case(template: str, quantization: str, columns: int, outputs: int, options: dict[str, object]) -> Case:
@@ -157,7 +173,11 @@ def projection_run(name: str, facts: Projection, quantization: str, size: int) -
     attrs |= {name: step for name in ("x_step", "y_step") if (step := getattr(facts, name)) is not None}
     if facts.norm_eps is not None:
         arrays["norm"] = rng.normal(1, 0.3, facts.columns).astype(np.float32)
-        attrs["eps"] = facts.norm_eps
+        attrs |= {"eps": facts.norm_eps, "centered": facts.centered}
+    if facts.centered:
+        arrays["x"] += 2
+    if facts.norm_bias:
+        arrays["norm_bias"] = rng.normal(size=facts.columns).astype(np.float32)
     if facts.bias:
         arrays["bias"] = rng.normal(size=facts.weight_rows if facts.gated else facts.total_width).astype(np.float32)
     if facts.residual:

@@ -48,13 +48,14 @@ SETTINGS = (
 def sampling_cases() -> Iterator[Case]:
     yield from conformance_cases()
     for columns in (1, 100, 256, 509):
-        yield sample_case(columns, SETTINGS)
+        yield replace(sample_case(columns, SETTINGS), exhaustive=columns == 100)
         # SwiftShader takes long for kernels of this size.
         yield replace(top_logprobs_case(columns), on_dawn=columns in (1, 509))
     # Chunks that end after the last column, a chunk of one column, and more chunks than a workgroup has threads.
     for columns, width in ((509, 256), (1025, 1024), (66_000, 256)):
         settings = SETTINGS if columns < 66_000 else SETTINGS[-6:]
-        yield replace(chunked_case(sample_case(columns, settings), columns, width), on_dawn=columns == 1025)
+        case = chunked_case(sample_case(columns, settings), columns, width)
+        yield replace(case, on_dawn=columns == 1025, exhaustive=columns == 509)
     yield adversarial_case(2048, 1024)
     # Blocks of more columns than a workgroup has threads.
     yield replace(sample_case(66_000, SETTINGS[-4:]), on_dawn=True)

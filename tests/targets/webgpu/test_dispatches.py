@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from checkpoints import QWEN2_0_5B, QWEN3_0_6B, Shapes
 
 from nearfar.compiler import quant
 from nearfar.compiler.arch import by_model_type
 from nearfar.compiler.formats.config import ConfigReader
+from nearfar.compiler.formats.huggingface import read_spec
 from nearfar.compiler.ir.expr import Expr, evaluate, holds
 from nearfar.compiler.ir.plan import make_plan
+from nearfar.compiler.ir.spec import ModelSpec
+from nearfar.compiler.measure.model_table import published
 from nearfar.compiler.passes import run_passes
 from nearfar.targets.context import Context
 from nearfar.targets.webgpu.lower import MAX_BINDING_BYTES
@@ -21,9 +26,30 @@ ONE_TOKEN = {"S": 1, "B": 1, "R": 1, "N": 1, "A": 0, "W": 0, "DR": 0, "G": 0, "P
 
 @pytest.mark.parametrize(("shapes", "short", "long"), [(QWEN2_0_5B, 124, 148), (QWEN3_0_6B, 144, 172)])
 def test_a_token_takes_as_many_dispatches_as_ever(shapes: Shapes, short: int, long: int) -> None:
-    architecture, fmt = by_model_type(shapes.config["model_type"]), quant.by_name("q4f16")
-    spec = architecture.read_config(ConfigReader(shapes.config))
-    plan = make_plan(run_passes(architecture.forward(spec, PAGE_SIZE, CONTEXT), fmt, MAX_BINDING_BYTES))
+    spec = by_model_type(shapes.config["model_type"]).read_config(ConfigReader(shapes.config))
+    # Many workgroups sample a row with a temperature; one workgroup then merges their results.
+    assert dispatches(spec) == {"short": short, "long": long, "drawn": short + 1}
+
+
+# Norms behind the sub-layers and over all heads, norms behind the rotation, LayerNorms with and without a bias. The
+# others are in the model table.
+@pytest.mark.parametrize(
+    "name", ["olmo-2-0425-1b-instruct", "hy-mt2-7b", "stablelm-2-1_6b", "c4ai-command-r7b-12-2024"]
+)
+def test_a_layer_takes_five_dispatches_whatever_its_norms(name: str) -> None:
+    spec = read_spec(dict(published())[name])
+    one, two = (
+        dispatches(replace(spec, num_layers=layers, windows=spec.windows[:layers], unrotated=()))["short"]
+        for layers in (1, 2)
+    )
+    assert two - one == 5
+
+
+def dispatches(spec: ModelSpec) -> dict[str, int]:
+    """The dispatches of a token at the start of a sequence, in a long context, and with a temperature."""
+    fmt = quant.by_name("q4f16")
+    graph = by_model_type(spec.model_type).forward(spec, PAGE_SIZE, CONTEXT)
+    plan = make_plan(run_passes(graph, fmt, MAX_BINDING_BYTES))
     context = Context(plan, fmt, fmt.activations)
     grids: dict[str, tuple[Expr, Expr]] = {}
     counts = {"short": 0, "long": 0, "drawn": 0}
@@ -36,5 +62,4 @@ def test_a_token_takes_as_many_dispatches_as_ever(shapes: Shapes, short: int, lo
                 if call.name not in grids:
                     grids[call.name] = call.build().grid
                 counts[name] += all(evaluate(extent, dims) for extent in grids[call.name])
-    # Many workgroups sample a row with a temperature; one workgroup then merges their results.
-    assert counts == {"short": short, "long": long, "drawn": short + 1}
+    return counts

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from case_arrays import nothing
+from case_selection import chosen, names_of
 from kernel_cases import all_cases
 from kernel_harness import Case, Gpu, LoweredCase, Run, run_on_dawn
+from made_once import shared_folder
 from sampling_cases import SETTINGS, adversarial_case, chunked_case, sample_case, sample_run
 from step_cases import step_cases
 
@@ -30,14 +33,17 @@ STEPS = {case.name: case for case in step_cases(variants_of, "q4f16", ("float16"
 class Lowered(dict[str, LoweredCase]):
     """Each case is lowered when it is first used, so that a single test is fast."""
 
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
     def __missing__(self, name: str) -> LoweredCase:
-        self[name] = CASES[name].lowered()
+        self[name] = CASES[name].lowered(self._folder)
         return self[name]
 
 
 @pytest.fixture(scope="module")
-def lowered() -> Mapping[str, LoweredCase]:
-    return Lowered()
+def lowered(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, LoweredCase]:
+    return Lowered(shared_folder(tmp_path_factory, "webgpu-cases"))
 
 
 @pytest.fixture(scope="module")
@@ -53,26 +59,27 @@ def dawn_outputs(
     node: str,
     swiftshader: Mapping[str, str],
     tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> Mapping[str, list[dict[str, bytes]]]:
-    cases = [lowered[name] for name, case in CASES.items() if case.on_dawn]
+    cases = [lowered[name] for name, case in chosen(request, CASES).items() if case.on_dawn]
     return run_on_dawn(cases, node, swiftshader, tmp_path_factory.mktemp("dawn"))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", names_of(CASES))
 def test_a_kernel_computes_its_op_on_wgpu(name: str, lowered: Mapping[str, LoweredCase], gpu: Gpu) -> None:
     case = lowered[name]
     for run in case.runs:
         case.check(run, gpu.run(case, run))
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", names_of(STEPS))
 def test_every_row_of_a_step_computes_its_op(name: str, gpu: Gpu) -> None:
     case = STEPS[name].lowered()
     for run in case.runs:
         case.check(run, gpu.run(case, run))
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.on_dawn])
+@pytest.mark.parametrize("name", names_of({name: case for name, case in CASES.items() if case.on_dawn}))
 def test_a_kernel_computes_its_op_on_dawn(
     name: str, lowered: Mapping[str, LoweredCase], dawn_outputs: Mapping[str, list[dict[str, bytes]]]
 ) -> None:
@@ -127,7 +134,7 @@ def test_a_large_vocabulary_is_sampled_by_many_workgroups(gpu: Gpu) -> None:
 def test_drawn_tokens_have_the_frequencies_of_their_probabilities(shared: bool, gpu: Gpu) -> None:
     logits = np.array([0.3, -1.2, 1.9, 1.7, -0.4, 0.8, 1.1, -3.0, 0.0, 1.5], np.float32)
     sampler = Sampler(temperature=1.0, state=77)
-    draws = [sampler.draw() for _ in range(6000)]
+    draws = [sampler.draw() for _ in range(1500)]
     settings = [Settings(temperature=0.8, top_k=8, top_p=0.93, min_p=0.05, draw=draw) for draw in draws]
     run = sample_run(
         {

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from kernel_cases import all_cases
 from kernel_harness import validate
+from made_once import shared_folder
 
 from nearfar.compiler import quant
 from nearfar.compiler.arch import by_model_type
@@ -27,13 +28,16 @@ Sources = Mapping[str, tuple[str, str]]
 BYTES = {"f32": 4, "i32": 4, "u32": 4, "f16": 2}
 
 
-@pytest.fixture(scope="module")
-def sources(compile_tiny: Callable[..., Path]) -> Sources:
+@pytest.fixture(scope="module", params=[False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["usual", "all"])
+def sources(
+    request: pytest.FixtureRequest, compile_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Sources:
     """(code, entry) of every kernel of one checkpoint in every quantization, of the checkpoints with other kernels in
     one quantization, and of the kernels' own cases, which combine every template with every quantization. Kernels of
     equal names are equal.
     """
     found = {}
+    folder = shared_folder(tmp_path_factory, "webgpu-cases")
     for checkpoint, quantization in [
         ("phi3", "q4f16"),
         ("llama", "f32"),
@@ -42,8 +46,8 @@ def sources(compile_tiny: Callable[..., Path]) -> Sources:
         bundle = open_bundle(compile_tiny(checkpoint, quantization))
         for name, kernel in bundle.manifest.kernels.items():
             found[name] = ((bundle.path / kernel.file).read_text(), kernel.entry)
-    for case in all_cases():
-        for lowered in map(wgsl, case.kernels()):
+    for case in (case for case in all_cases() if request.param or not case.exhaustive):
+        for lowered in case.lowered_once(folder):
             found[f"case/{case.name}/{lowered.kernel.name}"] = (lowered.text, lowered.entry)
     return found
 

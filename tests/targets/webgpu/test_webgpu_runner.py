@@ -32,16 +32,19 @@ ALL_ROWS = Limits(tokens=75, sequences=3, rows=75, pages=20)
 pytestmark = pytest.mark.usefixtures("vulkan")
 
 
-# One architecture in every quantization, the others in one. `test_architectures.py` compares all of them with
-# transformers in float32.
+# One architecture in every quantization, the others in one. `make test` runs every second one. `test_architectures.py`
+# compares all of them with transformers in float32.
+CASES = [
+    (checkpoint, name, activation)
+    for checkpoint in ("llama", "phi3", "qwen3")
+    for name in (quant.NAMES[:-1] if checkpoint == "qwen3" else ("q4f16",))
+    for activation in quant.by_name(name).activations
+]
+
+
 @pytest.mark.parametrize(
     ("checkpoint", "quantization", "activation"),
-    [
-        (checkpoint, name, activation)
-        for checkpoint in ("llama", "phi3", "qwen3")
-        for name in (quant.NAMES[:-1] if checkpoint == "qwen3" else ("q4f16",))
-        for activation in quant.by_name(name).activations
-    ],
+    [pytest.param(*case, marks=pytest.mark.exhaustive) if turn % 2 else case for turn, case in enumerate(CASES)],
 )
 def test_logits_are_those_of_the_reference_in_the_same_activation_dtype(
     checkpoint: str, quantization: str, activation: str, compile_tiny: CompileTiny, prompt_token_ids: list[int]
@@ -72,7 +75,7 @@ def test_with_quantized_keys_and_values_logits_are_those_of_the_reference_which_
     )
 
 
-@pytest.mark.parametrize("checkpoint", ["llama", "qwen3"])
+@pytest.mark.parametrize("checkpoint", [pytest.param("llama", marks=pytest.mark.exhaustive), "qwen3"])
 def test_decoding_on_both_sides_of_the_split_gives_the_logits_of_prefill(
     checkpoint: str, compile_tiny: CompileTiny
 ) -> None:
@@ -94,7 +97,13 @@ def test_decoding_on_both_sides_of_the_split_gives_the_logits_of_prefill(
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "quantization"), [("llama", "q4f16"), ("llama_plain", "f32"), ("qwen2", "q4f16"), ("qwen3", "q4f32")]
+    ("checkpoint", "quantization"),
+    [
+        pytest.param("llama", "q4f16", marks=pytest.mark.exhaustive),
+        ("llama_plain", "f32"),
+        ("qwen2", "q4f16"),
+        pytest.param("qwen3", "q4f32", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_weights_split_for_small_bindings_give_the_same_logits(
     checkpoint: str,

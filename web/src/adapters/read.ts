@@ -26,6 +26,8 @@ export interface ReadAdapter {
 
 const CONFIG = "adapter_config.json";
 const WEIGHTS = "adapter_model.safetensors";
+/** A pattern of PEFT that is the name of modules, or the end of one: no other regular expression is supported. */
+const MODULE_NAME = /^(\^?)(\w+(?:\\?\.\w+)*)$/;
 const TENSOR = /^base_model\.model\.(.+)\.lora_([AB])\.weight$/;
 /** Keys that can change the mathematics, and the values with which they do not, as JSON. */
 const PLAIN: Readonly<Record<string, readonly string[]>> = {
@@ -34,8 +36,6 @@ const PLAIN: Readonly<Record<string, readonly string[]>> = {
   lora_bias: ["false"],
   bias: ['"none"'],
   modules_to_save: ["[]"],
-  rank_pattern: ["{}"],
-  alpha_pattern: ["{}"],
   layer_replication: ["[]"],
   trainable_token_indices: ["[]", "{}"],
 };
@@ -89,7 +89,7 @@ export function fillStates(
   config: string,
   weights: Uint8Array<ArrayBuffer>,
 ): AdapterStates {
-  const { rank, scale } = readConfig(config, lora);
+  const numbersOf = readConfig(config, lora);
   const tensors = readSafetensors(weights, WEIGHTS);
   const shapes = new Map<string, readonly number[]>();
   const states = new Map<string, Float32Array<ArrayBuffer>>();
@@ -120,6 +120,7 @@ export function fillStates(
       throw new BundleError(
         `${WEIGHTS}: ${module} has lora_${letter} but not the other matrix; the file is incomplete`,
       );
+    const { rank, scale } = numbersOf(module);
     const columns = shapes.get(first.a)?.[1] ?? 0;
     const rows = Math.max(...parts.map((part) => part.first_row + part.stop - part.start));
     const expected = letter === "A" ? [rank, columns] : [rows, rank];
@@ -161,7 +162,10 @@ function storedRow({ pairs }: LoraModule, row: number): number {
   return element >= pairs.rotary_dim ? row : row - element + 2 * (element % half) + Math.floor(element / half);
 }
 
-function readConfig(text: string, lora: LoraEntry): { readonly rank: number; readonly scale: number } {
+/** The rank of a module, and the factor of its contribution. */
+type NumbersOf = (module: string) => { readonly rank: number; readonly scale: number };
+
+function readConfig(text: string, lora: LoraEntry): NumbersOf {
   const config = parse(text);
   if (config.peft_type !== "LORA")
     throw new RequestError(`${CONFIG}: peft_type is ${JSON.stringify(config.peft_type)}; supported: LORA`);
@@ -175,11 +179,49 @@ function readConfig(text: string, lora: LoraEntry): { readonly rank: number; rea
   const { r: rank, lora_alpha: alpha, use_rslora: stabilized } = config;
   if (typeof rank !== "number" || !Number.isInteger(rank) || rank < 1 || typeof alpha !== "number")
     throw new BundleError(`${CONFIG}: r and lora_alpha must be numbers, r at least 1`);
-  if (rank > lora.rank)
+  const ranks = readPatterns(config, "rank_pattern");
+  const alphas = readPatterns(config, "alpha_pattern");
+  for (const [pattern, each] of ranks)
+    if (!Number.isInteger(each) || each < 1)
+      throw new BundleError(`${CONFIG}: rank_pattern '${pattern}' has ${each}, but a rank is at least 1`);
+  const widest = Math.max(rank, ...ranks.map(([, each]) => each));
+  if (widest > lora.rank)
     throw new RequestError(
-      `${CONFIG}: has rank ${rank}, but the bundle accepts ranks up to ${lora.rank}; compile it with --lora-rank ${rank}`,
+      `${CONFIG}: has rank ${widest}, but the bundle accepts ranks up to ${lora.rank}; ` +
+        `compile it with --lora-rank ${widest}`,
     );
-  return { rank, scale: alpha / (stabilized === true ? Math.sqrt(rank) : rank) };
+  return (module) => {
+    const own = (patterns: Patterns): number | undefined => patterns.find(([pattern]) => fits(pattern, module))?.[1];
+    const moduleRank = own(ranks) ?? rank;
+    const divisor = stabilized === true ? Math.sqrt(moduleRank) : moduleRank;
+    return { rank: moduleRank, scale: (own(alphas) ?? alpha) / divisor };
+  };
+}
+
+/** The numbers of single modules; the first pattern that fits counts. */
+type Patterns = readonly (readonly [string, number])[];
+
+function readPatterns(config: Readonly<Record<string, unknown>>, key: string): Patterns {
+  const found: unknown = config[key] ?? {};
+  const entries = Object.entries(found as Readonly<Record<string, unknown>>);
+  if (typeof found !== "object" || Array.isArray(found) || !entries.every(isNumbered))
+    throw new BundleError(`${CONFIG}: ${key} ${JSON.stringify(found)} must be an object with numbers`);
+  for (const [pattern] of entries)
+    if (!MODULE_NAME.test(pattern))
+      throw new RequestError(
+        `${CONFIG}: ${key} has '${pattern}', which is not the name of a module; name each module instead`,
+      );
+  return entries as Patterns;
+}
+
+function isNumbered([, value]: readonly [string, unknown]): boolean {
+  return typeof value === "number";
+}
+
+function fits(pattern: string, module: string): boolean {
+  const [, whole, escaped = ""] = MODULE_NAME.exec(pattern) ?? [];
+  const name = escaped.replaceAll("\\", "");
+  return module === name || (whole === "" && module.endsWith(`.${name}`));
 }
 
 function parse(text: string): Readonly<Record<string, unknown>> {

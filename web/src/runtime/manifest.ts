@@ -8,7 +8,7 @@ export type Condition = readonly [string, unknown, unknown] | null;
 
 export const FORMAT_VERSION = 3;
 
-/** Rotary position embedding of the rotate-half form (Su et al. 2021). `rope.py` defines the scalings. ``rotary_dim`` elements of each head are rotated, None for all of them. "proportional" rotates pairs over the whole head, of which only the first ``rotary_dim / 2`` have an angle. The cosines and sines are multiplied by ``attention_factor``. */
+/** Rotary position embedding of the rotate-half form (Su et al. 2021). `rope.py` defines the scalings. ``rotary_dim`` elements of each head are rotated, None for all of them. "proportional" rotates pairs over the whole head, of which only the first ``rotary_dim / 2`` have an angle. The cosines and sines are multiplied by ``attention_factor``, and rotated queries by 1 + ``query_beta`` ln(1 + floor(position / original length)). */
 export interface RopeSpec {
   readonly theta: number;
   readonly scaling: "none" | "linear" | "llama3" | "yarn" | "longrope" | "dynamic" | "proportional";
@@ -23,6 +23,7 @@ export interface RopeSpec {
   readonly truncate: boolean;
   readonly short_factors: readonly number[];
   readonly long_factors: readonly number[];
+  readonly query_beta: number;
 }
 
 /** A decoder with grouped-query attention and a gated feed-forward, or an encoder. Sizes in elements. ``windows`` has one entry per layer: the number of tokens that a token sees, itself included, or None for all. It is empty if all layers see all tokens. ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`. Layers with a window rotate by ``window_rope`` unless it is None. The layers in ``unrotated`` do not rotate queries and keys. ``attention_scale`` None: 1 / sqrt(head_dim). A soft-cap c replaces x by c * tanh(x / c); None leaves x unchanged. The embedding is multiplied by ``embedding_scale``, the results of attention and feed-forward by ``residual_scale`` before they are added, and the logits by ``logit_scale`` before their soft-cap. Layers with a window have ``window_num_kv_heads`` of ``window_head_dim`` unless these are None. The last ``num_kv_shared_layers`` layers read the keys and values of an earlier one, and their feed-forward has ``shared_intermediate_size`` elements. Layers have a second embedding of ``per_layer_size`` elements for each of ``per_layer_vocab_size`` tokens; 0 if they have none. ``causal``: a token sees no later one. If not, a window w restricts it to the tokens less than w away in both directions. Encoders may have a table of positions, whose row ``first_position`` is that of a text's first token, and embeddings of ``num_token_types`` types of tokens, such as those of a query and a passage. ``rms_norm_eps`` is that of their LayerNorms. */

@@ -1,0 +1,45 @@
+"""Adapters that PEFT wrote, against the logits that PEFT computes with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_adapters import MLP, SELF_ATTENTION, logits_with_adapter
+from tolerances import F32, relative_error
+
+peft = pytest.importorskip("peft")
+# PEFT still reads names that transformers will remove.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:FutureWarning")
+TOKENS = list(range(3, 509, 23))
+PATTERNS: dict[str, Any] = {
+    # The first pattern that fits a module counts.
+    "rank_pattern": {"^model.layers.0.self_attn.q_proj": 4, "self_attn.q_proj": 1, r"mlp\.down_proj": 2},
+    "alpha_pattern": {"v_proj": 5, "layers.1.mlp.up_proj": 7},
+}
+
+
+@pytest.mark.parametrize("config", [PATTERNS, {"use_rslora": True}], ids=["patterns", "rslora"])
+def test_logits_are_those_of_peft(config: dict[str, Any], tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
+    import transformers
+
+    torch.manual_seed(3)
+    checkpoint = tiny_checkpoints["qwen3"]
+    settings = peft.LoraConfig(
+        r=3, lora_alpha=6, target_modules=[*SELF_ATTENTION, *MLP], init_lora_weights=False, **config
+    )
+    plain = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    model = peft.get_peft_model(plain, settings).eval()
+    ranks = {name: len(each) for name, each in model.state_dict().items() if "lora_A" in name}
+    assert set(ranks.values()) == ({1, 2, 3, 4} if config is PATTERNS else {3})
+    model.save_pretrained(tmp_path / "adapter")
+    with torch.no_grad():
+        expected = model(torch.tensor([TOKENS])).logits[0].numpy()
+        with model.disable_adapter():
+            without = model(torch.tensor([TOKENS])).logits[0].numpy()
+    found = logits_with_adapter(checkpoint, tmp_path / "adapter", tmp_path / "bundle", TOKENS, "f32")
+    assert relative_error(found, expected) < F32
+    assert relative_error(without, expected) > 0.1

@@ -1,0 +1,30 @@
+"""The cases of kernels that a session runs: `make test` omits the exhaustive ones. A fixture compiles no others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeVar
+
+import pytest
+
+
+class Selectable(Protocol):
+    @property
+    def exhaustive(self) -> bool: ...
+
+
+C = TypeVar("C", bound=Selectable)
+
+
+def names_of(cases: Mapping[str, Selectable]) -> list[Any]:
+    """The parameters of a test that gets the name of a case."""
+    return [
+        pytest.param(name, marks=pytest.mark.exhaustive) if case.exhaustive else name for name, case in cases.items()
+    ]
+
+
+def chosen(request: pytest.FixtureRequest, cases: Mapping[str, C], *always: str) -> dict[str, C]:
+    """The cases that a test of the requesting module runs in this session, and those that it names itself."""
+    calls = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
+    names = {call.params.get("name") for call in calls if call is not None}
+    return {name: case for name, case in cases.items() if name in names or name in always}
