@@ -120,7 +120,7 @@ export interface FileEntry {
 /** One plane of a weight: ``size`` bytes at ``offset`` of shard number ``shard``. */
 export interface PlaneEntry {
   readonly name: string;
-  readonly dtype: "float32" | "float16" | "uint32";
+  readonly dtype: "float32" | "float16" | "uint32" | "int8";
   readonly shape: readonly number[];
   readonly shard: number;
   readonly offset: number;
