@@ -20,7 +20,7 @@ from ..ir.rotary_pairs import RotaryPairs
 from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec
 from ..quant.layout import Layout
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MANIFEST_FILE = "manifest.json"
 # The targets whose bundles are a framework's own files. Bundles of all other targets have our own plans.
 EXPORTS = ("onnx", "mlx")
