@@ -84,7 +84,9 @@ def rope_heads(inputs: Inputs, attrs: Attrs) -> Array:
             parts[index] = rms_norm({"x": parts[index], "weight": weight}, attrs)
     if "table" in inputs:
         where = {"positions": inputs["positions"], "table": inputs["table"]}
-        parts[:2] = [rope({"x": x, **where}, {"head_dim": head_dim, "eps": None}) for x in parts[:2]]
+        parts[:2] = [
+            rope({"x": x, **where}, {"head_dim": head_dim, "eps": None, "position_scale": None}) for x in parts[:2]
+        ]
     return np.concatenate(parts, axis=1)
 
 
