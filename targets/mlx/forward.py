@@ -23,7 +23,7 @@ from .weights import Weight
 SAMPLING_OPS = ("adjust_logits", "sample", "top_logprobs")
 # The ops that `Forward` computes, with the attributes and the optional inputs that it supports.
 KNOWN: dict[str, tuple[str, ...]] = {
-    "embed": ("scale",),
+    "embed": ("scale", "sampled"),
     "take_rows": (),
     "slice_columns": ("start", "stop", "dtype"),
     "linear": ("dtype", "bias"),

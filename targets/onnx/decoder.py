@@ -280,7 +280,7 @@ class Form:
 
 # All values have the dtype of activations, whatever their dtype in the graph.
 FORMS: dict[str, Form] = {
-    "embed": Form(add_embed, ("scale",)),
+    "embed": Form(add_embed, ("scale",), ("sampled",)),
     "linear": Form(add_linear, ("dtype",), ("bias",)),
     "gated_linear": Form(add_gated_linear, ("activation",), ("bias",)),
     "slice_columns": Form(add_slice_columns, ("start", "stop", "dtype")),
