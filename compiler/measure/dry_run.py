@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..bundle.manifest import EXPORTS, GENERATE, MANIFEST_FILE, ExportManifest, FileEntry, Manifest
+from ..bundle.manifest import EXPORTS, MANIFEST_FILE, ExportManifest, FileEntry, Manifest
 from ..formats.checkpoint import Checkpoint
 from ..pipeline.compile import CompileOptions, Note, Progress, build, prepare, require_export
 from ..pipeline.export import export_manifest, manifest_text, prepare_export
@@ -63,9 +63,8 @@ def dry_run(
     job = prepare(model, options, progress, note)
     store = SizeStore()
     manifest: Manifest = build(job, store, progress)
-    has_self_test = options.self_test and GENERATE in manifest.plans
-    estimate = estimate_time(job.checkpoint, store.stored, job.quantization, self_test=has_self_test)
-    return DryRun(make_report(manifest), store.sizes, has_self_test, estimate)
+    estimate = estimate_time(job.checkpoint, store.stored, job.quantization, self_test=options.self_test)
+    return DryRun(make_report(manifest), store.sizes, options.self_test, estimate)
 
 
 def dry_export(model: str, options: CompileOptions, progress: Progress, note: Note) -> DryRun:

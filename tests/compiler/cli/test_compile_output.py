@@ -163,8 +163,9 @@ def equal_sizes(model: str, output: Path, options: CompileOptions) -> None:
     if planned.has_self_test:
         # Subtract the self-test, which is "null" in a dry run.
         assert isinstance(bundle, Bundle)
-        assert bundle.manifest.self_test is not None
-        text = json.dumps(bundle.manifest.self_test.model_dump(mode="json"), separators=(",", ":"))
+        test = bundle.manifest.self_test or bundle.manifest.vector_test
+        assert test is not None
+        text = json.dumps(test.model_dump(mode="json"), separators=(",", ":"))
         files["manifest.json"] -= len(text) - len("null")
     assert planned.sizes == files
     report = make_report(bundle.manifest) if isinstance(bundle, Bundle) else make_export_report(bundle.manifest)
