@@ -22,8 +22,8 @@ class Behaviour:
     """The faults of the server, by path, and the requests that it received.
 
     ``cut``: bytes after which it closes the connection. It then refuses the file once, so that the load fails, unless
-    it ``recovers``. ``hold``: bytes after which it waits until ``go``. ``damage``: the number of answers with a flipped
-    byte.
+    it ``recovers``. ``hold``: bytes after which it waits until ``go``; ``cut`` then counts from there. ``damage``: the
+    number of answers with a flipped byte.
     """
 
     ranges: bool = True
