@@ -188,6 +188,36 @@ def test_a_sequence_goes_on_in_copied_pages(case: Case, runner: Runner) -> None:
         runner.copy_pages([(0, 20)])
 
 
+@pytest.mark.parametrize(
+    "name", ["numpy", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in PLAN_RUNNERS[1:])]
+)
+def test_a_sequence_goes_on_in_copied_pages_of_4_bits(
+    name: str,
+    compile_tiny: CompileTiny,
+    tiny_checkpoints: Mapping[str, Path],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    if name == "webgpu":
+        request.getfixturevalue("vulkan")
+    emulated = request.getfixturevalue("emulated_cuda") if name == "cuda" else None
+    if name == "numpy":
+        bundle = compile_plain(tiny_checkpoints["qwen3"], tmp_path / "bundle", "q4f16", 96, kv="q4")
+    else:
+        bundle = open_bundle(compile_tiny("qwen3", "q4f16", target=name, kv="q4"))
+    activation = "float16" if name == "cuda" else "float32"
+    case = Case(name, bundle, bundle, activation, F16, relative_error, emulated)
+    runner = case.open()
+    first, second = case.pages(0, 21), case.pages(2, 21)
+    runner.forward(case.batch(Chunk(list(range(1, 21)), 0, first, [19])))
+    runner.copy_pages(list(zip(first, second, strict=True)))
+    one = runner.forward(case.batch(Chunk([5], 20, first, [0]))).logits
+    runner.forward(case.batch(Chunk(list(range(40, 60)), 0, first, [19])))
+    other = runner.forward(case.batch(Chunk([5], 20, second, [0]))).logits
+    np.testing.assert_array_equal(one, other)
+    runner.close()
+
+
 # The reference allocates nothing for a batch, so it accepts a batch of any size.
 @pytest.mark.parametrize("name", RUNNERS[1:])
 def test_a_batch_beyond_the_limits_is_refused_by_its_dim(name: str, cases: Callable[[str], Case]) -> None:
