@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from .builder import Array, KernelBuilder, Scalar, lane_of, minimum, number, select, splat, sum_lanes, vector
 from .maths import rms_factor
-from .packed import PackedMatrix
+from .packed import PackedMatrix, WeightFormat
 from .projection import ProjectionArguments, guard_below
 
 
@@ -164,20 +164,17 @@ def load_blocks(
                 high[i * fmt.high_bits + j] = weight.high_word(weight_row, block, j)
     if not fmt.scale_dtype or fmt.per_row:
         return LoadedBlocks(words, None, (), high)
-    # With groups of 16, a block of 32 columns has two scales, and a block of 16 has one.
-    blocks_a_chunk = weight.blocks // weight.chunks
-    first = block % blocks_a_chunk if fmt.scales_a_chunk == 2 and blocks_a_chunk == 2 else 0
     parts, indices = fmt.scales_a_block, []
     scales = kernel.local("scale_words", len(weight_rows) * parts, weight.raw_scale_dtype)
     if fmt.offset:
         offsets = kernel.local("offset_words", len(weight_rows) * parts, weight.raw_scale_dtype)
     for i, weight_row in enumerate(weight_rows):
-        for part in range(parts):
-            raw, index = weight.raw_scale(weight_row, chunk_of(weight, block), first + part)
+        for part, half in enumerate(halves_of(fmt, weight, block)):
+            raw, index = weight.raw_scale(weight_row, chunk_of(weight, block), half)
             scales[i * parts + part] = raw
             indices.append(index)
             if offsets is not None:
-                offsets[i * parts + part] = weight.raw_offset(weight_row, chunk_of(weight, block), first + part)
+                offsets[i * parts + part] = weight.raw_offset(weight_row, chunk_of(weight, block), half)
     return LoadedBlocks(words, scales, tuple(indices), high, offsets)
 
 
@@ -236,3 +233,12 @@ def dot_products(
 def chunk_of(weight: PackedMatrix, block: Scalar) -> Scalar:
     """The chunk, which has a scale, that a block belongs to."""
     return block // (weight.blocks // weight.chunks)
+
+
+def halves_of(fmt: WeightFormat, weight: PackedMatrix, block: Scalar) -> list[Scalar | int]:
+    """The halves of a block's chunk whose scales the block needs: with groups of 16, a block of 32 columns has two, and
+    a block of 16 has one. Larger groups ignore the half.
+    """
+    blocks_a_chunk = weight.blocks // weight.chunks
+    first = block % blocks_a_chunk if fmt.scales_a_chunk == 2 and blocks_a_chunk == 2 else 0
+    return [first + part for part in range(fmt.scales_a_block)]

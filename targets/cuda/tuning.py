@@ -17,6 +17,7 @@ from nearfar.compiler.kernels.cuda.linear_async import AsyncShape
 from nearfar.compiler.kernels.cuda.linear_mma import MmaShape, shared_bytes
 from nearfar.compiler.kernels.cuda.rows16 import MAX_SPLIT_TILES, blocks_of
 from nearfar.compiler.kernels.projection import Projection
+from nearfar.compiler.quant.kernel_format import WeightFormat
 
 from .source import MAX_SHARED_BYTES
 
@@ -95,11 +96,17 @@ def vector_shapes(facts: Projection, tuning: Tuning, x_rows: int) -> list[AsyncS
         rounds = -(-blocks // shape.lanes)
         if shape.rows % halves or (shape.lanes > 32 and 8 * rounds * shape.lanes > 9 * blocks):
             continue
-        scale = 4 if facts.weight.scale_dtype and not facts.weight.per_row else 0
-        round_bytes = shape.threads * shape.rows * (size_bytes(facts.weight.block_dtype) + scale)
-        stages = min(shape.stages, SLOT_BYTES // round_bytes)
+        stages = min(shape.stages, SLOT_BYTES // (shape.threads * shape.rows * slot_bytes(facts.weight)))
+        if stages < 2:
+            continue
         shapes.append(replace(shape, rows=shape.rows // halves, stages=stages, x_rows=x_rows))
     return shapes
+
+
+def slot_bytes(weight: WeightFormat) -> int:
+    """The shared memory of a block and of the words that hold its high bits, scales and offsets."""
+    scales = weight.scales_a_block if weight.scale_dtype and not weight.per_row else 0
+    return size_bytes(weight.block_dtype) + 4 * (weight.high_bits + scales * (2 if weight.offset else 1))
 
 
 def vector_shape(facts: Projection, tuning: Tuning, x_rows: int) -> AsyncShape:

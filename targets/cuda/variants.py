@@ -15,7 +15,6 @@ from nearfar.compiler.kernels.cuda.linear_mma import MmaShape, linear_mma, suppo
 from nearfar.compiler.kernels.cuda.rows16 import rows16
 from nearfar.compiler.kernels.linear_tile import TileShape
 from nearfar.compiler.kernels.projection import Projection
-from nearfar.compiler.quant.kernel_format import reads_plain
 from nearfar.targets import gpu_variants
 from nearfar.targets.context import Context
 from nearfar.targets.gpu_attention import AttentionNumbers
@@ -45,8 +44,6 @@ NUMBERS = GpuNumbers(
     attention=ATTENTION,
 )
 TILE = TileShape(64, 64, 16, 256)
-# A weight matrix of at least this many rows has enough workgroups with four rows per thread.
-MIN_TALL_ROWS = 8192
 
 
 def variants_of(step: Step, context: Context, arch: str = DEFAULT_ARCH) -> tuple[Variant, ...]:
@@ -63,11 +60,7 @@ def projection_rows(facts: Projection, activation: str, tuning: Tuning) -> list[
     """The kernels of one projection: 16-bit activations use tensor cores; float32 activations use float32
     throughout.
     """
-    if reads_plain(facts.weight):
-        vectors = vector_rows(facts, tuning)
-    else:
-        # Asynchronous copies are for codes of one plane.
-        vectors = [gpu_variants.vector_row(facts, gpu_variants.vector_shape(facts, MIN_TALL_ROWS), NUMBERS)]
+    vectors = vector_rows(facts, tuning)
     if activation == "float32" or not supports(facts):
         return [*vectors, tile_row(facts, TILE)]
     return [

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from ..builder import Array, Kernel, KernelBuilder, Scalar, address_of, minimum, number, result_of, size_bytes
 from ..maths import rms_factor
 from ..projection import Projection, ProjectionArguments, guard_below
-from ..vector_parts import InputTile, LoadedBlocks, chunk_of, dot_products
+from ..vector_parts import InputTile, LoadedBlocks, chunk_of, dot_products, halves_of
 from .functions import (
     commit_copies,
     copy_element,
@@ -50,7 +50,7 @@ class AsyncShape:
 
 class WeightSlots:
     """A thread's slots in workgroup memory: ``stages`` rounds of blocks of several weight rows, and of the words that
-    hold their scales.
+    hold their high bits, scales and offsets.
     """
 
     def __init__(
@@ -60,40 +60,66 @@ class WeightSlots:
         self._kernel, self._weight, self._fmt = kernel, weight, fmt
         self._thread, self._lane, self._lanes, self._rounds = thread, thread % shape.lanes, shape.lanes, rounds
         self.stages = min(shape.stages, rounds)
-        self._scaled = bool(fmt.scale_dtype) and not fmt.per_row
         self._count = shape.rows * (2 if arguments.facts.gated else 1)
-        self._blocks = kernel.shared("slots", (self.stages, self._count, shape.threads), fmt.block_dtype)
-        if self._scaled:
-            scales = (self.stages, self._count, shape.threads)
-            self._scales = kernel.shared("scale_slots", scales, weight.raw_scale_dtype)
+
+        def slots(name: str, words: int, dtype: str) -> Array:
+            return kernel.shared(name, (self.stages, self._count * words, shape.threads), dtype)
+
+        self._blocks = slots("slots", 1, fmt.block_dtype)
+        self._high = slots("high_slots", fmt.high_bits, "uint32") if fmt.high_bits else None
+        scaled = bool(fmt.scale_dtype) and not fmt.per_row
+        scales = fmt.scales_a_block, weight.raw_scale_dtype
+        self._scales = slots("scale_slots", *scales) if scaled else None
+        self._offsets = slots("offset_slots", *scales) if fmt.offset else None
 
     def start(self, weight_rows: list[Scalar], index: Scalar) -> None:
         """Start to copy a round of blocks, as one group of copies. Blocks beyond the last are copies of it, which are
         multiplied by zeros of the input.
         """
-        kernel, slot = self._kernel, index % self.stages
-        block = self._block(index)
+        kernel, weight, fmt = self._kernel, self._weight, self._fmt
+        slot, block = index % self.stages, self._block(index)
+
+        def copy(slots: Array, word: int, source: Scalar, size: int = 4) -> None:
+            copy_element(address_of(slots, slot, word, self._thread), source, size)
+
         for i, row in enumerate(weight_rows):
-            slot_address = address_of(self._blocks, slot, i, self._thread)
-            copy_element(slot_address, self._weight.block_address(row, block), size_bytes(self._fmt.block_dtype))
-            if self._scaled:
-                word, _ = self._weight.scale_address(row, kernel.let("chunk", chunk_of(self._weight, block)))
-                copy_element(address_of(self._scales, slot, i, self._thread), word, 4)
+            copy(self._blocks, i, weight.block_address(row, block), size_bytes(fmt.block_dtype))
+            if self._high is not None:
+                for j in range(fmt.high_bits):
+                    copy(self._high, i * fmt.high_bits + j, weight.high_address(row, block, j))
+            if self._scales is None:
+                continue
+            chunk = kernel.let("chunk", chunk_of(weight, block))
+            for part, half in enumerate(halves_of(fmt, weight, block)):
+                word = i * fmt.scales_a_block + part
+                copy(self._scales, word, weight.scale_address(row, chunk, half)[0])
+                if self._offsets is not None:
+                    copy(self._offsets, word, weight.offset_address(row, chunk, half)[0])
 
     def load(self, weight_rows: list[Scalar], index: Scalar) -> LoadedBlocks:
         """A round of blocks whose copies have arrived, in registers."""
-        kernel, slot = self._kernel, index % self.stages
-        words = kernel.local("words", self._count, self._fmt.block_dtype)
-        for i in range(self._count):
-            words[i] = self._blocks[slot, i, self._thread]
-        if not self._scaled:
-            return LoadedBlocks(words, None, ())
-        scales, indices = kernel.local("scale_words", self._count, self._weight.raw_scale_dtype), []
-        chunk = kernel.let("chunk", chunk_of(self._weight, self._block(index)))
-        for i, row in enumerate(weight_rows):
-            scales[i] = self._scales[slot, i, self._thread]
-            indices.append(self._weight.raw_scale(row, chunk)[1])
-        return LoadedBlocks(words, scales, tuple(indices))
+        kernel, weight, fmt = self._kernel, self._weight, self._fmt
+        slot = index % self.stages
+
+        def loaded(name: str, slots: Array, words: int, dtype: str) -> Array:
+            held = kernel.local(name, self._count * words, dtype)
+            for i in range(self._count * words):
+                held[i] = slots[slot, i, self._thread]
+            return held
+
+        words = loaded("words", self._blocks, 1, fmt.block_dtype)
+        high = None if self._high is None else loaded("high_words", self._high, fmt.high_bits, "uint32")
+        if self._scales is None:
+            return LoadedBlocks(words, None, (), high)
+        parts, dtype, offsets = fmt.scales_a_block, weight.raw_scale_dtype, None
+        scales = loaded("scale_words", self._scales, parts, dtype)
+        if self._offsets is not None:
+            offsets = loaded("offset_words", self._offsets, parts, dtype)
+        block = self._block(index)
+        chunk = kernel.let("chunk", chunk_of(weight, block))
+        halves = halves_of(fmt, weight, block)
+        indices = tuple(weight.raw_scale(row, chunk, half)[1] for row in weight_rows for half in halves)
+        return LoadedBlocks(words, scales, indices, high, offsets)
 
     def _block(self, index: Scalar) -> Scalar:
         block = index * self._lanes + self._lane
@@ -137,7 +163,7 @@ def linear_async(name: str, facts: Projection, shape: AsyncShape) -> Kernel:
         commit_copies()
     wait_for_previous_kernel()
 
-    if facts.weight.bits is not None:
+    if facts.weight.bits is not None and not facts.weight.high_bits:
         weight.hold_masks(unknown)
     x_row = [kernel.let("x_row", minimum(row_block * shape.x_rows + i, batch - 1)) for i in range(shape.x_rows)]
     inputs = [
