@@ -8,13 +8,17 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
+from nearfar.compiler.errors import RequestError
+
 from ..executors.executor import Call, Executor, Ranks
+from ..schema.embed import EmbedRequest, EmbedResponse
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.encoding import EncodingRequest
 from ..schema.rerank import RerankRequest, RerankResponse
 from ..schema.routed import RoutedEmbeddingRequest
 from ..schema.score import ClassifyRequest, ClassifyResponse, ScoreRequest, ScoreResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from ..text.embed_forms import as_cohere, as_openai, renamed
 from .errors import ApiError
 from .exchange import Exchange, exchange_of
 from .json_body import printable
@@ -23,6 +27,7 @@ from .service import Service
 from .validation import check_calls
 
 EMBEDDING: dict[str, Any] = {"response_model": EmbeddingResponse, "responses": WITH_BODY}
+EMBEDDING_LIKE_COHERE: dict[str, Any] = {"response_model": EmbedResponse, "responses": WITH_BODY}
 RERANKING: dict[str, Any] = {"response_model": RerankResponse, "responses": WITH_BODY}
 SCORING: dict[str, Any] = {"response_model": ScoreResponse, "responses": WITH_BODY}
 RankingRequest = TypeVar("RankingRequest", bound=EncodingRequest)
@@ -35,8 +40,9 @@ def embeddings_router(service: Service) -> APIRouter:
 
     @router.post("/v1/embeddings", **EMBEDDING)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
-        return await _embed(service, body, request)
+        return _answer(await _embed(service, body, request))
 
+    _add_cohere_route(router, service)
     return router
 
 
@@ -46,9 +52,20 @@ def routed_embeddings_router(service: Service) -> APIRouter:
 
     @router.post("/v1/embeddings", **EMBEDDING)
     async def embeddings(body: RoutedEmbeddingRequest, request: Request) -> Response:
-        return await _embed(service, body, request)
+        return _answer(await _embed(service, body, request))
 
+    _add_cohere_route(router, service)
     return router
+
+
+def _add_cohere_route(router: APIRouter, service: Service) -> None:
+    @router.post("/v2/embed", **EMBEDDING_LIKE_COHERE)
+    async def embed(body: EmbedRequest, request: Request) -> Response:
+        try:
+            answer = as_cohere(await _embed(service, as_openai(body), request, "texts"), body)
+        except RequestError as error:
+            raise renamed(error) from error
+        return Response(answer.model_dump_json(by_alias=True, exclude_none=True), media_type="application/json")
 
 
 def tokenize_router(service: Service) -> APIRouter:
@@ -147,13 +164,13 @@ def _num_texts(given: str | list[str] | list[int] | list[list[int]]) -> int:
     return 1 if isinstance(given, str) or not given or isinstance(given[0], int) else len(given)
 
 
-async def _embed(service: Service, body: EmbeddingRequest, request: Request) -> Response:
-    executor = await _begin(service, body, request, _num_texts(body.input), "input")
+async def _embed(service: Service, body: EmbeddingRequest, request: Request, param: str = "input") -> EmbeddingResponse:
+    executor = await _begin(service, body, request, _num_texts(body.input), param)
     exchange = exchange_of(request)
     work = executor.embed(body, encoding_call(body, exchange))
     answer = await service.drain.run(work, request.receive, exchange.deadline)
     service.metrics.count(body.model, answer.usage.prompt_tokens, 0, exchange)
-    return _answer(answer)
+    return answer
 
 
 def _answer(answer: BaseModel) -> Response:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -32,13 +31,14 @@ from ..schema.score import (
     TokenClass,
 )
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from ..text.embed_forms import encoded
 from ..text.encoder_texts import TextReader
 from ..text.scores import (
     DOCUMENT_PROMPTS,
     QUERY_PROMPTS,
     check_dimensions,
     check_relevance,
-    prompt_text,
+    prompt_of,
     relevance,
     search_prompt,
     shortened,
@@ -93,7 +93,7 @@ class EncoderExecutor:
         spec = self.model.embedding
         if spec is None:
             raise RequestError("this model scores texts and makes no embeddings; use an embedding model", param="model")
-        prefix = prompt_text(spec, request.prompt_name)
+        prefix = prompt_of(spec, request)
         check_dimensions(spec, self.model.embedding_size, request.dimensions)
         texts = await self._read(request, request.input, lambda reader: reader.texts(request.input, "input", prefix))
         rows = await self.encode(texts, call)
@@ -101,7 +101,7 @@ class EncoderExecutor:
         as_text = request.encoding_format == "base64"
         return EmbeddingResponse(
             data=[
-                Embedding(index=index, embedding=_base64(vector) if as_text else vector.tolist())
+                Embedding(index=index, embedding=encoded(vector) if as_text else vector.tolist())
                 for index, vector in enumerate(vectors)
             ],
             model=self.model.name,
@@ -313,7 +313,3 @@ def _listed(texts: str | list[str]) -> list[str]:
 def _usage(texts: Sequence[EncodedText]) -> EncodingUsage:
     tokens = sum(len(text.ids) for text in texts)
     return EncodingUsage(prompt_tokens=tokens, total_tokens=tokens)
-
-
-def _base64(vector: FloatArray) -> str:
-    return base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()

@@ -9,19 +9,23 @@ from pydantic import Field
 from .common import Answer, Texts
 from .encoding import EncodingRequest, EncodingUsage
 
+InputType = Literal["search_query", "search_document", "classification", "clustering"]
+
 
 class EmbeddingRequest(EncodingRequest):
     """The text of a control token is encoded as ordinary text; send token ids for an input that needs control
     tokens.
 
     ``prompt_name`` (extension, as in sentence-transformers) names one of the model's prompts, which precedes each text;
-    without it, the model's default prompt does.
+    without it, the model's default prompt does. ``input_type`` (extension, as in Cohere's API) selects the prompt for a
+    kind of text instead, if the model has one.
     """
 
     input: Texts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     prompt_name: str | None = None
+    input_type: InputType | None = None
 
 
 class Embedding(Answer):

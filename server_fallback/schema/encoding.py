@@ -48,15 +48,15 @@ class TextDocument(Request):
         return {"text": self.text, **(self.__pydantic_extra__ or {})}
 
 
-def _require_few(value: object) -> object:
+def require_few(value: object) -> object:
     if isinstance(value, list) and len(value) > MAX_TEXTS:
         raise PydanticCustomError("too_long", f"{len(value)} texts; at most {MAX_TEXTS} are supported")
     return value
 
 
 # Reject too many before each is validated.
-Strings = Annotated[str | Items[str], BeforeValidator(_require_few)]
-Documents = Annotated[Items[str | TextDocument], Field(min_length=1), BeforeValidator(_require_few)]
+Strings = Annotated[str | Items[str], BeforeValidator(require_few)]
+Documents = Annotated[Items[str | TextDocument], Field(min_length=1), BeforeValidator(require_few)]
 
 
 def text_of(document: str | TextDocument) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -11,9 +11,17 @@ from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.encoding import probabilities
 
-# The names of prompts for the two kinds of texts of a search, the first that a model has.
+from ..schema.embeddings import EmbeddingRequest, InputType
+
+# The names of prompts for a kind of texts, of which the first that a model has is used.
 QUERY_PROMPTS = ("query", "search_query", "Retrieval-query", "s2p_query")
 DOCUMENT_PROMPTS = ("document", "passage", "search_document", "Retrieval-document")
+PROMPTS: Mapping[InputType, tuple[str, ...]] = {
+    "search_query": QUERY_PROMPTS,
+    "search_document": DOCUMENT_PROMPTS,
+    "classification": ("classification", "Classification"),
+    "clustering": ("clustering", "Clustering"),
+}
 
 
 def check_dimensions(spec: EmbeddingSpec, size: int, dimensions: int | None) -> None:
@@ -53,6 +61,15 @@ def relevance(scores: FloatArray, classifier: ClassifierSpec) -> FloatArray:
     assert classifier.relevance is not None
     column: FloatArray = probabilities(scores, classifier)[:, classifier.relevance]
     return column
+
+
+def prompt_of(spec: EmbeddingSpec, request: EmbeddingRequest) -> str:
+    """The text of the prompt that a request selects. Raises RequestError for an unknown name, or two selections."""
+    if request.input_type is None:
+        return prompt_text(spec, request.prompt_name)
+    if request.prompt_name is not None:
+        raise RequestError("prompt_name and input_type both select a prompt; give one of them", param="input_type")
+    return search_prompt(spec, PROMPTS[request.input_type])
 
 
 def prompt_text(spec: EmbeddingSpec, name: str | None) -> str:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fake_models import CREATED, FakeExecutor, FakeModels
 from fake_source import FakeEncoder, text_model
 
-from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
+from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec, PromptSpec
 from nearfar.server_fallback.executors.encoder_executor import EncoderExecutor
 from nearfar.server_fallback.executors.executor import ExecutorState
 from nearfar.server_fallback.schema.models import ModelCard
 
 EMBEDDING = EmbeddingSpec(pooling="mean", normalize=True, size=3, dimensions=(2,))
+PROMPTED = replace(EMBEDDING, prompts=(PromptSpec("query", "bb"), PromptSpec("plain", "c")), default_prompt="plain")
 LABELS = ("b", "a")
 
 
@@ -30,6 +31,7 @@ def encoders(folder: Path) -> dict[str, EncoderExecutor]:
     tag = ClassifierSpec(LABELS, "softmax", per_token=True)
     return {
         "embed": EncoderExecutor(FakeEncoder(letters), text_model(folder, embedding=EMBEDDING)),
+        "prompted": EncoderExecutor(FakeEncoder(letters), text_model(folder, embedding=PROMPTED)),
         "rank": EncoderExecutor(
             FakeEncoder(lambda ids, _: [[1.0 if ids.count(97) > 1 else -1.0]]),
             text_model(folder, classifier=ClassifierSpec(("relevant",), "sigmoid", relevance=0)),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
 
 import cohere
 import httpx
+import numpy as np
 import openai
 import pytest
 from asgi import ask_app, run
@@ -21,6 +23,7 @@ from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import ApiKey, Keys
 
 KEY = "sk-test"
+COHERE = {"model": "embed", "texts": ["a"], "input_type": "clustering"}
 SHORTEN = "truncate_prompt_tokens"
 
 
@@ -85,6 +88,36 @@ def test_cohere_s_clients_rerank(url: str, model: str) -> None:
         assert [each.document.text for each in older.results if each.document is not None][-1] == "b"
 
 
+def test_cohere_s_client_embeds(url: str, app: FastAPI) -> None:
+    with httpx.Client() as connections:
+        client = cohere.ClientV2(api_key=KEY, base_url=url, httpx_client=connections)
+        answer = client.embed(
+            model="embed",
+            texts=["aaaabbb", "c" * 5000],
+            input_type="search_document",
+            embedding_types=["float", "base64", "binary", "ubinary"],
+        )
+    found = answer.embeddings
+    assert found.float_ == [pytest.approx([0.8, 0.6, 0.0]), [0.0, 0.0, 1.0]]
+    assert found.base64 is not None
+    np.testing.assert_array_equal(np.frombuffer(base64.b64decode(found.base64[0]), "<f4"), np.float32(found.float_[0]))
+    assert (found.ubinary, found.binary) == ([[0b11000000], [0b00100000]], [[64], [-96]])
+    assert answer.meta is not None
+    assert answer.meta.billed_units is not None
+    assert answer.meta.billed_units.input_tokens == 7 + 4096
+    # Without a list of forms.
+    body = {"model": "embed", "texts": ["ab"], "input_type": "clustering", "output_dimension": 2}
+    assert list(post(app, "/v2/embed", **body).json()["embeddings"]) == ["float"]
+
+
+def test_an_input_type_selects_the_model_s_prompt(app: FastAPI) -> None:
+    def vector(**options: str) -> Any:
+        return post(app, "/v1/embeddings", model="prompted", input="a", **options).json()["data"][0]["embedding"]
+
+    assert vector(input_type="search_query") == vector(prompt_name="query") != vector()
+    assert vector(input_type="classification") == vector()
+
+
 def test_jina_s_route_returns_documents_and_cohere_s_does_not(app: FastAPI) -> None:
     body = {"model": "rank", "query": "a", "documents": ["b", "a"], "top_n": 1}
     answer = post(app, "/v1/rerank", **body).json()
@@ -118,6 +151,18 @@ def test_scores_and_classes_have_vllm_s_shape(app: FastAPI) -> None:
         ("/v1/rerank", {"model": "rank", "query": "q", "documents": ["a"], "top_k": 1}, 400, "top_k"),
         ("/v1/rerank", {"model": "rank", "query": "q", "documents": ["a"] * 10_000}, 400, "documents"),
         ("/v1/embeddings", {"model": "embed", "input": ["a"] * 10_000}, 400, "input"),
+        (
+            "/v1/embeddings",
+            {"model": "embed", "input": "a", "prompt_name": "b", "input_type": "clustering"},
+            400,
+            "input_type",
+        ),
+        ("/v2/embed", {"model": "embed", "texts": [], "input_type": "clustering"}, 400, "texts"),
+        ("/v2/embed", {"model": "embed", "texts": ["a"]}, 400, "input_type"),
+        ("/v2/embed", {**COHERE, "embedding_types": ["int8"]}, 400, "embedding_types[0]"),
+        ("/v2/embed", {**COHERE, "truncate": "NONE", "max_tokens": 2}, 400, None),
+        ("/v2/embed", {**COHERE, "truncate": "NONE", "texts": ["a", "a" * 5000]}, 400, "texts[1]"),
+        ("/v2/embed", {**COHERE, "output_dimension": 1}, 400, "output_dimension"),
         (
             "/v1/embeddings",
             {"model": "embed", "input": "a", "truncate_prompt_tokens": 0},
