@@ -18,6 +18,8 @@ from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.upstream_executor import UpstreamExecutor, UpstreamOptions, open_upstream
 from nearfar.server_fallback.schema.completions import CompletionRequest
 from nearfar.server_fallback.schema.embeddings import EmbeddingRequest
+from nearfar.server_fallback.schema.rerank import RerankRequest
+from nearfar.server_fallback.schema.score import ClassifyRequest, ScoreRequest
 from nearfar.server_fallback.schema.tokenize import TokenizeRequest
 
 LEAVING = {"error": {"message": "shutting down", "type": "server_error", "param": None, "code": "unavailable"}}
@@ -377,6 +379,31 @@ def test_completions_embeddings_and_tokens() -> None:
         assert (await executor.tokenize(TokenizeRequest(model="ours", prompt="a"))).tokens == [1, 2]
 
     with_upstream(check, FakeOpenAI(lambda received: replies[received.path]), dialect="vllm")
+
+
+def test_reranking_scores_and_classes() -> None:
+    usage = {"prompt_tokens": 4, "total_tokens": 4}
+    scored = {"object": "list", "id": "s", "created": 1, "model": MODEL, "usage": usage}
+    replies = {
+        # Jina's servers report no number of prompt tokens, and no meta.
+        "/v1/rerank": {"model": MODEL, "usage": {"total_tokens": 4}, "results": [{"index": 1, "relevance_score": 0.5}]},
+        "/v1/score": {**scored, "data": [{"object": "score", "index": 0, "score": 0.25}]},
+        "/v1/classify": {**scored, "data": [{"index": 0, "label": "a", "probs": [0.75, 0.25], "num_classes": 2}]},
+    }
+    upstream = FakeOpenAI(lambda received: Reply(value=replies[received.path]))
+
+    async def check(executor: UpstreamExecutor) -> None:
+        asked = RerankRequest(model="ours", query="q", documents=["a", "b"], top_n=1)
+        ranked = await executor.rerank(asked, Call("request-1"))
+        assert (ranked.id, ranked.model, ranked.results[0].index) == ("request-1", "ours", 1)
+        assert (ranked.usage.prompt_tokens, ranked.meta.tokens.input_tokens) == (4, 4)
+        scores = await executor.score(ScoreRequest(model="ours", text_1="q", text_2="a"), Call("r"))
+        assert (scores.model, scores.data[0].score) == ("ours", 0.25)
+        classes = await executor.classify(ClassifyRequest(model="ours", input="a"), Call("r"))
+        assert classes.data[0].probs == [0.75, 0.25]
+
+    with_upstream(check, upstream, dialect="vllm")
+    assert upstream.received[0].body == {"model": MODEL, "query": "q", "documents": ["a", "b"], "top_n": 1}
 
 
 def test_tokenize_is_refused_for_upstreams() -> None:
