@@ -201,7 +201,8 @@ def num_buffers(facts: Projection) -> int:
 
 def planes_and_optional(facts: Projection) -> int:
     fmt = facts.weight
-    planes = 1 + bool(fmt.high_bits) + bool(fmt.scale_dtype) + bool(fmt.offset)
+    factors = 2 if fmt.has_units else bool(fmt.scale_dtype) + bool(fmt.offset)
+    planes = 1 + bool(fmt.high_bits) + factors
     return planes + facts.bias + facts.residual + (facts.up_width > 0)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..quant.base import GROUP, ROW
+from ..quant.codes import UNIT_COLUMNS, units_of
 from ..quant.kernel_format import WeightFormat as WeightFormat
 from .builder import (
     Array,
@@ -60,12 +61,20 @@ class PackedMatrix:
         else:
             self._codes = kernel.buffer(f"{role}.w", (rows, chunks * 8), "float32x4")
         self._masks: dict[int, Array] = {}
-        assert not fmt.has_units, fmt
         self._scales_of_row = scales = fmt.scales_of(columns)
+        self._scales = self._offsets = self._units = None
+        if fmt.has_units:
+            self._units_of_row = units_of(columns)
+            integers, units = (rows * each * fmt.unit_factors for each in (scales, self._units_of_row))
+            self._scales = kernel.buffer(f"{role}.s", (-(-integers // 4),), "uint32")
+            self._units = kernel.buffer(f"{role}.su", (-(-units // 2),), "uint32")
+            return
         # Pairs of float16 numbers are words.
         count = -(-rows * scales // 2) if fmt.scale_dtype == "float16" else rows * scales
-        self._scales = kernel.buffer(f"{role}.s", (count,), self.raw_scale_dtype) if fmt.scale_dtype else None
-        self._offsets = kernel.buffer(f"{role}.{fmt.offset}", (count,), self.raw_scale_dtype) if fmt.offset else None
+        if fmt.scale_dtype:
+            self._scales = kernel.buffer(f"{role}.s", (count,), self.raw_scale_dtype)
+        if fmt.offset:
+            self._offsets = kernel.buffer(f"{role}.{fmt.offset}", (count,), self.raw_scale_dtype)
 
     def octet(self, row: Scalar, chunk: Scalar, j: Scalar | int) -> tuple[Scalar, Scalar]:
         """Codes 8j to 8j + 7 of a chunk as two quads."""
@@ -157,14 +166,20 @@ class PackedMatrix:
 
     def raw_scale(self, row: Scalar, chunk: Scalar, half: Scalar | int = 0) -> tuple[Scalar, Scalar]:
         """The word that holds a chunk's scale, as loaded, and the scale's index. Only for formats with scales.
-        ``half`` of a chunk has a scale in groups of 16.
+        ``half`` of a chunk has a scale in groups of 16. With units, the scale itself.
         """
         assert self._scales is not None
+        if self._units is not None:
+            return self._product(row, chunk, half, 0)
         word, index = self._scale_location(row, chunk, half)
         return self._scales[word], index
 
     def raw_offset(self, row: Scalar, chunk: Scalar, half: Scalar | int = 0) -> Scalar:
-        """The word that holds a chunk's zero point or bias, whose index is that of the scale."""
+        """The word that holds a chunk's zero point or bias, whose index is that of the scale. With units, the bias
+        itself.
+        """
+        if self._units is not None:
+            return self._product(row, chunk, half, 1)[0]
         assert self._offsets is not None
         return self._offsets[self._scale_location(row, chunk, half)[0]]
 
@@ -184,26 +199,41 @@ class PackedMatrix:
         word, index = self._scale_location(row, chunk, half)
         return address_of(self._offsets, word), index
 
+    def _product(self, row: Scalar, chunk: Scalar, half: Scalar | int, place: int) -> tuple[Scalar, Scalar]:
+        """An int8 scale (``place`` 0) or bias (1) times its unit, and the index of the scale."""
+        assert self._scales is not None
+        assert self._units is not None
+        factors, groups = self._format.unit_factors, UNIT_COLUMNS // self._format.group
+        column = self._scale_column(chunk, half)
+        index = (row * self._scales_of_row + column) * factors + place
+        byte = self._scales[index // 4] >> cast(index % 4 * 8, "uint32") & number(255, "uint32")
+        # A signed byte plus 128.
+        integer = cast(byte ^ number(128, "uint32"), "float32") - number(128, "float32")
+        unit = (row * self._units_of_row + column // groups) * factors + place
+        pair = self._kernel.let("units", extern("float32x2", "unpack2x16float", self._units[unit // 2]))
+        return integer * select(unit % 2 == 0, lane_of(pair, 0), lane_of(pair, 1)), index
+
     def _scale_location(self, row: Scalar, chunk: Scalar, half: Scalar | int) -> tuple[Scalar, Scalar]:
+        index = row * self._scales_of_row + self._scale_column(chunk, half)
+        return (index if self._format.scale_dtype == "float32" else index // 2), index
+
+    def _scale_column(self, chunk: Scalar, half: Scalar | int) -> Scalar | int:
         group, scales = self._format.group, self._scales_of_row
         if self._format.scales_a_chunk == 2:
             # A row may end in the first half of a chunk.
-            column = minimum(chunk * 2 + half, scales - 1) if scales % 2 else chunk * 2 + half
-        else:
-            column = 0 if group == ROW else chunk if group == GROUP else chunk // (group // GROUP)
-        index = row * scales + column
-        return (index if self._format.scale_dtype == "float32" else index // 2), index
+            return minimum(chunk * 2 + half, scales - 1) if scales % 2 else chunk * 2 + half
+        return 0 if group == ROW else chunk if group == GROUP else chunk // (group // GROUP)
 
     def scale_in(self, raw: Scalar, index: Scalar) -> Scalar:
         """The scale at ``index`` in the word that `raw_scale` returned."""
-        if self._format.scale_dtype == "float32":
+        if self.raw_scale_dtype == "float32":
             return raw
         pair = self._kernel.let("scales", extern("float32x2", "unpack2x16float", raw))
         return select(index % 2 == 0, lane_of(pair, 0), lane_of(pair, 1))
 
     @property
     def raw_scale_dtype(self) -> str:
-        return "float32" if self._format.scale_dtype == "float32" else "uint32"
+        return "float32" if self._format.scale_dtype == "float32" or self._format.has_units else "uint32"
 
     def scale(self, row: Scalar, chunk: Scalar, half: Scalar | int = 0) -> Scalar:
         """The scale of a chunk: 1 if the format has no scales."""
@@ -215,7 +245,7 @@ class PackedMatrix:
             return codes
         word, index = self.raw_scale(row, chunk, half)
         scale = splat(number(1, "float32") if self._format.per_row else self.scale_in(word, index))
-        if self._offsets is None:
+        if not self._format.offset:
             value = codes - number(self._format.zero, "float32x4")
             return value if self._format.per_row else value * scale
         offset = splat(self.scale_in(self.raw_offset(row, chunk, half), index))

@@ -14,15 +14,15 @@ Planes of a matrix (N, K), with K padded to whole groups of 32:
        mask give four consecutive elements. 4 and 8 bits are in the order of `q4.py` and `q8.py`.
     h  (N, K * high / 32) uint32, the codes' high bits in the same order: 1 of 3 and 5 bits, 2 of 6 bits; else absent.
     s  (N, 1), or (N, ceil(K / group)), float32, float16 or int8.
-    z or b  the same shape and dtype as s, if ``offset`` names it.
-    su, bu  (N, ceil(K / 256)) float16: the units of s and b, if these are int8. The scale is s * su, the bias b * bu,
-            both exact in float32 (ggml's K-blocks).
+    z or b  the same shape and dtype as s, if ``offset`` names it; but int8 biases are in s, each after its scale.
+    su (N, ceil(K / 256)) float16: the units of int8 scales, each before that of the biases, if there are any. A scale
+       is its integer times its unit, and so is a bias, both exact in float32 (ggml's K-blocks).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -103,12 +103,15 @@ class Codes:
         words = padded_columns(columns) // GROUP
         high = self.bits - self.low_bits
         factors = ("s", *self.offset)
-        return (
+        codes = [
             PlaneLayout("q", "uint32", words * self.low_bits),
             *([PlaneLayout("h", "uint32", words * high)] if high else []),
-            *(PlaneLayout(name, self.scale, self.scales_of(columns)) for name in factors),
-            *(PlaneLayout(f"{name}u", "float16", units_of(columns)) for name in factors if self.scale == "int8"),
-        )
+        ]
+        scales = self.scales_of(columns)
+        if self.scale == "int8":
+            units = PlaneLayout("su", "float16", len(factors) * units_of(columns))
+            return (*codes, PlaneLayout("s", "int8", len(factors) * scales), units)
+        return (*codes, *(PlaneLayout(name, self.scale, scales) for name in factors))
 
     @property
     def with_float_scales(self) -> Codes:
@@ -124,11 +127,15 @@ class Codes:
 
     def factors(self, planes: Mapping[str, Array], name: str) -> FloatArray:
         """The scales, zero points or biases (N, scales) of the plane ``name``."""
-        values: FloatArray = planes[name].astype(np.float32)
         if self.scale != "int8":
+            values: FloatArray = planes[name].astype(np.float32)
             return values
-        units = np.repeat(planes[f"{name}u"].astype(np.float32), UNIT_COLUMNS // self.group, axis=1)
-        return values * units[:, : values.shape[1]]
+        names = ("s", *self.offset)
+        integers, units = (
+            planes[plane][:, names.index(name) :: len(names)].astype(np.float32) for plane in ("s", "su")
+        )
+        each: FloatArray = np.repeat(units, UNIT_COLUMNS // self.group, axis=1)[:, : integers.shape[1]]
+        return integers * each
 
     def scales_of(self, columns: int) -> int:
         """The number of scales of a row."""
@@ -148,16 +155,20 @@ class Codes:
         planes: dict[str, Array] = {"q": pack_bits(padded & np.uint8((1 << low) - 1) if high else padded, low)}
         if high:
             planes["h"] = pack_bits(padded >> np.uint8(low), high)
-        units: dict[str, Array] = {}
-        for name, factors in zip(("s", *self.offset), (scales, offsets), strict=False):
+        given = dict(zip(("s", *self.offset), (scales, offsets), strict=False))
+        if self.scale == "int8":
+            products = [each for each in given.values() if isinstance(each, Products)]
+            assert len(products) == len(given), self.name
+            for each in products:
+                require_finite(each.units.astype(np.float32))
+            planes["s"] = alternating([each.integers for each in products])
+            planes["su"] = alternating([each.units for each in products])
+            return planes
+        for name, factors in given.items():
             assert factors is not None
-            if isinstance(factors, Products):
-                assert self.scale == "int8", self.name
-                require_finite(factors.units.astype(np.float32))
-                planes[name], units[f"{name}u"] = factors.integers, factors.units
-            else:
-                planes[name] = self._stored(factors)
-        return planes | units
+            assert not isinstance(factors, Products), self.name
+            planes[name] = self._stored(factors)
+        return planes
 
     def _stored(self, values: Array) -> Array:
         exact = np.ascontiguousarray(values, np.float32)
@@ -188,6 +199,11 @@ class Codes:
         """The scale, zero point or bias of each column, (N, 1) or (N, columns)."""
         each: FloatArray = factors.astype(np.float32)
         return each if self.group == ROW else np.repeat(each, self.group, axis=1)[:, :columns]
+
+
+def alternating(parts: Sequence[Array]) -> Array:
+    """The columns of matrices of one shape in turn."""
+    return np.stack(parts, axis=2).reshape(len(parts[0]), -1)
 
 
 def units_of(columns: int) -> int:

@@ -12,7 +12,7 @@ from .codes import HALF_GROUP, LOW_BITS, Codes
 class WeightFormat:
     """A quantization as kernels see it: ``kind`` "q2" to "q8", "f16" or "f32", the dtype of its scales ("" if it has
     none), the number of columns that share a scale (16, a multiple of 32, or ROW), and the ``offset`` of its codes: ""
-    for 2^(bits - 1), "z" for zero points, "b" for biases; see `codes.py`. Only the CPU's kernels read int8 scales.
+    for 2^(bits - 1), "z" for zero points, "b" for biases; see `codes.py`. CUDA's kernels do not read int8 scales.
     """
 
     kind: str
@@ -60,6 +60,11 @@ class WeightFormat:
     def has_units(self) -> bool:
         """Whether scales and biases are integers times the units of blocks of 256 columns."""
         return self.scale_dtype == "int8"
+
+    @property
+    def unit_factors(self) -> int:
+        """How many numbers of a group are in the plane of int8 scales: the scale, and the bias if there is one."""
+        return 1 + bool(self.offset)
 
     @property
     def block_columns(self) -> int:

@@ -27,7 +27,7 @@ from .variants import MAX_SHARED_BYTES, MAX_STORAGE_BUFFERS, variants_of
 MAX_BINDING_BYTES = 128 << 20
 EXTRA_ACTIVATIONS: tuple[str, ...] = ()
 HOST_TABLES = True
-UNIT_SCALES = False
+UNIT_SCALES = True
 LAYOUT: Layout = "rows"
 MAX_THREADS = 256
 

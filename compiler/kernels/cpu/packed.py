@@ -29,14 +29,7 @@ class PackedRows:
         else:
             dtype = "float16" if fmt.kind == "f16" else "float32"
             self._codes = kernel.buffer(f"{role}.w", (tiles, groups * GROUP, TILE_ROWS), dtype)
-        shape = (tiles, self._num_scales, TILE_ROWS)
-        self._scales = kernel.buffer(f"{role}.s", shape, fmt.scale_dtype) if fmt.scale_dtype else None
-        self._offsets = kernel.buffer(f"{role}.{fmt.offset}", shape, fmt.scale_dtype) if fmt.offset else None
-        self._units = {
-            name: kernel.buffer(f"{role}.{name}u", (tiles, units_of(columns), TILE_ROWS), "float16")
-            for name in ("s", *fmt.offset)
-            if fmt.has_units
-        }
+        self._scales, self._offsets, self._units = factor_planes(kernel, role, rows, columns, fmt)
 
     def group(self, row: Scalar, group: Scalar) -> list[Scalar]:
         """The 32 weights of a group as float32 vectors."""
@@ -62,20 +55,21 @@ class PackedRows:
         else:
             index = 0 if fmt.group == ROW else group // (fmt.group // GROUP)
 
-        def factor(plane: Array, name: str) -> Scalar:
-            value = cast(self._elements(plane, row, index, 1), "float32")
-            if fmt.has_units:
-                unit = self._elements(self._units[name], row, index // (UNIT_COLUMNS // fmt.group), 1)
-                value = value * cast(unit, "float32")
-            return splat(value, lanes)
+        def factor(plane: Array | None, place: int) -> Scalar:
+            assert plane is not None
+            if self._units is None:
+                return splat(cast(self._elements(plane, row, index, 1), "float32"), lanes)
+            integer, unit = (
+                cast(self._elements(each, row, at * fmt.unit_factors + place, 1), "float32")
+                for each, at in ((plane, index), (self._units, index // (UNIT_COLUMNS // fmt.group)))
+            )
+            return splat(integer * unit, lanes)
 
-        assert self._scales is not None
-        scale = factor(self._scales, "s")
-        if self._offsets is None:
+        scale = factor(self._scales, 0)
+        if not fmt.offset:
             return (values - number(fmt.zero, f"float32x{lanes}")) * scale
-        if fmt.offset == "z":
-            return (values - factor(self._offsets, "z")) * scale
-        return values * scale + factor(self._offsets, "b")
+        offset = factor(self._offsets, 1)
+        return (values - offset) * scale if fmt.offset == "z" else values * scale + offset
 
     def _fields(self, plane: Array, row: Scalar, group: Scalar, bits: int) -> Scalar:
         """The parts of a group's codes that a plane holds, in the order of columns, as uint8x32."""
@@ -96,3 +90,22 @@ class PackedRows:
         """A row's elements of a plane, which are not contiguous."""
         found = [plane[row // TILE_ROWS, first + i, row % TILE_ROWS] for i in range(count)]
         return vector(*found) if count > 1 else found[0]
+
+
+def factor_planes(
+    kernel: KernelBuilder, role: str, rows: int, columns: int, fmt: WeightFormat
+) -> tuple[Array | None, Array | None, Array | None]:
+    """The planes of scales, of zero points or biases, and of units; None for those that a format lacks. With units, the
+    biases are in the plane of the scales.
+    """
+    tiles, count = -(-rows // TILE_ROWS), fmt.scales_of(columns)
+    if fmt.has_units:
+        scales = kernel.buffer(f"{role}.s", (tiles, fmt.unit_factors * count, TILE_ROWS), "int8")
+        units = kernel.buffer(f"{role}.su", (tiles, fmt.unit_factors * units_of(columns), TILE_ROWS), "float16")
+        return scales, scales if fmt.offset else None, units
+    shape = (tiles, count, TILE_ROWS)
+    return (
+        kernel.buffer(f"{role}.s", shape, fmt.scale_dtype) if fmt.scale_dtype else None,
+        kernel.buffer(f"{role}.{fmt.offset}", shape, fmt.scale_dtype) if fmt.offset else None,
+        None,
+    )

@@ -12,13 +12,14 @@ from itertools import product
 
 from ...ir.expr import Expr
 from ...quant.base import GROUP, ROW
-from ...quant.codes import UNIT_COLUMNS, units_of
+from ...quant.codes import UNIT_COLUMNS
 from ...quant.layout import TILE_ROWS
 from ..builder import Array, Scalar, cast, minimum, number, reinterpret, splat
 from ..projection import Projection
 from .builder import CpuKernelBuilder, Isa, of, ramp
 from .integer_dot import LOW_BITS, integer_dot, row_layout, zero_of
 from .math import fused
+from .packed import factor_planes
 from .prepare_rows import num_scales
 from .rows import LANES
 
@@ -49,16 +50,12 @@ class IntegerDots:
         self._high = (
             kernel.buffer("weight.h", (tiles, groups * fmt.high_bits, TILE_ROWS), "uint32") if fmt.high_bits else None
         )
-        self._num_scales = scales = fmt.scales_of(facts.columns)
-        self._weight_scales = kernel.buffer("weight.s", (tiles, scales, TILE_ROWS), fmt.scale_dtype)
-        self._weight_offsets = (
-            kernel.buffer(f"weight.{fmt.offset}", (tiles, scales, TILE_ROWS), fmt.scale_dtype) if fmt.offset else None
+        self._num_scales = fmt.scales_of(facts.columns)
+        scales, self._weight_offsets, self._units = factor_planes(
+            kernel, "weight", facts.weight_rows, facts.columns, fmt
         )
-        self._units = {
-            name: kernel.buffer(f"weight.{name}u", (tiles, units_of(facts.columns), TILE_ROWS), "float16")
-            for name in ("s", *fmt.offset)
-            if fmt.has_units
-        }
+        assert scales is not None
+        self._weight_scales = scales
         self._zero = zero_of(isa, fmt)
         self._dot, self._layout = integer_dot(kernel, isa, fmt, bits), row_layout(isa.name, fmt, bits)
         self.row_bytes = groups * self._layout.words * 4
@@ -163,28 +160,30 @@ class IntegerDots:
         floats = of("float32", lanes)
         index = self._scale_index(group, quads)
         if starts[0] == 0:
-            kernel.prefetch(self._weight_scales, (tile, index + GROUPS_AHEAD * fmt.scales_a_chunk, 0))
+            ahead = index + GROUPS_AHEAD * fmt.scales_a_chunk
+            kernel.prefetch(self._weight_scales, (tile, ahead * (fmt.unit_factors if fmt.has_units else 1), 0))
         totals = self._of_group(tile, rows, group, starts, quads)
 
-        def factors(plane: Array, name: str) -> dict[int, Scalar]:
-            found = {start: cast(plane[tile, index, ramp(start, lanes)], floats) for start in starts}
-            if fmt.has_units:
-                unit = index // (UNIT_COLUMNS // fmt.group)
+        def factors(plane: Array, place: int) -> dict[int, Scalar]:
+            at = index if self._units is None else index * fmt.unit_factors + place
+            found = {start: cast(plane[tile, at, ramp(start, lanes)], floats) for start in starts}
+            if self._units is not None:
+                unit = index // (UNIT_COLUMNS // fmt.group) * fmt.unit_factors + place
                 # An exact product, so it is the same however it is computed.
                 found = {
-                    start: each * cast(self._units[name][tile, unit, ramp(start, lanes)], floats)
+                    start: each * cast(self._units[tile, unit, ramp(start, lanes)], floats)
                     for start, each in found.items()
                 }
             return {start: kernel.let("factors", each) for start, each in found.items()}
 
-        scales = factors(self._weight_scales, "s")
+        scales = factors(self._weight_scales, 0)
         found = list(enumerate(product(range(len(rows)), starts)))
         terms = [(i, cast(totals[i], floats), scales[start]) for i, (_, start) in found]
         if self._weight_offsets is None or self._offsets is None:
             return terms
         # On this level, codes of weights may be signed, that is, lower by `shift`.
         shift = fmt.zero - self._zero
-        offsets, offset_index = factors(self._weight_offsets, fmt.offset), self._offset_index(group, quads)
+        offsets, offset_index = factors(self._weight_offsets, 1), self._offset_index(group, quads)
         sums = [kernel.let("sum", splat(self._offsets[row, offset_index], lanes)) for row in rows]
         if fmt.offset == "z":
             zeros = {start: number(shift, floats) - each for start, each in offsets.items()}

@@ -39,7 +39,13 @@ STORED_FORMATS = {
     "q8g16z": WeightFormat("q8", "float32", 16, "z"),
     "q8cb": WeightFormat("q8", "float32", ROW, "b"),
 }
-ALL_FORMATS = {**FORMATS, **STORED_FORMATS}
+# Those of ggml's K-blocks, which CUDA's kernels do not read.
+UNIT_FORMATS = {
+    "q2g16b_i8": WeightFormat("q2", "int8", 16, "b"),
+    "q4g32b_i8": WeightFormat("q4", "int8", 32, "b"),
+    "q6g16_i8": WeightFormat("q6", "int8", 16),
+}
+ALL_FORMATS = {**FORMATS, **STORED_FORMATS, **UNIT_FORMATS}
 
 
 def random(name: str) -> np.random.Generator:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-from case_arrays import ALL_FORMATS, BATCHES, EPS, FORMATS, STORED_FORMATS, nothing, random
+from case_arrays import ALL_FORMATS, BATCHES, EPS, FORMATS, STORED_FORMATS, UNIT_FORMATS, nothing, random
 from kernel_harness import Case, Run
 from random_planes import random_planes
 
@@ -91,6 +91,12 @@ STORED_PROJECTIONS: tuple[tuple[int, int, dict[str, object]], ...] = (
     (200, 35, {"gated": True, "norm_eps": EPS, "bias": True, "activation": "gelu_tanh"}),
     (97, 509, {"x_dtype": "float16", "residual": True, "x_step": 0.25, "y_step": 0.5}),
 )
+# More columns than share a unit. With a bias and an RMSNorm, the last one binds as many buffers as WebGPU allows.
+UNIT_PROJECTIONS: tuple[tuple[int, int, dict[str, object]], ...] = (
+    (272, 20, {"residual": True}),
+    (520, 19, {"gated": True, "norm_eps": EPS}),
+    (304, 21, {"norm_eps": EPS, "bias": True}),
+)
 STORED_TEMPLATES = ("vector_128_32_4_1", "vector_64_16_2_2", "subgroup_128_4", "tile_64_64_16_128_float32",
                     "tile_32_32_32_64_float16")  # fmt: skip
 
@@ -115,6 +121,10 @@ def stored_projection_cases() -> Iterator[Case]:
             on_dawn = quantization == "q2c" and case.dtype is None and "x_dtype" not in options
             turn = (index + number) % 2 == 0 or (number >= 3 and index % 2 == number - 3)
             yield replace(case, on_dawn=on_dawn, exhaustive=not (turn or on_dawn))
+    for quantization, (columns, outputs, options) in zip(UNIT_FORMATS, UNIT_PROJECTIONS, strict=True):
+        for number, template in enumerate(STORED_TEMPLATES):
+            case = projection_case(template, quantization, columns, outputs, options)
+            yield replace(case, on_dawn=number == 0, exhaustive=number in (1, 4))
 
 
 def projection_cases() -> Iterator[Case]:

@@ -25,6 +25,7 @@ def row_cases() -> Iterator[Case]:
         yield embed_case(quantization, 18, 37, first_row=0)
     for quantization in STORED_FORMATS:
         yield replace(embed_case(quantization, 18, 133, first_row=0), on_dawn=quantization == "q2g64")
+    yield replace(embed_case("q2g16b_i8", 18, 300, first_row=0), on_dawn=True)
     yield embed_case("q4f16", 9, 1030)
     yield embed_case("q4f16", 9, 72, scale=8.5)
     yield replace(embed_case("q8f16", 9, 72, first_row=3, scale=0.25, into=False), on_dawn=True)
