@@ -43,7 +43,7 @@ function ofPlans({
     if (isOnDevice) common.push(name);
     for (const { name: plane, offset, size, shape, dtype, shard } of planes) {
       if (isOnDevice) common.push(key(name, plane));
-      if (size !== shape.reduce((bytes, length) => bytes * length, dtype === "float16" ? 2 : 4))
+      if (size !== shape.reduce((bytes, length) => bytes * length, dtype === "int8" ? 1 : dtype === "float16" ? 2 : 4))
         return [`weights.${name}`, size];
       if (!(offset + size <= Number(shards[shard]?.size))) return [`weights.${name}`, offset];
     }

@@ -5,9 +5,10 @@
 import { DeviceError, RequestError, messageOf } from "../errors.js";
 import type { GatheredEntry, InputEntry, Manifest, PlanEntry, PlaneEntry, WeightEntry } from "./manifest.js";
 
-/** Integers of a checkpoint have a scale for each row (c) or for a number of columns (g), others for 32 columns. */
-const CODES = /^q([248])(?:(c)|g(\d+)|f(?:16|32))$/;
+/** compiler/quant/ defines the formats: integers, and whether they have zero points (z), biases (b) or units (i8). */
+const CODES = /^q([234568])(f|c|g(\d+))([zb]?)(?:16|32|_f16|_(i8))?$/;
 const GROUP = 32;
+const UNIT_COLUMNS = 256;
 
 interface Row {
   readonly weight: WeightEntry;
@@ -105,32 +106,71 @@ interface Plane extends Pick<PlaneEntry, "dtype"> {
   readonly bytes: DataView;
 }
 
-/** A row of a weight times ``scale``, rounded to float32 after each product; compiler/quant/ defines the formats. */
-function unpack(quantization: string, [first, scales]: readonly Plane[], scale: number, row: Float32Array): void {
+interface Codes {
+  readonly bits: number;
+  /** Bits in plane ``q``; the others are in plane ``h``. */
+  readonly low: number;
+  /** The columns that share a scale. */
+  readonly group: number;
+  readonly offset: "" | "z" | "b";
+  readonly hasUnits: boolean;
+}
+
+function codesOf(quantization: string): Codes | null {
+  const match = CODES.exec(quantization);
+  if (match === null) return null;
+  const [, bits, kind, group = Infinity, offset, units] = match;
+  return {
+    bits: Number(bits),
+    low: Number(bits) === 8 ? 8 : Number(bits) > 3 ? 4 : 2,
+    group: kind === "f" ? GROUP : Number(group),
+    offset: offset as Codes["offset"],
+    hasUnits: units !== undefined,
+  };
+}
+
+/** A row of a weight times ``scale``, rounded to float32 after each operation, as compiler/quant/ defines the formats. */
+function unpack(quantization: string, planes: readonly Plane[], scale: number, row: Float32Array): void {
   const factor = Math.fround(scale);
-  const codes = CODES.exec(quantization);
+  const codes = codesOf(quantization);
+  const [first] = planes;
   if (first === undefined) return;
-  if (codes === null || scales === undefined) {
-    for (let column = 0; column < row.length; column++) row[column] = floatAt(first, column) * factor;
+  if (codes === null) {
+    for (let column = 0; column < row.length; column++) row[column] = numberAt(first, column) * factor;
     return;
   }
-  const bits = Number(codes[1]);
-  const [mask, zero] = [2 ** bits - 1, 2 ** (bits - 1)];
-  const bytes = new Uint8Array(first.bytes.buffer);
-  const group = Math.min(groupOf(codes), row.length);
+  const { bits, low, group, offset, hasUnits } = codes;
+  const high = bits - low;
+  const [scales, second] = planes.slice(high > 0 ? 2 : 1);
+  const numbers = offset === "" ? 1 : 2;
+  const numberOf = (index: number, place: number): number => {
+    if (!hasUnits) return numberAt(place === 0 ? scales : second, index);
+    const unit = Math.floor((index * group) / UNIT_COLUMNS) * numbers + place;
+    return numberAt(scales, index * numbers + place) * numberAt(second, unit);
+  };
   for (let start = 0, index = 0; start < row.length; start += group, index++) {
-    const own = floatAt(scales, index);
-    const end = Math.min(start + group, row.length);
-    for (let column = start; column < end; column++) {
-      // Byte b of a word has element b in its lowest bits, element b + 4 in the next ones, and so on.
-      const element = column & (32 / bits - 1);
-      const byte = bytes[(((column - element) * bits) >> 3) + (element & 3)] ?? 0;
-      row[column] = Math.fround((((byte >> ((element >> 2) * bits)) & mask) - zero) * own) * factor;
+    const own = numberOf(index, 0);
+    const added = offset === "" ? 2 ** (bits - 1) : numberOf(index, 1);
+    for (let column = start; column < Math.min(start + group, row.length); column++) {
+      const code = partAt(first, low, column) + (high > 0 ? partAt(planes[1], high, column) << low : 0);
+      const value = offset === "b" ? Math.fround(code * own) + added : (code - added) * own;
+      row[column] = Math.fround(value) * factor;
     }
   }
 }
 
-function floatAt({ dtype, bytes }: Plane, index: number): number {
+/** The ``bits`` bits of a column's code that a plane holds. */
+function partAt(plane: Plane | undefined, bits: number, column: number): number {
+  // Byte b of a word has element b in its lowest bits, element b + 4 in the next ones, and so on.
+  const element = column & (32 / bits - 1);
+  const byte = plane?.bytes.getUint8((((column - element) * bits) >> 3) + (element & 3)) ?? 0;
+  return (byte >> ((element >> 2) * bits)) & (2 ** bits - 1);
+}
+
+function numberAt(plane: Plane | undefined, index: number): number {
+  if (plane === undefined) return 0;
+  const { dtype, bytes } = plane;
+  if (dtype === "int8") return bytes.getInt8(index);
   if (dtype === "float32") return bytes.getFloat32(4 * index, true);
   // A finite float16.
   const half = bytes.getUint16(2 * index, true);
@@ -144,27 +184,29 @@ function rowBytes({ size, shape }: PlaneEntry): number {
   return size / (shape[0] ?? 1);
 }
 
-function groupOf([, , row, columns]: RegExpExecArray): number {
-  return row === undefined ? Number(columns ?? GROUP) : Infinity;
-}
-
 /** Whether the planes of a host weight have the widths of its format. */
 export function isTable({ shape, quantization, planes }: WeightEntry): boolean {
   const [rows = 0, columns = 0] = shape;
   const padded = Math.ceil(columns / GROUP) * GROUP;
-  const codes = CODES.exec(quantization ?? "");
-  const widths = codes
-    ? [(padded * Number(codes[1])) / 32, Math.max(1, Math.ceil(columns / groupOf(codes)))]
-    : quantization === "f16" || quantization === "f32"
-      ? [padded]
-      : [];
-  const dtypes = codes ? ["uint32", "float16 float32"] : [quantization === "f16" ? "float16" : "float32"];
+  const codes = codesOf(quantization ?? "");
+  const expected: [width: number, dtypes: string][] = [];
+  if (codes !== null) {
+    const { bits, low, group, offset, hasUnits } = codes;
+    for (const part of bits > low ? [low, bits - low] : [low]) expected.push([(padded * part) / 32, "uint32"]);
+    const numbers = offset === "" ? 1 : 2;
+    const scales = Math.max(1, Math.ceil(columns / group));
+    if (hasUnits) expected.push([numbers * scales, "int8"], [numbers * Math.ceil(columns / UNIT_COLUMNS), "float16"]);
+    else for (let place = 0; place < numbers; place++) expected.push([scales, "float16 float32"]);
+  } else if (quantization === "f16" || quantization === "f32") {
+    expected.push([padded, quantization === "f16" ? "float16" : "float32"]);
+  }
   return (
     shape.length === 2 &&
-    widths.length > 0 &&
-    planes.length === widths.length &&
-    planes.every(
-      (plane, index) => plane.shape.join() === `${rows},${widths[index]}` && dtypes[index]?.includes(plane.dtype),
-    )
+    expected.length > 0 &&
+    planes.length === expected.length &&
+    planes.every((plane, index) => {
+      const [width, dtypes] = expected[index] ?? [0, ""];
+      return plane.shape.join() === `${rows},${width}` && dtypes.includes(plane.dtype);
+    })
   );
 }

@@ -272,7 +272,7 @@ const WEIGHT = entry<WeightEntry>({
   planes: list(
     entry<PlaneEntry>({
       name: text,
-      dtype: oneOf("float32", "float16", "uint32"),
+      dtype: oneOf("float32", "float16", "uint32", "int8"),
       shape: list(count),
       shard: int,
       offset: int,

@@ -104,6 +104,19 @@ test("a manifest with a table on the host is accepted", () => {
   expect(() => checkManifest(withTable())).not.toThrow();
 });
 
+test("planes of int8 have one byte for each number", () => {
+  const at = { shard: 1 } as const;
+  const planes: readonly PlaneEntry[] = [
+    { name: "q", dtype: "uint32", shape: [8, 4], offset: 0, size: 128, ...at },
+    { name: "h", dtype: "uint32", shape: [8, 2], offset: 128, size: 64, ...at },
+    { name: "s", dtype: "int8", shape: [8, 2], offset: 192, size: 16, ...at },
+    { name: "su", dtype: "float16", shape: [8, 1], offset: 208, size: 16, ...at },
+  ];
+  expect(() => checkManifest(withTable({ quantization: "q6g16_i8", planes }))).not.toThrow();
+  const wide = planes.map((plane) => (plane.name === "s" ? { ...plane, size: 64 } : plane));
+  expect(() => checkManifest(withTable({ quantization: "q6g16_i8", planes: wide }))).toThrow("weights.far");
+});
+
 test.each<readonly [string, Manifest]>([
   ["an offset beyond the shard", withTable({ planes: [{ ...PLANE, offset: 4 } as PlaneEntry] })],
   ["a shard that there is not", withTable({ planes: [{ ...PLANE, shard: 2 } as PlaneEntry] })],
