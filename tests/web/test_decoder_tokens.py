@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from decoder_families import TOKENS, new_family, randomize, save
+from gguf import GGMLQuantizationType as Type
+from gguf_files import WIDER, make_gguf
 from light_bundle import few_kernels, lighten
 from playwright.sync_api import Browser
 from static_site import serve
@@ -80,3 +82,26 @@ def test_numpy_and_chromium_agree(family: str, site: Path, browser: Browser, tmp
         found, state = page.evaluate(SCRIPT, [f"./{family}/", TOKENS, MAX_TOKENS])
     page.close()
     assert (found, state) == (expected, "passed")
+
+
+@pytest.mark.exhaustive
+def test_numpy_and_chromium_agree_on_a_gguf_file_of_k_blocks(site: Path, browser: Browser, tmp_path: Path) -> None:
+    types = {"attn_v": Type.Q6_K, "ffn_down": Type.Q5_K, "token_embd": Type.Q3_K, "": Type.Q4_K}
+    path, _ = make_gguf(
+        "llama", tmp_path, lambda name: next(kind for part, kind in types.items() if part in name), WIDER
+    )
+    with few_kernels():
+        bundle = compile_model(str(path), site / "gguf", CompileOptions(context=128, activations=("float32",)))
+    assert {weight.quantization for weight in bundle.manifest.weights.values() if weight.quantization} >= {
+        "q6g16_i8",
+        "q5g32b_i8",
+        "q4g32b_i8",
+    }
+    expected = list(generate(ReferenceRunner(bundle), TOKENS, 16, Sampler()))
+    lighten(bundle.path, self_test=True)
+    page = browser.new_page()
+    page.set_default_timeout(TIMEOUT_MS)
+    with serve(site) as url:
+        page.goto(url)
+        assert page.evaluate(SCRIPT, ["./gguf/", TOKENS, 16]) == [expected, "passed"]
+    page.close()
