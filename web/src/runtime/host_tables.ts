@@ -6,7 +6,7 @@ import { DeviceError, RequestError, messageOf } from "../errors.js";
 import type { GatheredEntry, InputEntry, Manifest, PlanEntry, PlaneEntry, WeightEntry } from "./manifest.js";
 
 /** compiler/quant/ defines the formats: integers, and whether they have zero points (z), biases (b) or units (i8). */
-const CODES = /^q([234568])(f|c|g(\d+))([zb]?)(?:16|32|_f16|_(i8))?$/;
+const CODES = /^q(?:([48])f(?:16|32)|([234568])(?:c([zb]?)(?:_f16)?|g([1-9]\d*)(?:([zb]?)(?:_f16)?|(b?)_(i8))))$/;
 const GROUP = 32;
 const UNIT_COLUMNS = 256;
 
@@ -119,12 +119,13 @@ interface Codes {
 function codesOf(quantization: string): Codes | null {
   const match = CODES.exec(quantization);
   if (match === null) return null;
-  const [, bits, kind, group = Infinity, offset, units] = match;
+  const [, own, given, ofRow, group = own === undefined ? Infinity : GROUP, ofGroup, ofUnits, units] = match;
+  const bits = Number(own ?? given);
   return {
-    bits: Number(bits),
-    low: Number(bits) === 8 ? 8 : Number(bits) > 3 ? 4 : 2,
-    group: kind === "f" ? GROUP : Number(group),
-    offset: offset as Codes["offset"],
+    bits,
+    low: bits === 8 ? 8 : bits > 3 ? 4 : 2,
+    group: Number(group),
+    offset: (ofRow ?? ofGroup ?? ofUnits ?? "") as Codes["offset"],
     hasUnits: units !== undefined,
   };
 }

@@ -117,6 +117,43 @@ test("planes of int8 have one byte for each number", () => {
   expect(() => checkManifest(withTable({ quantization: "q6g16_i8", planes: wide }))).toThrow("weights.far");
 });
 
+// Planes that would fit, if a part of the name were ignored.
+test.each<readonly [string, readonly (readonly [PlaneEntry["dtype"], number])[]]>([
+  [
+    "q4c_i8",
+    [
+      ["uint32", 4],
+      ["int8", 1],
+      ["float16", 1],
+    ],
+  ],
+  [
+    "q4g32z_i8",
+    [
+      ["uint32", 4],
+      ["int8", 2],
+      ["float16", 2],
+    ],
+  ],
+  [
+    "q2f16",
+    [
+      ["uint32", 2],
+      ["float16", 1],
+    ],
+  ],
+  [
+    "q4c16",
+    [
+      ["uint32", 4],
+      ["float16", 1],
+    ],
+  ],
+])("%s is not a format", (quantization, own) => {
+  const planes = own.map(([dtype, width]) => ({ name: "w", shard: 1, offset: 0, size: 0, dtype, shape: [8, width] }));
+  expect(isTable({ shape: [8, 20], quantization, layout: "rows", planes })).toBe(false);
+});
+
 test.each<readonly [string, Manifest]>([
   ["an offset beyond the shard", withTable({ planes: [{ ...PLANE, offset: 4 } as PlaneEntry] })],
   ["a shard that there is not", withTable({ planes: [{ ...PLANE, shard: 2 } as PlaneEntry] })],
