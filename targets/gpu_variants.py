@@ -201,7 +201,8 @@ def num_buffers(facts: Projection) -> int:
 
 def planes_and_optional(facts: Projection) -> int:
     fmt = facts.weight
-    factors = 2 if fmt.has_units else bool(fmt.scale_dtype) + bool(fmt.offset)
+    # Int8 biases are in the plane of the scales, and a second plane has the units.
+    factors = 2 if fmt.has_units else fmt.factors_a_group if fmt.scale_dtype else 0
     planes = 1 + bool(fmt.high_bits) + factors
     return planes + facts.bias + facts.residual + (facts.up_width > 0)
 

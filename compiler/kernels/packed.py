@@ -65,7 +65,7 @@ class PackedMatrix:
         self._scales = self._offsets = self._units = None
         if fmt.has_units:
             self._units_of_row = units_of(columns)
-            integers, units = (rows * each * fmt.unit_factors for each in (scales, self._units_of_row))
+            integers, units = (rows * each * fmt.factors_a_group for each in (scales, self._units_of_row))
             self._scales = kernel.buffer(f"{role}.s", (-(-integers // 4),), "uint32")
             self._units = kernel.buffer(f"{role}.su", (-(-units // 2),), "uint32")
             return
@@ -203,7 +203,7 @@ class PackedMatrix:
         """An int8 scale (``place`` 0) or bias (1) times its unit, and the index of the scale."""
         assert self._scales is not None
         assert self._units is not None
-        factors, groups = self._format.unit_factors, UNIT_COLUMNS // self._format.group
+        factors, groups = self._format.factors_a_group, UNIT_COLUMNS // self._format.group
         column = self._scale_column(chunk, half)
         index = (row * self._scales_of_row + column) * factors + place
         byte = self._scales[index // 4] >> cast(index % 4 * 8, "uint32") & number(255, "uint32")

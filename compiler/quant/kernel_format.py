@@ -62,8 +62,8 @@ class WeightFormat:
         return self.scale_dtype == "int8"
 
     @property
-    def unit_factors(self) -> int:
-        """How many numbers of a group are in the plane of int8 scales: the scale, and the bias if there is one."""
+    def factors_a_group(self) -> int:
+        """The numbers of a group besides its codes: the scale, and the zero point or bias if there is one."""
         return 1 + bool(self.offset)
 
     @property

@@ -36,14 +36,13 @@ def as_cohere(answer: EmbeddingResponse, request: EmbedRequest) -> EmbedResponse
     """The answer with the vectors in every requested form; float if none was."""
     rows = np.asarray([each.embedding for each in sorted(answer.data, key=lambda each: each.index)], np.float32)
     kinds = set(request.embedding_types or ["float"])
-    signs = packed_signs(rows)
     return EmbedResponse(
         id=str(uuid.uuid4()),
         embeddings=EmbeddingsByType(
             float_=rows.tolist() if "float" in kinds else None,
             base64=[encoded(row) for row in rows] if "base64" in kinds else None,
-            binary=(signs.astype(np.int16) - 128).tolist() if "binary" in kinds else None,
-            ubinary=signs.tolist() if "ubinary" in kinds else None,
+            binary=(packed_signs(rows).astype(np.int16) - 128).tolist() if "binary" in kinds else None,
+            ubinary=packed_signs(rows).tolist() if "ubinary" in kinds else None,
         ),
         texts=request.texts,
         meta=EmbedMeta(

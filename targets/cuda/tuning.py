@@ -106,7 +106,7 @@ def vector_shapes(facts: Projection, tuning: Tuning, x_rows: int) -> list[AsyncS
 def slot_bytes(weight: WeightFormat) -> int:
     """The shared memory of a block and of the words that hold its high bits, scales and offsets."""
     scales = weight.scales_a_block if weight.scale_dtype and not weight.per_row else 0
-    return size_bytes(weight.block_dtype) + 4 * (weight.high_bits + scales * (2 if weight.offset else 1))
+    return size_bytes(weight.block_dtype) + 4 * (weight.high_bits + scales * weight.factors_a_group)
 
 
 def vector_shape(facts: Projection, tuning: Tuning, x_rows: int) -> AsyncShape:

@@ -178,12 +178,18 @@ def test_submitted_work_happens_in_order(case: Case, runner: Runner, prompt_toke
     assert last.next_token_ids[0] == logits[0].argmax()
 
 
-def test_a_sequence_goes_on_in_copied_pages(case: Case, runner: Runner) -> None:
+def logits_in_copied_pages(case: Case, runner: Runner) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """The logits of the next token of a sequence in its own pages, and in a copy after these hold another one."""
     first, second = case.pages(0, 21), case.pages(2, 21)
     runner.forward(case.batch(Chunk(list(range(1, 21)), 0, first, [19])))
     runner.copy_pages(list(zip(first, second, strict=True)))
-    one, other = (runner.forward(case.batch(Chunk([5], 20, pages, [0]))).logits for pages in (first, second))
-    np.testing.assert_array_equal(one, other)
+    one = np.array(runner.forward(case.batch(Chunk([5], 20, first, [0]))).logits)
+    runner.forward(case.batch(Chunk(list(range(40, 60)), 0, first, [19])))
+    return one, np.array(runner.forward(case.batch(Chunk([5], 20, second, [0]))).logits)
+
+
+def test_a_sequence_goes_on_in_copied_pages(case: Case, runner: Runner) -> None:
+    np.testing.assert_array_equal(*logits_in_copied_pages(case, runner))
     with pytest.raises(RequestError, match="page 20 is not in the pool, which has pages 0 to 19"):
         runner.copy_pages([(0, 20)])
 
@@ -208,13 +214,7 @@ def test_a_sequence_goes_on_in_copied_pages_of_4_bits(
     activation = "float16" if name == "cuda" else "float32"
     case = Case(name, bundle, bundle, activation, F16, relative_error, emulated)
     runner = case.open()
-    first, second = case.pages(0, 21), case.pages(2, 21)
-    runner.forward(case.batch(Chunk(list(range(1, 21)), 0, first, [19])))
-    runner.copy_pages(list(zip(first, second, strict=True)))
-    one = runner.forward(case.batch(Chunk([5], 20, first, [0]))).logits
-    runner.forward(case.batch(Chunk(list(range(40, 60)), 0, first, [19])))
-    other = runner.forward(case.batch(Chunk([5], 20, second, [0]))).logits
-    np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(*logits_in_copied_pages(case, runner))
     runner.close()
 
 

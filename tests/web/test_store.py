@@ -417,7 +417,10 @@ def load(
     """Load a bundle and generate. Checks the error's code; returns progress reports, token ids and the error as
     JSON.
     """
-    result: dict[str, Any] = page.evaluate(LOAD, [f"{server.url}{bundle}/", options])
+    return checked(page.evaluate(LOAD, [f"{server.url}{bundle}/", options]), error)
+
+
+def checked(result: dict[str, Any], error: str | None) -> dict[str, Any]:
     assert (result["error"] or {}).get("code") == error, result["error"]
     return result
 
@@ -432,9 +435,7 @@ def load_cut_off(page: Page, server: Server, sent: int, *, error: str | None = N
     page.evaluate(START, [f"{server.url}bundle/", {}])
     wait_until(page, FIRST_PIECE, shard_of(server, "bundle", BIG)["sha256"])
     server.behaviour.go.set()
-    result: dict[str, Any] = page.evaluate(LOADED)
-    assert (result["error"] or {}).get("code") == error, result["error"]
-    return result
+    return checked(page.evaluate(LOADED), error)
 
 
 def stored_bytes(loaded: dict[str, Any]) -> int:

@@ -60,7 +60,7 @@ class PackedRows:
             if self._units is None:
                 return splat(cast(self._elements(plane, row, index, 1), "float32"), lanes)
             integer, unit = (
-                cast(self._elements(each, row, at * fmt.unit_factors + place, 1), "float32")
+                cast(self._elements(each, row, at * fmt.factors_a_group + place, 1), "float32")
                 for each, at in ((plane, index), (self._units, index // (UNIT_COLUMNS // fmt.group)))
             )
             return splat(integer * unit, lanes)
@@ -100,8 +100,8 @@ def factor_planes(
     """
     tiles, count = -(-rows // TILE_ROWS), fmt.scales_of(columns)
     if fmt.has_units:
-        scales = kernel.buffer(f"{role}.s", (tiles, fmt.unit_factors * count, TILE_ROWS), "int8")
-        units = kernel.buffer(f"{role}.su", (tiles, fmt.unit_factors * units_of(columns), TILE_ROWS), "float16")
+        scales = kernel.buffer(f"{role}.s", (tiles, fmt.factors_a_group * count, TILE_ROWS), "int8")
+        units = kernel.buffer(f"{role}.su", (tiles, fmt.factors_a_group * units_of(columns), TILE_ROWS), "float16")
         return scales, scales if fmt.offset else None, units
     shape = (tiles, count, TILE_ROWS)
     return (

@@ -161,14 +161,14 @@ class IntegerDots:
         index = self._scale_index(group, quads)
         if starts[0] == 0:
             ahead = index + GROUPS_AHEAD * fmt.scales_a_chunk
-            kernel.prefetch(self._weight_scales, (tile, ahead * (fmt.unit_factors if fmt.has_units else 1), 0))
+            kernel.prefetch(self._weight_scales, (tile, ahead * (fmt.factors_a_group if fmt.has_units else 1), 0))
         totals = self._of_group(tile, rows, group, starts, quads)
 
         def factors(plane: Array, place: int) -> dict[int, Scalar]:
-            at = index if self._units is None else index * fmt.unit_factors + place
+            at = index if self._units is None else index * fmt.factors_a_group + place
             found = {start: cast(plane[tile, at, ramp(start, lanes)], floats) for start in starts}
             if self._units is not None:
-                unit = index // (UNIT_COLUMNS // fmt.group) * fmt.unit_factors + place
+                unit = index // (UNIT_COLUMNS // fmt.group) * fmt.factors_a_group + place
                 # An exact product, so it is the same however it is computed.
                 found = {
                     start: each * cast(self._units[tile, unit, ramp(start, lanes)], floats)
