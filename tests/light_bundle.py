@@ -24,15 +24,16 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def few_kernels() -> Iterator[None]:
+def few_kernels(keep: Collection[str] = ()) -> Iterator[None]:
     """Bundles for webgpu that are compiled inside contain only the last variant of each step for each activation dtype,
-    which runs on every device.
+    which runs on every device, and all variants of the ops in ``keep``.
     """
     from nearfar.targets.webgpu import lower
     from nearfar.targets.webgpu.variants import variants_of
 
     def last_variants(step: Step, context: Context) -> tuple[Variant, ...]:
-        return tuple({variant.activation: variant for variant in variants_of(step, context)}.values())
+        variants = variants_of(step, context)
+        return variants if step.op in keep else tuple({each.activation: each for each in variants}.values())
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lower, "variants_of", last_variants)

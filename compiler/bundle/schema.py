@@ -15,6 +15,7 @@ from typing_extensions import TypeAliasType
 from ..ir.rotary_pairs import RotaryPairs
 from ..ir.spec import ClassifierSpec, DenseSpec, EmbeddingSpec, ModelSpec, PromptSpec, RopeSpec
 from . import manifest
+from .check import DIMS
 
 HEADER = """\
 // The bundle's manifest. Written by compiler/bundle/schema.py from compiler/bundle/manifest.py: edit that file.
@@ -35,7 +36,9 @@ def typescript() -> str:
     own = (entry for entry in entries if entry is not manifest.Entry)
     classes = [RopeSpec, ModelSpec, DenseSpec, PromptSpec, EmbeddingSpec, ClassifierSpec, RotaryPairs, *own]
     version = f"\nexport const FORMAT_VERSION = {manifest.FORMAT_VERSION};\n"
-    return HEADER + version + "".join(interface(entry) for entry in classes)
+    names = json.dumps(sorted(DIMS))
+    dims = f"\n/** The names of all dims; expr.ts describes them. */\nexport const DIMS: readonly string[] = {names};\n"
+    return HEADER + version + dims + "".join(interface(entry) for entry in classes)
 
 
 def interface(entry: type) -> str:

@@ -40,7 +40,7 @@ import type {
   VectorTestRow,
   WeightEntry,
 } from "./manifest.js";
-import { FORMAT_VERSION } from "./manifest.js";
+import { DIMS, FORMAT_VERSION } from "./manifest.js";
 import { disagreement } from "./check_agreement.js";
 import { isComparison, isOperator } from "./expr.js";
 import { readFile } from "./read_file.js";
@@ -116,7 +116,9 @@ const matching =
 // As in compiler/bundle/file_name.py: no "..", scheme, drive, query or percent code.
 const fileName = matching(/^(?=.{1,255}$)\w[\w.-]*(?:\/\w[\w.-]*)*$/, "a plain name");
 const hash = matching(/^[0-9a-f]{64}$/, "a SHA-256");
-const dim = matching(/^([SBRTLPNMAWG]|[LP]W)$/, "a dim");
+const dim: Check = (value, path) => {
+  if (!DIMS.includes(value as string)) throw wrong(path, "a dim", value);
+};
 const flag: Check = (value, path) => {
   if (typeof value !== "boolean") throw wrong(path, "true or false", value);
 };

@@ -8,6 +8,9 @@ export type Condition = readonly [string, unknown, unknown] | null;
 
 export const FORMAT_VERSION = 4;
 
+/** The names of all dims; expr.ts describes them. */
+export const DIMS: readonly string[] = ["A", "B", "DR", "G", "L", "LW", "M", "N", "P", "PW", "R", "S", "T", "W"];
+
 /** Rotary position embedding of the rotate-half form (Su et al. 2021). `rope.py` defines the scalings. ``rotary_dim`` elements of each head are rotated, None for all of them. "proportional" rotates pairs over the whole head, of which only the first ``rotary_dim / 2`` have an angle. The cosines and sines are multiplied by ``attention_factor``, and rotated queries by 1 + ``query_beta`` ln(1 + floor(position / original length)). */
 export interface RopeSpec {
   readonly theta: number;

@@ -1,5 +1,6 @@
 import { expect, test } from "vitest";
 
+import { DIMS } from "../../src/runtime/manifest.js";
 import { SAMPLE_FLAGS, dimsOf, sampledRows, settingsRow } from "../../src/runtime/batch.js";
 
 const batch = {
@@ -12,6 +13,10 @@ const batch = {
   sample_settings: settingsRow({}),
 };
 const CAPACITY = { P: 9, N: 4 };
+
+test("a manifest may name every dim of a batch", () => {
+  expect(DIMS).toEqual(expect.arrayContaining(Object.keys(dimsOf(whole, CAPACITY, false))));
+});
 
 test("dims contain the numbers of tokens, sequences, sampled rows and listed pages, and the longest context", () => {
   const whole = { ...batch, seq_starts: [0, 2, 3], page_indptr: [0, 1, 3] };
