@@ -22,7 +22,8 @@ F16_ROUNDING is for one kernel whose result is stored as float16: one step to an
 value. BF16_ROUNDING is the same for bfloat16.
 
 KV_ROUNDING is for keys and values that are stored as integers: one step, relative to the largest value. At most a share
-of KV_ROUNDED of the words may differ. Results that are computed from them differ by at most KV_KERNEL.
+of KV_ROUNDED of the words may differ, and the results of the same kernel then differ by at most KV_ROUNDING too. If all
+words are equal, results differ by at most KV_KERNEL.
 
 KV_Q8 is for whole models with 8-bit keys and values compared with the same models without: at most 1.9e-2 on the tiny
 checkpoints, whose weights are random. Two computations with 8-bit keys and values differ by at most 6.5e-4, unless

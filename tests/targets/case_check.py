@@ -18,14 +18,22 @@ def check_outputs(
     """``dtype``: the dtype to which the kernel rounds operands, if it does; ``kv``: the format of pages. Raises
     AssertionError that names ``what``.
     """
-    writes_codes = any(expected.dtype.kind == "u" for expected in expected_outputs.values())
+    arrays = {
+        role: np.frombuffer(outputs[role], expected.dtype, expected.size).reshape(expected.shape)
+        for role, expected in expected_outputs.items()
+    }
+    codes = [role for role, expected in expected_outputs.items() if expected.dtype.kind == "u"]
+    # Devices may break a tie between two codes differently; a token that sees one key only gets its value as it is.
+    same_codes = all(np.array_equal(arrays[role], expected_outputs[role]) for role in codes)
     for role, expected in expected_outputs.items():
-        found = np.frombuffer(outputs[role], expected.dtype, expected.size).reshape(expected.shape)
+        found = arrays[role]
         if expected.dtype.kind == "i":
             np.testing.assert_array_equal(found, expected)
             continue
         dtypes = (str(expected.dtype), dtype)
-        limit = KV_KERNEL[kv] if writes_codes else max(OF_KERNEL.get(dtype, 0) for dtype in dtypes if dtype is not None)
+        limit = max(OF_KERNEL.get(dtype, 0) for dtype in dtypes if dtype is not None)
+        if codes:
+            limit = KV_KERNEL[kv] if same_codes else KV_ROUNDING[kv]
         if expected.dtype.kind == "u":
             found, expected, limit = stored_pages(what, found, expected, kv)
         # Unused rows of pages contain NaN before and after.
