@@ -23,6 +23,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import httpx
 import numpy as np
@@ -135,8 +136,10 @@ class IdleFolder:
 
     @property
     def manifest(self) -> Any:
-        spec = SimpleNamespace(vocab_size=self.vocab_size, eos_token_ids=(), hidden_size=64)
-        return SimpleNamespace(spec=spec, embedding=None)
+        spec = SimpleNamespace(vocab_size=self.vocab_size, eos_token_ids=(), hidden_size=64, num_token_types=0)
+        return SimpleNamespace(
+            spec=spec, embedding=None, classifier=None, files=(), model_dump_json=lambda include: str(include)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,15 +319,20 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_until_ready(port: int) -> None:
+def wait_until_ready(port: int, log: IO[bytes]) -> None:
+    """Raises RuntimeError with the server's log if it does not start."""
+    state = ""
     for _ in range(300):
         try:
-            if httpx.get(f"http://127.0.0.1:{port}/health/ready").status_code == 200:
+            answer = httpx.get(f"http://127.0.0.1:{port}/health/ready")
+            if answer.status_code == 200:
                 return
-        except httpx.HTTPError:
-            pass
+            state = answer.text
+        except httpx.HTTPError as error:
+            state = str(error)
         time.sleep(0.1)
-    raise RuntimeError("the server did not start")
+    log.seek(0)
+    raise RuntimeError(f"the server did not start: {state}\n{log.read().decode(errors='replace')}")
 
 
 def measure(options: argparse.Namespace) -> Result:
@@ -342,17 +350,16 @@ def measure(options: argparse.Namespace) -> Result:
     command += ["--one-process"] if options.one_process else []
     command += ["--front-ends", str(options.front_ends)]
     with ExitStack() as started:
+        log = started.enter_context(tempfile.TemporaryFile())
 
         def start(role: str) -> subprocess.Popen[str]:
-            process = subprocess.Popen(
-                [*command, "--role", role], stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, text=True
-            )
+            process = subprocess.Popen([*command, "--role", role], stdin=-1, stdout=-1, stderr=log, text=True)
             started.callback(process.wait)
             started.callback(process.kill)
             return process
 
         server = start("server")
-        wait_until_ready(port)
+        wait_until_ready(port, log)
         clients = start("clients")
         time.sleep(WARM_UP_SECONDS)
         before, busy, began = counts_of(server), processor_seconds(server.pid), time.perf_counter()
