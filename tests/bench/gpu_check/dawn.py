@@ -28,7 +28,7 @@ def find_adapter(report: Report, *, any_adapter: bool) -> Adapter:
     """Raises NotRun if there is none, or only one that computes on the CPU."""
     found = run_tool("adapter", timeout_seconds=60)
     if found is None:
-        raise NotRun("Dawn finds no adapter; it needs a Vulkan driver and the Vulkan loader (libvulkan.so.1)")
+        raise NotRun("Dawn finds no adapter; it needs a Vulkan driver, libvulkan.so.1 and libEGL.so.1 (GLVND)")
     if found["cpu"] and not any_adapter:
         raise NotRun(f"Dawn finds only {found['name']}, which computes on the CPU")
     report.add_figures(adapter=found["name"])

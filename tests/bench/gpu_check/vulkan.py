@@ -14,6 +14,8 @@ from pathlib import Path
 from .packages import WHEELS
 
 LOADER = "libvulkan.so.1"
+# NVIDIA's driver names no function to the loader if GLVND's libraries are missing, as on an H200 with CUDA alone.
+GLVND = ("libEGL.so.1", "libGLX.so.0", "libGLdispatch.so.0")
 # The folders in which the loader looks, and in which NVIDIA's container images put the file.
 KNOWN_TO_LOADER = ("/etc/vulkan/icd.d", "/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d")
 OTHER_FOLDERS = ("/usr/local/nvidia/share/vulkan/icd.d", "/usr/local/nvidia/vulkan/icd.d")
@@ -26,9 +28,9 @@ VARIABLES = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")
 def vulkan_environment(root: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """The variables to add. If the machine's Vulkan is complete, none are needed."""
     added = {}
-    packed = root / WHEELS / LOADER
-    if not loads(LOADER) and packed.exists():
-        paths = [str(packed.parent), environment.get("LD_LIBRARY_PATH", "")]
+    packed = root / WHEELS
+    if not all(map(loads, (LOADER, *GLVND))) and (packed / LOADER).exists():
+        paths = [str(packed), environment.get("LD_LIBRARY_PATH", "")]
         added["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
     if not any(environment.get(name) for name in VARIABLES) and not named_in(KNOWN_TO_LOADER):
         file = named_in(OTHER_FOLDERS) or described(root / "build/gpu-vulkan/nvidia_icd.json")

@@ -1,8 +1,8 @@
 """`make gpu-wheels`: packs everything that `gpu-check` needs on a machine without a network, at most 60 MB.
 
 Writes into FOLDER the wheels for CPython 3.12 on Linux x86-64 in the versions of this machine's environment, Node.js of
-this machine with Dawn and the tools that run in it, and the Vulkan loader. Compressed with LZMA instead of deflate, the
-wheels are a quarter smaller; pip reads both.
+this machine with Dawn and the tools that run in it, and the libraries of Vulkan. Compressed with LZMA instead of
+deflate, the wheels are a quarter smaller; pip reads both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from .packages import NODE_ARCHIVE, pack
-from .vulkan import LOADER
+from .vulkan import GLVND, LOADER
 
 ROOT = Path(__file__).resolve().parents[3]
 WEB = ROOT / "web"
@@ -67,7 +67,7 @@ def main() -> None:
     download([name for name in packages if name not in without], options.folder)
     if "node" not in without:
         pack_node(options.folder / NODE_ARCHIVE)
-    pack_loader(options.folder)
+    pack_libraries(options.folder)
     sizes = {file.name: file.stat().st_size for file in options.folder.iterdir()}
     for name, size in sorted(sizes.items(), key=lambda item: -item[1]):
         print(f"{size / 1e6:8.2f} MB  {name}")
@@ -130,16 +130,17 @@ def pack_node(archive: Path) -> None:
         pack(archive, {"node": stripped, **{f"web/{name}": WEB / name for name in NODE_FILES}})
 
 
-def pack_loader(folder: Path) -> None:
-    """The Vulkan loader of this machine, for machines that have only NVIDIA's driver."""
-    try:
-        ctypes.CDLL(LOADER)
-    except OSError:
-        print(f"{LOADER} is not installed here and is not packed")
-        return
-    maps = Path("/proc/self/maps").read_text()
-    path = next(line.split()[-1] for line in maps.splitlines() if "/libvulkan.so.1" in line)
-    shutil.copyfile(path, folder / LOADER)
+def pack_libraries(folder: Path) -> None:
+    """The Vulkan loader and GLVND of this machine, for machines that have only NVIDIA's driver."""
+    for name in (LOADER, *GLVND):
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            print(f"{name} is not installed here and is not packed")
+            continue
+        maps = Path("/proc/self/maps").read_text()
+        path = next(line.split()[-1] for line in maps.splitlines() if f"/{name}" in line)
+        shutil.copyfile(path, folder / name)
 
 
 if __name__ == "__main__":
