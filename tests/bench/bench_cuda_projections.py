@@ -2,8 +2,9 @@
 beside the choice of `targets/cuda/tuning.py`.
 
 ``make bench-cuda-projections`` compiles the candidates, times them, and writes ``cuda_projections.json`` into the
-folder. The two halves also run by themselves: ``prepare`` needs TVM and NVRTC but no GPU, and ``measure`` only the
-driver. Each kernel reads several copies of its weights in turn, more than the cache holds, in a CUDA graph.
+folder after every matrix. ``--models``, ``--rows`` and ``--kernel`` select some of them. The two halves also run by
+themselves: ``prepare`` needs TVM and NVRTC but no GPU, and ``measure`` only the driver. Each kernel reads several
+copies of its weights in turn, more than the cache holds, in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ MATRICES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "8B gate, up": (4096, 14336, {**NORMED, "gated": True}),
     "8B down": (14336, 4096, ADDED),
 }
+MODELS = ("0.6B", "8B")
 BATCHES = (1, 2, 4, 16, 32, 64, 128, 256, 1024)
 # More than the last cache of any GPU.
 COLD_BYTES = 256 << 20
@@ -83,15 +85,21 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--arch", help="default: that of this machine's GPU, or sm_90 for prepare")
     parser.add_argument("--quantization", default="q4f16")
+    parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
+    parser.add_argument("--rows", type=int, nargs="+", default=BATCHES, help="input rows (default: %(default)s)")
+    parser.add_argument("--kernel", choices=("vector", "mma"), help="default: both")
     options = parser.parse_args()
     if options.half in ("prepare", "both"):
         arch = options.arch or (NvidiaDriver().arch if options.half == "both" else "sm_90")
-        prepare(options.folder, arch, options.quantization, MATRICES, BATCHES)
+        matrices = {name: each for name, each in MATRICES.items() if name.split()[0] in options.models}
+        prepare(options.folder, arch, options.quantization, matrices, options.rows, options.kernel)
     if options.half in ("measure", "both"):
         driver = NvidiaDriver()
-        timings = measure(options.folder, driver)
-        document = {"device": driver.name, "timings": [asdict(each) for each in timings]}
-        (options.folder / RESULTS_FILE).write_text(json.dumps(document, indent=1))
+        timings: list[Timing] = []
+        for measured in measure(options.folder, driver):
+            timings += measured
+            document = {"device": driver.name, "timings": [asdict(each) for each in timings]}
+            (options.folder / RESULTS_FILE).write_text(json.dumps(document, indent=1))
         driver.close()
         print_best(timings)
 
@@ -105,8 +113,9 @@ def prepare(
     quantization: str,
     matrices: Mapping[str, tuple[int, int, dict[str, Any]]],
     batches: Sequence[int],
+    kernel: str | None = None,
 ) -> None:
-    """Compile all candidates into cubins, and describe their launches in a JSON file."""
+    """Compile all candidates, or those of one ``kernel``, into cubins, and describe their launches in a JSON file."""
     from nearfar.compiler import quant
     from nearfar.compiler.quant.kernel_format import weight_format
     from nearfar.targets.cuda.nvrtc import check_arch, compile_cubin
@@ -125,6 +134,8 @@ def prepare(
         }
         for batch in batches:
             for shape, chosen, variant in variants_for(facts, tuning, batch):
+                if kernel not in (None, shape["kernel"]):
+                    continue
                 for call in variant.kernels:
                     if call.name not in lowered:
                         lowered[call.name] = cuda(call.build(), arch)
@@ -212,15 +223,15 @@ def mma_candidates(facts: Projection, tuning: Tuning, batch: int) -> Iterator[Mm
 # --- measure ---
 
 
-def measure(folder: Path, driver: Driver, *, repeats: int = 20, cold_bytes: int = COLD_BYTES) -> list[Timing]:
-    """Time every candidate. Kernels of a matrix share their arrays."""
+def measure(folder: Path, driver: Driver, *, repeats: int = 20, cold_bytes: int = COLD_BYTES) -> Iterator[list[Timing]]:
+    """Time every candidate, one matrix after the other. Kernels of a matrix share their arrays."""
     document = json.loads((folder / CANDIDATES_FILE).read_text())
     kernels, modules = document["kernels"], {}
     for file in sorted({kernel["file"] for kernel in kernels.values()}):
         modules[file] = driver.load(folder / file)
     functions = {name: driver.function(modules[each["file"]], each["entry"]) for name, each in kernels.items()}
-    timings = []
     for matrix, planes in document["weights"].items():
+        timings = []
         candidates = [Candidate(**each) for each in document["candidates"] if each["matrix"] == matrix]
         arrays = Arrays(driver, planes, cold_bytes)
         for each in candidates:
@@ -233,7 +244,7 @@ def measure(folder: Path, driver: Driver, *, repeats: int = 20, cold_bytes: int 
             rate = arrays.weight_bytes / seconds / 1e9
             timings.append(Timing(matrix, each.batch, each.shape, each.chosen, seconds * 1e6, rate))
         arrays.free()
-    return timings
+        yield timings
 
 
 class Arrays:
@@ -306,7 +317,8 @@ def print_best(timings: Sequence[Timing]) -> None:
     for matrix, batch in dict.fromkeys((each.matrix, each.batch) for each in timings):
         own = [each for each in timings if (each.matrix, each.batch) == (matrix, batch)]
         best = min(own, key=lambda each: each.microseconds)
-        rule = next(each for each in own if each.chosen)
+        # The rules may choose another kernel than those that were selected.
+        rule = next((each for each in own if each.chosen), best)
         ratio = rule.microseconds / best.microseconds
         texts = [
             (described(each.shape), f"{each.microseconds:.1f}", f"{each.weight_gigabytes_per_second:.0f}")

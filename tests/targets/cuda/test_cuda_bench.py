@@ -91,7 +91,7 @@ def test_candidates_of_projections_are_compiled_and_timed(tmp_path: Path, emulat
     matrix = {"tiny": (256, 24, {"norm_eps": 1e-6})}
     bench_cuda_projections.prepare(tmp_path, "sm_90", "q4f16", matrix, (3,))
     driver = EmulatedDriver(emulated_cuda)
-    timings = bench_cuda_projections.measure(tmp_path, driver, repeats=1, cold_bytes=4000)
+    (timings,) = bench_cuda_projections.measure(tmp_path, driver, repeats=1, cold_bytes=4000)
     driver.close()
     assert sum(each.chosen for each in timings) == 1
     assert {each.shape["splits"] for each in timings} == {1, 2}
