@@ -45,9 +45,21 @@ from .levels import AVX2, AVX512, DOTPROD, NEON, VNNI, Level
 
 # The levels of kernels without integer products.
 PLAIN_LEVELS = (AVX512, AVX2, NEON)
-# The rows of a projection's input that share an unpacked weight. Registers limit them, because they hold the sums;
-# smaller batches use fewer.
-BLOCK_ROWS = {VNNI: (4, 8), AVX512: (4,), AVX2: (4,), DOTPROD: (4,), NEON: (2,)}
+# The rows of a projection's input that share an unpacked weight, and the largest batch for which a block has this
+# number of rows. Registers limit the rows, because they hold the sums; VNNI's blocks of 6 rows have two tiles.
+BLOCK_ROWS: dict[Level, dict[int, int | None]] = {
+    VNNI: {4: 4, 8: 16, 6: None},
+    AVX512: {4: None},
+    AVX2: {4: None},
+    DOTPROD: {4: None},
+    NEON: {2: None},
+}
+# The same for weights that are floats.
+FLOAT_BLOCK_ROWS: dict[Level, dict[int, int | None]] = {
+    AVX512: {4: 4, 8: None},
+    AVX2: {4: 8, 6: None},
+    NEON: {2: 4, 6: None},
+}
 # The level of the kernel that prepares a projection's input, which has no integer products.
 PREPARING = {VNNI: AVX512, DOTPROD: NEON}
 
@@ -209,8 +221,8 @@ def projection_variants(step: Step, context: CpuContext, activation: str) -> lis
             if adds
             else (prepare,)
         )
-        for tokens in (1, *BLOCK_ROWS[level]):
-            when: Condition = None if tokens == BLOCK_ROWS[level][-1] else ["<=", facts.batch, tokens]
+        for tokens, most in {1: 1, **(BLOCK_ROWS if bits else FLOAT_BLOCK_ROWS)[level]}.items():
+            when: Condition = None if most is None else ["<=", facts.batch, most]
             rows.append(
                 row(level, *first, instance(linear_tiles, level, facts=facts, tokens=tokens, bits=bits), when=when)
             )

@@ -3,9 +3,9 @@
 Rows that `prepare_rows.py` wrote to scratch, weight in planes (N/16, words, 16), bias, residual (batch, N) -> y
 (batch, N).
 
-One task: one tile, which has 16 outputs (for a gated projection, 16 of both halves), for as many rows as a cache holds,
-``tokens`` rows at a time. A vector holds 16 outputs of one row, or a part of them if vectors are shorter. Columns are
-added group by group, so a row's sums do not depend on ``tokens`` or on other rows.
+One task: one or two tiles, which have 16 outputs each (for a gated projection, 16 of both halves), for as many rows as
+a cache holds, ``tokens`` rows at a time. A vector holds 16 outputs of one row, or a part of them if vectors are
+shorter. Columns are added group by group, so a row's sums do not depend on ``tokens`` or on other rows.
 """
 
 from __future__ import annotations
@@ -32,35 +32,31 @@ def linear_tiles(name: str, *, isa: Isa, facts: Projection, tokens: int, bits: i
     result = Result(kernel, facts)
     batch = kernel.size(facts.batch)
     tiles = -(-result.outputs // TILE_ROWS)
-    at_once = vectors_at_once(isa, tokens)
+    at_once = dots.vectors if tiles > 1 else min(dots.vectors, TILE_ROWS // isa.lanes)
+    tiles_a_task = max(1, at_once * isa.lanes // TILE_ROWS)
     blocks = kernel.let("blocks", round_up_quotient(batch, tokens))
     at_once_blocks = max(1, ROWS_BYTES // (tokens * dots.row_bytes))
     with (
         kernel.loop("part", round_up_quotient(blocks, at_once_blocks)) as part,
-        kernel.tasks("tile", tiles) as tile,
+        kernel.tasks("task", -(-tiles // tiles_a_task)) as task,
         kernel.loop("block_index", minimum(at_once_blocks, blocks - part * at_once_blocks)) as block_index,
     ):
         block = kernel.let("block", part * at_once_blocks + block_index)
-        for first in range(0, TILE_ROWS, at_once * isa.lanes):
+        # The last task may start with a tile of the task before, whose results are not stored again.
+        tile = kernel.let("tile", minimum(task * tiles_a_task, tiles - tiles_a_task))
+        stores_first = True if tiles % tiles_a_task == 0 else tile == task * tiles_a_task
+        for first in range(0, tiles_a_task * TILE_ROWS, at_once * isa.lanes):
             starts = [first + vector * isa.lanes for vector in range(at_once)]
-            sums = [dots.sums(tile + half * tiles, block, starts) for half in range(result.halves)]
+            sums = [dots.sums(tile + half * tiles, block, starts, block_index) for half in range(result.halves)]
             for token in range(tokens):
                 row = kernel.let("row", block * tokens + token)
                 with kernel.when(True if tokens == 1 else row < batch):
                     for vector, start in enumerate(starts):
-                        result.store(row, tile, start, [each[token * at_once + vector] for each in sums])
+                        found = [each[token * at_once + vector] for each in sums]
+                        with kernel.when(stores_first if start < TILE_ROWS else True):
+                            result.store(row, tile + start // TILE_ROWS, start % TILE_ROWS, found)
     result.gate(isa)
     return kernel.finish()
-
-
-def vectors_at_once(isa: Isa, tokens: int) -> int:
-    """The number of a tile's vectors that are summed at once: all, or as many as registers can hold with two sums per
-    row and the weights.
-    """
-    vectors = TILE_ROWS // isa.lanes
-    while vectors > 1 and 2 * tokens * vectors + 6 > isa.registers:
-        vectors //= 2
-    return vectors
 
 
 class Result:

@@ -14,7 +14,7 @@ from ...ir.expr import Expr
 from ...quant.base import GROUP, ROW
 from ...quant.codes import UNIT_COLUMNS
 from ...quant.layout import TILE_ROWS
-from ..builder import Array, Scalar, cast, minimum, number, reinterpret, splat
+from ..builder import Array, Scalar, cast, minimum, number, reinterpret, size_bytes, splat
 from ..projection import Projection
 from .builder import CpuKernelBuilder, Isa, of, ramp
 from .integer_dot import LOW_BITS, integer_dot, row_layout, zero_of
@@ -26,6 +26,11 @@ from .rows import LANES
 # Groups of weights are prefetched this number of groups ahead: the latency of memory is about the time to compute
 # these.
 GROUPS_AHEAD = 16
+# Blocks of few rows are for small batches, which the speed of memory limits.
+LARGEST_SMALL_BLOCK = 4
+LINE_BYTES = 64
+# With two lines, eight blocks prefetch two tiles of float32.
+LINES_A_STEP = 2
 # Four columns are a quad.
 QUADS = GROUP // 4
 ALL_QUADS = range(QUADS)
@@ -59,15 +64,20 @@ class IntegerDots:
         self._zero = zero_of(isa, fmt)
         self._dot, self._layout = integer_dot(kernel, isa, fmt, bits), row_layout(isa.name, fmt, bits)
         self.row_bytes = groups * self._layout.words * 4
+        # Two sums per row and vector, and the unpacked weights. VNNI adds products in one instruction, so loads of
+        # activations are the limit, and two tiles share them.
+        tiles_at_once = 2 if isa.name == "vnni" and tokens > LARGEST_SMALL_BLOCK else 1
+        self.vectors = vectors_at_once(isa, tiles_at_once, 2 * tokens, 6)
         rows = whole_blocks(facts, tokens)
         self._codes = kernel.scratch("codes", (rows, groups + 1, self._layout.words), "float32")
         self._scales = kernel.scratch("scales", (rows, num_scales(facts.columns, self._layout)), "float32")
         offsets = groups * fmt.scales_a_chunk
         self._offsets = kernel.scratch("offsets", (rows, offsets), "float32") if self._zero or fmt.offset else None
 
-    def sums(self, tile: Scalar, block: Scalar, starts: list[int]) -> Array:
+    def sums(self, tile: Scalar, block: Scalar, starts: list[int], turn: Scalar) -> Array:  # noqa: ARG002
         """Dot products of a block's rows with the tile's rows from each of ``starts`` on: all vectors of the first row,
-        of the next, ...
+        of the next, ... Starts from TILE_ROWS on are in the next tile. ``turn`` is the number of blocks that have used
+        this tile before.
         """
         kernel, lanes, tokens, groups, together = (
             self._kernel,
@@ -110,7 +120,7 @@ class IntegerDots:
         at = list(product(range(len(rows)), starts))
         floats = of("float32", lanes)
         scales = {
-            start: kernel.let("scales", cast(self._weight_scales[tile, 0, ramp(start, lanes)], floats))
+            start: kernel.let("scales", cast(self._weight_scales[tile_rows(tile, start, 0, lanes)], floats))
             for start in starts
         }
 
@@ -159,19 +169,19 @@ class IntegerDots:
         kernel, lanes, fmt = self._kernel, self._isa.lanes, self._fmt
         floats = of("float32", lanes)
         index = self._scale_index(group, quads)
-        if starts[0] == 0:
-            ahead = index + GROUPS_AHEAD * fmt.scales_a_chunk
-            kernel.prefetch(self._weight_scales, (tile, ahead * (fmt.factors_a_group if fmt.has_units else 1), 0))
+        ahead = (index + GROUPS_AHEAD * fmt.scales_a_chunk) * (fmt.factors_a_group if fmt.has_units else 1)
+        for each in tiles_of(tile, starts):
+            kernel.prefetch(self._weight_scales, (each, ahead, 0))
         totals = self._of_group(tile, rows, group, starts, quads)
 
         def factors(plane: Array, place: int) -> dict[int, Scalar]:
             at = index if self._units is None else index * fmt.factors_a_group + place
-            found = {start: cast(plane[tile, at, ramp(start, lanes)], floats) for start in starts}
+            found = {start: cast(plane[tile_rows(tile, start, at, lanes)], floats) for start in starts}
             if self._units is not None:
                 unit = index // (UNIT_COLUMNS // fmt.group) * fmt.factors_a_group + place
                 # An exact product, so it is the same however it is computed.
                 found = {
-                    start: each * cast(self._units[tile, unit, ramp(start, lanes)], floats)
+                    start: each * cast(self._units[tile_rows(tile, start, unit, lanes)], floats)
                     for start, each in found.items()
                 }
             return {start: kernel.let("factors", each) for start, each in found.items()}
@@ -213,9 +223,9 @@ class IntegerDots:
         integers = of("int32", lanes)
         quads_a_word = 8 // fmt.low_bits
         words = range(quads.start // quads_a_word, quads.stop // quads_a_word)
-        if starts[0] == 0:
+        for each in tiles_of(tile, starts):
             for word in words:
-                kernel.prefetch(self._weight, (tile, group * fmt.low_bits + word + GROUPS_AHEAD * fmt.low_bits, 0))
+                kernel.prefetch(self._weight, (each, group * fmt.low_bits + word + GROUPS_AHEAD * fmt.low_bits, 0))
             if self._high is not None and quads.start == 0:
                 kernel.prefetch(self._high, (tile, group * fmt.high_bits + GROUPS_AHEAD * fmt.high_bits, 0))
         at = list(product(range(len(rows)), starts))
@@ -246,13 +256,13 @@ class IntegerDots:
 
     def _operands(self, tile: Scalar, group: Scalar, word: int, start: int) -> list[Scalar]:
         """The operands of a word of a group, for rows of the tile from ``start`` on."""
-        fmt, rows = self._fmt, ramp(start, self._isa.lanes)
-        low = self._weight[tile, group * fmt.low_bits + word, rows]
+        fmt, lanes = self._fmt, self._isa.lanes
+        low = self._weight[tile_rows(tile, start, group * fmt.low_bits + word, lanes)]
         if self._high is None:
             return self._dot.operands(low, None, 0)
         quads_a_word = 8 // fmt.high_bits
         first = word * (8 // fmt.low_bits)
-        high = self._high[tile, group * fmt.high_bits + first // quads_a_word, rows]
+        high = self._high[tile_rows(tile, start, group * fmt.high_bits + first // quads_a_word, lanes)]
         return self._dot.operands(low, self._kernel.let("high", high), first % quads_a_word)
 
     def _offset(self, row: Scalar, offset_index: Scalar) -> Scalar:
@@ -276,16 +286,21 @@ class FloatDots:
             "weight.w", (tiles, self._columns, TILE_ROWS), {"f16": "float16", "f32": "float32"}[facts.weight.kind]
         )
         self.row_bytes = self._columns * 4
+        # A sum per row and vector, the vectors of weights, and an element of a row.
+        self.vectors = vectors_at_once(isa, 2 if tokens > 1 else 1, tokens + 1, 1)
         self._rows = kernel.scratch("x", (whole_blocks(facts, tokens), self._columns + LANES), "float32")
 
-    def sums(self, tile: Scalar, block: Scalar, starts: list[int]) -> Array:
+    def sums(self, tile: Scalar, block: Scalar, starts: list[int], turn: Scalar) -> Array:
         """See `IntegerDots.sums`."""
         kernel, lanes, tokens = self._kernel, self._isa.lanes, self._tokens
         sums = kernel.local("sums", tokens * len(starts), of("float32", lanes), fill=0)
-        with kernel.loop("step", self._columns // self.UNROLL) as step:
+        steps = self._columns // self.UNROLL
+        with kernel.loop("step", steps) as step:
+            if tokens > 1:
+                self._prefetch_next(tile, starts, turn * steps + step)
             for i in range(self.UNROLL):
                 column = step * self.UNROLL + i
-                loaded = (self._weight[tile, column, ramp(start, lanes)] for start in starts)
+                loaded = (self._weight[tile_rows(tile, start, column, lanes)] for start in starts)
                 weights = [kernel.let("weights", cast(each, of("float32", lanes))) for each in loaded]
                 for token in range(tokens):
                     x = splat(self._rows[block * tokens + token, column], lanes)
@@ -293,6 +308,36 @@ class FloatDots:
                         index = token * len(starts) + part
                         sums[index] = fused(each, x, sums[index])
         return sums
+
+    def _prefetch_next(self, tile: Scalar, starts: list[int], step: Scalar) -> None:
+        """Prefetch some cache lines of the next tiles in each step of every block, so that all are in the cache after a
+        few blocks. A prefetch beyond the weights has no effect.
+        """
+        columns = LINE_BYTES // (TILE_ROWS * size_bytes(str(self._weight.buffer.dtype)))
+        tiles = tiles_of(tile, starts)
+        lines = LINES_A_STEP // len(tiles)
+        for each, line in product(tiles, range(lines)):
+            self._kernel.prefetch(self._weight, (each + len(tiles), (step * lines + line) * columns, 0))
+
+
+def vectors_at_once(isa: Isa, tiles: int, registers: int, more: int) -> int:
+    """The number of vectors of ``tiles`` that are summed at once: all, or as many as there are registers for, if each
+    needs ``registers``, and all of them ``more``.
+    """
+    vectors = tiles * TILE_ROWS // isa.lanes
+    while vectors > 1 and registers * vectors + more > isa.registers:
+        vectors //= 2
+    return vectors
+
+
+def tile_rows(tile: Scalar, start: int, word: Scalar | int, lanes: int) -> tuple[Scalar, Scalar | int, Scalar]:
+    """The index of a vector of a tile's rows from ``start`` on, which may be in the next tile, in a plane of words."""
+    return tile + start // TILE_ROWS, word, ramp(start % TILE_ROWS, lanes)
+
+
+def tiles_of(tile: Scalar, starts: list[int]) -> list[Scalar]:
+    """The tiles whose first rows are among the vectors from ``starts`` on."""
+    return [tile + start // TILE_ROWS for start in starts if start % TILE_ROWS == 0]
 
 
 def whole_blocks(facts: Projection, tokens: int) -> Expr:
