@@ -161,14 +161,14 @@ def two_plans(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.Tem
     from nearfar.compiler.arch import by_model_type
     from nearfar.compiler.bundle.folder import open_bundle
     from nearfar.compiler.pipeline import compile as compiler
+    from nearfar.compiler.pipeline.graphs import PAGE_SIZE
 
     folder = shared_folder(tmp_path_factory, "two-plans")
 
     def graphs_of(checkpoint: Any, context: int) -> dict[str, Any]:
         forward = by_model_type(checkpoint.spec.model_type).forward
         return {
-            name: forward(checkpoint.spec, compiler.PAGE_SIZE, context, embeds=name == "embed")
-            for name in ("generate", "embed")
+            name: forward(checkpoint.spec, PAGE_SIZE, context, embeds=name == "embed") for name in ("generate", "embed")
         }
 
     def make(path: Path, options: Any) -> None:

@@ -1,4 +1,5 @@
-"""Tiny encoders that transformers writes: random weights, with sizes that do not fit any tile; and their results.
+"""Tiny encoders, and decoders without a head, that transformers writes: random weights, with sizes that do not fit any
+tile; and their results.
 
 Head size 12, hidden size 72, feed-forward size 70, vocabulary 509: none is a power of two.
 """
@@ -38,22 +39,37 @@ OF_ROBERTA = {**SIZES, "max_position_embeddings": CONTEXT + 2, "pad_token_id": 1
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1, "cls_token_id": 1, "sep_token_id": 1}
 # A window of 5 tokens on each side.
 OF_MODERNBERT = {**SIZES, **IDS, "num_hidden_layers": 4, "local_attention": 10}
+OF_DECODERS = {**SIZES, "num_key_value_heads": 3, "head_dim": 24, "pad_token_id": 0, "eos_token_id": 1}
+OF_GEMMA = {
+    **OF_DECODERS,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "query_pre_attn_scalar": 20,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 5000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+    },
+    "sliding_window": 6,
+    "use_bidirectional_attention": True,
+}
 
 
 @dataclass(frozen=True)
 class Family:
-    """``name``: transformers' name of the family."""
+    """``name``: transformers' name of the family. ``labels_tokens``: it has a class that does."""
 
     name: str
     sizes: dict[str, Any] = field(default_factory=lambda: SIZES)
-    classifies: bool = True
+    labels_tokens: bool = True
 
 
 FAMILIES = {
     "bert": Family("Bert"),
     "distilbert": Family("DistilBert", OF_DISTILBERT),
     "modernbert": Family("ModernBert", OF_MODERNBERT),
+    # EmbeddingGemma: 3 tokens on each side.
+    "gemma3_text": Family("Gemma3Text", OF_GEMMA, labels_tokens=False),
     "nomic_bert": Family("NomicBert", {**SIZES, "hidden_act": "silu"}),
+    "qwen3": Family("Qwen3", OF_DECODERS),
     "roberta": Family("Roberta", OF_ROBERTA),
     "xlm-roberta": Family("XLMRoberta", OF_ROBERTA),
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from ..formats.classifier import OF_TEXTS, OF_TOKENS
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec, RopeSpec
 from .rope_config import DEFAULT_ROPE_THETA, RopeSizes, read_rope
@@ -219,10 +220,13 @@ def _require_plain_decoder(config: ConfigReader, harmless: frozenset[str]) -> No
     architectures = config.texts("architectures")
     # Embedding models may be saved without a head, as "Qwen3Model". "Qwen2ForRewardModel" is another kind of model.
     if architectures and not any(
-        name.endswith("ForCausalLM") or (name.endswith("Model") and "For" not in name) for name in architectures
+        name.endswith(("ForCausalLM", OF_TEXTS, OF_TOKENS)) or (name.endswith("Model") and "For" not in name)
+        for name in architectures
     ):
         raise config.unsupported(
-            "architectures", f"'architectures' is {list(architectures)}, not a language model ('...ForCausalLM')"
+            "architectures",
+            f"'architectures' is {list(architectures)}, not a language model ('...ForCausalLM'), nor a classifier "
+            f"('...{OF_TEXTS}', '...{OF_TOKENS}')",
         )
     quantization = config.section("quantization_config")
     if quantization is not None:

@@ -26,10 +26,12 @@ TEXT_INPUTS: dict[str, Type] = {
 @dataclass(frozen=True, slots=True)
 class HeadLayout:
     """The modules of a classifier. ``dense`` are the modules before the classifier, each with its activation, and
-    ``norm`` a norm after them. ``token_dense``: they also precede the scores of single tokens.
+    ``norm`` a norm after them. ``token_dense``: they also precede the scores of single tokens. ``classifier_bias``:
+    whether the classifier of complete texts has a bias.
     """
 
     classifier: str = "classifier"
+    classifier_bias: bool = True
     dense: Sequence[tuple[str, str]] = ()
     dense_bias: bool = True
     norm: str | None = None
@@ -38,10 +40,10 @@ class HeadLayout:
 
 
 class EncoderGraph:
-    """``norm_bias``: whether the LayerNorms have a bias."""
+    """``norm_bias``: whether the LayerNorms have a bias. ``graph``: one that computes the first nodes; None: empty."""
 
-    def __init__(self, spec: ModelSpec, context: int, *, norm_bias: bool = True) -> None:
-        self.graph, self.spec, self.context, self._norm_bias = Graph(), spec, context, norm_bias
+    def __init__(self, spec: ModelSpec, context: int, *, norm_bias: bool = True, graph: Graph | None = None) -> None:
+        self.graph, self.spec, self.context, self._norm_bias = graph or Graph(), spec, context, norm_bias
 
     def embedding(self, module: str) -> str:
         """The lookup of each token's row."""
@@ -197,6 +199,6 @@ def finish(encoder: EncoderGraph, x: str, task: EmbeddingSpec | ClassifierSpec, 
             x = encoder.linear([(module, rows)], x, bias=head.dense_bias, activation=activation)
         if head.norm is not None:
             x = encoder.norm(head.norm, x)
-    classifier = head.token_classifier if task.per_token else head.classifier
-    graph.outputs = {"scores": encoder.linear([(classifier, len(task.labels))], x)}
+    classifier, bias = (head.token_classifier, True) if task.per_token else (head.classifier, head.classifier_bias)
+    graph.outputs = {"scores": encoder.linear([(classifier, len(task.labels))], x, bias=bias)}
     return graph

@@ -21,7 +21,6 @@ LAYOUT = DecoderLayout(
 
 def read_gemma_numbers(config: ConfigReader, *, attention_cap: float | None, logit_cap: float | None) -> dict[str, Any]:
     """The fields of a ModelSpec that Gemma has and plain decoders have not. The caps are for absent keys."""
-    config.expect("use_bidirectional_attention", False)
     # transformers does not read it in these models.
     config.ignore("hidden_act")
     return {

@@ -20,6 +20,7 @@ forward = partial(decoder.forward, layout=LAYOUT)
 
 def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "gemma2"."""
+    config.expect("use_bidirectional_attention", False)
     kinds = read_layer_types(config, pattern=lambda layer: layer % 2 == 1)
     numbers = read_gemma_numbers(config, attention_cap=50.0, logit_cap=30.0)
     window = config.optional_integer("sliding_window") if config.has("sliding_window") else 4096

@@ -1,5 +1,5 @@
 """Gemma 3: Gemma 2 with norms of queries and keys instead of soft-caps, five layers with windows to one without, and
-another rotation for those with windows. Gemma Team 2025.
+another rotation for those with windows. Gemma Team 2025. EmbeddingGemma is one whose tokens see those after them.
 """
 
 from __future__ import annotations
@@ -45,6 +45,10 @@ def read_config(config: ConfigReader) -> ModelSpec:
     attention_bias = config.flag("attention_bias", default=False)
     context = config.integer("max_position_embeddings")
     window = config.optional_integer("sliding_window") if config.has("sliding_window") else 4096
+    bidirectional = config.optional_flag("use_bidirectional_attention") or False
+    if bidirectional and window is not None:
+        # Half of the tokens are on each side, and the token itself is one more.
+        window = window // 2 + 1
     spec = read_decoder_config(
         config,
         num_kv_heads=config.integer("num_key_value_heads"),
@@ -61,4 +65,4 @@ def read_config(config: ConfigReader) -> ModelSpec:
         tied=True,
         default_eps=1e-6,
     )
-    return replace(spec, **numbers)
+    return replace(spec, causal=not bidirectional, **numbers)

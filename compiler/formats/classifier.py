@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ..errors import CheckpointError, UnsupportedModel
-from ..ir.spec import ClassifierSpec
+from ..ir.spec import ClassifierSpec, Pooling
 
 OF_TEXTS, OF_TOKENS = "ForSequenceClassification", "ForTokenClassification"
 # What sentence-transformers' CrossEncoder applies to scores, by the last part of the class's name.
@@ -16,8 +16,9 @@ ACTIVATIONS: Mapping[str, Literal["none", "sigmoid"]] = {"Identity": "none", "Si
 _MAX_LABELS = 100_000
 
 
-def read_classifier(config: Mapping[str, Any], where: str) -> ClassifierSpec | None:
-    """The classifier of a config.json; None if its 'architectures' name none.
+def read_classifier(config: Mapping[str, Any], where: str, pooling: Pooling | None = None) -> ClassifierSpec | None:
+    """The classifier of a config.json; None if its 'architectures' name none. ``pooling`` makes the row of a text;
+    None: the config names it.
 
     A model with one label scores pairs: by the rule of CrossEncoder, its score passes through a sigmoid unless the
     config names another activation. Others have probabilities by the rule of transformers' pipelines. Raises
@@ -29,8 +30,8 @@ def read_classifier(config: Mapping[str, Any], where: str) -> ClassifierSpec | N
         return None
     per_token = name.endswith(OF_TOKENS)
     labels = _read_labels(config, where)
-    pooling = config.get("classifier_pooling", "cls")
-    if pooling not in ("cls", "mean"):
+    pooling = pooling or config.get("classifier_pooling", "cls")
+    if pooling not in ("cls", "mean", "last_token"):
         raise UnsupportedModel(f"{where}: 'classifier_pooling' is {str(pooling)[:80]!r}; supported: cls, mean")
     activation: Literal["none", "sigmoid", "softmax"]
     if len(labels) == 1 and not per_token:

@@ -64,6 +64,10 @@ class ConfigReader:
             raise self._wrong(key, value, "true or false")
         return value
 
+    def optional_flag(self, key: str) -> bool | None:
+        """Like `flag`; an absent key and null give None."""
+        return None if self._is_null(key) else self.flag(key)
+
     def text(self, key: str, *, default: str | None = None) -> str:
         """A string; an absent key gives the default, or is an error without a default."""
         value = self._take(key, default)

@@ -73,11 +73,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return _open_encoder(path, spec, encoder)
     vectors = read_sentence_transformer(path, spec.hidden_size)
     embedding = None if vectors is None else vectors.embedding
-    if embedding is not None and (embedding.pooling != "last_token" or embedding.dense):
+    config = _text_config(path / "config.json")
+    classifier = read_classifier(config, str(path / "config.json"), "last_token") if vectors is None else None
+    makes_text = embedding is None and classifier is None
+    if makes_text and not spec.causal:
         raise UnsupportedModel(
-            f"{path / MODULES_FILE}: {spec.model_type} is a decoder, whose vectors are those of the last token; "
-            f"pooling {embedding.pooling} with {len(embedding.dense)} dense layers is not supported",
-            pooling=embedding.pooling,
+            f"{path}: its tokens see those after them ('use_bidirectional_attention'), so it generates no text, and "
+            f"{MODULES_FILE}, which says how it makes vectors, is missing; download that too"
         )
     stored = _read_tensors(path)
     notes: list[str] = []
@@ -91,20 +93,29 @@ def open_checkpoint(path: Path) -> Checkpoint:
     tensors, left_out = text_tensors(tensors)
     activation_scales = text_modules(activation_scales)
     notes += left_out
-    if embedding is not None and "embed_tokens.weight" in tensors:
+    if not makes_text and "embed_tokens.weight" in tensors:
         # A model that is saved without a head has no "model." prefix.
         tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
         activation_scales = {f"model.{module}": scales for module, scales in activation_scales.items()}
     require_sizes(path / "config.json", spec, tensors)
-    if embedding is None and spec.tie_word_embeddings:
+    if makes_text and spec.tie_word_embeddings:
         spec, tensors = choose_head(path, spec, tensors, notes)
     tokenizer = read_tokenizer_files(path, spec.vocab_size)
-    config = _text_config(path / "config.json")
     max_tokens = None if vectors is None else vectors.max_tokens
     if vectors is not None:
         tokenizer = encoder_tokenizer(tokenizer, lowercases=vectors.lowercases)
+        tensors = {**tensors, **dense_tensors(path, vectors.dense_folders)}
     return Checkpoint(
-        path, spec, tensors, tokenizer, config, embedding, tuple(notes), activation_scales, max_tokens=max_tokens
+        path,
+        spec,
+        tensors,
+        tokenizer,
+        config,
+        embedding,
+        tuple(notes),
+        activation_scales,
+        classifier=classifier,
+        max_tokens=max_tokens,
     )
 
 

@@ -30,14 +30,14 @@ TOKENS_AT_ONCE = 2048
 
 class CheckpointReference:
     """For windows of up to ``window`` tokens. Raises CheckpointError for tensors that do not fit, RequestError for a
-    model that embeds.
+    model that generates no text.
     """
 
     def __init__(self, checkpoint: Checkpoint, window: int) -> None:
-        if checkpoint.embedding is not None:
+        if checkpoint.task is not None:
+            makes = "embeddings" if checkpoint.embedding is not None else "scores"
             raise RequestError(
-                f"{checkpoint.path}: makes embeddings, and has no next tokens to compare; give a model that generates "
-                f"text"
+                f"{checkpoint.path}: makes {makes}, and has no next tokens to compare; give a model that generates text"
             )
         self.checkpoint, self._window = checkpoint, window
         graph = by_model_type(checkpoint.spec.model_type).forward(checkpoint.spec, window, window)

@@ -11,7 +11,8 @@ from ..formats.checkpoint import Checkpoint, TokenizerFiles
 from ..formats.huggingface import read_spec
 from ..ir.plan import union
 from ..ir.spec import ModelSpec
-from ..pipeline.compile import CompileOptions, Progress, build, graphs_of, prepare_checkpoint
+from ..pipeline.compile import CompileOptions, Progress, build, prepare_checkpoint
+from ..pipeline.graphs import graphs_of
 from ..pipeline.store import SizeStore
 from ..pipeline.weights import tensor_shapes
 from .report import Report, make_report

@@ -19,6 +19,7 @@ fuse_stream       norm and residual addition, then projection   -> one projectio
 quantize_kv       KV pages of activations                       -> of integers, if requested
 
 A plan that gives pages back goes through one more, `split_page_groups`: page tables of their own for window layers.
+Before all of them, `drop_pages` makes the graph of a decoder that computes vectors or scores read complete texts.
 """
 
 from __future__ import annotations

@@ -16,11 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from .. import quant
-from ..arch import by_model_type, encoder_of
 from ..bundle.folder import Bundle, ExportBundle, tokenizer_entry
 from ..bundle.manifest import (
-    CLASSIFY,
-    EMBED,
     EXPORTS,
     FORMAT_VERSION,
     GENERATE,
@@ -41,10 +38,9 @@ from ..calibration.record import QUALITY_FILE
 from ..errors import RequestError
 from ..formats import load
 from ..formats.checkpoint import Checkpoint
-from ..ir.graph import Graph
 from ..ir.kv_format import KvName, kv_format
 from ..ir.plan import Buffer, Plan, join_plans, make_plan, union
-from ..ir.spec import EmbeddingSpec, ModelSpec
+from ..ir.spec import ModelSpec
 from ..passes import run_passes
 from ..passes.add_lora import lora_entry
 from ..passes.quantize_kv import quantize_kv
@@ -53,6 +49,7 @@ from ..quant import Quantization
 from ..runtime.variant import stored_dtype
 from .export import choose_context as context_of_model
 from .export import default_context, export_model
+from .graphs import PAGE_SIZE, graphs_of, reads_complete_texts
 from .self_test import Reference, make_self_test
 from .store import FolderStore, Store, WeightsJob
 from .stored_forms import (
@@ -60,7 +57,6 @@ from .stored_forms import (
     choose_quantization,
     keep_stored_forms,
     require_fittable,
-    round_activations,
 )
 from .target import LoweredPlan, Target, load_target
 from .vector_test import make_vector_test
@@ -69,7 +65,6 @@ from .weights import check_tensors
 if TYPE_CHECKING:
     from ..calibration.best import Quantized
 
-PAGE_SIZE = 16
 MAX_LORA_RANK = 256
 
 # Called with a sentence that the user should read.
@@ -252,9 +247,9 @@ def prepare_checkpoint(model: str, checkpoint: Checkpoint, options: CompileOptio
         quantization, keeps_forms = quant.by_name(UNQUANTIZED), True
     activations = choose_activations(options.activations, quantization, target.EXTRA_ACTIVATIONS, integers=keeps_forms)
     spec = checkpoint.spec
-    if encoder_of(spec.model_type) is not None:
-        check_encoder(options, spec)
-        context = encoder_context(options.context, checkpoint, target.MAX_BINDING_BYTES)
+    if reads_complete_texts(checkpoint):
+        check_unpaged(options, spec)
+        context = unpaged_context(options.context, checkpoint, target.MAX_BINDING_BYTES)
         return Job(model, options, target, quantization, keeps_forms, activations, tuning, checkpoint, context)
     check_head_sizes(spec, options.kv)
     context = choose_context(options.context, spec, activations, target.MAX_BINDING_BYTES, options.kv)
@@ -346,15 +341,30 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
     return manifest
 
 
-def graphs_of(checkpoint: Checkpoint, context: int) -> dict[str, Graph]:
-    """The graph of each plan, by the plan's name."""
-    encoder, task = encoder_of(checkpoint.spec.model_type), checkpoint.task
-    if encoder is not None and task is not None:
-        return {EMBED if isinstance(task, EmbeddingSpec) else CLASSIFY: encoder.encode(checkpoint.spec, context, task)}
-    forward = by_model_type(checkpoint.spec.model_type).forward
-    name = GENERATE if checkpoint.embedding is None else EMBED
-    graph = forward(checkpoint.spec, PAGE_SIZE, context, embeds=name == EMBED)
-    return {name: round_activations(graph, checkpoint)}
+def check_unpaged(options: CompileOptions, spec: ModelSpec) -> None:
+    """Raises RequestError for options that models without pages do not support."""
+    for flag, value, default in (("--kv", options.kv, "activation"), ("--lora-rank", options.lora_rank, 0)):
+        if value != default:
+            raise RequestError(
+                f"{flag} {value}: this {spec.model_type} model reads complete texts without pages of keys and values, "
+                "for which the option is not supported; remove it"
+            )
+
+
+def unpaged_context(requested: int | None, checkpoint: Checkpoint, max_binding_bytes: int) -> int:
+    """The longest text that a bundle without pages accepts, whose rows must fit in a binding."""
+    spec = checkpoint.spec
+    widest = max(spec.intermediate_size, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim, spec.hidden_size)
+    largest = min(spec.max_position_embeddings, max_binding_bytes // (4 * widest))
+    if requested is None:
+        return min(default_context(spec), largest, checkpoint.max_tokens or largest)
+    context = context_of_model(requested, spec)
+    if context > largest:
+        raise RequestError(
+            f"--context {requested}: the rows of a text would exceed a binding of {max_binding_bytes >> 20} MiB; "
+            f"the maximum is {largest}"
+        )
+    return context
 
 
 def choose_activations(
@@ -413,31 +423,6 @@ def choose_context(
         raise RequestError(
             f"--context {requested}: a layer's keys and values would exceed a binding "
             f"of {max_binding_bytes >> 20} MiB; the maximum is {largest}"
-        )
-    return context
-
-
-def check_encoder(options: CompileOptions, spec: ModelSpec) -> None:
-    """Raises RequestError for options that models without pages do not support."""
-    for flag, value, default in (("--kv", options.kv, "activation"), ("--lora-rank", options.lora_rank, 0)):
-        if value != default:
-            raise RequestError(
-                f"{flag} {value}: {spec.model_type} is an encoder, for which this is not supported; remove it"
-            )
-
-
-def encoder_context(requested: int | None, checkpoint: Checkpoint, max_binding_bytes: int) -> int:
-    """The longest text that the bundle of an encoder accepts, whose rows must fit in a binding."""
-    spec = checkpoint.spec
-    widest = max(spec.intermediate_size, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim, spec.hidden_size)
-    largest = min(spec.max_position_embeddings, max_binding_bytes // (4 * widest))
-    if requested is None:
-        return min(default_context(spec), largest, checkpoint.max_tokens or largest)
-    context = context_of_model(requested, spec)
-    if context > largest:
-        raise RequestError(
-            f"--context {requested}: the rows of a text would exceed a binding of {max_binding_bytes >> 20} MiB; "
-            f"the maximum is {largest}"
         )
     return context
 

@@ -19,7 +19,7 @@ from tolerances import F16, F32, INT16_MODEL, ONNX_F32, relative_error
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle, open_any, open_bundle
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.runtime.base_runner import BaseRunner
-from nearfar.compiler.runtime.batch import Batch, Chunk, Limits, Runner, make_batch
+from nearfar.compiler.runtime.batch import Batch, Chunk, Limits, Runner, make_batch, make_text_batch
 from nearfar.compiler.runtime.plan_runner import PlanRunner
 from nearfar.compiler.runtime.reference import ReferenceRunner
 
@@ -314,7 +314,7 @@ def test_embeddings_are_those_of_the_reference_and_text_is_refused(
         "cuda": {"target": "cuda", "activations": ("float16",)},
     }.get(name, {})
     bundle = open_bundle(compile_tiny("embedding", "q4f16", **options))
-    batch = make_batch([Chunk(prompt_token_ids, 0, list(range(5)), [74, 3])], bundle.manifest.page_size)
+    batch = make_text_batch([prompt_token_ids[:4], prompt_token_ids[4:]])
     runner = open_on(name, bundle, LIMITS, case.activation, case.emulated)
     assert isinstance(runner, PlanRunner)
     found, expected = runner.embed(batch), ReferenceRunner(bundle, activation=case.activation).embed(batch)

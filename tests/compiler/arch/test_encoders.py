@@ -1,4 +1,6 @@
-"""Encoders on the reference runner against transformers: vectors, and the scores of classifiers."""
+"""Encoders, and decoders without pages, on the reference runner against transformers: vectors, and the scores of
+classifiers.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,11 @@ def test_vectors_are_the_means_of_transformers_rows(family: str, tmp_path: Path)
     assert relative_error(unit, found[1] / np.linalg.norm(found[1])) < F32
 
 
-@pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "head"), [
+    (family, head)
+    for family, own in FAMILIES.items()
+    for head in ("ForSequenceClassification", *["ForTokenClassification"] * own.labels_tokens)
+])  # fmt: skip
 def test_scores_are_transformers_logits(family: str, head: str, tmp_path: Path) -> None:
     model = make_encoder(family, head, tmp_path / "checkpoint", num_labels=3)
     bundle, runner = compiled(tmp_path / "checkpoint", tmp_path)
@@ -74,15 +79,18 @@ def test_the_two_texts_of_a_pair_have_types_of_their_own(family: str, tmp_path: 
     assert relevance == pytest.approx(1 / (1 + np.exp(-pair)), rel=1e-5)
 
 
-@pytest.mark.parametrize(("mode", "pooled"), [
-    ("cls_token", lambda rows: rows[0]), ("max_tokens", lambda rows: rows.max(axis=0)),
-    ("lasttoken", lambda rows: rows[-1]), ("mean_sqrt_len_tokens", lambda rows: rows.sum(axis=0) / len(rows) ** 0.5),
+# EmbeddingGemma has dense layers behind the mean.
+@pytest.mark.parametrize(("family", "mode", "pooled"), [
+    ("distilbert", "cls_token", lambda rows: rows[0]), ("distilbert", "max_tokens", lambda rows: rows.max(axis=0)),
+    ("distilbert", "lasttoken", lambda rows: rows[-1]),
+    ("distilbert", "mean_sqrt_len_tokens", lambda rows: rows.sum(axis=0) / len(rows) ** 0.5),
+    ("gemma3_text", "mean_tokens", lambda rows: rows.mean(axis=0)),
 ])  # fmt: skip
-def test_dense_layers_follow_every_pooling(mode: str, pooled: Any, tmp_path: Path) -> None:
+def test_dense_layers_follow_every_pooling(family: str, mode: str, pooled: Any, tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
     checkpoint = tmp_path / "checkpoint"
-    model = make_encoder("distilbert", "mean_tokens", checkpoint)
+    model = make_encoder(family, "mean_tokens", checkpoint)
     write_modules(checkpoint, "none", behind=("Dense", "Normalize"))
     (checkpoint / "1_Pooling/config.json").write_text(f'{{"pooling_mode_{mode}": true}}')
     (checkpoint / "2_Dense").mkdir()

@@ -21,7 +21,7 @@ from nearfar.compiler.errors import CheckpointError, UnsupportedModel
         (LLAMA_3_2_1B, {"logit_scale": 0.5}, "unknown key 'logit_scale' = 0.5"),
         (LLAMA_3_2_1B, {"sliding_window": 4096}, "unknown key 'sliding_window'"),
         (LLAMA_3_2_1B, {"auto_map": {"AutoModel": "x"}}, "unknown key 'auto_map'"),
-        (LLAMA_3_2_1B, {"architectures": ["LlamaForSequenceClassification"]}, "not a language model"),
+        (LLAMA_3_2_1B, {"architectures": ["LlamaForQuestionAnswering"]}, "not a language model"),
         (LLAMA_3_2_1B, {"architectures": ["LlamaForRewardModel"]}, "not a language model"),
         (LLAMA_3_2_1B, {"quantization_config": {"quant_method": "awq", "bits": 4}}, "already quantized .*method 'awq'"),
         (LLAMA_3_2_1B, {"layer_types": ["sliding_attention"] * 16}, "'layer_types' holds 'sliding_attention'"),

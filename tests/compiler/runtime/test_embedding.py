@@ -9,15 +9,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from decoder_families import TOKENS, make_family
+from plain_target import compile_plain
 from tiny_models import write_modules
 from tolerances import F32, OF_ACTIVATION, relative_error
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.cli import main
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.errors import RequestError, UnsupportedModel
 from nearfar.compiler.ir.sampling import Sampler
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Limits, make_text_batch
 from nearfar.compiler.runtime.encoding import embed
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
@@ -43,26 +45,44 @@ def unit(vector: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return vector / np.linalg.norm(vector)
 
 
-def test_the_bundle_ends_in_the_final_norm(compile_tiny: CompileTiny) -> None:
+def test_the_bundle_reads_complete_texts_and_pools_the_final_norm(compile_tiny: CompileTiny) -> None:
     manifest = open_bundle(compile_tiny("embedding", "f32")).manifest
     assert manifest.embedding is not None
     assert (manifest.embedding.pooling, manifest.embedding.normalize) == ("last_token", True)
     plan = manifest.plan("embed")
     assert manifest.plan_names == ("embed",)
     assert set(plan.outputs) == {"embeddings"}
-    assert plan.steps[-1].op == "rms_norm"
-    assert not {"sample_slots", "sample_settings"} & set(plan.inputs)
-    assert not {"token_counts", "logit_bias", "token_mask"} & set(plan.states)
+    assert [step.op for step in plan.steps[-2:]] == ["rms_norm", "pool_rows"]
+    assert set(plan.inputs) == {"token_ids", "positions", "seq_starts"}
+    assert plan.states == {}
     assert manifest.self_test is None
     assert manifest.vector_test is not None
 
 
-@pytest.mark.parametrize("chunk", [75, 64, 7])
 def test_a_vector_is_transformers_last_hidden_state_of_length_one(
-    chunk: int, compile_tiny: CompileTiny, prompt_token_ids: list[int], last_hidden: npt.NDArray[np.float32]
+    compile_tiny: CompileTiny, prompt_token_ids: list[int], last_hidden: npt.NDArray[np.float32]
 ) -> None:
-    found = embed(ReferenceRunner(open_bundle(compile_tiny("embedding", "f32"))), prompt_token_ids, chunk=chunk)
+    found = embed(ReferenceRunner(open_bundle(compile_tiny("embedding", "f32"))), prompt_token_ids)
     assert relative_error(found, unit(last_hidden)) < F32
+
+
+def test_layers_that_need_pages_make_the_vector_of_the_last_token_in_chunks(tmp_path: Path) -> None:
+    """OLMo 2's norms of queries and keys are over all heads."""
+    import torch
+    import transformers
+
+    make_family("olmo2", tmp_path / "checkpoint")
+    write_modules(tmp_path / "checkpoint", behind=())
+    bundle = compile_plain(tmp_path / "checkpoint", tmp_path / "bundle", "f32", 64)
+    assert bundle.manifest.paged
+    model = transformers.AutoModel.from_pretrained(tmp_path / "checkpoint", dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = model(torch.tensor([TOKENS])).last_hidden_state[0, -1].numpy()
+    for chunk in (len(TOKENS), 16, 7):
+        assert relative_error(embed(ReferenceRunner(bundle), TOKENS, chunk=chunk), expected) < F32
+    write_modules(tmp_path / "checkpoint", "mean_tokens")
+    with pytest.raises(UnsupportedModel, match="pooling mean with 0 dense layers, but its layers"):
+        compile_plain(tmp_path / "checkpoint", tmp_path / "mean", "f32", 64)
 
 
 @pytest.mark.usefixtures("vulkan")
@@ -72,14 +92,12 @@ def test_on_wgpu_vectors_of_a_ragged_batch_are_those_of_each_text_alone(
 ) -> None:
     bundle = open_bundle(compile_tiny("embedding", "q4f16"))
     reference = ReferenceRunner(bundle, activation=activation)
-    runner = WebGPURunner(bundle, limits=Limits(tokens=75, sequences=3, rows=3, pages=16), activation=activation)
+    runner = WebGPURunner(bundle, limits=Limits(tokens=75, sequences=3), activation=activation)
     assert (
         relative_error(embed(runner, prompt_token_ids), embed(reference, prompt_token_ids)) < OF_ACTIVATION[activation]
     )
     texts = [prompt_token_ids[:33], prompt_token_ids[40:41], prompt_token_ids[50:70]]
-    pages = ([0, 1, 2], [3], [4, 5])
-    chunks = [Chunk(text, 0, own, [len(text) - 1]) for text, own in zip(texts, pages, strict=True)]
-    found = runner.embed(make_batch(chunks, bundle.manifest.page_size))
+    found = runner.embed(make_text_batch(texts))
     expected = np.stack([embed(reference, text) for text in texts])
     assert relative_error(np.stack([unit(row) for row in found]), expected) < OF_ACTIVATION[activation]
     runner.close()

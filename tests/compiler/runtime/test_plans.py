@@ -21,6 +21,7 @@ from nearfar.compiler.formats.checkpoint import Checkpoint
 from nearfar.compiler.ir.graph import Graph, Node, Value
 from nearfar.compiler.measure.report import make_report
 from nearfar.compiler.pipeline import compile as compiler
+from nearfar.compiler.pipeline.graphs import graphs_of
 from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.inputs import require_known_inputs
 from nearfar.compiler.runtime.reference import ReferenceRunner
@@ -46,8 +47,6 @@ def steered(graph: Graph) -> Graph:
 
 @pytest.fixture(scope="module")
 def steered_bundle(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    graphs_of = compiler.graphs_of
-
     def with_steering(checkpoint: Checkpoint, context: int) -> dict[str, Graph]:
         return {name: steered(graph) for name, graph in graphs_of(checkpoint, context).items()}
 

@@ -1,0 +1,79 @@
+"""The graph of each plan of a checkpoint: what generates text, makes vectors or computes scores.
+
+Encoders, and decoders that make vectors or scores, read complete texts without pages. A decoder whose layers cannot do
+without them makes the vector of a text's last token, which arrives in chunks.
+"""
+
+from __future__ import annotations
+
+from ..arch import by_model_type, encoder_of
+from ..arch.encoder import EncoderGraph, HeadLayout, finish
+from ..bundle.manifest import CLASSIFY, EMBED, GENERATE
+from ..errors import UnsupportedModel
+from ..formats.checkpoint import Checkpoint, StoredMatrix
+from ..ir.graph import Graph
+from ..ir.spec import ClassifierSpec, EmbeddingSpec
+from ..passes.drop_pages import ROWS, FormOf, drop_pages
+from .stored_forms import round_activations
+
+PAGE_SIZE = 16
+# A classifier on a decoder.
+HEAD = HeadLayout(classifier="score", classifier_bias=False, token_classifier="score")
+
+
+def graphs_of(checkpoint: Checkpoint, context: int) -> dict[str, Graph]:
+    """The graph of each plan, by the plan's name. Raises UnsupportedModel for a decoder that cannot do what the
+    checkpoint is for.
+    """
+    spec, task = checkpoint.spec, checkpoint.task
+    encoder = encoder_of(spec.model_type)
+    if task is None:
+        graph = by_model_type(spec.model_type).forward(spec, PAGE_SIZE, context)
+        return {GENERATE: round_activations(graph, checkpoint)}
+    name = EMBED if isinstance(task, EmbeddingSpec) else CLASSIFY
+    if encoder is not None:
+        return {name: encoder.encode(spec, context, task)}
+    paged = by_model_type(spec.model_type).forward(spec, PAGE_SIZE, context, embeds=True)
+    paged = round_activations(paged, checkpoint)
+    # A factor by position applies only to long contexts, but it must not decide whether a plan has pages.
+    unpaged = None if spec.rope.query_beta else drop_pages(paged, causal=spec.causal, form_of=stored_form(checkpoint))
+    if unpaged is not None:
+        rows = unpaged.outputs[ROWS]
+        return {name: finish(EncoderGraph(spec, context, graph=unpaged), rows, task, HEAD)}
+    require_last_token(checkpoint, task)
+    return {name: paged}
+
+
+def reads_complete_texts(checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint's plan has no pages."""
+    if checkpoint.task is None:
+        return False
+    (graph,) = graphs_of(checkpoint, checkpoint.spec.max_position_embeddings).values()
+    return "page_ids" not in graph.inputs
+
+
+def stored_form(checkpoint: Checkpoint) -> FormOf:
+    """The form in which the checkpoint stores a tensor of a name; None for floats and missing tensors."""
+
+    def form_of(name: str) -> str | None:
+        tensor = checkpoint.tensors.get(name)
+        return tensor.form.name if isinstance(tensor, StoredMatrix) else None
+
+    return form_of
+
+
+def require_last_token(checkpoint: Checkpoint, task: EmbeddingSpec | ClassifierSpec) -> None:
+    """Raises UnsupportedModel for what a plan with pages cannot compute: it makes the vector of the last token."""
+    spec = checkpoint.spec
+    if isinstance(task, EmbeddingSpec) and task.pooling == "last_token" and not task.dense and spec.causal:
+        return
+    wanted = (
+        f"vectors by pooling {task.pooling} with {len(task.dense)} dense layers"
+        if isinstance(task, EmbeddingSpec)
+        else "scores"
+    )
+    raise UnsupportedModel(
+        f"{checkpoint.path}: this {spec.model_type} model computes {wanted}, but its layers, or the formats of its "
+        "weights, need pages of keys and values, with which only the last token has a vector",
+        model_type=spec.model_type,
+    )
