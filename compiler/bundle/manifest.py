@@ -17,7 +17,7 @@ from ..ir.kv_format import KvName
 from ..ir.pages import PAGE_DIMS
 from ..ir.plan import union
 from ..ir.rotary_pairs import RotaryPairs
-from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec
+from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec, Task, task_of
 from ..quant.layout import Layout
 
 FORMAT_VERSION = 4
@@ -371,6 +371,10 @@ class Description(Entry):
     def plan_names(self) -> tuple[str, ...]:
         """The names of the bundle's plans."""
         return (EMBED if self.embedding is not None else CLASSIFY if self.classifier is not None else GENERATE,)
+
+    @property
+    def task(self) -> Task:
+        return task_of(self.embedding or self.classifier)
 
     @property
     def generates(self) -> bool:

@@ -28,6 +28,14 @@ from .trial import Trial, find_trial
 if TYPE_CHECKING:
     from ..measure.dry_run import DryRun
     from ..pipeline.compile import CompileOptions
+TASKS = ("generate", "embed", "rerank", "classify")
+# The kinds of models, by their task.
+KINDS = {
+    "generate": "a model that generates text (generate)",
+    "embed": "an embedding model (embed)",
+    "rerank": "a reranker, which scores pairs of a query and a passage (rerank)",
+    "classify": "a classifier (classify)",
+}
 
 
 def add_parser(commands: Any) -> None:
@@ -51,6 +59,12 @@ def add_parser(commands: Any) -> None:
         choices=(*TARGETS, *EXPORTS),
         default="webgpu",
         help="the device or framework (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--task",
+        choices=TASKS,
+        help="what the model is for; rerank makes a reranker of a language model that answers yes or no, such as "
+        "Qwen3-Reranker (default: what its files say)",
     )
     parser.add_argument(
         "--arch",
@@ -140,6 +154,7 @@ def run(options: argparse.Namespace) -> None:
     model = str(DEMOS.get(options.model, options.model))
     compile_options = CompileOptions(
         target=options.target,
+        task=options.task,
         arch=options.arch,
         quantization=options.quantization,
         requantize=options.requantize,
@@ -172,7 +187,8 @@ def run(options: argparse.Namespace) -> None:
     size = bundle.size_bytes()
     kernels = len(bundle.manifest.kernels) if isinstance(bundle, Bundle) else 0
     if options.json:
-        result = {"bundle": str(options.output), "bytes": size, "kernels": kernels, "notes": notes}
+        result = {"bundle": str(options.output), "task": bundle.manifest.task, "bytes": size, "kernels": kernels}
+        result |= {"notes": notes}
         print_json({**result, **clock.total.to_json(), "phases": phases_json(clock.durations)})
         return
     for note in notes:
@@ -180,7 +196,8 @@ def run(options: argparse.Namespace) -> None:
     name, count = escape(path_word(str(options.output))), f", {kernels} kernels" if kernels else ""
     # A wrapped path cannot be copied.
     console = Console(soft_wrap=True, highlight=False)
-    console.print(f"[bold green]compiled[/] {name}  {megabytes(size)}{count}, {clock.total.seconds:.1f} s\n")
+    console.print(f"[bold green]compiled[/] {name}  {megabytes(size)}{count}, {clock.total.seconds:.1f} s")
+    console.print(f"{KINDS[bundle.manifest.task]}\n")
     print_phases(console, clock)
     print_trial(console, find_trial(bundle))
 

@@ -20,7 +20,13 @@ from .answer import Answer, Answerer, print_speed, write_out
 from .chat import Conversation, converse
 from .model import bundle_of
 from .output import add_command, print_json
-from .run_encoder import encode_text, print_encoded
+from .run_encoder import (
+    add_encoder_options,
+    encode_text,
+    print_encoded,
+    refuse_encoder_options,
+    require_dimensions,
+)
 from .sign import add_trust, trusted_keys
 
 DEFAULT_MAX_TOKENS = 256
@@ -39,9 +45,7 @@ def add_parser(commands: Any) -> None:
         "prompt", metavar="PROMPT", nargs="?",
         help="the message; - or a pipe reads standard input; without a prompt, a conversation starts",
     )  # fmt: skip
-    parser.add_argument(
-        "--passage", metavar="TEXT", help="for a reranker: the text whose relevance to the prompt is scored"
-    )
+    add_encoder_options(parser)
     parser.add_argument("--system", metavar="TEXT", help="the system prompt: instructions on how to answer")
     parser.add_argument(
         "--max-tokens",
@@ -124,8 +128,7 @@ def run(options: argparse.Namespace) -> None:
     if not bundle.manifest.generates:
         encode_once(options, bundle, tokenizer, text)
         return
-    if options.passage is not None:
-        raise RequestError(f"--passage: {bundle.manifest.model} generates text and scores no pairs; remove the option")
+    refuse_encoder_options(options, bundle.manifest.model)
     sampler = Sampler(options.temperature, options.seed, options.top_k, options.top_p)
     stops = StopAutomaton(options.stop)
     if text is None:
@@ -160,10 +163,11 @@ def encode_once(
     """Print the vector or the scores of a text. Raises RequestError for options of models that generate text."""
     if text is None or options.system is not None:
         require_plan(bundle.manifest, GENERATE)
-    encoded = encode_text(bundle.manifest, tokenizer, text or "", options.passage)
+    require_dimensions(bundle.manifest, options.dimensions)
+    encoded = encode_text(bundle.manifest, tokenizer, text or "", options.passage, truncate=options.truncate)
     runner = open_runner(options.runner or bundle.manifest.target, bundle, Limits())
     try:
-        print_encoded(runner, tokenizer, encoded, as_json=options.json)
+        print_encoded(runner, tokenizer, encoded, as_json=options.json, dimensions=options.dimensions)
     finally:
         runner.close()
 

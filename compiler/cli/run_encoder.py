@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import sys
 from typing import Any
 
 from ..bundle.manifest import Description
 from ..errors import RequestError
 from ..runtime.batch import FloatArray, Runner
-from ..runtime.encoding import Text, classify, embed
+from ..runtime.encoding import Text, check_dimensions, classify, embed
+from ..text.pair_text import encode_in_template
 from ..text.tokenizer import Tokenizer
 from .output import print_json
 
@@ -15,23 +18,81 @@ from .output import print_json
 SHOWN = 8
 
 
-def encode_text(manifest: Description, tokenizer: Tokenizer, text: str, passage: str | None) -> Text:
-    """A text with the model's default prompt, or a query and a passage. Raises RequestError for a passage that the
-    model does not take.
+def add_encoder_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--passage", metavar="TEXT", help="for a reranker: the text whose relevance to the prompt is scored"
+    )
+    parser.add_argument(
+        "--truncate",
+        action="store_true",
+        help="for embeddings and scores: shorten a text that is longer than the context, of a pair the passage",
+    )
+    parser.add_argument(
+        "--dimensions", type=int, metavar="N", help="for embeddings: the length of the vector (default: all numbers)"
+    )
+
+
+def refuse_encoder_options(options: argparse.Namespace, model: str) -> None:
+    """Raises RequestError for options that a model that generates text does not support."""
+    if options.passage is not None:
+        raise RequestError(f"--passage: {model} generates text and scores no pairs; remove the option")
+    for name in ("truncate", "dimensions"):
+        if getattr(options, name):
+            raise RequestError(f"--{name}: {model} generates text and makes no embeddings or scores; remove the option")
+
+
+def encode_text(
+    manifest: Description, tokenizer: Tokenizer, text: str, passage: str | None, *, truncate: bool = False
+) -> Text:
+    """A text with the model's default prompt, or a query and a passage. With ``truncate``, a text beyond the context is
+    shortened at its end; of a pair, the passage is.
+
+    Raises RequestError for an empty or too long text, a passage that the model does not take, and a missing one.
     """
+    if not text or passage == "":
+        raise RequestError(f"the {'passage' if text else 'text'} is empty; give at least one character")
+    limit, classifier = manifest.context if truncate else sys.maxsize, manifest.classifier
     if passage is not None:
-        if manifest.classifier is None or manifest.classifier.per_token:
+        if classifier is None or classifier.per_token:
             raise RequestError(f"--passage: {manifest.model} scores no pairs of texts; remove the option")
-        return Text(*tokenizer.encode_pair(text, passage))
+        if classifier.template is not None:
+            return checked(manifest, Text(encode_in_template(tokenizer, classifier, text, passage, limit)))
+        pair = tokenizer.encode_shortened(text, passage, limit)
+        return checked(manifest, Text(pair.ids, pair.token_types))
+    if classifier is not None and classifier.template is not None:
+        raise RequestError(f"{manifest.model} scores pairs of a query and a passage; add --passage TEXT")
     spec = manifest.embedding
     prompts = {} if spec is None else {prompt.name: prompt.text for prompt in spec.prompts}
-    prompt = "" if spec is None or spec.default_prompt is None else prompts[spec.default_prompt]
-    return Text(tokenizer.encode(prompt + text))
+    text = ("" if spec is None or spec.default_prompt is None else prompts[spec.default_prompt]) + text
+    ids = tokenizer.encode(text)
+    return checked(manifest, Text(ids if len(ids) <= limit else tokenizer.encode_shortened(text, None, limit).ids))
 
 
-def print_encoded(runner: Runner, tokenizer: Tokenizer, text: Text, *, as_json: bool) -> None:
+def checked(manifest: Description, text: Text) -> Text:
+    """The text, if it fits in the context. Raises RequestError."""
+    length = len(text.token_ids)
+    if length > manifest.context:
+        raise RequestError(
+            f"the text has {length} tokens, but the context of {manifest.model} is {manifest.context}; shorten it, or "
+            "add --truncate"
+        )
+    return text
+
+
+def require_dimensions(manifest: Description, dimensions: int | None) -> None:
+    """Raises RequestError for a number of dimensions that the model lacks."""
+    if dimensions is None:
+        return
+    if manifest.embedding is None:
+        raise RequestError(f"--dimensions: {manifest.model} makes no embeddings; remove the option")
+    check_dimensions(manifest.embedding, dimensions)
+
+
+def print_encoded(
+    runner: Runner, tokenizer: Tokenizer, text: Text, *, as_json: bool, dimensions: int | None = None
+) -> None:
     """Print a vector's first numbers, or each label with its probability, best first."""
-    result = results(runner, tokenizer, text)
+    result = results(runner, tokenizer, text, dimensions)
     if as_json:
         print_json({**result, "tokens": len(text.token_ids), "device": runner.device})
         return
@@ -48,10 +109,10 @@ def print_encoded(runner: Runner, tokenizer: Tokenizer, text: Text, *, as_json: 
         print(f"{score:.4f} {label}")
 
 
-def results(runner: Runner, tokenizer: Tokenizer, text: Text) -> dict[str, Any]:
+def results(runner: Runner, tokenizer: Tokenizer, text: Text, dimensions: int | None) -> dict[str, Any]:
     spec = runner.manifest.classifier
     if spec is None:
-        return {"embedding": embed(runner, text.token_ids).tolist()}
+        return {"embedding": embed(runner, text.token_ids, dimensions=dimensions).tolist()}
     (scores,) = classify(runner, [text])
     if not spec.per_token:
         return {"labels": by_label(spec.labels, scores)}

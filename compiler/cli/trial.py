@@ -15,7 +15,7 @@ from ..pipeline.target import check_machine
 from ..text.tokenizer import Tokenizer
 from .program import path_word, program
 
-PROMPT = "hello"
+PROMPT, PASSAGE = "hello", "greetings"
 # The numpy runner is proposed up to this size of weights in bytes: it unpacks all of them for every token.
 NUMPY_BYTES = 100_000_000
 
@@ -43,7 +43,8 @@ def find_trial(bundle: Bundle | ExportBundle) -> Trial:
             return Trial(f"{program()} serve {name}")
         return Trial(look, reason or "the bundle makes embeddings; to serve it, run: pip install 'nearfar[serve]'")
     if bundle.manifest.classifier is not None:
-        return Trial(f"{program()} run {name} {PROMPT}" if reason is None else look, reason)
+        passage = f" --passage {PASSAGE}" if bundle.manifest.task == "rerank" else ""
+        return Trial(f"{program()} run {name} {PROMPT}{passage}" if reason is None else look, reason)
     options = prompt_options(bundle)
     if options is None:
         return Trial(look, "the bundle's context is too short for a prompt")

@@ -35,7 +35,7 @@ def read_classifier(config: Mapping[str, Any], where: str, pooling: Pooling | No
         raise UnsupportedModel(f"{where}: 'classifier_pooling' is {str(pooling)[:80]!r}; supported: cls, mean")
     activation: Literal["none", "sigmoid", "softmax"]
     if len(labels) == 1 and not per_token:
-        activation = _cross_encoder_activation(config, where)
+        activation = cross_encoder_activation(config, where)
         return ClassifierSpec(labels, activation, pooling=pooling, relevance=0)
     problem = config.get("problem_type")
     if problem not in (None, "single_label_classification", "multi_label_classification", "regression"):
@@ -71,7 +71,8 @@ def _read_labels(config: Mapping[str, Any], where: str) -> tuple[str, ...]:
     return tuple(by_id[index] for index in range(len(by_id)))
 
 
-def _cross_encoder_activation(config: Mapping[str, Any], where: str) -> Literal["none", "sigmoid"]:
+def cross_encoder_activation(config: Mapping[str, Any], where: str) -> Literal["none", "sigmoid"]:
+    """The activation of a CrossEncoder's scores: the config names it, or it is a sigmoid. Raises UnsupportedModel."""
     section = config.get("sentence_transformers")
     stored = section.get("activation_fn") if isinstance(section, dict) else None
     stored = stored or config.get("sbert_ce_default_activation_function")

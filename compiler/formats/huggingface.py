@@ -12,6 +12,7 @@ from ..arch import Encoder, by_model_type, encoder_of
 from ..bundle.manifest import MANIFEST_FILE
 from ..errors import CheckpointError, UnsupportedModel
 from ..ir.spec import EmbeddingSpec, ModelSpec
+from ..text.tokenizer import Tokenizer
 from . import (
     awq_quant,
     bitsandbytes_quant,
@@ -27,10 +28,18 @@ from .classifier import read_classifier
 from .config import ConfigReader
 from .encoder_tensors import dense_tensors, encoder_tensors, encoder_tokenizer
 from .json_file import read_json_object
+from .logit_score import as_reranker, read_logit_score, template_of_pairs
 from .multimodal import text_modules, text_tensors, text_values
 from .pytorch_file import PytorchTensor, has_pytorch_files, read_pytorch
 from .safetensors_file import SafetensorsTensor, read_safetensors
-from .sentence_transformers import MODULES_FILE, SentenceTransformer, read_matryoshka, read_sentence_transformer
+from .sentence_transformers import (
+    MODULES_FILE,
+    SentenceTransformer,
+    read_length,
+    read_matryoshka,
+    read_sentence_transformer,
+    with_activation,
+)
 from .spec_against_tensors import choose_head, require_sizes
 from .tokenizer_files import read_tokenizer_files
 
@@ -73,7 +82,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return _open_encoder(path, spec, encoder)
     vectors = read_sentence_transformer(path, spec.hidden_size)
     embedding = None if vectors is None else vectors.embedding
-    config = _text_config(path / "config.json")
+    config = with_activation(path, _text_config(path / "config.json"))
     classifier = read_classifier(config, str(path / "config.json"), "last_token") if vectors is None else None
     makes_text = embedding is None and classifier is None
     if makes_text and not spec.causal:
@@ -101,11 +110,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if makes_text and spec.tie_word_embeddings:
         spec, tensors = choose_head(path, spec, tensors, notes)
     tokenizer = read_tokenizer_files(path, spec.vocab_size)
-    max_tokens = None if vectors is None else vectors.max_tokens
+    max_tokens = read_length(path)[0]
     if vectors is not None:
         tokenizer = encoder_tokenizer(tokenizer, lowercases=vectors.lowercases)
         tensors = {**tensors, **dense_tensors(path, vectors.dense_folders)}
-    return Checkpoint(
+    if classifier is not None and classifier.relevance is not None:
+        classifier = replace(classifier, template=template_of_pairs(path, Tokenizer(tokenizer)))
+    checkpoint = Checkpoint(
         path,
         spec,
         tensors,
@@ -117,12 +128,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
         classifier=classifier,
         max_tokens=max_tokens,
     )
+    score = read_logit_score(path)
+    return checkpoint if score is None else as_reranker(checkpoint, score)
 
 
 def _open_encoder(path: Path, spec: ModelSpec, encoder: Encoder) -> Checkpoint:
     """The checkpoint of an encoder: an embedding model or a classifier."""
     config_path = path / "config.json"
-    config, notes = read_json_object(config_path), []
+    config, notes = with_activation(path, read_json_object(config_path)), []
     vectors = read_sentence_transformer(path, spec.hidden_size)
     classifier = read_classifier(config, str(config_path)) if vectors is None else None
     if vectors is None and classifier is None:
@@ -147,7 +160,7 @@ def _open_encoder(path: Path, spec: ModelSpec, encoder: Encoder) -> Checkpoint:
         embedding,
         tuple(notes),
         classifier=classifier,
-        max_tokens=None if vectors is None else vectors.max_tokens,
+        max_tokens=read_length(path)[0],
     )
 
 

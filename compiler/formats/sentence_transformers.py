@@ -57,31 +57,31 @@ class SentenceTransformer:
 
 
 def read_sentence_transformer(path: Path, hidden_size: int) -> SentenceTransformer | None:
-    """How the model in a folder makes vectors; None without modules.json.
+    """How the model in a folder makes vectors; None without modules.json, and for the modules of a CrossEncoder, which
+    scores pairs.
 
     Raises CheckpointError for damaged or missing files, and UnsupportedModel for other modules, poolings and
     activations.
     """
-    modules_path = path / MODULES_FILE
-    if not modules_path.is_file():
+    modules = read_modules(path)
+    types = types_of(modules)
+    if types in ([], ["Transformer"], ["Transformer", "LogitScore"]):
         return None
-    modules = _read_modules(modules_path)
-    # Classes have moved between packages, but their names have not changed.
-    types = [str(module.get("type")).rpartition(".")[2] for module in modules]
     normalizes = types[-1:] == ["Normalize"]
     rest = types[2 : len(types) - normalizes]
     if types[:2] != ["Transformer", "Pooling"] or any(kind != "Dense" for kind in rest):
         raise UnsupportedModel(
-            f"{modules_path}: modules {', '.join(types)} are not supported; supported: {SUPPORTED}", modules=types
+            f"{path / MODULES_FILE}: modules {', '.join(types)} are not supported; supported: {SUPPORTED}",
+            modules=types,
         )
-    folders = [_folder(modules_path, module) for module in modules[1 : 2 + len(rest)]]
+    folders = [_folder(path / MODULES_FILE, module) for module in modules[1 : 2 + len(rest)]]
     embedding = EmbeddingSpec(_read_pooling(_config(path, folders[0])), normalizes, hidden_size)
     size, layers = hidden_size, []
     for folder in folders[1:]:
         layers.append(_read_dense(_config(path, folder), folder, size))
         size = layers[-1].outputs
-    prompts, default = _read_prompts(path)
-    max_tokens, lowercases = _read_length(path)
+    prompts, default = read_prompts(path)
+    max_tokens, lowercases = read_length(path)
     embedding = replace(embedding, size=size, dense=tuple(layers), prompts=prompts, default_prompt=default)
     return SentenceTransformer(embedding, tuple(folders[1:]), max_tokens, lowercases)
 
@@ -99,13 +99,35 @@ def read_matryoshka(config: Mapping[str, Any], where: str, size: int) -> tuple[i
     return tuple(sorted(set(dimensions)))
 
 
-def _read_modules(path: Path) -> list[dict[str, Any]]:
-    modules = read_json(path)
+def with_activation(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config.json with the activation of scores that a newer CrossEncoder stores in a file of its own."""
+    file = path / PROMPTS_FILE
+    activation = read_json_object(file).get("activation_fn") if file.is_file() else None
+    return config if activation is None else {**config, "sentence_transformers": {"activation_fn": activation}}
+
+
+def read_modules(path: Path) -> list[dict[str, Any]]:
+    """The entries of the modules.json in a folder; [] without one. Raises CheckpointError."""
+    file = path / MODULES_FILE
+    if not file.is_file():
+        return []
+    modules = read_json(file)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise CheckpointError(
-            f"{path}: must be a list of objects with type and path; download it again", file=str(path)
+            f"{file}: must be a list of objects with type and path; download it again", file=str(file)
         )
     return modules
+
+
+def types_of(modules: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The modules' classes. Classes have moved between packages, but their names have not changed."""
+    return [str(module.get("type")).rpartition(".")[2] for module in modules]
+
+
+def module_config(path: Path, module: Mapping[str, Any]) -> ConfigReader:
+    """The config.json of a module in a folder. Raises CheckpointError."""
+    file = _config(path, _folder(path / MODULES_FILE, module))
+    return ConfigReader(read_json_object(file), str(file))
 
 
 def _folder(where: Path, module: Mapping[str, Any]) -> str:
@@ -172,7 +194,7 @@ def _read_dense(path: Path, folder: str, inputs: int) -> DenseSpec:
     return dense
 
 
-def _read_prompts(path: Path) -> tuple[tuple[PromptSpec, ...], str | None]:
+def read_prompts(path: Path) -> tuple[tuple[PromptSpec, ...], str | None]:
     """The prompts, and the name of the default one."""
     file = path / PROMPTS_FILE
     if not file.is_file():
@@ -192,11 +214,24 @@ def _read_prompts(path: Path) -> tuple[tuple[PromptSpec, ...], str | None]:
     return named, default
 
 
-def _read_length(path: Path) -> tuple[int | None, bool]:
+def read_length(path: Path) -> tuple[int | None, bool]:
+    """The length at which texts are cut, and whether they are converted to lower case."""
+    file, values = _transformer_config(path)
+    config = ConfigReader({key: values.get(key) for key in ("max_seq_length", "do_lower_case")}, file)
+    return config.optional_integer("max_seq_length"), config.optional_flag("do_lower_case") or False
+
+
+def read_chat_options(path: Path) -> dict[str, Any]:
+    """The options with which the chat template renders pairs; {} if there are none. Raises CheckpointError."""
+    file, values = _transformer_config(path)
+    section = values.get("processing_kwargs") or {}
+    options = section.get("chat_template") or {} if isinstance(section, dict) else None
+    if not isinstance(options, dict):
+        raise CheckpointError(f"{file}: 'processing_kwargs' must map 'chat_template' to options; correct it", file=file)
+    return options
+
+
+def _transformer_config(path: Path) -> tuple[str, Mapping[str, Any]]:
+    """The file with the options of the module Transformer, and its values; ("", {}) without one."""
     file = next((path / name for name in LENGTH_FILES if (path / name).is_file()), None)
-    if file is None:
-        return None, False
-    values = read_json_object(file)
-    config = ConfigReader({key: values.get(key) for key in ("max_seq_length", "do_lower_case")}, str(file))
-    lowercases = values.get("do_lower_case")
-    return config.optional_integer("max_seq_length"), config.flag("do_lower_case") if lowercases is not None else False
+    return ("", {}) if file is None else (str(file), read_json_object(file))

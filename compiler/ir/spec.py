@@ -133,6 +133,9 @@ class ModelSpec:
         return asdict(self)
 
 
+# What a model does with a text: it continues it, or makes a vector of it, or scores its relevance to another, or its
+# labels.
+Task = Literal["generate", "embed", "rerank", "classify"]
 Pooling = Literal["last_token", "mean", "cls", "max", "mean_sqrt_len"]
 
 
@@ -194,3 +197,12 @@ class ClassifierSpec:
     relevance: int | None = None
     template: str | None = None
     instruction: str | None = None
+
+
+def task_of(spec: EmbeddingSpec | ClassifierSpec | None) -> Task:
+    """The task of a model; ``spec`` is None for one that generates text."""
+    if spec is None:
+        return "generate"
+    if isinstance(spec, EmbeddingSpec):
+        return "embed"
+    return "classify" if spec.relevance is None else "rerank"

@@ -40,7 +40,7 @@ from ..formats import load
 from ..formats.checkpoint import Checkpoint
 from ..ir.kv_format import KvName, kv_format
 from ..ir.plan import Buffer, Plan, join_plans, make_plan, union
-from ..ir.spec import ModelSpec
+from ..ir.spec import ModelSpec, Task
 from ..passes import run_passes
 from ..passes.add_lora import lora_entry
 from ..passes.quantize_kv import quantize_kv
@@ -59,6 +59,7 @@ from .stored_forms import (
     require_fittable,
 )
 from .target import LoweredPlan, Target, load_target
+from .task import for_task
 from .vector_test import make_vector_test
 from .weights import check_tensors
 
@@ -76,8 +77,8 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """``arch`` None: the target's default. ``context`` None: 4,096 tokens, or the model's limit if that is less.
-    ``quantization`` None: see `choose_quantization`, also for ``requantize``.
+    """``task`` None: the model's; see `for_task`. ``arch`` None: the target's default. ``context`` None: 4,096 tokens,
+    or the model's limit if that is less. ``quantization`` None: see `choose_quantization`, also for ``requantize``.
 
     ``activations`` are the activation dtypes to offer, best first; None offers all that the quantization allows. ``kv``
     is the format of keys and values (`ir/kv_format.py`). Two options are for exports only: ``group_size`` weights
@@ -91,6 +92,7 @@ class CompileOptions:
     """
 
     target: str = "webgpu"
+    task: Task | None = None
     arch: str | None = None
     quantization: str | None = None
     requantize: bool = False
@@ -135,6 +137,7 @@ def compile_any(
 def require_export(options: CompileOptions) -> None:
     """Raises RequestError for options that targets of EXPORTS do not support."""
     unsupported = {
+        "--task": options.task,
         "--arch": options.arch,
         "--quality": options.quality,
         "--lora-rank": options.lora_rank,
@@ -189,7 +192,7 @@ def prepare(model: str, options: CompileOptions, progress: Progress, note: Note)
     """Raises CheckpointError, UnsupportedModel or RequestError."""
     check_options(options)
     progress("read", 0, 1)
-    checkpoint = load(model)
+    checkpoint = for_task(load(model), options.task)
     for text in checkpoint.notes:
         note(text)
     progress("read", 1, 1)

@@ -29,16 +29,33 @@ class Text:
     token_types: Sequence[int] = ()
 
 
-def embed(runner: Runner, token_ids: Sequence[int], *, chunk: int = PREFILL_CHUNK) -> FloatArray:
-    """The vector (E,) of a text, of length 1 if the bundle normalizes; this overwrites the runner's first pages.
+def embed(
+    runner: Runner, token_ids: Sequence[int], *, chunk: int = PREFILL_CHUNK, dimensions: int | None = None
+) -> FloatArray:
+    """The vector (E,) of a text, shortened to ``dimensions`` and of length 1 if the bundle normalizes; this overwrites
+    the runner's first pages.
 
-    Raises RequestError for a bundle that makes no embeddings, no tokens, ids outside the vocabulary, or more tokens
-    than the bundle's context.
+    Raises RequestError for a bundle that makes no embeddings, no tokens, ids outside the vocabulary, more tokens than
+    the bundle's context, or dimensions that the model lacks.
     """
     require_plan(runner.manifest, EMBED)
+    spec = runner.manifest.embedding
+    assert spec is not None
+    check_dimensions(spec, dimensions)
     (vector,) = encode(runner, [Text(token_ids)], chunk=chunk)
-    assert runner.manifest.embedding is not None
-    return finished(vector, runner.manifest.embedding)
+    return finished(vector, spec, dimensions)
+
+
+def check_dimensions(spec: EmbeddingSpec, dimensions: int | None) -> None:
+    """Raises RequestError for a number of dimensions that the model was not trained for (Matryoshka representation
+    learning, Kusupati et al. 2022). None: all.
+    """
+    if dimensions is not None and dimensions != spec.size and dimensions not in spec.dimensions:
+        known = ", ".join(map(str, sorted({*spec.dimensions, spec.size})))
+        raise RequestError(
+            f"dimensions is {dimensions}; this model's vectors can have {known}; request one of these",
+            param="dimensions",
+        )
 
 
 def classify(runner: Runner, texts: Sequence[Text]) -> list[FloatArray]:

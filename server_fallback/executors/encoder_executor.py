@@ -11,7 +11,7 @@ import numpy as np
 
 from nearfar.compiler.errors import NearfarError, RequestError
 from nearfar.compiler.runtime.batch import FloatArray
-from nearfar.compiler.runtime.encoding import probabilities
+from nearfar.compiler.runtime.encoding import check_dimensions, probabilities
 from nearfar.compiler.text.tokenizer import EncodedText
 
 from ..engine.encode_job import EncodeRequest
@@ -36,7 +36,6 @@ from ..text.encoder_texts import TextReader
 from ..text.scores import (
     DOCUMENT_PROMPTS,
     QUERY_PROMPTS,
-    check_dimensions,
     check_relevance,
     prompt_of,
     relevance,
@@ -94,7 +93,7 @@ class EncoderExecutor:
         if spec is None:
             raise RequestError("this model scores texts and makes no embeddings; use an embedding model", param="model")
         prefix = prompt_of(spec, request)
-        check_dimensions(spec, self.model.embedding_size, request.dimensions)
+        check_dimensions(spec, request.dimensions)
         texts = await self._read(request, request.input, lambda reader: reader.texts(request.input, "input", prefix))
         rows = await self.encode(texts, call)
         vectors = shortened(rows, spec, request.dimensions)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from nearfar.compiler.errors import RequestError
+from nearfar.compiler.ir.spec import Task
 
 from ..engine.batch_stats import BatchStats
 from ..engine.request import TokenSource
@@ -242,9 +243,6 @@ class Ranks(Protocol):
 
 
 # --- opening and naming executors ---
-
-# What a model does with a text.
-Task = Literal["generate", "embed", "rerank", "classify"]
 
 
 @dataclass(frozen=True, slots=True)

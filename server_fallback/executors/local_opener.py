@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle, open_any
-from nearfar.compiler.bundle.manifest import MANIFEST_FILE, Description, Manifest
+from nearfar.compiler.bundle.manifest import MANIFEST_FILE, Manifest
 from nearfar.compiler.bundle.signature import TrustedKey
 from nearfar.compiler.demo import DEMOS
 from nearfar.compiler.errors import RequestError, reason_of
@@ -32,7 +32,7 @@ from .adaptable import AdaptableExecutor
 from .compile_process import compiled
 from .devices import default_arch, default_target, kv_memory_bytes
 from .encoder_executor import EncoderExecutor
-from .executor import Executor, Opening, Task
+from .executor import Executor, Opening
 from .local import LocalExecutor
 from .local_recipe import LocalRecipe, Planned
 from .local_share import LocalShare
@@ -125,7 +125,7 @@ class LocalOpener:
         memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)
         limits = planned.memory.limits
         answers = min(limits.sequences, limits.rows) + options.max_waiting
-        return Opening(name, memory_bytes, open_it, task_of(planned.bundle.manifest), answers)
+        return Opening(name, memory_bytes, open_it, planned.bundle.manifest.task, answers)
 
     async def _open_encoder(self, planned: Planned, text: TextModel) -> EncoderExecutor:
         options = self._options
@@ -222,11 +222,3 @@ class LocalOpener:
         name = str(path) if is_folder else model
         bundle = await compiled(name, wanted, lambda phase, done, total: self._progress(model, phase, done, total))
         return await asyncio.to_thread(open_any, bundle)
-
-
-def task_of(manifest: Description) -> Task:
-    if manifest.generates:
-        return "generate"
-    if manifest.classifier is None:
-        return "embed"
-    return "classify" if manifest.classifier.relevance is None else "rerank"

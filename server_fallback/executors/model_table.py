@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nearfar.compiler.errors import RequestError, Unavailable
+from nearfar.compiler.ir.spec import Task
 
 from ..schema.models import ModelCard
-from .executor import Executor, ExecutorState, HasAdapters, Task, UnknownModel
+from .executor import Executor, ExecutorState, HasAdapters, UnknownModel
 
 LOADING = ExecutorState(ready=False, detail="loading")
 

@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from nearfar.compiler.cli.output import megabytes
 from nearfar.compiler.errors import RequestError, Unavailable
+from nearfar.compiler.ir.spec import Task
 
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard
-from .executor import Executor, ExecutorState, Opener, TakesAdapters, Task, UnknownModel
+from .executor import Executor, ExecutorState, Opener, TakesAdapters, UnknownModel
 from .model_table import Entry, ModelTable
 
 POLL_SECONDS = 0.02

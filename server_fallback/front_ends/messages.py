@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nearfar.compiler.ir.spec import Task
+
 from ..api.config import ApiConfig
 from ..api.keys import ApiKey
-from ..executors.executor import Task
 from ..executors.local_share import LocalShare
 from ..schema.models import LoadAdapterRequest, LoadRequest, UnloadAdapterRequest, UnloadRequest
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.spec import ClassifierSpec
+from nearfar.compiler.text.pair_text import encode_in_template
 from nearfar.compiler.text.tokenizer import EncodedText, Tokenizer
 
 from ..schema.encoding import EncodingRequest
@@ -16,8 +16,6 @@ from .requests import check_length, check_prompt, context_overflow
 
 # A bound for texts that are not shortened, so that the tokenizer reports their real length.
 UNLIMITED = sys.maxsize
-# In the template of a reranker.
-PLACEHOLDER = re.compile(r"\{(instruction|query|document)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,24 +110,9 @@ class TextReader:
     def _rendered(
         self, classifier: ClassifierSpec, query: str, document: str, limit: int, max_document: int | None
     ) -> EncodedText:
-        """A pair in the classifier's template. Only the template writes control tokens."""
-        tokenizer, template = self.tokenizer, classifier.template
-        assert template is not None
         if max_document is not None:
-            document = tokenizer.beginning(document, max_document)
-
-        def encode(document: str) -> list[int]:
-            values = {"instruction": classifier.instruction or "", "query": query, "document": document}
-            marked = tokenizer.mark_variables(values)
-            assert marked is not None
-            return tokenizer.encode_rendered(PLACEHOLDER.sub(lambda found: marked[found[1]], template))
-
-        ids = encode(document)
-        room = limit - len(encode("")) if len(ids) > limit else 0
-        # The tokens at the document's end depend on the template's text.
-        while len(ids) > limit and room > 0:
-            ids = encode(document := tokenizer.beginning(document, room))
-            room -= 1
+            document = self.tokenizer.beginning(document, max_document)
+        ids = encode_in_template(self.tokenizer, classifier, query, document, limit)
         return EncodedText(ids, [0] * len(ids), [])
 
     def _text(self, text: str, name: str, prefix: str, offsets: bool) -> EncodedText:

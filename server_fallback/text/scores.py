@@ -24,18 +24,6 @@ PROMPTS: Mapping[InputType, tuple[str, ...]] = {
 }
 
 
-def check_dimensions(spec: EmbeddingSpec, size: int, dimensions: int | None) -> None:
-    """Raises RequestError for a number of dimensions that the model was not trained for (Matryoshka representation
-    learning, Kusupati et al. 2022).
-    """
-    if dimensions is not None and dimensions != size and dimensions not in spec.dimensions:
-        known = ", ".join(map(str, sorted({*spec.dimensions, size})))
-        raise RequestError(
-            f"dimensions is {dimensions}; this model's vectors can have {known}; request one of these",
-            param="dimensions",
-        )
-
-
 def shortened(vectors: FloatArray, spec: EmbeddingSpec, dimensions: int | None) -> FloatArray:
     """The vectors (n, E) with as many ``dimensions`` as requested, scaled to length 1 if the model requires it."""
     cut = vectors if dimensions is None else vectors[:, :dimensions]

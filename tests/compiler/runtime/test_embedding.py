@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -161,8 +162,19 @@ def test_the_command_line_states_the_bundles_target(
     tiny_checkpoints: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compile", str(tiny_checkpoints["embedding"]), "-o", str(tmp_path / "bundle"), "--context", "64"]) == 0
-    assert " serve " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert " serve " in printed
+    assert "an embedding model (embed)" in printed
     assert main(["run", str(tmp_path / "bundle"), "hello", "--runner", "numpy"]) == 0
     assert "72 numbers: " in capsys.readouterr().out
-    assert main(["run", str(tmp_path / "bundle"), "hello", "--passage", "text"]) != 0
-    assert "scores no pairs of texts" in capsys.readouterr().err
+    run = ["run", str(tmp_path / "bundle"), "--runner", "numpy"]
+    for options, message in (
+        (["hello", "--passage", "text"], "scores no pairs of texts"),
+        (["a" * 64], "the text has 65 tokens, but the context of embedding is 64; shorten it, or add --truncate"),
+        ([""], "the text is empty"),
+        (["hello", "--dimensions", "7"], "dimensions is 7; this model's vectors can have 72"),
+    ):
+        assert main([*run, *options]) != 0
+        assert message in capsys.readouterr().err
+    assert main([*run, "a" * 64, "--truncate", "--dimensions", "72", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tokens"] == 64
