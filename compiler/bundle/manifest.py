@@ -384,7 +384,7 @@ class Description(Entry):
     @property
     def paged(self) -> bool:
         """Whether keys and values are stored in pages. If not, a batch holds complete texts."""
-        return True
+        return self.generates
 
     def pages_for(self, tokens: int) -> int:
         """The number of pages for ``tokens`` tokens of one sequence."""

@@ -79,6 +79,7 @@ def dry_export(model: str, options: CompileOptions, progress: Progress, note: No
         options.device,
         options.context,
         options.kv,
+        options.task,
         progress,
         note,
     )

@@ -128,6 +128,7 @@ def compile_any(
         device=options.device,
         context=options.context,
         kv=options.kv,
+        task=options.task,
         force=options.force,
         progress=progress,
         note=note,
@@ -137,7 +138,6 @@ def compile_any(
 def require_export(options: CompileOptions) -> None:
     """Raises RequestError for options that targets of EXPORTS do not support."""
     unsupported = {
-        "--task": options.task,
         "--arch": options.arch,
         "--quality": options.quality,
         "--lora-rank": options.lora_rank,

@@ -7,6 +7,7 @@ checkpoint -> spec -> graph -> the framework's graph or configuration
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Literal, cast
 
 from .. import quant
-from ..arch import by_model_type
 from ..arch.families import LARGE_ACTIVATIONS
 from ..bundle.folder import ExportBundle, file_entry, tokenizer_entry
 from ..bundle.manifest import FORMAT_VERSION, MANIFEST_FILE, ExportManifest, FileEntry
@@ -24,9 +24,11 @@ from ..formats import load
 from ..formats.checkpoint import Checkpoint
 from ..ir.graph import Graph
 from ..ir.kv_format import KvName
-from ..ir.spec import ModelSpec
+from ..ir.spec import ModelSpec, Task
+from .graphs import graphs_of
 from .stored_forms import choose_quantization, keep_stored_forms
 from .target import Exporter, ExportOptions, load_exporter
+from .task import for_task
 from .weights import check_tensors
 
 DEFAULT_CONTEXT = 4096
@@ -44,6 +46,7 @@ def export_model(
     device: str | None = None,
     context: int | None = None,
     kv: KvName = "activation",
+    task: Task | None = None,
     force: bool = False,
     progress: Callable[[str, int, int], None] = lambda *_: None,
     note: Callable[[str], None] = lambda _: None,
@@ -57,7 +60,7 @@ def export_model(
     output remains.
     """
     job = prepare_export(
-        model, target, quantization, requantize, group_size, activations, device, context, kv, progress, note
+        model, target, quantization, requantize, group_size, activations, device, context, kv, task, progress, note
     )
     with new_folder(output, force=force) as folder:
         job.exporter.export(
@@ -91,6 +94,7 @@ def prepare_export(
     device: str | None,
     context: int | None,
     kv: KvName,
+    task: Task | None,
     progress: Callable[[str, int, int], None],
     note: Callable[[str], None],
 ) -> ExportJob:
@@ -112,16 +116,13 @@ def prepare_export(
     if quantization is not None:
         quant.by_name(quantization, group_size)
     progress("read", 0, 1)
-    checkpoint = load(model).with_float_scales
+    checkpoint = for_task(load(model), task).with_float_scales
     for text in checkpoint.notes:
         note(text)
     progress("read", 1, 1)
     spec = checkpoint.spec
     if checkpoint.task is not None:
-        makes = "embeddings" if checkpoint.embedding is not None else "scores"
-        raise UnsupportedModel(
-            f"{model}: makes {makes}, but {target} bundles generate text; use --target webgpu, cpu or cuda"
-        )
+        check_texts(model, target, checkpoint, kv, generates_only=not exporter.READS_TEXTS)
     fmt, keeps_forms = choose_quantization(quantization, checkpoint, note, requantize=requantize, group=group_size)
     is_large = spec.model_type in LARGE_ACTIVATIONS
     activation = choose_activation(
@@ -137,10 +138,15 @@ def prepare_export(
         activation=activation,
         device=device,
         kv=kv,
-        context=choose_context(context, spec),
+        context=min(choose_context(context, spec), (context is None and checkpoint.max_tokens) or sys.maxsize),
     )
     progress("graph", 0, 1)
-    graph = by_model_type(spec.model_type).forward(spec, options.context, options.context)
+    (graph,) = graphs_of(checkpoint, options.context, page_size=options.context).values()
+    if checkpoint.task is not None and "page_ids" in graph.inputs:
+        raise UnsupportedModel(
+            f"{model}: its layers need pages of keys and values, which {target} bundles of embeddings do not have; use "
+            "--target webgpu, cpu or cuda"
+        )
     check_tensors(checkpoint, graph.parameters)
     if checkpoint.activation_scales:
         module, *others = checkpoint.activation_scales
@@ -155,6 +161,19 @@ def prepare_export(
     return ExportJob(model, target, exporter, checkpoint, graph, options)
 
 
+def check_texts(model: str, target: str, checkpoint: Checkpoint, kv: str, *, generates_only: bool) -> None:
+    """Raises UnsupportedModel for a target whose bundles only generate text, and RequestError for keys and values of
+    integers, which a model that makes embeddings or scores does not keep.
+    """
+    if generates_only:
+        makes = "embeddings" if checkpoint.embedding is not None else "scores"
+        raise UnsupportedModel(
+            f"{model}: makes {makes}, but {target} bundles generate text; use --target webgpu, cpu, cuda or onnx"
+        )
+    if kv != "activation":
+        raise RequestError(f"--kv {kv}: {model} keeps no keys and values; remove the option")
+
+
 def export_manifest(job: ExportJob, files: list[FileEntry]) -> ExportManifest:
     options = job.options
     return ExportManifest(
@@ -163,8 +182,8 @@ def export_manifest(job: ExportJob, files: list[FileEntry]) -> ExportManifest:
         target=job.target,
         model=Path(job.model).resolve().name,
         spec=job.checkpoint.spec,
-        embedding=None,
-        classifier=None,
+        embedding=job.checkpoint.embedding,
+        classifier=job.checkpoint.classifier,
         quantization=options.quantization.name,
         context=options.context,
         page_size=options.context,

@@ -21,19 +21,19 @@ PAGE_SIZE = 16
 HEAD = HeadLayout(classifier="score", classifier_bias=False, token_classifier="score")
 
 
-def graphs_of(checkpoint: Checkpoint, context: int) -> dict[str, Graph]:
+def graphs_of(checkpoint: Checkpoint, context: int, *, page_size: int = PAGE_SIZE) -> dict[str, Graph]:
     """The graph of each plan, by the plan's name. Raises UnsupportedModel for a decoder that cannot do what the
     checkpoint is for.
     """
     spec, task = checkpoint.spec, checkpoint.task
     encoder = encoder_of(spec.model_type)
     if task is None:
-        graph = by_model_type(spec.model_type).forward(spec, PAGE_SIZE, context)
+        graph = by_model_type(spec.model_type).forward(spec, page_size, context)
         return {GENERATE: round_activations(graph, checkpoint)}
     name = EMBED if isinstance(task, EmbeddingSpec) else CLASSIFY
     if encoder is not None:
         return {name: encoder.encode(spec, context, task)}
-    paged = by_model_type(spec.model_type).forward(spec, PAGE_SIZE, context, embeds=True)
+    paged = by_model_type(spec.model_type).forward(spec, page_size, context, embeds=True)
     paged = round_activations(paged, checkpoint)
     # A factor by position applies only to long contexts, but it must not decide whether a plan has pages.
     unpaged = None if spec.rope.query_beta else drop_pages(paged, causal=spec.causal, form_of=stored_form(checkpoint))

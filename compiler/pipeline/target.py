@@ -113,6 +113,8 @@ class ExportOptions:
 class Exporter(Protocol):
     # The devices that need graphs of their own, the default first; empty if one graph serves all devices.
     DEVICES: tuple[str, ...]
+    # Whether it also exports models that make embeddings or scores.
+    READS_TEXTS: bool
 
     def activations(self, device: str | None) -> tuple[str, ...]:
         """The dtypes that activations may have on a device."""

@@ -41,7 +41,7 @@ def require_inputs(batch: Batch, declared: Mapping[str, InputEntry], dims: Mappi
             raise RequestError(f"input '{name}' of the batch is {is_}; the plan needs {must_be}", input=name)
 
 
-def require_texts(manifest: Manifest, batch: Batch) -> None:
+def require_texts(manifest: Description, batch: Batch) -> None:
     """Raise RequestError unless a batch for a plan without pages holds complete texts, with known types of tokens."""
     lengths = np.diff(batch.seq_starts)
     starts = np.repeat(batch.seq_starts[:-1], lengths) if len(lengths) and lengths.min() > 0 else None

@@ -20,6 +20,7 @@ from .shards import INDEX_FILE, index_text, lay_out, whole_tensors, write_shards
 
 # One folder runs on every device that MLX supports.
 DEVICES = ()
+READS_TEXTS = False
 
 
 def activations(device: str | None) -> tuple[str, ...]:  # noqa: ARG001

@@ -19,6 +19,7 @@ IR_VERSION = 10
 ELEMENT_TYPES = {
     "float32": onnx.TensorProto.FLOAT,
     "float16": onnx.TensorProto.FLOAT16,
+    "bool": onnx.TensorProto.BOOL,
     "int64": onnx.TensorProto.INT64,
     "int32": onnx.TensorProto.INT32,
     "int8": onnx.TensorProto.INT8,

@@ -1,15 +1,21 @@
 """Check an export's graph against its manifest, before ONNX Runtime opens it.
 
-The runner allocates keys, values and logits by the manifest and passes their addresses to the graph, so both must have
-the same sizes.
+The runner allocates keys, values and logits by the manifest and passes their addresses to the graph, and consumers of
+embeddings and scores rely on their number, so both must have the same sizes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import onnx
 
 from nearfar.compiler.bundle.folder import ExportBundle
+from nearfar.compiler.bundle.manifest import ExportManifest
 from nearfar.compiler.errors import BundleError
+from nearfar.compiler.ir.spec import ModelSpec
+
+Require = Callable[[bool, str], None]
 
 
 def check_graph(graph: onnx.GraphProto, bundle: ExportBundle) -> None:
@@ -22,6 +28,41 @@ def check_graph(graph: onnx.GraphProto, bundle: ExportBundle) -> None:
         if not condition:
             raise BundleError(f"{bundle.path}: the graph {what}; compile the bundle again")
 
+    if manifest.generates:
+        check_decoder(graph, spec, require)
+    else:
+        check_results(graph, manifest, require)
+    names = {entry.file for entry in manifest.files}
+    for constant in graph.initializer:
+        if constant.name.endswith((".cos", ".sin")):
+            require(
+                constant.dims[0] >= manifest.context,
+                f"rotates {constant.dims[0]} positions, the manifest's context has {manifest.context}",
+            )
+        for entry in constant.external_data:
+            # The graph and its weights are in the folder onnx/.
+            if entry.key == "location":
+                require(
+                    f"onnx/{entry.value}" in names, f"has weights in {entry.value!r}, which is not a file of the bundle"
+                )
+
+
+def check_results(graph: onnx.GraphProto, manifest: ExportManifest, require: Require) -> None:
+    """Check the length of embeddings, or the number of labels."""
+    embedding, classifier = manifest.embedding, manifest.classifier
+    name, size = ("logits", len(classifier.labels)) if classifier is not None else ("sentence_embedding", 0)
+    size = embedding.size if embedding is not None else size
+    found = [sizes_of(each) for each in graph.output if each.name == name]
+    require(len(found) == 1 and found[0][-1:] == [size], f"has {name} {found}, the manifest {size} numbers")
+    inputs = {each.name for each in graph.input}
+    require(
+        {"input_ids", "attention_mask"} <= inputs <= {"input_ids", "attention_mask", "token_type_ids"},
+        f"reads {', '.join(sorted(inputs))}, which are not those of a model of texts",
+    )
+
+
+def check_decoder(graph: onnx.GraphProto, spec: ModelSpec, require: Require) -> None:
+    """Check the keys and values, and the logits."""
     # The last layers may share the keys and values of earlier ones.
     owners = range(spec.num_layers - spec.num_kv_shared_layers)
     planes = {
@@ -41,19 +82,6 @@ def check_graph(graph: onnx.GraphProto, bundle: ExportBundle) -> None:
         len(logits) == 1 and logits[0][-1:] == [spec.vocab_size],
         f"has logits {logits}, the manifest {spec.vocab_size} tokens",
     )
-    names = {entry.file for entry in manifest.files}
-    for constant in graph.initializer:
-        if constant.name.endswith((".cos", ".sin")):
-            require(
-                constant.dims[0] >= manifest.context,
-                f"rotates {constant.dims[0]} positions, the manifest's context has {manifest.context}",
-            )
-        for entry in constant.external_data:
-            # The graph and its weights are in the folder onnx/.
-            if entry.key == "location":
-                require(
-                    f"onnx/{entry.value}" in names, f"has weights in {entry.value!r}, which is not a file of the bundle"
-                )
 
 
 def sizes_of(value: onnx.ValueInfoProto) -> list[int]:

@@ -13,12 +13,13 @@ the last of each sequence. All other ops work on rows (batch * sequence, columns
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from nearfar.compiler.errors import QuantizationError, UnsupportedModel
-from nearfar.compiler.ir.graph import Node
+from nearfar.compiler.ir.graph import Node, Parameter
 from nearfar.compiler.ir.ops import OPS
 
 from .attention import add_append, add_attention
@@ -56,11 +57,11 @@ def build_decoder(emitter: Emitter) -> None:
     emitter.builder.add("Unsqueeze", [rows, emitter.builder.integers(1)], "logits")
 
 
-def form_of(node: Node) -> Form:
+def form_of(node: Node, forms: Mapping[str, Form] | None = None) -> Form:
     """Raises UnsupportedModel for an op, an input or an attribute that has no ONNX form: omitting it would change the
     answers.
     """
-    form = FORMS.get(node.op)
+    form = (forms or FORMS).get(node.op)
     known = () if form is None else (*OPS[node.op].inputs, *form.optional)
     unknown = [f"input {role!r}" for role in node.inputs if role not in known]
     unknown += (
@@ -105,13 +106,17 @@ def add_inputs(emitter: Emitter) -> None:
 def add_embed(emitter: Emitter, node: Node) -> None:
     table = emitter.graph.parameters[node.inputs["table"]]
     (token_ids,), y = emitter.inputs(node, "token_ids"), node.outputs["y"]
+    emitter.names[y] = scaled(emitter, node, table_rows(emitter, table, token_ids, y))
+
+
+def table_rows(emitter: Emitter, table: Parameter, token_ids: str, y: str) -> str:
+    """The rows of a table with these numbers, for the result y."""
     add = emitter.builder.add
     if not emitter.packed(table):
         rows = add("Gather", [emitter.dense(table), token_ids], f"{y}.stored", axis=0)
         if not emitter.stores_activations:
             rows = add("Cast", [rows], f"{y}.activations", to=ELEMENT_TYPES[emitter.activation])
-        emitter.names[y] = scaled(emitter, node, rows)
-        return
+        return rows
     # The blob of MatMulNBits, so that a tied head shares it: blocks are a separate axis, and scales have the same
     # number of axes as codes.
     bits, block = emitter.bits(table), emitter.block(table)
@@ -127,10 +132,9 @@ def add_embed(emitter: Emitter, node: Node) -> None:
     columns, integers = table.shape[1], emitter.builder.integers
     padded = -(-columns // block) * block
     rows = add("Reshape", [blocks, integers(-1, padded)], f"{y}.padded")
-    rows = (
-        rows if padded == columns else add("Slice", [rows, integers(0), integers(columns), integers(1)], f"{y}.columns")
-    )
-    emitter.names[y] = scaled(emitter, node, rows)
+    if padded == columns:
+        return rows
+    return add("Slice", [rows, integers(0), integers(columns), integers(1)], f"{y}.columns")
 
 
 def scaled(emitter: Emitter, node: Node, rows: str) -> str:

@@ -1,6 +1,6 @@
 """Export: convert a checkpoint to a folder that ONNX Runtime, its GenAI library and Transformers.js load unchanged.
 
-onnx/model.onnx          one decoder graph (`decoder.py`)
+onnx/model.onnx          one decoder graph (`decoder.py`), or one of embeddings or scores (`encoder.py`)
 onnx/model.onnx_data     its large weights (`weights.py`), in further files _data_1, _data_2 .. beyond 2 GB
 genai_config.json        the configuration for ONNX Runtime GenAI, if it can allocate the model's keys and values
 config.json and others   as in the checkpoint, with the options for Transformers.js
@@ -29,7 +29,7 @@ from .huggingface_files import write_huggingface_files
 if TYPE_CHECKING:
     from .emitter import Emitter
 
-DEVICES = devices.NAMES
+DEVICES, READS_TEXTS = devices.NAMES, True
 MODEL_FILE = "onnx/model.onnx"
 
 
@@ -96,9 +96,10 @@ def require_packages() -> None:
 def emit(
     checkpoint: Checkpoint, graph: Graph, options: ExportOptions, scales: Mapping[str, Array] | None = None
 ) -> Emitter:
-    """The decoder's nodes. ``scales``: the scales of 8-bit keys and values, once measured."""
+    """The graph's nodes. ``scales``: the scales of 8-bit keys and values, once measured."""
     from .decoder import build_decoder
     from .emitter import Emitter
+    from .encoder import build_encoder
 
     name = options.device or DEVICES[0]
     device = devices.by_name(name)
@@ -109,17 +110,22 @@ def emit(
             f"--kv q8: ONNX Runtime's constant scales are too coarse for {checkpoint.spec.model_type}, whose layers "
             "share keys and values or have heads of several sizes; leave it out, or use --target webgpu, cpu or cuda"
         )
-    graph = with_every_row(graph)
+    task = checkpoint.task
+    if task is None:
+        graph = with_every_row(graph)
     if device.stacks_projections:
         graph = fuse_projections(fuse_gate_up(graph))
     emitter = Emitter(graph, checkpoint.spec, device, options.quantization, options.activation, scales or {})
-    build_decoder(emitter)
+    if task is None:
+        build_decoder(emitter)
+    else:
+        build_encoder(emitter, task)
     return emitter
 
 
 def write_small_files(
     checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path, data_files: int
 ) -> None:
-    if genai_allocates(checkpoint.spec):
+    if checkpoint.task is None and genai_allocates(checkpoint.spec):
         write_genai_config(folder, MODEL_FILE, checkpoint, options, one_shape(graph))
     write_huggingface_files(folder, checkpoint, options.device or DEVICES[0], data_files)

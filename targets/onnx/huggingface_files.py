@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.compiler.formats import Checkpoint
+from nearfar.compiler.formats.sentence_transformers import LENGTH_FILES, MODULES_FILE, PROMPTS_FILE, read_modules
 
 # Families that Transformers.js does not know. It reads only the sizes of keys and values in config.json, under the same
 # keys as Llama's, so such folders name that.
@@ -34,12 +35,27 @@ def write_huggingface_files(folder: Path, checkpoint: Checkpoint, device: str, d
     if device != "cpu":
         config["transformers.js_config"]["device"] = device
     write_json(folder / "config.json", config)
-    write_json(folder / "generation_config.json", generation_config(checkpoint))
+    if checkpoint.task is None:
+        write_json(folder / "generation_config.json", generation_config(checkpoint))
+    else:
+        copy_modules(folder, checkpoint.path)
     write_json(folder / "tokenizer_config.json", tokenizer_config(checkpoint))
     (folder / "tokenizer.json").write_bytes(checkpoint.tokenizer.content)
     for name in OPTIONAL_FILES:
         if (checkpoint.path / name).is_file():
             shutil.copyfile(checkpoint.path / name, folder / name)
+
+
+def copy_modules(folder: Path, source: Path) -> None:
+    """Copy the files of sentence-transformers, with which it loads the folder too."""
+    for path in (source / MODULES_FILE, source / PROMPTS_FILE, *(source / name for name in LENGTH_FILES)):
+        if path.is_file():
+            shutil.copyfile(path, folder / path.name)
+    for module in read_modules(source):
+        name = str(module.get("path") or "")
+        # A module without options has no folder.
+        if name and (source / name).is_dir():
+            shutil.copytree(source / name, folder / name)
 
 
 def generation_config(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -29,10 +29,12 @@ from ..threads import default_threads
 from .kv_rows import KvRows
 from .rows_decoder import RowsDecoder
 from .session import require_cpu, require_packages
+from .text_runner import OnnxTextRunner
 
 
-def open_runner(bundle: ExportBundle, limits: Limits) -> OnnxRunner:
-    return OnnxRunner(bundle, limits=limits)
+def open_runner(bundle: ExportBundle, limits: Limits) -> OnnxRunner | OnnxTextRunner:
+    """A runner of text, or of embeddings or scores."""
+    return (OnnxRunner if bundle.manifest.generates else OnnxTextRunner)(bundle, limits=limits)
 
 
 def check_machine(bundle: ExportBundle) -> None:

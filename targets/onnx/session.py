@@ -35,7 +35,7 @@ def open_session(bundle: ExportBundle, threads: int) -> InferenceSession:
     file = bundle.file(next(entry.file for entry in bundle.manifest.files if entry.file.endswith(".onnx")))
     model = read_graph(file)
     check_graph(model.graph, bundle)
-    graph = rows_graph(model)
+    graph = rows_graph(model) if bundle.manifest.generates else model.SerializeToString()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

@@ -1,0 +1,214 @@
+"""Encoder: convert the graph of a model that reads complete texts to ONNX nodes: embeddings, or scores of labels.
+
+The inputs and outputs have the names that optimum gives them, so onnxruntime's users and Transformers.js find them:
+
+    input_ids, attention_mask (batch, sequence) int64   texts, padded at either end
+    token_type_ids (batch, sequence) int64              if the model has types of tokens
+    -> last_hidden_state (batch, sequence, E), sentence_embedding (batch, E)    of an embedding model
+    -> logits (batch, L), or (batch, sequence, L) if each token has scores      of a classifier
+
+All are float32. ``sentence_embedding`` is pooled, passed through the dense layers, and normalized if the model does
+that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nearfar.compiler.errors import UnsupportedModel
+from nearfar.compiler.ir.graph import Node
+from nearfar.compiler.ir.ops.encoders import require_joint
+from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
+
+from .builder import ELEMENT_TYPES, MICROSOFT
+from .decoder import FORMS, Form, add_linear, form_of, table_rows
+from .emitter import Emitter
+from .encoder_mask import attention_bias
+from .gates import activated
+from .pooling import add_pool_rows, normalized
+from .rotation import rope_caches
+
+AXES = ("batch_size", "sequence_length")
+
+
+def build_encoder(emitter: Emitter, task: EmbeddingSpec | ClassifierSpec) -> None:
+    """Fill the emitter's builder.
+
+    Raises UnsupportedModel for an op, or an attribute of one, that has no ONNX form, and QuantizationError for weights
+    that ONNX Runtime's kernels do not read.
+    """
+    builder, graph = emitter.builder, emitter.graph
+    add_inputs(emitter)
+    for node in graph.nodes:
+        form_of(node, ENCODER_FORMS).emit(emitter, node)
+    (result,) = graph.outputs.values()
+    if isinstance(task, EmbeddingSpec):
+        (pool,) = (node for node in graph.nodes if node.op == "pool_rows")
+        hidden = emitter.sequences(pool.inputs["x"], "last_hidden_state.sequences")
+        add_output(emitter, hidden, "last_hidden_state", (*AXES, emitter.columns(pool.inputs["x"])))
+        vector = float32(emitter, emitter.rows(result))
+        vector = normalized(builder, vector) if task.normalize else vector
+        builder.add("Identity", [vector], "sentence_embedding")
+        builder.add_output("sentence_embedding", "float32", (AXES[0], task.size))
+    elif task.per_token:
+        add_output(emitter, emitter.sequences(result, "logits.sequences"), "logits", (*AXES, len(task.labels)))
+    else:
+        add_output(emitter, emitter.rows(result), "logits", (AXES[0], len(task.labels)))
+
+
+def add_inputs(emitter: Emitter) -> None:
+    """Add the inputs, and the rows of token ids, types and positions (batch * sequence)."""
+    builder, names = emitter.builder, emitter.names
+    add, integers = builder.add, builder.integers
+    # Tokenizers of models with a single type return no types.
+    has_types = "token_types" in emitter.graph.inputs and emitter.spec.num_token_types > 1
+    for name in ("input_ids", "attention_mask", *["token_type_ids"] * has_types):
+        builder.add_input(name, "int64", AXES)
+    add("Shape", ["input_ids"], "ids_shape")
+    add("Concat", ["ids_shape", integers(-1)], "sequences_shape", axis=0)
+    names["token_ids"] = add("Reshape", ["input_ids", integers(-1)], "token_ids")
+    if has_types:
+        names["token_types"] = add("Reshape", ["token_type_ids", integers(-1)], "token_types")
+    elif "token_types" in emitter.graph.inputs:
+        names["token_types"] = add("Sub", ["token_ids", "token_ids"], "token_types")
+    # A text's positions count its own tokens, wherever the padding is.
+    counted = add("CumSum", ["attention_mask", builder.integer(1)], "counted")
+    names["position_ids"] = add("Max", [add("Sub", [counted, integers(1)], "last"), integers(0)], "position_ids")
+    names["positions"] = add("Reshape", ["position_ids", integers(-1)], "positions")
+
+
+def add_output(emitter: Emitter, value: str, name: str, shape: tuple[int | str, ...]) -> None:
+    emitter.builder.add("Cast", [value], name, to=ELEMENT_TYPES["float32"])
+    emitter.builder.add_output(name, "float32", shape)
+
+
+def float32(emitter: Emitter, value: str) -> str:
+    if emitter.activation == "float32":
+        return value
+    return emitter.builder.add("Cast", [value], f"{value}.float32", to=ELEMENT_TYPES["float32"])
+
+
+def add_embed_positions(emitter: Emitter, node: Node) -> None:
+    add, y, first = emitter.builder.add, node.outputs["y"], node.attr("first_position")
+    (total,) = emitter.inputs(node, "x")
+    for role, indices in (("position_table", "positions"), ("type_table", "token_types")):
+        if role not in node.inputs:
+            continue
+        ids = emitter.name(indices)
+        if first and role == "position_table":
+            ids = add("Add", [ids, emitter.builder.integers(first)], f"{y}.first")
+        rows = table_rows(emitter, emitter.graph.parameters[node.inputs[role]], ids, f"{y}.{role}")
+        total = add("Add", [total, rows], f"{y}.with_{role}")
+    emitter.names[y] = total
+
+
+def add_activated_linear(emitter: Emitter, node: Node) -> None:
+    activation, y = node.attr("y_activation"), node.outputs["y"]
+    if activation == "none":
+        add_linear(emitter, node)
+        return
+    plain = f"{y}.linear"
+    add_linear(emitter, replace(node, outputs={"y": plain}))
+    emitter.names[y] = activated(emitter, activation, plain, y)
+
+
+def add_rope_heads(emitter: Emitter, node: Node) -> None:
+    y, head_dim = node.outputs["y"], node.attr("head_dim")
+    for index, (part, name) in enumerate(split_heads(emitter, node).items()):
+        if part == "v":
+            emitter.names[f"{y}.v"] = name
+            continue
+        if "qk_norm" in node.inputs:
+            name = normed_heads(emitter, node, name, index, f"{y}.{part}")
+        if "table" in node.inputs:
+            name = rotated_heads(emitter, node, name, head_dim, f"{y}.{part}_rotated")
+        emitter.names[f"{y}.{part}"] = name
+
+
+def split_heads(emitter: Emitter, node: Node) -> dict[str, str]:
+    """The parts q, k and v of a joint projection, (batch, sequence, columns) each."""
+    qkv, builder = node.inputs["qkv"], emitter.builder
+    if f"{qkv}.v" not in emitter.names:
+        head_dim, kv_heads = node.attr("head_dim"), node.attr("num_kv_heads")
+        heads = require_joint(
+            node.op, {"qkv": emitter.graph.shape_of(qkv)}, {"head_dim": head_dim, "num_kv_heads": kv_heads}
+        )
+        sizes = builder.integers(*(count * head_dim for count in (heads, kv_heads, kv_heads)))
+        parts = [f"{qkv}.{part}" for part in "qkv"]
+        builder.add("Split", [emitter.sequences(qkv, f"{qkv}.sequences"), sizes], *parts, axis=2)
+        emitter.names |= {part: part for part in parts}
+    return {part: emitter.names[f"{qkv}.{part}"] for part in "qkv"}
+
+
+def normed_heads(emitter: Emitter, node: Node, x: str, index: int, y: str) -> str:
+    """The RMS norm of each head, by the first or the second half of the weights."""
+    builder, head_dim = emitter.builder, node.attr("head_dim")
+    add, integers = builder.add, builder.integers
+    bounds = [integers(index * head_dim), integers((index + 1) * head_dim)]
+    gamma = add("Slice", [emitter.vector(node.inputs["qk_norm"]), *bounds], f"{y}.gamma")
+    shape = add("Shape", [x], f"{y}.shape")
+    heads = add("Reshape", [x, integers(-1, head_dim)], f"{y}.heads")
+    if not emitter.device.fused_norms:
+        raise UnsupportedModel("this device has no norms of heads; use --device cpu, webgpu or cuda")
+    normed = add("SimplifiedLayerNormalization", [heads, gamma], f"{y}.normed", epsilon=node.attr("eps"), axis=-1)
+    return add("Reshape", [normed, shape], f"{y}.rows")
+
+
+def rotated_heads(emitter: Emitter, node: Node, x: str, head_dim: int, y: str) -> str:
+    table = emitter.graph.constants[node.inputs["table"]]
+    rotated, columns = 2 * table.shape[1], emitter.columns(node.inputs["qkv"])
+    heads, kv_heads = columns // head_dim - 2 * node.attr("num_kv_heads"), node.attr("num_kv_heads")
+    return emitter.builder.add(
+        "RotaryEmbedding",
+        [x, emitter.name("position_ids"), *rope_caches(emitter, node.inputs["table"])],
+        y,
+        domain=MICROSOFT,
+        num_heads=heads if ".q_" in y else kv_heads,
+        rotary_embedding_dim=rotated if rotated < head_dim else 0,
+    )
+
+
+def add_ragged_attention(emitter: Emitter, node: Node) -> None:
+    if node.attr("softcap") is not None:
+        raise UnsupportedModel("the model caps the scores of attention, which --target onnx cannot without pages")
+    builder, y, head_dim = emitter.builder, node.outputs["y"], node.attr("head_dim")
+    parts, kv_heads = split_heads(emitter, node), node.attr("num_kv_heads")
+    num_heads = emitter.columns(y) // head_dim
+    if kv_heads < num_heads:
+        parts |= {part: repeated(emitter, parts[part], kv_heads, num_heads, head_dim, f"{y}.{part}") for part in "kv"}
+    bias = attention_bias(builder, emitter.activation, node.attr("window"), causal=node.attr("causal"))
+    scale = node.attr("scale")
+    emitter.names[y] = builder.add(
+        "MultiHeadAttention",
+        [parts["q"], parts["k"], parts["v"], "", "", bias],
+        y,
+        domain=MICROSOFT,
+        num_heads=num_heads,
+        **({} if scale is None else {"scale": scale}),
+    )
+    emitter.reshaped.add(y)
+
+
+def repeated(emitter: Emitter, x: str, kv_heads: int, num_heads: int, head_dim: int, y: str) -> str:
+    """Keys or values of kv heads (batch, sequence, K * D), repeated for the query heads that read them."""
+    add, integers = emitter.builder.add, emitter.builder.integers
+    heads = add("Reshape", [x, integers(0, 0, kv_heads, 1, head_dim)], f"{y}.heads")
+    group = add("Expand", [heads, integers(1, 1, 1, num_heads // kv_heads, 1)], f"{y}.groups")
+    return add("Reshape", [group, integers(0, 0, num_heads * head_dim)], f"{y}.repeated")
+
+
+ENCODER_FORMS: dict[str, Form] = {
+    **{
+        name: FORMS[name]
+        for name in ("embed", "gated_linear", "slice_columns", "rms_norm", "add", "gate", "gate_halves")
+    },
+    "linear": Form(add_activated_linear, ("dtype", "y_activation"), ("bias",)),
+    "embed_positions": Form(
+        add_embed_positions, ("first_position",), ("positions", "position_table", "token_types", "type_table")
+    ),
+    "rope_heads": Form(add_rope_heads, ("head_dim", "num_kv_heads", "eps"), ("table", "qk_norm")),
+    "ragged_attention": Form(
+        add_ragged_attention, ("head_dim", "num_kv_heads", "causal", "window", "scale", "softcap")
+    ),
+    "pool_rows": Form(add_pool_rows, ("mode",)),
+}
