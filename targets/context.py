@@ -84,6 +84,7 @@ class Context:
             y_step=None if gated else attr(step, "y_step"),
             centered=attr(step, "centered"),
             norm_bias="norm_bias" in step.inputs,
+            keeps_norm=attr(step, "keeps_norm"),
         )
 
     def heads_of(self, step: Step, activation: str) -> Heads:

@@ -34,7 +34,7 @@ from nearfar.compiler.kernels.top_logprobs import top_logprobs
 
 from .context import Context, attr, position_tables
 from .gpu_attention import AttentionNumbers, attention_rows
-from .variant import KernelCall, Variant, for_activations, kernel, with_roles
+from .variant import KernelCall, Template, Variant, for_activations, kernel, with_roles
 
 ATTENTION_OPS = (
     "attention", "rope_append", "rope_attention", "rope", "append_kv", "rope_heads", "ragged_attention",
@@ -53,13 +53,15 @@ class GpuNumbers:
 
     Up to ``max_vector_rows`` input rows, a matrix-vector kernel reads the weights; above, a tile kernel reads them once
     for all rows of a tile. A kernel binds at most ``max_buffers``. Batches for which ``shared_rows`` holds sample large
-    vocabularies by many workgroups per row.
+    vocabularies by many workgroups per row. The ``centering`` templates of projections compute a LayerNorm of their
+    input by themselves, if it is faster than a kernel before them.
     """
 
     max_vector_rows: int
     max_buffers: int
     attention: AttentionNumbers
     shared_rows: Condition = None
+    centering: tuple[Template, ...] = VECTOR_TEMPLATES
 
 
 # The rows of a projection for one activation dtype.
@@ -156,14 +158,13 @@ def adds_stream(call: KernelCall, max_buffers: int) -> bool:
 def layer_norm_rows(
     facts: Projection, activation: str, numbers: GpuNumbers, projection_rows: ProjectionRows
 ) -> Sequence[Variant]:
-    """The rows of a projection whose input has a LayerNorm. Matrix-vector kernels normalize it as they read it; in
-    front of others, a kernel does.
+    """The rows of a projection whose input has a LayerNorm. Most kernels normalize it as they read it; in front of
+    others, a kernel does.
     """
-    fused = [
-        row
-        for row in projection_rows(facts, activation)
-        if all(call.template in VECTOR_TEMPLATES for call in row.kernels) and num_buffers(facts) <= numbers.max_buffers
-    ]
+    rows = projection_rows(facts, activation) if num_buffers(facts) <= numbers.max_buffers else []
+    fused = [row for row in rows if all(call.template in numbers.centering for call in row.kernels)]
+    if rows and len(fused) == len(rows):
+        return fused
     norm = kernel(
         rms_norm,
         rows=facts.batch,
@@ -174,14 +175,14 @@ def layer_norm_rows(
         y_dtype="float32",
         centered=True,
         bias=facts.norm_bias,
-        y_in_scratch=True,
+        y_in_scratch=not facts.keeps_norm,
     )
-    before = with_roles(norm, weight="norm", bias="norm_bias")
-    plain = without_layer_norm(facts)
+    before = with_roles(norm, weight="norm", bias="norm_bias", y="normed")
+    plain, normed = without_layer_norm(facts), "normed" if facts.keeps_norm else "scratch.normed"
     return [
         *fused,
         *(
-            replace(row, kernels=(before, *(with_roles(call, x="scratch.normed") for call in row.kernels)))
+            replace(row, kernels=(before, *(with_roles(call, x=normed) for call in row.kernels)))
             for row in projection_rows(plain, activation)
         ),
     ]
@@ -191,12 +192,12 @@ def without_layer_norm(facts: Projection) -> Projection:
     """The projection of an input that another kernel has normalized."""
     if not facts.centered:
         return facts
-    return replace(facts, norm_eps=None, centered=False, norm_bias=False, x_dtype="float32")
+    return replace(facts, norm_eps=None, centered=False, norm_bias=False, keeps_norm=False, x_dtype="float32")
 
 
 def num_buffers(facts: Projection) -> int:
     """The buffers that a projection's kernel binds, which does not add its input to the residual stream."""
-    return 2 + planes_and_optional(facts) + (facts.norm_eps is not None) + facts.norm_bias
+    return 2 + planes_and_optional(facts) + (facts.norm_eps is not None) + facts.norm_bias + facts.keeps_norm
 
 
 def planes_and_optional(facts: Projection) -> int:

@@ -427,8 +427,10 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
         flags |= {"stream_eps": attrs.get("stream_eps") if adds else None}
         flags |= {"stream_factor": adds and "stream_factor" in shapes}
         flags |= {"norm_row": 1 if "stream" in shapes and not adds else 0}
+        writes = {binding.role for binding in kernel.bindings if binding.access == "write"}
+        flags |= {"keeps_norm": "normed" in writes}
         same(facts.get("facts"), batch=batch, columns=columns, outputs=out, **flags)
-        same(facts.get("rows"), batch=batch, columns=columns)
+        same(facts.get("rows"), batch=batch, columns=columns, keeps_norm=flags["keeps_norm"])
         same(facts, batch=batch, columns=columns)
     elif step.op == "embed":
         same(facts, rows=shapes["table"][0], columns=shapes["table"][1], first_row=attrs.get("first_row"))

@@ -139,12 +139,18 @@ def facts(report: Report) -> Table:
     rows |= {
         **({"code": NATIVE_CODE} if report.target in NATIVE_TARGETS else {}),
         **host_facts(report),
-        "dispatches": f"{report.dispatches_per_token} per decoded token, "
-        f"{report.dispatches_at_context} at {report.context:,} tokens",
+        "dispatches": dispatches(report),
     }
     for name, value in rows.items():
         table.add_row(name, value)
     return table
+
+
+def dispatches(report: Report) -> str:
+    """The dispatches of the first and the last token of a context, or of a text of one token and of the context's."""
+    what = "per decoded token" if report.kv_bytes_per_token else "for a text of one token"
+    at_context = f"{report.dispatches_at_context} at {report.context:,} tokens"
+    return f"{report.dispatches_per_token} {what}, {at_context}"
 
 
 def host_facts(report: Report) -> dict[str, str]:

@@ -7,14 +7,28 @@ One workgroup: ``depth`` columns of both operands at a time are loaded into work
 vector holds one column of four rows; weights are dequantized once for all input rows of the tile. For a gated
 projection, each quad of weight rows is two rows of the gate and the two corresponding rows of the up projection.
 Needs: workgroup memory for both tiles, 8 KB for 64 by 64 results and 16 columns in float32; shader-f16 if a tile is
-float16.
+float16. For a LayerNorm, each workgroup first computes the mean and the variance of its rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from .builder import Kernel, KernelBuilder, Scalar, cast, lane_of, minimum, splat, vector
+from .builder import (
+    Array,
+    Kernel,
+    KernelBuilder,
+    Scalar,
+    all_of,
+    cast,
+    lane_of,
+    minimum,
+    number,
+    rsqrt,
+    splat,
+    vector,
+)
 from .maths import rms_factor
 from .projection import Projection, ProjectionArguments, guard_below
 
@@ -36,7 +50,6 @@ class TileShape:
 
 
 def linear_tile(name: str, facts: Projection, shape: TileShape) -> Kernel:
-    assert not facts.centered, "another kernel normalizes the input"
     kernel = KernelBuilder(name)
     arguments = ProjectionArguments(kernel, facts, blocks=False)
     weight, norm, threads = arguments.weight, arguments.norm, shape.threads
@@ -55,6 +68,8 @@ def linear_tile(name: str, facts: Projection, shape: TileShape) -> Kernel:
     x_dtype = "float16" if facts.x_dtype == shape.dtype == "float16" and norm is None else "float32"
     x_tile = kernel.shared("x_tile", (shape.depth, row_quads), f"{x_dtype}x4")
     weight_tile = kernel.shared("weight_tile", (shape.depth, output_quads), f"{shape.dtype}x4")
+    # An RMS norm's factor is that of the results; a LayerNorm is complete before the products.
+    scale_eps = None if facts.centered else facts.norm_eps
     squares = kernel.local("squares", 1, "float32x4", fill=0)
     loaded = kernel.local("loaded", 4, "float32x4")
     column = kernel.local("column", 1, "float32x4")
@@ -62,17 +77,62 @@ def linear_tile(name: str, facts: Projection, shape: TileShape) -> Kernel:
     x = kernel.local("x", quads_per_thread, "float32x4")
     w = kernel.local("w", 1, "float32x4")
 
+    def load_rows(quad: Scalar, row_quad: Scalar, reach: int) -> None:
+        for i in range(4):
+            row = minimum(row_block * shape.rows + row_quad * 4 + i, batch - 1)
+            loaded[i] = arguments.x.quad(row, quad, reach)
+
+    def keep_parts(part: Scalar) -> None:
+        """Store each thread's part of a sum for a quad of rows in the columns of the tile, which is not in use."""
+        kernel.barrier()
+        x_tile[thread // row_quads, thread % row_quads] = part
+        kernel.barrier()
+
+    def of_rows(row_quad: Scalar) -> Scalar:
+        """The sum of the stored parts of a quad of rows."""
+        return sum((x_tile[j, row_quad] for j in range(1, threads // row_quads)), x_tile[0, row_quad])
+
+    def row_means(name: str, term: Callable[[Scalar], Scalar]) -> Array:
+        """The mean of a term of each column, for the quad of rows that this thread fills."""
+        total = kernel.local(f"{name}_total", 1, "float32x4", fill=0)
+        turns, quads = threads // row_quads, -(-facts.columns // 4)
+        with kernel.loop("turn", -(-quads // turns)) as turn:
+            quad = kernel.let("quad", turn * turns + thread // row_quads)
+            with kernel.when(guard_below(quad, quads, turns)):
+                load_rows(quad, thread % row_quads, quads)
+                for k in range(4):
+                    column[0] = vector(*(lane_of(loaded[i], k) for i in range(4)))
+                    with kernel.when(True if facts.columns % 4 == 0 else quad * 4 + k < facts.columns):
+                        total[0] = total[0] + term(column[0])
+        mean = kernel.local(name, 1, "float32x4")
+        keep_parts(total[0])
+        mean[0] = of_rows(thread % row_quads) * splat(number(1 / facts.columns, "float32"))
+        return mean
+
+    mean = row_means("mean", lambda each: each) if facts.centered else None
+    variance = None if mean is None else row_means("variance", lambda each: (each - mean[0]) * (each - mean[0]))
+
+    def center(quad: Scalar, row_quad: Scalar, mean: Array, variance: Array) -> None:
+        """Replace the loaded quads of rows by those of their LayerNorm."""
+        for i in range(4):
+            inverse = rsqrt(lane_of(variance[0], i) + number(facts.norm_eps or 0, "float32"))
+            loaded[i] = (loaded[i] - splat(lane_of(mean[0], i))) * splat(inverse) * w[0]
+            if arguments.norm_bias is not None:
+                loaded[i] = loaded[i] + arguments.norm_bias.quad(0, quad, weight.chunks * 8)
+            row = kernel.let("kept_row", row_block * shape.rows + row_quad * 4 + i)
+            arguments.keep(kernel, loaded[i], row, quad, all_of(column_block == 0, row < batch))
+
     def fill_x(step: Scalar, index: Scalar) -> None:
         row_quad, depth_quad = index % row_quads, index // row_quads
         quad = step * depth_quads + depth_quad
-        for i in range(4):
-            row = minimum(row_block * shape.rows + row_quad * 4 + i, batch - 1)
-            loaded[i] = arguments.x.quad(row, quad, weight.chunks * 8)
+        load_rows(quad, row_quad, weight.chunks * 8)
         if norm is not None:
             w[0] = norm.quad(quad, weight.chunks * 8)
+        if mean is not None and variance is not None:
+            center(quad, row_quad, mean, variance)
         for k in range(4):
             column[0] = vector(*(lane_of(loaded[i], k) for i in range(4)))
-            if norm is not None:
+            if scale_eps is not None:
                 squares[0] = squares[0] + column[0] * column[0]
                 column[0] = column[0] * splat(lane_of(w[0], k))
             x_tile[depth_quad * 4 + k, row_quad] = cast(column[0], f"{x_dtype}x4")
@@ -111,21 +171,17 @@ def linear_tile(name: str, facts: Projection, shape: TileShape) -> Kernel:
                 for r in range(4):
                     sums[i * 4 + r] = sums[i * 4 + r] + splat(lane_of(x[i], r)) * w[0]
 
-    if facts.norm_eps is not None:
-        # Threads that loaded the same rows store their sums of squares in the columns of the tile, which is no longer
-        # needed.
-        kernel.barrier()
-        x_tile[thread // row_quads, thread % row_quads] = squares[0]
-        kernel.barrier()
+    if scale_eps is not None:
+        keep_parts(squares[0])
     for i in range(quads_per_thread):
         row_quad = thread_row + i * thread_rows
-        if facts.norm_eps is not None:
-            column[0] = sum((x_tile[j, row_quad] for j in range(1, threads // row_quads)), x_tile[0, row_quad])
+        if scale_eps is not None:
+            column[0] = of_rows(row_quad)
         for r in range(4):
             row = kernel.let("row", row_block * shape.rows + row_quad * 4 + r)
             w[0] = sums[i * 4 + r]
-            if facts.norm_eps is not None:
-                w[0] = w[0] * splat(rms_factor(lane_of(column[0], r), facts.columns, facts.norm_eps))
+            if scale_eps is not None:
+                w[0] = w[0] * splat(rms_factor(lane_of(column[0], r), facts.columns, scale_eps))
             with kernel.when(row < batch):
                 for j in range(4 // halves):
                     output = kernel.let("output", column_block * outputs + tile_output(facts, thread_column, j))

@@ -18,7 +18,7 @@ class Projection:
     up if ``gated``. If ``up_width`` is not 0, only the gate is a projection, and up (batch, up_width) is an argument,
     whose columns count from ``up_start`` on. If ``stream_eps`` is given, x stands for summed = (stream + norm(x)) *
     stream_factor, which is a result too. ``norm_row`` 1: another norm's weights precede those of the norm.
-    ``centered``: the norm is a LayerNorm, with a bias if ``norm_bias``.
+    ``centered``: the norm is a LayerNorm, with a bias if ``norm_bias``; with ``keeps_norm``, norm(x) is a result too.
 
     ``y_activation`` is applied to the projection and its bias.
 
@@ -50,6 +50,7 @@ class Projection:
     y_step: float | None = None
     centered: bool = False
     norm_bias: bool = False
+    keeps_norm: bool = False
 
     @property
     def weight_rows(self) -> int:
@@ -101,8 +102,8 @@ class Rows:
 
 
 class ProjectionArguments:
-    """A projection's buffers, declared in the order: input, residual stream, norm, weight, bias, residual, up,
-    result.
+    """A projection's buffers, declared in the order: input, residual stream, norm, weight, bias, residual, up, result,
+    normalized input.
     """
 
     def __init__(self, kernel: KernelBuilder, facts: Projection, *, blocks: bool) -> None:
@@ -119,6 +120,17 @@ class ProjectionArguments:
         )
         self._up = kernel.buffer("up", (facts.batch, facts.up_width), "float32") if facts.up_width else None
         self._y: Array = kernel.buffer("y", (facts.batch, facts.total_width), facts.y_dtype, write=True)
+        normed = (facts.batch, facts.columns)
+        self._normed = kernel.buffer("normed", normed, "float32", write=True) if facts.keeps_norm else None
+
+    def keep(self, kernel: KernelBuilder, value: Scalar, row: Scalar, quad: Scalar, guard: Scalar | bool) -> None:
+        """Store a quad of the normalized input if it is a result and the guard holds."""
+        if self._normed is not None:
+            with kernel.when(guard):
+                for lane in range(4):
+                    column = quad * 4 + lane
+                    with kernel.when(column < self.facts.columns):
+                        self._normed[row, column] = lane_of(value, lane)
 
     def _norm(self, kernel: KernelBuilder, facts: Projection) -> NormWeights:
         if self.stream is not None:

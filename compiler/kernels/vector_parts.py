@@ -16,7 +16,7 @@ from .projection import ProjectionArguments, guard_below
 class InputTile:
     """A part of one input row in workgroup memory: ``blocks`` blocks of the weight's columns. A LayerNorm is complete,
     but an RMS norm only multiplies by its weight: ``squares`` gives the factor of the results. If the row is a sum with
-    the residual stream, the workgroup for which ``is_first`` holds stores the sum.
+    the residual stream, or its norm is a result, the workgroup for which ``is_first`` holds stores it.
 
     Columns beyond the last are zero, so kernels may compute complete tiles. The quads j of all blocks are contiguous:
     threads with adjacent blocks read adjacent memory, and global memory is read in its own order.
@@ -106,6 +106,7 @@ class InputTile:
                     quad[0] = (quad[0] - splat(self._mean)) * splat(self._inverse) * norm.quad(column, self._reach)
                     if bias is not None:
                         quad[0] = quad[0] + bias.quad(0, column, self._reach)
+                    self._arguments.keep(kernel, quad[0], self._row, column, self._is_first)
                 self._tile[index % self.quads, index // self.quads] = quad[0]
 
     def quad(self, block: Scalar, j: int) -> Scalar:

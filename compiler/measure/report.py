@@ -196,8 +196,12 @@ def weight_formats(manifest: Manifest) -> dict[str, dict[str, int]]:
 
 
 def dispatches_per_token(manifest: Manifest, activation: str, context: int) -> int:
-    """Dispatches of one step of one sequence at the end of a context, by the bundle's first plan."""
+    """Dispatches of one step of one sequence at the end of a context, by the bundle's first plan. A step of a model
+    without pages has all tokens of the context.
+    """
     dims = {**dims_of(manifest, context), "A": 0, "W": 0, "DR": 0}
+    if not manifest.paged:
+        dims["S"] = context
     plan = manifest.plan(manifest.plan_names[0])
     chosen = choose_kernels(manifest, plan, activation, (), dims)
     grids = (manifest.kernels[name].grid for step in plan.steps for name in chosen[step.variants])

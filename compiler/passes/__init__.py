@@ -15,6 +15,7 @@ fuse_norm         RMSNorm, then projection                      -> one projectio
 fuse_layer_norm   LayerNorm, then projection                    -> the same
 add_lora          projections                                   -> each followed by a LoRA adapter, if requested
 split_large       a weight larger than a binding                -> parts by rows
+keep_norm         LayerNorm, then projection and residual       -> one projection with two results
 fuse_stream       norm and residual addition, then projection   -> one projection with two results
 quantize_kv       KV pages of activations                       -> of integers, if requested
 
@@ -39,6 +40,7 @@ from .fuse_scale import fuse_scale
 from .fuse_side_gate import fuse_side_gate
 from .fuse_stream import fuse_stream
 from .gather_on_host import gather_on_host
+from .keep_norm import keep_norm
 from .quantize_kv import quantize_kv
 from .split_large import split_large
 
@@ -80,5 +82,7 @@ def run_passes(
             graph = fuse(graph)
     if lora_rank:
         graph = add_lora(graph, lora_rank)
-    graph = fuse_stream(split_large(graph, quantization, max_binding_bytes))
-    return quantize_kv(graph, kv)
+    graph = split_large(graph, quantization, max_binding_bytes)
+    if not lora_rank:
+        graph = keep_norm(graph)
+    return quantize_kv(fuse_stream(graph), kv)

@@ -211,6 +211,8 @@ def projection_variants(step: Step, context: CpuContext, activation: str) -> lis
     multiple_of = facts.x_step
     if multiple_of is None and facts.norm_eps is None:
         multiple_of = context.step_of(step.inputs["x"], step)
+    # The kernel that prepares the rows keeps them.
+    multiplied = replace(facts, keeps_norm=False)
     bits = (8 if activation == "int8" or multiple_of else 16) if facts.weight.scale_dtype else None
     rows = []
     for level in context.levels if bits else context.plain_levels:
@@ -224,7 +226,7 @@ def projection_variants(step: Step, context: CpuContext, activation: str) -> lis
         for tokens, most in {1: 1, **(BLOCK_ROWS if bits else FLOAT_BLOCK_ROWS)[level]}.items():
             when: Condition = None if most is None else ["<=", facts.batch, most]
             rows.append(
-                row(level, *first, instance(linear_tiles, level, facts=facts, tokens=tokens, bits=bits), when=when)
+                row(level, *first, instance(linear_tiles, level, facts=multiplied, tokens=tokens, bits=bits), when=when)
             )
     return rows
 
@@ -256,6 +258,7 @@ def input_rows(facts: Projection, level: Level, bits: int | None, multiple_of: f
         facts.norm_row,
         centered=facts.centered,
         norm_bias=facts.norm_bias,
+        keeps_norm=facts.keeps_norm,
     )
     if bits is None:
         return replace(normed, step=facts.x_step)

@@ -10,12 +10,12 @@ from dataclasses import replace
 from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.linear_subgroup import SubgroupShape, linear_subgroup
-from nearfar.compiler.kernels.linear_tile import TileShape
+from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.targets import gpu_variants
 from nearfar.targets.context import Context
 from nearfar.targets.gpu_attention import AttentionNumbers
-from nearfar.targets.gpu_variants import GpuNumbers, few_rows, tile_row, vector_row, vector_shape
+from nearfar.targets.gpu_variants import VECTOR_TEMPLATES, GpuNumbers, few_rows, tile_row, vector_row, vector_shape
 from nearfar.targets.variant import Variant, kernel
 
 # Bytes of workgroup memory, and buffers of a kernel, that every device has (W3C, WebGPU, 3.6.2).
@@ -38,6 +38,7 @@ NUMBERS = GpuNumbers(
     attention=ATTENTION,
     # Greedy rows are read once, and a decoded token has few dispatches.
     shared_rows=[">", "DR", 0],
+    centering=(*VECTOR_TEMPLATES, linear_tile),
 )
 # A weight matrix of at least this many rows has enough workgroups with four rows per thread.
 MIN_TALL_ROWS = 8192

@@ -87,6 +87,7 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     for activation in ("gelu", "relu", "tanh"):
         yield "linear", f"then_{activation}", partial(linear, bias=True, residual=True, y_activation=activation)
     yield "linear", "layer_norm", partial(linear, norm=True, centered=True, norm_bias=True, bias=True)
+    yield "linear", "keeps_norm", partial(linear, norm=True, centered=True, norm_bias=True, keeps_norm=True)
     yield "linear", "rounded_input", partial(linear, bias=True, x_step=0.25)
     yield "linear", "rounded_activation", partial(linear, "activation", "activation", residual=True, x_step=0.25)
     yield "add", "plain", add
@@ -268,6 +269,7 @@ def linear(
     y_activation: str = "none",
     centered: bool = False,
     norm_bias: bool = False,
+    keeps_norm: bool = False,
 ) -> Graph:
     """``later``: another projection has written the ``offset`` columns before it. ``up_start``: it gates columns of
     another value.
@@ -290,7 +292,10 @@ def linear(
     eps = 1e-3 if norm else None
     attrs: dict[str, Any] = {"eps": eps, "columns": columns, "offset": offset, "x_step": x_step, "centered": centered}
     attrs |= {"up_start": up_start or 0, "activation": activation, "y_activation": y_activation}
-    return graph.ends(graph.add("linear", inputs, name="y", dtype=dtype, **attrs))
+    y = graph.add("linear", inputs, name="y", dtype=dtype, keeps_norm=keeps_norm, **attrs)
+    if keeps_norm:
+        graph.outputs["normed"] = "y.normed"
+    return graph.ends(y)
 
 
 def in_stream(op: str, optional: tuple[str, ...]) -> Graph:

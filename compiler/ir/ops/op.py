@@ -146,6 +146,7 @@ EPS: Final = positive()
 # Only for a step that normalizes its input as it reads it.
 NORM_EPS: Final = positive(None)
 CENTERED: Final = choice(False, False, True)
+KEEPS_NORM: Final = choice(False, False, True)
 GATE: Final = choice("silu", *ACTIVATIONS)
 # [b, n]: rotated queries at position p are multiplied by 1 + b ln(1 + floor(p / n)). Meta 2025 (Llama 4).
 POSITION_SCALE: Final = Attr(

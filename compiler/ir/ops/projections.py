@@ -16,6 +16,7 @@ from .op import (
     FLOATS,
     GATE,
     INTEGERS,
+    KEEPS_NORM,
     MATRIX,
     NORM_EPS,
     REQUIRED,
@@ -54,9 +55,9 @@ def linear(inputs: Inputs, attrs: Attrs) -> Array:
     residual stream after it, as `streamed` describes.
 
     x (S, K), weight (N, K), bias (N,), residual (S, N), norm (K,) with attribute eps, up (S, M) -> (S, N). With the
-    attribute centered, the norm is a LayerNorm, which may have a norm_bias (K,). A weight that is one part of a split
-    by rows computes N of the ``columns`` outputs, from ``offset`` on, and writes them into the result of the previous
-    part. bias, residual and up then cover all columns.
+    attribute centered, the norm is a LayerNorm, which may have a norm_bias (K,); with keeps_norm, norm(x) is a further
+    result, ``normed`` (S, K). A weight that is one part of a split by rows computes N of the ``columns`` outputs, from
+    ``offset`` on, and writes them into the result of the previous part. bias, residual and up then cover all columns.
     """
     x = rounded(normed(streamed(inputs, attrs), attrs), attrs["x_step"])
     return store_part(x @ inputs["weight"].T, inputs, attrs, attrs["y_step"])
@@ -92,9 +93,10 @@ def require_stream(op: str, shapes: Shapes, attrs: Attrs) -> None:
         require(not attrs["centered"], op, shapes)
 
 
-def summed(shapes: Shapes, attrs: Attrs) -> Mapping[str, Type]:
-    """The further result of a projection with a residual stream."""
-    return {"summed": (shapes["x"], "float32")} if "stream" in shapes else {}
+def further_results(shapes: Shapes, attrs: Attrs) -> Mapping[str, Type]:
+    """The further result of a projection with a residual stream, and of one that keeps its normalized input."""
+    added = {"summed": "stream" in shapes, "normed": attrs["keeps_norm"]}
+    return {role: (shapes["x"], "float32") for role, exists in added.items() if exists}
 
 
 def rounded(x: Array, step: float | None) -> Array:
@@ -102,11 +104,16 @@ def rounded(x: Array, step: float | None) -> Array:
 
 
 def normed(inputs: Inputs, attrs: Attrs) -> Array:
-    """x in float32, scaled by the norm whose weight is ``norm``, if there is one."""
+    """x in float32, scaled by the norm whose weight is ``norm``, if there is one; also stored in ``normed`` if the
+    attribute keeps_norm is set.
+    """
     if "norm" not in inputs:
         return inputs["x"].astype(np.float32)
     bias = {"bias": inputs["norm_bias"]} if "norm_bias" in inputs else {}
-    return rms_norm({"x": inputs["x"], "weight": inputs["norm"], **bias}, attrs)
+    result = rms_norm({"x": inputs["x"], "weight": inputs["norm"], **bias}, attrs)
+    if attrs.get("keeps_norm"):
+        inputs["normed"][...] = result
+    return result
 
 
 def store_part(part: Array, inputs: Inputs, attrs: Attrs, step: float | None = None) -> Array:
@@ -152,6 +159,7 @@ def require_norm(op: str, shapes: Shapes, attrs: Attrs) -> None:
     centered = attrs.get("centered", False)
     require(not centered or "norm" in shapes, op, shapes)
     require("norm_bias" not in shapes or (centered and shapes["norm_bias"] == shapes["norm"]), op, shapes)
+    require(not attrs.get("keeps_norm") or (centered and isinstance(shapes["x"][1], int)), op, shapes)
 
 
 def infer_gated_linear(shapes: Shapes, attrs: Attrs) -> Type:
@@ -223,6 +231,7 @@ OPS = {
             "dtype": DTYPE,
             "eps": NORM_EPS,
             "centered": CENTERED,
+            "keeps_norm": KEEPS_NORM,
             "x_step": positive(None),
             "y_step": positive(None),
             "activation": GATE,
@@ -231,15 +240,22 @@ OPS = {
             "stream_eps": NORM_EPS,
             **SPLIT,
         },
-        more=summed,
+        more=further_results,
     ),
     "gated_linear": Op(
         infer_gated_linear,
         gated_linear,
         inputs={"x": FLOATS, "weight": MATRIX},
         optional={"bias": VECTOR, **NORM, "into": FLOAT32, **STREAM},
-        attrs={"activation": GATE, "eps": NORM_EPS, "centered": CENTERED, "stream_eps": NORM_EPS, **SPLIT},
-        more=summed,
+        attrs={
+            "activation": GATE,
+            "eps": NORM_EPS,
+            "centered": CENTERED,
+            "keeps_norm": KEEPS_NORM,
+            "stream_eps": NORM_EPS,
+            **SPLIT,
+        },
+        more=further_results,
     ),
     "add_lora": Op(
         infer_add_lora,

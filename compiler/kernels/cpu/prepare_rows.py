@@ -13,6 +13,8 @@ every block of columns (128 for 16-bit codes, 32 for 8-bit codes):
     zero points or biases, the sum of a group's codes as float32. In groups of 16, there are two
 For other weights: x (batch, K), each row padded with zeros to complete groups, and a vector that is not used.
 
+A projection that keeps its LayerNorm has it as another result, normed (batch, K).
+
 One task: one row. All levels of instruction sets compute the same bits.
 """
 
@@ -44,6 +46,8 @@ class InputRows:
     """A projection's input and its converted form: x (batch, columns) of ``dtype``, normed if ``norm_eps`` is given. A
     ``centered`` norm is a LayerNorm, with a bias if ``norm_bias``.
 
+    With ``keeps_norm``, the normalized rows are also the result normed (batch, columns).
+
     ``layout`` is that of the codes that quantized weights multiply, whose code for 0 is ``zero``. None leaves the rows
     as floats. ``sums``: offsets are sums of codes. ``halves``: 16 columns have an offset. ``step``: elements are
     rounded to multiples of it, -128 to 127 times, which are exact as 8-bit codes; None for others.
@@ -61,6 +65,7 @@ class InputRows:
     step: float | None = None
     centered: bool = False
     norm_bias: bool = False
+    keeps_norm: bool = False
 
 
 def prepare_rows(name: str, *, isa: Isa, rows: InputRows) -> Kernel:  # noqa: ARG001
@@ -68,7 +73,8 @@ def prepare_rows(name: str, *, isa: Isa, rows: InputRows) -> Kernel:  # noqa: AR
     x = kernel.buffer("x", (rows.batch, rows.columns), rows.dtype)
     norms = kernel.buffer("norm", ((1 + rows.norm_row) * rows.columns,), "float32") if rows.norm_eps else None
     bias = kernel.buffer("norm_bias", (rows.columns,), "float32") if rows.norm_bias else None
-    norm = None if norms is None else NormWeights(norms, rows.norm_row * rows.columns, bias)
+    kept = kernel.buffer("normed", (rows.batch, rows.columns), "float32", write=True) if rows.keeps_norm else None
+    norm = None if norms is None else NormWeights(norms, rows.norm_row * rows.columns, bias, kept)
     work = FloatRows(kernel, rows, x, norm) if rows.layout is None else IntegerRows(kernel, rows, rows.layout, x, norm)
     with kernel.when(kernel.size(rows.batch) <= ROWS_ALONE), kernel.loop("row", kernel.size(rows.batch)) as row:
         work.prepare(row)
@@ -82,10 +88,12 @@ def num_scales(columns: int, layout: RowLayout) -> int:
 
 
 class NormWeights:
-    """The weights of a norm, from ``first`` on in a buffer, and its ``bias`` if it has one."""
+    """The weights of a norm, from ``first`` on in a buffer, its ``bias`` if it has one, and the array in which its
+    results are ``kept``, if they are.
+    """
 
-    def __init__(self, buffer: Array, first: int, bias: Array | None) -> None:
-        self._buffer, self._first, self.bias = buffer, first, bias
+    def __init__(self, buffer: Array, first: int, bias: Array | None, kept: Array | None) -> None:
+        self._buffer, self._first, self.bias, self.kept = buffer, first, bias, kept
 
     def at(self, start: Scalar, lanes: int) -> Scalar:
         return self._buffer[ramp(self._first + start, lanes)]
@@ -136,7 +144,12 @@ class IntegerRows:
 
         def complete(start: Scalar, lanes: int) -> Scalar:
             value = deviation(start, lanes) * wide(inverse, lanes) * norm.at(start, lanes)
-            return value if norm.bias is None else value + norm.bias[ramp(start, lanes)]
+            if norm.bias is not None:
+                value = value + norm.bias[ramp(start, lanes)]
+            if norm.kept is not None:
+                value = kernel.let("kept", value)
+                norm.kept[row, ramp(start, lanes)] = value
+            return value
 
         return complete, None
 
@@ -231,6 +244,7 @@ class FloatRows:
                 self._rows,
                 centered=facts.centered,
                 bias=self._norm.bias,
+                copy=self._norm.kept,
             )
         else:
 

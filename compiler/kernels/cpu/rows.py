@@ -68,9 +68,10 @@ def norm_row(
     bias: Array | None = None,
     residual: Array | None = None,
     multiplier: Array | None = None,
+    copy: Array | None = None,
 ) -> None:
     """y[row] = x[row] / rms(x[row]) * weight, plus bias and residual[row] if there are any, times multiplier[0] if
-    there is one; ``centered``: of x[row] - mean(x[row]).
+    there is one; ``centered``: of x[row] - mean(x[row]). ``copy`` receives the same if it is given.
     """
 
     def stored(start: Scalar, lanes: int) -> Scalar:
@@ -91,6 +92,9 @@ def norm_row(
             value = value + residual[row, ramp(start, lanes)]
         if multiplier is not None:
             value = value * wide(multiplier[0], lanes)
+        if copy is not None:
+            value = kernel.let("value", value)
+            copy[row, ramp(start, lanes)] = value
         y[row, ramp(start, lanes)] = cast(value, of(str(y.buffer.dtype), lanes))
 
     each_vector(kernel, columns, LANES, store)

@@ -67,9 +67,10 @@ PROJECTIONS: tuple[tuple[str, str, int, int, str, str, tuple[str, ...], dict[str
     "stream_factor"), {"stream_eps": 1e-2}, "float16"),
     ("linear", "q4f16", 72, 35, "float32", "float32", ("norm", "bias", "up"), {"activation": "gelu_tanh",
     "up_start": 11}, "float32"),
-    ("linear", "q4f16", 70, 33, "activation", "activation", ("norm", "norm_bias", "bias"), {"centered": True},
-    "float16"),
-    ("gated_linear", "f32", 37, 34, "float32", "float32", ("norm", "norm_bias"), {"centered": True}, "float32"),
+    ("linear", "q4f16", 70, 33, "activation", "activation", ("norm", "norm_bias", "bias"), {"centered": True,
+    "keeps_norm": True}, "float16"),
+    ("gated_linear", "f32", 37, 34, "float32", "float32", ("norm", "norm_bias"), {"centered": True,
+    "keeps_norm": True}, "float32"),
     ("gated_linear", "q8f16", 130, 32, "float32", "float32", ("norm",), {"centered": True}, "int8"),
 )  # fmt: skip
 

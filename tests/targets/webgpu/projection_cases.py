@@ -79,10 +79,10 @@ RARE_PROJECTIONS: tuple[tuple[str, int, int, dict[str, object]], ...] = (
     ("q4f16", 72, 45, {"bias": True, "norm_eps": EPS, "activation": "gelu_tanh", "up_width": 63, "up_start": 13}),
     ("f32", 40, 9, {"gated": True, "activation": "none", "x_dtype": "float16"}),
 )
-# Kernels with tiles need a kernel before them for these.
 LAYER_NORMS: tuple[tuple[str, int, int, dict[str, object]], ...] = (
     ("q4f16", 2144, 5, {"norm_eps": EPS, "centered": True, "norm_bias": True, "bias": True}),
-    ("q8f16", 37, 34, {"gated": True, "norm_eps": 0.1, "centered": True, "x_dtype": "float16"}),
+    ("q8f16", 37, 34, {"gated": True, "norm_eps": 0.1, "centered": True, "x_dtype": "float16", "keeps_norm": True}),
+    ("f16", 72, 70, {"norm_eps": EPS, "centered": True, "norm_bias": True, "bias": True, "keeps_norm": True}),
 )
 # These are combined in turn with the templates for a checkpoint's own integers. The last one has the rows of a
 # vocabulary.
@@ -146,8 +146,7 @@ def projection_cases() -> Iterator[Case]:
                         on_dawn = in_turn and number == turn and case.dtype is None
                         usual = (kind + turn + index) % 2 == 0 if number == 0 else (number + turn) % 3 == 0
                         yield replace(case, on_dawn=on_dawn, exhaustive=not (usual or on_dawn))
-            rare = RARE_PROJECTIONS if templates is TILES else (*RARE_PROJECTIONS, *LAYER_NORMS)
-            for turn, (quantization, columns, outputs, options) in enumerate(rare):
+            for turn, (quantization, columns, outputs, options) in enumerate((*RARE_PROJECTIONS, *LAYER_NORMS)):
                 if number == 0 or (number + turn) % 4 == 0:
                     case = projection_case(template, quantization, columns, outputs, options)
                     yield replace(case, exhaustive=number > 0 or (kind + turn) % 3 == 0)
@@ -197,7 +196,11 @@ def projection_run(name: str, facts: Projection, quantization: str, size: int) -
     if facts.width:
         attrs |= {"offset": facts.offset, "columns": facts.width}
         inputs["into"] = before.copy()
-    expected = OPS["gated_linear" if facts.gated else "linear"].run(inputs, attrs)
+    kept = {"normed": nothing((size, facts.columns), "float32")} if facts.keeps_norm else {}
+    results = {role: array.copy() for role, array in kept.items()}
+    expected = OPS["gated_linear" if facts.gated else "linear"].run(
+        {**inputs, **results}, {**attrs, "keeps_norm": facts.keeps_norm}
+    )
     assert expected is not None
-    bound = {**arrays, "y": before, **{f"weight.{plane}": array for plane, array in planes.items()}}
-    return Run({str(facts.batch): size}, bound, {"y": expected.astype(facts.y_dtype)})
+    bound = {**arrays, "y": before, **kept, **{f"weight.{plane}": array for plane, array in planes.items()}}
+    return Run({str(facts.batch): size}, bound, {"y": expected.astype(facts.y_dtype), **results})

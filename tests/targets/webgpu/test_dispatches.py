@@ -1,19 +1,21 @@
-"""The number of dispatches per decoded token, which determines the time per token on small models."""
+"""The number of dispatches per decoded token or text, which determines the time on small models."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from checkpoints import QWEN2_0_5B, QWEN3_0_6B, Shapes
 
 from nearfar.compiler import quant
-from nearfar.compiler.arch import by_model_type
+from nearfar.compiler.arch import bert, by_model_type
 from nearfar.compiler.formats.config import ConfigReader
 from nearfar.compiler.formats.huggingface import read_spec
 from nearfar.compiler.ir.expr import Expr, evaluate, holds
+from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.ir.plan import make_plan
-from nearfar.compiler.ir.spec import ModelSpec
+from nearfar.compiler.ir.spec import EmbeddingSpec, ModelSpec
 from nearfar.compiler.measure.model_table import published
 from nearfar.compiler.passes import run_passes
 from nearfar.targets.context import Context
@@ -43,6 +45,30 @@ def test_a_layer_takes_five_dispatches_whatever_its_norms(name: str) -> None:
         for layers in (1, 2)
     )
     assert two - one == 5
+
+
+@pytest.mark.parametrize("rows", [1, 4, 24, 1000])
+def test_a_layer_of_bert_takes_five_dispatches_for_short_and_long_texts(rows: int) -> None:
+    config: dict[str, Any] = {
+        "model_type": "bert", "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536,
+        "vocab_size": 30522, "max_position_embeddings": 512,
+    }  # fmt: skip
+    specs = [bert.read_config(ConfigReader({**config, "num_hidden_layers": layers})) for layers in (1, 2)]
+    one, two = (kernels_of(bert.encode(spec, 512, EmbeddingSpec("mean", True, 384)), rows) for spec in specs)
+    assert two - one == 5
+
+
+def kernels_of(graph: Graph, rows: int) -> int:
+    """The kernels that a forward pass on ``rows`` tokens runs."""
+    fmt = quant.by_name("q8f16")
+    plan = make_plan(run_passes(graph, fmt, MAX_BINDING_BYTES))
+    context = Context(plan, fmt, ("float32",))
+    dims = {**ONE_TOKEN, "S": rows, "T": rows}
+    chosen = (
+        next(row for row in variants_of(step, context) if holds(row.when, dims) and not row.needs)
+        for step in plan.steps
+    )
+    return sum(len(row.kernels) for row in chosen)
 
 
 def dispatches(spec: ModelSpec) -> dict[str, int]:
