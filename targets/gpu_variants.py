@@ -30,7 +30,9 @@ from nearfar.compiler.kernels.rows import slice_columns, take_rows, zeros
 from nearfar.compiler.kernels.sample import sample
 from nearfar.compiler.kernels.sample_chunks import sample_chunks
 from nearfar.compiler.kernels.sample_merge import sample_merge
+from nearfar.compiler.kernels.top_chunks import top_chunks
 from nearfar.compiler.kernels.top_logprobs import top_logprobs
+from nearfar.compiler.kernels.top_merge import top_merge
 
 from .context import Context, attr, position_tables
 from .gpu_attention import AttentionNumbers, attention_rows
@@ -43,7 +45,7 @@ ATTENTION_OPS = (
 VECTOR_TEMPLATES = (linear_vector, linear_subgroup, linear_async)
 # The threads of a matrix-vector workgroup.
 VECTOR_THREADS = 128
-# From this many logits on, many workgroups share a row that is sampled; fewer are not worth the second dispatch.
+# From this many logits on, many workgroups share a row; fewer are not worth the second dispatch.
 MIN_SHARED_COLUMNS = 8192
 
 
@@ -84,6 +86,8 @@ def rows_of(
 ) -> Sequence[Variant]:
     if step.op == "sample":
         return sample_rows(step, context, numbers)
+    if step.op == "top_logprobs":
+        return top_logprobs_rows(step, context)
     if step.op in KERNELS:
         return (Variant((KERNELS[step.op](step, context, activation),)),)
     facts = context.projection(step, activation)
@@ -266,6 +270,12 @@ def sample_rows(step: Step, context: Context, numbers: GpuNumbers) -> Sequence[V
     return (shared,) if numbers.shared_rows is None else (shared, plain)
 
 
+def top_logprobs_rows(step: Step, context: Context) -> Sequence[Variant]:
+    columns = context.rows_and_columns(step.inputs["logits"])[1]
+    templates = (top_logprobs,) if columns < MIN_SHARED_COLUMNS else (top_chunks, top_merge)
+    return (Variant(tuple(kernel(template, columns=columns) for template in templates)),)
+
+
 # --- ops with one kernel ---
 
 
@@ -349,9 +359,8 @@ def add_lora_kernel(step: Step, context: Context, activation: str) -> KernelCall
     )
 
 
-def logits_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
-    template = {"adjust_logits": adjust_logits, "top_logprobs": top_logprobs}[step.op]
-    return kernel(template, columns=context.rows_and_columns(step.inputs["logits"])[1])
+def adjust_logits_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
+    return kernel(adjust_logits, columns=context.rows_and_columns(step.inputs["logits"])[1])
 
 
 KERNELS: dict[str, Callable[[Step, Context, str], KernelCall]] = {
@@ -368,6 +377,5 @@ KERNELS: dict[str, Callable[[Step, Context, str], KernelCall]] = {
     "scale": scale_kernel,
     "soft_cap": soft_cap_kernel,
     "add_lora": add_lora_kernel,
-    "adjust_logits": logits_kernel,
-    "top_logprobs": logits_kernel,
+    "adjust_logits": adjust_logits_kernel,
 }

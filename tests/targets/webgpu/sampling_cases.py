@@ -18,10 +18,13 @@ from sampling_rows import rows_of
 from nearfar.compiler.ir.ops import OPS, Array
 from nearfar.compiler.ir.sampling import BIAS, COUNTS, IN_PROMPT, MASK, Settings
 from nearfar.compiler.kernels.adjust_logits import adjust_logits
+from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.sample import sample
 from nearfar.compiler.kernels.sample_chunks import sample_chunks
 from nearfar.compiler.kernels.sample_merge import sample_merge
+from nearfar.compiler.kernels.top_chunks import top_chunks
 from nearfar.compiler.kernels.top_logprobs import top_logprobs
+from nearfar.compiler.kernels.top_merge import top_merge
 
 # Greedy; all tokens; the first and the last of them; each filter alone, at its narrowest and at wider values; all three
 # filters.
@@ -51,6 +54,10 @@ def sampling_cases() -> Iterator[Case]:
         yield replace(sample_case(columns, SETTINGS), exhaustive=columns == 100)
         # SwiftShader takes long for kernels of this size.
         yield replace(top_logprobs_case(columns), on_dawn=columns in (1, 509))
+    # Chunks that end after the last column, fewer columns than places, and more chunks than a workgroup has threads.
+    for columns, width in ((13, 256), (2100, 512), (66_100, 256)):
+        case = chunked_top_logprobs(top_logprobs_case(columns), columns, width)
+        yield replace(case, on_dawn=columns == 2100)
     # Chunks that end after the last column, a chunk of one column, and more chunks than a workgroup has threads.
     for columns, width in ((509, 256), (1025, 1024), (66_000, 256)):
         settings = SETTINGS if columns < 66_000 else SETTINGS[-6:]
@@ -247,3 +254,10 @@ def top_logprobs_case(columns: int) -> Case:
         return Run({"R": size, "W": size}, {"logits": logits, **before}, after)
 
     return Case(name, lambda: top_logprobs("top_logprobs", columns), lambda: [run(size) for size in (1, 3)])
+
+
+def chunked_top_logprobs(case: Case, columns: int, width: int) -> Case:
+    def build() -> list[Kernel]:
+        return [top_chunks("top_chunks", columns, width), top_merge("top_merge", columns, width)]
+
+    return replace(case, name=f"{case.name}_by_{width}", build=build)
