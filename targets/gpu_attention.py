@@ -20,7 +20,8 @@ from nearfar.compiler.kernels.attention_decode import attention_decode
 from nearfar.compiler.kernels.attention_few_rows import attention_few_rows
 from nearfar.compiler.kernels.attention_merge import attention_merge
 from nearfar.compiler.kernels.attention_tile import TileOptions, attention_tile
-from nearfar.compiler.kernels.cuda import attention_mma
+from nearfar.compiler.kernels.cuda import attention_mma, decode_tile
+from nearfar.compiler.kernels.cuda.attention_decode_mma import attention_decode_mma
 from nearfar.compiler.kernels.decode_range import DecodeOptions
 from nearfar.compiler.kernels.heads import Heads, Preparation, Scores
 from nearfar.compiler.kernels.page_rows import row_threads
@@ -62,7 +63,7 @@ class AttentionNumbers:
     best first. ``tiles``: (rows, keys) of prefill tiles, best first; the first ``max_tiles`` that fit are offered.
     ``min_tile_rows``: the rows per sequence from which tiles suit heads that cannot be split. ``tensor_core_bytes``:
     the workgroup memory of kernels for CUDA's tensor cores, 0 if there are none. They use tall tiles from
-    ``min_tall_rows`` rows of all heads on.
+    ``min_tall_rows`` rows of all heads on, and fill ``multiprocessors``.
     """
 
     max_shared_bytes: int
@@ -73,6 +74,7 @@ class AttentionNumbers:
     min_tile_rows: int
     tensor_core_bytes: int = 0
     min_tall_rows: int = 0
+    multiprocessors: int = 0
 
 
 def attention_rows(step: Step, context: Context, numbers: AttentionNumbers) -> tuple[Variant, ...]:
@@ -131,12 +133,17 @@ def rotated_rows(heads: Heads, preparation: Preparation, scores: Scores, numbers
 
 
 def decode_rows(heads: Heads, preparation: Preparation, scores: Scores, numbers: AttentionNumbers) -> list[Variant]:
-    """One new token of every sequence, or sampled rows: one kernel for short contexts, ranges of keys and their merge
-    for long ones.
+    """One new token of every sequence, or sampled rows: one kernel on tensor cores; else one kernel for short contexts,
+    ranges of keys and their merge for long ones.
     """
     decoding, short = (DECODE, SHORT_DECODE) if heads.rows == "S" else (None, SHORT)
     # A single new token is the last of its sequence, so it sees the same keys whether attention is causal or not.
     scores = replace(scores, causal=True)
+    if numbers.tensor_core_bytes and decode_tile.supports(heads, preparation):
+        tile = decode_tile.decode_tile(heads, numbers.multiprocessors, numbers.tensor_core_bytes)
+        if tile is not None:
+            facts = {"heads": heads, "preparation": preparation, "scores": scores, "tile": tile}
+            return [Variant((kernel(attention_decode_mma, **facts),), when=decoding)]
     reach = None if scores.window is None else scores.window + heads.page_size - 1
     always_short = reach is not None and reach <= SHORT_CONTEXT
     rows = []

@@ -15,6 +15,9 @@ from .expr import Expr
 from .graph import Constant, Gathered, Graph, Parameter
 from .ops import DType
 
+# The names of scratch buffers that start as zeros begin with it. Kernels that write one leave zeros behind.
+ZEROED = "zeroed_"
+
 
 @dataclass(frozen=True, slots=True)
 class Buffer:

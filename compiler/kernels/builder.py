@@ -29,6 +29,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as script
 
 from ..ir.expr import Expr
+from ..ir.plan import ZEROED
 
 # A TIR expression; TVM has no type stubs.
 Scalar: TypeAlias = Any
@@ -156,6 +157,10 @@ class KernelBuilder:
             elements = ["mul", elements, extent]
         self._scratch[name] = elements
         return self.buffer(f"scratch.{name}", shape, dtype, write=write)
+
+    def zeroed_scratch(self, name: str, shape: tuple[Expr, ...]) -> Array:
+        """A scratch buffer of uint32 that starts as zeros. A kernel that writes it leaves zeros behind."""
+        return self.scratch(f"{ZEROED}{name}", shape, "uint32", write=True)
 
     def size(self, expr: Expr) -> Scalar:
         """A size expression as TIR."""

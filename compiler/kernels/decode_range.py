@@ -124,7 +124,12 @@ class Ranges:
     @property
     def _ranges_of_context(self) -> Expr:
         """The ranges of ``split`` keys in the longest context."""
-        return ["ceildiv", longest_reach(self.heads, self.window, self.max_rows), self.split]
+        return ["ceildiv", self.reach, self.split]
+
+    @property
+    def reach(self) -> Expr:
+        """The most keys of a row."""
+        return longest_reach(self.heads, self.window, self.max_rows)
 
     def results(self, kernel: KernelBuilder, *, write: bool = False) -> Array:
         """The scratch buffer "partials": for each range and head the weighted values, and one vector more for the

@@ -20,6 +20,7 @@ from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.bundle.manifest import ITEM_BYTES, BufferEntry, InputEntry, Manifest, shards_of
 from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.ir.expr import evaluate
+from nearfar.compiler.ir.plan import ZEROED
 from nearfar.compiler.runtime.batch import Array
 from nearfar.compiler.runtime.plan_runner import constant_tables, layout_of, scratch_entries
 
@@ -55,8 +56,8 @@ class DeviceMemory:
             # them.
             size = max(self._size_bytes(name, entry, most), ALIGNMENT)
             self.addresses[name] = driver.allocate(size)
-            # States must start as zeros; other arrays are never read before they are written.
-            if name in manifest.states:
+            # Other arrays are never read before they are written.
+            if name in manifest.states or name.startswith(f"scratch.{ZEROED}"):
                 driver.clear(self.addresses[name], size)
         self.arena = lay_out_arena(manifest, most)
         self.arena_bytes = max(slice_.offset + 4 * slice_.elements for slice_ in self.arena.values())

@@ -53,7 +53,9 @@ def variants_of(step: Step, context: Context, arch: str = DEFAULT_ARCH) -> tuple
 
 
 def attention_numbers(arch: str = DEFAULT_ARCH) -> AttentionNumbers:
-    return replace(ATTENTION, tensor_core_bytes=max_dynamic_bytes(arch))
+    return replace(
+        ATTENTION, tensor_core_bytes=max_dynamic_bytes(arch), multiprocessors=tuning_for(arch).multiprocessors
+    )
 
 
 def projection_rows(facts: Projection, activation: str, tuning: Tuning) -> list[Variant]:

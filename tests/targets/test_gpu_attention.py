@@ -17,6 +17,7 @@ from nearfar.compiler.ir.graph import Constant, Graph, Parameter, Source, Value
 from nearfar.compiler.ir.kv_format import kv_format
 from nearfar.compiler.ir.plan import make_plan
 from nearfar.compiler.kernels.batch_rows import Tiling
+from nearfar.compiler.kernels.cuda.decode_tile import FilledRanges
 from nearfar.targets.context import Context
 from nearfar.targets.cuda.source import cuda
 from nearfar.targets.cuda.variants import attention_numbers
@@ -172,7 +173,7 @@ def test_every_variant_computes_every_row_of_the_batches_that_its_equalities_all
         few = called.get("attention_few_rows", {}).get("max_rows", 0)
         tiles = [facts["few"] for name, facts in called.items() if name in ("attention_tile", "attention_mma")]
         for length in lengths:
-            by_decode = "attention_decode" in called and length == 1
+            by_decode = bool({"attention_decode", "attention_decode_mma"} & {*called}) and length == 1
             by_tiles = any(length > few for few in tiles)
             ways = by_decode + (length <= few) + by_tiles + ("attention" in called)
             assert ways == 1, (templates(row), row.when, length)
@@ -222,17 +223,37 @@ def test_a_window_that_one_workgroup_reads_at_once_is_never_split(window: int, s
 
 
 def test_a_window_bounds_the_ranges_of_a_split_kernel() -> None:
-    row = next(row for row in rows_of("rope_attention", CUDA, window=1000) if "attention_merge" in templates(row))
+    rows = rows_of("rope_attention", CUDA, window=1000, activations=("float32",))
+    row = next(row for row in rows if "attention_merge" in templates(row))
     grid = row.kernels[0].build().grid
     # One workgroup per kv head and range.
     assert [evaluate(grid[0], {"T": tokens, "B": 2}) for tokens in (1, 600, 1015, 5000)] == [2, 6, 8, 8]
 
 
 def test_a_long_context_has_fewer_ranges_a_row_in_a_large_batch() -> None:
-    row = next(row for row in rows_of("rope_attention", CUDA) if "attention_merge" in templates(row))
+    rows = rows_of("rope_attention", CUDA, activations=("float32",))
+    row = next(row for row in rows if "attention_merge" in templates(row))
     grid = row.kernels[0].build().grid
     assert [evaluate(grid[0], {"T": 32768, "B": size}) // 2 for size in (1, 8, 60, 256)] == [63, 56, 4, 4]
     assert [evaluate(grid[0], {"T": 600, "B": size}) // 2 for size in (1, 8, 60, 256)] == [3, 3, 3, 3]
+
+
+@given(sequences=st.integers(1, 300), context=st.integers(1, 40_000), window=st.sampled_from((None, 90, 5000)))
+def test_ranges_on_tensor_cores_fill_a_gpu_and_fit_into_their_scratch(
+    sequences: int, context: int, window: int | None
+) -> None:
+    (row,) = (row for row in rows_of("rope_attention", CUDA, window=window) if row.when == DECODE)
+    (call,) = row.kernels
+    facts = call.facts
+    tile = facts["tile"]
+    ranges = FilledRanges(facts["heads"], window, tile.keys, workgroups=tile.workgroups, row_parts=2)
+    dims = {"B": sequences, "T": context}
+    count = evaluate(ranges.count, dims)
+    reach = context if window is None else min(context, window + 15)
+    assert 1 <= count <= -(-reach // tile.keys)
+    assert sequences * count <= evaluate(ranges.partials, dims)
+    alone = evaluate(ranges.count, {"B": 1, "T": 1 << 14 if window is None else context})
+    assert window is not None or 2 * alone >= tile.workgroups
 
 
 def test_rows_that_hold_no_activation_fit_every_dtype() -> None:

@@ -42,7 +42,6 @@ from .functions import (
     any_in_warp,
     commit_copies,
     fast_exp2,
-    fast_reciprocal,
     load_transposed,
     multiply_tiles,
     pair,
@@ -51,6 +50,7 @@ from .functions import (
     wait_for_older_copies,
 )
 from .kv_stages import KvStages
+from .mma_scores import capped_score
 
 # The maximum number of elements of a head whose queries fit into registers beside the results.
 MAX_REGISTER_HEAD = 128
@@ -243,7 +243,7 @@ class MmaAttention:
         kernel, start = self.kernel, self.kernel.let("tile_start", self._first_key(index))
         if self.facts.softcap is not None:
             for i in range(self.tile.keys // 8 * 4):
-                self.scores[i] = self._capped(self.scores[i], self.facts.softcap)
+                self.scores[i] = capped_score(self.facts, self.scores[i])
         hidden = start + (self.tile.keys - 1) > self.seen_to
         if self.facts.window is not None:
             hidden = any_of(hidden, start < self.seen_from)
@@ -332,13 +332,6 @@ class MmaAttention:
         self.loaded[0] = octet
         for word in range(4):
             words[first + word] = lane_of(self.loaded[0], word)
-
-    def _capped(self, score: Scalar, cap: float) -> Scalar:
-        """cap * tanh(scale * score / cap), as cap - 2 cap / (1 + exp(2 scale * score / cap)). Near 0 its relative error
-        grows, but a weight depends on the absolute one.
-        """
-        power = fast_exp2(score * number(2 * math.log2(math.e) * self.facts.scale / cap, "float32"))
-        return number(cap, "float32") - number(2 * cap, "float32") * fast_reciprocal(number(1, "float32") + power)
 
     def _weight(self, score: Scalar, below: int) -> Scalar:
         """As `scores.weight`, for scores that are yet to be scaled: one multiply-add and a power."""

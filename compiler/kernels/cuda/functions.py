@@ -113,7 +113,8 @@ def fast_reciprocal(value: Scalar) -> Scalar:
 def wait_for_previous_kernel() -> None:
     """Wait until the results of all previous kernels are visible, and allow the next kernel to start.
 
-    Before this call, a kernel reads nothing but weights and writes nothing. `targets.cuda.source` checks it.
+    Before this call, a kernel writes nothing, and reads nothing but weights and, if the previous kernel cannot have
+    written them, pages and the batch's inputs. `targets.cuda.source` checks it.
     """
     perform(WAIT)
     perform("allow_next_kernel")

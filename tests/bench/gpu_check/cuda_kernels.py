@@ -66,12 +66,14 @@ def run_on(driver: Driver, module: Any, kernels: Sequence[CudaKernel], run: Run)
     an array.
     """
     from nearfar.compiler.ir.expr import evaluate
+    from nearfar.compiler.ir.plan import ZEROED
     from nearfar.targets.cuda.driver import Arguments
 
     arrays = dict(run.arrays)
     for kernel in kernels:
         for name, count in kernel.kernel.scratch.items():
-            arrays[f"scratch.{name}"] = np.full(evaluate(count, run.dims), np.nan, np.float32)
+            value = 0 if name.startswith(ZEROED) else np.nan
+            arrays[f"scratch.{name}"] = np.full(evaluate(count, run.dims), value, np.float32)
     watched = np.full(BEHIND, UNTOUCHED, np.uint8)
     addresses = {}
     for role, array in arrays.items():

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 # Makes numpy know "bfloat16".
 import ml_dtypes  # noqa: F401
-from attention_cases import Facts, alone_run, attention_case, attention_run, plain_facts
+from attention_cases import DECODE_BATCHES, Facts, alone_run, attention_case, attention_run, plain_facts
 from case_arrays import EPS
 from cuda_projections import cuda_projections
 from kernel_cases import all_cases
@@ -21,7 +21,9 @@ from nearfar.compiler.ir.expr import holds
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.attention_tile import TileOptions
 from nearfar.compiler.kernels.builder import Kernel
+from nearfar.compiler.kernels.cuda.attention_decode_mma import attention_decode_mma
 from nearfar.compiler.kernels.cuda.attention_mma import MmaTile, attention_mma, tile_of
+from nearfar.compiler.kernels.cuda.decode_tile import decode_tile
 from nearfar.compiler.kernels.cuda.linear_mma import linear_mma
 from nearfar.compiler.kernels.decode_range import DecodeOptions
 from nearfar.compiler.kernels.heads import Heads, Preparation, Scores
@@ -62,6 +64,32 @@ MMA_ALONE = (
     ),
 )
 
+# One range for each sequence, and ranges of one tile; heads of the tensor cores' rows, parts of a group; windows within
+# a tile and across ranges.
+DECODE_MMA = (
+    (plain_facts(4, 2, 64, "bfloat16", norm=True), 132, 4),
+    (plain_facts(16, 1, 128, "float16", norm=False), 1, 4),
+    (plain_facts(3, 3, 256, "float16", norm=True), 40, 2),
+    (
+        Facts(
+            Heads(5, 1, 96, 16, "bfloat16"),
+            Preparation(160, 32, EPS, norm_after=True),
+            Scores(0.1, window=20, softcap=4.0),
+        ),
+        132,
+        2,
+    ),
+    (
+        Facts(
+            Heads(4, 2, 32, 32, "float16"),
+            Preparation(160, 32, None, position_scale=(0.5, 40)),
+            Scores(0.2, window=70),
+        ),
+        132,
+        2,
+    ),
+)
+
 
 def some_variants(step: Step, context: Context) -> list[Variant]:
     """The variants of a step, with only the smallest tile of the tensor cores; `cuda_projections` has the others."""
@@ -89,6 +117,8 @@ def cuda_cases() -> Iterator[Case]:
         yield attention_mma_case(facts, rows)
     for facts in MMA_ALONE:
         yield mma_alone_case(facts)
+    for facts, workgroups, warps in DECODE_MMA:
+        yield decode_mma_case(facts, workgroups, warps)
     yield mixed_case(plain_facts(4, 2, 64, "bfloat16", norm=True, positions=600))
     yield mixed_case(
         Facts(Heads(6, 2, 64, 16, "float16", "q4"), Preparation(600, 64, None), Scores(0.1, window=290, softcap=5.0))
@@ -148,6 +178,20 @@ def mixed_case(facts: Facts) -> Case:
     runs = lambda: [attention_run(facts, batch) for batch in MIXED]  # noqa: E731
     dtype = facts.heads.activation if facts.heads.activation != "float32" else None
     return replace(attention_case("mixed", facts), build=build, runs=runs, dtype=dtype)
+
+
+def decode_mma_case(facts: Facts, workgroups: int, warps: int) -> Case:
+    tile = decode_tile(facts.heads, workgroups, max_dynamic_bytes("sm_86"))
+    assert tile is not None
+    sized = replace(tile, warps=warps)
+
+    def build() -> Kernel:
+        return attention_decode_mma(
+            "attention", heads=facts.heads, preparation=facts.preparation, scores=facts.scores, tile=sized
+        )
+
+    runs = lambda: [attention_run(facts, batch) for batch in DECODE_BATCHES]  # noqa: E731
+    return replace(attention_case("decode_mma", facts), build=build, runs=runs, dtype=facts.heads.activation)
 
 
 def mma_alone_case(facts: Facts) -> Case:

@@ -13,6 +13,7 @@ from kernel_harness import Case, Run
 
 from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.ir.ops import Array
+from nearfar.compiler.ir.plan import ZEROED
 from nearfar.targets.cuda.source import CudaKernel, cuda, source_file
 
 # The number of guard bytes after every array, and their value.
@@ -33,15 +34,15 @@ class Emulated:
         buffers = {role: aligned(array) for role, array in run.arrays.items()}
         for kernel in kernels:
             for name, elements in kernel.kernel.scratch.items():
-                buffers.setdefault(
-                    f"scratch.{name}", aligned(np.full(evaluate(elements, run.dims), np.nan, np.float32))
-                )
+                value = 0 if name.startswith(ZEROED) else np.nan
+                buffers.setdefault(f"scratch.{name}", aligned(np.full(evaluate(elements, run.dims), value, np.float32)))
         for kernel in kernels:
             parameters = [buffers[role].ctypes.data for role in kernel.buffers]
             parameters += [evaluate(scalar, run.dims) for scalar in kernel.scalars]
             x, y = (evaluate(size, run.dims) for size in kernel.kernel.grid)
             self.library.launch(kernel.entry, (x, y), kernel.kernel.workgroup_size, parameters)
         for role, array in buffers.items():
+            assert not role.startswith(f"scratch.{ZEROED}") or not array.any(), (case.name, role, "is not zero")
             assert (behind(array) == UNTOUCHED).all(), (case.name, role, "was written beyond its end")
         return buffers
 
