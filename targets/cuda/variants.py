@@ -33,8 +33,6 @@ ATTENTION = AttentionNumbers(
     max_tiles=1,
     # A tile processes its sequences one after the other, so it suits long runs of rows.
     min_tile_rows=32,
-    # Two tiles of 128 rows for each multiprocessor of a large GPU. Tall tiles halve what is read from the L2 cache.
-    min_tall_rows=2 * 132 * 128,
 )
 NUMBERS = GpuNumbers(
     # Above this, tensor cores read the weights once for a tile of rows.
