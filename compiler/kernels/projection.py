@@ -140,32 +140,37 @@ class ProjectionArguments:
     def store(
         self, kernel: KernelBuilder, row: Scalar, output: Scalar, sums: list[Scalar], guard: Scalar | bool
     ) -> None:
-        """Compute one result from its dot product (for a gated projection, from those of gate and up) and store it if
-        the guard holds.
-        """
-        facts = self.facts
+        """Compute one result and store it if the guard holds; see `result`."""
         with kernel.when(guard):
-            if facts.weight.per_row:
-                sums = [total * self.weight.scale(output + half * facts.outputs, 0) for half, total in enumerate(sums)]
-            if facts.gated:
-                gate, up = sums
-                if self._bias is not None:
-                    gate, up = gate + self._bias[output], up + self._bias[output + facts.outputs]
-                value = gated(facts.activation, kernel.let("gate", gate), up)
-            else:
-                (value,) = sums
-                if self._bias is not None:
-                    value = value + self._bias[output + facts.offset]
-                if self._up is not None:
-                    up = self._up[row, output + facts.offset + facts.up_start]
-                    value = gated(facts.activation, kernel.let("gate", value), up)
-            if facts.y_step is not None:
-                value = fake_quantized(kernel, value, facts.y_step)
-            if facts.y_activation != "none":
-                value = activate(facts.y_activation, kernel.let("before_activation", value))
-            if self._residual is not None:
-                value = value + self._residual[row, output + facts.offset]
-            self._y[row, output + facts.offset] = cast(value, facts.y_dtype)
+            self.write(row, output, self.result(kernel, row, output, sums))
+
+    def result(self, kernel: KernelBuilder, row: Scalar, output: Scalar, sums: list[Scalar]) -> Scalar:
+        """One result, from its dot product; for a gated projection, from those of gate and up."""
+        facts = self.facts
+        if facts.weight.per_row:
+            sums = [total * self.weight.scale(output + half * facts.outputs, 0) for half, total in enumerate(sums)]
+        if facts.gated:
+            gate, up = sums
+            if self._bias is not None:
+                gate, up = gate + self._bias[output], up + self._bias[output + facts.outputs]
+            value = gated(facts.activation, kernel.let("gate", gate), up)
+        else:
+            (value,) = sums
+            if self._bias is not None:
+                value = value + self._bias[output + facts.offset]
+            if self._up is not None:
+                up = self._up[row, output + facts.offset + facts.up_start]
+                value = gated(facts.activation, kernel.let("gate", value), up)
+        if facts.y_step is not None:
+            value = fake_quantized(kernel, value, facts.y_step)
+        if facts.y_activation != "none":
+            value = activate(facts.y_activation, kernel.let("before_activation", value))
+        if self._residual is not None:
+            value = value + self._residual[row, output + facts.offset]
+        return value
+
+    def write(self, row: Scalar, output: Scalar, value: Scalar) -> None:
+        self._y[row, output + self.facts.offset] = cast(value, self.facts.y_dtype)
 
 
 class NormWeights:

@@ -19,6 +19,8 @@ from .driver import Driver
 DEFAULT_CUDA, OLDER_CUDA = 13, 12
 # The oldest driver of each major version of CUDA (CUDA Compatibility, table 1).
 OLDEST_DRIVERS = {12: 525, 13: 580}
+# No other GPU has this major version.
+HOPPER = (9, 0)
 NAME = re.compile(r"sm_(\d+)(\d)([af]?)(?:-cuda(\d+))?")
 
 
@@ -32,13 +34,17 @@ class Arch(NamedTuple):
 
     @property
     def gpu(self) -> str:
-        """The name that NVRTC knows, such as "sm_90a"."""
-        return f"sm_{self.major}{self.minor}{self.suffix}"
+        """The name that NVRTC knows, such as "sm_80". wgmma needs "sm_90a", whose cubins run on the GPUs of "sm_90"."""
+        return self._gpu(self.suffix or ("a" if (self.major, self.minor) == HOPPER else ""))
 
     @property
     def name(self) -> str:
         """The name that the manifest holds."""
-        return self.gpu if self.cuda == DEFAULT_CUDA else f"{self.gpu}-cuda{self.cuda}"
+        gpu = self._gpu(self.suffix)
+        return gpu if self.cuda == DEFAULT_CUDA else f"{gpu}-cuda{self.cuda}"
+
+    def _gpu(self, suffix: str) -> str:
+        return f"sm_{self.major}{self.minor}{suffix}"
 
 
 def parse_arch(name: str) -> Arch:

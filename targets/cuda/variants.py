@@ -12,6 +12,7 @@ from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.cuda.linear_async import linear_async
 from nearfar.compiler.kernels.cuda.linear_mma import MmaShape, linear_mma, supports
+from nearfar.compiler.kernels.cuda.linear_wgmma import WgmmaShape, linear_wgmma
 from nearfar.compiler.kernels.cuda.rows16 import rows16
 from nearfar.compiler.kernels.linear_tile import TileShape
 from nearfar.compiler.kernels.projection import Projection
@@ -23,7 +24,7 @@ from nearfar.targets.variant import Variant, kernel
 
 from .nvrtc import DEFAULT_ARCH
 from .source import MAX_SHARED_BYTES, max_dynamic_bytes
-from .tuning import Tuning, mma_shapes, tuning_for, vector_shape
+from .tuning import Tuning, tensor_core_shapes, tuning_for, vector_shape
 
 ATTENTION = AttentionNumbers(
     max_shared_bytes=MAX_SHARED_BYTES,
@@ -65,7 +66,10 @@ def projection_rows(facts: Projection, activation: str, tuning: Tuning) -> list[
         return [*vectors, tile_row(facts, TILE)]
     return [
         *vectors,
-        *(mma_row(facts, activation, shape, batch) for shape, batch in mma_shapes(facts, tuning, activation)),
+        *(
+            tensor_core_row(facts, activation, shape, batch)
+            for shape, batch in tensor_core_shapes(facts, tuning, activation)
+        ),
     ]
 
 
@@ -80,7 +84,7 @@ def vector_rows(facts: Projection, tuning: Tuning) -> list[Variant]:
     ]
 
 
-def mma_row(facts: Projection, activation: str, shape: MmaShape, batch: int | None) -> Variant:
+def tensor_core_row(facts: Projection, activation: str, shape: MmaShape | WgmmaShape, batch: int | None) -> Variant:
     """A tensor-core kernel for up to ``batch`` rows, and the kernel that rounds its input."""
     before = kernel(
         rows16,
@@ -92,6 +96,12 @@ def mma_row(facts: Projection, activation: str, shape: MmaShape, batch: int | No
         dtype=activation,
         x_step=facts.x_step,
         split=shape.splits > 1,
+        swizzled=isinstance(shape, WgmmaShape),
     )
     when: Condition = None if batch is None else ["<=", facts.batch, batch]
-    return Variant((before, kernel(linear_mma, facts=facts, shape=shape)), when=when)
+    main = (
+        kernel(linear_mma, facts=facts, shape=shape)
+        if isinstance(shape, MmaShape)
+        else kernel(linear_wgmma, facts=facts, shape=shape)
+    )
+    return Variant((before, main), when=when)

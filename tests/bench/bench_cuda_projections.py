@@ -28,6 +28,7 @@ from nearfar.targets.cuda.driver import Arguments, Driver, NvidiaDriver
 
 if TYPE_CHECKING:
     from nearfar.compiler.kernels.cuda.linear_mma import MmaShape
+    from nearfar.compiler.kernels.cuda.linear_wgmma import WgmmaShape
     from nearfar.compiler.kernels.projection import Projection
     from nearfar.compiler.quant.kernel_format import WeightFormat
     from nearfar.targets.cuda.source import CudaKernel
@@ -159,6 +160,7 @@ def prepare(
             "grid": lowered[name].kernel.grid,
             "threads": lowered[name].kernel.workgroup_size,
             "scratch": lowered[name].kernel.scratch,
+            "shared_bytes": lowered[name].dynamic_bytes,
         }
         for number, part in enumerate(parts)
         for name in part
@@ -176,8 +178,9 @@ def projection(columns: int, outputs: int, weight: WeightFormat, options: dict[s
 def variants_for(facts: Projection, tuning: Tuning, batch: int) -> Iterator[tuple[dict[str, Any], bool, Variant]]:
     """The shapes that make sense for a number of rows, whether the rules choose them, and their kernels."""
     from nearfar.compiler.kernels.cuda.linear_async import linear_async
-    from nearfar.targets.cuda.tuning import mma_shapes, vector_shape, vector_shapes
-    from nearfar.targets.cuda.variants import NUMBERS, mma_row
+    from nearfar.compiler.kernels.cuda.linear_mma import MmaShape
+    from nearfar.targets.cuda.tuning import tensor_core_shapes, vector_shape, vector_shapes
+    from nearfar.targets.cuda.variants import NUMBERS, tensor_core_row
     from nearfar.targets.variant import Variant, kernel
 
     if batch <= NUMBERS.max_vector_rows:
@@ -188,11 +191,15 @@ def variants_for(facts: Projection, tuning: Tuning, batch: int) -> Iterator[tupl
                 call = kernel(linear_async, facts=facts, shape=vector)
                 yield {"kernel": "vector", **asdict(vector)}, vector == best, Variant((call,))
     # The tensor cores' kernels for one and two rows show from how many rows on they pay off.
-    chosen = next(shape for shape, most in mma_shapes(facts, tuning, "float16") if most is None or batch <= most)
-    for shape in dict.fromkeys((chosen, *mma_candidates(facts, tuning, batch))):
+    shapes = tensor_core_shapes(facts, tuning, "float16")
+    chosen = next(shape for shape, most in shapes if most is None or batch <= most)
+    candidates: list[MmaShape | WgmmaShape] = [chosen, *mma_candidates(facts, tuning, batch)]
+    candidates += wgmma_candidates(facts, tuning, batch)
+    for shape in dict.fromkeys(candidates):
         if shape.splits == 1 or batch <= shape.max_batch:
             is_chosen = shape == chosen and batch > NUMBERS.max_vector_rows
-            yield {"kernel": "mma", **asdict(shape)}, is_chosen, mma_row(facts, "float16", shape, None)
+            name = "mma" if isinstance(shape, MmaShape) else "wgmma"
+            yield {"kernel": name, **asdict(shape)}, is_chosen, tensor_core_row(facts, "float16", shape, None)
 
 
 def mma_candidates(facts: Projection, tuning: Tuning, batch: int) -> Iterator[MmaShape]:
@@ -220,6 +227,29 @@ def mma_candidates(facts: Projection, tuning: Tuning, batch: int) -> Iterator[Mm
                         yield replace(shape, splits=splits, max_batch=batch)
 
 
+def wgmma_candidates(facts: Projection, tuning: Tuning, batch: int) -> Iterator[WgmmaShape]:
+    """Tiles of at most twice the rows, with as many blocks in flight as fit and with four, and splits up to two
+    workgroups for each multiprocessor.
+    """
+    from nearfar.compiler.kernels.cuda.linear_wgmma import WgmmaShape, shared_bytes
+    from nearfar.compiler.kernels.cuda.rows16 import blocks_of
+    from nearfar.targets.cuda.source import max_dynamic_bytes
+    from nearfar.targets.cuda.tuning import SPLIT_BYTES, WGMMA_STAGES
+
+    blocks, room = blocks_of(facts.columns), max_dynamic_bytes("sm_90") - SPLIT_BYTES
+    for rows in (rows for rows in (64, 128, 192) if tuning.wgmma and rows < 2 * batch):
+        for tiles in (1,) if facts.gated or rows == 192 else (1, 2):
+            shapes = [WgmmaShape(rows, tiles, 2, "float16", stages) for stages in WGMMA_STAGES]
+            fitting = [each for each in shapes if shared_bytes(facts.weight, each, gated=facts.gated) <= room]
+            for shape in dict.fromkeys((*fitting[:1], *(each for each in fitting if each.stages == 4))):
+                yield shape
+                result_tiles = -(-facts.outputs // shape.outputs) * -(-batch // rows)
+                for splits in (2, 3, 4, 6, 8):
+                    even = -(-blocks // -(-blocks // splits)) == splits
+                    if even and result_tiles * splits <= 2 * tuning.multiprocessors and batch <= 256:
+                        yield replace(shape, splits=splits, max_batch=batch)
+
+
 # --- measure ---
 
 
@@ -229,7 +259,10 @@ def measure(folder: Path, driver: Driver, *, repeats: int = 20, cold_bytes: int 
     kernels, modules = document["kernels"], {}
     for file in sorted({kernel["file"] for kernel in kernels.values()}):
         modules[file] = driver.load(folder / file)
-    functions = {name: driver.function(modules[each["file"]], each["entry"]) for name, each in kernels.items()}
+    functions = {
+        name: driver.function(modules[each["file"]], each["entry"], each["shared_bytes"])
+        for name, each in kernels.items()
+    }
     for matrix, planes in document["weights"].items():
         timings = []
         candidates = [Candidate(**each) for each in document["candidates"] if each["matrix"] == matrix]

@@ -17,7 +17,7 @@ from .functions import copy_element, scale_codes
 
 class CodedWeights:
     """A thread's chunks of several weight rows, as `linear_mma.Weights` has them: ``slots`` in shared memory for the
-    blocks in flight, and registers for one block, and for one octet of each row as 16-bit floats of ``dtype``.
+    blocks in flight, and registers for one block, and for ``buffers`` octets of each row as 16-bit floats of ``dtype``.
     """
 
     def __init__(
@@ -29,6 +29,7 @@ class CodedWeights:
         threads: int,
         thread: Scalar,
         rows: list[Scalar],
+        buffers: int = 1,
     ) -> None:
         fmt = arguments.facts.weight
         self._kernel, self._weight, self._fmt, self._dtype = kernel, arguments.weight, fmt, dtype
@@ -46,7 +47,7 @@ class CodedWeights:
         self._factor_slots = [kernel.shared(name, (slots, factors, threads), raw) for name in planes]
         self._scales = kernel.local("scales", factors, "float32", fill=1)
         self._offsets = kernel.local("offsets", factors, "float32", fill=-fmt.zero)
-        self.octets: Array = kernel.local("b", 4 * count, "uint32")
+        self.octets: Array = kernel.local("b", buffers * 4 * count, "uint32")
 
     def start_copies(self, block: Scalar, chunk: Scalar) -> None:
         slot, weight, fmt = block % self._num_slots, self._weight, self._fmt
@@ -81,11 +82,11 @@ class CodedWeights:
                 zero = offset[0] if offset else number(fmt.zero, "float32")
                 self._offsets[at] = zero if fmt.offset == "b" else number(0, "float32") - zero * scale
 
-    def unpack(self, octet: int) -> None:
-        """Set ``octets`` to one of the four octets of each row's chunk, in the order of rows16."""
+    def unpack(self, octet: int, buffer: int = 0) -> None:
+        """Set a buffer of ``octets`` to one of the four octets of each row's chunk, in the order of rows16."""
         fmt, loads, high_bits = self._fmt, self._loads, self._fmt.high_bits
         words = [(j, lane) for j in range(loads) for lane in range(2 if fmt.low_bits == 2 else 4)]
-        half = octet * fmt.scales_a_chunk // 4
+        half, start = octet * fmt.scales_a_chunk // 4, buffer * 4 * len(self._rows)
         for i in range(len(self._rows)):
             low = [lane_of(self._codes[i * loads + j], lane) for j, lane in words]
             high = [self._high[i * high_bits + j] for j in range(high_bits)]
@@ -96,7 +97,7 @@ class CodedWeights:
                     code = code | part_of_words(high, quad, high_bits) << number(fmt.low_bits, "uint32")
                 codes.append(self._kernel.let("code", code))
             at = i * fmt.scales_a_chunk + half
-            scale_codes(self._dtype, address_of(self.octets, 4 * i), codes, self._scales[at], self._offsets[at])
+            scale_codes(self._dtype, address_of(self.octets, start + 4 * i), codes, self._scales[at], self._offsets[at])
 
 
 def bytes_of_row(fmt: WeightFormat) -> int:

@@ -2,8 +2,8 @@
 // asynchronous copies, tensor cores. No CUDA header is included, so NVRTC compiles kernels with its wheel alone.
 typedef unsigned int uint;
 
-// The shared memory that a launch adds for kernels that need more than they can declare.
-extern __shared__ uint4 dynamic_shared[];
+// The shared memory that a launch adds for kernels that need more than they can declare. `wgmma.cuh` needs the alignment.
+extern __shared__ __align__(1024) uint4 dynamic_shared[];
 
 struct half {
   unsigned short bits;

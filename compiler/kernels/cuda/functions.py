@@ -1,5 +1,5 @@
-"""The CUDA functions that kernels call, each declared once here; `device.cuh` and `functions.cuh` beside this file
-define them.
+"""The CUDA functions that kernels call, each declared once here; `device.cuh`, `wgmma.cuh` and `functions.cuh` beside
+this file define them.
 
 ``address`` and ``words`` are pointers (`builder.address_of`); the others are values. A pair is a word that holds two
 16-bit floats.
@@ -19,7 +19,7 @@ WAIT = "wait_for_previous_kernel"
 
 def device_source() -> str:
     """The functions that need a GPU: 16-bit floats, asynchronous copies and tensor cores, as PTX."""
-    return source("device.cuh")
+    return f"{source('device.cuh')}\n\n{source('wgmma.cuh')}"
 
 
 def functions_source() -> str:
@@ -155,3 +155,74 @@ def quad_max(value: Scalar) -> Scalar:
 def quad_sum(value: Scalar) -> Scalar:
     """As `quad_max`, the sum."""
     return result_of("float32", "quad_sum", value)
+
+
+# --- groups of four warps, on Hopper GPUs: all threads of a group together ---
+
+
+def multiply_asynchronously(rows: int, dtype: str, sums: Scalar, upper: Scalar, lower: Scalar, tile: Scalar) -> None:
+    """sums (64, rows) += a (64, 16) @ b (rows, 16).T on tensor cores, spread over the group (PTX ISA, register
+    fragments for wgmma.mma_async.m64nNk16). ``upper`` and ``lower`` are the two words of a's rows that the thread has,
+    8 rows apart. ``tile`` is b in shared memory, in the order of 128-byte swizzle.
+
+    Until `wait_for_older_products`, the words and the tile may be read and the sums are not defined.
+    """
+    perform(f"wgmma_{rows}_{SHORT[dtype]}", sums, upper, lower, tile)
+
+
+def compute_now(count: int, words: Scalar) -> None:
+    """Have ``count`` words computed before whatever follows, so that products overlap with it."""
+    perform(f"compute_now<{count}>", words)
+
+
+def start_products() -> None:
+    """Let the next products read the registers that were written before."""
+    perform("start_products")
+
+
+def commit_products() -> None:
+    """Close the group of the products that this thread started since the last group."""
+    perform("commit_products")
+
+
+def wait_for_older_products(groups: int) -> None:
+    """Wait for all groups of products except the last ``groups``."""
+    perform(f"wait_for_products_before<{groups}>")
+
+
+def use_sums(count: int, sums: Scalar) -> None:
+    """Call this between the last wait and the first use of ``count`` sums."""
+    perform(f"use_sums<{count}>", sums)
+
+
+# --- copies of whole tiles, on Hopper GPUs ---
+
+
+def create_barrier(barrier: Scalar, arrivals: int) -> None:
+    """Make 8 bytes of shared memory a barrier. A phase ends after ``arrivals`` and the bytes that they announced."""
+    perform("create_barrier", barrier, arrivals)
+
+
+def arrive_at(barrier: Scalar) -> None:
+    perform("arrive_at", barrier)
+
+
+def publish_barriers() -> None:
+    """Make this thread's new barriers visible to copies. Other threads see them after the next `barrier`."""
+    perform("publish_barriers")
+
+
+def expect_bytes(barrier: Scalar, count: int) -> None:
+    """Arrive, and announce the bytes that the next copies bring."""
+    perform("expect_bytes", barrier, count)
+
+
+def copy_tile(shared: Scalar, address: Scalar, size: int, barrier: Scalar) -> None:
+    """Start a copy of ``size`` bytes to shared memory, which a barrier counts."""
+    assert size % 16 == 0, size
+    perform("copy_tile", shared, address, size, barrier)
+
+
+def wait_for_phase(barrier: Scalar, phase: Scalar) -> None:
+    """Wait for the end of a phase. ``phase`` is 0 for the first time, then 1, then 0 and so on."""
+    perform("wait_for_phase", barrier, phase)

@@ -16,6 +16,7 @@ Needs: sm_80; scratch at multiples of 16 bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from ...ir.expr import Expr
 from ...quant.base import GROUP
@@ -94,24 +95,32 @@ class MmaShape:
 
 class Weights:
     """A thread's chunks of several weight rows: slots in shared memory for the blocks in flight, and registers for one
-    block, packed, and for one octet of each row as 16-bit floats.
+    block, packed, and for ``buffers`` octets of each row as 16-bit floats.
     """
 
     def __init__(
-        self, kernel: KernelBuilder, arguments: ProjectionArguments, shape: MmaShape, thread: Scalar, rows: list[Scalar]
+        self,
+        kernel: KernelBuilder,
+        arguments: ProjectionArguments,
+        dtype: str,
+        slots: int,
+        threads: int,
+        thread: Scalar,
+        rows: list[Scalar],
+        buffers: int = 1,
     ) -> None:
         fmt = arguments.facts.weight
-        self._kernel, self._weight, self._fmt, self._dtype = kernel, arguments.weight, fmt, shape.dtype
+        self._kernel, self._weight, self._fmt, self._dtype = kernel, arguments.weight, fmt, dtype
         self._scaled = bool(fmt.scale_dtype) and not fmt.per_row
-        self._thread, self._rows, self._slots = thread, rows, shape.weight_slots
+        self._thread, self._rows, self._slots = thread, rows, slots
         self._loads = CHUNK_LOADS[fmt.kind]
         count = len(rows) * self._loads
-        self._blocks = kernel.shared("slots", (self._slots, count, shape.threads), fmt.block_dtype)
+        self._blocks = kernel.shared("slots", (self._slots, count, threads), fmt.block_dtype)
         self._codes = kernel.local("codes", count, fmt.block_dtype)
         if self._scaled:
-            self._words = kernel.shared("scale_slots", (self._slots, len(rows), shape.threads), "uint32")
+            self._words = kernel.shared("scale_slots", (self._slots, len(rows), threads), "uint32")
             self._scales = kernel.local("scales", len(rows), "uint32")
-        self.octets = kernel.local("b", 4 * len(rows), "uint32")
+        self.octets = kernel.local("b", buffers * 4 * len(rows), "uint32")
 
     def start_copies(self, block: Scalar, chunk: Scalar) -> None:
         slot = block % self._slots
@@ -134,9 +143,9 @@ class Weights:
                 _, index = self._weight.scale_address(row, chunk)
                 self._scales[i] = scale_pair(self._dtype, self._words[slot, i, self._thread], index % 2)
 
-    def unpack(self, octet: int) -> None:
-        """Set ``octets`` to one of the four octets of each row's chunk, in the order of rows16."""
-        words = self._loads
+    def unpack(self, octet: int, buffer: int = 0) -> None:
+        """Set a buffer of ``octets`` to one of the four octets of each row's chunk, in the order of rows16."""
+        words, start = self._loads, buffer * 4 * len(self._rows)
         first = octet * words
         for i in range(len(self._rows)):
             if self._fmt.kind == "q2":
@@ -147,7 +156,21 @@ class Weights:
                     lane_of(self._codes[i * words + (first + word) // 4], (first + word) % 4) for word in range(words)
                 ]
             scale = self._scales[i] if self._scaled else None
-            unpack_octet(self._fmt.kind, self._dtype, address_of(self.octets, 4 * i), codes, scale)
+            unpack_octet(self._fmt.kind, self._dtype, address_of(self.octets, start + 4 * i), codes, scale)
+
+
+def weights_of(
+    kernel: KernelBuilder,
+    arguments: ProjectionArguments,
+    dtype: str,
+    slots: int,
+    threads: int,
+    thread: Scalar,
+    rows: list[Scalar],
+    buffers: int = 1,
+) -> Weights | CodedWeights:
+    kind = Weights if is_plain(arguments.facts.weight) else CodedWeights
+    return kind(kernel, arguments, dtype, slots, threads, thread, rows, buffers)
 
 
 def linear_mma(name: str, facts: Projection, shape: MmaShape) -> Kernel:
@@ -160,7 +183,8 @@ def linear_mma(name: str, facts: Projection, shape: MmaShape) -> Kernel:
     assert split_blocks * (splits - 1) < blocks, (facts.columns, shape)
     row_blocks: Expr = ["ceildiv", facts.batch, shape.rows]
     column_blocks = -(-facts.outputs // shape.outputs)
-    shared_sums = SplitSums(kernel, facts, shape, column_blocks) if splits > 1 else None
+    quads = halves * shape.tiles * row_tiles
+    shared_sums = SplitSums(kernel, facts, shape, column_blocks, quads) if splits > 1 else None
 
     column_block, workgroup = kernel.grid(column_blocks, row_blocks if splits == 1 else ["mul", row_blocks, splits])
     thread = kernel.threads(threads)
@@ -184,11 +208,7 @@ def linear_mma(name: str, facts: Projection, shape: MmaShape) -> Kernel:
         for half in range(halves)
         for j in range(shape.tiles)
     ]
-    weights = (
-        Weights(kernel, arguments, shape, thread, weight_rows)
-        if is_plain(facts.weight)
-        else CodedWeights(kernel, arguments, shape.dtype, shape.weight_slots, threads, thread, weight_rows)
-    )
+    weights = weights_of(kernel, arguments, shape.dtype, shape.weight_slots, threads, thread, weight_rows)
     ahead = shape.stages - 1
     assert ahead >= 1, shape
 
@@ -262,14 +282,30 @@ def linear_mma(name: str, facts: Projection, shape: MmaShape) -> Kernel:
     return kernel.finish()
 
 
+class SplitShape(Protocol):
+    """The part of a shape that `SplitSums` needs."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def splits(self) -> int: ...
+    @property
+    def max_batch(self) -> int: ...
+
+
 class SplitSums:
     """The sums of all workgroups of each tile of the result, in scratch, and how many of them have arrived."""
 
-    def __init__(self, kernel: KernelBuilder, facts: Projection, shape: MmaShape, column_blocks: int) -> None:
+    def __init__(
+        self, kernel: KernelBuilder, facts: Projection, shape: SplitShape, column_blocks: int, quads: int
+    ) -> None:
+        """``quads``: a quarter of a thread's sums."""
         row_blocks = -(-shape.max_batch // shape.rows)
         assert 0 < column_blocks * row_blocks <= MAX_SPLIT_TILES, (facts.outputs, shape)
         self._kernel, self._splits = kernel, shape.splits
-        self._quads = (2 if facts.gated else 1) * shape.tiles * shape.rows // 16
+        self._quads = quads
         tiles: Expr = ["mul", ["min", ["ceildiv", facts.batch, shape.rows], row_blocks], column_blocks]
         self._partial = kernel.scratch(
             "split_sums", (tiles, shape.splits, self._quads, shape.threads), "float32x4", write=True
@@ -306,11 +342,14 @@ class SplitSums:
 
 def shared_bytes(fmt: WeightFormat, shape: MmaShape, *, gated: bool) -> int:
     """The shared memory of a kernel, without that of `SplitSums`."""
-    scale = 4 if fmt.scale_dtype and not fmt.per_row else 0
-    plain = CHUNK_LOADS[fmt.kind] * size_bytes(fmt.block_dtype) + scale if is_plain(fmt) else 0
-    row = plain or bytes_of_row(fmt)
-    weights = shape.weight_slots * (2 if gated else 1) * shape.tiles * shape.threads * row
+    weights = shape.weight_slots * (2 if gated else 1) * shape.tiles * shape.threads * thread_bytes(fmt)
     return weights + shape.stages * shape.parts * (shape.rows // TILE_ROWS) * ELEMENTS * 16
+
+
+def thread_bytes(fmt: WeightFormat) -> int:
+    """The shared memory of a thread's chunk of one row of weights."""
+    scale = 4 if fmt.scale_dtype and not fmt.per_row else 0
+    return CHUNK_LOADS[fmt.kind] * size_bytes(fmt.block_dtype) + scale if is_plain(fmt) else bytes_of_row(fmt)
 
 
 def is_plain(fmt: WeightFormat) -> bool:

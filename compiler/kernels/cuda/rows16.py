@@ -9,6 +9,10 @@ of each row's results, the norm's included.
 4-bit weights are unpacked from a word in pairs: two pairs for each of two matrix products. 16 rows are stored together,
 in the order of a warp's registers for one of these products: thread 4 m + t reads the pairs of rows m and m + 8 of an
 octet of chunk t as one element (PTX ISA, fragment A of mma.m16n8k16). The rows beyond the last are not written.
+
+`linear_wgmma` reads "swizzled" rows: 64 rows and 64 columns form a tile, in the order of shared memory's 128-byte
+swizzle. A matrix product has 16 columns, two pairs of each of the four chunks: 2 t and 2 t + 1 are the first pair of
+chunk t, and 2 t + 8 and 2 t + 9 the second one.
 """
 
 from __future__ import annotations
@@ -38,6 +42,8 @@ OCTETS = BLOCK // 8
 CHUNK_OCTETS = GROUP // 8
 # The rows of one matrix product.
 TILE_ROWS = 16
+# The rows of a tile of swizzled rows.
+SWIZZLED_ROWS = 64
 # The exponent bits of a float32, and the exponent of 1,024 relative to 1.
 EXPONENT_BITS = 0x7F800000
 SCALED_EXPONENT = 10
@@ -47,6 +53,19 @@ MAX_SPLIT_TILES = 256
 
 def blocks_of(columns: int) -> int:
     return -(-columns // BLOCK)
+
+
+def swizzled_buffers(kernel: KernelBuilder, batch: Expr, columns: int, *, write: bool) -> tuple[Array, Array]:
+    """Swizzled rows (groups of 64, tiles of 64 columns, 512 units of 16 bytes), and the factors of the rows (batch,).
+    To write, a unit has 4 words.
+    """
+    shape = (["ceildiv", batch, SWIZZLED_ROWS], blocks_of(columns) * 2, SWIZZLED_ROWS * 8)
+    rows = (
+        kernel.scratch("rows16", (*shape, 4), "uint32", write=True)
+        if write
+        else kernel.scratch("rows16", shape, "uint32x4")
+    )
+    return rows, kernel.scratch("row_factors", (batch,), "float32", write=write)
 
 
 def rows16_buffers(kernel: KernelBuilder, batch: Expr, columns: int, *, write: bool) -> tuple[Array, Array]:
@@ -77,6 +96,7 @@ def rows16(
     dtype: str,
     x_step: float | None = None,
     split: bool = False,
+    swizzled: bool = False,
 ) -> Kernel:
     """``dtype`` is the dtype of the 16-bit floats. ``x_step`` rounds the input; see `fake_quantized`. ``split``: also
     set the counters of `arrivals_buffer` to 0.
@@ -84,7 +104,7 @@ def rows16(
     kernel = KernelBuilder(name)
     x = Rows(kernel, "x", batch, columns, x_dtype, x_step)
     norm = Rows(kernel, "norm", 1 + norm_row, columns, "float32") if norm_eps is not None else None
-    rows, factors = rows16_buffers(kernel, batch, columns, write=True)
+    rows, factors = (swizzled_buffers if swizzled else rows16_buffers)(kernel, batch, columns, write=True)
     arrivals = arrivals_buffer(kernel) if split else None
     count = blocks_of(columns) * OCTETS
     threads = min(256, max(32, power_of_two(count)))
@@ -133,6 +153,13 @@ def rows16(
             scaled = [kernel.let("scaled", values[2 * i + half] * splat(scale)) for half in range(2)]
             pairs = [pair(dtype, lane_of(each, low), lane_of(each, low + 2)) for each in scaled for low in range(2)]
             chunk, below = octet % OCTETS // CHUNK_OCTETS, row % TILE_ROWS // 8
+            if swizzled:
+                own = octet % CHUNK_OCTETS
+                tile = row // SWIZZLED_ROWS, octet // OCTETS * 2 + own // 2
+                for word, value in enumerate(pairs):
+                    unit = (own % 2 * 4 + word) ^ row % 8
+                    rows[(*tile, row % SWIZZLED_ROWS * 8 + unit, chunk)] = value
+                continue
             location = row // TILE_ROWS, octet // OCTETS * CHUNK_OCTETS + octet % CHUNK_OCTETS
             for word, value in enumerate(pairs):
                 rows[(*location, word // 2 * 32 + row % 8 * 4 + chunk, word % 2 * 2 + below)] = value

@@ -21,6 +21,7 @@ from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.export import export_model
 from nearfar.server_fallback.executors.devices import default_arch
+from nearfar.targets.cuda.arch import HOPPER, parse_arch
 from nearfar.targets.cuda.nvrtc import DEFAULT_ARCH, compile_cubin
 
 from . import machine
@@ -106,6 +107,8 @@ def prepare_demo(folder: Path, arch: str, questions: int) -> Bundle:
 def prepare_kernels(folder: Path, arch: str, stride: int) -> None:
     """All CUDA kernels in one cubin, and how to launch each case's kernels."""
     cuda, webgpu = (list(all_cases(target).values())[::stride] for target in (CUDA, WEBGPU))
+    if parse_arch(arch)[:2] != HOPPER:
+        cuda = [case for case in cuda if "wgmma" not in case.name]
     kernels, source = lower_cases(cuda, arch)
     (folder / SOURCE_FILE).write_text(source)
     (folder / CUBIN_FILE).write_bytes(compile_cubin(source, arch, SOURCE_FILE)[0])

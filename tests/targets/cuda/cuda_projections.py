@@ -12,6 +12,7 @@ from projection_cases import projection_name, projection_run
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.cuda.linear_async import AsyncShape, linear_async
 from nearfar.compiler.kernels.cuda.linear_mma import MmaShape, linear_mma
+from nearfar.compiler.kernels.cuda.linear_wgmma import WgmmaShape, linear_wgmma
 from nearfar.compiler.kernels.cuda.rows16 import rows16
 from nearfar.compiler.kernels.projection import Projection
 
@@ -93,10 +94,35 @@ MMA: tuple[tuple[str, str, str, int, int, dict[str, object]], ...] = (
 )
 
 
+# Stages that are used again and stages that are not; products of 64 rows after those of 128; splits.
+WGMMA_SHAPES = {
+    "groups": {"rows": 64, "tiles": 1, "groups": 2, "stages": 4},
+    "tiles": {"rows": 128, "tiles": 2, "groups": 1, "stages": 3},
+    "many_rows": {"rows": 192, "tiles": 1, "groups": 1, "stages": 3},
+    "split": {"rows": 64, "tiles": 1, "groups": 1, "stages": 4, "splits": 2, "max_batch": 130},
+}
+WGMMA: tuple[tuple[str, str, str, int, int, dict[str, object]], ...] = (
+    ("groups", "q4f16", "float16", 1200, 70, {"norm_eps": EPS, "y_dtype": "float16"}),
+    (
+        "tiles",
+        "q4f16",
+        "bfloat16",
+        300,
+        131,
+        {"norm_eps": EPS, "bias": True, "residual": True, "offset": 18, "width": 160},
+    ),
+    ("many_rows", "q8f16", "float16", 400, 66, {"residual": True}),
+    ("split", "q4c", "float16", 1030, 70, {"gated": True}),
+    ("groups", "q4g32b", "float16", 1, 3, {"batch": "R"}),
+)
+WGMMA_BATCHES = (1, 130)
+
+
 def cuda_projections() -> Iterator[Case]:
     for shape, quantization, columns, outputs, options in ASYNC:
         yield async_case(shape, quantization, columns, outputs, options)
     yield from (mma_case(*row) for row in MMA)
+    yield from (wgmma_case(*row) for row in WGMMA)
 
 
 def async_case(shape: str, quantization: str, columns: int, outputs: int, options: dict[str, object]) -> Case:
@@ -113,13 +139,35 @@ def async_case(shape: str, quantization: str, columns: int, outputs: int, option
 def mma_case(shape: str, quantization: str, dtype: str, columns: int, outputs: int, options: dict[str, object]) -> Case:
     defaults = Projection("S", columns, outputs, ALL_FORMATS[quantization], "float32", "float32")
     facts = replace(defaults, **options)  # type: ignore[arg-type]
-    mma = MmaShape(dtype=dtype, **MMA_SHAPES[shape])
     name = projection_name(f"mma_{shape}_{dtype}", quantization, columns, outputs, options)
+    return tensor_core_case(name, facts, quantization, MmaShape(dtype=dtype, **MMA_SHAPES[shape]), BATCHES)
 
+
+def wgmma_case(
+    shape: str, quantization: str, dtype: str, columns: int, outputs: int, options: dict[str, object]
+) -> Case:
+    defaults = Projection("S", columns, outputs, ALL_FORMATS[quantization], "float32", "float32")
+    facts = replace(defaults, **options)  # type: ignore[arg-type]
+    name = projection_name(f"wgmma_{shape}_{dtype}", quantization, columns, outputs, options)
+    return tensor_core_case(name, facts, quantization, WgmmaShape(dtype=dtype, **WGMMA_SHAPES[shape]), WGMMA_BATCHES)
+
+
+def tensor_core_case(
+    name: str, facts: Projection, quantization: str, shape: MmaShape | WgmmaShape, batches: tuple[int, ...]
+) -> Case:
     def build() -> list[Kernel]:
         before = rows16(
-            f"{name}_rows16", facts.batch, columns, facts.x_dtype, facts.norm_eps, 0, dtype, split=mma.splits > 1
+            f"{name}_rows16",
+            facts.batch,
+            facts.columns,
+            facts.x_dtype,
+            facts.norm_eps,
+            0,
+            shape.dtype,
+            split=shape.splits > 1,
+            swizzled=isinstance(shape, WgmmaShape),
         )
-        return [before, linear_mma(name, facts, mma)]
+        main = linear_mma(name, facts, shape) if isinstance(shape, MmaShape) else linear_wgmma(name, facts, shape)
+        return [before, main]
 
-    return Case(name, build, lambda: [projection_run(name, facts, quantization, size) for size in BATCHES], dtype)
+    return Case(name, build, lambda: [projection_run(name, facts, quantization, size) for size in batches], shape.dtype)

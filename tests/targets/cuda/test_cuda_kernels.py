@@ -32,7 +32,10 @@ def test_a_kernel_computes_its_op(name: str, emulated: Emulated) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", names_of({name: case for name, case in CASES.items() if name.startswith("linear_mma_split")})
+    "name",
+    names_of(
+        {name: case for name, case in CASES.items() if name.startswith(("linear_mma_split", "linear_wgmma_split"))}
+    ),
 )
 def test_split_columns_give_the_same_bits_in_any_order_of_arrival(name: str, emulated: Emulated) -> None:
     for run in CASES[name].runs():

@@ -24,6 +24,7 @@ from nearfar.compiler.passes import run_passes
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.targets.context import Context
 from nearfar.targets.cuda import nvrtc
+from nearfar.targets.cuda.arch import parse_arch
 from nearfar.targets.cuda.lower import MAX_BINDING_BYTES
 from nearfar.targets.cuda.nvrtc import check_arch, compile_cubin, load_nvrtc
 from nearfar.targets.cuda.source import cuda, max_dynamic_bytes, source_file
@@ -109,6 +110,10 @@ def test_a_bundle_holds_readable_sources_beside_its_cubins(cuda_bundle: Path) ->
 def test_an_unknown_architecture_is_refused_with_the_known_ones() -> None:
     assert check_arch(None) == "sm_90"
     assert check_arch("sm_80") == "sm_80"
+    names = ("sm_90", "sm_90a", "sm_90-cuda12", "sm_100")
+    assert [parse_arch(name).name for name in names] == [*names]
+    # Hopper's own instructions need the letter, which other GPUs' code must not have.
+    assert [parse_arch(name).gpu for name in names] == ["sm_90a", "sm_90a", "sm_90a", "sm_100"]
     for arch in ("sm_75", "sm_91"):
         with pytest.raises(RequestError, match=r"--arch .*known: sm_80, "):
             check_arch(arch)

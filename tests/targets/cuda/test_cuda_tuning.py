@@ -5,11 +5,20 @@ from __future__ import annotations
 import pytest
 from case_arrays import ALL_FORMATS
 
+from nearfar.compiler.kernels.cuda import linear_wgmma
 from nearfar.compiler.kernels.cuda.linear_mma import shared_bytes, supports
+from nearfar.compiler.kernels.cuda.linear_wgmma import WgmmaShape
 from nearfar.compiler.kernels.cuda.rows16 import blocks_of
 from nearfar.compiler.kernels.projection import Projection
-from nearfar.targets.cuda.source import MAX_SHARED_BYTES
-from nearfar.targets.cuda.tuning import TUNINGS, column_blocks, mma_shapes, tuning_for, vector_shape
+from nearfar.targets.cuda.source import MAX_SHARED_BYTES, max_dynamic_bytes
+from nearfar.targets.cuda.tuning import (
+    TUNINGS,
+    column_blocks,
+    mma_shapes,
+    tensor_core_shapes,
+    tuning_for,
+    vector_shape,
+)
 
 SIZES = ((1, 1), (96, 40), (2048, 256), (3072, 1024), (4096, 14336), (14336, 4096), (1024, 151936))
 
@@ -56,3 +65,30 @@ def test_narrow_matrices_occupy_nearly_every_multiprocessor() -> None:
             rows = limit if limit is not None else 2048
             workgroups = column_blocks(facts, shape) * -(-rows // shape.rows) * shape.splits
             assert workgroups >= 0.9 * tuning.multiprocessors, (columns, limit)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_only_hopper_multiplies_many_rows_by_wgmma_in_shapes_that_fit(gated: bool) -> None:
+    for fmt in ALL_FORMATS.values():
+        for columns, outputs in SIZES:
+            facts = Projection("S", columns, outputs, fmt, "float16", "float16", gated=gated)
+            if not supports(facts):
+                continue
+            assert tensor_core_shapes(facts, TUNINGS["sm_100"], "float16") == mma_shapes(
+                facts, TUNINGS["sm_100"], "float16"
+            )
+            shapes = tensor_core_shapes(facts, TUNINGS["sm_90"], "float16")
+            limits = [limit for _, limit in shapes[:-1]]
+            assert limits == sorted(set(limits), key=lambda limit: limit or 0)
+            assert shapes[-1][1] is None
+            assert shapes[-1][0].splits == 1
+            for shape, limit in shapes:
+                assert shape.splits == 1 or (limit is not None and limit <= shape.max_batch)
+                if isinstance(shape, WgmmaShape):
+                    assert limit is None or limit >= 64
+                    added = linear_wgmma.shared_bytes(fmt, shape, gated=gated)
+                    # What a kernel declares is not aligned for tiles.
+                    assert MAX_SHARED_BYTES < added < max_dynamic_bytes("sm_90")
+    facts = Projection("S", 4096, 14336, ALL_FORMATS["q4f16"], "float16", "float16", gated=gated)
+    kinds = [type(shape) for shape, limit in tensor_core_shapes(facts, TUNINGS["sm_90"], "float16")]
+    assert kinds[-2:] == [WgmmaShape, WgmmaShape]

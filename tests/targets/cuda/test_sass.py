@@ -18,7 +18,11 @@ from typing import NamedTuple
 import pytest
 
 from nearfar.compiler.kernels.cuda.functions import device_source
+from nearfar.compiler.kernels.cuda.linear_wgmma import WgmmaShape, linear_wgmma
+from nearfar.compiler.kernels.projection import Projection
+from nearfar.compiler.quant.kernel_format import WeightFormat
 from nearfar.targets.cuda.nvrtc import compile_cubin
+from nearfar.targets.cuda.source import cuda, source_file
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -70,9 +74,44 @@ BODIES = {
         for name in ("mma_f16", "mma_bf16")
     },
 }
+# The kernels of functions that only Hopper GPUs have. The unit of a product's tile is read from `in`.
+HOPPER_BODIES = {
+    **{
+        f"wgmma_{rows}_{dtype}": f"""
+      uint upper[2], lower[2];
+      float sums[{rows // 2}];
+      for (int i = 0; i < 2; i++) upper[i] = in[i];
+      for (int i = 0; i < 2; i++) lower[i] = in[2 + i];
+      for (int i = 0; i < {rows // 2}; i++) sums[i] = __uint_as_float(in[4 + i]);
+      compute_now<2>(upper);
+      start_products();
+      wgmma_{rows}_{dtype}(sums, upper, lower, dynamic_shared + 64);
+      commit_products();
+      wait_for_products_before<0>();
+      use_sums<{rows // 2}>(sums);
+      for (int i = 0; i < {rows // 2}; i++) out[i] = __float_as_uint(sums[i]);"""
+        for rows in (64, 128)
+        for dtype in ("f16", "bf16")
+    },
+    "copy_tile": """
+      __shared__ __align__(16) uint tile[64], barrier[2];
+      if (threadIdx.x == 0) {
+        create_barrier(barrier, 1);
+        publish_barriers();
+        expect_bytes(barrier, 64);
+        copy_tile(tile, (const uint*)out + 4, 64, barrier);
+      }
+      __syncthreads();
+      wait_for_phase(barrier, 0);
+      out[0] = tile[in[0]];
+      arrive_at(barrier);""",
+}
 # These functions occur in the kernels of other functions.
 CHECKED = {
     *BODIES,
+    *HOPPER_BODIES,
+    *("compute_now", "start_products", "commit_products", "wait_for_products_before", "use_sums", "tile_descriptor"),
+    *("create_barrier", "publish_barriers", "expect_bytes", "wait_for_phase", "arrive_at"),
     *("wait_for_copies", "copy_4_bytes", "commit_copies", "wait_for_copies_before", "allow_next_kernel"),
 }
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+ )?([A-Z][\w.]*)\s*([^;]*);")
@@ -103,24 +142,29 @@ def disassembler() -> str | None:
 
 @cache
 def disassembled(arch: str) -> Mapping[str, Sequence[Instruction]]:
-    """The instructions of each kernel, without NOPs."""
+    """The instructions of the kernel of each function."""
+    head = 'extern "C" __global__ void'
+    bodies = {**BODIES, **(HOPPER_BODIES if arch == "sm_90" else {})}
+    kernels = [
+        f"{head} run_{name}(const volatile uint* in, volatile uint* out) {{{body}}}" for name, body in bodies.items()
+    ]
+    return instructions_of(compile_cubin("\n".join([device_source(), *kernels]), arch, "sass.cu")[0], "run_")
+
+
+def instructions_of(cubin: bytes, prefix: str) -> dict[str, list[Instruction]]:
+    """The instructions of each kernel by its name without the prefix, without NOPs."""
     command = disassembler()
     if command is None:
         from conftest import lacks
 
         lacks("nvdisasm is not installed; pip install nvidia-cuda-nvdisasm")
-    head = 'extern "C" __global__ void'
-    kernels = [
-        f"{head} run_{name}(const volatile uint* in, volatile uint* out) {{{body}}}" for name, body in BODIES.items()
-    ]
-    cubin, _ = compile_cubin("\n".join([device_source(), *kernels]), arch, "sass.cu")
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         done = subprocess.run([command, "-c", file.name], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, list[Instruction]] = {}
-    for part in re.split(r"^\.text\.run_", done.stdout.decode(), flags=re.MULTILINE)[1:]:
+    for part in re.split(rf"^\.text\.{prefix}", done.stdout.decode(), flags=re.MULTILINE)[1:]:
         lines = INSTRUCTION.findall(part)
         found[part.split(":")[0]] = [
             Instruction(opcode, [each.strip() for each in operands.split(",")], guard)
@@ -170,6 +214,55 @@ def test_tiles_are_multiplied_by_one_instruction_with_float32_sums(name: str, op
     assert kernel.words(b, 2) == [4, 5]
     assert kernel.words(c, 4) == [6, 7, 8, 9]
     assert kernel.stored == {i: result + i for i in range(4)}
+
+
+@pytest.mark.parametrize("rows", [64, 128])
+@pytest.mark.parametrize(("dtype", "suffix"), [("f16", ""), ("bf16", ".BF16")])
+def test_four_warps_multiply_by_one_instruction_with_float32_sums(rows: int, dtype: str, suffix: str) -> None:
+    kernel = Kernel(f"wgmma_{rows}_{dtype}", "sm_90")
+    multiply = kernel.only(r"HGMMA.*")
+    assert multiply.opcode == f"HGMMA.64x{rows}x16.F32{suffix}"
+    result, a, c = (multiply.register(i) for i in (0, 1, 3))
+    # The upper and the lower row's first pairs, and then their second ones.
+    assert kernel.words(a, 4) == [0, 2, 1, 3]
+    assert kernel.words(c, rows // 2) == list(range(4, 4 + rows // 2))
+    assert kernel.stored == {i: result + i for i in range(rows // 2)}
+    order = [each.opcode for each in kernel.instructions]
+    steps = [order.index(opcode) for opcode in ("WARPGROUP.ARRIVE", multiply.opcode, "WARPGROUP.DEPBAR.LE")]
+    assert steps == sorted(steps)
+    assert kernel.only(r"WARPGROUP\.DEPBAR.*").operands == ["gsb0", "0x0"]
+    # The descriptor's high word: 128-byte swizzle, and 1,024 bytes between groups of eight rows. Its low word is the
+    # address in units of 16 bytes.
+    found = re.fullmatch(r"gdesc\[UR(\d+)\]", multiply.operands[2])
+    assert found is not None
+    low, high = (f"UR{int(found[1]) + word}" for word in (2, 3))
+    assert Instruction("UMOV", [high, "0x40000040"]) in kernel.instructions
+    moved = next(each for each in kernel.instructions if each.opcode == "UMOV" and each.operands[0] == low)
+    writes = [each for each in kernel.instructions if each.operands[0] == moved.operands[1]]
+    shift, tag = (each.operands for each in writes[-2:])
+    assert (shift[2], tag[2]) == ("0x4", "0x10000")
+
+
+def test_a_tile_is_copied_by_one_thread_and_waited_for() -> None:
+    kernel = Kernel("copy_tile", "sm_90")
+    order = [each.opcode for each in kernel.all_instructions]
+    opcodes = ("SYNCS.EXCH.64", "SYNCS.ARRIVE.TRANS64", "UBLKCP.S.G", "SYNCS.PHASECHK.TRANS64.TRYWAIT", "LDS")
+    steps = [next(i for i, each in enumerate(order) if each.startswith(opcode)) for opcode in opcodes]
+    assert steps == sorted(steps)
+
+
+def test_products_overlap_with_the_conversion_of_the_next_weights() -> None:
+    facts = Projection("S", 1024, 256, WeightFormat("q4", "float16"), "float16", "float32", residual=True)
+    lowered = cuda(linear_wgmma("projection", facts, WgmmaShape(128, 2, 2, "float16", 4)), "sm_90")
+    cubin, log = compile_cubin(source_file([lowered]), "sm_90", "overlap.cu")
+    assert "serialized" not in log
+    assert "0 bytes spill stores" in log
+    (instructions,) = instructions_of(cubin, lowered.entry[:-7]).values()
+    order = [each.opcode for each in instructions]
+    assert order.count("HGMMA.64x128x16.F32") == 2 * 8
+    waits = [each.operands for each in instructions if each.opcode.startswith("WARPGROUP.DEPBAR")]
+    assert waits.count(["gsb0", "0x1"]) == 3
+    assert waits.count(["gsb0", "0x0"]) == 1
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -1,7 +1,7 @@
 // Replaces CUDA on machines without a GPU, so that a host compiler compiles the same source as NVRTC: CUDA's built-in
 // types, variables and functions, the functions for which `device.cuh` uses PTX, and threads. A block's threads are
 // fibers, which run one after the other from one barrier to the next; a barrier that some threads of a warp or block do
-// not reach stops the program.
+// not reach stops the program, and so does waiting for what nobody does.
 #include <setjmp.h>
 #include <ucontext.h>
 
@@ -45,7 +45,7 @@ static inline uint2 make_uint2(uint x, uint y) { return {x, y}; }
 static inline uint4 make_uint4(uint x, uint y, uint z, uint w) { return {x, y, z, w}; }
 
 // The maximum that a launch can add on any GPU.
-alignas(16) static uint4 dynamic_shared[(227 << 10) / 16];
+alignas(1024) static uint4 dynamic_shared[(227 << 10) / 16];
 
 static inline int min(int a, int b) { return b < a ? b : a; }
 static inline int max(int a, int b) { return a < b ? b : a; }
@@ -108,7 +108,7 @@ static inline float __uint_as_float(uint bits) { return float_of(bits); }
 
 // --- threads ---------------------------------------------------------------------------------------------------------------------------
 
-enum State { RUNNING, AT_WARP, AT_BLOCK, DONE };
+enum State { READY, AT_WARP, AT_BLOCK, POLLING, DONE };
 struct Fiber {
   State state;
   jmp_buf place;
@@ -125,6 +125,10 @@ static uint launches;
 struct Copy { void* to; const void* from; uint size; };
 struct Copies { std::vector<Copy> started; std::vector<size_t> ended; };
 static Copies copies[1024];
+// Asynchronous products of each thread, in groups as copies; `fenced` since the last group.
+struct Product { float* sums; const uint *upper, *lower; const char* tile; uint rows; float (*number)(uint); };
+struct Products { std::vector<Product> started; std::vector<size_t> ended; bool fenced; };
+static Products products[1024];
 // The number of threads of this launch that waited for the previous kernel.
 static uint64_t waits;
 static const uint STACK_BYTES = 64 << 10;
@@ -145,6 +149,7 @@ static inline void __syncwarp() { wait_at(AT_WARP); }
 static void fiber_main() {
   body(arguments);
   if (!copies[current].started.empty()) stop("a thread ends before its copies have arrived");
+  if (!products[current].started.empty()) stop("a thread ends before its products");
   copies[current].ended.clear();
   fibers[current].state = DONE;
   _longjmp(scheduler, 1);
@@ -155,7 +160,7 @@ static void resume(uint thread, bool first) {
   current = thread;
   threadIdx.x = thread;
   Fiber& fiber = fibers[thread];
-  fiber.state = RUNNING;
+  fiber.state = READY;
   if (_setjmp(scheduler)) return;
   if (!first) _longjmp(fiber.place, 1);
   ucontext_t context;
@@ -167,31 +172,51 @@ static void resume(uint thread, bool first) {
   setcontext(&context);
 }
 
+// Run the threads of a warp until all of them wait for the block, have ended, or wait for others that wait for something
+// that another warp does. Returns whether any thread went on.
+static bool run_warp(uint warp, uint end, bool first) {
+  for (bool again = false, moved = false;; again = true) {
+    uint counts[DONE + 1] = {};
+    for (uint place = warp; place < end; place++) {
+      const uint thread = backwards ? end - 1 - (place - warp) : place;
+      const State before = fibers[thread].state;
+      const bool starts = first && !again;
+      if (starts || before == READY || before == POLLING) {
+        resume(thread, starts);
+        moved |= fibers[thread].state != POLLING;
+      }
+      counts[fibers[thread].state]++;
+    }
+    if (counts[AT_WARP] == end - warp) {
+      for (uint thread = warp; thread < end; thread++) fibers[thread].state = READY;
+      continue;
+    }
+    if (counts[POLLING]) return moved;
+    if (counts[AT_WARP]) stop("some threads of a warp wait for others, which went on");
+    if (counts[DONE] && counts[AT_BLOCK]) stop("some threads of a warp end while others wait");
+    return moved;
+  }
+}
+
 static void run_block() {
   const uint threads = blockDim.x, warps = (threads + 31) / 32;
   for (bool first = true;; first = false) {
-    uint waiting = 0;
+    bool moved = false;
     for (uint turn = 0; turn < warps; turn++) {
       // Every other launch runs from the last thread to the first, which reveals a missing barrier.
-      const uint warp = (backwards ? warps - 1 - turn : turn) * 32, end = min(warp + 32, threads);
-      if (!first && fibers[warp].state == DONE) continue;
-      for (bool again = false;; again = true) {
-        uint at_warp = 0, done = 0;
-        for (uint place = warp; place < end; place++) {
-          const uint thread = backwards ? end - 1 - (place - warp) : place;
-          resume(thread, first && !again);
-          at_warp += fibers[thread].state == AT_WARP;
-          done += fibers[thread].state == DONE;
-        }
-        if (at_warp == end - warp) continue;
-        if (at_warp) stop("some threads of a warp wait for others, which went on");
-        if (done != 0 && done != end - warp) stop("some threads of a warp end while others wait");
-        waiting += done ? 0 : end - warp;
-        break;
-      }
+      const uint warp = (backwards ? warps - 1 - turn : turn) * 32;
+      moved |= run_warp(warp, min(warp + 32, threads), first);
     }
-    if (!waiting) return;
-    if (waiting != threads) stop("some warps of a block wait for others, which have ended");
+    uint counts[DONE + 1] = {};
+    for (uint thread = 0; thread < threads; thread++) counts[fibers[thread].state]++;
+    if (counts[DONE] == threads) return;
+    if (counts[AT_BLOCK] == threads) {
+      for (uint thread = 0; thread < threads; thread++) fibers[thread].state = READY;
+      continue;
+    }
+    if (moved) continue;
+    if (counts[POLLING]) stop("some threads wait for arrivals or bytes that nobody sends");
+    stop("some warps of a block wait for others, which have ended");
   }
 }
 
@@ -335,6 +360,8 @@ template <size_t groups> static inline void wait_for_copies_before() {
     ended.erase(ended.begin());
   }
 }
+
+#include "hopper.hpp"
 
 // Kernels and blocks run one after the other here, so there is nothing to wait for; `launch` counts the threads that
 // waited.
