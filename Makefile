@@ -38,6 +38,9 @@
 # make demo-model   train the demo model again (about 30 minutes on one core)
 # make router-eval  fit and evaluate the demo's router policy; FAR is a folder, a bundle or a server's address
 
+# With this variable, every process would compile the product's modules again, and pytest would rewrite every assertion.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 # The recipe of the demo models is a package in tests/, because the benchmarks import it too.

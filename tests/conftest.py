@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+from kernels_once import kernels_once
 from light_bundle import few_kernels, lighten, one_compilation
 from made_once import made_once, shared_folder
 from time_limit import pytest_addoption as pytest_addoption
@@ -88,26 +89,12 @@ def runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def shaders_once() -> Iterator[None]:
-    """Lower each kernel to WGSL only once in this process. Most bundles share most kernels, and equal names mean equal
-    kernels.
+def shared_kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Lower each kernel to WGSL only once in all processes of this run.
 
     A test that compiles twice to compare the results must set ``shader_of`` back.
     """
-    from nearfar.targets.variant import KernelCall
-    from nearfar.targets.webgpu import lower
-
-    shader_of = lower.shader_of
-    shaders: dict[tuple[object, str], lower.WgslKernel] = {}
-
-    def shader_once(call: KernelCall) -> lower.WgslKernel:
-        key = call.template, call.name
-        if key not in shaders:
-            shaders[key] = shader_of(call)
-        return shaders[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lower, "shader_of", shader_once)
+    with kernels_once(shared_folder(tmp_path_factory, "wgsl")):
         yield
 
 
@@ -119,7 +106,7 @@ def compiled_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory, shaders_once: object) -> Mapping[str, Path]:  # noqa: ARG001
+def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory, shared_kernels: object) -> Mapping[str, Path]:  # noqa: ARG001
     """The folders of all checkpoints of `tiny_models.py` by name, and that of the embedding model, "embedding"."""
 
     names = (*CHECKPOINTS, *WIDE_CHECKPOINTS)
@@ -244,7 +231,7 @@ def tiny_bundle(compile_tiny: CompileTiny) -> Path:
 
 
 @pytest.fixture(scope="session")
-def windowed_bundle(tmp_path_factory: pytest.TempPathFactory, shaders_once: object) -> Path:  # noqa: ARG001
+def windowed_bundle(tmp_path_factory: pytest.TempPathFactory, shared_kernels: object) -> Path:  # noqa: ARG001
     """A bundle of a tiny gemma4_text (f32) for 256 tokens, with two page groups, layers that share keys and values, and
     few kernels. Tests must not change it.
     """
@@ -262,7 +249,7 @@ def windowed_bundle(tmp_path_factory: pytest.TempPathFactory, shaders_once: obje
 
 
 @pytest.fixture(scope="session")
-def light_demo(tmp_path_factory: pytest.TempPathFactory, shaders_once: object) -> Path:  # noqa: ARG001
+def light_demo(tmp_path_factory: pytest.TempPathFactory, shared_kernels: object) -> Path:  # noqa: ARG001
     """The demo model, q4f32, with few kernels, for tests in a browser. Tests must not change it."""
     from nearfar.compiler.demo import CHECKPOINT
     from nearfar.compiler.pipeline.compile import CompileOptions, compile_model

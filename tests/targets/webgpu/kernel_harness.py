@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import base64
 import json
-import pickle
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +65,9 @@ class Case:
     def lowered_once(self, folder: Path) -> tuple[WgslKernel, ...]:
         """The kernels without their TIR functions, from a file that the first process writes."""
         # A machine that runs benchmarks may lack pytest.
-        from made_once import made_once
+        from kernels_once import read_once
 
-        def write(file: Path) -> None:
-            lowered = (replace(wgsl(kernel), kernel=replace(kernel, function=None)) for kernel in self.kernels())
-            file.write_bytes(pickle.dumps(tuple(lowered)))
-
-        kernels: tuple[WgslKernel, ...] = pickle.loads(made_once(folder / self.name, write).read_bytes())
-        return kernels
+        return read_once(folder / self.name, lambda: tuple(map(wgsl, self.kernels())))
 
     def kernels(self) -> Sequence[Kernel]:
         built = self.build()
