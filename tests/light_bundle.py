@@ -8,7 +8,7 @@ so one variant suffices. `few_kernels` does not even lower the others.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ import pytest
 
 if TYPE_CHECKING:
     from nearfar.compiler.ir.plan import Step
+    from nearfar.compiler.runtime.batch import Limits
     from nearfar.targets.context import Context
     from nearfar.targets.cpu.levels import Arch
     from nearfar.targets.variant import Variant
@@ -57,6 +58,64 @@ def one_compilation() -> Iterator[None]:
         patch.setattr(cpu, "by_name", base_of)
         patch.setattr(cuda, "compile_cubin", lambda *_: (b"\x7fELF", ""))
         yield
+
+
+@contextmanager
+def kernels_for(limits: Limits) -> Iterator[None]:
+    """Bundles for webgpu, cpu and cuda that are compiled inside contain only the variants that a runner with these
+    limits runs on this machine or on one with more features, and the last of each step.
+
+    The prompts of the batches must not be longer than the limit on tokens.
+    """
+    from nearfar.compiler.ir.expr import Condition, holds
+    from nearfar.targets.cpu import lower as cpu
+    from nearfar.targets.cuda import lower as cuda
+    from nearfar.targets.webgpu import lower as webgpu
+
+    batches = list(batches_within(limits))
+    known: dict[str, frozenset[int]] = {}
+
+    def matching(condition: Condition) -> frozenset[int]:
+        """The numbers of the batches for which a condition is true."""
+        key = json.dumps(condition)
+        if key not in known:
+            known[key] = frozenset(i for i, dims in enumerate(batches) if holds(condition, dims))
+        return known[key]
+
+    def that_run(rows: Sequence[Variant]) -> tuple[Variant, ...]:
+        kept: set[int] = set()
+        for activation in {row.activation for row in rows}:
+            left = frozenset(range(len(batches)))
+            for index, row in enumerate(rows):
+                if row.activation in (None, activation):
+                    if left & matching(row.when):
+                        kept.add(index)
+                    # A device may lack what a row needs.
+                    left = left if row.needs else left - matching(row.when)
+        return tuple(row for index, row in enumerate(rows) if index in kept or index == len(rows) - 1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for target in (webgpu, cpu, cuda):
+            variants_of: Callable[..., Sequence[Variant]] = target.variants_of
+
+            def few(*arguments: Any, variants_of: Callable[..., Sequence[Variant]] = variants_of) -> Sequence[Variant]:
+                return that_run(variants_of(*arguments))
+
+            patch.setattr(target, "variants_of", few)
+        yield
+
+
+def batches_within(limits: Limits) -> Iterator[dict[str, int]]:
+    """The dims of every number of tokens, sequences and sampled rows, with the shortest and the longest sequences."""
+    # No adapters, and no sampling but the greedy one.
+    others = {"P": limits.pages or 1, "PW": limits.pages or 1, "N": limits.sequences, "M": 0} | dict.fromkeys("GAW", 0)
+    for tokens in range(1, limits.tokens + 1):
+        for sequences in range(1, min(tokens, limits.sequences) + 1):
+            for rows in {0, 1, sequences, min(tokens, limits.rows)}:
+                for longest in {-(-tokens // sequences), limits.tokens}:
+                    pages = sequences * -(-longest // 16)
+                    dims = {"S": tokens, "B": sequences, "R": rows, "T": longest, "L": pages, "LW": pages}
+                    yield dims | others | {"DR": 0}
 
 
 def lighten(bundle: Path, *, keep: Collection[str] = (), self_test: bool = False) -> None:

@@ -18,12 +18,13 @@ import pytest
 from decoder_families import FAMILIES, TOKENS, make_family
 from emulated_driver import EmulatedDriver
 from large_activations import make_large
+from light_bundle import kernels_for, one_compilation
 from ragged import chunk_of, chunked_logits, ragged_logits, sequences_alone
 from tiny_models import CHECKPOINTS
 from tolerances import F16, F32, relative_error
 
 from nearfar.compiler import passes
-from nearfar.compiler.bundle.folder import Bundle, open_bundle
+from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.measure.report import make_report
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.target import load_target
@@ -31,7 +32,6 @@ from nearfar.compiler.runtime.batch import Limits, make_batch
 from nearfar.compiler.runtime.plan_runner import PlanRunner
 from nearfar.compiler.runtime.trust import check_runner
 
-CompileTiny = Callable[..., Path]
 LIMITS = Limits(tokens=75, sequences=3, rows=75, pages=20)
 OPTIONS = {"quantization": "f32", "context": 256, "activations": ("float32",)}
 TARGETS = ("webgpu", "cpu", "cuda")
@@ -56,6 +56,13 @@ def target(request: pytest.FixtureRequest) -> str:
     for fixture in {"webgpu": ("vulkan",), "cuda": ("nvrtc", "emulated_cuda"), "cpu": ()}[name]:
         request.getfixturevalue(fixture)
     return name
+
+
+@pytest.fixture
+def kernels_that_run() -> Iterator[None]:
+    """Bundles contain only the kernels that their test runs, since lowering takes most of its time."""
+    with one_compilation(), kernels_for(LIMITS):
+        yield
 
 
 @pytest.fixture
@@ -90,15 +97,18 @@ def opened(target: str, request: pytest.FixtureRequest) -> Iterator[Callable[[Bu
 @pytest.mark.parametrize(
     ("architecture", "target"), on_targets(CHECKPOINTS, "qwen3", tuple(CHECKPOINTS)), indirect=["target"]
 )
+@pytest.mark.usefixtures("kernels_that_run")
 def test_an_architecture_runs_on_every_kernel_target(
     architecture: str,
     target: str,
     opened: Callable[[Bundle], PlanRunner],
-    compile_tiny: CompileTiny,
+    tiny_checkpoints: Mapping[str, Path],
+    tmp_path: Path,
     transformers_logits: Callable[[str], npt.NDArray[np.float32]],
     prompt_token_ids: list[int],
 ) -> None:
-    runner = opened(open_bundle(compile_tiny(architecture, target=target, **OPTIONS)))
+    options = CompileOptions(target=target, **OPTIONS)  # type: ignore[arg-type]
+    runner = opened(compile_model(str(tiny_checkpoints[architecture]), tmp_path / "bundle", options))
     expected = transformers_logits(architecture)
     for chunk in (75, 16, 1):
         length = 20 if chunk == 1 else 75
@@ -109,7 +119,7 @@ def test_an_architecture_runs_on_every_kernel_target(
 
 # Qwen2 has biases, and Qwen3 has norms of queries and keys. The others have no other ops.
 @pytest.mark.parametrize(("architecture", "target"), on_targets(CHECKPOINTS, "qwen3", ("qwen2",)), indirect=["target"])
-@pytest.mark.usefixtures("compiled_once")
+@pytest.mark.usefixtures("kernels_that_run")
 def test_an_architecture_runs_without_passes(
     architecture: str,
     target: str,
@@ -146,7 +156,7 @@ SHORT = ("llama_dynamic", "phi3_short")
     on_targets(FAMILIES, "gemma4_text", ("gemma2", "cohere2")),
     indirect=["target"],
 )
-@pytest.mark.usefixtures("compiled_once")
+@pytest.mark.usefixtures("kernels_that_run")
 def test_a_family_runs_on_every_kernel_target(
     family: str, target: str, opened: Callable[[Bundle], PlanRunner], tmp_path: Path
 ) -> None:
@@ -188,7 +198,7 @@ def poisoned(runner: PlanRunner) -> npt.NDArray[np.float32]:
 @pytest.mark.parametrize(
     "target", ["webgpu", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("cpu", "cuda"))], indirect=True
 )
-@pytest.mark.usefixtures("compiled_once")
+@pytest.mark.usefixtures("kernels_that_run")
 def test_a_residual_stream_beyond_float16_is_right_with_float16_activations(
     target: str, opened: Callable[[Bundle], PlanRunner], tmp_path: Path
 ) -> None:
