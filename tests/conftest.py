@@ -125,16 +125,31 @@ def compile_tiny(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.
     """compile_tiny(checkpoint, quantization, **options) -> the bundle's folder. Each bundle is compiled once, by the
     first worker that needs it. Tests must not change it.
     """
-    from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
+    return compiler_of(tiny_checkpoints, shared_folder(tmp_path_factory, "bundles"))
 
-    folder = shared_folder(tmp_path_factory, "bundles")
+
+@pytest.fixture(scope="session")
+def compile_light(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> CompileTiny:
+    """As `compile_tiny`, but with few kernels: for tests that need none, such as those of the reference runner."""
+    compile_once = compiler_of(tiny_checkpoints, shared_folder(tmp_path_factory, "light-bundles"))
+
+    def compile_few(*arguments: Any, **options: Any) -> Path:
+        with few_kernels():
+            return compile_once(*arguments, **options)
+
+    return compile_few
+
+
+def compiler_of(checkpoints: Mapping[str, Path], folder: Path) -> CompileTiny:
+    """Compiles each bundle of the checkpoints once into the folder."""
+    from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 
     def compile_once(checkpoint: str, quantization: str = "q4f16", **options: Any) -> Path:
         chosen = CompileOptions(quantization=quantization, **{"context": 256, **options})
         name = hashlib.sha256(repr(chosen).encode()).hexdigest()[:12]
         return made_once(
             folder / f"{checkpoint}-{quantization}-{name}",
-            lambda path: compile_any(str(tiny_checkpoints[checkpoint]), path, chosen),
+            lambda path: compile_any(str(checkpoints[checkpoint]), path, chosen),
         )
 
     return compile_once

@@ -51,7 +51,7 @@ TEXTS = ["", "a", "the quick brown fox", "é" * 40, "x" * 127, "jumps over"]
 
 
 @pytest.fixture(scope="module")
-def address(compile_tiny: CompileTiny, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: ARG001
+def address(compile_light: CompileTiny, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: ARG001
     site = tmp_path_factory.mktemp("embeddings")
     for script in ("client.js", "worker.js", "retrieval.js"):
         shutil.copy(PAGE.parent / script, site)
@@ -61,20 +61,20 @@ def address(compile_tiny: CompileTiny, chromium: str, tmp_path_factory: pytest.T
     assert example is not None
     (site / "document_search.js").write_text(example[1])
     (site / "engine_worker.js").write_text('import { serveEngine } from "./worker.js";\nserveEngine(self);\n')
-    shutil.copytree(compile_tiny("embedding", "q4f16", context=128), site / "bundle")
+    shutil.copytree(compile_light("embedding", "q4f16", context=128), site / "bundle")
     lighten(site / "bundle")
     with serve(site) as url:
         yield url
 
 
-def test_vectors_are_those_of_the_reference(browser: Browser, address: str, compile_tiny: Callable[..., Path]) -> None:
+def test_vectors_are_those_of_the_reference(browser: Browser, address: str, compile_light: Callable[..., Path]) -> None:
     page = browser.new_page()
     page.set_default_timeout(120_000)
     page.goto(address)
     page.wait_for_selector("body[data-state=ready]", state="attached")
     answer, errors = page.evaluate(EMBED, TEXTS)
     page.close()
-    bundle = open_bundle(compile_tiny("embedding", "q4f16", context=128))
+    bundle = open_bundle(compile_light("embedding", "q4f16", context=128))
     tokenizer, runner = Tokenizer(bundle.tokenizer_files()), ReferenceRunner(bundle, activation="float32")
     ids = [tokenizer.encode(text) for text in TEXTS]
     found = np.array([each["embedding"] for each in answer["data"]], np.float32)

@@ -76,7 +76,7 @@ def expected_ids(bundle: Path, prompt: list[int]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def site(
-    compile_tiny: CompileTiny,
+    compile_light: CompileTiny,
     windowed_bundle: Path,
     chromium: str,  # noqa: ARG001
     tmp_path_factory: pytest.TempPathFactory,
@@ -84,8 +84,7 @@ def site(
     site = tmp_path_factory.mktemp("windows")
     shutil.copy(PAGE.parent / "nearfar.js", site)
     (site / "index.html").write_text("<!doctype html><title>windows</title>")
-    # test_architectures.py runs it as well.
-    shutil.copytree(compile_tiny("mistral", "f32", target="webgpu", activations=("float32",)), site / "windows")
+    shutil.copytree(compile_light("mistral", "f32", target="webgpu", activations=("float32",)), site / "windows")
     shutil.copytree(windowed_bundle, site / "shared")
     return site
 

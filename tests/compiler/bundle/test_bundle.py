@@ -16,9 +16,9 @@ from nearfar.compiler.errors import BundleError
 
 
 @pytest.fixture
-def bundle(compile_tiny: Callable[..., Path], tmp_path: Path) -> Path:
+def bundle(compile_light: Callable[..., Path], tmp_path: Path) -> Path:
     """A copy of a bundle that a test may damage."""
-    return Path(shutil.copytree(compile_tiny("qwen2", "q4f16"), tmp_path / "bundle"))
+    return Path(shutil.copytree(compile_light("qwen2", "q4f16"), tmp_path / "bundle"))
 
 
 def edit(bundle: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -12,9 +12,9 @@ from nearfar.compiler.cli import USER_ERROR, main
 
 
 def test_a_bundle_becomes_a_file_and_a_folder(
-    compile_tiny: CompileTiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    compile_light: CompileTiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bundle = str(compile_tiny("qwen3", target="webgpu", self_test=False))
+    bundle = str(compile_light("qwen3", target="webgpu", self_test=False))
     file = tmp_path / "x.gguf"
     assert main(["export", bundle, "--format", "gguf", "-o", str(file), "--fallback", "f32", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)

@@ -26,18 +26,18 @@ CompileTiny = Callable[..., Path]
 def test_logits_are_those_of_transformers_in_chunks_of_any_size(
     checkpoint: str,
     chunk: int,
-    compile_tiny: CompileTiny,
+    compile_light: CompileTiny,
     transformers_logits: Callable[[str], np.ndarray],
     prompt_token_ids: list[int],
 ) -> None:
-    runner = ReferenceRunner(open_bundle(compile_tiny(checkpoint, "f32")))
+    runner = ReferenceRunner(open_bundle(compile_light(checkpoint, "f32")))
     found = chunked_logits(runner, prompt_token_ids, chunk)
     assert relative_error(found, transformers_logits(checkpoint)) < F32
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
-def test_a_ragged_batch_computes_what_each_sequence_alone_does(checkpoint: str, compile_tiny: CompileTiny) -> None:
-    bundle = open_bundle(compile_tiny(checkpoint, "q4f16"))
+def test_a_ragged_batch_computes_what_each_sequence_alone_does(checkpoint: str, compile_light: CompileTiny) -> None:
+    bundle = open_bundle(compile_light(checkpoint, "q4f16"))
     found = ragged_logits(ReferenceRunner(bundle, limits=Limits(sequences=8, pages=20)))
     for mine, alone in zip(
         found, sequences_alone(ReferenceRunner(bundle, limits=Limits(sequences=8, pages=20))), strict=True
