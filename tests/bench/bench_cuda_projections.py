@@ -28,7 +28,6 @@ from nearfar.targets.cuda.driver import Arguments, Driver, NvidiaDriver
 
 if TYPE_CHECKING:
     from nearfar.compiler.kernels.cuda.linear_mma import MmaShape
-    from nearfar.compiler.kernels.cuda.linear_stream import StreamShape
     from nearfar.compiler.kernels.cuda.linear_wgmma import WgmmaShape
     from nearfar.compiler.kernels.projection import Projection
     from nearfar.compiler.quant.kernel_format import WeightFormat
@@ -89,7 +88,7 @@ def main() -> None:
     parser.add_argument("--quantization", default="q4f16")
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     parser.add_argument("--rows", type=int, nargs="+", default=BATCHES, help="input rows (default: %(default)s)")
-    parser.add_argument("--kernel", choices=("vector", "stream", "mma", "wgmma"), help="default: all")
+    parser.add_argument("--kernel", choices=("vector", "mma"), help="default: both")
     options = parser.parse_args()
     if options.half in ("prepare", "both"):
         arch = options.arch or (NvidiaDriver().arch if options.half == "both" else "sm_90")
@@ -180,7 +179,6 @@ def variants_for(facts: Projection, tuning: Tuning, batch: int) -> Iterator[tupl
     """The shapes that make sense for a number of rows, whether the rules choose them, and their kernels."""
     from nearfar.compiler.kernels.cuda.linear_async import linear_async
     from nearfar.compiler.kernels.cuda.linear_mma import MmaShape
-    from nearfar.compiler.kernels.cuda.linear_stream import linear_stream
     from nearfar.targets.cuda.tuning import tensor_core_shapes, vector_shape, vector_shapes
     from nearfar.targets.cuda.variants import NUMBERS, tensor_core_row
     from nearfar.targets.variant import Variant, kernel
@@ -192,9 +190,6 @@ def variants_for(facts: Projection, tuning: Tuning, batch: int) -> Iterator[tupl
                 vector = replace(widest, stages=stages)
                 call = kernel(linear_async, facts=facts, shape=vector)
                 yield {"kernel": "vector", **asdict(vector)}, vector == best, Variant((call,))
-    for stream in stream_candidates(facts, tuning, batch):
-        call = kernel(linear_stream, facts=facts, shape=stream)
-        yield {"kernel": "stream", **asdict(stream)}, False, Variant((call,))
     # The tensor cores' kernels for one and two rows show from how many rows on they pay off.
     shapes = tensor_core_shapes(facts, tuning, "float16")
     chosen = next(shape for shape, most in shapes if most is None or batch <= most)
@@ -205,24 +200,6 @@ def variants_for(facts: Projection, tuning: Tuning, batch: int) -> Iterator[tupl
             is_chosen = shape == chosen and batch > NUMBERS.max_vector_rows
             name = "mma" if isinstance(shape, MmaShape) else "wgmma"
             yield {"kernel": name, **asdict(shape)}, is_chosen, tensor_core_row(facts, "float16", shape, None)
-
-
-def stream_candidates(facts: Projection, tuning: Tuning, batch: int) -> Iterator[StreamShape]:
-    """One or two workgroups for each multiprocessor, with 32 to 48 KB of copies in flight; all warps or half of them
-    share a tile. The rules do not choose these shapes, because no GPU has timed them.
-    """
-    from nearfar.compiler.kernels.cuda.linear_stream import MAX_X_ROWS, StreamShape, supports
-    from nearfar.compiler.kernels.cuda.rows16 import blocks_of
-    from nearfar.targets.cuda.source import max_dynamic_bytes
-
-    if batch > MAX_X_ROWS or not supports(facts):
-        return
-    for warps, each, stages in ((16, 1, 3), (16, 1, 4), (8, 2, 4)):
-        most = min(warps, blocks_of(facts.columns))
-        for column_warps in [count for count in (16, 8, 4, 2, 1) if batch / 2 <= count <= most][:2]:
-            shape = StreamShape(warps, column_warps, stages, each * tuning.multiprocessors, "float16", batch)
-            if shape.shared_bytes(facts.weight, facts.columns) <= max_dynamic_bytes("sm_90"):
-                yield shape
 
 
 def mma_candidates(facts: Projection, tuning: Tuning, batch: int) -> Iterator[MmaShape]:

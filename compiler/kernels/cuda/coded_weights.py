@@ -33,7 +33,7 @@ class CodedWeights:
     ) -> None:
         fmt = arguments.facts.weight
         self._kernel, self._weight, self._fmt, self._dtype = kernel, arguments.weight, fmt, dtype
-        self._thread, self.rows, self._num_slots = thread, rows, slots
+        self._thread, self._rows, self._num_slots = thread, rows, slots
         self._loads = GROUP // fmt.block_columns
         count = len(rows)
         self._blocks = kernel.shared("slots", (slots, count * self._loads, threads), fmt.block_dtype)
@@ -51,7 +51,7 @@ class CodedWeights:
 
     def start_copies(self, block: Scalar, chunk: Scalar) -> None:
         slot, weight, fmt = block % self._num_slots, self._weight, self._fmt
-        for i, row in enumerate(self.rows):
+        for i, row in enumerate(self._rows):
             for j in range(self._loads):
                 shared = address_of(self._blocks, slot, i * self._loads + j, self._thread)
                 copy_element(shared, weight.block_address(row, chunk * self._loads + j), size_bytes(fmt.block_dtype))
@@ -66,13 +66,13 @@ class CodedWeights:
     def load(self, block: Scalar, chunk: Scalar) -> None:
         """Start to use a block whose copies have arrived."""
         slot, weight, fmt = block % self._num_slots, self._weight, self._fmt
-        for i in range(len(self.rows) * self._loads):
+        for i in range(len(self._rows) * self._loads):
             self._codes[i] = self._blocks[slot, i, self._thread]
-        for i in range(len(self.rows) * fmt.high_bits):
+        for i in range(len(self._rows) * fmt.high_bits):
             self._high[i] = self._high_slots[slot, i, self._thread]
         if fmt.per_row:
             return
-        for i, row in enumerate(self.rows):
+        for i, row in enumerate(self._rows):
             for half in range(fmt.scales_a_chunk):
                 _, index = weight.scale_address(row, chunk, half)
                 at = i * fmt.scales_a_chunk + half
@@ -86,8 +86,8 @@ class CodedWeights:
         """Set a buffer of ``octets`` to one of the four octets of each row's chunk, in the order of rows16."""
         fmt, loads, high_bits = self._fmt, self._loads, self._fmt.high_bits
         words = [(j, lane) for j in range(loads) for lane in range(2 if fmt.low_bits == 2 else 4)]
-        half, start = octet * fmt.scales_a_chunk // 4, buffer * 4 * len(self.rows)
-        for i in range(len(self.rows)):
+        half, start = octet * fmt.scales_a_chunk // 4, buffer * 4 * len(self._rows)
+        for i in range(len(self._rows)):
             low = [lane_of(self._codes[i * loads + j], lane) for j, lane in words]
             high = [self._high[i * high_bits + j] for j in range(high_bits)]
             codes = []

@@ -33,10 +33,6 @@ __device__ __forceinline__ float subgroupAdd(float value) {
   for (int step = 16; step; step >>= 1) value += __shfl_xor_sync(0xffffffffu, value, step);
   return value;
 }
-__device__ __forceinline__ float subgroupMax(float value) {
-  for (int step = 16; step; step >>= 1) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, step));
-  return value;
-}
 __device__ __forceinline__ int any_in_warp(bool condition) { return __any_sync(0xffffffffu, condition); }
 // A reduction over the four threads that hold a row of a tile (PTX ISA, matrix fragments).
 __device__ __forceinline__ float quad_max(float value) {
@@ -95,14 +91,13 @@ __device__ __forceinline__ void unpack_q2_bf16(uint* pairs, uint word) {
     pairs[i] = multiply_add_bf16(codes | 0x43004300u, ONES_BF16, 0xc302c302u);
   }
 }
-// The caller may pass the masks in registers: the compiler moves constants into one again and again.
-__device__ __forceinline__ void unpack_q4_f16(uint* pairs, uint word, uint low = 0x000f000fu, uint high = 0x00f000f0u) {
+__device__ __forceinline__ void unpack_q4_f16(uint* pairs, uint word) {
   const uint next = word >> 8;
-  pairs[0] = multiply_add_f16((word & low) | 0x64006400u, ONES_F16, 0xe408e408u);
-  pairs[1] = multiply_add_f16((next & low) | 0x64006400u, ONES_F16, 0xe408e408u);
+  pairs[0] = multiply_add_f16((word & 0x000f000fu) | 0x64006400u, ONES_F16, 0xe408e408u);
+  pairs[1] = multiply_add_f16((next & 0x000f000fu) | 0x64006400u, ONES_F16, 0xe408e408u);
   // High nibbles represent 16 times their code: (1,024 + 16 c) / 16 - 72 is c - 8.
-  pairs[2] = multiply_add_f16((word & high) | 0x64006400u, SIXTEENTHS_F16, 0xd480d480u);
-  pairs[3] = multiply_add_f16((next & high) | 0x64006400u, SIXTEENTHS_F16, 0xd480d480u);
+  pairs[2] = multiply_add_f16((word & 0x00f000f0u) | 0x64006400u, SIXTEENTHS_F16, 0xd480d480u);
+  pairs[3] = multiply_add_f16((next & 0x00f000f0u) | 0x64006400u, SIXTEENTHS_F16, 0xd480d480u);
 }
 // 0x4300 is 128.
 __device__ __forceinline__ void unpack_q4_bf16(uint* pairs, uint word) {

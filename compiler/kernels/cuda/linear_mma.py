@@ -43,7 +43,6 @@ from .functions import (
     copy_element,
     multiply_tiles,
     scale_pair,
-    unknown,
     unpack_octet,
     wait_for_older_copies,
     wait_for_previous_kernel,
@@ -113,7 +112,7 @@ class Weights:
         fmt = arguments.facts.weight
         self._kernel, self._weight, self._fmt, self._dtype = kernel, arguments.weight, fmt, dtype
         self._scaled = bool(fmt.scale_dtype) and not fmt.per_row
-        self._thread, self.rows, self._slots = thread, rows, slots
+        self._thread, self._rows, self._slots = thread, rows, slots
         self._loads = CHUNK_LOADS[fmt.kind]
         count = len(rows) * self._loads
         self._blocks = kernel.shared("slots", (self._slots, count, threads), fmt.block_dtype)
@@ -122,19 +121,10 @@ class Weights:
             self._words = kernel.shared("scale_slots", (self._slots, len(rows), threads), "uint32")
             self._scales = kernel.local("scales", len(rows), "uint32")
         self.octets = kernel.local("b", buffers * 4 * len(rows), "uint32")
-        self.masks: list[Scalar] = []
-
-    def hold_masks(self) -> None:
-        """Hold the masks of 4-bit codes in registers."""
-        if self._fmt.kind == "q4" and self._dtype == "float16":
-            held = self._kernel.local("masks", 2, "uint32")
-            for i, mask in enumerate((0x000F000F, 0x00F000F0)):
-                held[i] = unknown(number(mask, "uint32"))
-            self.masks = [held[0], held[1]]
 
     def start_copies(self, block: Scalar, chunk: Scalar) -> None:
         slot = block % self._slots
-        for i, row in enumerate(self.rows):
+        for i, row in enumerate(self._rows):
             for j in range(self._loads):
                 shared = address_of(self._blocks, slot, i * self._loads + j, self._thread)
                 address = self._weight.block_address(row, chunk * self._loads + j)
@@ -146,7 +136,7 @@ class Weights:
     def load(self, block: Scalar, chunk: Scalar) -> None:
         """Start to use a block whose copies have arrived."""
         slot = block % self._slots
-        for i, row in enumerate(self.rows):
+        for i, row in enumerate(self._rows):
             for j in range(self._loads):
                 self._codes[i * self._loads + j] = self._blocks[slot, i * self._loads + j, self._thread]
             if self._scaled:
@@ -155,9 +145,9 @@ class Weights:
 
     def unpack(self, octet: int, buffer: int = 0) -> None:
         """Set a buffer of ``octets`` to one of the four octets of each row's chunk, in the order of rows16."""
-        words, start = self._loads, buffer * 4 * len(self.rows)
+        words, start = self._loads, buffer * 4 * len(self._rows)
         first = octet * words
-        for i in range(len(self.rows)):
+        for i in range(len(self._rows)):
             if self._fmt.kind == "q2":
                 # A word holds two octets.
                 codes = [lane_of(self._codes[i], octet // 2) >> number(octet % 2 * 4, "uint32")]
@@ -166,9 +156,7 @@ class Weights:
                     lane_of(self._codes[i * words + (first + word) // 4], (first + word) % 4) for word in range(words)
                 ]
             scale = self._scales[i] if self._scaled else None
-            unpack_octet(
-                self._fmt.kind, self._dtype, address_of(self.octets, start + 4 * i), [*codes, *self.masks], scale
-            )
+            unpack_octet(self._fmt.kind, self._dtype, address_of(self.octets, start + 4 * i), codes, scale)
 
 
 def weights_of(

@@ -12,7 +12,6 @@ from projection_cases import projection_name, projection_run
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.cuda.linear_async import AsyncShape, linear_async
 from nearfar.compiler.kernels.cuda.linear_mma import MmaShape, linear_mma
-from nearfar.compiler.kernels.cuda.linear_stream import StreamShape, linear_stream
 from nearfar.compiler.kernels.cuda.linear_wgmma import WgmmaShape, linear_wgmma
 from nearfar.compiler.kernels.cuda.rows16 import rows16
 from nearfar.compiler.kernels.projection import Projection
@@ -94,33 +93,6 @@ MMA: tuple[tuple[str, str, str, int, int, dict[str, object]], ...] = (
     ("one_warp", "q4f16", "float16", 96, 21, {"activation": "gelu", "up_width": 40, "up_start": 16}),
 )
 
-# Warps side by side along the columns, or each with a tile of its own; one turn for all tiles, and several; more rounds
-# than slots; one input row, three, and eight.
-STREAM_SHAPES = {
-    "wide": {"warps": 4, "column_warps": 4, "stages": 3, "workgroups": 2},
-    "tall": {"warps": 4, "column_warps": 1, "stages": 2, "workgroups": 1},
-    "mixed": {"warps": 4, "column_warps": 2, "stages": 4, "workgroups": 9, "x_rows": 3},
-    "many": {"warps": 8, "column_warps": 8, "stages": 2, "workgroups": 2, "x_rows": 8},
-}
-# As in `MMA`.
-STREAM: tuple[tuple[str, str, str, int, int, dict[str, object]], ...] = (
-    (
-        "wide",
-        "q4f16",
-        "float16",
-        1100,
-        83,
-        {"norm_eps": EPS, "bias": True, "residual": True, "offset": 18, "width": 107},
-    ),
-    ("wide", "q4f16", "bfloat16", 700, 37, {"gated": True, "norm_eps": EPS, "x_dtype": "bfloat16"}),
-    ("tall", "q8f16", "float16", 300, 90, {"gated": True, "bias": True, "activation": "gelu"}),
-    ("tall", "q4c", "float16", 1, 1, {"bias": True}),
-    ("mixed", "q2c", "float16", 1030, 45, {"norm_eps": EPS}),
-    ("mixed", "q4g32b", "bfloat16", 300, 45, {"gated": True}),
-    ("many", "f16", "float16", 260, 50, {"x_dtype": "float16", "residual": True}),
-    ("many", "q4f16", "float16", 1100, 33, {"gated": True, "norm_eps": EPS, "batch": "R"}),
-)
-
 
 # Stages that are used again and stages that are not; products of 64 rows after those of 128; splits.
 WGMMA_SHAPES = {
@@ -147,7 +119,6 @@ WGMMA_BATCHES = (1, 130)
 
 
 def cuda_projections() -> Iterator[Case]:
-    yield from (stream_case(*row) for row in STREAM)
     for shape, quantization, columns, outputs, options in ASYNC:
         yield async_case(shape, quantization, columns, outputs, options)
     yield from (mma_case(*row) for row in MMA)
@@ -163,17 +134,6 @@ def async_case(shape: str, quantization: str, columns: int, outputs: int, option
         lambda: linear_async(name, facts, ASYNC_SHAPES[shape]),
         lambda: [projection_run(name, facts, quantization, size) for size in (1, 2, 3)],
     )
-
-
-def stream_case(
-    shape: str, quantization: str, dtype: str, columns: int, outputs: int, options: dict[str, object]
-) -> Case:
-    defaults = Projection("S", columns, outputs, ALL_FORMATS[quantization], "float32", "float32")
-    facts = replace(defaults, **options)  # type: ignore[arg-type]
-    own = StreamShape(dtype=dtype, **STREAM_SHAPES[shape])
-    name = projection_name(f"stream_{shape}_{dtype}", quantization, columns, outputs, options)
-    runs = lambda: [projection_run(name, facts, quantization, size) for size in (1, 2, 9)]  # noqa: E731
-    return Case(name, lambda: linear_stream(name, facts, own), runs, dtype)
 
 
 def mma_case(shape: str, quantization: str, dtype: str, columns: int, outputs: int, options: dict[str, object]) -> Case:

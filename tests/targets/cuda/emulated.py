@@ -22,7 +22,7 @@ EMULATOR = Path(__file__).parent / "emulator"
 PRELUDE = EMULATOR / "prelude.hpp"
 FUNCTION = re.compile(r'extern "C" __global__ void __launch_bounds__\(\d+\) (\w+)\(')
 # Operations for which a thread must wait for others.
-TOGETHER = re.compile(r"__sync|subgroup(?:Add|Max)|any_in_warp|quad_|mma_|_products|load_transposed|wait_for_copies")
+TOGETHER = re.compile(r"__sync|subgroupAdd|any_in_warp|quad_|mma_|_products|load_transposed|wait_for_copies")
 
 
 def find_compiler() -> list[str] | None:
