@@ -1,4 +1,6 @@
-"""nearfar quality: the cost of quantization, from the next-token distributions of bundles and of their checkpoint."""
+"""nearfar quality: the cost of quantization, from the next-token distributions of bundles and of their checkpoint, or
+from the vectors of embedding models (`vector_quality.py`).
+"""
 
 from __future__ import annotations
 
@@ -34,6 +36,7 @@ from ..measure.quality import (
     require_same_ids,
     require_same_tokens,
 )
+from ..measure.report import weight_bytes_of
 from ..pipeline.target import RUNNERS, open_runner
 from ..runtime.batch import Limits
 from ..runtime.generate import PREFILL_CHUNK
@@ -41,6 +44,7 @@ from ..text.tokenizer import Tokenizer
 from .output import add_command, megabytes, print_json
 from .phases import progress_bars
 from .sign import add_trust, trusted_keys
+from .vector_quality import run_vectors
 
 WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".bin")
 # The runners that are compared with the reference.
@@ -65,15 +69,19 @@ def add_parser(commands: Any) -> None:
         metavar="FILE",
         type=Path,
         required=True,
-        help="a UTF-8 text; special tokens that it spells out count as special tokens",
+        help="a UTF-8 text; special tokens that it spells out count as special tokens. For embeddings: paragraphs, "
+        "separated by empty lines",
     )
     parser.add_argument(
         "--window",
         type=int,
         metavar="N",
-        help=f"tokens per window (default: {DEFAULT_WINDOW}, or the shortest context)",
+        help=f"tokens per window (default: {DEFAULT_WINDOW}, or the shortest context); for embeddings, the most tokens "
+        "of a text (default: the context)",
     )
-    parser.add_argument("--windows", type=int, metavar="N", help="read only the text's first N windows (default: all)")
+    parser.add_argument(
+        "--windows", type=int, metavar="N", help="read only the text's first N windows or paragraphs (default: all)"
+    )
     parser.add_argument(
         "--between", nargs=2, metavar=("START", "END"),
         help="count only the tokens after START up to END, such as a chat's answers: "
@@ -91,6 +99,9 @@ def run(options: argparse.Namespace) -> None:
     checkpoint = load(options.reference)
     text = read_text(options.text)
     candidates = [opened(name, trust) for name in options.bundles]
+    if checkpoint.embedding is not None:
+        run_vectors(options, checkpoint, candidates, text)
+        return
     for each in candidates:
         if isinstance(each, Checkpoint):
             require_same_ids(each, checkpoint, text)
@@ -168,11 +179,7 @@ def weight_bytes(bundle: Compared) -> int:
     if isinstance(bundle, Checkpoint):
         files = [bundle.path] if bundle.path.is_file() else bundle.path.iterdir()
         return sum(file.stat().st_size for file in files if file.suffix.lower() in WEIGHT_SUFFIXES)
-    return (
-        sum(shard.size for shard in bundle.manifest.shards)
-        if isinstance(bundle, Bundle)
-        else bundle.manifest.model_bytes()
-    )
+    return weight_bytes_of(bundle)
 
 
 def description(bundle: Compared) -> str:

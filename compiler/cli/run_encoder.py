@@ -11,6 +11,7 @@ from ..errors import RequestError
 from ..runtime.batch import FloatArray, Runner
 from ..runtime.encoding import Text, check_dimensions, classify, embed
 from ..text.pair_text import encode_in_template
+from ..text.prompts import prompt_text
 from ..text.tokenizer import Tokenizer
 from .output import print_json
 
@@ -62,8 +63,7 @@ def encode_text(
     if classifier is not None and classifier.template is not None:
         raise RequestError(f"{manifest.model} scores pairs of a query and a passage; add --passage TEXT")
     spec = manifest.embedding
-    prompts = {} if spec is None else {prompt.name: prompt.text for prompt in spec.prompts}
-    text = ("" if spec is None or spec.default_prompt is None else prompts[spec.default_prompt]) + text
+    text = ("" if spec is None else prompt_text(spec, None)) + text
     ids = tokenizer.encode(text)
     return checked(manifest, Text(ids if len(ids) <= limit else tokenizer.encode_shortened(text, None, limit).ids))
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..arch import by_model_type
+from ..bundle.folder import Bundle, ExportBundle
 from ..bundle.manifest import ITEM_BYTES, BufferEntry, Description, ExportManifest, Manifest
 from ..errors import RequestError
 from ..ir.expr import evaluate
@@ -206,3 +207,10 @@ def dispatches_per_token(manifest: Manifest, activation: str, context: int) -> i
     chosen = choose_kernels(manifest, plan, activation, (), dims)
     grids = (manifest.kernels[name].grid for step in plan.steps for name in chosen[step.variants])
     return sum(all(evaluate(extent, dims) for extent in grid) for grid in grids)
+
+
+def weight_bytes_of(bundle: Bundle | ExportBundle) -> int:
+    """The bytes of weights that are loaded."""
+    if isinstance(bundle, Bundle):
+        return sum(shard.size for shard in bundle.manifest.shards)
+    return bundle.manifest.model_bytes()

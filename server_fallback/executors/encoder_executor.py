@@ -12,6 +12,7 @@ import numpy as np
 from nearfar.compiler.errors import NearfarError, RequestError
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.encoding import check_dimensions, probabilities
+from nearfar.compiler.text.prompts import DOCUMENT_PROMPTS, QUERY_PROMPTS, search_prompt
 from nearfar.compiler.text.tokenizer import EncodedText
 
 from ..engine.encode_job import EncodeRequest
@@ -34,12 +35,9 @@ from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeReq
 from ..text.embed_forms import encoded
 from ..text.encoder_texts import TextReader
 from ..text.scores import (
-    DOCUMENT_PROMPTS,
-    QUERY_PROMPTS,
     check_relevance,
     prompt_of,
     relevance,
-    search_prompt,
     shortened,
     unit_rows,
 )

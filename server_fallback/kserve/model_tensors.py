@@ -17,6 +17,7 @@ import numpy as np
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.encoding import probabilities
+from nearfar.compiler.text.prompts import prompt_text
 from nearfar.compiler.text.tokenizer import EncodedText
 
 from ..executors.encoder_executor import EncoderExecutor
@@ -25,7 +26,7 @@ from ..executors.long_texts import in_thread_if_long
 from ..schema.encoding import EncodingRequest
 from ..text.encoder_texts import TextReader
 from ..text.requests import check_prompt
-from ..text.scores import prompt_text, shortened
+from ..text.scores import shortened
 from .tensors import Tensor
 
 PLATFORM = "nearfar"

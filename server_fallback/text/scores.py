@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -10,12 +10,10 @@ from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.encoding import probabilities
+from nearfar.compiler.text.prompts import DOCUMENT_PROMPTS, QUERY_PROMPTS, prompt_text, search_prompt
 
 from ..schema.embeddings import EmbeddingRequest, InputType
 
-# The names of prompts for a kind of texts, of which the first that a model has is used.
-QUERY_PROMPTS = ("query", "search_query", "Retrieval-query", "s2p_query")
-DOCUMENT_PROMPTS = ("document", "passage", "search_document", "Retrieval-document")
 PROMPTS: Mapping[InputType, tuple[str, ...]] = {
     "search_query": QUERY_PROMPTS,
     "search_document": DOCUMENT_PROMPTS,
@@ -58,20 +56,3 @@ def prompt_of(spec: EmbeddingSpec, request: EmbeddingRequest) -> str:
     if request.prompt_name is not None:
         raise RequestError("prompt_name and input_type both select a prompt; give one of them", param="input_type")
     return search_prompt(spec, PROMPTS[request.input_type])
-
-
-def prompt_text(spec: EmbeddingSpec, name: str | None) -> str:
-    """The text of the prompt with a name; None: the default prompt. Raises RequestError for an unknown name."""
-    prompts = {prompt.name: prompt.text for prompt in spec.prompts}
-    if name is None:
-        return "" if spec.default_prompt is None else prompts.get(spec.default_prompt, "")
-    if name not in prompts:
-        known = ", ".join(prompts) or "none"
-        raise RequestError(f"this model has no prompt {name[:100]!r}; it has {known}", param="prompt_name")
-    return prompts[name]
-
-
-def search_prompt(spec: EmbeddingSpec, names: Sequence[str]) -> str:
-    """The text of the first of these prompts that the model has, or else of its default prompt."""
-    known = {prompt.name for prompt in spec.prompts}
-    return prompt_text(spec, next((name for name in names if name in known), None))
