@@ -9,6 +9,7 @@ flight as its part of the matrix allows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -32,15 +33,16 @@ SPLIT_BYTES = 64
 MIDDLE_BATCH = 256
 # A matrix that needs more rows than this to occupy every multiprocessor with large tiles never uses them.
 LARGE_BATCH = 4096
-# The numbers of rows for which wgmma's tiles are chosen; up to `FEW_ROWS`, memory is the limit, and small tiles do.
+# Up to this number of rows, memory is the limit, and the small tiles of other kernels do.
 FEW_ROWS = 32
-WGMMA_BATCHES = (64, 128, MIDDLE_BATCH)
+# The numbers of rows for which wgmma's tiles are chosen, besides any larger number.
+WGMMA_BATCHES = (64, MIDDLE_BATCH, 512, 1024, 2048)
+# The formats and the smallest matrix, columns and outputs, that a GPU has computed with wgmma, and faster than with the
+# other kernels.
+WGMMA_KINDS = ("q4", "q8")
+WGMMA_SIZE = 4096
 # wgmma's workgroups, one for each multiprocessor, have as many blocks in flight as fit, but no more than this.
 WGMMA_STAGES = (6, 5, 4, 3)
-# Fewer blocks of columns leave nothing to overlap.
-WGMMA_BLOCKS = 4
-# The tiles of the largest shape that make the multiprocessors' last, partial round short.
-WGMMA_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Tuning:
     kernels, from the most columns in flight to the fewest; the first that fits into shared memory is used.
 
     ``wgmma``: the GPU has these instructions. An H200 computes the projections of Llama-3.1-8B with 4-bit weights in
-    0.5 to 0.9 of the time of the other kernels at 64 rows, and in 0.3 to 0.65 at 256 to 4,096 rows.
+    0.55 to 0.85 of the time of the other kernels at 64 rows, and in 0.3 to 0.65 of it at 256 to 4,096 rows.
     """
 
     multiprocessors: int
@@ -134,52 +136,50 @@ def vector_shape(facts: Projection, tuning: Tuning, x_rows: int) -> AsyncShape:
 def tensor_core_shapes(facts: Projection, tuning: Tuning, dtype: str) -> list[tuple[MmaShape | WgmmaShape, int | None]]:
     """As `mma_shapes`, with wgmma where a GPU has it and it is faster."""
     others = mma_shapes(facts, tuning, dtype)
-    limits = wgmma_limits(facts, tuning)
-    small = limits[0] > LARGE_BATCH // 2 or blocks_of(facts.columns) < WGMMA_BLOCKS
-    if not tuning.wgmma or not is_plain(facts.weight) or small:
+    known = is_plain(facts.weight) and facts.weight.kind in WGMMA_KINDS
+    if not tuning.wgmma or not known or min(facts.columns, facts.outputs) < WGMMA_SIZE:
         return [*others]
     found: list[tuple[MmaShape | WgmmaShape, int | None]] = [
         (shape, limit) for shape, limit in others if limit is not None and limit <= FEW_ROWS
     ]
-    for limit in (*WGMMA_BATCHES, *(limit for limit in limits if limit > MIDDLE_BATCH), None):
+    for limit in (*WGMMA_BATCHES, None):
         shape = wgmma_shape(facts, tuning, dtype, limit)
-        other = next(shape for shape, most in others if most is None or (limit is not None and limit <= most))
-        best = other if shape is None else shape
-        if found and replace(found[-1][0], max_batch=0) == replace(best, max_batch=0):
+        if found and found[-1][0] == shape:
             found.pop()
-        found.append((best, limit))
+        found.append((shape, limit))
     return found
 
 
-def wgmma_limits(facts: Projection, tuning: Tuning) -> tuple[int, int]:
-    """The number of rows beyond which unsplit tiles occupy half of the multiprocessors, and that for the largest."""
-    narrow, wide = (-(-facts.outputs // (tiles * 128)) for tiles in (1, 2))
-    half = (-(-tuning.multiprocessors // (2 * narrow)) - 1) * 128
-    largest = -(-WGMMA_ROUNDS * tuning.multiprocessors // wide) * 128
-    return half, largest
-
-
-def wgmma_shape(facts: Projection, tuning: Tuning, dtype: str, batch: int | None) -> WgmmaShape | None:
-    """The shape for up to ``batch`` rows; None if another kernel suits them, because too few multiprocessors would have
-    a workgroup.
-    """
-    largest = batch is None and not facts.gated
-    base = WgmmaShape(64 if batch == 64 else 128, 2 if largest else 1, 2, dtype)
-    room = max_dynamic_bytes("sm_90") - SPLIT_BYTES
-    shapes = [replace(base, stages=stages) for stages in WGMMA_STAGES]
-    fitting = [shape for shape in shapes if linear_wgmma.shared_bytes(facts.weight, shape, gated=facts.gated) <= room]
-    if not fitting:
-        return None
-    shape = fitting[0]
-    if batch is None:
-        return shape
-    tiles = -(-facts.outputs // shape.outputs) * -(-batch // shape.rows)
+def wgmma_shape(facts: Projection, tuning: Tuning, dtype: str, batch: int | None) -> WgmmaShape:
+    """The shape for up to ``batch`` rows, or for more than all `WGMMA_BATCHES`."""
+    narrow, wide = (wgmma_tile(facts, dtype, 64 if batch == 64 else 128, tiles) for tiles in (1, 2))
+    if batch is None or batch > MIDDLE_BATCH:
+        # Where both keep the multiprocessors equally busy, the wide one reads the input less often.
+        prefers_wide = batch is None or busy(facts, tuning, wide, batch) >= busy(facts, tuning, narrow, batch)
+        return wide if prefers_wide and not facts.gated else narrow
     blocks = blocks_of(facts.columns)
-    splits = max(1, min(tuning.multiprocessors // tiles, blocks // 4)) if batch <= MIDDLE_BATCH else 1
+    # The most splits with one workgroup for each multiprocessor.
+    splits = max(1, tuning.multiprocessors // wgmma_tiles(facts, narrow, batch))
     splits = -(-blocks // -(-blocks // splits))
-    if 2 * tiles * splits < tuning.multiprocessors:
-        return None
-    return shape if splits == 1 else replace(shape, splits=splits, max_batch=batch)
+    return narrow if splits == 1 else replace(narrow, splits=splits, max_batch=batch)
+
+
+def wgmma_tile(facts: Projection, dtype: str, rows: int, tiles: int) -> WgmmaShape:
+    """A tile without splits, with as many stages as fit."""
+    room = max_dynamic_bytes("sm_90") - SPLIT_BYTES
+    shapes = [WgmmaShape(rows, tiles, 2, dtype, stages) for stages in WGMMA_STAGES]
+    fits = (linear_wgmma.shared_bytes(facts.weight, shape, gated=facts.gated) <= room for shape in shapes)
+    return next((shape for shape, fit in zip(shapes, fits, strict=True) if fit), shapes[-1])
+
+
+def wgmma_tiles(facts: Projection, shape: WgmmaShape, batch: int) -> int:
+    return -(-facts.outputs // shape.outputs) * -(-batch // shape.rows)
+
+
+def busy(facts: Projection, tuning: Tuning, shape: WgmmaShape, batch: int) -> float:
+    """The share of the multiprocessors' time for a number of rows in which they have a tile."""
+    rounds = wgmma_tiles(facts, shape, batch) / tuning.multiprocessors
+    return rounds / math.ceil(rounds)
 
 
 def mma_shapes(facts: Projection, tuning: Tuning, dtype: str) -> list[tuple[MmaShape, int | None]]:

@@ -228,8 +228,8 @@ def mma_candidates(facts: Projection, tuning: Tuning, batch: int) -> Iterator[Mm
 
 
 def wgmma_candidates(facts: Projection, tuning: Tuning, batch: int) -> Iterator[WgmmaShape]:
-    """Tiles of at most twice the rows, with as many blocks in flight as fit and with four, and splits up to two
-    workgroups for each multiprocessor.
+    """Tiles of at most twice the rows, with as many blocks in flight as fit and with four, early or not, and splits up
+    to two workgroups for each multiprocessor.
     """
     from nearfar.compiler.kernels.cuda.linear_wgmma import WgmmaShape, shared_bytes
     from nearfar.compiler.kernels.cuda.rows16 import blocks_of
@@ -242,7 +242,7 @@ def wgmma_candidates(facts: Projection, tuning: Tuning, batch: int) -> Iterator[
             shapes = [WgmmaShape(rows, tiles, 2, "float16", stages) for stages in WGMMA_STAGES]
             fitting = [each for each in shapes if shared_bytes(facts.weight, each, gated=facts.gated) <= room]
             for shape in dict.fromkeys((*fitting[:1], *(each for each in fitting if each.stages == 4))):
-                yield shape
+                yield from (shape, replace(shape, early=True))
                 result_tiles = -(-facts.outputs // shape.outputs) * -(-batch // rows)
                 for splits in (2, 3, 4, 6, 8):
                     even = -(-blocks // -(-blocks // splits)) == splits

@@ -57,7 +57,8 @@ RASTER = 8
 @dataclass(frozen=True, slots=True)
 class WgmmaShape:
     """A workgroup has ``rows`` input rows, a multiple of 64; see above for the other parameters. ``dtype`` is "float16"
-    or "bfloat16". A shape with ``splits`` > 1 computes at most ``max_batch`` rows.
+    or "bfloat16". A shape with ``splits`` > 1 computes at most ``max_batch`` rows. ``early``: a block's first weights
+    are converted before the last products of the block before have ended, not after.
     """
 
     rows: int
@@ -67,6 +68,7 @@ class WgmmaShape:
     stages: int = 3
     splits: int = 1
     max_batch: int = 0
+    early: bool = False
 
     @property
     def threads(self) -> int:
@@ -195,22 +197,39 @@ def linear_wgmma(name: str, facts: Projection, shape: WgmmaShape) -> Kernel:
         weights.load(block, chunk_of(block))
         unpack(0)
 
+    def wait_for_rows(block: Scalar | int) -> None:
+        wait_for_phase(address_of(barriers, block % stages), block // stages % 2)
+
+    def start_copies(block: Scalar) -> None:
+        with kernel.when(block < count):
+            weights.start_copies(block, chunk_of(block))
+            copy_rows(block, block % stages)
+        commit_copies()
+
     unpack_first(kernel.let("start", 0))
+    if shape.early:
+        wait_for_rows(0)
     with kernel.loop("block", count) as block:
         stage = kernel.let("stage", block % stages)
-        wait_for_phase(address_of(barriers, stage), block // stages % 2)
+        if not shape.early:
+            wait_for_rows(block)
         multiply(0, stage)
-        with kernel.when(block + ahead < count):
-            weights.start_copies(block + ahead, chunk_of(block + ahead))
-            copy_rows(block + ahead, (block + ahead) % stages)
-        commit_copies()
+        if not shape.early:
+            start_copies(block + ahead)
         for octet in range(1, PARTS):
             unpack(octet)
             multiply(octet, stage)
+            if shape.early and octet == 1:
+                # Two groups of products are in flight, which take longer than this.
+                start_copies(block + ahead)
             # The registers of the octet before are free.
             wait_for_older_products(1)
         # Beyond the last block, the products of these weights are never computed.
         unpack_first(block + 1)
+        if shape.early:
+            # This branch keeps the compiler from waiting for the products before it converts the weights.
+            with kernel.when(block + 1 < count):
+                wait_for_rows(block + 1)
         # The compiler runs products one by one if some are in flight at the end of a loop.
         wait_for_older_products(0)
         with kernel.when(lane == 0):

@@ -96,7 +96,7 @@ MMA: tuple[tuple[str, str, str, int, int, dict[str, object]], ...] = (
 
 # Stages that are used again and stages that are not; products of 64 rows after those of 128; splits.
 WGMMA_SHAPES = {
-    "groups": {"rows": 64, "tiles": 1, "groups": 2, "stages": 4},
+    "groups": {"rows": 64, "tiles": 1, "groups": 2, "stages": 4, "early": True},
     "tiles": {"rows": 128, "tiles": 2, "groups": 1, "stages": 3},
     "many_rows": {"rows": 192, "tiles": 1, "groups": 1, "stages": 3},
     "split": {"rows": 64, "tiles": 1, "groups": 1, "stages": 4, "splits": 2, "max_batch": 130},
