@@ -167,6 +167,9 @@ bench-cpu-kernels: .venv/.dev
 bench-cpu: .venv/.dev
 	$(BIN)/python tests/bench/bench_cpu.py $(if $(MODEL),--model '$(MODEL)') $(if $(TYPE),--file-type '$(TYPE)')
 
+bench-embed: .venv/.dev
+	$(BIN)/python tests/bench/bench_embed.py
+
 check-gguf: .venv/.dev
 	PYTHONPATH=tests $(BIN)/python tests/bench/check_gguf.py
 
