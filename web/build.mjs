@@ -69,7 +69,12 @@ const ADAPTERS = {
   react: "src/react/index.ts",
 };
 
-const PAGES = { page: "page/main.ts", bench: "page/bench.ts" };
+const PAGES = {
+  page: "page/main.ts",
+  bench: "page/bench.ts",
+  documents: "page/documents/main.ts",
+  documents_worker: "page/documents/library_worker.ts",
+};
 
 // Packages whose code is in the files above. xgrammar has no license file; it has the same license as this package.
 const INSIDE = ["@huggingface/jinja", "@huggingface/tokenizers"];
@@ -161,6 +166,8 @@ await Promise.all([
     "bundles.json",
     "sides.css",
     "bench.css",
+    "documents.html",
+    "documents.css",
     "icon.svg",
   ].map((file) => copyFile(`page/${file}`, `dist/page/${file}`)),
   licenses().then((text) => writeFile("dist/LICENSES.txt", text)),

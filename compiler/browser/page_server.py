@@ -1,11 +1,12 @@
 """Serves the page of the web package and one bundle on this machine.
 
-The page is at /, the bundle at /bundle/, and a policy at /policy.json.
+The page is at /, the bundle at /bundle/, an embedding model's bundle at /encoder/, and a policy at /policy.json.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,16 +25,23 @@ class PageServer:
     not been built.
 
     ``far``: the address of a server that may answer too. The policy in the file ``policy`` decides; None uses the
-    page's own policy.
+    page's own policy. ``encoder``: the bundle that embeds for the documents page.
     """
 
-    def __init__(self, bundle: Path, port: int = 0, *, far: str | None = None, policy: Path | None = None) -> None:
+    def __init__(
+        self,
+        bundle: Path,
+        port: int = 0,
+        *,
+        far: str | None = None,
+        policy: Path | None = None,
+        encoder: Path | None = None,
+    ) -> None:
         if not (PAGE / "index.html").is_file():
             raise ToolError("the web page is not built; run 'make web' in a checkout (it needs Node.js 20 or newer)")
         try:
-            self._server = ThreadingHTTPServer(
-                ("127.0.0.1", port), partial(Handler, bundle=bundle.resolve(), policy=policy)
-            )
+            folders = {"bundle": bundle.resolve()} | ({} if encoder is None else {"encoder": encoder.resolve()})
+            self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, folders=folders, policy=policy))
         except (OSError, OverflowError) as error:
             raise RequestError(
                 f"--port {port}: {reason_of(error)}; choose another port, or 0 for a free one"
@@ -41,6 +49,8 @@ class PageServer:
         parameters = {"far": far, "policy": None if policy is None else f".{POLICY_PATH}"}
         self._query = urlencode({name: value for name, value in parameters.items() if value is not None}, safe=":/")
         self.bundle = bundle
+        # Whether the documents page has a model that embeds.
+        self.embeds = encoder is not None
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     @property
@@ -57,6 +67,11 @@ class PageServer:
         """The address of the chat page, with the server and the policy as parameters."""
         return f"{self.url}?{self._query}" if self._query else self.url
 
+    @property
+    def documents_url(self) -> str:
+        """The address of the documents page, likewise."""
+        return f"{self.url}documents.html" + (f"?{self._query}" if self._query else "")
+
     def __enter__(self) -> PageServer:
         self._thread.start()
         return self
@@ -72,20 +87,21 @@ class PageServer:
 class Handler(SimpleHTTPRequestHandler):
     extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".js": "text/javascript", ".wgsl": "text/plain"}  # noqa: RUF012
 
-    def __init__(self, *arguments: Any, bundle: Path, policy: Path | None) -> None:
-        self._bundle, self._policy = bundle, policy
+    def __init__(self, *arguments: Any, folders: Mapping[str, Path], policy: Path | None) -> None:
+        self._folders, self._policy = folders, policy
         super().__init__(*arguments, directory=str(PAGE))
 
     def translate_path(self, path: str) -> str:
-        """The path of a file of the page, of the bundle (below /bundle/), or of the policy.
+        """The path of a file of the page, of a bundle (below /bundle/ and /encoder/), or of the policy.
 
-        The base class prevents paths outside of the folders of the page and the bundle.
+        The base class prevents paths outside of the folders of the page and the bundles.
         """
         if self._policy is not None and path == POLICY_PATH:
             return str(self._policy)
-        if path.startswith("/bundle/"):
-            self.directory = str(self._bundle)
-            return super().translate_path(path.removeprefix("/bundle"))
+        name = path.split("/")[1] if path.count("/") > 1 else ""
+        if name in self._folders:
+            self.directory = str(self._folders[name])
+            return super().translate_path(path.removeprefix(f"/{name}"))
         self.directory = str(PAGE)
         return super().translate_path(path)
 

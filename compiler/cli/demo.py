@@ -44,6 +44,12 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--serve", action="store_true", help="serve the page for your own browser until Ctrl-C")
     parser.add_argument(
+        "--encoder",
+        type=Path,
+        metavar="BUNDLE",
+        help="with --serve: a webgpu bundle of an embedding model, with which the documents page searches",
+    )
+    parser.add_argument(
         "--far",
         metavar="URL",
         help="a server that may answer too, if the policy chooses it: nearfar serve, or a gateway",
@@ -66,11 +72,22 @@ def run(options: argparse.Namespace) -> None:
         raise RequestError(f"--policy {options.policy}: the file does not exist")
     if options.far is not None and not options.far.startswith(("http://", "https://")):
         raise RequestError(f"--far {options.far}: is not the URL of a server; write http://host:port")
+    if options.encoder is not None and not options.serve:
+        raise RequestError("--encoder is for the documents page, which is served; add --serve")
+    encoder = None if options.encoder is None else open_page_bundle(options.encoder)
+    if encoder is not None and encoder.manifest.embedding is None:
+        raise RequestError(f"--encoder {options.encoder}: makes no embeddings; give the bundle of an embedding model")
     # Addresses and paths are not wrapped.
     console = Console(soft_wrap=True)
     with tempfile.TemporaryDirectory(prefix="nearfar-") as folder:
         bundle = open_page_bundle(options.bundle) if options.bundle else compile_demo(Path(folder) / "demo", console)
-        with PageServer(bundle.path, options.port, far=options.far, policy=options.policy) as server:
+        with PageServer(
+            bundle.path,
+            options.port,
+            far=options.far,
+            policy=options.policy,
+            encoder=None if encoder is None else encoder.path,
+        ) as server:
             if options.serve:
                 serve(server, options.far, console)
             else:
@@ -104,6 +121,8 @@ def serve(server: PageServer, far: str | None, console: Console) -> None:
         f"open [bold]{url}[/] in a browser with WebGPU ({browsers}); Ctrl-C stops the server", highlight=False
     )
     console.print(f"[bold]{server.url}bench.html[/] measures the device", highlight=False)
+    if server.embeds:
+        console.print(f"[bold]{escape(server.documents_url)}[/] answers from your documents", highlight=False)
     if far is not None:
         console.print(
             f"{escape(far)} must allow this page: start it with [bold]--cors-origin {server.origin}[/]", highlight=False

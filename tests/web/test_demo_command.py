@@ -37,9 +37,11 @@ def test_the_demo_command_prints_a_right_answer_and_leaves_a_screenshot(tmp_path
         (["--policy", "policy.json"], "--far URL"),
         (["--far", "http://x", "--policy", "nowhere.json"], "the file does not exist"),
         (["--far", "localhost:8000"], "is not the URL of a server"),
+        (["--encoder", "nowhere"], "add --serve"),
+        (["--serve", "--encoder", "nowhere"], "nowhere"),
     ],
 )
-def test_a_policy_needs_its_file_and_a_far_side(
+def test_options_need_their_files_and_each_other(
     given: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["demo", *given]) != 0

@@ -4,6 +4,7 @@ import type { HybridOptions } from "../src/router/index.js";
 import { Hybrid } from "../src/router/index.js";
 import { platformDevice } from "../src/router/decision/device_hints.js";
 import type { Engine } from "../src/index.js";
+import type { Policy } from "../src/router/decision/policy.js";
 import type { BundleFacts } from "./bundle_facts.js";
 import type { FarAddress } from "./far_address.js";
 import type { Answerer, Side } from "./model.js";
@@ -12,6 +13,7 @@ import { fittedPolicy, givenPolicy, lockLabel, ownPolicy, policyWords, privacyWo
 import { answerFromSides } from "./sides_answer.js";
 
 export interface Sides extends Answerer {
+  readonly policy: Policy;
   /** The server's name for its model; null if the server has not been reached yet. */
   readonly farModel: string | null;
   /**
@@ -59,6 +61,7 @@ export async function connectSides(
     hybrid = await Hybrid.create({ ...options, policy });
   }
   return {
+    policy,
     get farModel() {
       return hybrid.far?.id ?? null;
     },

@@ -1,0 +1,268 @@
+"""The documents page: what it reads, what its answers cite, and every byte that leaves it.
+
+The near model's answers are written by the tests. One page serves all tests, in their order: first without a server.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from chat_pages import open_page
+from conftest import CompileTiny
+from light_bundle import lighten
+from page_looks import DESK, NAMELESS, PHONE, SCREENSHOTS, look
+from playwright.sync_api import Browser, Page
+
+from nearfar.compiler.browser.page_server import PageServer
+
+AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
+POLICY = {"version": 1, "mode": "prefer-far", "private": {"patterns": ["secret-[0-9]{4}"]}}
+# The tiny encoder has one token for each character, and reads 128. The border of a private passage is 64 characters.
+FILLER = "Nothing happens on the long road between the two towns, in summer or in winter."
+TOWN = f"""# Ben
+
+Ben lives in Rome.
+
+# Road
+
+{FILLER}
+
+# Key
+
+The alarm code is secret-1234.
+
+# River
+
+{FILLER[::-1]}
+
+# Ana
+
+Ana lives in Oslo.
+"""
+DIARY = "Lena met the mayor."
+# Makes the page's engine answer with this text, whatever the length of the prompt.
+SCRIPTED = """(text) => {
+    const engine = window.nearfar.engine;
+    window.requests = window.requests ?? [];
+    engine.countTokens = async () => 10;
+    engine.generate = async function* (messages) {
+        window.requests.push(messages.map(({ content }) => content).join());
+        yield { type: "token", text, tokenId: 1 };
+        yield { type: "done", text: "", finishReason: "stop", timings: { promptTokens: 1, cachedTokens: 0,
+            completionTokens: 1, timeToFirstTokenMs: 1, tokensPerSecond: null } };
+    };
+}"""
+DROP = """(files) => {
+    const data = new DataTransfer();
+    for (const [name, text] of files) data.items.add(new File([text], name));
+    return data;
+}"""
+
+
+class Far:
+    """A server with OpenAI's API that keeps every byte of its clients."""
+
+    def __init__(self) -> None:
+        self.received = bytearray()
+        self.prompts: list[str] = []
+        self.answer = "Ana is in Oslo [1]."
+        far = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_OPTIONS(self) -> None:
+                self._reply(b"", "text/plain")
+
+            def do_GET(self) -> None:
+                self._reply(json.dumps({"data": [{"id": "big"}]}).encode(), "application/json")
+
+            def do_POST(self) -> None:
+                body = self._record()
+                far.prompts.append(json.loads(body)["messages"][-1]["content"])
+                head = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "big"}
+                choices: list[dict[str, Any]] = [
+                    {"index": 0, "delta": {"role": "assistant", "content": far.answer}, "finish_reason": None},
+                    {"index": 0, "delta": {}, "finish_reason": "stop"},
+                ]
+                events = [json.dumps({**head, "choices": [choice]}) for choice in choices]
+                self._reply(
+                    "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"]).encode(), "text/event-stream"
+                )
+
+            def _record(self) -> bytes:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                far.received += self.raw_requestline + bytes(self.headers) + body
+                return body
+
+            def _reply(self, body: bytes, kind: str) -> None:
+                if self.command != "POST":
+                    self._record()
+                self.send_response(200)
+                for name, value in (("Origin", "*"), ("Headers", "*"), ("Methods", "*")):
+                    self.send_header(f"Access-Control-Allow-{name}", value)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@dataclass
+class Opened:
+    """``sent``: the method, the address and the body of each request of the page and of its worker."""
+
+    page: Page
+    far: Far
+    origin: str
+    sent: list[tuple[str, str, str | None]] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def far() -> Iterator[Far]:
+    far = Far()
+    thread = Thread(target=far.server.serve_forever)
+    thread.start()
+    yield far
+    far.server.shutdown()
+    far.server.server_close()
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def opened(
+    browser: Browser,
+    tiny_bundle: Path,
+    compile_tiny: CompileTiny,
+    far: Far,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Opened]:
+    folder = tmp_path_factory.mktemp("documents")
+    sources = {"near": tiny_bundle, "encoder": compile_tiny("embedding", "q4f16", context=128)}
+    for name, bundle in sources.items():
+        shutil.copytree(bundle, folder / name)
+        lighten(folder / name)
+    (folder / "policy.json").write_text(json.dumps(POLICY))
+    problems: list[str] = []
+    page = open_page(browser, problems)
+    with PageServer(folder / "near", policy=folder / "policy.json", encoder=folder / "encoder") as server:
+        opened = Opened(page, far, server.url)
+        page.context.on("request", lambda one: opened.sent.append((one.method, one.url, one.post_data)))
+        page.goto(server.documents_url)
+        page.wait_for_selector("body[data-state=ready]")
+        files = page.evaluate_handle(DROP, [["town.md", TOWN], ["diary.txt", DIARY]])
+        page.dispatch_event("body", "drop", {"dataTransfer": files})
+        page.wait_for_selector("#documents li >> nth=1")
+        yield opened
+        page.context.close()
+    assert problems == []
+
+
+def ask(page: Page, question: str, *, near: str = "Ben is in Rome [1].") -> str:
+    """Ask, and return the text of the answer with its citations."""
+    page.evaluate(SCRIPTED, near)
+    page.fill("#question", question)
+    page.press("#question", "Enter")
+    page.wait_for_function(
+        "(asked) => document.querySelector('#asked').textContent === asked"
+        " && ['done', 'failed'].includes(document.querySelector('#result').dataset.state)",
+        arg=question,
+    )
+    assert not page.is_visible("#answer-problem"), page.text_content("#answer-problem")
+    return page.text_content("#answer") or ""
+
+
+def connect(opened: Opened) -> None:
+    """Connect the server, unless an earlier test has."""
+    page = opened.page
+    if "127.0.0.1" in (page.text_content("#library-words") or ""):
+        return
+    page.click("#open-panel")
+    page.fill("#far-url", opened.far.url)
+    page.select_option("#far-dialect", "openai")
+    page.click("#far-connect")
+    page.wait_for_selector("#library-words:has-text('127.0.0.1')")
+    page.keyboard.press("Escape")
+
+
+def test_without_a_server_nothing_leaves_the_device_and_the_citation_lights_up(opened: Opened) -> None:
+    page = opened.page
+    assert ask(page, "Ben lives in Rome") == "Ben is in Rome.1"
+    assert "Answered on this device, from 5 of 5" in (page.text_content("#route") or "")
+    assert page.locator("#sources li.cited").count() == 1
+    assert "Ben lives in Rome." in (page.text_content("#sources li.cited .passage") or "")
+    page.hover(".citation")
+    assert page.locator("#sources li.lit").get_attribute("id") == "source-1"
+    page.click("#sources li.cited button")
+    assert page.text_content("#reader mark") == "Ben lives in Rome."
+    page.click("#close-reader")
+    assert {(method, body) for method, _, body in opened.sent} <= {("GET", None), ("HEAD", None)}
+    assert all(url.startswith((opened.origin, "blob:")) for _, url, _ in opened.sent)
+    assert not any(word in url for _, url, _ in opened.sent for word in ("Rome", "town", "secret"))
+
+
+def test_other_files_are_refused_by_name_and_add_nothing(opened: Opened) -> None:
+    page = opened.page
+    files = [{"name": "scan.pdf", "mimeType": "application/pdf", "buffer": b"%PDF-1.7\0\xff"}]
+    page.set_input_files("#files", files)  # type: ignore[arg-type]
+    page.wait_for_selector("#library-problems li:has-text('scan.pdf is not a text file')")
+    assert page.locator("#documents li").count() == 2
+
+
+def test_far_receives_only_the_passages_that_the_policy_lets_go(opened: Opened) -> None:
+    page, far = opened.page, opened.far
+    connect(opened)
+    page.click("#documents li:has-text('diary.txt') button[aria-pressed]")
+    assert "Ana is in Oslo" in ask(page, "Where does Ana live?")
+    # The passage with the code and those beside it, which are closer than a private text is long.
+    kept = page.locator("#sources .stays").count()
+    assert kept >= 1
+    assert f"; {kept} did not leave this device" in (page.text_content("#route") or "")
+    assert "Ana lives in Oslo." in far.prompts[-1]
+    for private in (b"secret", b"1234", b"alarm", b"Lena", b"mayor", b"diary"):
+        assert private not in far.received
+
+
+def test_a_private_question_is_answered_here_from_all_passages(opened: Opened) -> None:
+    page, far = opened.page, opened.far
+    connect(opened)
+    count = len(far.prompts)
+    assert "the alarm" in ask(page, "What is secret-1234 for?", near="It is for the alarm.")
+    assert len(far.prompts) == count
+    assert b"secret" not in far.received
+    assert "secret-1234" in page.evaluate("() => window.requests.at(-1)")
+
+
+def test_every_part_is_legible_and_large_enough_to_touch(opened: Opened) -> None:
+    page = opened.page
+    connect(opened)
+    ask(page, "Where does Ana live?")
+    for shown in look(page):
+        page.screenshot(path=SCREENSHOTS / f"documents-{shown}.png", full_page=True)
+    page.evaluate(AXE.read_text())
+    for width, height in (DESK, PHONE):
+        page.set_viewport_size({"width": width, "height": height})
+        tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+        found = page.evaluate("(tags) => window.axe.run(document, { runOnly: tags })", tags)
+        assert [(rule["id"], [node["html"][-90:] for node in rule["nodes"]]) for rule in found["violations"]] == []
+    assert page.evaluate(NAMELESS) == []
+
+
+def test_documents_stay_until_they_are_removed(opened: Opened) -> None:
+    page = opened.page
+    page.click("#documents li:has-text('diary.txt') button[aria-label^=Remove]")
+    page.wait_for_selector("#documents li >> nth=1", state="detached")
+    page.reload()
+    page.wait_for_selector("body[data-state=ready]")
+    assert page.locator("#documents .name").all_text_contents() == ["town.md"]

@@ -1,0 +1,150 @@
+import { describe, expect, it } from "vitest";
+
+import type { AnswerEvent } from "../../page/documents/ask.js";
+import { askDocuments } from "../../page/documents/ask.js";
+import { citedParts } from "../../page/documents/citations.js";
+import { readDocumentFile } from "../../page/documents/read_document.js";
+import { BORDER_CHARACTERS, promptOf, sourcesOf } from "../../page/documents/sources.js";
+import type { ChatMessage, Piece, Side } from "../../page/model.js";
+import type { Hit } from "../../src/retrieval/index.js";
+import { RetrievalIndex } from "../../src/retrieval/index.js";
+import { parsePolicy } from "../../src/router/decision/policy.js";
+
+const POLICY = parsePolicy({ version: 1, mode: "auto", private: { patterns: ["secret-\\d{4}"] } });
+const FILLER = "Nothing of interest happens on the road between the two towns. ".repeat(3);
+const TEXT = `Ben lives in Rome.\n\n${FILLER}\n\nThe code is secret-1234.\n\n${FILLER}\n\nAna lives in Oslo.\n`;
+
+function hit(text: string, part: string, title = "people.txt"): Hit {
+  const start = text.indexOf(part);
+  const passage = { text: part, start, end: start + part.length, headings: [] };
+  return { document: "people.txt", title, passage, score: 1, similarity: null };
+}
+
+function privateOf(text: string, part: string, locked: readonly string[] = [], title?: string): boolean | undefined {
+  return sourcesOf([hit(text, part, title)], new Map([["people.txt", text]]), POLICY, new Set(locked))[0]?.private;
+}
+
+describe("sourcesOf", () => {
+  it("keeps passages with a private pattern, near one, in a document with one in its title, and of locked documents", () => {
+    expect(privateOf(TEXT, "Ben lives in Rome.")).toBe(false);
+    expect(privateOf(TEXT, "The code is secret-1234.")).toBe(true);
+    expect(
+      privateOf(`Ben lives in Rome. ${"x".repeat(BORDER_CHARACTERS - 20)} secret-1234`, "Ben lives in Rome."),
+    ).toBe(true);
+    // A passage that a private text is cut by.
+    expect(privateOf("Ben lives in secret-1234", "Ben lives in secret-12")).toBe(true);
+    expect(privateOf(TEXT, "Ben lives in Rome.", [], "secret-1234.txt")).toBe(true);
+    expect(privateOf(TEXT, "Ben lives in Rome.", ["people.txt"])).toBe(true);
+  });
+});
+
+describe("citedParts", () => {
+  const sources = sourcesOf(
+    ["Ben lives in Rome.", "Ana lives in Oslo."].map((part) => hit(TEXT, part)),
+    new Map(),
+    null,
+    new Set(),
+  );
+
+  it("reads the model's marks, before and after the end of a sentence", () => {
+    expect(citedParts("He is in Rome [1]. She is not. [1, 2] Who?", sources)).toEqual([
+      { text: "He is in Rome. ", numbers: [1], matched: false },
+      { text: "She is not. ", numbers: [1, 2], matched: false },
+      { text: "Who?", numbers: [], matched: false },
+    ]);
+  });
+
+  it("matches a sentence without marks by its words, and leaves numbers of no passage in the text", () => {
+    expect(citedParts("Ana lives in Oslo.", sources)).toEqual([
+      { text: "Ana lives in Oslo.", numbers: [2], matched: true },
+    ]);
+    expect(citedParts("It never rains there [7].", sources)).toEqual([
+      { text: "It never rains there [7].", numbers: [], matched: false },
+    ]);
+  });
+});
+
+describe("readDocumentFile", () => {
+  it("reads the format of the file's name, and refuses other files by name", async () => {
+    const html = await readDocumentFile(new File(["<h1>A</h1><p>b &amp; c</p>"], "a.html"), 600);
+    expect(html.document.text).toContain("b & c");
+    const bytes = new Uint8Array([0x25, 0x50, 0x44, 0x46, 0, 0xff]);
+    await expect(readDocumentFile(new File([bytes], "a.pdf"), 600)).rejects.toThrow("a.pdf is not a text file");
+    await expect(readDocumentFile(new File([" \n"], "a.txt"), 600)).rejects.toThrow("a.txt has no text");
+    await expect(readDocumentFile(new File([new Uint8Array(5_000_001)], "a.txt"), 600)).rejects.toThrow("at most 5");
+  });
+});
+
+/** Sides of which the router chooses ``side``; ``seen`` records what they are sent. */
+function twoSides(side: Side, seen: string[]) {
+  const answer = async function* (messages: readonly ChatMessage[]): AsyncGenerator<Piece, never, undefined> {
+    await Promise.resolve();
+    seen.push(`${side}: ${messages.map(({ content }) => content).join()}`);
+    yield { type: "route", route: { side, reason: "prefer", scores: null, switched_at: null } as never };
+    yield { type: "text", text: "an answer" };
+    return undefined as never;
+  };
+  return { answer, policy: POLICY, farModel: "far", words: () => "", locks: true };
+}
+
+async function ask(side: Side, hasNear = true): Promise<{ seen: string[]; events: AnswerEvent[] }> {
+  const embedder = {
+    model: "m",
+    dimensions: 2,
+    embed: (texts: readonly string[]) => Promise.resolve(texts.map(() => Float32Array.of(1, 0))),
+  };
+  const index = await RetrievalIndex.open("test", embedder, { store: false, device: "cpu" });
+  const passages = ["Ben lives in Rome.", "The code is secret-1234.", "Ana lives in Oslo."].map(
+    (part) => hit(TEXT, part).passage,
+  );
+  await index.add([{ id: "people.txt", document: { text: TEXT, passages } }]);
+  const seen: string[] = [];
+  const answerer = {
+    async *answer(messages: readonly ChatMessage[]): AsyncGenerator<Piece, never, undefined> {
+      await Promise.resolve();
+      seen.push(`this device: ${messages.map(({ content }) => content).join()}`);
+      yield { type: "text", text: "an answer" };
+      return undefined as never;
+    },
+  };
+  const engine = { info: { context: 1000 }, countTokens: () => Promise.resolve(10) };
+  const near = hasNear ? { engine: engine as never, answerer } : null;
+  const events: AnswerEvent[] = [];
+  const answering = { index, near, sides: twoSides(side, seen), locked: new Set<string>(), style: "numbered" as const };
+  for await (const event of askDocuments("Where is the code?", answering, new AbortController().signal))
+    events.push(event);
+  return { seen, events };
+}
+
+describe("askDocuments", () => {
+  it("sends the far side only passages that are not private", async () => {
+    const { seen, events } = await ask("far");
+    expect(seen).toHaveLength(1);
+    expect(seen[0]).toContain("Ben lives in Rome");
+    expect(seen[0]).not.toContain("secret");
+    expect(events.find((event) => event.type === "side")).toMatchObject({
+      side: "far",
+      given: [{ private: false }, { private: false }],
+    });
+  });
+
+  it("answers from all passages if the router chooses this device", async () => {
+    const { seen, events } = await ask("near");
+    expect(seen.map((request) => request.includes("secret-1234"))).toEqual([false, true]);
+    expect(seen[1]).toMatch(/^this device/);
+    expect(events.filter((event) => event.type === "text")).toHaveLength(1);
+  });
+
+  it("keeps private passages also if this device has no model", async () => {
+    const { seen } = await ask("far", false);
+    expect(seen.join()).not.toContain("secret");
+  });
+});
+
+describe("promptOf", () => {
+  it("numbers the passages, or writes them as the demo models read a text", () => {
+    const sources = sourcesOf([hit(TEXT, "Ana lives in Oslo.")], new Map(), null, new Set());
+    expect(promptOf("Where?", sources, "numbered")).toContain("[1] people.txt\nAna lives in Oslo.");
+    expect(promptOf("Where?", sources, "plain")).toBe("Ana lives in Oslo. Where?");
+  });
+});
