@@ -221,7 +221,7 @@ def linear_mma(name: str, facts: Projection, shape: MmaShape) -> Kernel:
         items = shape.parts * row_tiles * ELEMENTS
         for start in range(0, items, threads):
             item = kernel.let("item", thread + start)
-            with kernel.when(guard_below(item, items, 1) if start + threads > items else True):
+            with kernel.when(item < items if start + threads > items else True):
                 own, i, element = item // (ELEMENTS * row_tiles), item // ELEMENTS % row_tiles, item % ELEMENTS
                 group = kernel.let("group", row_block * row_tiles + i)
                 octet = (first_block + block) * CHUNK_OCTETS + part * shape.parts + own

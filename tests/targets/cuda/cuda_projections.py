@@ -29,6 +29,7 @@ BATCHES = (1, 16, 33, 64)
 MMA_SHAPES = {
     "one_warp": {"rows": 16, "tiles": 1, "column_warps": 1, "parts": 4, "stages": 2},
     "many_columns": {"rows": 32, "tiles": 2, "column_warps": 2, "parts": 2, "stages": 4},
+    "idle_threads": {"rows": 16, "tiles": 1, "column_warps": 4, "parts": 1, "stages": 3},
     "many_rows": {"rows": 64, "tiles": 1, "column_warps": 1, "parts": 1, "stages": 3},
     "large": {"rows": 128, "tiles": 4, "column_warps": 1, "parts": 1, "stages": 3},
     "split": {"rows": 16, "tiles": 2, "column_warps": 1, "parts": 4, "stages": 4, "splits": 2, "max_batch": 64},
@@ -83,7 +84,7 @@ MMA: tuple[tuple[str, str, str, int, int, dict[str, object]], ...] = (
     ("many_columns", "q2c", "bfloat16", 37, 509, {}),
     ("split", "q4c", "float16", 130, 33, {"gated": True, "norm_eps": EPS}),
     ("many_columns", "q8c", "bfloat16", 97, 19, {"residual": True}),
-    ("one_warp", "q3g16", "float16", 49, 8, {}),
+    ("idle_threads", "q3g16", "float16", 300, 8, {}),
     ("many_columns", "q4g32b", "bfloat16", 300, 45, {"norm_eps": EPS, "bias": True}),
     ("split", "q5g32b_f16", "float16", 700, 33, {"gated": True}),
     ("many_columns", "q4g128z_f16", "float16", 256, 40, {}),
