@@ -98,7 +98,7 @@ class Far:
 
             def _record(self) -> bytes:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                far.received += self.raw_requestline + bytes(self.headers) + body
+                far.received += self.requestline.encode("latin-1") + bytes(self.headers) + body
                 return body
 
             def _reply(self, body: bytes, kind: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from case_arrays import ALL_FORMATS, EPS
 from kernel_harness import Case
@@ -96,7 +97,7 @@ MMA: tuple[tuple[str, str, str, int, int, dict[str, object]], ...] = (
 
 
 # Stages that are used again and stages that are not; products of 64 rows after those of 128; splits.
-WGMMA_SHAPES = {
+WGMMA_SHAPES: dict[str, dict[str, Any]] = {
     "groups": {"rows": 64, "tiles": 1, "groups": 2, "stages": 4, "early": True},
     "tiles": {"rows": 128, "tiles": 2, "groups": 1, "stages": 3},
     "many_rows": {"rows": 192, "tiles": 1, "groups": 1, "stages": 3},
