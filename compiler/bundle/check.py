@@ -32,6 +32,7 @@ from .manifest import (
     LoraEntry,
     Manifest,
     SelfTestEntry,
+    VectorTestEntry,
     WeightEntry,
     shards_of,
 )
@@ -146,6 +147,8 @@ def check_manifest(manifest: Manifest | ExportManifest) -> None:
         check_lora(manifest.lora, manifest)
     if manifest.self_test is not None:
         check_self_test(manifest.self_test, manifest)
+    if manifest.vector_test is not None:
+        check_vector_test(manifest.vector_test, manifest)
     check_tuning(manifest)
 
 
@@ -397,9 +400,34 @@ def check_self_test(test: SelfTestEntry, manifest: Manifest) -> None:
             f"row {row.row} must have a logit for each of its tokens",
         )
     require(any(logit for row in test.rows for logit in row.logits), where, "expects only zeros")
-    tolerances = test.tolerances.values()
+    check_tolerances(test.tolerances, where)
+
+
+def check_vector_test(test: VectorTestEntry, manifest: Manifest) -> None:
+    """Check that the texts fit the model, that the rows expect values of the plan's results, and that tolerances are in
+    range.
+    """
+    where, vocabulary = "vector_test", range(manifest.spec.vocab_size)
+    for text in test.texts:
+        require(1 <= len(text) <= manifest.context, where, f"has a text of {len(text)} tokens")
+        require(all(token in vocabulary for token in text), where, "has tokens beyond the vocabulary")
+    embedding, classifier = manifest.embedding, manifest.classifier
+    require(embedding is not None or classifier is not None, where, "is given for a model that generates text")
+    columns = embedding.size if embedding is not None else len(classifier.labels) if classifier is not None else 0
+    per_token = classifier is not None and classifier.per_token
+    count = sum(map(len, test.texts)) if per_token else len(test.texts)
+    for row in test.rows:
+        known = 0 <= row.row < count and all(0 <= element < columns for element in row.elements)
+        require(
+            known and len(row.values) == len(row.elements), where, f"row {row.row} must have a value for each element"
+        )
+    require(any(value for row in test.rows for value in row.values), where, "expects only zeros")
+    check_tolerances(test.tolerances, where)
+
+
+def check_tolerances(tolerances: Mapping[str, float], where: str) -> None:
     require(
-        bool(tolerances) and all(0 < tolerance <= 1 for tolerance in tolerances),
+        bool(tolerances) and all(0 < tolerance <= 1 for tolerance in tolerances.values()),
         where,
         "has tolerances outside of 0 to 1",
     )

@@ -8,6 +8,7 @@ import { Engine } from "../src/index.js";
 import { planOf } from "../src/runtime/plan.js";
 import { dawn } from "../tools/dawn.js";
 import { lettersBundle, memorySource } from "./letters_bundle.js";
+import { vectorLetters } from "./vector_letters.js";
 
 const gpu = dawn();
 const hasAdapter = (await gpu.requestAdapter()) !== null;
@@ -217,33 +218,6 @@ withEngine("raw with messages is a RequestError", async () => {
 });
 
 withEngine("a bundle of an embedding model returns vectors, also on a new device, and generates no text", async () => {
-  const plan = planOf(manifest);
-  const { logits, x } = plan.buffers;
-  const { kv, sampled } = plan.states;
-  const changes = {
-    embedding: {
-      pooling: "last_token",
-      normalize: true,
-      size: 8,
-      dense: [],
-      prompts: [],
-      default_prompt: null,
-      dimensions: [],
-    },
-    self_test: null,
-    plans: {
-      embed: {
-        ...plan,
-        inputs: Object.fromEntries(
-          Object.entries(plan.inputs).filter(([name]) => !["sample_slots", "sample_settings"].includes(name)),
-        ),
-        states: { kv, sampled },
-        buffers: { logits, x },
-        steps: plan.steps.slice(0, 2),
-        outputs: { embeddings: "logits" },
-      },
-    },
-  } as unknown as Partial<typeof manifest>;
   const devices: GPUDevice[] = [];
   const watched = {
     requestAdapter: async (options?: GPURequestAdapterOptions) => {
@@ -258,7 +232,7 @@ withEngine("a bundle of an embedding model returns vectors, also on a new device
       return adapter;
     },
   } as GPU;
-  const embeds = await Engine.load(memorySource(lettersBundle(changes).files), { gpu: watched });
+  const embeds = await Engine.load(memorySource(lettersBundle(vectorLetters()).files), { gpu: watched });
   // The fake model's vector is a row of its table with a single 10, whose index is the next letter.
   const indexes = async (input: number[][]): Promise<number[]> =>
     (await embeds.embeddings.create({ input })).data.map(({ embedding }) => embedding.indexOf(1));

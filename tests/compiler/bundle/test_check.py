@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 from mutations import NEST, mutations
+from plain_target import compile_plain
+from tiny_encoders import make_encoder
 
 from nearfar.compiler.bundle.check import parse_manifest
 from nearfar.compiler.bundle.check_steps import Fault, check_facts, check_step
@@ -187,6 +189,28 @@ def test_a_manifest_that_contradicts_itself_is_refused(change: str, manifests: d
     CHANGES[change](manifest)
     with pytest.raises(BundleError, match="compile the bundle again"):
         parse_manifest(dump(manifest), Path("manifest.json"))
+
+
+VECTOR_CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a token beyond the vocabulary": lambda test: test["texts"][0].__setitem__(0, 509),
+    "a text without tokens": lambda test: test["texts"].append([]),
+    "a row beyond the texts": lambda test: test["rows"][0].update(row=99),
+    "an element beyond the vector": lambda test: test["rows"][0]["elements"].__setitem__(0, 10**6),
+    "a value too few": lambda test: test["rows"][0]["values"].pop(),
+    "only zeros": lambda test: [row.update(values=[0.0] * len(row["values"])) for row in test["rows"]],
+    "a tolerance that allows everything": lambda test: test["tolerances"].update(float32=2.0),
+}
+
+
+def test_a_vector_test_that_contradicts_the_model_is_refused(tmp_path: Path) -> None:
+    make_encoder("bert", "mean_tokens", tmp_path / "checkpoint")
+    compile_plain(tmp_path / "checkpoint", tmp_path / "bundle", "f32", 64, self_test=True)
+    text = (tmp_path / "bundle/manifest.json").read_text()
+    for change in VECTOR_CHANGES.values():
+        manifest = json.loads(text)
+        change(manifest["vector_test"])
+        with pytest.raises(BundleError, match="vector_test"):
+            parse_manifest(dump(manifest), Path("manifest.json"))
 
 
 def test_a_kernel_for_norms_over_all_heads_is_refused_for_norms_of_each(manifests: dict[str, Path]) -> None:

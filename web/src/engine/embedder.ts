@@ -13,7 +13,7 @@ import { sampleLast } from "../runtime/sequence_batch.js";
 import { Gate } from "./gate.js";
 
 /** The embedder's interface to a device. */
-export type EmbedRunner = Pick<Runner, "limits" | "embed">;
+export type EmbedRunner = Pick<Runner, "limits" | "encode">;
 
 /** One text in progress: ``done`` of its tokens are in its pages, those of each group in the order of their use. */
 interface Text {
@@ -139,7 +139,7 @@ export class Embedder {
       // Batches run in order, so the next text on these pages writes to them later.
       for (const text of ended) text.pages.forEach((own, group) => free[group]?.push(...own));
       const embedded = this.gate
-        .through(() => this.#runner.embed(batch))
+        .through(() => this.#runner.encode(batch))
         .then((rows) => {
           const size = rows.length / ended.length;
           ended.forEach(({ index }, row) => (vectors[index] = rows.slice(row * size, (row + 1) * size)));

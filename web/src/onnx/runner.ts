@@ -121,7 +121,7 @@ export class OnnxRunner implements StepRunner {
     this.#change(this.#pages.write(pages, bytes));
   }
 
-  embed(): Promise<Float32Array> {
+  encode(): Promise<Float32Array> {
     return Promise.reject(new RequestError(`${this.manifest.model} has no output embeddings; it generates text`));
   }
 

@@ -33,6 +33,9 @@ function ofPlans({
   scratch,
   context,
   self_test: test,
+  vector_test: vectors,
+  embedding,
+  classifier,
 }: Manifest): readonly [string, unknown] | null {
   // Arrays by name, and by name and plane, as bindings refer to them.
   const common = Object.keys(scratch).map((name) => key("scratch", name));
@@ -90,7 +93,22 @@ function ofPlans({
     ({ row, logits, token_ids: own }) =>
       row < ids.length && logits.length === own.length && own.every((id) => id < spec.vocab_size),
   );
-  return sound === false || ids.some((id) => id >= spec.vocab_size) ? ["self_test", ids] : null;
+  if (sound === false || ids.some((id) => id >= spec.vocab_size)) return ["self_test", ids];
+  if (vectors === null) return null;
+  const { texts, rows } = vectors;
+  const tokens = texts.flat();
+  const columns = embedding?.size ?? classifier?.labels.length ?? 0;
+  const count = classifier?.per_token === true ? tokens.length : texts.length;
+  // Without an expected value, or with only zeros, every result would pass.
+  const compares =
+    rows.some(({ values }) => values.some(Boolean)) &&
+    rows.every(
+      ({ row, elements: own, values }) =>
+        row < count && own.length === values.length && own.every((element) => element < columns),
+    );
+  const readable =
+    tokens.every((id) => id < spec.vocab_size) && texts.every(({ length }) => length > 0 && length <= context);
+  return compares && readable ? null : ["vector_test", texts];
 }
 
 function key(array: string, plane: string): string {

@@ -49,14 +49,14 @@ export function limitsOf(
   const isPaged = planOf(manifest).inputs.page_ids !== undefined;
   const tokens = Math.max(PREFILL_CHUNK, maxSequences, isPaged ? 0 : context);
   const sizes = { context, pageSize, maxTokens: tokens };
-  const groups = pageGroups(manifest, sizes, maxSequences, pages);
+  const groups = isPaged ? pageGroups(manifest, sizes, maxSequences, pages) : [];
   return {
     tokens,
     splitsTexts: isPaged,
     sequences: maxSequences,
     groups,
     pageSize,
-    context: Math.min(context, (pages ?? Infinity) * pageSize),
+    context: isPaged ? Math.min(context, (pages ?? Infinity) * pageSize) : context,
     vocabSize: spec.vocab_size,
     adapters: manifest.lora === null ? 0 : maxAdapters,
   };

@@ -3,9 +3,16 @@
 import { BundleError } from "../errors.js";
 import type { Manifest, PlanEntry } from "./manifest.js";
 
-/** The plan "embed" of an embedding model, otherwise "generate". Throws BundleError for a bundle without this plan. */
-export function planOf({ plans, embedding }: Pick<Manifest, "plans" | "embedding">): PlanEntry {
-  const name = embedding === null ? "generate" : "embed";
+/**
+ * The plan "embed" of an embedding model, "classify" of a classifier, otherwise "generate". Throws BundleError for a
+ * bundle without this plan.
+ */
+export function planOf({
+  plans,
+  embedding,
+  classifier,
+}: Pick<Manifest, "plans" | "embedding" | "classifier">): PlanEntry {
+  const name = embedding !== null ? "embed" : classifier !== null ? "classify" : "generate";
   const plan = plans[name];
   if (plan === undefined) {
     const known = Object.keys(plans);

@@ -102,15 +102,16 @@ const GENERATED = ["logits", "next_token_ids", "token_logprobs", "top_token_ids"
 /** The number of steps that can be in flight before another buffer must be created. */
 const STEPS_IN_FLIGHT = 8;
 
-type OutputRole = (typeof GENERATED)[number] | "embeddings";
+type OutputRole = (typeof GENERATED)[number] | "embeddings" | "scores";
 
-/** The buffer of an output, and the number of 32-bit values for each sampled row. */
+/** The buffer of an output, and the number of 32-bit values for each sampled row, or for each token. */
 interface Result {
   readonly buffer: GPUBuffer;
   readonly columns: number;
+  readonly perToken: boolean;
 }
 
-/** The results in `GENERATED` if the bundle generates text, otherwise only "embeddings". */
+/** The results in `GENERATED` if the bundle generates text, otherwise only "embeddings" or "scores". */
 type Results = Readonly<Partial<Record<OutputRole, Result>>>;
 
 export class Runner {
@@ -144,12 +145,15 @@ export class Runner {
     private readonly capacity: Dims,
     sizes: Pick<RunnerInfo, "kernels" | "weightBytes" | "stateBytes">,
   ) {
-    const { sequences } = limits;
+    const { sequences, tokens } = limits;
     // The host must know the tokens of a step to gather their rows.
     this.stepsInFlight = tables.size > 0 ? 1 : STEPS_IN_FLIGHT;
     const { logits, ...others } = results;
-    const columns = Object.values(others).reduce((sum, result) => sum + result.columns, 0);
-    this.#steps = new Staging(allocator, "step", sequences * columns * 4, STEPS_IN_FLIGHT);
+    const values = Object.values(others).reduce(
+      (sum, { columns, perToken }) => sum + (perToken ? tokens : sequences) * columns,
+      0,
+    );
+    this.#steps = new Staging(allocator, "step", values * 4, STEPS_IN_FLIGHT);
     this.#logits = new Staging(allocator, "logits", sequences * (logits?.columns ?? 0) * 4);
     const one = { ...capacity, S: 1, B: 1, R: 1, L: 1, LW: 1, T: 1, A: 0, W: 0, DR: 0, G: 0 };
     this.info = { ...sizes, dispatchesPerToken: schedule.dispatches(one).length, totalBytes: allocator.bytes };
@@ -208,7 +212,12 @@ export class Runner {
     const weightBytes = allocator.bytes;
     const memory = allocateMemory(allocator, manifest, activation, capacity);
     const arena = new Arena(allocator, batchInputs(planOf(manifest)), uniforms, capacity);
-    const roles = manifest.embedding === null ? GENERATED : (["embeddings"] as const);
+    const roles =
+      manifest.embedding !== null
+        ? (["embeddings"] as const)
+        : manifest.classifier !== null
+          ? (["scores"] as const)
+          : GENERATED;
     const results: Results = Object.fromEntries(
       roles.map((role) => [role, findResult(manifest, memory.buffers, role)]),
     );
@@ -315,11 +324,13 @@ export class Runner {
   }
 
   /**
-   * The embeddings of the sampled rows, (R, E) row by row: the output of the model's last norm. Batches overlap as in
-   * `submit`.
+   * The results of a model that makes vectors or scores, row by row: the embeddings of the sampled rows (R, E), the
+   * scores of the labels of each text (B, L), or of each token (S, L). Batches overlap as in `submit`. A plan without
+   * pages needs batches of complete texts, each with a sampled row.
    */
-  async embed(batch: Batch): Promise<Float32Array> {
-    return new Float32Array(await this.#run(batch, false, this.#steps, [this.#output("embeddings")]));
+  async encode(batch: Batch): Promise<Float32Array> {
+    const result = this.results.scores ?? this.#output("embeddings");
+    return new Float32Array(await this.#run(batch, false, this.#steps, [result]));
   }
 
   // The methods below are ordered with `submit`: their changes affect only the batches that are submitted later.
@@ -405,7 +416,7 @@ export class Runner {
     if (result === undefined)
       throw new RequestError(
         `${this.manifest.model} has no output ${role}; ` +
-          `it ${role === "embeddings" ? "generates text" : "makes embeddings"}`,
+          `it ${this.manifest.embedding !== null ? "makes embeddings" : this.manifest.classifier !== null ? "classifies texts" : "generates text"}`,
       );
     return result;
   }
@@ -430,7 +441,10 @@ export class Runner {
     const rows = batch.sample_rows.length;
     const encoder = device.createCommandEncoder();
     this.#encode(encoder, batch, dims, start, end);
-    const pieces = results.map(({ buffer, columns }): Piece => ({ source: buffer, size: rows * columns * 4 }));
+    const pieces = results.map(({ buffer, columns, perToken }): Piece => ({
+      source: buffer,
+      size: (perToken ? (dims.S ?? 0) : rows) * columns * 4,
+    }));
     const read = rows > 0 ? staging.copy(encoder, pieces) : null;
     device.queue.submit([encoder.finish()]);
     return this.#result(read === null ? device.queue.onSubmittedWorkDone().then(() => new ArrayBuffer(0)) : read());
@@ -512,7 +526,7 @@ function findResult(manifest: Manifest, buffers: ReadonlyMap<string, GPUBuffer>,
   if (buffer === undefined || entry === undefined) {
     throw new BundleError(`manifest.json: output ${role} names no buffer; compile the bundle again`, { output: role });
   }
-  return { buffer, columns: elements(entry.shape.slice(1), {}) };
+  return { buffer, columns: elements(entry.shape.slice(1), {}), perToken: entry.shape[0] === "S" };
 }
 
 async function requireMemory(device: GPUDevice, size: number): Promise<void> {

@@ -1,15 +1,13 @@
-// The self-test: runs the bundle's prompt on this device, compares the results with the reference, and finds the
-// variants that compute wrongly.
-//
-// Every variant takes part in a trial of the prompt, many of them at a time: first the variants that the device runs by
-// default, then round by round the next row of every list. If a round is wrong, it is halved until the wrong variant is
-// found.
+// The self-test of a bundle that generates text: runs the bundle's prompt on this device, and compares the logits with
+// the reference's.
 
 import type { Batch } from "./batch.js";
-import type { Choices, Front } from "./choices.js";
+import type { Choices } from "./choices.js";
 import type { SelfTestEntry, SelfTestRow } from "./manifest.js";
 import type { PagesByGroup } from "./page_groups.js";
 import { sequenceBatch } from "./sequence_batch.js";
+import type { Measurable, TrialKind, TrialOptions, Verdict } from "./trials.js";
+import { tryVariants } from "./trials.js";
 
 /** The interface of a runner for the test. */
 export interface TestedRunner {
@@ -22,92 +20,27 @@ export interface TestedRunner {
   choose(choices: Choices): void;
 }
 
-export interface SelfTest extends SelfTestEntry {
+export interface SelfTest extends SelfTestEntry, TrialOptions {
   readonly pageSize: number;
-  /** The largest allowed error of a logit, relative to the largest logit in the test. */
-  readonly tolerance: number;
-  /** By list, the names of the variants that can run, first choice first. */
-  readonly variants: ReadonlyMap<string, readonly string[]>;
-  /** The rows that are tried first on a device that has passed. */
-  readonly front: Front;
   readonly signal: AbortSignal;
 }
-
-export interface Verdict {
-  /** Whether the runner now computes correctly. */
-  readonly passed: boolean;
-  /** Variants that compute wrongly; the runner does not use them. */
-  readonly off: ReadonlySet<string>;
-  /**
-   * The largest error of the trials that passed; if none passed, the smallest error. Infinite if logits are not
-   * numbers.
-   */
-  readonly deviation: number;
-}
-
-type Chosen = readonly [list: string, variant: string];
 
 /** The number of tokens that a short trial computes one by one at its end. */
 const SHORT_TAIL = 4;
 
 /** Throws what the runner throws, and the signal's reason. */
 export async function selfTest(runner: TestedRunner, test: SelfTest): Promise<Verdict> {
-  const trials = new Trials(runner, test);
-  let background: readonly Chosen[] = [];
-  if (!(await trials.passes("full", background))) {
-    const passing = await trials.firstThatPasses(backgrounds(test.variants));
-    if (passing === null) return { passed: false, off: new Set(), deviation: trials.least };
-    background = passing;
-  }
-  const off = new Set<string>();
-  const rounds = Math.max(
-    0,
-    ...[...test.variants.values()].filter((names) => names.length > 1).map((names) => names.length),
-  );
-  for (let round = 0; round < rounds; round++) {
-    for (const name of await trials.wrong(
-      background,
-      rowsOf(test.variants, (names) => names[round]),
-    ))
-      off.add(name);
-  }
-  const passed = off.size === 0 || (await trials.passes("full", [], off));
-  runner.choose({ off, front: test.front });
-  return { passed, off, deviation: passed ? trials.largest : trials.least };
+  return tryVariants(new PromptTest(runner, test), test);
 }
 
-/**
- * Candidates if the first choice is wrong: the last row of every list, which is the plainest, then the rows before it;
- * then the same with another row in one list.
- */
-function* backgrounds(variants: ReadonlyMap<string, readonly string[]>): Generator<readonly Chosen[]> {
-  const most = Math.max(...[...variants.values()].map((names) => names.length));
-  const rounds = Array.from({ length: most }, (_, back) =>
-    rowsOf(variants, (names) => names[Math.max(names.length - 1 - back, 0)]),
-  );
-  yield* rounds;
-  for (const round of rounds) {
-    for (const [list, current] of round) {
-      for (const name of variants.get(list) ?? [])
-        if (name !== current) yield round.map((chosen) => (chosen[0] === list ? [list, name] : chosen));
-    }
-  }
+/** The token counts of the forwards that compute ``length`` tokens: all at once, or all but the last ones at once. */
+export function chunksOf(kind: TrialKind, length: number): readonly (readonly number[])[] {
+  const tail = Math.min(SHORT_TAIL, length - 1);
+  return kind === "full" ? [[length], ones(length)] : [[length - tail, ...ones(tail)]];
 }
 
-function rowsOf(
-  variants: ReadonlyMap<string, readonly string[]>,
-  pick: (names: readonly string[]) => string | undefined,
-): readonly Chosen[] {
-  return [...variants].flatMap(([list, names]) => {
-    const name = pick(names);
-    return name === undefined ? [] : [[list, name] as const];
-  });
-}
-
-/** The trials of one test. Each runs the prompt by some variants and compares the results with the reference. */
-class Trials {
-  largest = 0;
-  least = Infinity;
+/** Runs the prompt and compares the results with the reference. */
+class PromptTest implements Measurable {
   #count = 0;
   readonly #rows: ReadonlyMap<number, SelfTestRow>;
   readonly #scale: number;
@@ -120,55 +53,22 @@ class Trials {
     this.#scale = Math.max(...test.rows.flatMap(({ logits }) => logits.map(Math.abs)));
   }
 
-  async firstThatPasses(candidates: Iterable<readonly Chosen[]>): Promise<readonly Chosen[] | null> {
-    for (const candidate of candidates) if (await this.passes("short", candidate)) return candidate;
-    return null;
+  choose(choices: Choices): void {
+    this.runner.choose(choices);
   }
 
-  /**
-   * The names of the variants in ``chosen`` that compute wrongly. ``background`` contains correct variants for the
-   * other steps.
-   */
-  async wrong(background: readonly Chosen[], chosen: readonly Chosen[]): Promise<readonly string[]> {
-    if (chosen.length === 0 || (await this.passes("short", [...chosen, ...background]))) return [];
-    if (chosen.length === 1) return chosen.map(([, name]) => name);
-    const half = Math.ceil(chosen.length / 2);
-    return [
-      ...(await this.wrong(background, chosen.slice(0, half))),
-      ...(await this.wrong(background, chosen.slice(half))),
-    ];
-  }
-
-  /**
-   * Run the prompt with these variants first, and the others in the order of their lists. A short trial computes all
-   * but the last tokens at once; a full trial computes all at once, and then all one by one.
-   */
-  async passes(
-    kind: "short" | "full",
-    chosen: readonly Chosen[],
-    off: ReadonlySet<string> = new Set(),
-  ): Promise<boolean> {
-    const front: Record<string, Front[string]> = { ...this.test.front };
-    for (const [list, variant] of [...chosen].reverse())
-      front[list] = [{ when: null, variant }, ...(front[list] ?? [])];
-    this.runner.choose({ off, front });
-    const length = this.test.prompt_ids.length;
-    const tail = Math.min(SHORT_TAIL, length - 1);
-    const runs = kind === "full" ? [[length], ones(length)] : [[length - tail, ...ones(tail)]];
+  async deviation(kind: TrialKind): Promise<number> {
     let deviation = 0;
-    for (const chunks of runs) {
+    for (const chunks of chunksOf(kind, this.test.prompt_ids.length)) {
       // A trial that has failed does not need the second run.
       if (deviation <= this.test.tolerance) deviation = Math.max(deviation, await this.#deviation(chunks));
     }
-    this.least = Math.min(this.least, deviation);
-    if (deviation > this.test.tolerance) return false;
-    this.largest = Math.max(this.largest, deviation);
-    return true;
+    return deviation;
   }
 
   async #deviation(chunks: readonly number[]): Promise<number> {
     const { prompt_ids, pageSize, signal, tolerance } = this.test;
-    const pages = this.#nextPages();
+    const pages = pagesOfTrial(this.#count++, Math.ceil(prompt_ids.length / pageSize), this.runner.numPages);
     let worst = 0;
     let start = 0;
     for (const chunk of chunks) {
@@ -186,18 +86,14 @@ class Trials {
     }
     return worst;
   }
+}
 
-  /**
-   * Pages that hold other tokens, or the same tokens at other positions, so that missing writes of keys and values are
-   * detected.
-   */
-  #nextPages(): PagesByGroup {
-    const first = this.#count++;
-    const length = Math.ceil(this.test.prompt_ids.length / this.test.pageSize);
-    return this.runner.numPages.map((count) =>
-      Array.from({ length }, (_, index) => (first + count - (index % count)) % count),
-    );
-  }
+/**
+ * For trial number ``first``, pages that hold other tokens, or the same tokens at other positions, so that missing writes
+ * of keys and values are detected.
+ */
+export function pagesOfTrial(first: number, length: number, numPages: readonly number[]): PagesByGroup {
+  return numPages.map((count) => Array.from({ length }, (_, index) => (first + count - (index % count)) % count));
 }
 
 /** The largest error of a row of logits, in logits. */

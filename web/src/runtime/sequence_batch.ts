@@ -27,3 +27,13 @@ export function sampleLast(batch: OpenBatch): void {
   batch.sample_slots.push(-1, 0);
   batch.sample_settings.push(...settingsRow({}));
 }
+
+/**
+ * Append a complete text to a batch of an encoder, whose results are of all texts. ``types``: the type of each token; by
+ * default all are of type 0.
+ */
+export function addText(batch: OpenBatch, tokenIds: readonly number[], types?: readonly number[]): void {
+  addTokens(batch, tokenIds, 0, [], 1);
+  if (types !== undefined) batch.token_types.splice(-tokenIds.length, tokenIds.length, ...types);
+  sampleLast(batch);
+}

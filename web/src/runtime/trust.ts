@@ -1,23 +1,23 @@
 // Opens a runner that computes correctly on this device: it has passed the bundle's self-test, now or on an earlier
 // load. Variants that did not pass are switched off.
 
-import { BundleError, DeviceError } from "../errors.js";
+import { DeviceError } from "../errors.js";
 import { unlessAborted } from "./abort.js";
 import type { Bundle } from "./bundle.js";
 import { bundleId } from "./bundle.js";
 import type { Choices } from "./choices.js";
-import { variantName } from "./choices.js";
+import type { DeviceTest } from "./device_test.js";
+import { deviceTest } from "./device_test.js";
 import type { DeviceOptions, OpenDevice } from "./device.js";
 import { adapterEntry, findAdapter, openDevice } from "./device.js";
-import type { AdapterEntry, Manifest, SelfTestEntry, TuningEntry } from "./manifest.js";
+import type { AdapterEntry, Manifest, TuningEntry } from "./manifest.js";
 import { largestBuffer } from "./memory.js";
 import { poolWithin } from "./memory_plan.js";
 import type { Notes } from "./notes.js";
 import { browserNotes } from "./notes.js";
 import type { RunnerOptions } from "./runner.js";
 import { Runner } from "./runner.js";
-import type { TestedRunner, Verdict } from "./self_test.js";
-import { selfTest } from "./self_test.js";
+import type { Verdict } from "./trials.js";
 import { rememberedTuning, shippedTuning } from "./tuning_record.js";
 import type { ActivationDtype } from "./variants.js";
 
@@ -41,7 +41,10 @@ export interface SelfTestInfo {
    * do not run.
    */
   readonly switchedOff: readonly string[];
-  /** The largest error of a logit, relative to the largest logit; null if nothing was tested. */
+  /**
+   * The largest error of a logit, relative to the largest logit, or of a vector or of scores, relative to the longest;
+   * null if nothing was tested.
+   */
   readonly largestDeviation: number | null;
   readonly durationMs: number;
   /** Whether the test ran on an earlier load. */
@@ -93,7 +96,7 @@ export async function openTrusted(
 ): Promise<TrustedRunner> {
   const { manifest } = bundle;
   const { selfTest: when = "first-load", notes = browserNotes() } = options;
-  const test = when === "never" ? null : manifest.self_test;
+  const test = when === "never" ? null : deviceTest(manifest);
   // Activation dtypes that this device computes wrongly, with their errors.
   const without = new Map<ActivationDtype, number>();
   let trustsNotes = when === "first-load" && test !== null;
@@ -169,48 +172,23 @@ export async function openTrusted(
       continue;
     }
     without.set(activation, verdict.deviation);
-    if (isLast) throw wrongDevice(device, without, test.tolerances);
+    if (isLast) throw wrongDevice(device, without, test);
   }
 }
 
 /** Frees the runner if the test fails with an error. */
 async function verdictOf(
   { runner, device }: Pick<TrustedRunner, "runner" | "device">,
-  test: SelfTestEntry,
+  test: DeviceTest,
   { front }: Choices,
   signal: AbortSignal,
 ): Promise<Verdict> {
-  const { activation } = device;
-  const { page_size: pageSize } = runner.manifest;
-  const variants = new Map([...runner.rows].map(([list, rows]) => [list, [...new Set(rows.map(variantName))]]));
   try {
-    const tolerance = test.tolerances[activation];
-    if (tolerance === undefined) {
-      throw new BundleError(
-        `manifest.json: self_test.tolerances has none for ${activation}; compile the bundle again`,
-        { activation },
-      );
-    }
-    return await unlessAborted(
-      selfTest(testable(runner), { ...test, tolerance, variants, front, pageSize, signal }),
-      signal,
-    );
+    return await unlessAborted(test.run(runner, device.activation, front, signal), signal);
   } catch (error) {
     runner.destroy();
     throw error;
   }
-}
-
-/** A runner with the interface of the self-test. */
-function testable(runner: Runner): TestedRunner {
-  return {
-    numPages: runner.limits.groups.map(({ pages }) => pages),
-    forwardLogits: (batch) => runner.forwardLogits(batch),
-    mostLikely: async (batch) => (await runner.submit(batch)).tokenIds[0] ?? -1,
-    choose: (choices) => {
-      runner.choose(choices);
-    },
-  };
 }
 
 function infoOf({ switchedOff, largestDeviation, durationMs }: Remembered, remembered: boolean): SelfTestInfo {
@@ -244,12 +222,12 @@ async function noteOf(notes: Notes, manifest: Manifest, adapter: AdapterEntry): 
 function wrongDevice(
   { adapter }: OpenDevice,
   without: ReadonlyMap<ActivationDtype, number>,
-  tolerances: Readonly<Record<string, number>>,
+  { subject, tolerances }: DeviceTest,
 ): DeviceError {
   const deviations = [...without].map(([dtype, deviation]) => {
     const off = Number.isFinite(deviation) ? `off by ${(100 * deviation).toPrecision(3)} %` : "not numbers";
     const allowed = (100 * (tolerances[dtype] ?? 0)).toPrecision(3);
-    return `with ${dtype} activations logits are ${off}, at most ${allowed} % is rounding`;
+    return `with ${dtype} activations ${subject} are ${off}, at most ${allowed} % is rounding`;
   });
   const largestDeviation = Math.max(...without.values());
   return new DeviceError(

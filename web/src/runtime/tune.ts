@@ -19,7 +19,7 @@ import { chooseRow } from "./variants.js";
 
 /** The interface of a runner for tuning. */
 export interface TimedRunner {
-  readonly manifest: Pick<Manifest, "plans" | "embedding" | "context" | "page_size">;
+  readonly manifest: Pick<Manifest, "plans" | "embedding" | "classifier" | "context" | "page_size">;
   readonly rows: ReadonlyMap<string, readonly VariantEntry[]>;
   readonly limits: Pick<RunnerLimits, "groups">;
   time(batch: Batch, list: string, variant: string, count: number): Promise<number>;
@@ -52,6 +52,8 @@ const HOPELESS = 4;
 /** Browsers round the device's clock to this value. */
 const CLOCK_MS = 0.1;
 const SHORT_CONTEXT = 256;
+/** The number of tokens of a question. */
+const SHORT_TEXT = 16;
 
 /**
  * Throws what the runner throws, and the signal's reason. Lists that have not been measured within the budget are not
@@ -142,6 +144,8 @@ function points(manifest: TimedRunner["manifest"], list: string, rows: readonly 
     Object.values(outputs).flatMap((name) => plan.buffers[name]?.shape[0] ?? []),
   )[0];
   const chunk = Math.min(PREFILL_CHUNK, context);
+  const isPaged = plan.inputs.page_ids !== undefined;
+  if (!isPaged) return leading === "S" ? ofTexts(context) : [];
   const sizes: readonly Omit<Point, "context">[] =
     leading === "S"
       ? [
@@ -155,6 +159,15 @@ function points(manifest: TimedRunner["manifest"], list: string, rows: readonly 
     { ...size, context: SHORT_CONTEXT, when: ["and", size.when, ["<=", "T", SHORT_CONTEXT]] as const },
     { ...size, context, when: ["and", size.when, [">=", "T", Math.ceil(context / 2)]] as const },
   ]);
+}
+
+/** An encoder reads complete texts: a short one, and as many tokens as a batch of several texts has. */
+function ofTexts(context: number): readonly Point[] {
+  const [few, many] = [Math.min(SHORT_TEXT, context), Math.min(SHORT_CONTEXT, context)];
+  return [
+    { tokens: few, context: few, when: ["<=", "S", 2 * SHORT_TEXT] },
+    ...(many > few ? [{ tokens: many, context: many, when: [">=", "S", SHORT_CONTEXT / 2] as const }] : []),
+  ];
 }
 
 /** A batch of the last tokens of a context. It reads the pages of the pools and writes only to ``own``. */

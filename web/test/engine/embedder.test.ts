@@ -25,7 +25,7 @@ class PageRunner implements EmbedRunner {
 
   constructor(private readonly fails = Infinity) {}
 
-  async embed(batch: Batch): Promise<Float32Array> {
+  async encode(batch: Batch): Promise<Float32Array> {
     this.batches.push(batch);
     batch.slots.forEach((slot, row) => (this.#cells[slot] = batch.token_ids[row] ?? -1));
     const vectors = batch.sample_rows.flatMap((row) => {
@@ -70,10 +70,10 @@ test("texts that are longer than the window use its pages again", async () => {
   for (const own of [groups, groups.slice(1)]) {
     const limits = { ...LIMITS, groups: own, context: 48, vocabSize: VOCAB };
     const runner = new FakeRunner(limits);
-    const embed = async (batch: Batch): Promise<Float32Array> =>
+    const encode = async (batch: Batch): Promise<Float32Array> =>
       Float32Array.from((await runner.submit(batch)).tokenIds);
     const texts = [48, 3, 30, 11, 47].map((length, first) => text(length, first).map((id) => id % VOCAB));
-    const vectors = await new Embedder({ limits, embed }, noOther).embed(texts);
+    const vectors = await new Embedder({ limits, encode }, noOther).embed(texts);
     expect(lists(vectors)).toEqual(texts.map((ids) => [nextToken(ids)]));
   }
 });

@@ -9,6 +9,7 @@ import { checkManifest } from "../../src/runtime/load_manifest.js";
 import type { Manifest, PlaneEntry } from "../../src/runtime/manifest.js";
 import { planOf } from "../../src/runtime/plan.js";
 import { lettersBundle } from "../letters_bundle.js";
+import { VECTOR_TEST, vectorLetters } from "../vector_letters.js";
 
 interface Names {
   readonly accepted: readonly string[];
@@ -51,6 +52,14 @@ function withPlan(change: Partial<typeof plan>): Partial<Manifest> {
   return { plans: { generate: { ...plan, ...change } } };
 }
 
+function withVectors(change: Partial<typeof VECTOR_TEST>): Partial<Manifest> {
+  return { ...vectorLetters(), vector_test: { ...VECTOR_TEST, ...change } };
+}
+
+test("an embedding model with a vector test is accepted", () => {
+  expect(() => checkManifest({ ...manifest, ...withVectors({}) })).not.toThrow();
+});
+
 test.each<readonly [string, unknown]>([
   ["a hash that is a path", { files: manifest.files.map((file) => ({ ...file, sha256: "../x" })) }],
   ["an offset beyond the shard", withPlane({ offset: 2 ** 40 })],
@@ -91,6 +100,13 @@ test.each<readonly [string, unknown]>([
     "a row beyond the prompt",
     { self_test: { prompt_ids: [1], rows: [{ row: 1, token_ids: [1], logits: [1], logsumexp: 1 }], tolerances: {} } },
   ],
+  ["a vector test of a text beyond the vocabulary", withVectors({ texts: [[3], [8]] })],
+  ["a vector test with an empty text", withVectors({ texts: [[], [1], [2]] })],
+  ["a vector test of a text that is not there", withVectors({ texts: [[3]] })],
+  ["a vector test of an element that is not there", withVectors({ rows: [{ row: 0, elements: [8], values: [1] }] })],
+  ["a vector test with a value too few", withVectors({ rows: [{ row: 0, elements: [1, 2], values: [1] }] })],
+  ["a vector test that every result passes", withVectors({ rows: [] })],
+  ["a vector test of zeros", withVectors({ rows: [{ row: 0, elements: [1], values: [0] }] })],
 ])("%s is refused", (_, change) => {
   expect(() => checkManifest({ ...manifest, ...(change as object) })).toThrow(BundleError);
 });

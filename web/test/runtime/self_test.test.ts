@@ -9,8 +9,9 @@ import type { Choices } from "../../src/runtime/choices.js";
 import { NO_CHOICES, arrange, variantName } from "../../src/runtime/choices.js";
 import type { Dims } from "../../src/runtime/expr.js";
 import type { Condition } from "../../src/runtime/manifest.js";
-import type { SelfTest, TestedRunner, Verdict } from "../../src/runtime/self_test.js";
+import type { SelfTest, TestedRunner } from "../../src/runtime/self_test.js";
 import { selfTest } from "../../src/runtime/self_test.js";
+import type { Verdict } from "../../src/runtime/trials.js";
 import { chooseRow } from "../../src/runtime/variants.js";
 
 type Lists = Readonly<Record<string, readonly (readonly [name: string, when: Condition])[]>>;

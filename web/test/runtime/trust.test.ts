@@ -11,6 +11,7 @@ import type { Manifest, VariantEntry } from "../../src/runtime/manifest.js";
 import { dawn } from "../../tools/dawn.js";
 import type { LettersBundle } from "../letters_bundle.js";
 import { EMBED, bytesOf, lettersBundle, memorySource } from "../letters_bundle.js";
+import { VECTOR_TEST, vectorLetters } from "../vector_letters.js";
 
 const gpu = dawn();
 const hasAdapter = (await gpu.requestAdapter()) !== null;
@@ -228,6 +229,53 @@ withGpu.each([
   const loading = load(bundleOf([row(name)]));
   await expect(loading).rejects.toThrow(message);
   await expect(loading).rejects.toMatchObject({ code: "device_error", details: { activations: ["float32"] } });
+});
+
+/** An embedding model's letters, with pages or without, and with these rows for "embed". */
+function vectorBundle(isPaged: boolean, embed: readonly VariantEntry[]): LettersBundle {
+  return bundleOf(embed, { ...vectorLetters({ isPaged }), vector_test: VECTOR_TEST });
+}
+
+const letterAfter = async (engine: Engine, input: number[]): Promise<number> =>
+  (await engine.embeddings.create({ input })).data[0]?.embedding.indexOf(1) ?? -1;
+
+withGpu.each([true, false])(
+  "wrong vectors are switched off or refused before the first one (pages: %s)",
+  async (isPaged) => {
+    const sound = await load(vectorBundle(isPaged, [row("embed_many")]));
+    expect(sound.info.selfTest).toMatchObject({ state: "passed", switchedOff: [], remembered: false });
+    expect(await letterAfter(sound, [7, 2])).toBe(7);
+    sound.destroy();
+    const notes = new MemoryNotes();
+    const mended = vectorBundle(isPaged, [
+      row("embed_wrong", { when: ["<=", "S", 4] }),
+      row("embed_nan"),
+      row("embed_many"),
+    ]);
+    for (const remembered of [false, true]) {
+      const engine = await load(mended, { notes });
+      expect(engine.info.selfTest).toMatchObject({ switchedOff: ["embed_wrong", "embed_nan"], remembered });
+      expect(await letterAfter(engine, [7, 2])).toBe(7);
+      engine.destroy();
+    }
+    await expect(load(vectorBundle(isPaged, [row("embed_wrong")]))).rejects.toThrow(
+      /computes the model wrongly \(with float32 activations vectors are off by 100 %, at most 0\.100 % is rounding\)/,
+    );
+    await expect(load(vectorBundle(isPaged, [row("embed_nan")]))).rejects.toThrow("vectors are not numbers");
+  },
+);
+
+withGpu("variants of an encoder are compared at the sizes of texts", async () => {
+  const slow = [
+    row("embed_slow", { when: ["<=", "S", 40] }),
+    row("embed_few", { when: ["<=", "S", 40] }),
+    row("embed_many"),
+  ];
+  const engine = await load(vectorBundle(false, slow), { tuning: true });
+  const record = await engine.exportTuning();
+  expect(record?.variants.embed?.[0]).toMatchObject({ when: ["<=", "S", 32] });
+  expect(record?.variants.embed?.[0]?.variant).toMatch(/^embed_(few|many)$/);
+  engine.destroy();
 });
 
 // Here, "float16" needs no feature of the device and is computed as float32, because these tests only concern the

@@ -8,9 +8,9 @@ import { Engine } from "../../src/engine.js";
 import { ToolCallStream } from "../../src/text/tool_call_stream.js";
 import { formatOf } from "../text/tool_formats.js";
 import { dawn } from "../../tools/dawn.js";
-import { planOf } from "../../src/runtime/plan.js";
 import type { Files } from "../letters_bundle.js";
 import { lettersBundle } from "../letters_bundle.js";
+import { vectorLetters } from "../vector_letters.js";
 import { fakeExtension } from "./fake_extension.js";
 import { fakeLoad } from "./fake_load.js";
 
@@ -89,36 +89,8 @@ onDevice("a logit processor, and tokens forwarded one by one", async () => {
 });
 
 onDevice("embeddings", async () => {
-  const { manifest } = lettersBundle();
-  const plan = planOf(manifest);
-  const { logits, x } = plan.buffers;
-  const { kv, sampled } = plan.states;
-  const inputs = Object.fromEntries(
-    Object.entries(plan.inputs).filter(([name]) => !["sample_slots", "sample_settings"].includes(name)),
-  );
-  const embed = {
-    ...plan,
-    inputs,
-    states: { kv, sampled },
-    buffers: { logits, x },
-    steps: plan.steps.slice(0, 2),
-    outputs: { embeddings: "logits" },
-  };
-  const changes = {
-    embedding: {
-      pooling: "last_token",
-      normalize: true,
-      size: 8,
-      dense: [],
-      prompts: [],
-      default_prompt: null,
-      dimensions: [],
-    },
-    self_test: null,
-    plans: { embed },
-  } as unknown as Partial<typeof manifest>;
   // The largest number of a vector is at the index of the letter after the last one.
-  expect(await run("embeddings", lettersBundle(changes).files)).toEqual({
+  expect(await run("embeddings", lettersBundle(vectorLetters()).files)).toEqual({
     largest: [1, 4],
     model: "demo-q4f32_1-MLC",
     fast: true,

@@ -1,0 +1,78 @@
+// The test of a bundle on a device: the self-test if the bundle generates text, otherwise its vector test.
+
+import { BundleError } from "../errors.js";
+import { variantName } from "./choices.js";
+import type { Front } from "./choices.js";
+import type { Manifest } from "./manifest.js";
+import type { Runner } from "./runner.js";
+import { selfTest } from "./self_test.js";
+import type { Verdict } from "./trials.js";
+import type { ActivationDtype } from "./variants.js";
+import { vectorTest } from "./vector_test.js";
+
+export interface DeviceTest {
+  /** The results that are compared, for messages. */
+  readonly subject: "logits" | "vectors" | "scores";
+  /** For each activation dtype, the largest allowed error. */
+  readonly tolerances: Readonly<Record<string, number>>;
+  /**
+   * Finds the variants that compute wrongly. ``front`` are the rows that are tried first on a device that has passed.
+   * Throws what the runner throws, BundleError for an unknown dtype, and the signal's reason.
+   */
+  run(runner: Runner, activation: ActivationDtype, front: Front, signal: AbortSignal): Promise<Verdict>;
+}
+
+/** Null if the bundle has no test. */
+export function deviceTest(manifest: Manifest): DeviceTest | null {
+  const { self_test: prompt, vector_test: texts, page_size: pageSize, embedding, classifier } = manifest;
+  if (prompt !== null) {
+    return {
+      subject: "logits",
+      tolerances: prompt.tolerances,
+      run: (runner, activation, front, signal) => {
+        const tested = {
+          numPages: runner.limits.groups.map(({ pages }) => pages),
+          forwardLogits: runner.forwardLogits.bind(runner),
+          mostLikely: async (batch: Parameters<Runner["submit"]>[0]) => (await runner.submit(batch)).tokenIds[0] ?? -1,
+          choose: runner.choose.bind(runner),
+        };
+        return selfTest(tested, { ...prompt, ...optionsOf(runner, prompt, activation, front), pageSize, signal });
+      },
+    };
+  }
+  if (texts === null) return null;
+  return {
+    subject: embedding === null ? "scores" : "vectors",
+    tolerances: texts.tolerances,
+    run: (runner, activation, front, signal) => {
+      const { groups, tokens, sequences, splitsTexts } = runner.limits;
+      const tested = {
+        numPages: splitsTexts === false ? [] : groups.map(({ pages }) => pages),
+        tokens,
+        sequences,
+        encode: runner.encode.bind(runner),
+        choose: runner.choose.bind(runner),
+      };
+      const perToken = classifier?.per_token ?? false;
+      const options = optionsOf(runner, texts, activation, front);
+      return vectorTest(tested, { ...texts, ...options, pageSize, perToken, signal });
+    },
+  };
+}
+
+function optionsOf(
+  runner: Runner,
+  { tolerances }: Pick<DeviceTest, "tolerances">,
+  activation: ActivationDtype,
+  front: Front,
+) {
+  const tolerance = tolerances[activation];
+  if (tolerance === undefined) {
+    throw new BundleError(
+      `manifest.json: the tolerances of its test have none for ${activation}; compile the bundle again`,
+      { activation },
+    );
+  }
+  const variants = new Map([...runner.rows].map(([list, rows]) => [list, [...new Set(rows.map(variantName))]]));
+  return { tolerance, variants, front };
+}
