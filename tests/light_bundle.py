@@ -126,7 +126,7 @@ def lighten(bundle: Path, *, keep: Collection[str] = (), self_test: bool = False
     kept = {step["variants"] for plan in manifest["plans"].values() for step in plan["steps"] if step["op"] in keep}
     manifest["activations"] = [entry for entry in manifest["activations"] if entry["dtype"] == "float32"]
     if not self_test:
-        manifest["self_test"] = None
+        manifest["self_test"] = manifest["vector_test"] = None
     for name, rows in manifest["variants"].items():
         if name not in kept:
             fitting = [

@@ -27,6 +27,7 @@ const outside = (name, filter, path) => ({
 const laterFiles = (folder) => [
   outside("grammar-outside", /\/grammar\/index\.js$/, `${folder}/grammar.js`),
   outside("onnx-outside", /\/onnx\/index\.js$/, `${folder}/onnx.js`),
+  outside("encoders-outside", /\/encoders\/index\.js$/, `${folder}/encoders.js`),
   outside("adapters-outside", /\/adapters\/index\.js$/, `${folder}/adapters.js`),
 ];
 // A page that passes an engine to Hybrid does not need another one, and few policies use speculation.
@@ -127,6 +128,7 @@ await Promise.all([
   }),
   build({ ...browser, entryPoints: { speculation: "src/router/speculation.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { adapters: "src/adapters/index.ts" }, outdir: "dist" }),
+  build({ ...browser, entryPoints: { encoders: "src/encoders/index.ts" }, outdir: "dist" }),
   build({
     ...browser,
     entryPoints: { grammar: "src/grammar/index.ts" },

@@ -11,6 +11,7 @@ const FILES = {
   client_gzip_bytes: ["dist/client.js", 10_000],
   onnx_gzip_bytes: ["dist/onnx.js", 10_000],
   adapters_gzip_bytes: ["dist/adapters.js", 6_000],
+  encoders_gzip_bytes: ["dist/encoders.js", 16_000],
   // It contains the wasm of xgrammar.
   grammar_gzip_bytes: ["dist/grammar.js", 400_000],
   hybrid_gzip_bytes: ["dist/hybrid.js", 27_000],

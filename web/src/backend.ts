@@ -1,8 +1,8 @@
 // A backend: a bundle on a device, ready to answer. WebGPU has one (webgpu_backend.ts) and ONNX Runtime another
 // (onnx/); the engine depends on this file only.
 
-import type { EmbedRunner } from "./engine/embedder.js";
 import type { StepRunner } from "./engine/step_runner.js";
+import type { TextRunner } from "./engine/text_engine.js";
 import type { TunedEngine, Tuner } from "./engine/tuner.js";
 import type { OnBytes } from "./runtime/source.js";
 import type { SelfTestInfo } from "./runtime/trust.js";
@@ -25,7 +25,7 @@ export interface BackendInfo {
 }
 
 export interface Backend {
-  readonly runner: StepRunner & EmbedRunner;
+  readonly runner: StepRunner & TextRunner;
   readonly info: BackendInfo;
   /** Measures faster variants while ``engine`` is idle; null if there is nothing to choose. */
   startTuning(engine: TunedEngine): Tuner | null;

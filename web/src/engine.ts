@@ -5,17 +5,17 @@ import type { AdapterFiles, AdapterOptions } from "./adapters/index.js";
 import { ChatCompletions } from "./api/chat_completions.js";
 import { encodeChat } from "./api/chat_prompt.js";
 import { Completions } from "./api/completions.js";
-import { Embeddings } from "./api/embeddings.js";
-import type { EngineApi, EngineWithSessions } from "./api/engine_api.js";
+import type { Embeddings, EngineApi, EngineWithSessions } from "./api/engine_api.js";
 import type { Model } from "./api/model.js";
 import { readParams, shown } from "./api/params.js";
+import type { RequestOptions } from "./api/types.js";
 import type { Backend, BackendInfo } from "./backend.js";
-import { Embedder } from "./engine/embedder.js";
 import { Gate } from "./engine/gate.js";
 import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "./engine/request.js";
 import type { EngineCounts } from "./engine/token_engine.js";
 import { TokenEngine } from "./engine/token_engine.js";
-import type { Tuner } from "./engine/tuner.js";
+import type { TunedEngine, Tuner } from "./engine/tuner.js";
+import type { Encoder } from "./encoders/index.js";
 import { DeviceError, RequestError, messageOf } from "./errors.js";
 import type { GenerateOptions, GenerationEvent } from "./generation.js";
 import { generationEvents, tokenRequest } from "./generation.js";
@@ -56,10 +56,15 @@ export class Engine implements EngineWithSessions {
   readonly chat: { readonly completions: ChatCompletions };
   readonly completions: Completions;
   readonly embeddings: Embeddings;
+  readonly rerank: EngineApi["rerank"];
+  readonly score: EngineApi["score"];
+  readonly classify: EngineApi["classify"];
   readonly #loaded: Loaded;
   readonly #tokens: TokenEngine;
   /** Null if the model generates text. */
-  readonly #embedder: Embedder | null;
+  readonly #encoder: Encoder | null;
+  /** What the tuner waits for. */
+  readonly #tuned: TunedEngine;
   readonly #tokenizer: Tokenizer;
   readonly #model: Model;
   readonly #closed = new AbortController();
@@ -75,15 +80,23 @@ export class Engine implements EngineWithSessions {
     this.#backend = backend;
     this.#tokenizer = tokenizer;
     const { vocab_size: vocabSize, eos_token_ids: endTokenIds } = manifest.spec;
-    const { embedding } = manifest;
+    const opened = loaded.encoders?.open({
+      manifest,
+      runner,
+      tokenizer,
+      tokenizerJson: loaded.tokenizerJson,
+      replaceRunner: () => this.#replaceRunner(),
+      gate: this.#gate,
+    });
+    this.#encoder = opened?.encoder ?? null;
     this.#tokens = new TokenEngine(
       runner,
-      { vocabSize, endTokenIds, embeds: embedding !== null },
+      { vocabSize, endTokenIds, generates: opened === undefined },
       () => this.#replaceRunner(),
       this.#gate,
     );
-    this.#embedder = embedding === null ? null : new Embedder(runner, () => this.#replaceRunner(), this.#gate);
-    this.#tuner = backend.startTuning(this.#embedder ?? this.#tokens);
+    this.#tuned = opened?.engine ?? this.#tokens;
+    this.#tuner = backend.startTuning(this.#tuned);
     const format = tokenizer.toolFormat;
     const model: Model = {
       name: manifest.model,
@@ -98,16 +111,15 @@ export class Engine implements EngineWithSessions {
               parser: (tools) => new ToolCallStream(format, tools),
               grammar: (tools, choice) => toolGrammar(format, tools, choice as ToolChoice),
             },
-      embeddings:
-        this.#embedder === null || embedding === null
-          ? undefined
-          : { source: this.#embedder, size: embedding.size, normalize: embedding.normalize },
       adapters: () => this.#tokens.adapters?.names ?? [],
     };
     this.#model = model;
     this.chat = { completions: new ChatCompletions(model) };
     this.completions = new Completions(model);
-    this.embeddings = new Embeddings(model);
+    this.embeddings = { create: this.#encoding("embed") as Embeddings["create"] };
+    this.rerank = this.#encoding("rerank");
+    this.score = this.#encoding("score");
+    this.classify = this.#encoding("classify");
   }
 
   /**
@@ -283,8 +295,26 @@ export class Engine implements EngineWithSessions {
     this.#tuner?.stop();
     this.#backend.destroy();
     this.#backend = await this.#loaded.reopen(this.#closed.signal);
-    this.#tuner = this.#backend.startTuning(this.#embedder ?? this.#tokens);
+    this.#tuner = this.#backend.startTuning(this.#tuned);
     return this.#backend.runner;
+  }
+
+  /** A method of the encoder. It throws RequestError if the model generates text. */
+  #encoding<K extends keyof Encoder>(name: K) {
+    return async (
+      params: Parameters<Encoder[K]>[0],
+      options: RequestOptions = {},
+    ): Promise<Awaited<ReturnType<Encoder[K]>>> => {
+      if (this.#encoder === null)
+        throw new RequestError(
+          "This model generates text and makes no embeddings or scores; load the bundle of another model",
+        );
+      const method = this.#encoder[name] as (
+        params: Parameters<Encoder[K]>[0],
+        options: RequestOptions,
+      ) => Promise<Awaited<ReturnType<Encoder[K]>>>;
+      return method(params, options);
+    };
   }
 
   #promptIds(prompt: string | readonly Message[], raw: boolean): readonly number[] {

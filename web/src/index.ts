@@ -3,7 +3,9 @@
 export type { EngineApi, EngineWithSessions, SessionApi } from "./api/engine_api.js";
 export type { AdapterFiles, AdapterOptions } from "./adapters/index.js";
 export { Stream } from "./api/stream.js";
+export type * from "./api/encoder_types.js";
 export type * from "./api/types.js";
+export type { EncodersModule } from "./encoders/index.js";
 export type { FinishReason, SamplingOptions, TokenRequest } from "./engine/request.js";
 export type { EngineInfo } from "./engine.js";
 export { Engine } from "./engine.js";

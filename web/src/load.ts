@@ -3,7 +3,8 @@
 
 import { readParams, shown } from "./api/params.js";
 import type { Backend, Opening } from "./backend.js";
-import { DeviceError, RequestError } from "./errors.js";
+import type { EncodersModule } from "./encoders/index.js";
+import { DeviceError, RequestError, messageOf } from "./errors.js";
 import type { GrammarModule } from "./grammar/index.js";
 import { LOAD_START } from "./load_progress.js";
 import type { OnnxOptions } from "./onnx/options.js";
@@ -69,6 +70,8 @@ export interface LoadOptions extends TrustOptions, MemoryOptions {
   readonly crossOriginStorage?: CrossOriginStorage | undefined;
   /** The ONNX Runtime that runs ONNX bundles. */
   readonly onnx?: OnnxOptions | undefined;
+  /** `encoders` of "@nearfar/web/encoders". Needed by scripts that cannot import it later, such as service workers. */
+  readonly encoders?: EncodersModule | undefined;
   /** `grammar` of "@nearfar/web/grammar". Needed by scripts that cannot import it later, such as service workers. */
   readonly grammar?: GrammarModule | undefined;
 }
@@ -84,6 +87,8 @@ export interface Loaded {
   /** The text of tokenizer.json. */
   readonly tokenizerJson: string;
   readonly grammar?: GrammarModule | undefined;
+  /** Null for a model that generates text. */
+  readonly encoders?: EncodersModule | null | undefined;
   /** The size of the weights and the tokenizer. */
   readonly totalBytes: number;
   /**
@@ -183,6 +188,8 @@ async function loadCandidate(
 ): Promise<Loaded> {
   const { address, stored, manifest } = candidate;
   if (checkFirst) await planManifest(manifest, options);
+  const makesVectors = manifest.embedding !== null || manifest.classifier !== null;
+  const encoders = makesVectors ? (options.encoders ?? (await importEncoders())) : null;
   const loaded = await loadFrom(candidate, signal, options);
   // If the store cannot record this, the next load only checks the network again.
   await stored?.finish().catch(() => undefined);
@@ -202,7 +209,7 @@ async function loadCandidate(
       await again?.close().catch(() => undefined);
     }
   };
-  return { ...loaded, grammar: options.grammar, reason, reopen };
+  return { ...loaded, grammar: options.grammar, encoders, reason, reopen };
 }
 
 /**
@@ -277,6 +284,20 @@ async function loadFrom(
   }
   if (backend.status === "fulfilled") backend.value.destroy();
   throw failed.signal.reason as Error;
+}
+
+/** Throws DeviceError if encoders.js cannot be imported. */
+async function importEncoders(): Promise<EncodersModule> {
+  try {
+    return (await import("./encoders/index.js")).encoders;
+  } catch (error) {
+    throw new DeviceError(
+      `encoders.js cannot be loaded (${messageOf(error)}); serve it beside the package's other files; a service ` +
+        "worker must import it itself and call serveEngine(self, { encoders })",
+      {},
+      { cause: error },
+    );
+  }
 }
 
 function isAddress(address: BundleAddress): address is string | URL {

@@ -13,9 +13,9 @@ export async function openWebGpu(
   options: TrustOptions & MemoryOptions,
   opening: Opening,
 ): Promise<Backend> {
-  const { maxSequences, pages, maxAdapters, memoryBudget } = options;
+  const { maxSequences, maxBatchTokens, pages, maxAdapters, memoryBudget } = options;
   const { onTest, ...rest } = opening;
-  const sizes = { maxSequences, pages, maxAdapters, memoryBudget };
+  const sizes = { maxSequences, maxBatchTokens, pages, maxAdapters, memoryBudget };
   const trusted = await openTrusted(bundle, options, { ...sizes, ...rest }, onTest);
   const { runner, device, selfTest } = trusted;
   return {

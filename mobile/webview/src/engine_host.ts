@@ -199,6 +199,9 @@ export class EngineHost {
       chat: { completions: { create: create((engine) => engine.chat.completions) } },
       completions: { create: create((engine) => engine.completions) },
       embeddings: { create: create((engine) => engine.embeddings) },
+      rerank: (...args) => this.withEngine((engine) => engine.rerank(...args)),
+      score: (...args) => this.withEngine((engine) => engine.score(...args)),
+      classify: (...args) => this.withEngine((engine) => engine.classify(...args)),
       countTokens: (...args) => this.withEngine((engine) => engine.countTokens(...args)),
       async *generate(...args) {
         yield* (await ready()).generate(...args);

@@ -8,14 +8,42 @@ import type { Message } from "../text/chat_template.js";
 import type { ChatPromptOptions } from "./chat_prompt.js";
 import type { ChatCompletions } from "./chat_completions.js";
 import type { Completions } from "./completions.js";
-import type { Embeddings } from "./embeddings.js";
-import type { ChatCompletionMessageParam } from "./types.js";
+import type {
+  ClassifyParams,
+  ClassifyResponse,
+  RerankParams,
+  RerankResponse,
+  ScoreParams,
+  ScoreResponse,
+} from "./encoder_types.js";
+import type {
+  ChatCompletionMessageParam,
+  CreateEmbeddingResponse,
+  EmbeddingCreateParams,
+  RequestOptions,
+} from "./types.js";
+
+/** OpenAI's embeddings, computed by an embedding model. Inputs are one or several texts or lists of token ids. */
+export interface Embeddings {
+  /** The vector of each input, in their order. Throws RequestError, DeviceError, or the signal's reason. */
+  create(
+    params: EmbeddingCreateParams & { readonly encoding_format: "base64" },
+    options?: RequestOptions,
+  ): Promise<CreateEmbeddingResponse<string>>;
+  create(params: EmbeddingCreateParams, options?: RequestOptions): Promise<CreateEmbeddingResponse>;
+}
 
 export interface EngineApi {
   readonly info: EngineInfo;
   readonly chat: { readonly completions: Pick<ChatCompletions, "create"> };
   readonly completions: Pick<Completions, "create">;
-  readonly embeddings: Pick<Embeddings, "create">;
+  readonly embeddings: Embeddings;
+  /** Orders documents by their relevance to a query, by a reranker or an embedding model. */
+  rerank(params: RerankParams, options?: RequestOptions): Promise<RerankResponse>;
+  /** The relevance of each of the second texts to the first one, or to that of its index. */
+  score(params: ScoreParams, options?: RequestOptions): Promise<ScoreResponse>;
+  /** The labels of texts, or of their tokens, by a classifier. */
+  classify(params: ClassifyParams, options?: RequestOptions): Promise<ClassifyResponse>;
   generate(
     prompt: string | readonly Message[],
     options?: GenerateOptions,

@@ -1,5 +1,4 @@
-// The API's interface to an engine: a source of tokens and a text codec, and optionally grammars, tool calls and
-// embeddings.
+// The API's interface to an engine: a source of tokens and a text codec, and optionally grammars and tool calls.
 
 import type { Constraint, TokenSource } from "../engine/request.js";
 import type { ReasoningStart } from "../grammar/reasoning_constraint.js";
@@ -56,18 +55,6 @@ export interface ToolFormat {
   ): GrammarSource | null;
 }
 
-/** The embedding function of a model. */
-export interface EmbeddingModel {
-  /** Throws RequestError, DeviceError, or the signal's reason. */
-  readonly source: {
-    embed(texts: readonly (readonly number[])[], signal?: AbortSignal): Promise<readonly Float32Array[]>;
-  };
-  /** The number of dimensions of a vector. */
-  readonly size: number;
-  /** Whether vectors are scaled to length 1. */
-  readonly normalize: boolean;
-}
-
 export interface Model {
   readonly name: string;
   /** The most tokens of a prompt and its answer. */
@@ -76,7 +63,6 @@ export interface Model {
   readonly text: TextCodec;
   readonly grammar?: GrammarProvider | undefined;
   readonly tools?: ToolFormat | undefined;
-  readonly embeddings?: EmbeddingModel | undefined;
   /** The names of the loaded LoRA adapters. */
   readonly adapters?: (() => readonly string[]) | undefined;
 }

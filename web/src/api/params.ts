@@ -123,15 +123,6 @@ export const COMPLETION_PARAMS: Checks = {
   user: text,
 };
 
-export const EMBEDDING_PARAMS: Checks = {
-  input: check("a string, strings, token ids, or lists of token ids", isPrompt),
-  encoding_format: only("float", "base64"),
-  dimensions: integer(1, Infinity),
-  model: text,
-  user: text,
-  signal,
-};
-
 /** Throws RequestError for an unknown parameter, and for one that is out of its range. */
 export function readParams<T extends object>(params: T, checks: Checks): Given<T> {
   if (!isObject(params)) throw new RequestError(`The parameters are ${shown(params)}, they must be an object`);

@@ -4,6 +4,7 @@
 
 import type { LogitProcessor } from "../engine/request.js";
 import type { ThinkingParams } from "../text/thinking.js";
+import type { InputType, TruncationParams } from "./encoder_types.js";
 
 /** The parameters of both kinds of completions. Null is the same as leaving a parameter out. */
 export interface CommonParams {
@@ -324,16 +325,17 @@ export interface CompletionChunk extends Omit<Completion, "choices" | "usage" | 
   timings?: CompletionTimings;
 }
 
-export interface EmbeddingCreateParams {
+export interface EmbeddingCreateParams extends TruncationParams {
   /** Texts or token ids. Texts get the special tokens that the tokenizer adds; token ids are used unchanged. */
   readonly input: string | readonly string[] | readonly number[] | readonly (readonly number[])[];
   /** As numbers, or as the base64 of their little-endian float32 bytes. */
   readonly encoding_format?: "float" | "base64" | null | undefined;
-  /** Keeps the first ``dimensions`` numbers of each vector, for models that were trained for it (Matryoshka). */
+  /** Keeps the first ``dimensions`` numbers of each vector: a length that the model names (Matryoshka). */
   readonly dimensions?: number | null | undefined;
-  readonly model?: string | null | undefined;
-  readonly user?: string | null | undefined;
-  readonly signal?: AbortSignal | null | undefined;
+  /** Extension: one of the model's prompts, which precedes each text; by default, the model's default prompt does. */
+  readonly prompt_name?: string | null | undefined;
+  /** Extension: selects the prompt for a kind of text, if the model has one. */
+  readonly input_type?: InputType | null | undefined;
 }
 
 export interface Embedding<Vector = number[]> {

@@ -34,8 +34,8 @@ export interface EngineCounts {
 export interface TokenModel {
   readonly vocabSize: number;
   readonly endTokenIds: readonly number[];
-  /** Whether the model makes embeddings and generates no text. */
-  readonly embeds?: boolean;
+  /** Whether the model generates text, as most do; otherwise it makes vectors or scores. */
+  readonly generates?: boolean;
 }
 
 /** Another runner after a device failure, on a new device; throws if there is none. */
@@ -92,9 +92,10 @@ export class TokenEngine implements TokenSource {
   ): AsyncGenerator<GeneratedToken, Completion, undefined> {
     let adapter: Adapter | null;
     try {
-      if (this.model.embeds === true)
+      if (this.model.generates === false)
         throw new RequestError(
-          "This model makes embeddings and generates no text; load one that generates text, or use embeddings.create",
+          "This model makes embeddings or scores and generates no text; load one that generates text, or use " +
+            "embeddings.create, rerank, score or classify",
         );
       checkRequest(request, this.model.vocabSize, this.#scheduler.config.context);
       request.signal?.throwIfAborted();

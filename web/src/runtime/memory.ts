@@ -17,12 +17,19 @@ export const PREFILL_CHUNK = 64;
 /** The default number of sequences that run at the same time. */
 const MAX_SEQUENCES = 4;
 
+/** The default number of complete texts in a batch, and of tokens unless the context is longer. */
+const MAX_TEXTS = 64;
+const MAX_TEXT_TOKENS = 4096;
+
 /** The default number of slots for LoRA adapters in a bundle that accepts them. */
 const MAX_ADAPTERS = 2;
 
 /** The sizes of a runner's pools. */
 export interface PoolOptions {
-  /** The number of sequences that run at the same time, and of their slots; 4 by default. */
+  /**
+   * The number of sequences that run at the same time, and of their slots; 4 by default. For an encoder, the number of
+   * texts in a batch; 64 by default.
+   */
   readonly maxSequences?: number | undefined;
   /**
    * Pages of keys and values, in the group of the layers that see the whole context if the model has such layers; by
@@ -30,6 +37,8 @@ export interface PoolOptions {
    * as many tokens as this number of pages.
    */
   readonly pages?: number | undefined;
+  /** For an encoder, the number of tokens in a batch; by default 4096, and in any case at least a context. */
+  readonly maxBatchTokens?: number | undefined;
   /** The number of LoRA adapters that can be loaded at the same time, if the bundle accepts them; 2 by default. */
   readonly maxAdapters?: number | undefined;
 }
@@ -43,11 +52,12 @@ export interface Memory {
 /** The limits of a runner with these pools. */
 export function limitsOf(
   manifest: Manifest,
-  { maxSequences = MAX_SEQUENCES, pages, maxAdapters = MAX_ADAPTERS }: PoolOptions,
+  { maxSequences: sequences, maxBatchTokens = MAX_TEXT_TOKENS, pages, maxAdapters = MAX_ADAPTERS }: PoolOptions,
 ): RunnerLimits {
   const { context, page_size: pageSize, spec } = manifest;
   const isPaged = planOf(manifest).inputs.page_ids !== undefined;
-  const tokens = Math.max(PREFILL_CHUNK, maxSequences, isPaged ? 0 : context);
+  const maxSequences = sequences ?? (isPaged ? MAX_SEQUENCES : MAX_TEXTS);
+  const tokens = Math.max(PREFILL_CHUNK, maxSequences, isPaged ? 0 : Math.max(context, maxBatchTokens));
   const sizes = { context, pageSize, maxTokens: tokens };
   const groups = isPaged ? pageGroups(manifest, sizes, maxSequences, pages) : [];
   return {

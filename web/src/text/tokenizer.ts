@@ -127,7 +127,21 @@ export class Tokenizer {
         "This model has no chat template, so it cannot chat; give it plain text to continue, with raw: true",
       );
     }
-    const marked = this.#chatTemplate.render(messages, options, this.#controls);
+    return this.#encodeMarked(this.#chatTemplate.render(messages, options, this.#controls));
+  }
+
+  /**
+   * The token ids of a template with {name} for each value. Only the template writes control tokens; those that values
+   * spell out are split. Throws RequestError.
+   */
+  encodeTemplate(template: string, values: Readonly<Record<string, string>>): readonly number[] {
+    const placeholder = new RegExp(`\\{(${Object.keys(values).join("|")})\\}`, "gu");
+    return this.#encodeMarked(
+      template.replace(placeholder, (_, name: string) => this.#controls.mark(values[name] ?? "")),
+    );
+  }
+
+  #encodeMarked(marked: string): readonly number[] {
     const text = marked.replaceAll(SENTINEL, "");
     const own = this.#controls.find(marked);
     if (String(own) === String(this.#controls.find(text))) return this.encode(text, false, false);
@@ -150,6 +164,11 @@ export class Tokenizer {
   decode(ids: readonly number[]): string {
     const known = ids.filter((id) => !this.#specialIds.has(id) && this.#backend.id_to_token(id) !== undefined);
     return known.length === 0 ? "" : this.#backend.decode(known);
+  }
+
+  /** Whether an id is that of a control token, which text never becomes; the unknown token is none. */
+  isControl(id: number): boolean {
+    return this.#forgeable.has(id);
   }
 
   tokenId(token: string): number | undefined {

@@ -16,10 +16,10 @@ import { RemoteSession } from "./remote_session.js";
 export type { WorkerLike } from "./connection.js";
 
 /**
- * The LoadOptions that can be sent to a worker. A device and a grammar compiler cannot be sent. ONNX Runtime is passed
+ * The LoadOptions that can be sent to a worker. A device and modules cannot be sent. ONNX Runtime is passed
  * as the address of its module.
  */
-export interface ConnectOptions extends Omit<LoadOptions, "gpu" | "adapter" | "grammar" | "onnx"> {
+export interface ConnectOptions extends Omit<LoadOptions, "gpu" | "adapter" | "encoders" | "grammar" | "onnx"> {
   readonly onnx?: (Omit<OnnxOptions, "runtime"> & { readonly runtime: string | URL }) | undefined;
 }
 
@@ -102,6 +102,9 @@ export function remoteEngine(remote: Remote, info: EngineApi["info"], destroy: (
     },
     completions: { create: method("completions", "create") as EngineApi["completions"]["create"] },
     embeddings: { create: method("embeddings", "create") as EngineApi["embeddings"]["create"] },
+    rerank: method("rerank") as EngineApi["rerank"],
+    score: method("score") as EngineApi["score"],
+    classify: method("classify") as EngineApi["classify"],
     countTokens: method("countTokens") as EngineApi["countTokens"],
     async *generate(...args) {
       yield* (await method("generate")(...args)) as ReturnType<EngineApi["generate"]>;

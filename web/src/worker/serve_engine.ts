@@ -20,7 +20,7 @@ export interface WorkerScope {
 }
 
 /** Options of every engine that a worker loads, which a page cannot send. */
-export type ServeOptions = Pick<LoadOptions, "grammar">;
+export type ServeOptions = Pick<LoadOptions, "encoders" | "grammar">;
 
 /**
  * The time that a service worker stays alive after a page's last message. The timers of a hidden page fire once a
@@ -96,7 +96,8 @@ class Connection {
 
 /**
  * Serve engines to all pages that connect. Pages that name the same bundle share one engine. ``loadOrOptions`` is a
- * replacement for Engine.load, or options for it; a service worker needs `grammar` for structured output. Call
+ * replacement for Engine.load, or options for it; a service worker needs `grammar` for structured output, and `encoders` for models of
+ * vectors or scores. Call
  * serveEngine while the script starts, because a service worker must add its listeners by then.
  */
 export function serveEngine(scope: WorkerScope, loadOrOptions: LoadEngine | ServeOptions = {}): void {

@@ -4,7 +4,9 @@
 import type { EngineApi } from "../../src/api/engine_api.js";
 import type { Model } from "../../src/api/model.js";
 import type { GrammarSource } from "../../src/grammar/source.js";
+import { encoderOf } from "../../src/encoders/index.js";
 import { ToolCallStream } from "../../src/text/tool_call_stream.js";
+import { fakeEncoder } from "../encoders/fake_encoder.js";
 import { formatOf } from "../text/tool_formats.js";
 import { FakeSource, fakeEngine, modelOf, promptText } from "./fake_model.js";
 
@@ -36,11 +38,12 @@ export function adapterEngineOver(source: FakeSource): AdapterEngine {
         return Promise.resolve(constraint as never);
       },
     },
-    embeddings: {
-      source: { embed: (texts) => Promise.resolve(texts.map((ids) => Float32Array.of(ids.length, 0, 0, 1))) },
-      size: 4,
-      normalize: false,
-    },
   });
-  return { engine: fakeEngine(model), source, grammars, prompt: (index) => promptText(model, source.requests[index]) };
+  const { model: vectors } = fakeEncoder({}, ({ ids }) => [ids.length, 0, 0, 1]);
+  return {
+    engine: fakeEngine(model, 1000, encoderOf(vectors)),
+    source,
+    grammars,
+    prompt: (index) => promptText(model, source.requests[index]),
+  };
 }

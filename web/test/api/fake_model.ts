@@ -3,10 +3,11 @@
 import { ChatCompletions } from "../../src/api/chat_completions.js";
 import { encodeChat } from "../../src/api/chat_prompt.js";
 import { Completions } from "../../src/api/completions.js";
-import { Embeddings } from "../../src/api/embeddings.js";
-import type { EngineApi } from "../../src/api/engine_api.js";
+import type { Embeddings, EngineApi } from "../../src/api/engine_api.js";
 import type { Model } from "../../src/api/model.js";
+import type { Encoder } from "../../src/encoders/index.js";
 import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../../src/engine/request.js";
+import { RequestError } from "../../src/errors.js";
 import { Tokenizer } from "../../src/text/tokenizer.js";
 import { formatOf } from "../text/tool_formats.js";
 import { NO_TOKENS, byteLevelTokenizer } from "../text/tokenizers.js";
@@ -92,13 +93,22 @@ export function promptText(model: Model, request: TokenRequest | undefined): str
 }
 
 /** An engine around a model, without generate(). */
-export function fakeEngine(model: Model, context = 1000): EngineApi {
+export function fakeEngine(model: Model, context = 1000, encoder: Encoder | null = null): EngineApi {
+  const none = (): Promise<never> =>
+    Promise.reject(new RequestError("This model generates text and makes no embeddings or scores"));
   const info = { model: model.name, context } as EngineApi["info"];
   return {
     info,
     chat: { completions: new ChatCompletions(model) },
     completions: new Completions(model),
-    embeddings: new Embeddings(model),
+    embeddings: {
+      create: (encoder === null
+        ? none
+        : (params, options = {}) => encoder.embed(params, options)) as Embeddings["create"],
+    },
+    rerank: encoder === null ? none : (params, options = {}) => encoder.rerank(params, options),
+    score: encoder === null ? none : (params, options = {}) => encoder.score(params, options),
+    classify: encoder === null ? none : (params, options = {}) => encoder.classify(params, options),
     // eslint-disable-next-line @typescript-eslint/require-await
     async *generate() {
       throw new Error("the fake engine has no generate");

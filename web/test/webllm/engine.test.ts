@@ -14,6 +14,8 @@ import { Tokenizer } from "../../src/text/tokenizer.js";
 import type { FakeSource } from "../api/fake_model.js";
 import { modelOf, promptText } from "../api/fake_model.js";
 import { NO_TOKENS, byteLevelTokenizer } from "../text/tokenizers.js";
+import { encoderOf } from "../../src/encoders/index.js";
+import { fakeEncoder } from "../encoders/fake_encoder.js";
 import { fakeLoad } from "./fake_load.js";
 
 const messages: ChatCompletionRequestNonStreaming["messages"] = [{ role: "user", content: "hi" }];
@@ -321,9 +323,7 @@ test("a JSON object with a schema follows the schema", async () => {
 });
 
 test("embeddings have the model's id and WebLLM's usage figure", async () => {
-  const embed = (texts: readonly (readonly number[])[]) =>
-    Promise.resolve(texts.map((ids) => Float32Array.of(ids.length, 0)));
-  const engine = new MLCEngine({}, fakeLoad({ embeddings: { source: { embed }, size: 2, normalize: false } }, "").load);
+  const engine = new MLCEngine({}, fakeLoad({ encoder: encoderOf(fakeEncoder().model) }, "").load);
   await engine.reload("/x/");
   const { data, model, usage } = await engine.embeddings.create({ input: ["a", "abc"], model: "/x/" });
   expect([data.map(({ embedding }) => embedding[0]), model, usage.prompt_tokens]).toEqual([[2, 4], "/x/", 6]);

@@ -1,6 +1,7 @@
 // Replaces Engine.load: loads fake engines by the addresses of their bundles.
 
 import type { Model } from "../../src/api/model.js";
+import type { Encoder } from "../../src/encoders/index.js";
 import type { LoadEngine } from "../../src/webllm/engine.js";
 import { FakeSource, fakeEngine, modelOf } from "../api/fake_model.js";
 
@@ -12,7 +13,9 @@ export interface FakeLoad {
 }
 
 /** ``answers`` are those of FakeSource. The first argument may be additional properties of the model. */
-export function fakeLoad(...answers: readonly (string | Partial<Model>)[]): FakeLoad {
+export function fakeLoad(
+  ...answers: readonly (string | (Partial<Model> & { readonly encoder?: Encoder }))[]
+): FakeLoad {
   const loaded: string[] = [];
   const destroyed: string[] = [];
   const sources = new Map<string, FakeSource>();
@@ -39,7 +42,7 @@ export function fakeLoad(...answers: readonly (string | Partial<Model>)[]): Fake
     const source = new FakeSource(texts);
     sources.set(bundle, source);
     return Promise.resolve({
-      ...fakeEngine(modelOf(source, rest)),
+      ...fakeEngine(modelOf(source, rest), 1000, rest?.encoder),
       generateTokens: (request) => source.generateTokens(request),
       info: { model: "fake", adapter: "a GPU" } as never,
       destroy: () => destroyed.push(bundle),

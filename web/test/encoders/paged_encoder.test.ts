@@ -1,12 +1,12 @@
 import { expect, test } from "vitest";
 
-import type { EmbedRunner } from "../../src/engine/embedder.js";
-import { Embedder } from "../../src/engine/embedder.js";
+import { PagedEncoder } from "../../src/encoders/paged_encoder.js";
 import { Gate } from "../../src/engine/gate.js";
+import type { TextRunner } from "../../src/engine/text_engine.js";
 import { DeviceError } from "../../src/errors.js";
 import type { Batch } from "../../src/runtime/batch.js";
-import { VOCAB, nextToken } from "./fake_model.js";
-import { FakeRunner } from "./fake_runner.js";
+import { VOCAB, nextToken } from "../engine/fake_model.js";
+import { FakeRunner } from "../engine/fake_runner.js";
 
 const LIMITS = {
   tokens: 8,
@@ -18,7 +18,7 @@ const LIMITS = {
 };
 
 /** A runner whose pages hold token ids. A text's vector is (the number of its tokens, their sum, the first token). */
-class PageRunner implements EmbedRunner {
+class PageRunner implements TextRunner {
   readonly limits = LIMITS;
   readonly batches: Batch[] = [];
   readonly #cells = new Int32Array(6 * LIMITS.pageSize);
@@ -43,16 +43,25 @@ class PageRunner implements EmbedRunner {
   }
 }
 
-const noOther = (): Promise<EmbedRunner> => Promise.reject(new Error("no other runner"));
+const noOther = (): Promise<TextRunner> => Promise.reject(new Error("no other runner"));
 const text = (length: number, first: number): number[] => Array.from({ length }, (_, index) => (first + index) % 100);
-const TEXTS = [text(3, 1), text(24, 2), text(1, 50), text(13, 7), text(4, 90), text(8, 3), text(5, 0)];
+const TEXTS: readonly (readonly number[])[] = [
+  text(3, 1),
+  text(24, 2),
+  text(1, 50),
+  text(13, 7),
+  text(4, 90),
+  text(8, 3),
+  text(5, 0),
+];
 const VECTORS = TEXTS.map((ids) => [ids.length, ids.reduce((sum, id) => sum + id, 0), ids[0] ?? -1]);
 
+const asTexts = (ids: readonly (readonly number[])[]) => ids.map((each) => ({ ids: each }));
 const lists = (vectors: readonly Float32Array[]): number[][] => vectors.map((vector) => [...vector]);
 
 test("texts of any length share batches and pages within the limits", async () => {
   const runner = new PageRunner();
-  expect(lists(await new Embedder(runner, noOther).embed(TEXTS))).toEqual(VECTORS);
+  expect(lists(await new PagedEncoder(runner, noOther).encode(asTexts(TEXTS)))).toEqual(VECTORS);
   for (const { token_ids, seq_starts, page_ids } of runner.batches) {
     expect(token_ids.length).toBeLessThanOrEqual(LIMITS.tokens);
     expect(seq_starts.length - 1).toBeLessThanOrEqual(LIMITS.sequences);
@@ -73,7 +82,7 @@ test("texts that are longer than the window use its pages again", async () => {
     const encode = async (batch: Batch): Promise<Float32Array> =>
       Float32Array.from((await runner.submit(batch)).tokenIds);
     const texts = [48, 3, 30, 11, 47].map((length, first) => text(length, first).map((id) => id % VOCAB));
-    const vectors = await new Embedder({ limits, encode }, noOther).embed(texts);
+    const vectors = await new PagedEncoder({ limits, encode }, noOther).encode(asTexts(texts));
     expect(lists(vectors)).toEqual(texts.map((ids) => [nextToken(ids)]));
   }
 });
@@ -81,57 +90,44 @@ test("texts that are longer than the window use its pages again", async () => {
 test("while the gate is closed, nothing is sent to the device", async () => {
   const runner = new PageRunner();
   const gate = new Gate();
-  const embedder = new Embedder(runner, noOther, gate);
+  const encoder = new PagedEncoder(runner, noOther, gate);
   await gate.close();
-  const vectors = embedder.embed(TEXTS);
+  const vectors = encoder.encode(asTexts(TEXTS));
   await new Promise((resolve) => setTimeout(resolve, 10));
-  expect([runner.batches.length, embedder.isBusy]).toEqual([0, true]);
+  expect([runner.batches.length, encoder.isBusy]).toEqual([0, true]);
   gate.open();
   expect(lists(await vectors)).toEqual(VECTORS);
 });
 
-test("simultaneous requests are answered one after the other; the embedder is busy until the last", async () => {
-  const embedder = new Embedder(new PageRunner(), noOther);
-  const both = Promise.all([embedder.embed(TEXTS), embedder.embed([...TEXTS].reverse())]);
-  expect(embedder.isBusy).toBe(true);
+test("simultaneous requests are answered one after the other; the engine is busy until the last", async () => {
+  const encoder = new PagedEncoder(new PageRunner(), noOther);
+  const both = Promise.all([encoder.encode(asTexts(TEXTS)), encoder.encode(asTexts([...TEXTS].reverse()))]);
+  expect(encoder.isBusy).toBe(true);
   const [one, other] = await both;
   expect(lists(one)).toEqual(VECTORS);
   expect(lists(other)).toEqual([...VECTORS].reverse());
-  expect(embedder.isBusy).toBe(false);
+  expect(encoder.isBusy).toBe(false);
 });
 
 test("a lost device is replaced once", async () => {
   let replaced = 0;
-  const embedder = (next: () => PageRunner): Embedder => {
-    return new Embedder(new PageRunner(2), () => {
+  const encoder = (next: () => PageRunner): PagedEncoder => {
+    return new PagedEncoder(new PageRunner(2), () => {
       replaced++;
       return Promise.resolve(next());
     });
   };
-  expect(lists(await embedder(() => new PageRunner()).embed(TEXTS))).toEqual(VECTORS);
+  expect(lists(await encoder(() => new PageRunner()).encode(asTexts(TEXTS)))).toEqual(VECTORS);
   expect(replaced).toBe(1);
-  await expect(embedder(() => new PageRunner(0)).embed(TEXTS)).rejects.toThrow("the fake device is lost");
+  await expect(encoder(() => new PageRunner(0)).encode(asTexts(TEXTS))).rejects.toThrow("the fake device is lost");
 });
 
 test("an aborted request ends with the signal's reason, and the next request is answered", async () => {
-  const embedder = new Embedder(new PageRunner(), noOther);
+  const encoder = new PagedEncoder(new PageRunner(), noOther);
   const controller = new AbortController();
-  const aborted = embedder.embed(TEXTS, controller.signal);
-  const next = embedder.embed(TEXTS);
+  const aborted = encoder.encode(asTexts(TEXTS), controller.signal);
+  const next = encoder.encode(asTexts(TEXTS));
   controller.abort(new Error("enough"));
   await expect(aborted).rejects.toThrow("enough");
   expect(lists(await next)).toEqual(VECTORS);
-});
-
-test.each([
-  [[], "input 1 is empty"],
-  [text(25, 0), "maximum context length is 24 tokens. However, input 1 has 25 tokens"],
-  [[1, 100], "input 1 has the token 100; token ids of this model are 0 to 99"],
-  [[1.5], "input 1 has the token 1.5"],
-])("an input that cannot be embedded is a RequestError: %j", async (ids, message) => {
-  await expect(new Embedder(new PageRunner(), noOther).embed([[1], ids])).rejects.toMatchObject({
-    code: "request_error",
-    param: "input",
-    message: expect.stringContaining(message) as string,
-  });
 });

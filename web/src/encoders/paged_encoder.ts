@@ -1,19 +1,16 @@
-// The embedder: computes a vector for each text of token ids. It replaces the token engine for a bundle of an embedding
-// model.
+// The engine of decoders that make vectors, whose keys and values are in pages: a long text takes several batches.
 //
 // Nothing is cached from one request to the next, so requests run one after the other, and each has all pages of the
 // pool.
 
-import { DeviceError, RequestError } from "../errors.js";
+import { DeviceError } from "../errors.js";
 import { addTokens, emptyBatch } from "../runtime/batch.js";
-import type { Runner } from "../runtime/runner.js";
 import type { PagesByGroup } from "../runtime/page_groups.js";
 import { pagesOfSequence } from "../runtime/page_groups.js";
 import { sampleLast } from "../runtime/sequence_batch.js";
-import { Gate } from "./gate.js";
-
-/** The embedder's interface to a device. */
-export type EmbedRunner = Pick<Runner, "limits" | "encode">;
+import { Gate } from "../engine/gate.js";
+import type { TextRunner } from "../engine/text_engine.js";
+import type { EncodingEngine, TokenText } from "./encoder_model.js";
 
 /** One text in progress: ``done`` of its tokens are in its pages, those of each group in the order of their use. */
 interface Text {
@@ -23,15 +20,15 @@ interface Text {
   done: number;
 }
 
-export class Embedder {
-  #runner: EmbedRunner;
+export class PagedEncoder implements EncodingEngine {
+  #runner: TextRunner;
   #last: Promise<unknown> = Promise.resolve();
   #waiting = 0;
 
   /** ``replaceRunner`` returns another runner after the device has failed, or throws. */
   constructor(
-    runner: EmbedRunner,
-    private readonly replaceRunner: () => Promise<EmbedRunner>,
+    runner: TextRunner,
+    private readonly replaceRunner: () => Promise<TextRunner>,
     private readonly gate = new Gate(),
   ) {
     this.#runner = runner;
@@ -55,8 +52,8 @@ export class Embedder {
    * The vector of each text: the output of the model's last norm. Throws RequestError, DeviceError, or the signal's
    * reason.
    */
-  async embed(texts: readonly (readonly number[])[], signal?: AbortSignal): Promise<readonly Float32Array[]> {
-    for (const [index, ids] of texts.entries()) this.#check(ids, index);
+  async encode(given: readonly TokenText[], signal?: AbortSignal): Promise<readonly Float32Array[]> {
+    const texts = given.map(({ ids }) => ids);
     this.#waiting++;
     try {
       const turn = this.#last.then(() => this.#withRecovery(texts, signal));
@@ -65,25 +62,6 @@ export class Embedder {
     } finally {
       this.#waiting--;
     }
-  }
-
-  #check(ids: readonly number[], index: number): void {
-    const { context, vocabSize } = this.#runner.limits;
-    const details = { param: "input", index };
-    if (ids.length === 0) throw new RequestError(`input ${index} is empty; give it at least one token`, details);
-    if (ids.length > context) {
-      throw new RequestError(
-        `This model's maximum context length is ${context} tokens. However, input ${index} has ${ids.length} tokens; ` +
-          "shorten it, or compile with a longer context",
-        details,
-      );
-    }
-    const wrong = ids.find((id) => !Number.isInteger(id) || id < 0 || id >= vocabSize);
-    if (wrong !== undefined)
-      throw new RequestError(
-        `input ${index} has the token ${wrong}; token ids of this model are 0 to ${vocabSize - 1}`,
-        details,
-      );
   }
 
   /** A device that fails is replaced once. */
@@ -104,7 +82,7 @@ export class Embedder {
     texts: readonly (readonly number[])[],
     signal: AbortSignal | undefined,
   ): Promise<readonly Float32Array[]> {
-    const { pageSize, groups, tokens, sequences, splitsTexts = true } = this.#runner.limits;
+    const { pageSize, groups, tokens, sequences } = this.#runner.limits;
     const vectors: Float32Array[] = [];
     const free = groups.map(({ pages }) => Array.from({ length: pages }, (_, page) => page));
     const waiting = texts.map((ids, index): Text => ({ ids, index, pages: [], done: 0 }));
@@ -125,7 +103,7 @@ export class Embedder {
       const batch = emptyBatch();
       for (const text of running) {
         const part = text.ids.slice(text.done, text.done + room);
-        if (part.length === 0 || (!splitsTexts && part.length < text.ids.length)) break;
+        if (part.length === 0) break;
         room -= part.length;
         text.done += part.length;
         // The pages behind a window are used again.
@@ -138,16 +116,16 @@ export class Embedder {
       running = running.filter((text) => !ended.includes(text));
       // Batches run in order, so the next text on these pages writes to them later.
       for (const text of ended) text.pages.forEach((own, group) => free[group]?.push(...own));
-      const embedded = this.gate
+      const encoded = this.gate
         .through(() => this.#runner.encode(batch))
         .then((rows) => {
           const size = rows.length / ended.length;
           ended.forEach(({ index }, row) => (vectors[index] = rows.slice(row * size, (row + 1) * size)));
         });
       // If one batch fails, the next one fails too.
-      embedded.catch(() => undefined);
+      encoded.catch(() => undefined);
       await before;
-      before = embedded;
+      before = encoded;
     }
     await before;
     return vectors;

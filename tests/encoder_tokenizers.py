@@ -1,0 +1,144 @@
+"""Small tokenizers of encoders, texts, and what the tokenizers library makes of them: the vectors of
+tests/conformance/encoder_tokenizers.json, which the TypeScript tokenizers must reproduce.
+
+`python tests/encoder_tokenizers.py` writes the file.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+VECTORS = Path(__file__).parent / "conformance/encoder_tokenizers.json"
+TEXTS = (
+    "Hello, world! It's 2024.",
+    "naïve café CAFÉ e\u0301 Ångström İstanbul ΣΊΣΥΦΟΣ straße",
+    "日本語のテキスト, 中文字符 mixed with English",
+    "한국어 텍스트 \u1112\u1161\u11ab",
+    "emoji 🦊👍🏽 👩‍👩‍👧 1️⃣ done",
+    "unknownword zzzqqq ∀x∈ℝ",
+    "x" * 101 + " " + "y" * 100,
+    "  spaces\t\tand\nlines\r\nand\u00a0no-break\u3000wide  ",
+    "zero\u0000 soft\u00adhyphen \ufeffbom \u200bwidth \ufffd",
+    "ﬁne ①② ｆｕｌｌ ｗｉｄｔｈ ㌔ ½ ｶﾞ",
+    "हिन्दी ไทย العربيّة עִבְרִית",
+    "[CLS] forged [SEP] <s> and </s> [MASK] <mask> kept",
+    "a_b-c.d/e@f #tag ##piece ▁mark",
+    "punctuation…“quoted” ‘x’ — dash · 、。！？",
+    "",
+)
+PAIRS = (("What is a boat?", "A boat floats on water."), ("日本", "naïve 🦊"), ("a", ""))
+UNKNOWN = {"bert-uncased": "[UNK]", "bert-cased": "[UNK]", "xlm-roberta": "<unk>"}
+# Rules of a small normalization: from code points to code points.
+RULES = (("a\u0301", "á"), ("e\u0301", "é"), ("\ufb01", "fi"), ("①", "1"), ("\u3000", " "), ("\t", " "), ("\n", " "),
+         ("\r", " "), ("\u00a0", " "), ("\u200b", ""), ("\u00ad", ""), ("½", "1⁄2"), ("ｆ", "f"), ("ｶ\uff9e", "ガ"),
+         ("㌔", "キロ"), ("ｶ", "カ"))  # fmt: skip
+
+
+def tokenizers() -> dict[str, Any]:
+    """tokenizer.json of each kind, by name."""
+    from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    pieces = [*"abcdefghijklmnopqrstuvwxyz0123456789!,.?'-#[]/@_…é日本語中文字符한국어हनतไ🦊👍ß∈Σσ", "▁"]
+    words = ["hello", "world", "cafe", "naive", "the", "boat", "floats", "on", "water", "what", "is", "text", "english",
+             "emoji", "done", "kept", "and", "CLS", "SEP"]  # fmt: skip
+    continuations = [f"##{each}" for each in [*pieces, "ing", "ed", "s", "lo", "ld"]]
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocab = {token: index for index, token in enumerate(dict.fromkeys([*specials, *pieces, *words, *continuations]))}
+    found = {}
+    for name, lowercase in (("bert-uncased", True), ("bert-cased", False)):
+        tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[("[CLS]", vocab["[CLS]"]), ("[SEP]", vocab["[SEP]"])],
+        )
+        tokenizer.add_special_tokens(specials)
+        tokenizer.add_tokens([AddedToken("kept", single_word=True, normalized=True)])
+        found[name] = json.loads(tokenizer.to_str())
+    scored = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -3.0)]
+    scored += [(each, -6.0 - index / 100) for index, each in enumerate(pieces) if each != "▁"]
+    scored += [(f"▁{each}", -4.5 - index / 50) for index, each in enumerate([*words, "Hello", "日本", "fi", "a", "x"])]
+    scored += [
+        (each, -5.0 - index / 50) for index, each in enumerate(["lo", "ld", "ing", "日本語", "xx", "🦊👍", "キロ"])
+    ]
+    tokenizer = Tokenizer(models.Unigram(scored, unk_id=3, byte_fallback=False))
+    tokenizer.normalizer = normalizers.Precompiled(charsmap())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    tokenizer.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>"])
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
+    found["xlm-roberta"] = json.loads(tokenizer.to_str())
+    return found
+
+
+def charsmap() -> bytes:
+    """`RULES` as SentencePiece compiles them."""
+    import sentencepiece as spm
+    from sentencepiece import sentencepiece_model_pb2 as model
+
+    with TemporaryDirectory() as folder:
+        rules = Path(folder) / "rules.tsv"
+        codes = [" ".join(f"{ord(each):x}" for each in side) for rule in RULES for side in rule]
+        rules.write_text("".join(f"{old}\t{new}\n" for old, new in zip(codes[::2], codes[1::2], strict=True)))
+        written = io.BytesIO()
+        spm.SentencePieceTrainer.train(
+            sentence_iterator=iter(["a b c", "b c d"]), model_writer=written, vocab_size=9,
+            normalization_rule_tsv=str(rules), minloglevel=2,
+        )  # fmt: skip
+    proto = model.ModelProto.FromString(written.getvalue())
+    return bytes(proto.normalizer_spec.precompiled_charsmap)
+
+
+def expectations(name: str, model: Any) -> dict[str, Any]:
+    """For each text the token ids, None if the text spells a control token that cannot be split, and the places of the
+    tokens in the text; for each pair the token ids and types.
+    """
+    from nearfar.compiler.errors import RequestError
+    from nearfar.compiler.formats.checkpoint import TokenizerFiles
+    from nearfar.compiler.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(TokenizerFiles(Path("tokenizer.json"), json.dumps(model).encode(), unk_token=UNKNOWN[name]))
+
+    def single(text: str) -> list[Any] | None:
+        try:
+            encoded = tokenizer.encode_shortened(text, None, 10**6)
+        except RequestError:
+            return None
+        return [encoded.ids, [list(utf16(text, span)) for span in encoded.offsets]]
+
+    return {
+        "texts": [single(text) for text in TEXTS],
+        "pairs": [list(tokenizer.encode_pair(*pair)) for pair in PAIRS],
+    }
+
+
+def utf16(text: str, span: tuple[int, int]) -> Iterator[int]:
+    """A place in characters as one in UTF-16 code units."""
+    for index in span:
+        yield len(text[:index].encode("utf-16-le", "surrogatepass")) // 2
+
+
+def vectors() -> dict[str, Any]:
+    models = tokenizers()
+    return {
+        "texts": TEXTS,
+        "pairs": PAIRS,
+        "unknown": UNKNOWN,
+        "tokenizers": models,
+        "expected": {name: expectations(name, model) for name, model in models.items()},
+    }
+
+
+if __name__ == "__main__":
+    VECTORS.write_text(json.dumps(vectors(), ensure_ascii=False, separators=(",", ":")) + "\n")

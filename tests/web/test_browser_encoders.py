@@ -1,0 +1,161 @@
+"""Encoders in headless Chromium, on the page and in a worker: an embedding model, a reranker and a classifier of tokens
+against the reference.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from encoder_tokenizers import VECTORS
+from light_bundle import few_kernels, lighten
+from playwright.sync_api import Browser, Page
+from static_site import serve
+from tiny_encoders import CONTEXT, make_encoder, write_json
+from tolerances import F32, relative_error
+
+from nearfar.compiler.browser.page_server import PAGE
+from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.runtime.encoding import Text, classify, embed
+from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.text.tokenizer import Tokenizer
+
+START = """import { Engine } from "./nearfar.js";
+import { connectEngine } from "./client.js";
+const { submit } = GPUQueue.prototype;
+window.submits = 0;
+GPUQueue.prototype.submit = function (...args) { window.submits++; return submit.apply(this, args); };
+window.load = (bundle) => Engine.load(bundle);
+window.connect = (bundle) => connectEngine(new Worker("./engine_worker.js", { type: "module" }), bundle);
+document.body.dataset.state = "ready";
+"""
+EMBED = """async (input) => {
+    const engine = await window.load("./vectors/");
+    const before = window.submits;
+    const answer = await engine.embeddings.create({ input });
+    const submits = window.submits - before;
+    const best = await engine.rerank({ query: input[0], documents: input.slice(1, 4), return_documents: false });
+    const errors = [];
+    for (const asking of [engine.embeddings.create({ input: "" }), engine.classify({ input: "a" }),
+        engine.embeddings.create({ input: "a", dimensions: 7 })]) {
+        errors.push(await asking.catch((error) => [error.code, error.message]));
+    }
+    const { selfTest } = engine.info;
+    engine.destroy();
+    return { vectors: answer.data.map(({ embedding }) => embedding), tokens: answer.usage.total_tokens, submits, best,
+        errors, selfTest };
+}"""
+SCORE = """async ([query, documents, text]) => {
+    const reranker = await window.connect("./reranker/");
+    const { results } = await reranker.rerank({ query, documents });
+    const { data } = await reranker.score({ text_1: query, text_2: documents });
+    const aborted = await reranker.rerank({ query, documents: new Array(5000).fill(query),
+        signal: AbortSignal.abort(new Error("enough")) }).catch((error) => error.message);
+    reranker.destroy();
+    const tagger = await window.connect("./tagger/");
+    const { data: [{ tokens }] } = await tagger.classify({ input: text });
+    tagger.destroy();
+    return { results, scores: data.map(({ score }) => score), aborted, tokens };
+}"""
+TEXTS = [f"text {index} about boats, 日本 and naïve birds"[: 4 + index % 40] for index in range(64)]
+DOCUMENTS = ["a boat floats", "何ですか", "naïve 🦊 text, and more of it"]
+
+
+def make_bundle(folder: Path, head: str, **config: Any) -> Path:
+    """A tiny BERT with the WordPiece tokenizer of the vectors, compiled with few kernels."""
+    checkpoint = folder / "checkpoint"
+    make_encoder("bert", head, checkpoint, **config)
+    tokenizer = json.loads(VECTORS.read_text())["tokenizers"]["bert-uncased"]
+    (checkpoint / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (checkpoint / "tokenizer_config.json").unlink()
+    write_json(checkpoint / "tokenizer_config.json", unk_token="[UNK]")
+    options = CompileOptions(quantization="f32", activations=("float32",), context=CONTEXT)
+    with few_kernels():
+        compile_model(str(checkpoint), folder / "bundle", options)
+    return folder / "bundle"
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("encoders")
+    return {
+        "vectors": make_bundle(folder / "vectors", "mean_tokens"),
+        "reranker": make_bundle(folder / "reranker", "ForSequenceClassification", num_labels=1),
+        "tagger": make_bundle(folder / "tagger", "ForTokenClassification", num_labels=3),
+    }
+
+
+@pytest.fixture(scope="module")
+def address(bundles: dict[str, Path], chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: ARG001
+    site = tmp_path_factory.mktemp("site")
+    for script in ("nearfar.js", "client.js", "worker.js", "encoders.js"):
+        shutil.copy(PAGE.parent / script, site)
+    (site / "index.html").write_text('<!doctype html><body><script type="module" src="start.js"></script>')
+    (site / "start.js").write_text(START)
+    (site / "engine_worker.js").write_text('import { serveEngine } from "./worker.js";\nserveEngine(self);\n')
+    for name, bundle in bundles.items():
+        shutil.copytree(bundle, site / name)
+        lighten(site / name, self_test=name == "vectors")
+    with serve(site) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser, address: str) -> Iterator[Page]:
+    page = browser.new_page()
+    page.set_default_timeout(120_000)
+    page.goto(address)
+    page.wait_for_selector("body[data-state=ready]", state="attached")
+    yield page
+    page.close()
+
+
+def reference(bundle: Path) -> tuple[Tokenizer, ReferenceRunner]:
+    opened = open_bundle(bundle)
+    return Tokenizer(opened.tokenizer_files()), ReferenceRunner(opened, activation="float32")
+
+
+def test_sixty_four_texts_are_one_submission_with_the_vectors_of_the_reference(
+    page: Page, bundles: dict[str, Path]
+) -> None:
+    found = page.evaluate(EMBED, TEXTS)
+    tokenizer, runner = reference(bundles["vectors"])
+    ids = [tokenizer.encode(text) for text in TEXTS]
+    expected = np.stack([embed(runner, each) for each in ids])
+    assert relative_error(np.array(found["vectors"], np.float32), expected) < F32
+    assert found["tokens"] == sum(map(len, ids))
+    assert found["submits"] == 1
+    cosines = expected[1:4] @ expected[0]
+    assert [each["index"] for each in found["best"]["results"]] == np.argsort(-cosines, kind="stable").tolist()
+    assert [code for code, _ in found["errors"]] == ["request_error"] * 3
+    assert "input is empty" in found["errors"][0][1]
+    assert "has no classes" in found["errors"][1][1]
+    assert "dimensions is 7" in found["errors"][2][1]
+    assert found["selfTest"]["state"] == "passed"
+    assert found["selfTest"]["largestDeviation"] > 0
+
+
+def test_a_worker_ranks_and_labels_as_the_reference_does(page: Page, bundles: dict[str, Path]) -> None:
+    text = "Hello naïve world"
+    found = page.evaluate(SCORE, ["what is a boat", DOCUMENTS, text])
+    tokenizer, runner = reference(bundles["reranker"])
+    pairs = [Text(*tokenizer.encode_pair("what is a boat", document)) for document in DOCUMENTS]
+    expected = np.concatenate(classify(runner, pairs))
+    np.testing.assert_allclose(found["scores"], expected, rtol=1e-4)
+    assert [each["index"] for each in found["results"]] == np.argsort(-expected, kind="stable").tolist()
+    assert found["results"][0]["document"] == {"text": DOCUMENTS[int(expected.argmax())]}
+    assert found["aborted"] == "enough"
+    tokenizer, runner = reference(bundles["tagger"])
+    encoded = tokenizer.encode_shortened(text, None, CONTEXT)
+    (probabilities,) = classify(runner, [Text(encoded.ids)])
+    np.testing.assert_allclose([each["probs"] for each in found["tokens"]], probabilities, rtol=1e-4)
+    assert [each["token_id"] for each in found["tokens"]] == encoded.ids
+    assert [each["label"] for each in found["tokens"]] == [f"LABEL_{row.argmax()}" for row in probabilities]
+    places = [(each.get("start", 0), each.get("end", 0)) for each in found["tokens"]]
+    assert places == encoded.offsets

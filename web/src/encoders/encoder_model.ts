@@ -1,0 +1,38 @@
+// A model that makes vectors or scores: its engine, its tokenizer, and what its manifest says about its results.
+
+import type { ClassifierSpec, EmbeddingSpec } from "../runtime/manifest.js";
+import type { JoinedTokens, Tokens } from "./tokenizer/encoder_tokenizer.js";
+
+/** The token ids of a text, and the type of each; without types, all are of type 0. */
+export interface TokenText {
+  readonly ids: readonly number[];
+  readonly types?: readonly number[] | undefined;
+}
+
+export interface EncodingEngine {
+  /** The results for each text: a vector, scores, or the scores of its tokens. Throws DeviceError, RequestError. */
+  encode(texts: readonly TokenText[], signal?: AbortSignal): Promise<readonly Float32Array[]>;
+}
+
+export interface TextTokenizer {
+  tokens(text: string): Tokens;
+  joined(first: Tokens, second: Tokens | null): JoinedTokens;
+  numAdded(isPair: boolean): number;
+  beginning(text: string, count: number): string;
+  /** The ids of a template with {name} for each value. */
+  template(template: string, values: Readonly<Record<string, string>>): readonly number[];
+}
+
+export interface EncoderModel {
+  readonly name: string;
+  readonly context: number;
+  readonly vocabSize: number;
+  /** The number of types of tokens that the model distinguishes; 0 if it has none. */
+  readonly numTokenTypes: number;
+  readonly engine: EncodingEngine;
+  readonly tokenizer: TextTokenizer;
+  /** Null for a model of scores. */
+  readonly embedding: EmbeddingSpec | null;
+  /** Null for a model of vectors. */
+  readonly classifier: ClassifierSpec | null;
+}

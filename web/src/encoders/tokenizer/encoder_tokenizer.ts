@@ -1,0 +1,233 @@
+// The tokenizers of encoders: token ids with the place of each token in its text, and pairs of texts in one sequence.
+// compiler/text/tokenizer.py does the same; tests/conformance/encoder_tokenizers.json holds for both.
+//
+// WordPiece and Unigram are computed here exactly as by the tokenizers library. The package @huggingface/tokenizers
+// approximates their normalization. It computes byte-level BPE exactly, so other models use it.
+
+import { BundleError, RequestError, messageOf } from "../../errors.js";
+import type { TokenizerEntry } from "../../runtime/manifest.js";
+import type { Tokenizer } from "../../text/tokenizer.js";
+import type { AddedToken } from "./added_tokens.js";
+import { AddedTokens } from "./added_tokens.js";
+import type { JoinedPart } from "./joining.js";
+import { joiningOf } from "./joining.js";
+import type { PieceModel } from "./models.js";
+import { Unigram, WordPiece } from "./models.js";
+import type { Part } from "./normalizers.js";
+import { normalizerOf } from "./normalizers.js";
+import { preTokenizerOf } from "./pre_tokenizers.js";
+
+/** The place of a token: indexes of the text's string; null for special tokens. */
+export type Span = readonly [start: number, end: number] | null;
+
+/** The tokens of a text without special tokens. ``spans`` is null if the places are not known. */
+export interface Tokens {
+  readonly ids: readonly number[];
+  readonly spans: readonly Span[] | null;
+}
+
+export interface JoinedTokens extends Tokens {
+  /** The type of each token, such as 0 for a query and 1 for a passage. */
+  readonly types: readonly number[];
+}
+
+interface TokenizerJson {
+  readonly added_tokens?: readonly AddedToken[];
+  readonly normalizer?: Part | null;
+  readonly pre_tokenizer?: Part | null;
+  readonly post_processor?: Part | null;
+  readonly model?: Part | null;
+}
+
+export class EncoderTokenizer {
+  readonly #joining: ReturnType<typeof joiningOf>;
+  readonly #exact: ExactTokenizer | null;
+  readonly #bos: number | undefined;
+  readonly #trims: boolean;
+
+  /**
+   * ``json`` is the text of tokenizer.json, and ``tokenizer`` the same for generating text. Throws BundleError for a part
+   * that is not supported.
+   */
+  constructor(
+    json: string,
+    private readonly entry: TokenizerEntry,
+    private readonly tokenizer: Tokenizer,
+  ) {
+    try {
+      const parsed = JSON.parse(json) as TokenizerJson;
+      const type = parsed.model?.type;
+      this.#joining = joiningOf(parsed.post_processor);
+      this.#exact =
+        type === "WordPiece" || type === "Unigram" ? new ExactTokenizer(parsed, (id) => tokenizer.isControl(id)) : null;
+      this.#trims = trimsOffsets(parsed.post_processor);
+    } catch (error) {
+      throw new BundleError(
+        `${entry.file}: ${messageOf(error)}; use a newer @nearfar/web, or another model`,
+        { file: entry.file },
+        { cause: error },
+      );
+    }
+    this.#bos = entry.bos_token === null ? undefined : tokenizer.tokenId(entry.bos_token);
+  }
+
+  /** Control tokens that the text spells out are split. Throws RequestError for a text that is not Unicode. */
+  tokens(text: string): Tokens {
+    if (/\p{Surrogate}/u.test(text)) {
+      throw new RequestError("the text contains half of a surrogate pair, which is not Unicode text; remove it", {
+        code: "invalid_text",
+      });
+    }
+    if (this.#exact !== null) return this.#exact.tokens(text);
+    const ids = this.tokenizer.encode(text, false);
+    return { ids, spans: this.#byteSpans(text, ids) };
+  }
+
+  /** The tokens of one or two texts in one sequence, with the special tokens. */
+  joined(first: Tokens, second: Tokens | null): JoinedTokens {
+    const parts = second === null ? this.#joining.single : this.#joining.pair;
+    const result = { ids: [] as number[], types: [] as number[], spans: [] as Span[] };
+    for (const { source, type } of parts) {
+      const { ids, spans } =
+        source === "first" ? first : source === "second" ? (second ?? first) : { ids: [source], spans: null };
+      result.ids.push(...ids);
+      result.types.push(...ids.map(() => type));
+      result.spans.push(...ids.map((_, index) => spans?.[index] ?? null));
+    }
+    const known = first.spans === null ? null : result.spans;
+    const bos = this.#bos;
+    const adds = this.entry.add_bos_token;
+    if (bos === undefined || adds === null || adds === (result.ids[0] === bos)) return { ...result, spans: known };
+    // tokenizer_config.json adds a bos token that tokenizer.json does not, or forbids it.
+    const ids = adds ? [bos, ...result.ids] : result.ids.slice(1);
+    const spans = known === null ? null : adds ? [null, ...known] : known.slice(1);
+    return { ids, types: ids.map(() => 0), spans };
+  }
+
+  /** The number of special tokens that `joined` adds. */
+  numAdded(isPair: boolean): number {
+    const count = (parts: readonly JoinedPart[]): number =>
+      parts.filter(({ source }) => typeof source === "number").length;
+    const { single, pair } = this.#joining;
+    const addsBos = this.entry.add_bos_token === true && this.#bos !== undefined && count(single) === 0;
+    return count(isPair ? pair : single) + (addsBos ? 1 : 0);
+  }
+
+  /** The part of a text that its first tokens stand for. Throws RequestError if the places of tokens are not known. */
+  beginning(text: string, count: number): string {
+    const { ids, spans } = this.tokens(text);
+    if (ids.length <= count) return text;
+    const span = (spans ?? this.tokens(text.normalize("NFC")).spans)?.[count];
+    if (span == null)
+      throw new RequestError("This model's tokenizer does not report the places of tokens; shorten the text yourself");
+    return (spans === null ? text.normalize("NFC") : text).slice(0, span[0]);
+  }
+
+  /** The ids of a template with {name} for each value. Only the template writes control tokens. Throws RequestError. */
+  template(template: string, values: Readonly<Record<string, string>>): readonly number[] {
+    return this.tokenizer.encodeTemplate(template, values);
+  }
+
+  /** The places of byte-level tokens: that of the characters to which their bytes belong. */
+  #byteSpans(text: string, ids: readonly number[]): readonly Span[] | null {
+    // For each byte of the text, the place of its character.
+    const places: (readonly [number, number])[] = [];
+    const bytes: number[] = [];
+    const encoder = new TextEncoder();
+    let end = 0;
+    for (const character of text) {
+      const place = [end, (end += character.length)] as const;
+      for (const byte of encoder.encode(character)) {
+        places.push(place);
+        bytes.push(byte);
+      }
+    }
+    const tokens = ids.map((id) => this.tokenizer.tokenBytes(id) ?? new Uint8Array());
+    const found = tokens.flatMap((token) => [...token]);
+    // The pre-tokenizer may add a space in front.
+    const added = found.length === bytes.length + 1 && found[0] === 0x20 ? 1 : 0;
+    if (found.length !== bytes.length + added || bytes.some((byte, index) => byte !== found[index + added]))
+      return null;
+    let from = -added;
+    return tokens.map(({ length }): Span => {
+      const [first, last] = [places[Math.max(from, 0)], places[from + length - 1]];
+      from += length;
+      if (first === undefined || last === undefined) return null;
+      let [start, stop] = [first[0], last[1]];
+      if (this.#trims) {
+        while (start < stop && /\s/u.test(text[start] ?? "")) start++;
+        while (stop > start && /\s/u.test(text[stop - 1] ?? "")) stop--;
+      }
+      return [start, stop];
+    });
+  }
+}
+
+/** Words that are kept with their pieces. */
+const CACHED_WORDS = 10_000;
+
+class ExactTokenizer {
+  readonly #added: AddedTokens;
+  readonly #divide: ReturnType<typeof preTokenizerOf>;
+  readonly #model: PieceModel;
+  readonly #cache = new Map<string, ReturnType<PieceModel["pieces"]>>();
+
+  constructor(
+    { added_tokens: added = [], normalizer, pre_tokenizer, model }: TokenizerJson,
+    /** Whether an id is that of a control token, which text cannot become. */
+    private readonly isControl: (id: number) => boolean,
+  ) {
+    this.#added = new AddedTokens(added, normalizerOf(normalizer));
+    this.#divide = preTokenizerOf(pre_tokenizer);
+    const part = model ?? { type: "" };
+    this.#model = part.type === "WordPiece" ? new WordPiece(part) : new Unigram(part);
+  }
+
+  tokens(text: string): Tokens {
+    const found = this.#encode(text, () => false);
+    if (!found.ids.some((id) => this.isControl(id))) return found;
+    const split = this.#encode(text, ({ id, special }) => special === true || this.isControl(id));
+    if (split.ids.some((id) => this.isControl(id))) {
+      throw new RequestError("The text spells a control token that this model's tokenizer cannot split; remove it", {
+        code: "invalid_text",
+      });
+    }
+    return split;
+  }
+
+  #encode(text: string, skips: (token: AddedToken) => boolean): { ids: number[]; spans: Span[] } {
+    const ids: number[] = [];
+    const spans: Span[] = [];
+    for (const section of this.#added.sections(text, skips)) {
+      if (section.token !== null) {
+        ids.push(section.token.id);
+        spans.push([section.starts[0] ?? 0, section.ends.at(-1) ?? 0]);
+        continue;
+      }
+      for (const { chars, starts, ends } of this.#divide(section)) {
+        if (chars.length === 0) continue;
+        for (const { id, from, to } of this.#pieces(chars)) {
+          ids.push(id);
+          spans.push([starts[from] ?? 0, ends[to - 1] ?? 0]);
+        }
+      }
+    }
+    return { ids, spans };
+  }
+
+  #pieces(chars: readonly string[]): ReturnType<PieceModel["pieces"]> {
+    const word = chars.join("");
+    let pieces = this.#cache.get(word);
+    if (pieces === undefined) {
+      if (this.#cache.size === CACHED_WORDS) this.#cache.clear();
+      this.#cache.set(word, (pieces = this.#model.pieces(chars)));
+    }
+    return pieces;
+  }
+}
+
+function trimsOffsets(part: Part | null | undefined): boolean {
+  if (part == null) return false;
+  if (part.type === "Sequence") return (part.processors as readonly Part[]).some(trimsOffsets);
+  return (part.type === "ByteLevel" || part.type === "RobertaProcessing") && part.trim_offsets !== false;
+}

@@ -1,0 +1,92 @@
+// tests/conformance/encoder_tokenizers.json: what the tokenizers library makes of texts, by tests/encoder_tokenizers.py.
+
+import { readFileSync } from "node:fs";
+
+import { describe, expect, test } from "vitest";
+
+import { EncoderTokenizer } from "../../src/encoders/tokenizer/encoder_tokenizer.js";
+import { Tokenizer } from "../../src/text/tokenizer.js";
+import { NO_TOKENS, byteLevelTokenizer } from "../text/tokenizers.js";
+
+interface Vectors {
+  readonly texts: readonly string[];
+  readonly pairs: readonly (readonly [string, string])[];
+  readonly unknown: Readonly<Record<string, string>>;
+  readonly tokenizers: Readonly<Record<string, { readonly normalizer: object; readonly pre_tokenizer: object }>>;
+  readonly expected: Readonly<
+    Record<
+      string,
+      {
+        readonly texts: readonly (readonly [ids: number[], places: [number, number][]] | null)[];
+        readonly pairs: readonly (readonly [ids: number[], types: number[]])[];
+      }
+    >
+  >;
+}
+
+const VECTORS = JSON.parse(
+  readFileSync(new URL("../../../tests/conformance/encoder_tokenizers.json", import.meta.url), "utf8"),
+) as Vectors;
+
+function open(json: string, unk_token: string | null = null): EncoderTokenizer {
+  const entry = { ...NO_TOKENS, unk_token };
+  return new EncoderTokenizer(json, entry, new Tokenizer(json, entry));
+}
+
+describe.each(Object.keys(VECTORS.tokenizers))("%s", (name) => {
+  const tokenizer = open(JSON.stringify(VECTORS.tokenizers[name]), VECTORS.unknown[name]);
+  const expected = VECTORS.expected[name];
+
+  test.each(VECTORS.texts.map((text, index) => [text, index] as const))("the tokens of %j", (text, index) => {
+    const known = expected?.texts[index] ?? null;
+    if (known === null) {
+      expect(() => tokenizer.tokens(text)).toThrow("spells a control token");
+      return;
+    }
+    const { ids, spans } = tokenizer.joined(tokenizer.tokens(text), null);
+    expect(ids).toEqual(known[0]);
+    expect(spans?.map((span) => span ?? [0, 0])).toEqual(known[1]);
+  });
+
+  test("pairs in one sequence", () => {
+    const found = VECTORS.pairs.map(([first, second]) => {
+      const { ids, types } = tokenizer.joined(tokenizer.tokens(first), tokenizer.tokens(second));
+      return [ids, types];
+    });
+    expect(found).toEqual(expected?.pairs);
+  });
+
+  test("the beginning of a text has its first tokens", () => {
+    const text = "Hello, world! 日本語";
+    const { ids } = tokenizer.tokens(text);
+    for (let count = 1; count <= ids.length; count++)
+      expect(tokenizer.tokens(tokenizer.beginning(text, count)).ids.length).toBeLessThanOrEqual(count);
+    expect(tokenizer.beginning(text, 1000)).toBe(text);
+  });
+});
+
+test.each([
+  ["normalizer", { type: "Nmt" }, "normalizer Nmt is not supported"],
+  ["normalizer", { type: "Replace", pattern: { Regex: "\\d+" }, content: "0" }, "of a Replace is not supported"],
+  ["normalizer", { type: "Precompiled", precompiled_charsmap: "AAAA" }, "precompiled_charsmap is damaged"],
+  ["pre_tokenizer", { type: "FixedLength", length: 3 }, "pre-tokenizer FixedLength is not supported"],
+  ["post_processor", { type: "Sequence", processors: [{ type: "X" }] }, "post-processor X is not supported"],
+])("a %s that is not known is refused by name: %j", (part, value, message) => {
+  const json = VECTORS.tokenizers["bert-cased"];
+  const sound = new Tokenizer(JSON.stringify(json), NO_TOKENS);
+  expect(() => new EncoderTokenizer(JSON.stringify({ ...json, [part]: value }), NO_TOKENS, sound)).toThrow(message);
+});
+
+test("half of a surrogate pair is refused", () => {
+  expect(() => open(byteLevelTokenizer()).tokens("a\ud83e")).toThrow("half of a surrogate pair");
+});
+
+test("add_bos_token wins over tokenizer.json", () => {
+  const json = byteLevelTokenizer();
+  const joined = (add_bos_token: boolean | null) => {
+    const entry = { ...NO_TOKENS, bos_token: "<s>", add_bos_token };
+    const tokenizer = new EncoderTokenizer(json, entry, new Tokenizer(json, entry));
+    return tokenizer.joined(tokenizer.tokens("a"), null).ids;
+  };
+  expect([null, true, false].map(joined)).toEqual([[256, 97], [256, 97], [97]]);
+});

@@ -1,0 +1,121 @@
+import { expect, test } from "vitest";
+
+import { classify } from "../../src/encoders/classify.js";
+import type { TokenText } from "../../src/encoders/encoder_model.js";
+import { rerank, score } from "../../src/encoders/ranking.js";
+import { CLASSIFIER, EMBEDDING, fakeEncoder } from "./fake_encoder.js";
+
+/** A reranker whose score is the number of tokens of type 1. */
+const lengthOfDocument = ({ types }: TokenText): number[] => [(types ?? []).reduce((sum, type) => sum + type, 0)];
+const reranker = () => fakeEncoder({ embedding: null, classifier: CLASSIFIER }, lengthOfDocument);
+
+test("a reranker reads pairs in one sequence, and the most relevant documents come first, equal ones in order", async () => {
+  const { model, inputs } = reranker();
+  const documents = ["ab", { text: "abcd", title: "long" }, "cd"];
+  const answer = await rerank(model, { query: "q", documents }, {});
+  expect(answer.results).toEqual([
+    { index: 1, relevance_score: 4, document: documents[1] },
+    { index: 0, relevance_score: 2, document: { text: "ab" } },
+    { index: 2, relevance_score: 2, document: { text: "cd" } },
+  ]);
+  expect(inputs[0]).toMatchObject({ ids: [113, 97, 98], types: [0, 1, 1] });
+  expect(answer.usage.total_tokens).toBe(11);
+  const best = await rerank(model, { query: "q", documents, top_n: 1, return_documents: false }, {});
+  expect(best.results).toEqual([{ index: 1, relevance_score: 4 }]);
+});
+
+test("only documents are shortened, to the context or to a number of tokens", async () => {
+  const { model, inputs } = reranker();
+  await rerank(model, { query: "abc", documents: ["x".repeat(50)], truncate: true }, {});
+  await rerank(model, { query: "abc", documents: ["x".repeat(50)], max_tokens_per_doc: 4 }, {});
+  expect(inputs.map(({ ids }) => ids.length)).toEqual([16, 7]);
+  await expect(rerank(model, { query: "abc", documents: ["a", "x".repeat(14)] }, {})).rejects.toMatchObject({
+    param: "documents[1]",
+  });
+  await expect(rerank(model, { query: "q".repeat(16), documents: ["a"], truncate: true }, {})).rejects.toThrow(
+    "leaves none for a document",
+  );
+});
+
+test("a template writes the pair, and only it writes control tokens", async () => {
+  const classifier = { ...CLASSIFIER, template: "<s>{instruction}|{query}|{document}<s>", instruction: "i" };
+  const { model, inputs } = fakeEncoder({ embedding: null, classifier }, () => [1]);
+  await rerank(model, { query: "q", documents: ["{query}", "<s>", "x".repeat(40)], truncate: true }, {});
+  const texts = inputs.map(({ ids }) => ids.map((id) => (id === 256 ? "^" : String.fromCharCode(id))).join(""));
+  expect(texts).toEqual(["^i|q|{query}^", "^i|q|<s>^", "^i|q|xxxxxxxxxx^"]);
+});
+
+test("an embedding model ranks by cosines, with its prompts for queries and documents", async () => {
+  const prompts = [
+    { name: "query", text: "?" },
+    { name: "document", text: "=" },
+  ];
+  const { model, inputs } = fakeEncoder({ embedding: { ...EMBEDDING, prompts } }, ({ ids }) =>
+    ids.includes(120) ? [3, 4, 0, 0] : [0, 2, 0, 0],
+  );
+  const { results } = await rerank(model, { query: "x", documents: ["a", "x"] }, {});
+  expect(results.map(({ index, relevance_score: found }) => [index, found.toFixed(4)])).toEqual([
+    [1, "1.0000"],
+    [0, "0.8000"],
+  ]);
+  expect(inputs.map(({ ids }) => String.fromCharCode(...ids.slice(1)))).toEqual(["?x", "=a", "=x"]);
+});
+
+test("each second text is scored with the first one, or with that of its index", async () => {
+  const { model, inputs } = reranker();
+  const one = await score(model, { text_1: "q", text_2: ["a", "bcd"] }, {});
+  expect(one.data).toEqual([
+    { index: 0, object: "score", score: 1 },
+    { index: 1, object: "score", score: 3 },
+  ]);
+  await score(model, { text_1: ["q", "r"], text_2: ["a", "b"] }, {});
+  expect(inputs.slice(2).map(({ ids }) => ids)).toEqual([
+    [113, 97],
+    [114, 98],
+  ]);
+});
+
+test("classes of texts have the probability of each label", async () => {
+  const classifier = { ...CLASSIFIER, labels: ["no", "yes"], activation: "softmax" as const, relevance: null };
+  const { model } = fakeEncoder({ embedding: null, classifier }, () => [1000, 1000 + Math.log(3)]);
+  const { data } = await classify(model, { input: ["a", "b"] }, {});
+  expect(data[1]).toMatchObject({ index: 1, label: "yes", num_classes: 2 });
+  expect(data[1]?.probs?.map((value) => value.toFixed(4))).toEqual(["0.2500", "0.7500"]);
+  await expect(rerank(model, { query: "q", documents: ["a"] }, {})).rejects.toThrow("does not score pairs");
+});
+
+test("classes of tokens have the places of their characters", async () => {
+  const classifier = { ...CLASSIFIER, labels: ["O", "B"], activation: "sigmoid" as const, per_token: true };
+  const { model } = fakeEncoder({ embedding: null, classifier }, ({ ids }) =>
+    ids.flatMap((id) => [0, id === 0xa9 ? 5 : -5]),
+  );
+  const text = "aé🦊";
+  const { data } = await classify(model, { input: text }, {});
+  const tokens = data[0]?.tokens ?? [];
+  expect(tokens.map(({ start, end, label }) => [start === undefined ? null : text.slice(start, end), label])).toEqual([
+    [null, "O"],
+    ["a", "O"],
+    ["é", "O"],
+    ["é", "B"],
+    ["🦊", "O"],
+    ["🦊", "O"],
+    ["🦊", "O"],
+    ["🦊", "O"],
+  ]);
+});
+
+test.each([
+  [{ query: "", documents: ["a"] }, "query"],
+  [{ query: "q", documents: [] }, "documents"],
+  [{ query: "q", documents: ["a", ""] }, "documents[1]"],
+  [{ query: "q", documents: [{}] }, "documents[0]"],
+  [{ query: "q", documents: ["a"], top_n: -1 }, "top_n"],
+  [{ query: "q", documents: ["a"], max_tokens_per_doc: 0 }, "max_tokens_per_doc"],
+  [{ query: "q", documents: ["a"], rank_fields: [] }, "rank_fields"],
+])("wrong parameters are errors: %j", async (params, param) => {
+  await expect(rerank(reranker().model, params as never, {})).rejects.toMatchObject({ status: 400, param });
+  await expect(score(reranker().model, { text_1: ["a", "b"], text_2: ["c"] }, {})).rejects.toMatchObject({
+    param: "text_1",
+  });
+  await expect(classify(fakeEncoder().model, { input: "a" }, {})).rejects.toThrow("has no classes");
+});
