@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 VECTORS = Path(__file__).parent / "conformance/encoder_tokenizers.json"
 TEXTS = (
@@ -96,7 +96,8 @@ def charsmap() -> bytes:
             sentence_iterator=iter(["a b c", "b c d"]), model_writer=written, vocab_size=9,
             normalization_rule_tsv=str(rules), minloglevel=2,
         )  # fmt: skip
-    proto = model.ModelProto.FromString(written.getvalue())
+    # protobuf makes the names of a generated module at run time.
+    proto = cast(Any, model).ModelProto.FromString(written.getvalue())
     return bytes(proto.normalizer_spec.precompiled_charsmap)
 
 
