@@ -1,5 +1,6 @@
 // Text files that the user drops into the page or chooses. Their text becomes part of the next message.
 
+import { takeFiles } from "./dropped_files.js";
 import { element, make } from "./elements.js";
 import { formatBytes } from "./format.js";
 
@@ -49,23 +50,7 @@ export class AttachmentTray {
     element("attach", HTMLButtonElement).addEventListener("click", () => {
       input.click();
     });
-    input.addEventListener("change", () => {
-      void this.add([...(input.files ?? [])]);
-      input.value = "";
-    });
-    document.addEventListener("dragover", (event) => {
-      if (event.dataTransfer?.types.includes("Files") !== true) return;
-      event.preventDefault();
-      document.body.dataset.dropping = "";
-    });
-    for (const type of ["dragleave", "drop", "dragend"])
-      document.addEventListener(type, () => delete document.body.dataset.dropping);
-    document.addEventListener("drop", (event) => {
-      const files = [...(event.dataTransfer?.files ?? [])];
-      if (files.length === 0) return;
-      event.preventDefault();
-      void this.add(files);
-    });
+    takeFiles(input, (files) => void this.add(files));
   }
 
   get attachments(): readonly Attachment[] {

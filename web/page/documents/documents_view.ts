@@ -1,5 +1,6 @@
 // What the documents page shows: the documents, the answer with its citations, the passages, and a document's text.
 
+import { takeFiles } from "../dropped_files.js";
 import { element, icon, iconButton, make } from "../elements.js";
 import { explain } from "../explain.js";
 import { formatCount } from "../format.js";
@@ -27,23 +28,7 @@ export class DocumentsView {
     element("choose", HTMLButtonElement).addEventListener("click", () => {
       input.click();
     });
-    input.addEventListener("change", () => {
-      actions.add([...(input.files ?? [])]);
-      input.value = "";
-    });
-    document.addEventListener("dragover", (event) => {
-      if (event.dataTransfer?.types.includes("Files") !== true) return;
-      event.preventDefault();
-      document.body.dataset.dropping = "";
-    });
-    for (const type of ["dragleave", "drop", "dragend"])
-      document.addEventListener(type, () => delete document.body.dataset.dropping);
-    document.addEventListener("drop", (event) => {
-      const files = [...(event.dataTransfer?.files ?? [])];
-      if (files.length === 0) return;
-      event.preventDefault();
-      actions.add(files);
-    });
+    takeFiles(input, actions.add);
     element("form", HTMLFormElement).addEventListener("submit", (event) => {
       event.preventDefault();
       const question = element("question", HTMLInputElement).value.trim();
