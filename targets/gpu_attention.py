@@ -64,7 +64,8 @@ class AttentionNumbers:
     ``splits``: keys of a range of decode attention, the default first. ``decode_threads``: (threads, keys of a tile),
     best first. ``tiles``: (rows, keys) of prefill tiles, best first; the first ``max_tiles`` that fit are offered.
     ``min_tile_rows``: the rows per sequence from which tiles suit heads that cannot be split. ``tensor_core_bytes``:
-    the workgroup memory of kernels for CUDA's tensor cores, 0 if there are none. They fill ``multiprocessors``.
+    the workgroup memory of kernels for CUDA's tensor cores, 0 on targets without them. Decode attention on tensor cores
+    is split until it occupies all ``multiprocessors``.
     """
 
     max_shared_bytes: int

@@ -222,7 +222,7 @@ def read_length(path: Path) -> tuple[int | None, bool]:
 
 
 def read_chat_options(path: Path) -> dict[str, Any]:
-    """The options with which the chat template renders pairs; {} if there are none. Raises CheckpointError."""
+    """The options for rendering pairs with the chat template, which may be empty. Raises CheckpointError."""
     file, values = _transformer_config(path)
     section = values.get("processing_kwargs") or {}
     options = section.get("chat_template") or {} if isinstance(section, dict) else None

@@ -159,18 +159,8 @@ class Weights:
             unpack_octet(self._fmt.kind, self._dtype, address_of(self.octets, start + 4 * i), codes, scale)
 
 
-def weights_of(
-    kernel: KernelBuilder,
-    arguments: ProjectionArguments,
-    dtype: str,
-    slots: int,
-    threads: int,
-    thread: Scalar,
-    rows: list[Scalar],
-    buffers: int = 1,
-) -> Weights | CodedWeights:
-    kind = Weights if is_plain(arguments.facts.weight) else CodedWeights
-    return kind(kernel, arguments, dtype, slots, threads, thread, rows, buffers)
+def weights_type(fmt: WeightFormat) -> type[Weights | CodedWeights]:
+    return Weights if is_plain(fmt) else CodedWeights
 
 
 def linear_mma(name: str, facts: Projection, shape: MmaShape) -> Kernel:
@@ -208,7 +198,9 @@ def linear_mma(name: str, facts: Projection, shape: MmaShape) -> Kernel:
         for half in range(halves)
         for j in range(shape.tiles)
     ]
-    weights = weights_of(kernel, arguments, shape.dtype, shape.weight_slots, threads, thread, weight_rows)
+    weights = weights_type(facts.weight)(
+        kernel, arguments, shape.dtype, shape.weight_slots, threads, thread, weight_rows
+    )
     ahead = shape.stages - 1
     assert ahead >= 1, shape
 

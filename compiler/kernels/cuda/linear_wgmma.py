@@ -39,7 +39,7 @@ from .functions import (
     wait_for_phase,
     wait_for_previous_kernel,
 )
-from .linear_mma import CHUNKS, PARTS, SplitSums, thread_bytes, weights_of
+from .linear_mma import CHUNKS, PARTS, SplitSums, thread_bytes, weights_type
 from .rows16 import SWIZZLED_ROWS, blocks_of, swizzled_buffers
 
 GROUP_THREADS = 128
@@ -123,7 +123,9 @@ def linear_wgmma(name: str, facts: Projection, shape: WgmmaShape) -> Kernel:
         for j in range(shape.tiles)
         for below in range(2)
     ]
-    weights = weights_of(kernel, arguments, shape.dtype, stages, threads, thread, weight_rows, buffers=2)
+    weights = weights_type(facts.weight)(
+        kernel, arguments, shape.dtype, stages, threads, thread, weight_rows, buffers=2
+    )
     row_factors = kernel.shared("row_factors", (shape.rows,), "float32")
     barriers = kernel.shared("barriers", (2 * stages,), "uint32x2")
     ahead = stages - 2

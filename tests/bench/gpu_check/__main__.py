@@ -48,7 +48,7 @@ FORMAT_VERSION = 1
 MAX_LOG_BYTES = 1 << 20
 # With less time left, a part is not started.
 MIN_SECONDS = 5.0
-# A part that compares computes the expected values on the CPU; it gets so many cores, if parts run side by side.
+# The cores of each part that runs beside others: it computes the expected values on the CPU.
 CORES_EACH = 3
 
 

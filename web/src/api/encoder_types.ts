@@ -2,7 +2,7 @@
 
 /** How texts beyond the context are treated: an error, or shortened at their end. */
 export interface TruncationParams {
-  /** Shortens a text to the context. Of a pair, only the document is shortened. */
+  /** Shortens a text to the context. In a pair, only the document is shortened. */
   readonly truncate?: boolean | null | undefined;
   /** Shortens a text to this number of tokens; -1 for the context. */
   readonly truncate_prompt_tokens?: number | null | undefined;

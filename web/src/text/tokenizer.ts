@@ -166,7 +166,7 @@ export class Tokenizer {
     return known.length === 0 ? "" : this.#backend.decode(known);
   }
 
-  /** Whether an id is that of a control token, which text never becomes; the unknown token is none. */
+  /** Whether an id is a control token, which no text is encoded as. The unknown token is not one. */
   isControl(id: number): boolean {
     return this.#forgeable.has(id);
   }
