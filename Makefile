@@ -36,6 +36,8 @@
 # make quality          the quality of each weight format of the demo model on each target
 # make bench-best-bits  compare --quality best with other tools' quantizations of both demo models
 # make demo-model   train the demo model again (about 30 minutes on one core)
+# make demo-encoder  train the demo encoder again (about two minutes on one core)
+# make recall       recall@5 of the demo encoder in the browser's index, on held-out questions
 # make router-eval  fit and evaluate the demo's router policy; FAR is a folder, a bundle or a server's address
 
 # With this variable, every process would compile the product's modules again, and pytest would rewrite every assertion.
@@ -60,7 +62,7 @@ PHONE_SOURCES := $(shell find mobile/react-native/src -type f 2>/dev/null) $(wil
 WEBVIEW_SOURCES := $(shell find mobile/webview/src -type f 2>/dev/null) $(wildcard mobile/webview/*.json mobile/webview/*.mjs)
 WEB_SOURCES := $(shell find web/src web/page web/tools -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs)
 
-.PHONY: demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-engine bench-streams bench-start bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm bench-best-bits
+.PHONY: demo-encoder recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-engine bench-streams bench-start bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm bench-best-bits
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png
@@ -233,6 +235,12 @@ router-eval: .venv/.dev
 
 kserve-proto: .venv/.dev
 	cd server_fallback/kserve && $(abspath $(BIN))/python -m grpc_tools.protoc -I . --descriptor_set_out=inference.binpb inference.proto
+
+demo-encoder: .venv/.dev
+	PYTHONPATH=tests $(BIN)/python -m demo_encoder.train
+
+recall: .venv/.dev web/dist/.built
+	PYTHONPATH=tests $(BIN)/python -m demo_encoder.recall
 
 demo-model: .venv/.dev
 	$(RECIPE).train

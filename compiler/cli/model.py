@@ -22,8 +22,8 @@ def bundle_of(model: Path, *, quiet: bool) -> tuple[Path, bool]:
     compile.
 
     A folder with a manifest is returned as it is, and so is a path that does not exist; opening it reports the error. A
-    checkpoint's folder, "demo" and "demo-far" are compiled for this machine unless the cache holds their bundle. Raises
-    what compiling raises.
+    checkpoint's folder and a demo model (DEMOS) are compiled for this machine unless the cache holds their bundle.
+    Raises what compiling raises.
     """
     checkpoint = checkpoint_of(model)
     if checkpoint is None:

@@ -51,8 +51,8 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "models", metavar="MODEL", nargs="*",
-        help="a bundle; a Hugging Face folder or name, compiled on first use; or demo or demo-far, the models that "
-        "come with nearfar",
+        help="a bundle; a Hugging Face folder or name, compiled on first use; or demo, demo-far or demo-encoder, "
+        "the models that come with nearfar",
     )  # fmt: skip
     parser.add_argument(
         "--host", default="127.0.0.1", help="the address to listen on (default: %(default)s, this machine only)"

@@ -1,0 +1,1 @@
+"""The recipe of the demo encoder: its text, training and recall."""
