@@ -28,6 +28,8 @@ from .variant import stored_dtype
 LOGITS = "logits"
 # The most elements of one array: 4 TiB of float32.
 MAX_ELEMENTS = 2**40
+# The tokens of the first batches of complete texts that buffers have room for; larger batches make them grow.
+FIRST_TOKENS = 256
 
 
 class PlanRunner(BaseRunner[Manifest]):
@@ -37,10 +39,22 @@ class PlanRunner(BaseRunner[Manifest]):
         super().__init__(bundle.manifest, limits)
         self.activation = activation
         self._tables = HostTables(bundle)
+        tokens = self.largest["S"] if self.manifest.paged else min(self.largest["S"], FIRST_TOKENS)
+        # The dims of the largest batch for which the plan's buffers and scratch have room.
+        self._room: Mapping[str, int] = {**self.largest, "S": tokens}
 
     def layout(self, entry: BufferEntry, dims: Mapping[str, int]) -> ArrayLayout:
         """The shape and dtype of an entry's array for these dims."""
         return layout_of(entry, self.activation, dims)
+
+    def _make_room(self, dims: Mapping[str, int], grow: Callable[[Mapping[str, int]], None]) -> None:
+        """Call ``grow`` if buffers have no room for a batch, with dims of the next power of two of tokens, within the
+        limits. If it fails, the buffers must be as before.
+        """
+        if dims["S"] > self._room["S"]:
+            room = {**self._room, "S": min(self.largest["S"], 1 << (dims["S"] - 1).bit_length())}
+            grow(room)
+            self._room = room
 
     def _inputs(self, plan: str) -> Mapping[str, InputEntry]:
         return batch_inputs(self.manifest.plan(plan))
@@ -125,6 +139,11 @@ def constant_tables(manifest: Manifest) -> dict[str, FloatArray]:
         name: rope_table(entry.inverse_frequencies, entry.shape[0], entry.scale)
         for name, entry in manifest.constants.items()
     }
+
+
+def passing_entries(manifest: Manifest) -> dict[str, BufferEntry]:
+    """The plan's buffers and scratch, whose values pass from one step or kernel to the next."""
+    return {**manifest.buffers, **scratch_entries(manifest)}
 
 
 def scratch_entries(manifest: Manifest) -> dict[str, BufferEntry]:

@@ -18,7 +18,7 @@ from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.runtime.base_runner import ArrayLayout
 from nearfar.compiler.runtime.batch import Array, Batch, Limits, Result
-from nearfar.compiler.runtime.plan_runner import PlanRunner, bound_arrays, constant_tables, scratch_entries
+from nearfar.compiler.runtime.plan_runner import PlanRunner, bound_arrays, constant_tables, passing_entries
 from nearfar.compiler.runtime.variant import choose_activation, choose_kernels
 
 from ..threads import default_threads
@@ -86,7 +86,7 @@ class CpuRunner(PlanRunner):
         manifest = self.manifest
         self._arrays |= weight_planes(bundle)
         self._arrays |= {name: aligned(table) for name, table in constant_tables(manifest).items()}
-        entries = {**manifest.buffers, **manifest.states, **manifest.inputs, **scratch_entries(manifest)}
+        entries = {**passing_entries(manifest), **manifest.states, **manifest.inputs}
         for name, entry in entries.items():
             layout = self.layout(entry, self.largest)
             elements = math.prod(layout.shape)

@@ -46,6 +46,10 @@ class Launches:
         other._arguments = {}
         return other
 
+    def forget_addresses(self) -> None:
+        """Look up all addresses again, because arrays have moved."""
+        self._arguments.clear()
+
     def launch(self, plan: str, dims: Mapping[str, int], launch: Launch | None = None) -> None:
         """Launch every step of a plan. ``launch`` None means the driver's, on its stream."""
         entry = self._manifest.plan(plan)

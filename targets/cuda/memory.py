@@ -1,5 +1,5 @@
-"""A bundle's arrays on the GPU, allocated once: weights, constants, states, the plan's buffers and scratch, and the
-batch's inputs.
+"""A bundle's arrays on the GPU: weights, constants, states, the plan's buffers and scratch, and the batch's inputs. All
+are allocated once, except that buffers and scratch of a plan without pages grow.
 
 Every array has an address by name, "NAME.PLANE" for a weight and "scratch.NAME" for scratch. The inputs share one
 arena, so that a batch needs one copy. The page lists, whose length varies most, are last, so that the copy ends with
@@ -22,7 +22,7 @@ from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.ir.plan import ZEROED
 from nearfar.compiler.runtime.batch import Array
-from nearfar.compiler.runtime.plan_runner import constant_tables, layout_of, scratch_entries
+from nearfar.compiler.runtime.plan_runner import constant_tables, layout_of, passing_entries
 
 from .driver import Bytes, Driver
 
@@ -40,9 +40,13 @@ class ArenaSlice:
 
 
 class DeviceMemory:
-    """``most`` are the largest dims. Raises DeviceError if the GPU's memory, or an array's index, would overflow."""
+    """``most`` are the largest dims, ``room`` those for which the plan's buffers and scratch have room at first. Raises
+    DeviceError if the GPU's memory, or an array's index, would overflow.
+    """
 
-    def __init__(self, driver: Driver, bundle: Bundle, activation: str, most: Mapping[str, int]) -> None:
+    def __init__(
+        self, driver: Driver, bundle: Bundle, activation: str, most: Mapping[str, int], room: Mapping[str, int]
+    ) -> None:
         self._driver, self._manifest, self._activation, self._most = driver, bundle.manifest, activation, most
         self.addresses: dict[str, int] = {}
         manifest = self._manifest
@@ -51,19 +55,39 @@ class DeviceMemory:
         for name, table in constant_tables(manifest).items():
             self.addresses[name] = driver.allocate(table.nbytes)
             driver.upload(self.addresses[name], table)
-        for name, entry in {**manifest.states, **manifest.buffers, **scratch_entries(manifest)}.items():
-            # A driver cannot allocate 0 bytes, which is the size of the states of adapters if there are no slots for
-            # them.
-            size = max(self._size_bytes(name, entry, most), ALIGNMENT)
-            self.addresses[name] = driver.allocate(size)
-            # Other arrays are never read before they are written.
-            if name in manifest.states or name.startswith(f"scratch.{ZEROED}"):
-                driver.clear(self.addresses[name], size)
+        self.addresses |= self._allocated(manifest.states, most)
+        self.addresses |= self._allocated(passing_entries(manifest), room)
         self.arena = lay_out_arena(manifest, most)
         self.arena_bytes = max(slice_.offset + 4 * slice_.elements for slice_ in self.arena.values())
         self._arena_address = driver.allocate(self.arena_bytes)
         self.addresses |= {name: self._arena_address + slice_.offset for name, slice_ in self.arena.items()}
         driver.wait(driver.record())
+
+    def grow(self, room: Mapping[str, int]) -> None:
+        """Replace the plan's buffers and scratch by larger ones, once all submitted work is done."""
+        self._driver.wait(self._driver.record())
+        larger = self._allocated(passing_entries(self._manifest), room)
+        for name in larger:
+            self._driver.free(self.addresses[name])
+        self.addresses |= larger
+
+    def _allocated(self, entries: Mapping[str, BufferEntry], dims: Mapping[str, int]) -> dict[str, int]:
+        """The addresses of new arrays. If one does not fit, none remains."""
+        addresses: dict[str, int] = {}
+        try:
+            for name, entry in entries.items():
+                # A driver cannot allocate 0 bytes, which is the size of the states of adapters if there are no slots
+                # for them.
+                size = max(self._size_bytes(name, entry, dims), ALIGNMENT)
+                addresses[name] = self._driver.allocate(size)
+                # Other arrays are never read before they are written.
+                if name in self._manifest.states or name.startswith(f"scratch.{ZEROED}"):
+                    self._driver.clear(addresses[name], size)
+        except DeviceError:
+            for address in addresses.values():
+                self._driver.free(address)
+            raise
+        return addresses
 
     def upload_batch(self, inputs: Collection[str], arrays: Mapping[str, Array], staging: Bytes) -> None:
         """Start the upload of a batch's inputs for a plan, through pinned memory of ``arena_bytes``."""

@@ -95,7 +95,7 @@ class CudaRunner(PlanRunner):
             # One page more than each pool has, for the sequences that pad a graph's batch.
             more = {dim: group.pages + 1 for dim, group in zip(PAGE_DIMS, self.groups, strict=False)}
             held = {**self.largest, **more}
-            self._memory = DeviceMemory(self._driver, bundle, self.activation, held)
+            self._memory = DeviceMemory(self._driver, bundle, self.activation, held, self._room)
             self._launches = Launches(self._driver, bundle, self.activation, self._memory.addresses)
             self._free: SimpleQueue[Staging] = SimpleQueue()
             output_bytes = max(sum(self._output_bytes(plan).values()) for plan in self.manifest.plans)
@@ -174,6 +174,7 @@ class CudaRunner(PlanRunner):
         return future
 
     def _run(self, plan: str, batch: Batch, dims: Mapping[str, int]) -> None:
+        self._make_room(dims, self._grow)
         bucket = None
         # Only the caller could pad its extra inputs.
         if self._graphs is not None and plan == GENERATE and not batch.extra:
@@ -186,6 +187,13 @@ class CudaRunner(PlanRunner):
             padded = pad_batch(batch, bucket.sequences, [group.pages for group in self.groups], self.manifest.page_size)
             self._memory.upload_batch(inputs, self.arrays(plan, padded), self._staging.inputs)
             self._graphs.run(bucket)
+
+    def _grow(self, room: Mapping[str, int]) -> None:
+        """Replace the plan's buffers. Plans with graphs, which hold addresses, have pages, so their buffers do not
+        grow.
+        """
+        self._memory.grow(room)
+        self._launches.forget_addresses()
 
     def _wait_for_batches(self) -> None:
         """The waiting thread: wait for each batch in order and set the result of its future."""

@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.compiler.bundle.folder import Bundle
-from nearfar.compiler.bundle.manifest import KernelEntry, StepEntry
+from nearfar.compiler.bundle.manifest import BufferEntry, KernelEntry, StepEntry
 from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.runtime.base_runner import ArrayLayout
 from nearfar.compiler.runtime.batch import Array, Batch, Limits
-from nearfar.compiler.runtime.plan_runner import PlanRunner, bound_arrays, constant_tables, scratch_entries
+from nearfar.compiler.runtime.plan_runner import PlanRunner, bound_arrays, constant_tables, passing_entries
 from nearfar.compiler.runtime.variant import choose_kernels
 
 from .device import MAX_GRID, features_of, find_adapter, for_naga, open_device
@@ -73,6 +73,7 @@ class WebGPURunner(PlanRunner):
         return f"{self._adapter_name} ({self.activation})"
 
     def _run(self, plan: str, batch: Batch, dims: Mapping[str, int]) -> None:
+        self._make_room(dims, self._grow)
         arrays = self.arrays(plan, batch)
         end = 0
         for name in self.manifest.plan(plan).inputs:
@@ -134,10 +135,8 @@ class WebGPURunner(PlanRunner):
                 self._upload(f"{name}.{plane.name}", bundle.plane(name, plane.name))
         for name, table in constant_tables(manifest).items():
             self._upload(name, table)
-        for name, entry in {**manifest.buffers, **manifest.states, **scratch_entries(manifest)}.items():
-            layout = self.layout(entry, self.largest)
-            size = round_up(int(np.prod(layout.shape)) * np.dtype(layout.dtype).itemsize, 16)
-            self._regions[name] = Region(self._buffer(size, storage), 0, size)
+        self._regions |= self._allocated(manifest.states, self.largest)
+        self._regions |= self._allocated(passing_entries(manifest), self._room)
         # Gathered inputs, which are large, are last: a batch writes the arena up to the end of its last input.
         gathered = {name for plan in manifest.plans.values() for name in plan.gathered}
         inputs = sorted(manifest.inputs.items(), key=lambda item: item[0] in gathered)
@@ -151,6 +150,22 @@ class WebGPURunner(PlanRunner):
         self._arena = np.zeros(end // 4, np.int32)
         self._arena_buffer = self._buffer(end, storage)
         self._regions |= {name: Region(self._arena_buffer, self._offsets[name], size) for name, size in sizes.items()}
+
+    def _allocated(self, entries: Mapping[str, BufferEntry], dims: Mapping[str, int]) -> dict[str, Region]:
+        storage, regions = self._flags.STORAGE | self._flags.COPY_DST | self._flags.COPY_SRC, {}
+        for name, entry in entries.items():
+            layout = self.layout(entry, dims)
+            size = round_up(int(np.prod(layout.shape)) * np.dtype(layout.dtype).itemsize, 16)
+            regions[name] = Region(self._buffer(size, storage), 0, size)
+        return regions
+
+    def _grow(self, room: Mapping[str, int]) -> None:
+        """Replace the plan's buffers and scratch. Work that was submitted still uses the old ones."""
+        larger = self._allocated(passing_entries(self.manifest), room)
+        for name in larger:
+            self._regions[name].buffer.destroy()
+        self._regions |= larger
+        self._groups.clear()
 
     def _upload(self, name: str, array: npt.NDArray[Any]) -> None:
         data = array.tobytes()

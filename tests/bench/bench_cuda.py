@@ -365,7 +365,7 @@ def kernel_times(
         "N": sequences,
         "A": sequences, "W": sequences,
     }  # fmt: skip
-    memory = DeviceMemory(driver, bundle, activation, most)
+    memory = DeviceMemory(driver, bundle, activation, most, most)
     launches = Launches(driver, bundle, activation, memory.addresses)
     staging = driver.allocate_pinned(memory.arena_bytes)
     kinds: dict[str, list[int]] = {}

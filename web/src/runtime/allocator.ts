@@ -8,7 +8,7 @@ export class Allocator {
 
   constructor(readonly device: GPUDevice) {}
 
-  /** Bytes allocated so far. */
+  /** Bytes that are allocated. */
   get bytes(): number {
     return this.#bytes;
   }
@@ -23,6 +23,12 @@ export class Allocator {
     this.#buffers.push(buffer);
     this.#bytes += buffer.size;
     return buffer;
+  }
+
+  free(buffer: GPUBuffer): void {
+    this.#buffers.splice(this.#buffers.indexOf(buffer), 1);
+    this.#bytes -= buffer.size;
+    buffer.destroy();
   }
 
   destroy(): void {

@@ -43,9 +43,9 @@ export interface PoolOptions {
   readonly maxAdapters?: number | undefined;
 }
 
-/** ``buffers`` contains the states, constants and intermediate values, by name. */
+/** ``buffers`` contains the states and constants by name. */
 export interface Memory {
-  readonly buffers: ReadonlyMap<string, GPUBuffer>;
+  readonly buffers: Map<string, GPUBuffer>;
   readonly stateBytes: number;
 }
 
@@ -96,6 +96,7 @@ export function capacityOf(manifest: Manifest, options: PoolOptions): Dims {
   };
 }
 
+/** `Room` allocates the other buffers. */
 export function allocateMemory(
   allocator: Allocator,
   manifest: Manifest,
@@ -107,8 +108,6 @@ export function allocateMemory(
   for (const [name, entry] of Object.entries(states))
     buffers.set(name, allocator.storage(name, sizeBytes(entry, activation, capacity)));
   const stateBytes = [...buffers.values()].reduce((sum, buffer) => sum + buffer.size, 0);
-  for (const [name, entry] of Object.entries(passingBuffers(manifest)))
-    buffers.set(name, allocator.storage(name, sizeBytes(entry, activation, capacity)));
   for (const [name, entry] of Object.entries(constants)) {
     const array = computeConstant(entry);
     const buffer = allocator.storage(name, array.byteLength);

@@ -27,6 +27,7 @@ import type { CompiledKernel } from "./pipelines.js";
 import { compileKernels } from "./pipelines.js";
 import { planOf } from "./plan.js";
 import type { Dispatch } from "./schedule.js";
+import { Room } from "./room.js";
 import { Schedule, kernelNames } from "./schedule.js";
 import { SlotStates } from "./slot_states.js";
 import type { OnBytes } from "./source.js";
@@ -104,9 +105,9 @@ const STEPS_IN_FLIGHT = 8;
 
 type OutputRole = (typeof GENERATED)[number] | "embeddings" | "scores";
 
-/** The buffer of an output, and the number of 32-bit values for each sampled row, or for each token. */
+/** The name of an output's buffer, and the number of 32-bit values for each sampled row, or for each token. */
 interface Result {
-  readonly buffer: GPUBuffer;
+  readonly name: string;
   readonly columns: number;
   readonly perToken: boolean;
 }
@@ -115,7 +116,6 @@ interface Result {
 type Results = Readonly<Partial<Record<OutputRole, Result>>>;
 
 export class Runner {
-  readonly info: RunnerInfo;
   readonly stepsInFlight: number;
   readonly samplesAnyRow = true;
   /** Resolves when the device is lost, also by `destroy`. */
@@ -124,6 +124,7 @@ export class Runner {
   readonly #logits: Staging;
   #problem: DeviceError | null = null;
   #stopwatch: Stopwatch | null = null;
+  readonly #info: Omit<RunnerInfo, "totalBytes">;
 
   private constructor(
     readonly manifest: Manifest,
@@ -137,6 +138,7 @@ export class Runner {
     private readonly schedule: Schedule,
     private readonly results: Results,
     private readonly buffers: ReadonlyMap<string, GPUBuffer>,
+    private readonly room: Room,
     /** The shards of the tables that stay on the host, by number. */
     private readonly tables: ReadonlyMap<number, Blob>,
     private readonly pages: KvPages,
@@ -156,7 +158,7 @@ export class Runner {
     this.#steps = new Staging(allocator, "step", values * 4, STEPS_IN_FLIGHT);
     this.#logits = new Staging(allocator, "logits", sequences * (logits?.columns ?? 0) * 4);
     const one = { ...capacity, S: 1, B: 1, R: 1, L: 1, LW: 1, T: 1, A: 0, W: 0, DR: 0, G: 0 };
-    this.info = { ...sizes, dispatchesPerToken: schedule.dispatches(one).length, totalBytes: allocator.bytes };
+    this.#info = { ...sizes, dispatchesPerToken: schedule.dispatches(one).length };
     this.lost = open.device.lost.then(({ reason, message }) => {
       this.#problem ??= new DeviceError(`The WebGPU device was lost (${reason}: ${message}); load the model again`, {
         reason,
@@ -211,6 +213,8 @@ export class Runner {
     const weights = allocateWeights(allocator, manifest);
     const weightBytes = allocator.bytes;
     const memory = allocateMemory(allocator, manifest, activation, capacity);
+    const limits = limitsOf(manifest, pool);
+    const room = new Room(allocator, manifest, activation, capacity, memory.buffers, limits.splitsTexts === false);
     const arena = new Arena(allocator, batchInputs(planOf(manifest)), uniforms, capacity);
     const roles =
       manifest.embedding !== null
@@ -218,9 +222,7 @@ export class Runner {
         : manifest.classifier !== null
           ? (["scores"] as const)
           : GENERATED;
-    const results: Results = Object.fromEntries(
-      roles.map((role) => [role, findResult(manifest, memory.buffers, role)]),
-    );
+    const results: Results = Object.fromEntries(roles.map((role) => [role, findResult(manifest, role)]));
     await requireMemory(device, allocator.bytes);
 
     let compiled = 0;
@@ -259,13 +261,19 @@ export class Runner {
       schedule,
       results,
       memory.buffers,
+      room,
       tables,
       pages,
       slotStates,
-      limitsOf(manifest, pool),
+      limits,
       capacity,
       sizes,
     );
+  }
+
+  /** The sizes at present. */
+  get info(): RunnerInfo {
+    return { ...this.#info, totalBytes: this.allocator.bytes };
   }
 
   /**
@@ -291,7 +299,7 @@ export class Runner {
       const logits = new Float32Array(await this.#run(batch, alternatives, this.#logits, [result], 0, start));
       for (let row = 0; row < rows; row++)
         onLogits(logits.subarray(row * result.columns, (row + 1) * result.columns), row);
-      this.open.device.queue.writeBuffer(result.buffer, 0, logits);
+      this.open.device.queue.writeBuffer(this.#buffer(result), 0, logits);
     }
     const bytes = await this.#run(batch, alternatives, this.#steps, requested, start);
     let offset = 0;
@@ -389,6 +397,7 @@ export class Runner {
     this.#requireHealth();
     const dims = dimsOf(batch, this.capacity, false);
     this.#requireFit(batch, dims);
+    this.#makeRoom(dims);
     const steps = this.schedule.variantDispatches(list, variant, dims);
     const dispatches = Array.from({ length: count }, (_, index) => steps[index % steps.length] ?? []).flat();
     this.#stopwatch ??= new Stopwatch(this.allocator);
@@ -433,6 +442,7 @@ export class Runner {
     this.#requireHealth();
     const dims = dimsOf(batch, this.capacity, alternatives);
     this.#requireFit(batch, dims);
+    this.#makeRoom(dims);
     const { device } = this.open;
     // Without tables, the batch is submitted before this returns.
     let send: Send | null = null;
@@ -441,9 +451,9 @@ export class Runner {
     const rows = batch.sample_rows.length;
     const encoder = device.createCommandEncoder();
     this.#encode(encoder, batch, dims, start, end);
-    const pieces = results.map(({ buffer, columns, perToken }): Piece => ({
-      source: buffer,
-      size: (perToken ? (dims.S ?? 0) : rows) * columns * 4,
+    const pieces = results.map((result): Piece => ({
+      source: this.#buffer(result),
+      size: (result.perToken ? (dims.S ?? 0) : rows) * result.columns * 4,
     }));
     const read = rows > 0 ? staging.copy(encoder, pieces) : null;
     device.queue.submit([encoder.finish()]);
@@ -479,6 +489,24 @@ export class Runner {
     for (const kernel of new Set(dispatches.map((dispatch) => dispatch.kernel)))
       this.arena.putUniforms(kernel.name, kernel.entry.uniforms, dims);
     this.arena.write();
+  }
+
+  #buffer({ name }: Result): GPUBuffer {
+    const buffer = this.buffers.get(name);
+    if (buffer === undefined) throw new Error(`buffer ${name} is not allocated`);
+    return buffer;
+  }
+
+  /** Let the plan's buffers grow for a batch. If the device lacks memory, the batch's result is the error. */
+  #makeRoom({ S = 0 }: Dims): void {
+    if (this.room.suffices(S)) return;
+    const { device } = this.open;
+    device.pushErrorScope("out-of-memory");
+    this.room.grow(S);
+    this.schedule.bind();
+    requireMemory(device, this.allocator.bytes).catch((error: unknown) => {
+      this.#problem ??= error instanceof DeviceError ? error : new DeviceError(messageOf(error));
+    });
   }
 
   #requireHealth(): void {
@@ -519,14 +547,14 @@ function encodeDispatches(pass: GPUComputePassEncoder, dispatches: readonly Disp
   }
 }
 
-function findResult(manifest: Manifest, buffers: ReadonlyMap<string, GPUBuffer>, role: OutputRole): Result {
+function findResult(manifest: Manifest, role: OutputRole): Result {
   const plan = planOf(manifest);
   const name = plan.outputs[role] ?? "";
-  const [buffer, entry] = [buffers.get(name), plan.buffers[name]];
-  if (buffer === undefined || entry === undefined) {
+  const entry = plan.buffers[name];
+  if (entry === undefined) {
     throw new BundleError(`manifest.json: output ${role} names no buffer; compile the bundle again`, { output: role });
   }
-  return { buffer, columns: elements(entry.shape.slice(1), {}), perToken: entry.shape[0] === "S" };
+  return { name, columns: elements(entry.shape.slice(1), {}), perToken: entry.shape[0] === "S" };
 }
 
 async function requireMemory(device: GPUDevice, size: number): Promise<void> {

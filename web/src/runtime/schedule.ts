@@ -2,7 +2,7 @@
 
 import { BundleError } from "../errors.js";
 import type { Choices } from "./choices.js";
-import { arrange, variantName } from "./choices.js";
+import { arrange, NO_CHOICES, variantName } from "./choices.js";
 import type { Dims } from "./expr.js";
 import { evaluate } from "./expr.js";
 import type { Workgroups } from "./grid.js";
@@ -33,7 +33,8 @@ interface ReadyStep {
 export type FindBinding = (name: string, plane: string | null) => GPUBindingResource | undefined;
 
 export class Schedule {
-  readonly #steps: readonly ReadyStep[];
+  #steps: readonly ReadyStep[] = [];
+  #choices: Choices = NO_CHOICES;
   /** The index of the first step that reads the logits. */
   readonly sample: number;
   /** For each step, the rows in the order in which a batch tries them. */
@@ -41,30 +42,37 @@ export class Schedule {
 
   /** Prepares ``rows`` of each list; `choose` then selects the rows that run. */
   constructor(
-    device: GPUDevice,
-    manifest: Manifest,
-    rows: ReadonlyMap<string, readonly VariantEntry[]>,
-    kernels: ReadonlyMap<string, CompiledKernel>,
-    find: FindBinding,
-    uniform: (kernel: string) => GPUBindingResource,
+    private readonly device: GPUDevice,
+    private readonly manifest: Manifest,
+    private readonly rows: ReadonlyMap<string, readonly VariantEntry[]>,
+    private readonly kernels: ReadonlyMap<string, CompiledKernel>,
+    private readonly find: FindBinding,
+    private readonly uniform: (kernel: string) => GPUBindingResource,
   ) {
     const { steps, outputs } = planOf(manifest);
     this.sample = steps.findIndex(({ inputs }) => Object.values(inputs).includes(outputs.logits ?? ""));
-    this.#steps = steps.map((step) => ({
+    this.bind();
+  }
+
+  /** Find all buffers, and again after some were replaced. */
+  bind(): void {
+    this.#steps = planOf(this.manifest).steps.map((step) => ({
       list: step.variants,
-      rows: (rows.get(step.variants) ?? []).map((row) => {
+      rows: (this.rows.get(step.variants) ?? []).map((row) => {
         const launches = row.kernels.map((name) => {
-          const kernel = kernels.get(name);
+          const kernel = this.kernels.get(name);
           if (kernel === undefined) throw new Error(`kernel ${name} was not compiled`);
-          return { kernel, bindGroup: bindGroup(device, step, kernel, find, uniform) };
+          return { kernel, bindGroup: bindGroup(this.device, step, kernel, this.find, this.uniform) };
         });
         return { kernels: row.kernels, when: row.when, launches };
       }),
     }));
+    this.choose(this.#choices);
   }
 
   /** From the next batch on, steps select their rows by these choices. */
   choose(choices: Choices): void {
+    this.#choices = choices;
     this.#arranged = this.#steps.map(({ list, rows }) => arrange(rows, list, choices));
   }
 
