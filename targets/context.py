@@ -87,6 +87,20 @@ class Context:
             keeps_norm=attr(step, "keeps_norm"),
         )
 
+    def output_projection(self, step: Step, activation: str) -> Projection:
+        """The projection of a ragged_attention_linear, whose input is the attention's result."""
+        rows, columns = self.sizes(step.inputs["weight"])
+        return Projection(
+            batch=self.plan.shape_of(step.inputs["qkv"])[0],
+            columns=columns,
+            outputs=rows,
+            weight=self.weight_format(step.inputs["weight"]),
+            x_dtype=stored_dtype(activation),
+            y_dtype=self.dtype_of(step.outputs["y"], activation),
+            bias="bias" in step.inputs,
+            residual="residual" in step.inputs,
+        )
+
     def heads_of(self, step: Step, activation: str) -> Heads:
         """The heads and pages of a step that reads or writes pages."""
         kv, shape = attr(step, "kv"), self.plan.shape_of(step.inputs["kv"])
@@ -129,7 +143,7 @@ class Context:
         )
 
     def scores(self, step: Step) -> Scores:
-        """The computation of scores in attention, rope_attention and ragged_attention."""
+        """The computation of scores in attention, rope_attention, ragged_attention and ragged_attention_linear."""
         paged = "kv" in step.inputs
         head_dim = (
             head_dim_of(self.plan.shape_of(step.inputs["kv"]), {"kv": attr(step, "kv")})

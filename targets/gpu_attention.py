@@ -251,8 +251,10 @@ def rope_call(step: Step, context: Context, activation: str) -> KernelCall:
     )
 
 
-def ragged_rows(step: Step, context: Context, numbers: AttentionNumbers, activation: str) -> list[Variant]:
-    """A ragged_attention: one tile of rows per workgroup."""
+def ragged_rows(
+    step: Step, context: Context, numbers: AttentionNumbers, activation: str, *, y_in_scratch: bool = False
+) -> list[Variant]:
+    """A ragged_attention: one tile of rows per workgroup. ``y_in_scratch``: for a projection in the same step."""
     heads = context.joint_heads(step, activation, 1)
     check_heads(step, heads)
     tiles = tile_options(heads, numbers)
@@ -261,7 +263,8 @@ def ragged_rows(step: Step, context: Context, numbers: AttentionNumbers, activat
             f"{step.op}: head_dim is {heads.head_dim}; a tile of such heads needs more than the "
             f"{numbers.max_shared_bytes >> 10} KiB of workgroup memory that this target has"
         )
-    return [Variant((kernel(ragged_attention, heads=heads, scores=context.scores(step), options=tiles[0]),))]
+    facts: dict[str, Any] = {"heads": heads, "scores": context.scores(step), "options": tiles[0]}
+    return [Variant((kernel(ragged_attention, **facts, **({"y_in_scratch": True} if y_in_scratch else {})),))]
 
 
 def check_heads(step: Step, heads: Heads) -> None:

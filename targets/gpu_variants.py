@@ -20,11 +20,13 @@ from nearfar.compiler.kernels.cuda.linear_async import linear_async
 from nearfar.compiler.kernels.elementwise import add, fake_quantize, gate, gate_halves, scale, soft_cap
 from nearfar.compiler.kernels.embed import embed
 from nearfar.compiler.kernels.embed_positions import embed_positions
+from nearfar.compiler.kernels.heads import ATTENDED
 from nearfar.compiler.kernels.linear_subgroup import linear_subgroup
 from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
 from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, power_of_two
 from nearfar.compiler.kernels.pool_rows import pool_rows
 from nearfar.compiler.kernels.projection import Projection
+from nearfar.compiler.kernels.ragged_attention_linear import fused_shape, ragged_attention_linear, reads_positions
 from nearfar.compiler.kernels.rms_norm import rms_norm
 from nearfar.compiler.kernels.rows import slice_columns, take_rows, zeros
 from nearfar.compiler.kernels.sample import sample
@@ -35,7 +37,7 @@ from nearfar.compiler.kernels.top_logprobs import top_logprobs
 from nearfar.compiler.kernels.top_merge import top_merge
 
 from .context import Context, attr, position_tables
-from .gpu_attention import AttentionNumbers, attention_rows
+from .gpu_attention import AttentionNumbers, attention_rows, ragged_rows
 from .variant import KernelCall, Template, Variant, for_activations, kernel, with_roles
 
 ATTENTION_OPS = (
@@ -62,6 +64,7 @@ class GpuNumbers:
     max_vector_rows: int
     max_buffers: int
     attention: AttentionNumbers
+    max_fused_rows: int
     shared_rows: Condition = None
     centering: tuple[Template, ...] = VECTOR_TEMPLATES
 
@@ -90,13 +93,16 @@ def rows_of(
         return top_logprobs_rows(step, context)
     if step.op in KERNELS:
         return (Variant((KERNELS[step.op](step, context, activation),)),)
-    facts = context.projection(step, activation)
+    fused = step.op == "ragged_attention_linear"
+    facts = context.output_projection(step, activation) if fused else context.projection(step, activation)
     if num_buffers(without_layer_norm(facts)) > numbers.max_buffers:
         raise UnsupportedModel(
             f"{step.inputs['weight']}: its kernel needs {num_buffers(facts)} buffers, and kernels of this target have "
             f"at most {numbers.max_buffers}; add --requantize to convert the weights",
             tensor=step.inputs["weight"],
         )
+    if fused:
+        return attention_linear_rows(step, context, facts, activation, numbers, projection_rows)
     if facts.stream_eps is not None:
         rows = stream_rows(facts, activation, numbers, projection_rows)
     elif facts.centered:
@@ -110,6 +116,30 @@ def rows_of(
 
 
 # --- projections ---
+
+
+def attention_linear_rows(
+    step: Step,
+    context: Context,
+    facts: Projection,
+    activation: str,
+    numbers: GpuNumbers,
+    projection_rows: ProjectionRows,
+) -> Sequence[Variant]:
+    """The rows of a ragged_attention_linear: one kernel for few rows, and the kernels of both parts."""
+    (attention,) = ragged_rows(step, context, numbers.attention, activation, y_in_scratch=True)
+    rows = [
+        replace(row, kernels=(*attention.kernels, *(with_roles(call, x=f"scratch.{ATTENDED}") for call in row.kernels)))
+        for row in projection_rows(facts, activation)
+    ]
+    heads, scores = context.joint_heads(step, activation, 1), context.scores(step)
+    shape = fused_shape(heads, numbers.attention.max_shared_bytes)
+    # Without x, but with qkv, seq_starts and perhaps positions.
+    buffers = num_buffers(facts) + 1 + reads_positions(scores)
+    if shape is None or buffers > numbers.max_buffers or not numbers.max_fused_rows:
+        return rows
+    fused = kernel(ragged_attention_linear, heads=heads, scores=scores, facts=facts, shape=shape)
+    return [Variant((fused,), when=["<=", "S", numbers.max_fused_rows]), *rows]
 
 
 def stream_rows(

@@ -24,6 +24,8 @@ from .manifest import CLASSIFY, EMBED, GENERATE, KernelEntry, Manifest, PlanEntr
 Shape = tuple[Expr, ...]
 # The ops that can follow the pooling, on one row for each text.
 TEXT_OPS = ("linear", "rms_norm")
+# The ops that read a joint projection of queries, keys and values, and no pages.
+JOINT_OPS = ("rope_heads", "ragged_attention", "ragged_attention_linear")
 SAMPLING_OPS = ("adjust_logits", "sample", "top_logprobs")
 TOKENS: Shape = ("S",)
 STARTS: Shape = (["add", "B", 1],)
@@ -273,8 +275,9 @@ def require_roles(
         "has rows that are not tokens",
     )
     for role in ("residual", "up", "stream", "into"):
-        if role in shapes and "x" in shapes:
-            require(shapes[role][0] == shapes["x"][0], where, f"input {role} must have the rows of x")
+        of = "qkv" if "qkv" in shapes else "x"
+        if role in shapes and of in shapes:
+            require(shapes[role][0] == shapes[of][0], where, f"input {role} must have the rows of {of}")
     if step.op in ("take_rows", "pool_rows"):
         require(shapes["x"][0] == "S", where, "must take rows of tokens")
     if step.op == "embed_positions":
@@ -285,7 +288,7 @@ def require_roles(
         require(enough, where, f"has a table of {longest} positions")
         types = rows_of.get("type_table", spec.num_token_types)
         require(isinstance(types, int) and types >= spec.num_token_types, where, f"has a table of {types} types")
-    if step.op in ("rope_heads", "ragged_attention"):
+    if step.op in JOINT_OPS:
         kinds = {spec.heads_of(layer) for layer in range(spec.num_layers)}
         own = (step.attrs["num_kv_heads"], step.attrs["head_dim"])
         require(own in kinds, where, f"has {own[0]} kv heads of {own[1]}, which no layer has")
@@ -432,6 +435,14 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
         same(facts.get("facts"), batch=batch, columns=columns, outputs=out, **flags)
         same(facts.get("rows"), batch=batch, columns=columns, keeps_norm=flags["keeps_norm"])
         same(facts, batch=batch, columns=columns)
+    elif step.op == "ragged_attention_linear":
+        outputs_of, columns = shapes["weight"]
+        roles = {role: role in shapes for role in ("bias", "residual")}
+        same(
+            facts.get("facts"), batch="S", columns=columns, outputs=outputs_of, width=0, offset=0, gated=False, **roles
+        )
+        same(facts.get("rows"), batch="S", columns=columns)
+        same(facts, batch="S", columns=columns)
     elif step.op == "embed":
         same(facts, rows=shapes["table"][0], columns=shapes["table"][1], first_row=attrs.get("first_row"))
     elif step.op == "embed_positions":
@@ -478,7 +489,7 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
         if "qkv" in shapes:
             wide = "qk_norm" in shapes and shapes["qk_norm"] != (2 * head_dim,)
             same(facts.get("preparation"), norm_wide=wide)
-    if step.op in ("rope_heads", "ragged_attention"):
+    if step.op in JOINT_OPS:
         head_dim, kv_heads = attrs["head_dim"], attrs["num_kv_heads"]
         num_heads = int(shapes["qkv"][1]) // head_dim - 2 * kv_heads  # type: ignore[arg-type]
         same(facts.get("heads"), num_heads=num_heads, num_kv_heads=kv_heads, head_dim=head_dim, rows="S")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from .batch_rows import BatchRows, Tiling
 from .builder import (
@@ -100,12 +101,17 @@ class TileAttention:
         q: Array,
         batch: BatchRows,
         pages: Pages | None,
+        *,
+        scratch: str | None = None,
     ) -> None:
-        """``q`` has the query heads of each row first. ``pages`` hold the keys and values; None: see `stored`."""
+        """``q`` has the query heads of each row first. ``pages`` hold the keys and values; None: see `stored`. The
+        result is y, or the scratch buffer of that name.
+        """
         self.kernel, self.heads, self.facts, self.options = kernel, heads, scores, options
         self.q, self.pages, tiling = q, pages, Tiling(options.rows, few)
         self.sinks = kernel.buffer("sinks", (heads.num_heads,), "float32") if scores.sinks else None
-        self.y = kernel.buffer("y", ("S", heads.num_heads, heads.vectors), heads.stored_dtype, write=True)
+        declare = partial(kernel.buffer, "y") if scratch is None else partial(kernel.scratch, scratch)
+        self.y = declare(("S", heads.num_heads, heads.vectors), heads.stored_dtype, write=True)
 
         rows, keys, threads = options.rows, options.keys, options.threads
         self.head, slot = kernel.grid(heads.num_heads, tiling.slots)

@@ -147,14 +147,16 @@ class KernelBuilder:
         return Array(buffer)
 
     def scratch(self, name: str, shape: tuple[Expr, ...], dtype: str, *, write: bool = False) -> Array:
-        """Declare a buffer through which a variant's kernel passes 32-bit values to the next kernel; all steps share
-        it.
+        """Declare a buffer through which a variant's kernel passes values of 32 or 16 bits to the next kernel; all
+        steps share it.
         """
         base, _, lanes = dtype.partition("x")
-        assert base in ("float32", "uint32"), dtype
+        assert size_bytes(base) in (2, 4), dtype
         elements: Expr = int(lanes or 1)
         for extent in shape:
             elements = ["mul", elements, extent]
+        if size_bytes(base) == 2:
+            elements = ["ceildiv", elements, 2]
         self._scratch[name] = elements
         return self.buffer(f"scratch.{name}", shape, dtype, write=write)
 

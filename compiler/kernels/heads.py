@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from ..ir.kv_format import KvFormat, kv_format
 
+# The scratch buffer of an attention's result, if a projection reads it in the same step.
+ATTENDED = "attended"
+
 
 @dataclass(frozen=True, slots=True)
 class Heads:

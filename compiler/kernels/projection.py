@@ -103,12 +103,13 @@ class Rows:
 
 class ProjectionArguments:
     """A projection's buffers, declared in the order: input, residual stream, norm, weight, bias, residual, up, result,
-    normalized input.
+    normalized input. Without ``reads_x``, the kernel computes the input itself.
     """
 
-    def __init__(self, kernel: KernelBuilder, facts: Projection, *, blocks: bool) -> None:
+    def __init__(self, kernel: KernelBuilder, facts: Projection, *, blocks: bool, reads_x: bool = True) -> None:
         self.facts = facts
-        self.x = Rows(kernel, "x", facts.batch, facts.columns, facts.x_dtype, facts.x_step)
+        rows = facts.batch, facts.columns, facts.x_dtype, facts.x_step
+        self._x = Rows(kernel, "x", *rows) if reads_x else None
         self.stream = StreamArguments(kernel, facts) if facts.stream_eps is not None else None
         self.norm = self._norm(kernel, facts) if facts.norm_eps is not None else None
         self.norm_bias = Rows(kernel, "norm_bias", 1, facts.columns, "float32") if facts.norm_bias else None
@@ -122,6 +123,11 @@ class ProjectionArguments:
         self._y: Array = kernel.buffer("y", (facts.batch, facts.total_width), facts.y_dtype, write=True)
         normed = (facts.batch, facts.columns)
         self._normed = kernel.buffer("normed", normed, "float32", write=True) if facts.keeps_norm else None
+
+    @property
+    def x(self) -> Rows:
+        assert self._x is not None
+        return self._x
 
     def keep(self, kernel: KernelBuilder, value: Scalar, row: Scalar, quad: Scalar, guard: Scalar | bool) -> None:
         """Store a quad of the normalized input if it is a result and the guard holds."""

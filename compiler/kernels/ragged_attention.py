@@ -9,20 +9,28 @@ from __future__ import annotations
 from .attention_tile import TileAttention, TileOptions, attend
 from .batch_rows import BatchRows
 from .builder import Kernel, KernelBuilder, Scalar, cast
-from .heads import Heads, Scores
+from .heads import ATTENDED, Heads, Scores
 
 
-def ragged_attention(name: str, *, heads: Heads, scores: Scores, options: TileOptions) -> Kernel:
-    """``heads`` has pages of one token: tiles start at the first key that a row sees."""
+def ragged_attention(
+    name: str, *, heads: Heads, scores: Scores, options: TileOptions, y_in_scratch: bool = False
+) -> Kernel:
+    """``heads`` has pages of one token: tiles start at the first key that a row sees. ``y_in_scratch``: the result is
+    the scratch buffer `ATTENDED`.
+    """
     kernel = KernelBuilder(name, scalars=("B",))
-    return attend(RaggedAttention(kernel, heads, scores, options))
+    return attend(RaggedAttention(kernel, heads, scores, options, y_in_scratch=y_in_scratch))
 
 
 class RaggedAttention(TileAttention):
-    def __init__(self, kernel: KernelBuilder, heads: Heads, scores: Scores, options: TileOptions) -> None:
+    def __init__(
+        self, kernel: KernelBuilder, heads: Heads, scores: Scores, options: TileOptions, *, y_in_scratch: bool
+    ) -> None:
         all_heads = heads.num_heads + 2 * heads.num_kv_heads
         qkv = kernel.buffer("qkv", ("S", all_heads, heads.vectors), heads.stored_dtype)
-        super().__init__(kernel, heads, scores, options, 0, qkv, BatchRows(kernel, heads, scores, paged=False), None)
+        batch = BatchRows(kernel, heads, scores, paged=False)
+        scratch = ATTENDED if y_in_scratch else None
+        super().__init__(kernel, heads, scores, options, 0, qkv, batch, None, scratch=scratch)
 
     def stored(self, plane: int, first_key: Scalar, key: Scalar, vector: Scalar) -> Scalar:
         row = self.kernel.let("key_row", self.own.start + first_key + key)

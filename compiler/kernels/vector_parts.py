@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from .builder import Array, KernelBuilder, Scalar, lane_of, minimum, number, select, splat, sum_lanes, vector
 from .maths import rms_factor
@@ -114,6 +115,16 @@ class InputTile:
         return self._tile[j, block]
 
 
+class InputBlocks(Protocol):
+    """An input row in workgroup memory, of which a block has ``quads``."""
+
+    @property
+    def quads(self) -> int: ...
+
+    def quad(self, block: Scalar, j: int) -> Scalar:
+        """Quad j of a block."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedBlocks:
     """Blocks of several weight rows and the words of their scales, in registers; ``scale_indices`` are the scales'
@@ -182,7 +193,7 @@ def load_blocks(
 def dot_products(
     kernel: KernelBuilder,
     arguments: ProjectionArguments,
-    tiles: Sequence[InputTile],
+    tiles: Sequence[InputBlocks],
     block_index: Scalar,
     weights: LoadedBlocks,
     sums: Sequence[Array],

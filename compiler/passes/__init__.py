@@ -16,6 +16,7 @@ fuse_layer_norm   LayerNorm, then projection                    -> the same
 add_lora          projections                                   -> each followed by a LoRA adapter, if requested
 split_large       a weight larger than a binding                -> parts by rows
 keep_norm         LayerNorm, then projection and residual       -> one projection with two results
+fuse_attention_output  attention without pages, then projection -> one step
 fuse_stream       norm and residual addition, then projection   -> one projection with two results
 quantize_kv       KV pages of activations                       -> of integers, if requested
 
@@ -30,6 +31,7 @@ from ..quant import Quantization
 from .add_lora import add_lora
 from .fold_rounding import fold_rounding
 from .fuse_attention import fuse_attention
+from .fuse_attention_output import fuse_attention_output
 from .fuse_gate_up import fuse_gate_up
 from .fuse_norm import fuse_layer_norm, fuse_norm
 from .fuse_projections import fuse_projections
@@ -84,5 +86,5 @@ def run_passes(
         graph = add_lora(graph, lora_rank)
     graph = split_large(graph, quantization, max_binding_bytes)
     if not lora_rank:
-        graph = keep_norm(graph)
+        graph = fuse_attention_output(keep_norm(graph))
     return quantize_kv(fuse_stream(graph), kv)

@@ -36,7 +36,7 @@ from nearfar.compiler.kernels.cpu.rotation import rope
 from nearfar.compiler.kernels.cpu.rows import rms_norm, take_rows
 from nearfar.compiler.kernels.cpu.sample import sample
 from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
-from nearfar.compiler.kernels.heads import Preparation, Scores
+from nearfar.compiler.kernels.heads import ATTENDED, Preparation, Scores
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.targets.context import Context, attr, position_scale, position_tables, sizes
 from nearfar.targets.variant import KernelCall, Template, Variant, for_activations, kernel, with_roles
@@ -205,12 +205,19 @@ def projection_variants(step: Step, context: CpuContext, activation: str) -> lis
     that the step before has rounded to 8 bits.
     """
     facts = context.projection(step, activation)
+    multiple_of = facts.x_step
+    if multiple_of is None and facts.norm_eps is None and facts.stream_eps is None:
+        multiple_of = context.step_of(step.inputs["x"], step)
+    return projection_rows(facts, context, activation, multiple_of)
+
+
+def projection_rows(
+    facts: Projection, context: CpuContext, activation: str, multiple_of: float | None = None
+) -> list[Variant]:
+    """``multiple_of``: the input is -128 to 127 times this number."""
     streamed, adds = facts, facts.stream_eps is not None
     if adds:
         facts = replace(facts, stream_eps=None, stream_factor=False, norm_row=1, x_dtype="float32")
-    multiple_of = facts.x_step
-    if multiple_of is None and facts.norm_eps is None:
-        multiple_of = context.step_of(step.inputs["x"], step)
     # The kernel that prepares the rows keeps them.
     multiplied = replace(facts, keeps_norm=False)
     bits = (8 if activation == "int8" or multiple_of else 16) if facts.weight.scale_dtype else None
@@ -353,6 +360,34 @@ def ragged_attention_variants(step: Step, context: CpuContext, activation: str) 
     ]
 
 
+def ragged_attention_linear_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
+    """The kernels of both parts, one after the other."""
+    heads, scores = context.joint_heads(step, activation, RAGGED_PAGE), context.scores(step)
+    attention = {
+        level.isa: instance(
+            ragged_attention,
+            level,
+            heads=heads,
+            scores=scores,
+            tile_rows=max(1, TILE_QUERIES[level] // heads.group),
+            y_in_scratch=True,
+        )
+        for level in context.plain_levels
+    }
+    rows = projection_rows(context.output_projection(step, activation), context, activation)
+    attended = f"scratch.{ATTENDED}"
+    return [
+        replace(
+            each,
+            kernels=(
+                attention[each.kernels[0].facts["isa"]],
+                *(with_roles(call, x=attended) for call in each.kernels),
+            ),
+        )
+        for each in rows
+    ]
+
+
 def may_see_more_than(keys: int, preparation: Preparation | None, scores: Scores) -> bool:
     """Whether a row may see more than ``keys`` keys: the window limits them, and the length of the rotation table,
     which is the context.
@@ -368,6 +403,7 @@ OPS: dict[str, Callable[[Step, CpuContext, str], list[Variant]]] = {
     "pool_rows": pool_rows_variants,
     "rope_heads": rope_heads_variants,
     "ragged_attention": ragged_attention_variants,
+    "ragged_attention_linear": ragged_attention_linear_variants,
     "take_rows": take_rows_variants,
     "slice_columns": slice_columns_variants,
     "linear": projection_variants,

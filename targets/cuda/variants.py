@@ -41,6 +41,7 @@ NUMBERS = GpuNumbers(
     # A kernel's parameters have no such limit.
     max_buffers=64,
     attention=ATTENTION,
+    max_fused_rows=64,
 )
 TILE = TileShape(64, 64, 16, 256)
 

@@ -36,6 +36,7 @@ NUMBERS = GpuNumbers(
     max_vector_rows=4,
     max_buffers=MAX_STORAGE_BUFFERS,
     attention=ATTENTION,
+    max_fused_rows=512,
     # Greedy rows are read once, and a decoded token has few dispatches.
     shared_rows=[">", "DR", 0],
     centering=(*VECTOR_TEMPLATES, linear_tile),

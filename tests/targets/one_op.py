@@ -62,6 +62,10 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     bent: dict[str, Any] = {"window": 5, "softcap": 30.0, "scale": 0.2}
     yield "ragged_attention", "window", partial(over_texts, "ragged_attention", causal=False, **bent)
     yield "ragged_attention", "causal", partial(over_texts, "ragged_attention")
+    fused: dict[str, Any] = {"output": OUTPUTS, "causal": False}
+    yield "ragged_attention_linear", "plain", partial(over_texts, "ragged_attention_linear", residual=True, **fused)
+    yield "ragged_attention_linear", "window", partial(over_texts, "ragged_attention_linear", **(fused | bent))
+    yield "ragged_attention_linear", "causal", partial(over_texts, "ragged_attention_linear", output=130)
     yield "take_rows", "plain", take_rows
     for x_dtype, dtype in product(DTYPES, DTYPES):
         yield "slice_columns", f"{x_dtype}_{dtype}", partial(slice_columns, x_dtype, dtype)
@@ -165,15 +169,21 @@ def pool_rows(mode: str) -> Graph:
     )
 
 
-def over_texts(op: str, *, rotary_dim: int = 0, **attrs: Any) -> Graph:
-    """An op on the joint projection of queries, keys and values of complete texts."""
+def over_texts(op: str, *, rotary_dim: int = 0, output: int = 0, residual: bool = False, **attrs: Any) -> Graph:
+    """An op on the joint projection of queries, keys and values of complete texts. ``output``: the outputs of an op
+    that projects, which has a bias then.
+    """
     graph = Builder()
     inputs = {
         "qkv": graph.value("qkv", ("S", (HEADS + 2 * KV_HEADS) * HEAD_DIM), "activation"),
         "positions": graph.value("positions", ("S",), "int32"),
     }
-    if op == "ragged_attention":
+    if op != "rope_heads":
         inputs["seq_starts"] = graph.value("seq_starts", (["add", "B", 1],), "int32")
+    if output:
+        inputs |= {"weight": graph.matrix("weight", output, HEADS * HEAD_DIM), "bias": graph.vector("bias", output)}
+    if residual:
+        inputs["residual"] = graph.value("residual", ("S", output))
     if rotary_dim:
         inputs["table"] = rope_table(graph, rotary_dim)
     if "eps" in attrs:

@@ -1,4 +1,5 @@
-"""Ops of models that read complete texts without KV pages: embed_positions, rope_heads, ragged_attention, pool_rows.
+"""Ops of models that read complete texts without KV pages: embed_positions, rope_heads, ragged_attention,
+ragged_attention_linear, pool_rows.
 
 The rows of a batch are those of its texts, one text after the other.
 """
@@ -118,6 +119,24 @@ def ragged_attention(inputs: Inputs, attrs: Attrs) -> Array:
     return y
 
 
+def infer_ragged_attention_linear(shapes: Shapes, attrs: Attrs) -> Type:
+    (rows, columns), (outputs, weight_columns) = infer_ragged_attention(shapes, attrs)[0], shapes["weight"]
+    fits = all(shapes[role][-1] == outputs for role in ("bias", "residual") if role in shapes)
+    require(columns == weight_columns and fits, "ragged_attention_linear", shapes)
+    return (rows, outputs), "float32"
+
+
+def ragged_attention_linear(inputs: Inputs, attrs: Attrs) -> Array:
+    """ragged_attention(qkv) @ weight.T + bias + residual; a term without its input is omitted.
+
+    qkv, positions, seq_starts as in `ragged_attention`, weight (N, H * D), bias (N,), residual (S, N) -> (S, N).
+    """
+    y: Array = ragged_attention(inputs, attrs) @ inputs["weight"].T
+    if "bias" in inputs:
+        y = y + inputs["bias"]
+    return y + inputs["residual"] if "residual" in inputs else y
+
+
 def infer_pool_rows(shapes: Shapes, attrs: Attrs) -> Type:
     return ("B", shapes["x"][1]), "float32"
 
@@ -158,6 +177,13 @@ OPS = {
         infer_ragged_attention,
         ragged_attention,
         inputs={"qkv": ACTIVATION, "positions": INTEGERS, "seq_starts": INTEGERS},
+        attrs={**HEADS, **SCORES},
+    ),
+    "ragged_attention_linear": Op(
+        infer_ragged_attention_linear,
+        ragged_attention_linear,
+        inputs={"qkv": ACTIVATION, "positions": INTEGERS, "seq_starts": INTEGERS, "weight": MATRIX},
+        optional={"bias": VECTOR, "residual": FLOAT32},
         attrs={**HEADS, **SCORES},
     ),
     "pool_rows": Op(

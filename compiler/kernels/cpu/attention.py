@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from ..builder import Array, Kernel, Scalar, cast, maximum, minimum, number, select
 from ..heads import Heads, Preparation, Scores
@@ -123,7 +124,9 @@ class Arguments:
         preparation: Preparation | None = None,
         *,
         scalars: tuple[str, ...] = (),
+        result: str | None = None,
     ) -> None:
+        """``result``: the scratch buffer that receives the result; None: y."""
         self.kernel = kernel = CpuKernelBuilder(name, scalars=scalars)
         self.isa, self.heads, self._scores, self._preparation = isa, heads, scores, preparation
         # Pages may have another dtype than the step's result.
@@ -133,7 +136,8 @@ class Arguments:
         self._products = key_products(kernel, isa, self._stored_heads, self._pages)
         self._sinks = kernel.buffer("sinks", (heads.num_heads,), "float32") if scores.sinks else None
         rows = (heads.rows, heads.num_heads, heads.head_dim)
-        self._y: Array = kernel.buffer("y", rows, heads.activation, write=True)
+        declare = partial(kernel.buffer, "y") if result is None else partial(kernel.scratch, result)
+        self._y: Array = declare(rows, heads.activation, write=True)
 
     def _declare(self) -> None:
         """Declare the queries, the pages, and the rows of the batch."""

@@ -10,14 +10,17 @@ from dataclasses import replace
 
 from ...ir.expr import Expr
 from ..builder import Kernel, Scalar, cast, truncated_quotient
-from ..heads import Heads, Scores
+from ..heads import ATTENDED, Heads, Scores
 from .attention import Arguments, attend_tiles
 from .builder import Isa, floats, pieces, ramp
 from .pages import Pages
 
 
-def ragged_attention(name: str, *, isa: Isa, heads: Heads, scores: Scores, tile_rows: int) -> Kernel:
-    arguments = RaggedArguments(name, isa, heads, scores)
+def ragged_attention(
+    name: str, *, isa: Isa, heads: Heads, scores: Scores, tile_rows: int, y_in_scratch: bool = False
+) -> Kernel:
+    """``y_in_scratch``: the result is the scratch buffer `ATTENDED`."""
+    arguments = RaggedArguments(name, isa, heads, scores, result=ATTENDED if y_in_scratch else None)
     arguments.prepare_queries()
     return attend_tiles(arguments, tile_rows)
 

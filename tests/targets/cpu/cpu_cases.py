@@ -323,6 +323,12 @@ def text_cases() -> Iterator[StepCase]:
         inputs = {**qkv, **starts}
         name = f"ragged_attention_{head_dim}"
         yield StepCase(name, "ragged_attention", inputs, {**heads, **scores}, given(texts, inputs), activation)
+        inputs = {**inputs, "weight": ("matrix", 37, group * kv_heads * head_dim), "bias": ("vector", 37)}
+        inputs |= {"residual": ("float32", "S", 37)} if head_dim == 12 else {}
+        rounding, quantization = ("float32", "f32") if head_dim > 12 else ("int8", "q8f16")
+        own = {**heads, **scores}
+        name, batches = f"ragged_attention_linear_{head_dim}", given(texts, inputs)
+        yield StepCase(name, "ragged_attention_linear", inputs, own, batches, rounding, quantization)
         inputs = {**qkv, "table": ("rope", 280, head_dim // 4, 2), "qk_norm": ("vector", 2 * head_dim)}
         yield StepCase(
             f"rope_heads_{head_dim}", "rope_heads", inputs, {**heads, "eps": EPS}, given(texts, inputs), activation

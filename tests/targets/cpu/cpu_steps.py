@@ -279,7 +279,8 @@ def runs_on(row: Variant, dims: Mapping[str, int]) -> bool:
 def check(case: StepCase, run: Run, outputs: Mapping[str, Array], what: object) -> None:
     """Compare the kernels' outputs with the op's result."""
     integers = "int8" if case.activation == "int8" else "int16"
-    rounded = integers if case.op in ("linear", "gated_linear") and case.quantization.startswith("q") else "float32"
+    multiplies = case.op in ("linear", "gated_linear", "ragged_attention_linear")
+    rounded = integers if multiplies and case.quantization.startswith("q") else "float32"
     for role, expected in run.expected.items():
         found = outputs[role]
         assert (found.shape, found.dtype) == (expected.shape, expected.dtype), (what, role)
