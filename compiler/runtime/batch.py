@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -152,10 +152,7 @@ class Chunk:
 def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = False, logprobs: bool = False) -> Batch:
     """Concatenate chunks of several sequences. Raises RequestError for a chunk without a token."""
     lengths = [len(chunk.token_ids) for chunk in chunks]
-    if 0 in lengths:
-        raise RequestError(
-            f"chunk {lengths.index(0)} of the batch has no new token; leave its sequence out of the batch"
-        )
+    require_tokens(lengths)
     starts = np.cumsum([0, *lengths])
     positions = [np.arange(chunk.start, chunk.start + length) for chunk, length in zip(chunks, lengths, strict=True)]
 
@@ -190,16 +187,37 @@ def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = 
     )
 
 
+def require_tokens(lengths: Sequence[int]) -> None:
+    if 0 in lengths:
+        raise RequestError(
+            f"chunk {lengths.index(0)} of the batch has no new token; leave its sequence out of the batch"
+        )
+
+
 def make_text_batch(texts: Sequence[Sequence[int]], token_types: Sequence[Sequence[int]] | None = None) -> Batch:
     """A batch of complete texts, by their token ids, for a plan without pages. A text's ``token_types`` may be empty if
     all are of type 0. Raises RequestError for a text without a token.
     """
-    batch = make_batch([Chunk(text, 0, [0] * len(text)) for text in texts], 1)
+    lengths = list(map(len, texts))
+    require_tokens(lengths)
+    starts = np.zeros(len(texts) + 1, np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    tokens, none = int(starts[-1]), np.zeros(0, np.int32)
     types = None
     if token_types is not None:
         types = join([own or [0] * len(text) for own, text in zip(token_types, texts, strict=True)])
-    return replace(
-        batch, page_indptr=np.zeros(len(texts) + 1, np.int32), page_ids=np.zeros(0, np.int32), token_types=types
+    return Batch(
+        token_ids=join(texts),
+        positions=np.arange(tokens, dtype=np.int32) - np.repeat(starts[:-1], lengths),
+        slots=np.zeros(tokens, np.int32),
+        seq_starts=starts,
+        page_indptr=np.zeros_like(starts),
+        page_ids=none,
+        sample_rows=none,
+        sample_slots=none.reshape(0, 2),
+        sample_settings=np.zeros((0, len(Settings._fields)), np.float32),
+        adapters=np.full(tokens, -1, np.int32),
+        token_types=types,
     )
 
 
