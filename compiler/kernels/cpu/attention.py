@@ -22,7 +22,7 @@ from ..heads import Heads, Preparation, Scores
 from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, round_up_quotient
 from .hadamard import rotate
 from .key_block import BLOCK, KeyBlock, Range, Running
-from .key_products import key_products
+from .key_products import Queries, key_products
 from .new_heads import NewHeads
 from .pages import Pages
 
@@ -92,6 +92,7 @@ def attention_split(name: str, *, isa: Isa, heads: Heads, preparation: Preparati
         with kernel.when(keys.start < keys.stop):
             block_keys = arguments.key_block(group)
             queries = [(row, first_head + i) for i in range(group)]
+            arguments.hold(queries)
             for i in range(group):
                 block_keys.lengths[i] = keys.stop
                 if block_keys.starts is not None:
@@ -214,6 +215,10 @@ class Arguments:
         start = 0 if isinstance(keys.start, int) else kernel.let("start", maximum(keys.start - first, 0))
         return Range(start, kernel.let("stop", minimum(keys.stop - first, BLOCK)))
 
+    def hold(self, queries: Queries) -> None:
+        """Read the queries of all blocks that follow."""
+        self._products.hold(queries)
+
     def key_block(self, count: int) -> KeyBlock:
         return KeyBlock(
             self.kernel, self.isa, self._stored_heads, self._scores, self._pages, self._products, self._page_ids, count
@@ -242,6 +247,7 @@ def attend(arguments: Arguments, rows: list[Scalar], stop: Scalar, kv_head: Scal
     keys = Range(visible[0].start, visible[-1].stop)
     block_keys = arguments.key_block(len(queries))
     running = arguments.running([head for _, head in queries])
+    arguments.hold(queries)
     with arguments.each_block(keys) as block:
         # Earlier rows see fewer keys of the last block, or none, and later rows fewer of the first one. A block without
         # keys weighs 0.

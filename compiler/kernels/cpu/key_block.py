@@ -17,12 +17,14 @@ from ..builder import Array, Scalar, maximum, minimum, number, select, splat, tr
 from ..heads import Heads, Scores
 from .builder import CpuKernelBuilder, Isa, floats, pieces, ramp, round_up_quotient, wide
 from .key_products import KeyProducts, Queries
-from .math import exp, fused, largest_of_lanes, like, sum_of_lanes, tanh
+from .math import falling_exp, fused, largest_of_lanes, like, sum_of_lanes, tanh
 from .pages import Pages
 from .rows import LANES
 
 # The keys of a block, a multiple of the page size.
 BLOCK = 256
+# The fewest queries whose sums hide the latency of an addition.
+SMALLEST_GROUP = 4
 LINE_BYTES = 64
 # Represents minus infinity: exp(LOWEST - x) is 0 for every x that a score can have.
 LOWEST = -3.0e38
@@ -93,9 +95,8 @@ class KeyBlock:
         return self._kernel.let("page", entry if self._page_ids is None else self._page_ids[entry])
 
     def _score(self, queries: Queries, kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range) -> None:
-        kernel, lanes, page_size, products = self._kernel, self._lanes, self._heads.page_size, self._products
-        parts = page_size // lanes
-        at_once = max(1, min(4, self._chains() // parts))
+        kernel, page_size = self._kernel, self._heads.page_size
+        at_once = max(1, min(4, self._chains() // (page_size // self._lanes)))
         num_pages = kernel.let("num_pages", round_up_quotient(keys.stop, page_size))
         start = keys.start_in(page_size)
         with kernel.loop("pages", round_up_quotient(num_pages - start, at_once)) as some:
@@ -104,31 +105,48 @@ class KeyBlock:
             pages = [self._page(first_page, block, minimum(index, num_pages - 1)) for index in indices]
             following = [self._page(first_page, block, minimum(index + at_once, num_pages - 1)) for index in indices]
             # The vectors of a page's keys, as many at a time as registers hold sums.
-            together = max(1, min(parts, self._chains()))
-            for first_part in range(0, parts, together):
-                vectors = [
-                    (p, part) for p in range(at_once) for part in range(first_part, min(first_part + together, parts))
-                ]
-                chains = kernel.local("chains", len(vectors) * self.count, products.dtype)
-                for vector in range(len(vectors)):
-                    for i, total in enumerate(products.start(queries)):
-                        chains[vector * self.count + i] = total
-                with kernel.loop("step", products.steps) as step:
-                    if first_part == 0:
-                        self._prefetch(pages, following, kv_head, step)
-                    for vector, (p, part) in enumerate(vectors):
-                        sums = [chains[vector * self.count + i] for i in range(self.count)]
-                        added = products.add(sums, queries, pages[p], kv_head, part * lanes, step)
-                        for i, total in enumerate(added):
-                            chains[vector * self.count + i] = total
+            for group in self._groups():
+                self._score_group(queries, group, kv_head, indices, num_pages, pages, following)
+
+    def _score_group(
+        self,
+        queries: Queries,
+        group: range,
+        kv_head: Scalar,
+        indices: Sequence[Scalar],
+        num_pages: Scalar,
+        pages: Sequence[Scalar],
+        following: Sequence[Scalar],
+    ) -> None:
+        """The scores of some queries with the keys of some pages."""
+        kernel, lanes, page_size, products = self._kernel, self._lanes, self._heads.page_size, self._products
+        own, count = [queries[i] for i in group], len(group)
+        parts = page_size // lanes
+        together = max(1, min(parts, self._chains()))
+        for first_part in range(0, parts, together):
+            vectors = [
+                (p, part) for p in range(len(pages)) for part in range(first_part, min(first_part + together, parts))
+            ]
+            chains = kernel.local("chains", len(vectors) * count, products.dtype)
+            for vector in range(len(vectors)):
+                for i, total in enumerate(products.start(own)):
+                    chains[vector * count + i] = total
+            with kernel.loop("step", products.steps) as step:
+                if first_part == 0 and group.start == 0:
+                    self._prefetch(pages, following, kv_head, step)
                 for vector, (p, part) in enumerate(vectors):
-                    sums = [chains[vector * self.count + i] for i in range(self.count)]
-                    with kernel.when(True if at_once == 1 else indices[p] < num_pages):
-                        for i, score in enumerate(products.finish(sums, queries, pages[p], kv_head, part * lanes)):
-                            if self._softcap is not None:
-                                score = kernel.let("score", score / like(score, self._softcap))
-                                score = like(score, self._softcap) * tanh(score)
-                            self._scores[ramp(i * BLOCK + indices[p] * page_size + part * lanes, lanes)] = score
+                    sums = [chains[vector * count + i] for i in range(count)]
+                    for i, total in enumerate(products.add(sums, own, pages[p], kv_head, part * lanes, step)):
+                        chains[vector * count + i] = total
+            for vector, (p, part) in enumerate(vectors):
+                sums = [chains[vector * count + i] for i in range(count)]
+                with kernel.when(True if len(pages) == 1 else indices[p] < num_pages):
+                    for i, score in enumerate(products.finish(sums, own, pages[p], kv_head, part * lanes)):
+                        if self._softcap is not None:
+                            score = kernel.let("score", score / like(score, self._softcap))
+                            score = like(score, self._softcap) * tanh(score)
+                        place = group[i] * BLOCK + indices[p] * page_size + part * lanes
+                        self._scores[ramp(place, lanes)] = score
 
     def _prefetch(self, pages: Sequence[Scalar], following: Sequence[Scalar], kv_head: Scalar, step: Scalar) -> None:
         """Prefetch the keys of the ``following`` pages, and the values of ``pages`` if they are quantized."""
@@ -139,11 +157,21 @@ class KeyBlock:
             for page in pages:
                 self._pages.prefetch(page, 1, kv_head, step * self._products.entries)
 
-    def _chains(self, loaded: int = 1) -> int:
-        """The number of sum vectors per query that fit into registers, besides a vector for each query's factor and
-        ``loaded`` values.
+    def _groups(self) -> list[range]:
+        """The queries in groups for which registers hold at least two sum vectors each, so that a load of a query's
+        factor serves two products.
         """
-        return max(1, (self._isa.registers - self.count - 1 - loaded) // self.count)
+        size = self.count
+        while size > SMALLEST_GROUP and self._isa.registers < 3 * size + 2:
+            size = -(-size // 2)
+        return [range(first, min(first + size, self.count)) for first in range(0, self.count, size)]
+
+    def _chains(self, loaded: int = 1) -> int:
+        """The number of sum vectors per query of a group that fit into registers, besides a vector for each query's
+        factor and ``loaded`` values.
+        """
+        count = len(self._groups()[0])
+        return max(1, (self._isa.registers - count - 1 - loaded) // count)
 
     def _weigh(self, i: Scalar, keys: Range) -> None:
         """Turn the scores of a query into weights."""
@@ -164,53 +192,63 @@ class KeyBlock:
         total = kernel.local("total_lanes", 1, f"float32x{lanes}", fill=0)
         with kernel.loop("part", vectors) as part:
             index = ramp(i * BLOCK + (start + part) * lanes, lanes)
-            weight = kernel.let("weight", exp(self._scores[index] - splat(self.largest[i], lanes)))
+            weight = kernel.let("weight", falling_exp(self._scores[index] - splat(self.largest[i], lanes)))
             self._scores[index] = weight
             total[0] = total[0] + weight
         self.total[i] = sum_of_lanes(total[0])
 
     def _add_values(self, kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range) -> None:
         """sums = weights @ values, for all queries and as many elements at a time as registers hold."""
-        kernel, heads, page_size = self._kernel, self._heads, self._heads.page_size
-        pages, head_dim = self._pages, heads.head_dim
+        pages = self._pages
         entries = pieces(pages.width, self._isa.lanes)
         at_once = max(1, self._chains(pages.parts) // pages.parts)
-        start_page = keys.start_in(page_size)
         zeros = self._scale_weights(kv_head, first_page, block, keys) if pages.quantized else None
         for first in range(0, len(entries), at_once):
-            some = entries[first : first + at_once]
-            sums = [
-                [kernel.local("sum", self.count, floats(lanes), fill=0) for _ in range(pages.parts)]
-                for _, lanes in some
-            ]
-            num_pages = kernel.let("num_pages", round_up_quotient(keys.stop, page_size))
-            with kernel.loop("page_offset", num_pages - start_page) as page_offset:
-                page_index = start_page + page_offset
-                page = self._page(first_page, block, page_index)
-                next_page = self._page(first_page, block, minimum(page_index + 1, num_pages - 1))
-                stop = minimum(keys.stop - page_index * page_size, page_size)
-                start = (
-                    0 if self.starts is None else kernel.let("start", maximum(keys.start - page_index * page_size, 0))
-                )
-                with kernel.loop("offset", stop - start) as offset:
-                    in_page = start + offset
-                    if self._asks_ahead and not pages.quantized:
-                        for start in range(0, head_dim, LINE_BYTES // 2):
-                            pages.prefetch(next_page, 1, kv_head, in_page * head_dim + start)
-                    weights = [self._scores[i * BLOCK + page_index * page_size + in_page] for i in range(self.count)]
-                    weights = [kernel.let("weight", weight) for weight in weights]
-                    for of_entries, (start, lanes) in zip(sums, some, strict=True):
-                        loaded = pages.value(page, kv_head, in_page, start, lanes)
-                        values = [kernel.let("value", value) for value in loaded]
-                        for i, weight in enumerate(weights):
-                            for each, value in zip(of_entries, values, strict=True):
-                                each[i] = fused(wide(weight, lanes), value, each[i])
-            for of_entries, (start, lanes) in zip(sums, some, strict=True):
-                for i in range(self.count):
-                    for element, total in pages.in_order([each[i] for each in of_entries], start, lanes):
-                        if zeros is not None and pages.zero:
-                            total = total + wide(zeros[i], lanes)
-                        self.sums[ramp(i * head_dim + element, lanes)] = total
+            for group in self._groups():
+                self._add_entries(entries[first : first + at_once], group, kv_head, first_page, block, keys, zeros)
+
+    def _add_entries(
+        self,
+        entries: Sequence[tuple[int, int]],
+        group: range,
+        kv_head: Scalar,
+        first_page: Scalar,
+        block: Scalar,
+        keys: Range,
+        zeros: Array | None,
+    ) -> None:
+        """The weighted sums of some entries of the values, for some queries."""
+        kernel, page_size, pages, head_dim = self._kernel, self._heads.page_size, self._pages, self._heads.head_dim
+        start_page = keys.start_in(page_size)
+        sums = [
+            [kernel.local("sum", len(group), floats(lanes), fill=0) for _ in range(pages.parts)] for _, lanes in entries
+        ]
+        num_pages = kernel.let("num_pages", round_up_quotient(keys.stop, page_size))
+        with kernel.loop("page_offset", num_pages - start_page) as page_offset:
+            page_index = start_page + page_offset
+            page = self._page(first_page, block, page_index)
+            next_page = self._page(first_page, block, minimum(page_index + 1, num_pages - 1))
+            stop = minimum(keys.stop - page_index * page_size, page_size)
+            start = 0 if self.starts is None else kernel.let("start", maximum(keys.start - page_index * page_size, 0))
+            with kernel.loop("offset", stop - start) as offset:
+                in_page = start + offset
+                if self._asks_ahead and not pages.quantized:
+                    for start in range(0, head_dim, LINE_BYTES // 2):
+                        pages.prefetch(next_page, 1, kv_head, in_page * head_dim + start)
+                weights = [self._scores[i * BLOCK + page_index * page_size + in_page] for i in group]
+                weights = [kernel.let("weight", weight) for weight in weights]
+                for of_entries, (start, lanes) in zip(sums, entries, strict=True):
+                    loaded = pages.value(page, kv_head, in_page, start, lanes)
+                    values = [kernel.let("value", value) for value in loaded]
+                    for i, weight in enumerate(weights):
+                        for each, value in zip(of_entries, values, strict=True):
+                            each[i] = fused(wide(weight, lanes), value, each[i])
+        for of_entries, (start, lanes) in zip(sums, entries, strict=True):
+            for i, query in enumerate(group):
+                for element, total in pages.in_order([each[i] for each in of_entries], start, lanes):
+                    if zeros is not None and pages.zero:
+                        total = total + wide(zeros[query], lanes)
+                    self.sums[ramp(query * head_dim + element, lanes)] = total
 
     def _scale_weights(self, kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range) -> Array:
         """Multiply weights by the scales of values. Returns what the zeros of codes add to each query's sums."""
@@ -259,7 +297,10 @@ class Running:
         """Add the next block; ``sums`` gives a vector of its weighted values by start and lanes."""
         kernel, head_dim = self._kernel, self._heads.head_dim
         above = kernel.let("above", maximum(self._largest[i], largest))
-        before, new = kernel.let("before", exp(self._largest[i] - above)), kernel.let("new", exp(largest - above))
+        before, new = (
+            kernel.let("before", falling_exp(self._largest[i] - above)),
+            kernel.let("new", falling_exp(largest - above)),
+        )
         self._largest[i] = above
         self._total[i] = fused(self._total[i], before, total * new)
         for start, lanes in pieces(head_dim, self._isa.lanes):

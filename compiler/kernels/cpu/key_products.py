@@ -23,6 +23,8 @@ Queries: TypeAlias = "list[tuple[Scalar, Scalar]]"
 # The largest code of a query.
 LARGEST = 32767
 # The elements of a word in the order of its operands, which are pairs (`integer_dot.Dot.operands`).
+# With more queries at once, copies of them are read.
+HELD_QUERIES = 4
 WORD, FIRST_OF_PAIRS, SECOND_OF_PAIRS = 8, (0, 1, 4, 5), (2, 3, 6, 7)
 
 
@@ -37,6 +39,9 @@ class KeyProducts(Protocol):
 
     def store(self, row: Scalar, head: Scalar, query: Array) -> None:
         """Prepare a query (D,) float32."""
+
+    def hold(self, queries: Queries) -> None:
+        """Read the queries that all of the following calls are for."""
 
     def start(self, queries: Queries) -> list[Scalar]:
         """The sums before the first step."""
@@ -62,6 +67,21 @@ class FloatProducts:
         self._q = kernel.scratch("q", (heads.rows, heads.num_heads, heads.head_dim), "float32", write=True)
         self._lanes = min(isa.lanes, heads.page_size)
         self.steps, self.entries, self.dtype = heads.head_dim, heads.page_size, floats(self._lanes)
+        self._held: Array | None = None
+        self._places: dict[int, int] = {}
+
+    def hold(self, queries: Queries) -> None:
+        """Copy them, so that a step reads all of them at constant distances: there are fewer registers for pointers
+        than queries.
+        """
+        head_dim, self._held = self._heads.head_dim, None
+        if len(queries) > HELD_QUERIES:
+            self._places = {id(query): i * head_dim for i, query in enumerate(queries)}
+            self._held = self._kernel.local("held", len(queries) * head_dim, "float32")
+            for query in queries:
+                for start, lanes in pieces(head_dim, self._isa.lanes):
+                    here = ramp(self._places[id(query)] + start, lanes)
+                    self._held[here] = self._q[(*query, ramp(start, lanes))]
 
     def store(self, row: Scalar, head: Scalar, query: Array) -> None:
         for start, lanes in pieces(self._heads.head_dim, self._isa.lanes):
@@ -74,7 +94,9 @@ class FloatProducts:
         self, sums: list[Scalar], queries: Queries, page: Scalar, kv_head: Scalar, in_page: int, step: Scalar
     ) -> list[Scalar]:
         key = self._kernel.let("key", self._pages.key(page, kv_head, in_page, step, self._lanes))
-        values = [splat(self._q[row, head, step], self._lanes) for row, head in queries]
+        held = self._held
+        found = [self._q[(*query, step)] if held is None else held[self._places[id(query)] + step] for query in queries]
+        values = [splat(each, self._lanes) for each in found]
         return [fused(value, key, total) for value, total in zip(values, sums, strict=True)]
 
     def finish(
@@ -105,6 +127,8 @@ class IntegerProducts:
         self._q = kernel.scratch("q", (heads.rows, heads.num_heads, self._words + 2), "uint32", write=True)
         self.steps, self.entries, self.dtype = heads.head_dim // WORD, heads.page_size * 4, of("int32", isa.lanes)
         self._dot = integer_dot(kernel, isa, WeightFormat("q4", "float32"), 16)
+
+    def hold(self, queries: Queries) -> None: ...
 
     def store(self, row: Scalar, head: Scalar, query: Array) -> None:
         kernel, vectors = self._kernel, pieces(self._heads.head_dim, LANES)

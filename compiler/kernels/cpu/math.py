@@ -32,6 +32,18 @@ LN2_HIGH = 0.693359375
 LN2_LOW = math.log(2) - LN2_HIGH
 # Up to this degree, the Taylor series of exp is within 1e-8 on [-ln 2 / 2, ln 2 / 2].
 EXP_TERMS = 7
+# The same as a polynomial of degree 6 with a relative error of 2e-9, lowest power first. A minimax fit.
+EXP_FIT = (
+    1.0,
+    1.0000000364310255,
+    0.49999992056095416,
+    0.1666641968045607,
+    0.04166822868347236,
+    0.008374857073872342,
+    0.0013836794008863537,
+)
+# Adding this to a float32 of small magnitude rounds it to an integer, which is then in the lowest bits.
+ROUNDING = 1.5 * 2**23
 # The degree of 2 atanh(s) for s of at most 0.172; the remainder is below 1e-9.
 LOG_TERMS = 5
 # tanh(x) / x - 1 as a polynomial of x^2 without a constant term, for x below TANH_SMALL; highest power first. Cephes'
@@ -85,6 +97,25 @@ def exp(x: Scalar) -> Scalar:
     return select(x < like(x, LOWEST_EXPONENT), like(x, 0), result * power)
 
 
+def falling_exp(x: Scalar) -> Scalar:
+    """e to the x for x of at most 0, within 2e-7 of it; 0 below LOWEST_EXPONENT. It takes fewer instructions than
+    `exp`, and those of its polynomial run side by side.
+    """
+    integers = integers_like(x)
+    limited = maximum(x, like(x, LOWEST_EXPONENT))
+    shifted = fused(limited, like(x, 1 / math.log(2)), like(x, ROUNDING))
+    turns = shifted - like(x, ROUNDING)
+    rest = fused(turns, like(x, -LN2_LOW), fused(turns, like(x, -LN2_HIGH), limited))
+    square = rest * rest
+    pairs = [fused(rest, like(x, EXP_FIT[i + 1]), like(x, EXP_FIT[i])) for i in (0, 2, 4)]
+    low, high = fused(pairs[1], square, pairs[0]), fused(square, like(x, EXP_FIT[6]), pairs[2])
+    result = fused(high, square * square, low)
+    power = reinterpret(
+        (reinterpret(shifted, integers) << number(23, integers)) + number(127 << 23, integers), str(x.ty)
+    )
+    return select(x < like(x, LOWEST_EXPONENT), like(x, 0), result * power)
+
+
 def log(x: Scalar) -> Scalar:
     """The natural logarithm of a normal positive number, within 2e-7 of its magnitude or absolutely."""
     integers = integers_like(x)
@@ -121,7 +152,7 @@ def erf(x: Scalar) -> Scalar:
     """The error function, within 1e-7 of its magnitude. It never overflows, and NaN stays NaN."""
     size = magnitude(x)
     small = fused(polynomial(x * x, ERF_SMALL_TERMS), x, x)
-    large = like(x, 1) - exp(fused(polynomial(size, ERF_LARGE_TERMS), size, -size))
+    large = like(x, 1) - falling_exp(fused(polynomial(size, ERF_LARGE_TERMS), size, -size))
     return select(size >= like(x, ERF_SMALL), with_sign_of(x, large), small)
 
 

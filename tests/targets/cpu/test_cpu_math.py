@@ -11,7 +11,7 @@ import pytest
 
 from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.ir.ops.op import ACTIVATIONS
-from nearfar.compiler.kernels.builder import Scalar
+from nearfar.compiler.kernels.builder import Scalar, magnitude
 from nearfar.compiler.kernels.cpu import activations
 from nearfar.compiler.kernels.cpu import math as cpu_math
 from nearfar.compiler.kernels.cpu.builder import CpuKernelBuilder, ramp
@@ -55,6 +55,7 @@ EXACT: dict[str, tuple[Callable[[float], float], float, float]] = {
 FUNCTIONS: dict[str, Callable[[Scalar], Scalar]] = {
     "tanh": cpu_math.tanh,
     "erf": cpu_math.erf,
+    "falling_exp": lambda x: cpu_math.falling_exp(-magnitude(x)),
     **activations.ACTIVATIONS,
 }
 
@@ -102,6 +103,12 @@ def test_nan_stays_nan_and_infinity_reaches_the_limit(name: str, library: Librar
     found = compute(library, name, np.array([np.nan, np.inf], np.float32))
     assert np.isnan(found[0])
     assert found[1] == (1 if name in ("tanh", "erf") else np.inf)
+
+
+def test_the_exponential_of_falling_numbers_is_accurate(library: Library) -> None:
+    found, expected = compute(library, "falling_exp", X), np.exp(-np.abs(X.astype(np.float64)))
+    assert found[0] == 1
+    assert (np.abs(found - expected) <= 2.5e-7 * expected + TINY).all()
 
 
 def test_every_activation_of_the_ops_has_its_definition() -> None:
