@@ -15,12 +15,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = {"compiler": ("targets", "server_fallback"), "targets": ("server_fallback",)}
 HEAVY = {"tvm", "torch", "wgpu", "transformers", "huggingface_hub", "playwright", "cuda"}
-# Files that wrap a heavy library. Nothing imports them before they are needed.
-MAY_IMPORT_AT_THE_TOP = {
-    "compiler/kernels/builder.py": {"tvm"},
-    "compiler/kernels/cpu/builder.py": {"tvm"},
-    "compiler/kernels/cpu/math.py": {"tvm"},
-}
+# A file that wraps a heavy library. Nothing imports it before it is needed.
+MAY_IMPORT_AT_THE_TOP = {"compiler/kernels/tir.py": {"tvm"}}
 SOURCES = sorted(
     path.relative_to(ROOT).as_posix()
     for layer in ("compiler", "targets", "server_fallback")
@@ -85,6 +81,14 @@ def test_importing_the_command_line_loads_no_heavy_library(module: str) -> None:
     code = f"import sys, {module}; print(*sorted({HEAVY} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_lowering_loads_tvm_without_torch() -> None:
+    code = f"import sys, nearfar.targets.webgpu.lower; print(*sorted({HEAVY} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    # TVM imports NVIDIA's bindings if they are installed.
+    assert done.stdout.split()[-1] == "tvm"
+    assert "torch" not in done.stdout
 
 
 def test_packages_on_disk_are_those_of_pyproject() -> None:

@@ -24,12 +24,9 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, TypeAlias
 
-from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
-from tvm.tirx.script.builder import ir as script
-
 from ..ir.expr import Expr
 from ..ir.plan import ZEROED
+from .tir import IRBuilder, script, tirx
 
 # A TIR expression; TVM has no type stubs.
 Scalar: TypeAlias = Any

@@ -17,12 +17,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
-from tvm.tirx.script.builder import ir as script
-
 from ...ir.expr import Expr
 from ..builder import Array, Binding, Index, Kernel, KernelBuilder, Scalar
+from ..tir import IRBuilder, script, tirx
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 
-from tvm import tirx
-
 from ..builder import (
     KernelBuilder,
     Scalar,
@@ -23,6 +21,7 @@ from ..builder import (
     select,
     truncated_quotient,
 )
+from ..tir import tirx
 
 # Below this value, exp is 0. It is the logarithm of the smallest normal float32.
 LOWEST_EXPONENT = -87.3

@@ -11,9 +11,7 @@ missing or has another version.
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.compiler.errors import ToolError
+from nearfar.compiler.without_torch import without_torch
 
 XGRAMMAR_VERSION = "0.2.8"
 _LIBRARY = {"win32": "xgrammar_bindings.dll", "darwin": "libxgrammar_bindings.dylib"}.get(
@@ -105,30 +104,6 @@ class GrammarMatcher:
         return bool(self._handle.is_completed())
 
 
-class _NoTorch:
-    """An import hook that hides torch from one thread.
-
-    tvm_ffi imports torch if it can, for functions that we do not call.
-    """
-
-    def __init__(self) -> None:
-        self._thread = threading.get_ident()
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:  # noqa: ARG002
-        if name == "torch" and threading.get_ident() == self._thread:
-            raise ModuleNotFoundError("hidden while tvm_ffi is imported", name=name)
-
-
-@contextmanager
-def _without_torch() -> Iterator[None]:
-    hook: Any = _NoTorch()
-    sys.meta_path.insert(0, hook)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(hook)
-
-
 def _load() -> dict[str, Any]:
     """The library's types by name."""
     hint = f"'pip install xgrammar=={XGRAMMAR_VERSION}' installs it"
@@ -142,7 +117,7 @@ def _load() -> dict[str, Any]:
     assert package is not None
     [folder, *_] = package.submodule_search_locations or ["."]
     try:
-        with _without_torch():
+        with without_torch():
             import tvm_ffi
         tvm_ffi.load_module(Path(folder) / _LIBRARY)
     except (ImportError, OSError, RuntimeError) as error:
