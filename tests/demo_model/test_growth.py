@@ -19,7 +19,8 @@ LARGE = LlamaConfig(
 @pytest.fixture(scope="module")
 def small() -> Llama:
     torch.manual_seed(4)
-    return Llama(SMALL).eval()
+    model: Llama = Llama(SMALL).eval()
+    return model
 
 
 def test_a_grown_model_begins_with_nearly_the_same_logits(small: Llama) -> None:
@@ -42,7 +43,7 @@ def test_every_new_matrix_learns(small: Llama) -> None:
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(
             large.logits(large.model(tokens, positions))[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
-        ).backward()  # type: ignore[no-untyped-call]
+        ).backward()
         optimizer.step()
     for name, parameter in large.named_parameters():
         assert parameter.grad is not None

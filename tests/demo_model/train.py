@@ -137,7 +137,7 @@ def run(training: Training, until: int, after_step: Callable[[Training], None] =
             hidden = hidden_states(torch.from_numpy(rows.tokens), torch.from_numpy(rows.positions))
             loss = answer_loss(model, hidden, torch.from_numpy(rows.targets))
             _require_number(loss, training.step)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         factor = learning_rate_factor(plan, training.step)
         for optimizer in training.optimizers:
             for group in optimizer.param_groups:

@@ -244,7 +244,8 @@ def test_a_server_before_others_answers_as_they_do_and_survives_the_end_of_one(
                 if isinstance(error.body, dict)
                 else None
             )
-        return answer.choices[0].message.content
+        content: str | None = answer.choices[0].message.content
+        return content
 
     async def load() -> list[str | None]:
         async with openai.AsyncOpenAI(

@@ -129,7 +129,7 @@ def test_a_checkpoint_is_compiled_on_first_use_and_openais_client_is_answered(tm
             {"role": "assistant", "content": ANSWER},
             {"role": "user", "content": "and 3 + 4?"},
         ]
-        usage = client.chat.completions.create(model=model, messages=asked, max_tokens=2).usage  # type: ignore[arg-type]
+        usage = client.chat.completions.create(model=model, messages=asked, max_tokens=2).usage
         assert usage is not None
         assert usage.prompt_tokens_details is not None
         assert (usage.prompt_tokens_details.cached_tokens or 0) > usage.prompt_tokens // 2
