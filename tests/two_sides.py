@@ -16,6 +16,7 @@ from light_bundle import few_kernels, lighten
 from page_looks import DESK, fact
 from playwright.sync_api import Browser, Page
 from recording_proxy import RecordingProxy, recording_proxy
+from served_demo import compile_for_server, require_found
 
 from nearfar.compiler.browser.page_server import PageServer
 from nearfar.compiler.bundle.folder import open_bundle
@@ -49,10 +50,11 @@ KEEP_DEVICES = """() => {
 
 @contextmanager
 def serve_far(near_server: PageServer, folder: Path) -> Iterator[RecordingProxy]:
-    """`nearfar serve` behind a proxy. The near server's bundle is compiled while it starts."""
+    """`nearfar serve` behind a proxy."""
     from nearfar.compiler.demo import CHECKPOINT
     from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 
+    compile_for_server(FAR_MODEL, folder)
     command = [sys.executable, "-m", "nearfar.compiler.cli", "serve", FAR_MODEL, "--target", "cpu", "--port", "0"]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
@@ -71,6 +73,7 @@ def serve_far(near_server: PageServer, folder: Path) -> Iterator[RecordingProxy]
             # The last line that it prints.
             line = next((line for line in printing if line.startswith("curl ")), None)
             assert line is not None, (folder / "log").read_text()
+            require_found(folder / "log")
             with recording_proxy(int(re.findall(r"http://127\.0\.0\.1:(\d+)", line)[0])) as proxy:
                 yield proxy
         finally:

@@ -100,7 +100,7 @@ def policy_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def near_server(policy_file: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:  # noqa: ARG001
-    """The page's server. The far server, which must know its address, compiles its bundle later."""
+    """The page's server, whose bundle `serve_far` compiles later."""
     with PageServer(tmp_path_factory.mktemp("near") / "demo", policy=policy_file) as server:
         yield server
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from served_demo import compile_for_server, require_found
 from waiting import WAIT_SECONDS, wait_until
 
 from nearfar.compiler.cli import main
@@ -76,7 +77,9 @@ def chat(model: str, content: str = QUESTION, **more: object) -> dict[str, objec
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("front-ends")
     (folder / "keys.toml").write_text(KEYS)
+    compile_for_server("demo", folder, context=256)
     command = [sys.executable, "-m", "nearfar.compiler.cli", "serve", "demo", "--port", "0", "--front-ends", "2"]
+    command += ["--target", "cpu"]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
             [*command, "--api-keys", str(folder / "keys.toml"), "--context", "256"],
@@ -88,6 +91,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         line = next((line for line in printed if line.startswith("curl ")), None)
     assert line is not None, (folder / "log").read_text()
     (url,) = re.findall(r"http://127\.0\.0\.1:\d+", line)
+    require_found(folder / "log")
     yield Served(process, url, folder / "log")
     process.kill()
     process.wait()
