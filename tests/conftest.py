@@ -32,7 +32,7 @@ from tiny_models import (
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-    from playwright.sync_api import Browser, BrowserContext, Page
+    from playwright.sync_api import Browser, BrowserContext, Page, Playwright
 
     from nearfar.compiler.bundle.folder import Bundle
 
@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[1]
 # Debian's chromium includes SwiftShader, a Vulkan driver that runs on the CPU.
 SWIFTSHADER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
 # The folders whose files take longest, in this order.
-LONGEST = ("web", "targets")
+LONGEST = ("web", "mobile", "targets")
 
 CompileTiny = Callable[..., Path]
 
@@ -331,17 +331,45 @@ def chromium() -> str:
         lacks(error.message)
 
 
-# This fixture is not session-wide: Playwright's event loop lasts as long as the fixture, and two cannot run at once.
+# One Chromium for all files in a row that need one, because it takes seconds to start. Playwright's event loop runs in
+# this thread until it is stopped, and two cannot run at once, so a file without the fixture must not find it running.
+BROWSER: pytest.StashKey[tuple[Playwright, Browser]] = pytest.StashKey()
+
+
 @pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[Browser]:
+def browser(chromium: str, request: pytest.FixtureRequest) -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
     from nearfar.compiler.browser.chromium import FLAGS
 
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
-        yield browser
-        browser.close()
+    stash = request.config.stash
+    if BROWSER in stash and not stash[BROWSER][1].is_connected():
+        close_browser(stash)
+    if BROWSER not in stash:
+        playwright = sync_playwright().start()
+        stash[BROWSER] = playwright, playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
+    browser = stash[BROWSER][1]
+    yield browser
+    # The next file finds it as new.
+    for context in browser.contexts:
+        context.close()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Close the browser after the last test of a file, unless a test of the next file needs it."""
+    yield
+    if BROWSER in item.config.stash and (nextitem is None or nextitem.path != item.path):
+        of_next = [each for each in item.session.items if nextitem is not None and each.path == nextitem.path]
+        if not any("browser" in getattr(each, "fixturenames", ()) for each in of_next):
+            close_browser(item.config.stash)
+
+
+def close_browser(stash: pytest.Stash) -> None:
+    playwright, browser = stash[BROWSER]
+    del stash[BROWSER]
+    browser.close()
+    playwright.stop()
 
 
 @pytest.fixture

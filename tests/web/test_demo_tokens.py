@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 from light_bundle import few_kernels, lighten
+from playwright.sync_api import Page
 
-from nearfar.compiler.browser.chromium import FLAGS
 from nearfar.compiler.browser.page_server import PageServer
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.bundle.manifest import MANIFEST_FILE
@@ -60,16 +58,6 @@ def endless_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
     return open_bundle(path)
 
 
-@pytest.fixture(scope="module")
-def page(chromium: str) -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
-        yield browser.new_page()
-        browser.close()
-
-
 def tokens_of(runner: Runner, bundle: Bundle) -> list[int]:
     prompt = Tokenizer(bundle.tokenizer_files()).encode_chat(PROMPT)
     try:
@@ -78,7 +66,7 @@ def tokens_of(runner: Runner, bundle: Bundle) -> list[int]:
         runner.close()
 
 
-def test_numpy_python_runner_and_chromium_agree(endless_bundle: Bundle, page: Any, vulkan: None) -> None:  # noqa: ARG001
+def test_numpy_python_runner_and_chromium_agree(endless_bundle: Bundle, page: Page, vulkan: None) -> None:  # noqa: ARG001
     from nearfar.targets.webgpu.runner import WebGPURunner
 
     expected = tokens_of(ReferenceRunner(endless_bundle), endless_bundle)
