@@ -11,6 +11,7 @@ import pytest
 from decoder_families import TOKENS
 from gguf import GGMLQuantizationType as Type
 from gguf_files import WIDER, make_gguf
+from test_architectures import kernels_that_run as kernels_that_run
 from test_architectures import opened as opened
 from test_architectures import target as target
 from tolerances import relative_error
@@ -72,7 +73,7 @@ PAIRS = {("Q4_K_M", "cpu"), ("Q5_K_S", "webgpu"), ("Q3_K_L", "cuda"), ("Q4_0", "
     ],
     indirect=["target"],
 )
-@pytest.mark.usefixtures("compiled_once")
+@pytest.mark.usefixtures("kernels_that_run")
 def test_a_mixed_file_computes_with_the_values_of_its_blocks(
     label: str, target: str, opened: Any, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from onnx_cases import relative_rms
 from plain_target import PlainTarget
 from quantized_models import QUANTIZATION, WIDE, make_quantized_checkpoint, transformers_logits_of
 from rich.console import Console
+from test_architectures import kernels_that_run as kernels_that_run
 from test_architectures import opened as opened
 from test_architectures import target as target
 from tolerances import F32, ONNX_INT8_MODEL, relative_error
@@ -64,7 +65,7 @@ def logits_of(runner: Any, page_size: int) -> npt.NDArray[np.float32]:
     return np.array(runner.forward(batch).logits)
 
 
-@pytest.mark.usefixtures("compiled_once")
+@pytest.mark.usefixtures("kernels_that_run")
 def test_a_kernel_target_computes_what_transformers_computes(
     target: str, opened: Any, checkpoints: Mapping[str, Path], tmp_path: Path
 ) -> None:
