@@ -95,6 +95,11 @@ class Pages:
         parts = [wide & number((1 << bits) - 1, of("int32", lanes)), wide >> number(bits, of("int32", lanes))]
         return [cast(part, floats(lanes)) for part in parts]
 
+    def store_elements(self, page: Scalar, kv_head: Scalar, element: int, values: Scalar) -> None:
+        """Store one element of all keys of a page of float32, which are not rotated."""
+        size = self._heads.page_size
+        self._kv[page, 0, kv_head, ramp(element * size, size)] = values
+
     def append(self, isa: Isa, page: Scalar, plane: int, kv_head: Scalar, in_page: Scalar, row: Array) -> None:
         """Store the key (plane 0) or value (plane 1) of one token and kv head, (D,) float32, which may be changed."""
         heads, kernel, form = self._heads, self._kernel, self.form
@@ -111,6 +116,11 @@ class Pages:
             steps = number(-form.steps, "float32")
             factor = kernel.let("code_factor", select(extreme != 0, steps / extreme, number(0, "float32")))
             self._scales[page, plane, kv_head, self._first_scale + in_page] = extreme / steps
+        if form is None and plane == 1:
+            for start, lanes in pieces(self.width, isa.lanes):
+                here = ramp(in_page * self.width + start, lanes)
+                self._kv[page, plane, kv_head, here] = cast(row[ramp(start, lanes)], of(heads.activation, lanes))
+            return
         with kernel.loop("entry", self.width) as entry:
             if form is None or factor is None:
                 stored = cast(row[entry], heads.activation)

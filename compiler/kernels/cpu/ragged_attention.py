@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...ir.expr import Expr
-from ..builder import Kernel, Scalar, cast, truncated_quotient
+from ..builder import Kernel, KernelBuilder, Scalar, cast, lane_of, minimum, truncated_quotient, vector
 from ..heads import ATTENDED, Heads, Scores
 from .attention import Arguments, attend_tiles
 from .builder import Isa, floats, pieces, ramp
+from .math import join
 from .pages import Pages
 
 
@@ -46,25 +47,66 @@ class RaggedArguments(Arguments):
         return self.kernel.let("first_page", start + sequence)
 
     def prepare_queries(self) -> None:
+        """Each task processes one row: its queries and values, and a part of the heads of the keys of all rows of its
+        page.
+        """
         kernel, heads = self.kernel, self.heads
         values_start = heads.num_heads + heads.num_kv_heads
         with kernel.tasks("row", heads.rows) as row:
             sequence = self.sequence_of(row)
-            position = kernel.let("position", row - self.seq_starts[sequence])
-            index, in_page = kernel.split(position, heads.page_size, ("index", "in_page"))
+            start, stop = (kernel.let("text_row", self.seq_starts[sequence + after]) for after in range(2))
+            index, in_page = kernel.split(kernel.let("position", row - start), heads.page_size, ("index", "in_page"))
             page = kernel.let("page", self.first_page(sequence) + index)
-            for start, stop, plane in (
-                (0, heads.num_heads, None),
-                (heads.num_heads, values_start, 0),
-                (values_start, self._all_heads, 1),
-            ):
-                with kernel.loop("head", stop - start) as head:
-                    stored = kernel.local("stored", heads.head_dim, "float32")
+            stored = kernel.local("stored", heads.head_dim, "float32")
+            for first_head, count in ((0, heads.num_heads), (values_start, heads.num_kv_heads)):
+                with kernel.loop("head", count) as head:
                     for first, lanes in pieces(heads.head_dim, self.isa.lanes):
-                        stored[ramp(first, lanes)] = cast(
-                            self._qkv[row, start + head, ramp(first, lanes)], floats(lanes)
-                        )
-                    if plane is None:
-                        self._store_query(row, head, stored)
+                        stored[ramp(first, lanes)] = self._load(row, first_head + head, first, lanes)
+                    if first_head:
+                        self._pages.append(self.isa, page, 1, head, in_page, stored)
                     else:
-                        self._pages.append(self.isa, page, plane, head, in_page, stored)
+                        self._store_query(row, head, stored)
+            rows_of_page = kernel.let("rows_of_page", minimum(stop - (row - in_page), heads.page_size))
+            turns = truncated_quotient(heads.num_kv_heads - 1 - in_page + rows_of_page, rows_of_page)
+            with kernel.loop("turn", turns) as turn:
+                self._store_keys(kernel.let("kv_head", in_page + turn * rows_of_page), page, row - in_page, stop - 1)
+
+    def _load(self, row: Scalar, head: Scalar, first: int, lanes: int) -> Scalar:
+        return cast(self._qkv[row, head, ramp(first, lanes)], floats(lanes))
+
+    def _store_keys(self, kv_head: Scalar, page: Scalar, first_row: Scalar, last_row: Scalar) -> None:
+        """Store the keys of a page's rows element by element. Rows beyond the last one are copies of it, which no query
+        sees.
+        """
+        kernel, size = self.kernel, self.heads.page_size
+        head = kernel.let("key_head", self.heads.num_heads + kv_head)
+        rows = [kernel.let("key_row", minimum(first_row + i, last_row)) for i in range(size)]
+        for first, lanes in pieces(self.heads.head_dim, size):
+            loaded = [kernel.let("key", self._load(row, head, first, lanes)) for row in rows]
+            if lanes == size:
+                columns = transposed(kernel, loaded)
+            else:
+                columns = (
+                    [vector(*(lane_of(key, i) for key in loaded)) for i in range(lanes)]
+                    if lanes > 1
+                    else [vector(*loaded)]
+                )
+            for i, column in enumerate(columns):
+                self._pages.store_elements(page, kv_head, first + i, column)
+
+
+def transposed(kernel: KernelBuilder, rows: list[Scalar]) -> list[Scalar]:
+    """The columns of a square of vectors, whose number is a power of two: blocks of half the size change places in each
+    step.
+    """
+    size = len(rows)
+    block = size // 2
+    while block:
+        for i in (i for i in range(size) if not i & block):
+            one, other = rows[i], rows[i + block]
+            lanes = [lane if not lane & block else size + lane - block for lane in range(size)]
+            rows[i] = kernel.let("block_row", join(one, other, lanes=lanes))
+            lanes = [lane + block if not lane & block else size + lane for lane in range(size)]
+            rows[i + block] = kernel.let("block_row", join(one, other, lanes=lanes))
+        block //= 2
+    return rows
