@@ -59,6 +59,7 @@ const ENTRIES = {
   webllm: "src/webllm/index.ts",
   "language-model": "src/language_model/index.ts",
   retrieval: "src/retrieval/index.ts",
+  "choose-encoder": "src/encoders/choice/index.ts",
 };
 
 // Adapters for libraries that the application installs. The React adapter loads nearfar.js if the bundle is an address.

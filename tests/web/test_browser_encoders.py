@@ -1,5 +1,5 @@
 """Encoders in headless Chromium, on the page and in a worker: an embedding model, a reranker and a classifier of tokens
-against the reference.
+against the reference; and the choice between WebGPU and Transformers.js.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import ROOT, lacks
 from encoder_tokenizers import VECTORS
 from light_bundle import few_kernels, lighten
 from playwright.sync_api import Browser, Page
@@ -21,7 +22,7 @@ from tolerances import F32, relative_error
 
 from nearfar.compiler.browser.page_server import PAGE
 from nearfar.compiler.bundle.folder import open_bundle
-from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_any, compile_model
 from nearfar.compiler.runtime.encoding import Text, classify, embed
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.text.tokenizer import Tokenizer
@@ -63,6 +64,31 @@ SCORE = """async ([query, documents, text]) => {
     tagger.destroy();
     return { results, scores: data.map(({ score }) => score), aborted, tokens };
 }"""
+# Transformers.js and the model's ONNX form are those of the page.
+CHOOSE = """async (texts) => {
+    const { chooseEncoder, clientCandidate, pipelineCandidate } = await import("./choose-encoder.js");
+    const { env, pipeline } = await import("./transformers.min.js");
+    Object.assign(env, { allowRemoteModels: false, allowLocalModels: true, localModelPath: "./" });
+    env.backends.onnx.wasm.wasmPaths = new URL("./ort/", location.href).href;
+    const engine = await window.load("./vectors/");
+    const extract = await pipeline("feature-extraction", "vectors-onnx", { device: "wasm", dtype: "fp32" });
+    const near = clientCandidate("near", engine);
+    const wasm = pipelineCandidate("wasm", extract);
+    const options = { samples: { short: texts.slice(0, 1), batch: texts }, bundle: "./vectors/" };
+    const other = pipelineCandidate("first", extract, { pooling: "cls" });
+    const { refused } = await chooseEncoder([near, wasm, other], options);
+    const measured = await chooseEncoder([near, wasm], options);
+    const remembered = await chooseEncoder([near, wasm], options);
+    const { data, candidate } = await remembered.embeddings.create({ input: texts });
+    const { signal } = new AbortController();
+    const vectors = await Promise.all([near, wasm].map((each) => each.embed(texts, signal)));
+    const tooLong = await wasm.embed([texts.join(" ").repeat(9)], signal).catch((error) => [error.code, error.message]);
+    engine.destroy();
+    return { refused, vectors, tooLong, candidate, order: remembered.order(texts), measured: measured.measured,
+        again: remembered.measured, remembered: [measured.remembered, remembered.remembered],
+        chosen: data.map(({ embedding }) => embedding) };
+}"""
+TRANSFORMERS_JS = ROOT / "web/node_modules/@huggingface/transformers"
 TEXTS = [f"text {index} about boats, 日本 and naïve birds"[: 4 + index % 40] for index in range(64)]
 DOCUMENTS = ["a boat floats", "何ですか", "naïve 🦊 text, and more of it"]
 
@@ -81,6 +107,15 @@ def make_bundle(folder: Path, head: str, **config: Any) -> Path:
     return folder / "bundle"
 
 
+def export_onnx(checkpoint: Path, folder: Path) -> None:
+    options = CompileOptions(target="onnx", quantization="f32", activations=("float32",), context=CONTEXT)
+    compile_any(str(checkpoint), folder, options)
+    (folder / "tokenizer_config.json").unlink()
+    write_json(
+        folder / "tokenizer_config.json", tokenizer_class="BertTokenizer", pad_token="[PAD]", model_max_length=CONTEXT
+    )
+
+
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("encoders")
@@ -94,11 +129,16 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def address(bundles: dict[str, Path], chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: ARG001
     site = tmp_path_factory.mktemp("site")
-    for script in ("nearfar.js", "client.js", "worker.js", "encoders.js"):
+    for script in ("nearfar.js", "client.js", "worker.js", "encoders.js", "choose-encoder.js"):
         shutil.copy(PAGE.parent / script, site)
     (site / "index.html").write_text('<!doctype html><body><script type="module" src="start.js"></script>')
     (site / "start.js").write_text(START)
     (site / "engine_worker.js").write_text('import { serveEngine } from "./worker.js";\nserveEngine(self);\n')
+    if not TRANSFORMERS_JS.is_dir():
+        lacks(f"{TRANSFORMERS_JS} is not there (npm ci in web/)")
+    shutil.copy(TRANSFORMERS_JS / "dist/transformers.min.js", site)
+    (site / "ort").symlink_to(TRANSFORMERS_JS / "node_modules/onnxruntime-web/dist")
+    export_onnx(bundles["vectors"].parent / "checkpoint", site / "vectors-onnx")
     for name, bundle in bundles.items():
         shutil.copytree(bundle, site / name)
         lighten(site / name, self_test=name == "vectors")
@@ -139,6 +179,26 @@ def test_sixty_four_texts_are_one_submission_with_the_vectors_of_the_reference(
     assert "dimensions is 7" in found["errors"][2][1]
     assert found["selfTest"]["state"] == "passed"
     assert found["selfTest"]["largestDeviation"] > 0
+
+
+def test_the_fastest_of_webgpu_and_transformers_js_is_chosen_by_measurement(
+    page: Page, bundles: dict[str, Path]
+) -> None:
+    texts = TEXTS[3:9]
+    found = page.evaluate(CHOOSE, texts)
+    tokenizer, runner = reference(bundles["vectors"])
+    expected = np.stack([embed(runner, tokenizer.encode(text)) for text in texts])
+    for vectors in (*found["vectors"], found["chosen"]):
+        assert relative_error(np.array(vectors, np.float32), expected) < F32
+    assert [each["name"] for each in found["refused"]] == ["first"]
+    assert "cosine of its vector with that of 'near'" in found["refused"][0]["reason"]
+    assert [each["sample"] for each in found["measured"]] == ["short", "batch"]
+    for each in found["measured"]:
+        assert each["milliseconds"][each["fastest"]] == min(each["milliseconds"].values()) > 0
+    assert (found["again"], found["remembered"]) == (found["measured"], [False, True])
+    assert found["candidate"] == found["order"][0] == found["measured"][1]["fastest"]
+    assert found["tooLong"][0] == "request_error"
+    assert f"and 'wasm' reads {CONTEXT}" in found["tooLong"][1]
 
 
 def test_a_worker_ranks_and_labels_as_the_reference_does(page: Page, bundles: dict[str, Path]) -> None:

@@ -1,7 +1,8 @@
 // The model that computes the vectors of an index.
 
-import type { EngineApi } from "../api/engine_api.js";
-import { BundleError, RequestError, messageOf } from "../errors.js";
+import type { VectorClient } from "../api/vector_client.js";
+import { RequestError } from "../errors.js";
+import { modelIdentity } from "../runtime/model_identity.js";
 import { sha256 } from "../runtime/read_file.js";
 
 /** A question and a passage may need different prefixes, which the model's card names. */
@@ -24,12 +25,13 @@ export interface EmbedderOptions {
 }
 
 /**
- * The embedder of an engine that has loaded the embedding model in the folder ``bundle``, on this page or in a worker.
+ * The embedder of an engine that has loaded the embedding model in the folder ``bundle``, on this page or in a worker,
+ * or of an encoder that chooseEncoder returned for it.
  * The model is identified by the SHA-256 of its weights and its tokenizer, which the bundle's manifest lists, and by
  * the options. Throws BundleError, RequestError, and what the engine throws.
  */
 export async function engineEmbedder(
-  engine: Pick<EngineApi, "embeddings">,
+  engine: VectorClient<{ readonly input: string[]; readonly dimensions?: number }>,
   bundle: string | URL,
   options: EmbedderOptions = {},
 ): Promise<Embedder> {
@@ -42,44 +44,9 @@ export async function engineEmbedder(
     );
     return data.map(({ embedding }) => Float32Array.from(embedding));
   };
-  const weights = await identityOf(bundle);
+  const weights = await modelIdentity(bundle);
   const [probe] = await embed(["nearfar"], "query");
   if (probe === undefined) throw new RequestError("The engine returned no vector; load an embedding model's bundle");
   const identity = JSON.stringify([weights, queryPrefix, passagePrefix, probe.length]);
   return { model: await sha256(new TextEncoder().encode(identity)), dimensions: probe.length, embed };
-}
-
-interface ListedFile {
-  readonly file: string;
-  readonly sha256: string;
-}
-
-interface Listing {
-  readonly files?: readonly ListedFile[];
-  readonly shards?: readonly ListedFile[];
-  readonly tokenizer?: { readonly file: string };
-  readonly embedding?: unknown;
-}
-
-/**
- * The hashes of the weights and the tokenizer, and the pooling. Kernels are left out, so an index outlives a new version
- * of the compiler.
- */
-async function identityOf(bundle: string | URL): Promise<string> {
-  const base = new URL(bundle, typeof document === "undefined" ? undefined : document.baseURI);
-  const url = new URL("manifest.json", base.href.endsWith("/") ? base : `${base.href}/`);
-  try {
-    const response = await fetch(url);
-    if (!response.ok) throw new Error(`status ${response.status}`);
-    const { files = [], shards = [], tokenizer, embedding = null } = (await response.json()) as Listing;
-    const listed = shards.length === 0 ? files : [...shards, ...files.filter(({ file }) => file === tokenizer?.file)];
-    if (listed.length === 0) throw new Error("it lists no files");
-    return JSON.stringify([embedding, listed.map((entry) => entry.sha256)]);
-  } catch (error) {
-    throw new BundleError(
-      `${url.href} cannot be read (${messageOf(error)}); pass the address of the engine's bundle`,
-      { file: url.href },
-      { cause: error },
-    );
-  }
 }
