@@ -30,10 +30,11 @@ const laterFiles = (folder) => [
   outside("encoders-outside", /\/encoders\/index\.js$/, `${folder}/encoders.js`),
   outside("adapters-outside", /\/adapters\/index\.js$/, `${folder}/adapters.js`),
 ];
-// A page that passes an engine to Hybrid does not need another one, and few policies use speculation.
+// A page that passes an engine to Hybrid does not need another one, and few use speculation or embeddings.
 const hybridOutside = [
   outside("engine-outside", /^\.\.\/index\.js$/, "./nearfar.js"),
   outside("speculation-outside", /^\.\/speculation\.js$/, "./speculation.js"),
+  outside("encoding-outside", /^\.\/hybrid_encoding\.js$/, "./hybrid_encoding.js"),
 ];
 
 // Bundlers would look for the modules of `import(address)` among their own files. These comments prevent it, and only a
@@ -128,6 +129,7 @@ await Promise.all([
     plugins: [jinjaEsbuild, ...hybridOutside],
   }),
   build({ ...browser, entryPoints: { speculation: "src/router/speculation.ts" }, outdir: "dist" }),
+  build({ ...browser, entryPoints: { hybrid_encoding: "src/router/hybrid_encoding.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { adapters: "src/adapters/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { encoders: "src/encoders/index.ts" }, outdir: "dist" }),
   build({

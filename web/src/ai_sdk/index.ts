@@ -16,7 +16,7 @@ export interface NearfarProvider {
   (modelId?: string): LanguageModelV4;
   readonly specificationVersion: "v4";
   languageModel(modelId?: string): LanguageModelV4;
-  /** Throws RequestError for a source without embeddings, such as a Hybrid. */
+  /** Throws RequestError for a source without embeddings. */
   embeddingModel(modelId?: string): EmbeddingModelV4;
   /** Always throws RequestError. */
   imageModel(modelId?: string): never;

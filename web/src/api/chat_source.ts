@@ -28,7 +28,7 @@ export interface ChatSource {
   };
 }
 
-/** An engine that computes embeddings. */
+/** An engine that computes embeddings, or a `Hybrid` of two sides with one model. */
 export interface EmbeddingSource {
   readonly embeddings: {
     create(params: EmbeddingCreateParams, options?: CallOptions): PromiseLike<CreateEmbeddingResponse>;

@@ -30,7 +30,10 @@ const SIGNALS: readonly string[] = [
   "first_mean_logprob",
 ] satisfies (keyof NearSignals)[];
 
-export function situationOf({ properties }: HybridRequest, { near, far, hasFar, device }: Known): Situation {
+export function situationOf(
+  { properties }: Pick<HybridRequest, "properties">,
+  { near, far, hasFar, device }: Known,
+): Situation {
   const { online, ...hints } = device;
   return { ...properties, near: { ...near, ...hints }, far: { ...far, online: hasFar && online }, near_signals: null };
 }

@@ -2,6 +2,7 @@
 // form, each with the route that it took.
 
 import { readParams } from "../api/params.js";
+import type { RequestOptions } from "../api/types.js";
 import type { Engine } from "../engine.js";
 import { RequestError, Unavailable } from "../errors.js";
 import type { LoadOptions } from "../load.js";
@@ -15,6 +16,14 @@ import type { FarModel, FarOptions } from "./sides/far.js";
 import { FarSide } from "./sides/far.js";
 import type { Fetch } from "./sides/far_http.js";
 import { HybridCompletions } from "./hybrid_completions.js";
+import type {
+  EncodingWiring,
+  HybridEmbeddingParams,
+  HybridEmbeddings,
+  HybridEncoding,
+  HybridRerank,
+  HybridRerankParams,
+} from "./hybrid_encoding.js";
 import { FAR_OPTIONS, HYBRID_OPTIONS } from "./hybrid_options.js";
 import type { LoadNear, NearOption } from "./sides/near.js";
 import { NearSide } from "./sides/near.js";
@@ -49,13 +58,19 @@ export class Hybrid {
   /** As in OpenAI's client: chat.completions.create. */
   readonly chat: { readonly completions: HybridCompletions };
 
+  /** As in OpenAI's client, if both sides have the same embedding model. See `HybridEncoding.embed`. */
+  readonly embeddings: {
+    create(params: HybridEmbeddingParams, options?: Pick<RequestOptions, "signal">): Promise<HybridEmbeddings>;
+  };
+  #encoding: HybridEncoding | null = null;
+
   private constructor(
-    private readonly nearSide: NearSide,
-    private readonly farSide: FarSide | null,
+    private readonly wiring: EncodingWiring,
     private readonly speculating: SpeculatingFar | null,
     completions: HybridCompletions,
   ) {
     this.chat = { completions };
+    this.embeddings = { create: async (params, options) => (await this.encoding()).embed(params, options) };
   }
 
   /**
@@ -84,12 +99,8 @@ export class Hybrid {
       else await reach(far, near, policy, clock);
       if (far === null && near.state === "failed") throw near.error;
       const speculating = far === null ? null : await speculatingFar(far, near, policy, options);
-      return new Hybrid(
-        near,
-        far,
-        speculating,
-        new HybridCompletions({ policy, near, far, speculating, ledger, device, clock }),
-      );
+      const wiring = { policy, near, far, ledger, device, clock };
+      return new Hybrid(wiring, speculating, new HybridCompletions({ ...wiring, speculating }));
     } catch (error) {
       near.close();
       throw error;
@@ -98,12 +109,12 @@ export class Hybrid {
 
   /** The engine on this device: whether it is ready, and the progress of its load. */
   get near(): Pick<NearSide, "state" | "progress" | "error" | "info" | "settled"> {
-    return this.nearSide;
+    return this.wiring.near;
   }
 
   /** The server's report about its models; null until it was reached. */
   get far(): FarModel | null {
-    return this.farSide?.model ?? null;
+    return this.wiring.far?.model ?? null;
   }
 
   /** Counts of near's guesses for far and of accepted ones; null if the policy has no `speculation`. */
@@ -111,9 +122,20 @@ export class Hybrid {
     return this.speculating?.counts ?? null;
   }
 
+  /** Orders documents by their relevance to a query. See `HybridEncoding.rerank`. */
+  async rerank(params: HybridRerankParams, options?: Pick<RequestOptions, "signal">): Promise<HybridRerank> {
+    return (await this.encoding()).rerank(params, options);
+  }
+
   /** Ends a load, and frees the engine if it was loaded here. */
   close(): void {
-    this.nearSide.close();
+    this.wiring.near.close();
+  }
+
+  /** Its code is loaded with the first request that needs it. */
+  private async encoding(): Promise<HybridEncoding> {
+    const { HybridEncoding } = await import("./hybrid_encoding.js");
+    return (this.#encoding ??= new HybridEncoding(this.wiring));
   }
 }
 

@@ -21,6 +21,7 @@ export type { FarModel, FarOptions } from "./sides/far.js";
 export type { Fetch } from "./sides/far_http.js";
 export type { HybridOptions } from "./hybrid.js";
 export { Hybrid } from "./hybrid.js";
+export type { HybridEmbeddingParams, HybridEmbeddings, HybridRerank, HybridRerankParams } from "./hybrid_encoding.js";
 export type { NearState } from "./sides/near.js";
 export type { Policy } from "./decision/policy.js";
 export type { HybridParams, HybridParamsNonStreaming, HybridParamsStreaming } from "./request.js";

@@ -137,7 +137,7 @@ function withoutBytes(image: unknown): unknown {
 }
 
 /** Every text in a value of any depth, including keys and numbers: everything that could contain something private. */
-function* textsIn(root: unknown): Generator<string, void, undefined> {
+export function* textsIn(root: unknown): Generator<string, void, undefined> {
   const pending = [root];
   while (pending.length > 0) {
     const value = pending.pop();

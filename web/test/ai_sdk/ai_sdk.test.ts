@@ -250,7 +250,8 @@ test("a hybrid is a source: the route is in the metadata, and providerOptions se
   });
   expect(result.text).toBe("far away");
   expect(result.finalStep.providerMetadata?.nearfar).toMatchObject({ route: { side: "far" } });
-  expect(() => createNearfar(nf).embeddingModel()).toThrow(RequestError);
+  expect(createNearfar(nf).embeddingModel()).toMatchObject({ provider: "nearfar", modelId: "small" });
+  expect(() => createNearfar({ chat: nf.chat }).embeddingModel()).toThrow(RequestError);
 });
 
 test("a stream whose start is withdrawn is an error, because its reader cannot remove the text", async () => {

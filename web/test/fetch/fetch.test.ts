@@ -165,5 +165,6 @@ test("a hybrid answers chats, and its errors name the methods that it lacks", as
   const openai = new OpenAI({ baseURL: BASE, apiKey: "none", maxRetries: 0, fetch: createFetch(nf) });
   const answer = await openai.chat.completions.create({ model: "x", messages });
   expect(answer).toMatchObject({ choices: [{ message: { content: "far away" } }], route: { side: "far" } });
-  await expect(openai.embeddings.create({ model: "x", input: "a" })).rejects.toThrow("This source has no embeddings");
+  const asked = openai.completions.create({ model: "x", prompt: "a" });
+  await expect(asked).rejects.toThrow("This source has no completions");
 });

@@ -27,14 +27,14 @@ export async function withTimeout<T>(
   clock: Clock,
   milliseconds: number,
   run: (signal: AbortSignal) => Promise<T>,
+  who = "The far side",
 ): Promise<T> {
   const controller = new AbortController();
   const cancel = clock.after(milliseconds, () => {
     controller.abort(
-      new Unavailable(
-        `The far side did not answer within ${milliseconds} ms; try again, or raise the policy's timeouts`,
-        { retryable: true },
-      ),
+      new Unavailable(`${who} did not answer within ${milliseconds} ms; try again, or raise the policy's timeouts`, {
+        retryable: true,
+      }),
     );
   });
   try {

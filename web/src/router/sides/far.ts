@@ -47,7 +47,8 @@ export class FarSide implements Side {
   readonly dialect: Dialect;
   readonly vision: boolean;
   readonly #http: FarHttp;
-  readonly #requestedModel: string | null;
+  /** The model that the options name. */
+  readonly requestedModel: string | null;
   #model: FarModel | null = null;
   #roundTripSeconds: number | null = null;
 
@@ -62,7 +63,7 @@ export class FarSide implements Side {
         param: "far.dialect",
       });
     this.#http = new FarHttp(baseURL, apiKey ?? null, fetch, clock);
-    this.#requestedModel = model ?? null;
+    this.requestedModel = model ?? null;
     this.dialect = dialect;
     this.vision = vision;
   }
@@ -128,10 +129,15 @@ export class FarSide implements Side {
       yield chunkOf(value, id);
   }
 
+  /** The answer of one of the server's routes for its model. Throws as `answer`. */
+  async post(route: string, body: JsonObject, signal: AbortSignal): Promise<JsonObject> {
+    const { id: model } = await this.reach(signal);
+    return this.#http.post(route, { ...body, model }, signal);
+  }
+
   /** The tokens of a chat's prompt, from a server of ours. Throws as `answer`. */
   async tokenize(messages: PlainParams["messages"], signal: AbortSignal): Promise<readonly number[]> {
-    const { id: model } = await this.reach(signal);
-    const { tokens } = await this.#http.post("/tokenize", { model, messages }, signal);
+    const { tokens } = await this.post("/tokenize", { messages }, signal);
     if (!isIds(tokens)) throw new Unavailable("The far side's /tokenize returned no token ids", { retryable: false });
     return tokens;
   }
@@ -201,17 +207,17 @@ export class FarSide implements Side {
       (card): card is JsonObject & { id: string } => typeof (card as { id?: unknown } | null)?.id === "string",
     );
     const match =
-      this.#requestedModel === null
+      this.requestedModel === null
         ? cards.length === 1
           ? cards[0]
           : undefined
-        : cards.find(({ id }) => id === this.#requestedModel);
+        : cards.find(({ id }) => id === this.requestedModel);
     if (match !== undefined) return match;
     const names = cards.map(({ id }) => id).join(", ") || "no model";
     const problem =
-      this.#requestedModel === null
+      this.requestedModel === null
         ? `serves ${names}; choose one of them as far.model`
-        : `does not serve '${this.#requestedModel}', but ${names}`;
+        : `does not serve '${this.requestedModel}', but ${names}`;
     throw new RequestError(`The far side ${problem}`, { code: "unknown_model", param: "far.model" });
   }
 }

@@ -63,6 +63,12 @@ export class NearSide implements Side {
     return this.#engine?.info ?? null;
   }
 
+  /** Throws Unavailable if there is no engine. */
+  get ready(): EngineApi {
+    if (this.#engine === null) throw new Unavailable("There is no model on this device", { retryable: false });
+    return this.#engine;
+  }
+
   /** The engine if it can guess for far: it must be ready, and not in a worker. */
   get drafting(): DraftingEngine | null {
     return this.#engine !== null && "over" in this.#engine ? (this.#engine as DraftingEngine) : null;
@@ -92,7 +98,7 @@ export class NearSide implements Side {
     promptLogprobs?: PromptLogprobsOption,
   ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
     const { signal, logprobs } = request;
-    if (this.#engine === null) throw new Unavailable("There is no model on this device", { retryable: false });
+    const { chat } = this.ready;
     const extra = logprobs === null ? {} : { logprobs: true, ...(logprobs > 0 ? { top_logprobs: logprobs } : {}) };
     const params = {
       ...continuedParams(request),
@@ -100,7 +106,7 @@ export class NearSide implements Side {
       stream: true as const,
       stream_options: { include_usage: true },
     };
-    yield* await this.#engine.chat.completions.create(params, {
+    yield* await chat.completions.create(params, {
       signal,
       ...(promptLogprobs === undefined ? {} : { promptLogprobs }),
     });
