@@ -1,7 +1,7 @@
 // Bundles the package, its tools and the two pages into dist/.
 
 import { createHash } from "node:crypto";
-import { copyFile, mkdir, readFile, readdir, rm, writeFile } from "node:fs/promises";
+import { copyFile, cp, mkdir, readFile, readdir, rm, writeFile } from "node:fs/promises";
 
 import { build } from "esbuild";
 
@@ -81,8 +81,8 @@ const PAGES = {
 
 // Packages whose code is in the files above. xgrammar has no license file; it has the same license as this package.
 const INSIDE = ["@huggingface/jinja", "@huggingface/tokenizers"];
-// Packages whose code is in the chat page.
-const INSIDE_PAGE = ["marked", "dompurify", "highlight.js", "katex", "idb"];
+// Packages whose code is in the pages.
+const INSIDE_PAGE = ["marked", "dompurify", "highlight.js", "katex", "idb", "pdfjs-dist"];
 
 /** The licenses of the code in dist/, which must be distributed with it. */
 async function licenses() {
@@ -108,12 +108,16 @@ function joined(parts) {
  * The service worker of the page, which lists all of the page's files. It is built last, because its hash covers them.
  */
 async function buildServiceWorker() {
-  const files = (await readdir("dist/page")).filter((file) => !file.endsWith(".map")).sort();
+  const entries = await readdir("dist/page", { withFileTypes: true });
+  const files = entries
+    .filter((entry) => entry.isFile() && !entry.name.endsWith(".map"))
+    .map(({ name }) => name)
+    .sort();
   const hash = createHash("sha256");
   for (const file of files) hash.update(file).update(await readFile(`dist/page/${file}`));
-  // The grammar compiler and the ONNX runner are large and rarely used, the page loads no adapters, and it does not show
-  // the licenses.
-  const cached = files.filter((file) => !/^(?:adapters|grammar|onnx)-|^LICENSES/.test(file));
+  // The grammar compiler, the ONNX runner and PDF.js are large and rarely used, the page loads no adapters, and it does
+  // not show the licenses.
+  const cached = files.filter((file) => !/^(?:adapters|grammar|onnx|read_pdf)-|^LICENSES/.test(file));
   const define = { PAGE_BUILD: JSON.stringify({ hash: hash.digest("hex").slice(0, 16), files: cached }) };
   await build({ ...browser, entryPoints: ["page/service_worker.ts"], outdir: "dist/page", define });
 }
@@ -175,6 +179,8 @@ await Promise.all([
     "documents.css",
     "icon.svg",
   ].map((file) => copyFile(`page/${file}`, `dist/page/${file}`)),
+  cp("node_modules/pdfjs-dist/build/pdf.worker.min.mjs", "dist/page/pdf/pdf.worker.min.mjs"),
+  cp("node_modules/pdfjs-dist/cmaps", "dist/page/pdf/cmaps", { recursive: true }),
   licenses().then((text) => writeFile("dist/LICENSES.txt", text)),
   pageLicenses().then((text) => writeFile("dist/page/LICENSES.txt", text)),
   copyFile("../server_fallback/router/fitting/demo_policy.json", "dist/page/demo_policy.json"),

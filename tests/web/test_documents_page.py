@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -19,7 +20,9 @@ from chat_pages import open_page
 from conftest import CompileTiny
 from light_bundle import lighten
 from page_looks import DESK, NAMELESS, PHONE, SCREENSHOTS, look
+from pdf_files import pdf_of
 from playwright.sync_api import Browser, Page
+from pypdf import PdfWriter
 
 from nearfar.compiler.browser.page_server import PageServer
 
@@ -183,6 +186,21 @@ def ask(page: Page, question: str, *, near: str = "Ben is in Rome [1].") -> str:
     return page.text_content("#answer") or ""
 
 
+def add(page: Page, files: dict[str, bytes]) -> None:
+    """Choose these files."""
+    given = [{"name": name, "mimeType": "application/octet-stream", "buffer": data} for name, data in files.items()]
+    page.set_input_files("#files", given)  # type: ignore[arg-type]
+
+
+def encrypted(pdf: bytes) -> bytes:
+    """The PDF with a password that its readers need."""
+    writer = PdfWriter(clone_from=BytesIO(pdf))
+    writer.encrypt("password", algorithm="RC4-128")
+    written = BytesIO()
+    writer.write(written)
+    return written.getvalue()
+
+
 def connect(opened: Opened) -> None:
     """Connect the server, unless an earlier test has."""
     page = opened.page
@@ -214,10 +232,40 @@ def test_without_a_server_nothing_leaves_the_device_and_the_citation_lights_up(o
 
 def test_other_files_are_refused_by_name_and_add_nothing(opened: Opened) -> None:
     page = opened.page
-    files = [{"name": "scan.pdf", "mimeType": "application/pdf", "buffer": b"%PDF-1.7\0\xff"}]
-    page.set_input_files("#files", files)  # type: ignore[arg-type]
-    page.wait_for_selector("#library-problems li:has-text('scan.pdf is not a text file')")
+    files = {
+        "photo.png": (b"\x89PNG\0\xff", "photo.png is neither a text file nor a PDF"),
+        "broken.pdf": (b"%PDF-1.7\0\xff", "broken.pdf is not a PDF that can be read"),
+        "locked.pdf": (encrypted(pdf_of(b"BT /F1 12 Tf (a) Tj ET")), "locked.pdf is encrypted"),
+        "scan.pdf": (pdf_of(b"0 0 50 50 re f"), "scan.pdf has no text, only images"),
+        "long.pdf": (pdf_of(*[b""] * 2001), "long.pdf has 2,001 pages"),
+    }
+    add(page, {name: data for name, (data, _) in files.items()})
+    page.wait_for_selector("#library-problems li >> nth=4")
+    problems = page.locator("#library-problems li").all_text_contents()
+    assert [problem[: len(words)] for problem, (_, words) in zip(problems, files.values(), strict=True)] == [
+        words for _, words in files.values()
+    ]
     assert page.locator("#documents li").count() == 2
+
+
+def test_a_pdf_is_read_on_this_device_and_its_page_is_cited(opened: Opened) -> None:
+    page = opened.page
+    line = "BT /F1 12 Tf 20 {} Td ({}) Tj ET\n"
+    second = "".join(line.format(y, words) for y, words in ((250, "Zoe mends sails"), (236, "in Bergen.")))
+    add(page, {"crew.pdf": pdf_of(line.format(250, FILLER[:40]).encode(), second.encode())})
+    page.wait_for_selector("#documents li:has-text('crew.pdf')")
+    assert ask(page, "Where does Zoe mend sails?", near="She mends sails [1].") == "She mends sails.1"
+    cited = page.locator("#sources li.cited")
+    assert cited.locator(".passage").text_content() == "Zoe mends sails\nin Bergen."
+    assert "crew.pdf › Page 2" in (cited.locator(".place").text_content() or "")
+    page.click("#sources li.cited button")
+    page.wait_for_selector("#reader mark:has-text('Bergen')")
+    assert page.text_content("#reader mark") == "Zoe mends sails\nin Bergen."
+    page.click("#close-reader")
+    assert {(method, body) for method, _, body in opened.sent} <= {("GET", None), ("HEAD", None)}
+    assert all(url.startswith((opened.origin, "blob:")) for _, url, _ in opened.sent)
+    page.click("#documents li:has-text('crew.pdf') button[aria-label^=Remove]")
+    page.wait_for_selector("#documents li:has-text('crew.pdf')", state="detached")
 
 
 def test_far_receives_only_the_passages_that_the_policy_lets_go(opened: Opened) -> None:

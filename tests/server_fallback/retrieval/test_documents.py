@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import zlib
 from pathlib import Path
 
 import pytest
 from fake_source import text_model
+from pdf_files import pdf_of
 
 from nearfar.server_fallback.retrieval.document_worker import Unreadable, read
 from nearfar.server_fallback.retrieval.documents import DocumentReader, files_of
@@ -19,27 +19,8 @@ PAGE = """<!doctype html><title>no</title><style>b{}</style><h1>Head &amp; shoul
    word<br>next<script>alert("x")</script></p><ul><li>a<li>b</ul>"""
 
 
-def pdf(path: Path, stream: bytes, *, compressed: bool = False) -> Path:
-    """A PDF of one page with this content."""
-    data = zlib.compress(stream, 9) if compressed else stream
-    kind = b"/Filter /FlateDecode " if compressed else b""
-    objects = [
-        b"<< /Type /Catalog /Pages 2 0 R >>",
-        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
-        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 300 300] /Contents 4 0 R /Resources << /Font << /F1 << /Type "
-        b"/Font /Subtype /Type1 /BaseFont /Helvetica >> >> >> >>",
-        b"<< %s/Length %d >>\nstream\n%s\nendstream" % (kind, len(data), data),
-    ]
-    text, offsets = b"%PDF-1.4\n", []
-    for number, content in enumerate(objects, 1):
-        offsets.append(len(text))
-        text += b"%d 0 obj\n%s\nendobj\n" % (number, content)
-    table = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
-    text += b"xref\n0 5\n0000000000 65535 f \n%strailer\n<< /Size 5 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % (
-        table,
-        len(text),
-    )
-    path.write_bytes(text)
+def written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
     return path
 
 
@@ -52,7 +33,7 @@ def test_texts_pages_and_pdfs_are_read(tmp_path: Path) -> None:
     assert read(tmp_path / "b.md") == "c é"
     assert read(tmp_path / "c.html") == "Head & shoulders\n\nOne bold word\nnext\n\na\n\nb"
     assert read(tmp_path / "old.htm") == "café"
-    assert read(pdf(tmp_path / "d.pdf", b"BT /F1 12 Tf 20 200 Td (Hello PDF) Tj ET")) == "Hello PDF"
+    assert read(written(tmp_path / "d.pdf", pdf_of(b"BT /F1 12 Tf 20 200 Td (Hello PDF) Tj ET"))) == "Hello PDF"
     (tmp_path / "bad.txt").write_bytes(b"\xff\x00\x01")
     (tmp_path / "nul.txt").write_bytes(b"a\0b")
     (tmp_path / "bad.pdf").write_bytes(b"%PDF-1.4 nothing")
@@ -60,12 +41,12 @@ def test_texts_pages_and_pdfs_are_read(tmp_path: Path) -> None:
         found = read(tmp_path / name)
         assert isinstance(found, Unreadable)
         assert reason in found.reason
-    assert isinstance(read(pdf(tmp_path / "empty.pdf", b"")), Unreadable)
+    assert isinstance(read(written(tmp_path / "empty.pdf", pdf_of(b""))), Unreadable)
 
 
 def test_a_hostile_document_is_bounded_and_the_next_one_is_read(tmp_path: Path) -> None:
     # 60 MB of operators from 60 kB: minutes of parsing.
-    bomb = pdf(tmp_path / "bomb.pdf", b"BT /F1 12 Tf (a) Tj ET\n" * 2_500_000, compressed=True)
+    bomb = written(tmp_path / "bomb.pdf", pdf_of(b"BT /F1 12 Tf (a) Tj ET\n" * 2_500_000, compressed=True))
     (tmp_path / "a.txt").write_text("fine")
 
     async def work() -> None:
