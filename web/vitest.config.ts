@@ -1,3 +1,5 @@
+import { readFileSync, readdirSync } from "node:fs";
+
 import { defineConfig } from "vitest/config";
 
 import { jinjaVite } from "./jinja_module.mjs";
@@ -10,10 +12,26 @@ const alias =
     ? {}
     : { react: `${reactFolder}/node_modules/react`, "react-dom": `${reactFolder}/node_modules/react-dom` };
 
+// Most files of tests share a process and its modules, because importing them again for each file takes longer than most
+// tests. A file that replaces modules or changes globals has a process of its own.
+const CHANGES_GLOBALS = /vi\.(?:mock|stub|spyOn|useFake)|globalThis|defineProperty|process\.env|dom\.js|fake_extension/;
+const files = readdirSync("test", { recursive: true, encoding: "utf8" })
+  .map((file) => `test/${file.replaceAll("\\", "/")}`)
+  .filter((file) => file.endsWith(".test.ts"));
+const alone = files.filter((file) => CHANGES_GLOBALS.test(readFileSync(file, "utf8")));
+const together = files.filter((file) => !alone.includes(file));
+
 // SwiftShader takes its time over a pipeline, so tests on a device get more than the default five seconds.
 export default defineConfig({
   plugins: [jinjaVite, xgrammarVite],
   // The snippets of test/webllm import the package by its name.
   resolve: { alias: { ...alias, "@nearfar/web/webllm": `${import.meta.dirname}/src/webllm/index.ts` } },
-  test: { include: ["test/**/*.test.ts"], testTimeout: 60_000, server: { deps: { inline: [/@huggingface\/jinja/] } } },
+  test: {
+    testTimeout: 60_000,
+    server: { deps: { inline: [/@huggingface\/jinja/] } },
+    projects: [
+      { extends: true, test: { name: "together", include: together, isolate: false } },
+      { extends: true, test: { name: "alone", include: alone } },
+    ],
+  },
 });

@@ -25,7 +25,7 @@ const NOT_A_NUMBER = EMBED.replace("y[g.y * 8u + l.x] =", "y[g.y * 8u + l.x] = s
 // It computes the same result after a long loop.
 const SLOW = EMBED.replace(
   "y[g.y * 8u",
-  "var walk = l.x; for (var i = 0; i < 400000; i++) { walk = (walk * 5u + 3u) & 1023u; }\n  if (walk == 4096u) { return; }\n  y[g.y * 8u",
+  "var walk = l.x; for (var i = 0; i < 100000; i++) { walk = (walk * 5u + 3u) & 1023u; }\n  if (walk == 4096u) { return; }\n  y[g.y * 8u",
 );
 const KERNELS = {
   embed_wrong: WRONG,
