@@ -36,7 +36,8 @@ NUMBERS = GpuNumbers(
     max_vector_rows=4,
     max_buffers=MAX_STORAGE_BUFFERS,
     attention=ATTENTION,
-    max_fused_rows=512,
+    # Each workgroup reads the whole weight, which takes longer than another dispatch for more rows.
+    max_fused_rows=256,
     # Greedy rows are read once, and a decoded token has few dispatches.
     shared_rows=[">", "DR", 0],
     centering=(*VECTOR_TEMPLATES, linear_tile),
