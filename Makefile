@@ -65,7 +65,7 @@ WEB_SOURCES := $(shell find web/src web/page web/tools -type f 2>/dev/null) $(wi
 .PHONY: demo-encoder recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-engine bench-streams bench-start bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm bench-best-bits
 
 demo: .venv/.demo web/dist/.built | chromium
-	$(BIN)/nearfar demo --screenshot build/demo.png
+	$(BIN)/nearfar demo --screenshot build/demo.png --document README.md
 
 serve: .venv/.serve
 	$(BIN)/nearfar serve demo

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from ..errors import BundleError, ToolError
 
@@ -72,7 +73,7 @@ class Page:
         self._page = self._browser.new_page(viewport={"width": 1100, "height": 860})
         self._page.goto(url)
 
-    def __enter__(self) -> Page:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

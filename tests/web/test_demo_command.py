@@ -10,10 +10,24 @@ import pytest
 
 from nearfar.compiler.cli import main
 
+NOTES = """# Signals
+
+Aborting the signal ends the download at once.
+
+# Sums
+
+27 and 58 are added.
+
+# Light
+
+The kitchen is dark.
+"""
+
 
 @pytest.mark.usefixtures("chromium")
-def test_the_demo_command_prints_a_right_answer_and_leaves_a_screenshot(tmp_path: Path) -> None:
-    screenshot = tmp_path / "demo.png"
+def test_the_demo_command_prints_a_right_answer_and_passages_and_leaves_screenshots(tmp_path: Path) -> None:
+    screenshot, document = tmp_path / "demo.png", tmp_path / "notes.md"
+    document.write_text(NOTES)
     command = [
         sys.executable,
         "-m",
@@ -23,12 +37,22 @@ def test_the_demo_command_prints_a_right_answer_and_leaves_a_screenshot(tmp_path
         "what is 27 + 58?",
         "--screenshot",
         str(screenshot),
+        "--document",
+        str(document),
+        "--question",
+        "cancel loading a model",
     ]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    printed = ended.stdout
     assert "27 + 58 = 85" in printed
     assert "tokens/s" in printed
     assert "--serve" in printed
-    assert screenshot.read_bytes().startswith(b"\x89PNG")
+    # No word of the question is in the passage that the encoder puts first.
+    first = printed.partition("cancel loading a model")[2]
+    assert "Signals" in first.partition("\n2 ")[0]
+    for file in (screenshot, tmp_path / "demo-documents.png"):
+        assert file.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -38,6 +62,9 @@ def test_the_demo_command_prints_a_right_answer_and_leaves_a_screenshot(tmp_path
         (["--far", "http://x", "--policy", "nowhere.json"], "the file does not exist"),
         (["--far", "localhost:8000"], "is not the URL of a server"),
         (["--encoder", "nowhere"], "add --serve"),
+        (["--question", "why?"], "add --document"),
+        (["--document", "nowhere.md"], "nowhere.md: the file does not exist"),
+        (["--serve", "--document", "nowhere.md"], "drop the files"),
         (["--serve", "--encoder", "nowhere"], "nowhere"),
     ],
 )
