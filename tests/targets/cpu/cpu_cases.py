@@ -5,6 +5,7 @@ in pairs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -81,9 +82,20 @@ def all_cases() -> Iterator[StepCase]:
     yield from projection_cases()
     yield from lora_cases()
     yield from rope_cases()
-    yield from attention_cases()
-    yield from text_cases()
+    yield from selected(attention_cases())
+    yield from selected(text_cases())
     yield from sampling_cases()
+
+
+def selected(cases: Iterator[StepCase]) -> Iterator[StepCase]:
+    """`make test` runs a case at all levels at the base level and one more, and half of the others at the base level
+    alone. Kernels of attention take longest to compile.
+    """
+    for turn, case in enumerate(cases):
+        usual = (("avx512", "neon")[turn // 2 % 2],) if case.levels is None else () if turn % 2 else case.levels
+        yield replace(case, levels=usual)
+        if usual != case.levels:
+            yield replace(case, name=f"{case.name}_all_levels", exhaustive=True)
 
 
 def on_rows(
