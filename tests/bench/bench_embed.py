@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from bench_compile import ROOT, machine
 from llama_embedder import LlamaEmbedder
-from minilm import VOCAB, export_gguf, export_onnx, write_checkpoint
+from minilm import VOCAB, embed_reference, export_gguf, export_onnx, write_checkpoint
 from rich.console import Console
 from rich.table import Table
 
@@ -172,13 +172,6 @@ def in_batches(embed: Embed, name: str) -> Embed:
     fastest = min(seconds, key=lambda size: seconds[size])
     print(f"{name}: batches of {fastest}", flush=True)
     return partial(sized, fastest)
-
-
-def embed_reference(model: Any, texts: Sequence[Sequence[int]]) -> Vectors:
-    import torch
-
-    with torch.inference_mode():
-        return [model(input_ids=torch.tensor([list(text)])).last_hidden_state[0].numpy().mean(axis=0) for text in texts]
 
 
 def compare(engines: dict[str, Embed], expected: Embed) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,20 +73,24 @@ def write_tokenizer(folder: Path) -> None:
     BertTokenizer(str(folder / "vocab.txt"), model_max_length=CONTEXT).save_pretrained(folder)
 
 
-def export_onnx(model: Any, folder: Path) -> dict[str, Path]:
-    """Write the model and its mean pooling for ONNX Runtime, as its own optimiser fuses it, and with int8 weights."""
+def export_onnx(model: Any, folder: Path, *, pooled: bool = True) -> dict[str, Path]:
+    """Write the model for ONNX Runtime: as traced, as its own optimiser fuses it, and with int8 weights. The output is
+    the mean of each text (B, E) or, without ``pooled``, the last hidden state (B, T, E).
+    """
     import onnx
     import torch
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.transformers.optimizer import optimize_model
 
-    class Pooled(torch.nn.Module):
+    class Exported(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.bert = model
 
         def forward(self, input_ids: Any, attention_mask: Any) -> Any:
             rows = self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+            if not pooled:
+                return rows
             mask = attention_mask.unsqueeze(-1).to(rows.dtype)
             return (rows * mask).sum(1) / mask.sum(1)
 
@@ -95,11 +99,12 @@ def export_onnx(model: Any, folder: Path) -> dict[str, Path]:
     model.set_attn_implementation("eager")
     example = (torch.full((2, 16), 7), torch.ones(2, 16, dtype=torch.int64))
     both = {0: "batch", 1: "tokens"}
+    output = "vectors" if pooled else "last_hidden_state"
     torch.onnx.export(
-        Pooled().eval(), example, str(files["traced"]),
-        input_names=["input_ids", "attention_mask"], output_names=["vectors"],
-        dynamic_axes={"input_ids": both, "attention_mask": both, "vectors": {0: "batch"}}, opset_version=17,
-        dynamo=False,
+        Exported().eval(), example, str(files["traced"]),
+        input_names=["input_ids", "attention_mask"], output_names=[output],
+        dynamic_axes={"input_ids": both, "attention_mask": both, output: {0: "batch"} if pooled else both},
+        opset_version=17, dynamo=False,
     )  # fmt: skip
     model.set_attn_implementation("sdpa")
     optimized = optimize_model(str(files["traced"]), "bert", num_heads=HEADS, hidden_size=HIDDEN)
@@ -169,3 +174,11 @@ def q8_0(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
     codes = np.rint(np.divide(blocks, scales, out=np.zeros_like(blocks), where=scales > 0)).astype(np.int8)
     parts = [scales.astype(np.float16).view(np.uint8), codes.view(np.uint8)]
     return np.concatenate(parts, axis=-1).reshape(len(values), -1)
+
+
+def embed_reference(model: Any, texts: Sequence[Sequence[int]]) -> list[npt.NDArray[np.float32]]:
+    """The mean vector (E,) of each text of token ids, by transformers."""
+    import torch
+
+    with torch.inference_mode():
+        return [model(input_ids=torch.tensor([list(text)])).last_hidden_state[0].numpy().mean(axis=0) for text in texts]
