@@ -87,7 +87,7 @@ def train(
         loss = contrastive_loss(query_vectors, text_vectors, [pair.label for pair in batch], plan.temperature)
         if not torch.isfinite(loss):
             raise SystemExit(f"the loss of step {step} is {loss.item()}; the training has diverged")
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
