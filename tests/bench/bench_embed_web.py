@@ -106,10 +106,10 @@ def make_site(model: Any, folder: Path) -> Path:
     export_onnx(model, rows, pooled=False)
     for name, parts in (("fused", {"model": "fp32", "model_quantized": "int8"}), ("traced", {"model": "traced"})):
         (site / "models" / name / "onnx").mkdir(parents=True)
-        for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(checkpoint / file, site / "models" / name)
-        for part, file in parts.items():
-            (site / "models" / name / "onnx" / f"{part}.onnx").symlink_to((rows / f"{file}.onnx").resolve())
+        for config in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(checkpoint / config, site / "models" / name)
+        for part, source in parts.items():
+            (site / "models" / name / "onnx" / f"{part}.onnx").symlink_to((rows / f"{source}.onnx").resolve())
     return site
 
 
