@@ -5,7 +5,11 @@ against the reference; and the choice between WebGPU and Transformers.js.
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, lacks
 from encoder_tokenizers import VECTORS
-from light_bundle import few_kernels, lighten
+from light_bundle import few_kernels, lighten, one_compilation
 from playwright.sync_api import Browser, Page
 from static_site import serve
 from tiny_encoders import CONTEXT, make_encoder, write_json
@@ -88,6 +92,29 @@ CHOOSE = """async (texts) => {
         again: remembered.measured, remembered: [measured.remembered, remembered.remembered],
         chosen: data.map(({ embedding }) => embedding) };
 }"""
+HYBRID = """async ([baseURL, input, query, documents]) => {
+    const { Hybrid } = await import("./hybrid.js");
+    const nf = await Hybrid.create({ near: "./vectors/", far: { baseURL }, policy: { version: 1, mode: "auto" } });
+    const vectors = {}, ranks = {}, routes = [];
+    for (const pin of ["near", "far"]) {
+        const answer = await nf.embeddings.create({ input, pin });
+        vectors[pin] = answer.data.map(({ embedding }) => embedding);
+        const best = await nf.rerank({ query, documents, pin });
+        ranks[pin] = best.results.map(({ index }) => index);
+        routes.push(answer.route.side, best.route.side);
+    }
+    nf.close();
+    return { vectors, ranks, routes };
+}"""
+SCRIPTS = (
+    "nearfar.js",
+    "client.js",
+    "worker.js",
+    "encoders.js",
+    "choose-encoder.js",
+    "hybrid.js",
+    "hybrid_encoding.js",
+)
 TRANSFORMERS_JS = ROOT / "web/node_modules/@huggingface/transformers"
 TEXTS = [f"text {index} about boats, 日本 and naïve birds"[: 4 + index % 40] for index in range(64)]
 DOCUMENTS = ["a boat floats", "何ですか", "naïve 🦊 text, and more of it"]
@@ -129,7 +156,15 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def address(bundles: dict[str, Path], chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: ARG001
     site = tmp_path_factory.mktemp("site")
-    for script in ("nearfar.js", "client.js", "worker.js", "encoders.js", "choose-encoder.js"):
+    for script in (
+        "nearfar.js",
+        "client.js",
+        "worker.js",
+        "encoders.js",
+        "choose-encoder.js",
+        "hybrid.js",
+        "hybrid_encoding.js",
+    ):
         shutil.copy(PAGE.parent / script, site)
     (site / "index.html").write_text('<!doctype html><body><script type="module" src="start.js"></script>')
     (site / "start.js").write_text(START)
@@ -199,6 +234,41 @@ def test_the_fastest_of_webgpu_and_transformers_js_is_chosen_by_measurement(
     assert found["candidate"] == found["order"][0] == found["measured"][1]["fastest"]
     assert found["tooLong"][0] == "request_error"
     assert f"and 'wasm' reads {CONTEXT}" in found["tooLong"][1]
+
+
+@pytest.fixture
+def served(address: str, bundles: dict[str, Path], tmp_path: Path) -> Iterator[str]:
+    """The address of `nearfar serve` with the embedding model."""
+    checkpoint = bundles["vectors"].parent / "checkpoint"
+    with one_compilation():
+        options = CompileOptions(target="cpu", quantization="f32", activations=("float32",), context=CONTEXT)
+        compile_model(str(checkpoint), tmp_path / "checkpoint", options)
+    command = [sys.executable, "-m", "nearfar.compiler.cli", "serve", str(tmp_path / "checkpoint"), "--port", "0"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [*command, "--cors-origin", address.rstrip("/")],
+            stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "COLUMNS": "120"},
+        )  # fmt: skip
+    assert process.stdout is not None
+    with process.stdout as printed:
+        try:
+            line = next((line for line in printed if line.startswith("curl ")), None)
+            assert line is not None, (tmp_path / "log").read_text()
+            yield re.findall(r"http://127\.0\.0\.1:\d+", line)[0]
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_a_hybrid_embeds_and_ranks_alike_on_both_sides(page: Page, served: str, bundles: dict[str, Path]) -> None:
+    texts = TEXTS[3:6]
+    found = page.evaluate(HYBRID, [f"{served}/v1", texts, "what is a boat", DOCUMENTS])
+    tokenizer, runner = reference(bundles["vectors"])
+    expected = np.stack([embed(runner, tokenizer.encode(text)) for text in texts])
+    for side in ("near", "far"):
+        assert relative_error(np.array(found["vectors"][side], np.float32), expected) < F32, side
+    assert found["ranks"]["near"] == found["ranks"]["far"]
+    assert found["routes"] == ["near", "near", "far", "far"]
 
 
 def test_a_worker_ranks_and_labels_as_the_reference_does(page: Page, bundles: dict[str, Path]) -> None:
