@@ -77,9 +77,10 @@ def chat(model: str, content: str = QUESTION, **more: object) -> dict[str, objec
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("front-ends")
     (folder / "keys.toml").write_text(KEYS)
-    compile_for_server("demo", folder, context=256)
-    command = [sys.executable, "-m", "nearfar.compiler.cli", "serve", "demo", "--port", "0", "--front-ends", "2"]
-    command += ["--target", "cpu"]
+    for model in ("demo", "demo-encoder"):
+        compile_for_server(model, folder, context=256)
+    command = [sys.executable, "-m", "nearfar.compiler.cli", "serve", "demo", "demo-encoder", "--front-ends", "2"]
+    command += ["--port", "0", "--target", "cpu"]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
             [*command, "--api-keys", str(folder / "keys.toml"), "--context", "256"],
@@ -111,6 +112,21 @@ def test_both_front_ends_answer_with_one_engine(server: Served) -> None:
     counted = re.compile(rf'^vllm:request_success_total{{.*"stop".*}} {len(answers)}\.0$', re.MULTILINE)
     wait_until(lambda: counted.search(server.metrics()) is not None)
     assert re.search(r"^nearfar:engine_steps_total{.*} [1-9]", server.metrics(), re.MULTILINE)
+
+
+def test_both_front_ends_embed_and_rank_with_one_encoder(server: Served) -> None:
+    passages = ["A bundle is a folder of data.", "The fox sleeps."]
+    vectors, first = [], len(server.lines("request"))
+
+    def both_have_answered() -> bool:
+        answer = server.post("/v1/embeddings", {"model": "demo-encoder", "input": passages})
+        vectors.append([each["embedding"] for each in answer.json()["data"]])
+        return len({line["pid"] for line in server.lines("request")[first:]}) == 2
+
+    wait_until(both_have_answered)
+    assert all(each == vectors[0] for each in vectors)
+    ranking = {"model": "demo-encoder", "query": passages[1], "documents": passages}
+    assert server.post("/v1/rerank", ranking).json()["results"][0]["index"] == 1
 
 
 def test_the_rate_of_a_key_counts_in_all_front_ends(server: Served) -> None:
