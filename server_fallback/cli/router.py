@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..executors.executor import Executor
     from ..router.fitting.evaluation import Evaluation, Interval
     from ..router.fitting.fit import FitResult
+    from ..router.fitting.pairs import Pair
     from ..router.fitting.prompts import Prompt
     from ..router.fitting.reliability import SideReport
 
@@ -81,10 +82,14 @@ def add_parser(commands: Any) -> None:
         "--max-far-share", type=share, metavar="S", help="send at most this share of the prompts to the far side"
     )
     fit.add_argument(
-        "--signals",
-        action="store_true",
-        help="read near's signals too, so that near begins every answer that the policy decides by quality",
+        "--features",
+        choices=("signals", "embedding"),
+        nargs="+",
+        default=[],
+        help="read these too: near's signals, so that near begins every answer that the policy decides by quality; the "
+        "embedding that --encoder makes of the prompt",
     )
+    add_encoder(fit)
     fit.add_argument("-o", "--output", type=Path, metavar="FILE", required=True, help="the policy")
     evaluation = add_command(
         steps, "eval", run_eval, summary="compare a policy with others on logged pairs",
@@ -107,6 +112,17 @@ def add_parser(commands: Any) -> None:
         "--plot", type=Path, metavar="FILE", help="draw quality by far share into this file, a PNG or SVG"
     )
     evaluation.add_argument("--json", action="store_true", help="print one JSON object")
+    add_encoder(evaluation)
+
+
+def add_encoder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--encoder",
+        metavar="MODEL",
+        default="demo-encoder",
+        help="the embedding model of a policy that reads embeddings, as for nearfar serve (default: %(default)s)",
+    )
+    add_trust(parser)
 
 
 def share(text: str) -> float:
@@ -178,7 +194,7 @@ async def log_pairs(options: argparse.Namespace, prompts: Sequence[Prompt], envi
         )
         async with aclosing(logged) as pairs:
             async for pair in pairs:
-                output.write(pair.model_dump_json() + "\n")
+                output.write(pair.model_dump_json(exclude={"embedding"}) + "\n")
                 right["near"] += bool(pair.near.right)
                 right["far"] += bool(pair.far.right)
                 bars.advance(task)
@@ -236,6 +252,25 @@ async def open_far(options: argparse.Namespace, environment: Mapping[str, str]) 
 # --- fit ---
 
 
+def embedded(options: argparse.Namespace, *lists: list[Pair]) -> tuple[str, list[list[Pair]]]:
+    """The name of the embedding model, and the pairs with their prompts' vectors."""
+    import asyncio
+
+    from ..executors.encoder_executor import EncoderExecutor
+    from ..router.fitting.embed_prompts import embed_prompts
+
+    async def embed() -> tuple[str, list[list[Pair]]]:
+        executor = await open_model(options.encoder, options)
+        try:
+            if not isinstance(executor, EncoderExecutor):
+                raise RequestError(f"--encoder {options.encoder}: makes no embeddings; use an embedding model")
+            return executor.model.name, [await embed_prompts(pairs, executor) for pairs in lists]
+        finally:
+            await executor.close()
+
+    return asyncio.run(embed())
+
+
 def run_fit(options: argparse.Namespace) -> None:
     import json
 
@@ -246,11 +281,13 @@ def run_fit(options: argparse.Namespace) -> None:
     from ..router.fitting.fit import fit
     from ..router.fitting.pairs import read_pairs
 
-    pairs = read_pairs(options.pairs)
+    pairs, encoder = read_pairs(options.pairs), None
+    if "embedding" in options.features:
+        encoder, (pairs,) = embedded(options, pairs)
     wanted = None
     if options.min_quality is not None or options.max_far_share is not None:
         wanted = Wanted(quality=options.min_quality, far_share=options.max_far_share)
-    result = fit(pairs, wanted=wanted, signals=options.signals)
+    result = fit(pairs, wanted=wanted, signals="signals" in options.features, encoder=encoder)
     policy = {
         "version": 1,
         "mode": "auto",
@@ -316,13 +353,20 @@ def run_eval(options: argparse.Namespace) -> None:
     pairs, policy = read_pairs(options.pairs), Policy.read(options.policy)
     if options.refits is not None and options.fitted_on is None:
         raise RequestError("--refits needs --fitted-on, the pairs that the policy was fitted on")
-    scores, threshold = all_scores(pairs, policy), policy.quality.threshold
+    fitted_on = [] if options.fitted_on is None else read_pairs(options.fitted_on)
+    predictor, threshold = policy.quality.predictor, policy.quality.threshold
+    if predictor is not None and predictor.embedding is not None:
+        encoder, (pairs, fitted_on) = embedded(options, pairs, fitted_on)
+        if encoder != predictor.embedding.model:
+            raise RequestError(
+                f"--encoder {options.encoder}: is {encoder}, but the policy reads embeddings of "
+                f"{predictor.embedding.model}; give that model"
+            )
+    scores = all_scores(pairs, policy)
     found = evaluate(*rights(pairs), scores, threshold)
-    if options.fitted_on is not None:
-        assert policy.quality.predictor is not None
-        refits = scores_of_refits(
-            read_pairs(options.fitted_on), policy.quality.predictor, pairs, options.refits or REFITS
-        )
+    if fitted_on:
+        assert predictor is not None
+        refits = scores_of_refits(fitted_on, predictor, pairs, options.refits or REFITS)
         found = evaluate(*rights(pairs), scores, threshold, refits)
     if options.plot is not None:
         plot(found, options.plot)

@@ -27,6 +27,7 @@ from .decision.budget import Ledger
 from .decision.policy import Policy
 from .hybrid_executor import HybridExecutor
 from .opening import open_hybrid
+from .sides.embedder import Embedder
 from .sides.far import Far
 from .sides.sides import DeviceHints
 from .sides.wire_speculation import WireCounts
@@ -51,11 +52,13 @@ class Hybrid:
         policy: Policy | Mapping[str, Any] | Path | str,
         ledger: Ledger | None = None,
         hints: Callable[[], DeviceHints] = DeviceHints,
+        embedder: Embedder | None = None,
     ) -> Hybrid:
         """``near``: a bundle, a Hugging Face folder or name, "demo", or an executor, which `close` closes too.
 
         ``ledger`` None: a file in the cache folder, one for each far server, counts what the policy's budget allows.
-        ``hints`` returns this machine's battery and temperature before each decision. Raises RequestError with the code
+        ``hints`` returns this machine's battery and temperature before each decision. ``embedder`` is required by a
+        policy whose predictor reads embeddings. Raises RequestError with the code
         "bad_policy", "api_version", "wrong_key" or "unknown_model", and the errors of opening the near model. An
         offline far side is not an error if near may answer.
         """
@@ -71,7 +74,8 @@ class Hybrid:
             opening = await LocalOpener(LocalOptions()).prepare(str(near), name)
             return await opening.open()
 
-        executor = await open_hybrid(name, None if near is None else open_near, far, Policy.read(policy), ledger, hints)
+        opened_near = None if near is None else open_near
+        executor = await open_hybrid(name, opened_near, far, Policy.read(policy), ledger, hints, embedder)
         return cls(executor, name)
 
     @property

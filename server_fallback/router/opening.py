@@ -14,6 +14,7 @@ from ..executors.executor import Executor, Opener, Opening
 from .decision.budget import FileLedger, Ledger
 from .decision.policy import Policy
 from .hybrid_executor import HybridExecutor
+from .sides.embedder import Embedder
 from .sides.far import Far, FarSide
 from .sides.near import NearSide
 from .sides.sides import DeviceHints, Sides
@@ -27,6 +28,7 @@ class HybridOpener:
 
     async def prepare(self, model: str, name: str | None) -> Opening:
         require_sides(self._policy, near=True, far=self._far)
+        require_embedder(self._policy, None)
         near = await self._near.prepare(model, name)
         return Opening(
             near.name,
@@ -44,16 +46,18 @@ async def open_hybrid(
     policy: Policy,
     ledger: Ledger | None = None,
     hints: Callable[[], DeviceHints] = DeviceHints,
+    embedder: Embedder | None = None,
 ) -> HybridExecutor:
     """As `Hybrid.create`; ``near`` opens the near model. If anything fails, nothing stays open."""
     require_sides(policy, near=near is not None, far=far)
+    require_embedder(policy, embedder)
     async with AsyncExitStack() as opened:
         far_side = FarSide(far) if far is not None else None
         if far_side is not None:
             opened.push_async_callback(far_side.close)
         if far is not None and ledger is None and has_budget(policy):
             ledger = FileLedger(ledger_path(far))
-        sides = Sides(None, far_side, policy, ledger, hints)
+        sides = Sides(None, far_side, policy, ledger, hints, embedder)
         # Errors of the far side are reported before the near model spends time on loading.
         await sides.check(near_may_answer=near is not None)
         if near is not None:
@@ -80,6 +84,22 @@ def require_sides(policy: Policy, *, near: bool, far: Far | None) -> None:
             "far server of the dialect nearfar or vllm",
             code="bad_policy",
             param="escalation.then",
+        )
+
+
+def require_embedder(policy: Policy, embedder: Embedder | None) -> None:
+    """Raises RequestError with the code "bad_policy" for a policy that reads the embeddings of another model."""
+    predictor = policy.quality.predictor
+    if predictor is None or predictor.embedding is None:
+        return
+    model = predictor.embedding.model
+    if embedder is None or embedder.model != model:
+        given = "there is no embedder" if embedder is None else f"the embedder is {embedder.model}"
+        raise RequestError(
+            f"the policy's predictor reads embeddings of {model}, but {given}; give Hybrid.create the embedder of that "
+            "model, or fit the policy without --features embedding, as nearfar gateway requires",
+            code="bad_policy",
+            param="quality.predictor",
         )
 
 

@@ -53,7 +53,9 @@ def score(policy: Policy, situation: Situation) -> Scores:
     usd = far_usd(policy, situation)
     rights = None
     if policy.quality.predictor is not None:
-        rights = policy.quality.predictor.rights(last_user_text(situation.messages), situation.near_signals)
+        rights = policy.quality.predictor.rights(
+            last_user_text(situation.messages), situation.near_signals, situation.embedding
+        )
     gain = None
     if policy.mode == "auto":
         waited = (

@@ -98,7 +98,8 @@ class Situation:
     """``texts`` are all other texts that would leave the device with the request: arguments of tool calls, tool
     definitions, schemas, stop strings, names.
 
-    ``tools`` and ``vision``: whether the request needs them.
+    ``tools`` and ``vision``: whether the request needs them. ``embedding``: the vector of the last user message from
+    the model that the policy's predictor names.
     """
 
     __pydantic_config__ = _STRICT
@@ -114,6 +115,7 @@ class Situation:
     vision: bool = False
     language: str | None = None
     near_signals: NearSignals | None = None
+    embedding: tuple[float, ...] | None = None
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Situation:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from ..decision.features import SIGNALS, TEXT_FEATURES, FeatureName, text_features, text_terms
+from .components import PrincipalComponents, principal_components
 from .logistic import Fold
 from .pairs import Array, Pair
 
@@ -26,15 +27,25 @@ MIN_SCALE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """``mean`` and ``scale`` (F,) of ``features`` (F,), and the ``terms`` (T,) that count."""
+    """``mean`` and ``scale`` (F,) of ``features`` (F,), the ``terms`` (T,) that count, and the K principal components
+    of the prompts' vectors, or None.
+    """
 
     features: tuple[FeatureName, ...]
     mean: Array
     scale: Array
     terms: tuple[str, ...]
+    components: PrincipalComponents | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Of the inputs of the weights."""
+        count = 0 if self.components is None else len(self.components.rows)
+        components = [f"component {number}" for number in range(1, count + 1)]
+        return [*self.features, *(f'"{term}"' for term in self.terms), *components]
 
     def rows(self, pairs: Sequence[Pair]) -> Array:
-        """The inputs of the weights, (n, F + T), as `Predictor.inputs` computes them."""
+        """The inputs of the weights, (n, F + T + K), as `Predictor.inputs` computes them."""
         standard = np.nan_to_num((values(pairs, self.features) - self.mean) / self.scale, nan=0.0)
         columns = {term: column for column, term in enumerate(self.terms)}
         known = np.zeros((len(pairs), len(self.terms)))
@@ -42,11 +53,14 @@ class Design:
             terms = text_terms(pair.prompt)
             found = [columns[term] for term in terms if term in columns]
             known[row, found] = len(found) / max(1, len(terms))
-        return np.hstack([standard, known])
+        components = [] if self.components is None else [self.components.of(pairs)]
+        return np.hstack([standard, known, *components])
 
 
-def make_design(pairs: Sequence[Pair], *, signals: bool = False) -> Design:
-    """A signal that no pair has is not a feature; if some pairs have it, the others count as their mean."""
+def make_design(pairs: Sequence[Pair], *, signals: bool = False, embedding: bool = False) -> Design:
+    """A signal that no pair has is not a feature; if some pairs have it, the others count as their mean. With
+    ``embedding``, every pair must have a vector.
+    """
     used = [name for name in SIGNALS if signals and any(signal(pair, name) is not None for pair in pairs)]
     features: tuple[FeatureName, ...] = (*TEXT_FEATURES, *used)
     table = values(pairs, features)
@@ -60,10 +74,10 @@ def make_design(pairs: Sequence[Pair], *, signals: bool = False) -> Design:
             counts[term] += 1
             groups[term].add(group)
     terms = sorted(term for term in counts if counts[term] >= MIN_TERM_PAIRS and len(groups[term]) >= MIN_TERM_GROUPS)
-    return Design(features, mean, scale, tuple(terms))
+    return Design(features, mean, scale, tuple(terms), principal_components(pairs) if embedding else None)
 
 
-def make_folds(pairs: Sequence[Pair], *, signals: bool = False) -> list[Fold]:
+def make_folds(pairs: Sequence[Pair], *, signals: bool = False, embedding: bool = False) -> list[Fold]:
     """Five folds of whole groups; a pair without a group is one by itself. With fewer groups than folds, groups do not
     count.
     """
@@ -74,7 +88,7 @@ def make_folds(pairs: Sequence[Pair], *, signals: bool = False) -> list[Fold]:
     for fold in range(FOLDS):
         held_out = numbers % FOLDS == fold
         inside = [pair for pair, out in zip(pairs, held_out, strict=True) if not out]
-        folds.append(Fold(make_design(inside, signals=signals).rows(pairs), held_out))
+        folds.append(Fold(make_design(inside, signals=signals, embedding=embedding).rows(pairs), held_out))
     return folds
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from nearfar.compiler.errors import RequestError
 
-from ..decision.predictor import Calibration, Fitted, Predictor, Wanted, Weights
+from ..decision.predictor import Calibration, Components, Fitted, Predictor, Wanted, Weights
 from .design import Design, make_design, make_folds
 from .evaluation import far_first
 from .logistic import Array, CrossValidated, Logistic, fit_cross_validated, fit_platt, sigmoid
@@ -39,10 +39,13 @@ class FitResult:
     far_share: float
 
 
-def fit(pairs: Sequence[Pair], *, wanted: Wanted | None = None, signals: bool = False) -> FitResult:
+def fit(
+    pairs: Sequence[Pair], *, wanted: Wanted | None = None, signals: bool = False, encoder: str | None = None
+) -> FitResult:
     """``wanted``: the quality to reach with as few far requests as possible, or the share of requests that may be sent
     far. None: far answers whenever it is likelier to be right. ``signals``: near's signals are features too, so near
-    begins every answer that the predictor decides.
+    begins every answer that the predictor decides. ``encoder`` is the name of the model that made the pairs' vectors,
+    whose principal components are then features too.
 
     Raises RequestError for too few pairs, for a quality that the two sides cannot reach together, and for signals if no
     pair has any.
@@ -51,7 +54,8 @@ def fit(pairs: Sequence[Pair], *, wanted: Wanted | None = None, signals: bool = 
         raise RequestError(f"{len(pairs)} pairs are too few to fit on; log at least {MIN_PAIRS}, better 1,000")
     if signals and all(pair.near.signals is None for pair in pairs):
         raise RequestError("no pair has near's signals; fit without them, or log a near side that reports them")
-    design, folds = make_design(pairs, signals=signals), make_folds(pairs, signals=signals)
+    read = {"signals": signals, "embedding": encoder is not None}
+    design, folds = make_design(pairs, **read), make_folds(pairs, **read)
     rows = design.rows(pairs)
     near_right, far_right = rights(pairs)
     near, far = fit_cross_validated(rows, near_right, folds), fit_cross_validated(rows, far_right, folds)
@@ -66,6 +70,7 @@ def fit(pairs: Sequence[Pair], *, wanted: Wanted | None = None, signals: bool = 
         far.regression,
         Calibration(near=short(near_platt), far=short(far_platt)),
         Fitted(pairs=len(pairs), date=datetime.now(UTC).date().isoformat(), wanted=wanted),
+        encoder,
     )
     return FitResult(
         predictor=predictor,
@@ -78,8 +83,19 @@ def fit(pairs: Sequence[Pair], *, wanted: Wanted | None = None, signals: bool = 
 
 
 def make_predictor(
-    design: Design, near: Logistic, far: Logistic, calibration: Calibration, fitted: Fitted | None = None
+    design: Design,
+    near: Logistic,
+    far: Logistic,
+    calibration: Calibration,
+    fitted: Fitted | None = None,
+    encoder: str | None = None,
 ) -> Predictor:
+    """``encoder`` is the name of the model whose vectors the design reads, if it reads any."""
+    embedding = None
+    if design.components is not None:
+        assert encoder is not None
+        rows = tuple(short(row) for row in design.components.rows)
+        embedding = Components(model=encoder, mean=short(design.components.mean), components=rows)
     return Predictor(
         version=2,
         features=design.features,
@@ -89,12 +105,13 @@ def make_predictor(
         near=weights_of(near),
         far=weights_of(far),
         calibration=calibration,
+        embedding=embedding,
         fitted=fitted,
     )
 
 
 def side_report(chosen: CrossValidated, chances: Array, right: Array, design: Design) -> SideReport:
-    return report(chosen, chances, right, [*design.features, *(f'"{term}"' for term in design.terms)])
+    return report(chosen, chances, right, design.names)
 
 
 def choose_threshold(gains: Array, near_right: Array, far_right: Array, wanted: Wanted | None) -> float:

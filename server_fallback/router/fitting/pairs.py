@@ -35,13 +35,16 @@ class NearAnswer(FarAnswer):
 
 
 class Pair(JsonLine):
-    """``task`` and ``group`` are those of the prompt; null if it has none."""
+    """``task`` and ``group`` are those of the prompt; null if it has none. ``embedding`` is its vector, if a fit reads
+    it; logs do not have it.
+    """
 
     prompt: str
     task: str | None = None
     group: str | None = None
     near: NearAnswer
     far: FarAnswer
+    embedding: tuple[float, ...] | None = None
 
 
 def read_pairs(path: Path) -> list[Pair]:

@@ -34,18 +34,21 @@ def scores_of_refits(pairs: Sequence[Pair], predictor: Predictor, prompts: Seque
             f"the policy was fitted on {predictor.fitted.pairs:,} pairs, but these are {len(pairs):,}; give the pairs "
             "that it was fitted on"
         )
-    signals = not set(SIGNALS).isdisjoint(predictor.features)
-    design, folds = make_design(pairs, signals=signals), make_folds(pairs, signals=signals)
+    embedding = predictor.embedding
+    read = {"signals": not set(SIGNALS).isdisjoint(predictor.features), "embedding": embedding is not None}
+    design, folds = make_design(pairs, **read), make_folds(pairs, **read)
     rows = design.rows(pairs)
     chosen = [fit_cross_validated(rows, right, folds) for right in rights(pairs)]
     rng = np.random.default_rng(SEED)
     scores = np.zeros((count, len(prompts)))
     for refit in range(count):
         drawn = [pairs[index] for index in rng.integers(len(pairs), size=len(pairs))]
-        drawn_design = make_design(drawn, signals=signals)
+        drawn_design = make_design(drawn, **read)
         drawn_rows = drawn_design.rows(drawn)
         near, far = (
             fit_logistic(drawn_rows, right, side.ridge) for right, side in zip(rights(drawn), chosen, strict=True)
         )
-        scores[refit] = gains(make_predictor(drawn_design, near, far, predictor.calibration), prompts)
+        encoder = None if embedding is None else embedding.model
+        drawn_predictor = make_predictor(drawn_design, near, far, predictor.calibration, encoder=encoder)
+        scores[refit] = gains(drawn_predictor, prompts)
     return scores

@@ -49,7 +49,7 @@ def all_scores(pairs: Sequence[Pair], policy: Policy) -> Mapping[str, Array]:
 
 def gains(predictor: Predictor, prompts: Sequence[Pair]) -> Array:
     """The gain (n,) in right answers that a predictor expects of the far side."""
-    chances = [predictor.rights(pair.prompt, pair.near.signals) for pair in prompts]
+    chances = [predictor.rights(pair.prompt, pair.near.signals, pair.embedding) for pair in prompts]
     return np.array([chance.far - chance.near for chance in chances])
 
 

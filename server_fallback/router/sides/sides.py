@@ -29,6 +29,7 @@ from ..decision.situation import CircuitState, FarState, NearState, Situation, T
 from ..decision.situation import Message as WrittenMessage
 from ..decision.speed import Finished, Speed
 from .answer_piece import AnswerPiece
+from .embedder import Embedder
 from .far import FarSide
 from .near import NearSide
 from .speculated_far import SpeculatedFar
@@ -65,9 +66,10 @@ class Sides:
         policy: Policy,
         ledger: Ledger | None = None,
         hints: Callable[[], DeviceHints] = DeviceHints,
+        embedder: Embedder | None = None,
     ) -> None:
         self.near, self.far, self.policy = near, far, policy
-        self._ledger, self._hints = ledger, hints
+        self._ledger, self._hints, self._embedder = ledger, hints, embedder
         wait = policy.breaker.open_ms / 1000
         self.circuits: dict[Side, Circuit] = {
             side: Circuit(failures=policy.breaker.failures, first_wait_seconds=wait, longest_wait_seconds=wait)
@@ -141,6 +143,7 @@ class Sides:
 
     async def situation(self, situation: Situation, request: ChatCompletionRequest | CompletionRequest) -> Situation:
         """``situation`` with what is known about both sides now. Nothing is sent to the far side."""
+        situation = replace(situation, embedding=await self._embedding(situation))
         ids = await self.near.prompt_ids(request) if self.near is not None else None
         near, far = self._near_state(ids), await self.far_state()
         if ids is None:
@@ -240,6 +243,20 @@ class Sides:
             return search()
         async with self._searches:
             return await asyncio.to_thread(search)
+
+    async def _embedding(self, situation: Situation) -> tuple[float, ...] | None:
+        """The vector of the last user message, if the predictor reads it. None if the embedder fails, or takes longer
+        than near may for its first token.
+        """
+        predictor = self.policy.quality.predictor
+        if self._embedder is None or predictor is None or predictor.embedding is None:
+            return None
+        try:
+            async with asyncio.timeout(self.policy.timeouts.near_first_token_ms / 1000):
+                return tuple(await self._embedder.embed(last_user_text(situation.messages)))
+        # It may be any function of the application's. A vector that is missing counts as the mean.
+        except Exception:
+            return None
 
     def _near_state(self, ids: Sequence[int] | None) -> NearState:
         if self.near is None:

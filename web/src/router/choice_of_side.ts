@@ -22,6 +22,7 @@ export interface Known {
   readonly far: Omit<Situation["far"], "online">;
   readonly hasFar: boolean;
   readonly device: DeviceHints;
+  readonly embedding?: readonly number[] | null;
 }
 
 const SIGNALS: readonly string[] = [
@@ -32,10 +33,16 @@ const SIGNALS: readonly string[] = [
 
 export function situationOf(
   { properties }: Pick<HybridRequest, "properties">,
-  { near, far, hasFar, device }: Known,
+  { near, far, hasFar, device, embedding = null }: Known,
 ): Situation {
   const { online, ...hints } = device;
-  return { ...properties, near: { ...near, ...hints }, far: { ...far, online: hasFar && online }, near_signals: null };
+  return {
+    ...properties,
+    near: { ...near, ...hints },
+    far: { ...far, online: hasFar && online },
+    near_signals: null,
+    embedding,
+  };
 }
 
 /** ``isPrivate``: whether the request is private. Throws RequestError for an unknown label. */

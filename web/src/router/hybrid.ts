@@ -15,6 +15,7 @@ import { platformDevice } from "./decision/device_hints.js";
 import type { FarModel, FarOptions } from "./sides/far.js";
 import { FarSide } from "./sides/far.js";
 import type { Fetch } from "./sides/far_http.js";
+import type { Embedder } from "./hybrid_completions.js";
 import { HybridCompletions } from "./hybrid_completions.js";
 import type {
   EncodingWiring,
@@ -30,6 +31,7 @@ import { NearSide } from "./sides/near.js";
 import { PrivateCheck } from "./decision/privacy.js";
 import type { Policy } from "./decision/policy.js";
 import { parsePolicy } from "./decision/policy.js";
+import { badPolicy } from "./decision/schema_check.js";
 import type { SpeculatingFar } from "./sides/speculating_far.js";
 import type { SocketClass } from "./sides/verify_socket.js";
 import type { WireCounts } from "./sides/wire_speculation.js";
@@ -52,6 +54,8 @@ export interface HybridOptions {
   readonly ledger?: Ledger | undefined;
   readonly device?: DeviceSource | undefined;
   readonly clock?: Clock | undefined;
+  /** For a policy whose predictor reads embeddings. */
+  readonly embedder?: Embedder | undefined;
 }
 
 export class Hybrid {
@@ -100,7 +104,8 @@ export class Hybrid {
       if (far === null && near.state === "failed") throw near.error;
       const speculating = far === null ? null : await speculatingFar(far, near, policy, options);
       const wiring = { policy, near, far, ledger, device, clock };
-      return new Hybrid(wiring, speculating, new HybridCompletions({ ...wiring, speculating }));
+      const { embedder = null } = options;
+      return new Hybrid(wiring, speculating, new HybridCompletions({ ...wiring, speculating, embedder }));
     } catch (error) {
       near.close();
       throw error;
@@ -143,23 +148,25 @@ export class Hybrid {
 const loadEngine: LoadNear = async (bundle, options): Promise<Engine> =>
   (await import("../index.js")).Engine.load(bundle, options);
 
-function checkSides({ mode, escalation }: Policy, { near, far }: HybridOptions): void {
+function checkSides({ mode, escalation, quality }: Policy, { near, far, embedder }: HybridOptions): void {
   if (far !== null) readParams(far, FAR_OPTIONS);
   if (near === null && (far === null || mode === "near-only"))
     throw new RequestError(
-      `near is null, but the policy's mode is ${mode} and no other side answers; set near to a bundle or an engine`,
+      `near is null, but with mode ${mode} no other side answers; set near to a bundle or an engine`,
       { param: "near" },
     );
   if (far === null && mode === "far-only")
-    throw new RequestError("far is null, but the policy's mode is far-only; set far to the server's baseURL", {
-      param: "far",
-    });
-  if (escalation.then === "continue" && far?.dialect === "openai") {
     throw new RequestError(
-      'The policy\'s escalation.then is "continue", but a server of dialect openai can only start over; use "restart"',
-      { code: "bad_policy", param: "escalation.then" },
+      "far is null, but with mode far-only no other side answers; set far to the server's baseURL",
+      {
+        param: "far",
+      },
     );
-  }
+  if (escalation.then === "continue" && far?.dialect === "openai")
+    throw badPolicy("escalation.then", 'a server of dialect openai cannot continue; use "restart"');
+  const read = quality.predictor?.embedding?.model;
+  if (read && read !== embedder?.model)
+    throw badPolicy("quality.predictor", `it reads embeddings of ${read}; set embedder to that model's`);
 }
 
 /** The code is loaded only if the policy has `speculation`. */

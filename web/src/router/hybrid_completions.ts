@@ -10,9 +10,11 @@ import type { Choice } from "./choice_of_side.js";
 import { choose, situationOf, waitsForNear, wantsPromptLogprobs, wantsSignals } from "./choice_of_side.js";
 import { Circuit } from "./answer/circuit.js";
 import type { Clock } from "./sides/clock.js";
+import { withTimeout } from "./sides/clock.js";
 import { usdOf } from "./decision/costs.js";
 import { mayGuess } from "./decision/decide.js";
 import type { DeviceSource } from "./decision/device_hints.js";
+import { lastUserText } from "./decision/features.js";
 import type { FarSide } from "./sides/far.js";
 import { fitsFormat, isConstrained } from "./answer/format_check.js";
 import { HeldAnswer } from "./answer/held_answer.js";
@@ -44,6 +46,18 @@ export interface Wiring {
   readonly ledger: Ledger;
   readonly device: DeviceSource;
   readonly clock: Clock;
+  readonly embedder: Embedder | null;
+}
+
+/** The embedding model of a policy whose predictor reads embeddings. */
+export interface Embedder {
+  /** Its name in the policy. */
+  readonly model: string;
+  /**
+   * The vector of a text as `nearfar router fit` makes it: of length 1, with the model's prompt for queries. The text may
+   * be private, so it must not leave the device.
+   */
+  embed(text: string): Promise<readonly number[]>;
 }
 
 /** The maximum number of alternatives of a token that engines report. */
@@ -174,76 +188,81 @@ export class HybridCompletions {
 
   private async choose(request: HybridRequest, signal: AbortSignal): Promise<Choice> {
     const { policy, near } = this.wiring;
-    const situation = await this.situation(request);
+    const situation = await this.situation(request, signal);
     const isPrivate = this.#private.isPrivate(situation);
     let choice = choose(policy, situation, isPrivate);
     if (near.state === "loading" && waitsForNear(policy, choice)) {
       await unlessAborted(near.settled, signal);
-      choice = choose(policy, await this.situation(request), isPrivate);
+      choice = choose(policy, await this.situation(request, signal), isPrivate);
     }
     if (choice.decision.side === null)
       throw refusal(choice.decision, near.state === "ready" ? null : whyNoEngine(near));
     return choice;
   }
 
-  private async situation(request: HybridRequest): Promise<Situation> {
+  private async situation(request: HybridRequest, signal: AbortSignal): Promise<Situation> {
     const { policy, near, far, ledger, device } = this.wiring;
-    const counted = await near.countTokens(request.params);
-    const promptTokens = counted ?? estimatedTokens(request);
-    const spent = ledger.today();
-    const { near: nearRecord, far: farRecord } = this.#records;
+    const promptTokens = (await near.countTokens(request.params)) ?? estimatedTokens(request);
+    const { usd, requests } = ledger.today();
     const conversation = conversationOf(request);
-    const cached = ({ memory }: SideRecord): number =>
-      Math.floor(promptTokens * memory.cachedShare(conversation, this.seconds()));
+    const known = (side: Side, model: { readonly context: number | null; readonly tools: boolean } | null) => {
+      const { speed, memory, circuitState } = this.#records[side];
+      return {
+        ...UNKNOWN_SIDE,
+        ...rates(speed),
+        context: model?.context ?? null,
+        tools: model?.tools ?? true,
+        languages: policy.languages[side],
+        prompt_tokens: promptTokens,
+        cached_tokens: Math.floor(promptTokens * memory.cachedShare(conversation, this.seconds())),
+        circuit: circuitState,
+      };
+    };
     return situationOf(request, {
-      near: {
-        ...UNKNOWN_SIDE,
-        ...rates(nearRecord.speed),
-        available: near.state === "ready",
-        context: near.info?.context ?? null,
-        tools: near.info?.tools ?? true,
-        languages: policy.languages.near,
-        prompt_tokens: promptTokens,
-        cached_tokens: cached(nearRecord),
-        circuit: nearRecord.circuitState,
-      },
+      near: { ...known("near", near.info), available: near.state === "ready" },
       far: {
-        ...UNKNOWN_SIDE,
-        ...rates(farRecord.speed),
-        context: far?.model?.context ?? null,
-        tools: far?.model?.tools ?? true,
-        languages: policy.languages.far,
+        ...known("far", far?.model ?? null),
         vision: far?.vision ?? false,
-        prompt_tokens: promptTokens,
-        cached_tokens: cached(farRecord),
         queue_seconds: far?.queueSeconds ?? 0,
-        circuit: farRecord.circuitState,
-        round_trip_seconds: farRecord.speed.round_trip_seconds ?? far?.roundTripSeconds ?? null,
-        spent_usd_today: spent.usd,
-        requests_today: spent.requests,
+        round_trip_seconds: this.#records.far.speed.round_trip_seconds ?? far?.roundTripSeconds ?? null,
+        spent_usd_today: usd,
+        requests_today: requests,
       },
       hasFar: far !== null,
       device: await device.read(),
+      embedding: await this.embedding(request, signal),
     });
   }
 
-  /** Waits for near's first tokens, for at most the time limit of its first token. */
+  /**
+   * The vector of the last user message, if the predictor reads it.
+   */
+  private async embedding({ properties }: HybridRequest, signal: AbortSignal): Promise<readonly number[] | null> {
+    const { policy, embedder } = this.wiring;
+    if (!embedder || !policy.quality.predictor?.embedding) return null;
+    return this.inTime(embedder.embed(lastUserText(properties.messages)), signal);
+  }
+
   private async chooseAgain(first: Choice, held: HeldAnswer, signal: AbortSignal): Promise<Choice> {
-    const { policy, clock } = this.wiring;
-    let cancel = (): void => undefined;
-    const late = new Promise<null>((resolve) => {
-      cancel = clock.after(policy.timeouts.near_first_token_ms, () => {
-        resolve(null);
-      });
-    });
     try {
-      const signals = await unlessAborted(Promise.race([held.signals, late]), signal);
-      return choose(policy, { ...first.situation, near_signals: signals }, first.decision.private);
+      const signals = await this.inTime(held.signals, signal);
+      return choose(this.wiring.policy, { ...first.situation, near_signals: signals }, first.decision.private);
     } catch (error) {
       held.drop();
       throw error;
-    } finally {
-      cancel();
+    }
+  }
+
+  /** Null if the promise is rejected, or takes longer than near may for its first token. */
+  private async inTime<T>(promise: Promise<T>, signal: AbortSignal): Promise<T | null> {
+    const { policy, clock } = this.wiring;
+    try {
+      return await withTimeout(clock, policy.timeouts.near_first_token_ms, (late) =>
+        unlessAborted(promise, anySignal(signal, late)),
+      );
+    } catch {
+      signal.throwIfAborted();
+      return null;
     }
   }
 
@@ -320,10 +339,7 @@ export class HybridCompletions {
           throw new RequestError("Near's text is private, so it does not leave this device", { code: "private" });
         return far.answer({
           ...request,
-          from:
-            request.from === null
-              ? null
-              : { ...request.from, tokenIds: this.sharesTokens() ? request.from.tokenIds : null },
+          from: from && { ...from, tokenIds: this.sharesTokens() ? from.tokenIds : null },
         });
       },
     };

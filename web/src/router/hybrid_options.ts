@@ -17,6 +17,7 @@ export const HYBRID_OPTIONS: Checks = {
   ledger: object,
   device: object,
   clock: object,
+  embedder: object,
 } satisfies Record<keyof HybridOptions, Check>;
 
 /** The options of `far`; FarSide checks the address and the dialect. */

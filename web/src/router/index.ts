@@ -19,6 +19,7 @@ export type { DeviceHints, DeviceSource } from "./decision/device_hints.js";
 export type { Dialect } from "./sides/dialect.js";
 export type { FarModel, FarOptions } from "./sides/far.js";
 export type { Fetch } from "./sides/far_http.js";
+export type { Embedder } from "./hybrid_completions.js";
 export type { HybridOptions } from "./hybrid.js";
 export { Hybrid } from "./hybrid.js";
 export type { HybridEmbeddingParams, HybridEmbeddings, HybridRerank, HybridRerankParams } from "./hybrid_encoding.js";

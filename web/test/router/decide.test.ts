@@ -114,6 +114,7 @@ const situations: fc.Arbitrary<Situation> = fc.record({
   vision: fc.boolean(),
   language: fc.constantFrom(null, "en", "de"),
   near_signals: fc.constant(null),
+  embedding: fc.constant(null),
 });
 
 test("every situation is decided, and private requests never go far", () => {

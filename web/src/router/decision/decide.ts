@@ -53,7 +53,9 @@ export function score(policy: Policy, situation: Situation): Scores {
   const usd = farUsd(policy, situation);
   const { predictor } = policy.quality;
   const rights =
-    predictor === null ? null : predictRights(predictor, lastUserText(situation.messages), situation.near_signals);
+    predictor === null
+      ? null
+      : predictRights(predictor, lastUserText(situation.messages), situation.near_signals, situation.embedding);
   let gain: number | null = null;
   if (policy.mode === "auto") {
     const waited = near.total === null || far.total === null ? 0 : far.total - near.total;

@@ -3,10 +3,13 @@
 // Each side has two logistic functions: one of the features, and one of its logit, which is Platt's calibration (Platt
 // 1999, "Probabilistic outputs for support vector machines"). The weights are part of a policy.
 //
+// A predictor may also read the vector that an embedding model makes of the text, as its principal components.
+//
 // The terms of a text count in proportion to the share of them that the predictor knows. So in words that are foreign
 // to the fit, the probabilities approach those of the other features: numbers, sentences and lengths, which words do
 // not change.
 
+import { RequestError } from "../../errors.js";
 import { badPolicy, isObject } from "./schema_check.js";
 import { textFeatures, textTerms } from "./features.js";
 import type { Predictor, Weights } from "./policy_schema.js";
@@ -23,39 +26,44 @@ export function refuseOldPredictor(predictor: unknown, path: string): void {
   if (isObject(predictor) && predictor.version === 1) {
     throw badPolicy(
       path,
-      "it has version 1, which counted hashed words, and only version 2 is read; fit the policy again with " +
-        "'nearfar router fit'",
+      "version 1, which counted hashed words, is no longer read; fit it again with 'nearfar router fit'",
     );
   }
 }
 
 /**
- * Throws RequestError if a list of numbers does not have the length that the features and terms require; ``path`` is
+ * Throws RequestError if a list of numbers does not have the length that the others require; ``path`` is
  * the predictor's.
  */
 export function checkPredictor(predictor: Predictor, path: string): void {
-  const { features, terms, mean, scale, near, far } = predictor;
-  const weights = features.length + terms.length;
+  const { features, terms, mean, scale, near, far, embedding } = predictor;
+  const components = embedding?.components ?? [];
+  const weights = features.length + terms.length + components.length;
   const lengths = [
     ["mean", mean, features.length],
     ["scale", scale, features.length],
     ["near.weights", near.weights, weights],
     ["far.weights", far.weights, weights],
+    ...components.map((row) => ["a component", row, embedding?.mean.length] as const),
   ] as const;
   for (const [name, values, due] of lengths) {
-    if (values.length !== due)
-      throw badPolicy(path, `${name} has ${values.length} numbers; features and terms require ${due}`);
+    if (values.length !== due) throw badPolicy(path, `${name} has ${values.length} numbers, not ${due}`);
   }
   if (new Set(features).size < features.length) throw badPolicy(path, "a feature appears twice");
   if (new Set(terms).size < terms.length) throw badPolicy(path, "a term appears twice");
 }
 
 /**
- * ``text`` is the last user message. A signal that is null counts as the mean of those that the predictor was fitted
- * on.
+ * ``text`` is the last user message. A signal or a vector that is null counts as the mean of those that the predictor was
+ * fitted on. Throws RequestError for a vector that the model cannot have made.
  */
-export function predictRights(predictor: Predictor, text: string, signals: NearSignals | null): Rights {
-  const inputs = predictorInputs(predictor, text, signals);
+export function predictRights(
+  predictor: Predictor,
+  text: string,
+  signals: NearSignals | null,
+  vector: readonly number[] | null,
+): Rights {
+  const inputs = predictorInputs(predictor, text, signals, vector);
   const { near, far, calibration } = predictor;
   return { near: calibrated(near, inputs, calibration.near), far: calibrated(far, inputs, calibration.far) };
 }
@@ -68,6 +76,7 @@ function predictorInputs(
   predictor: Predictor,
   text: string,
   signals: NearSignals | null,
+  vector: readonly number[] | null,
 ): readonly (readonly [number, number])[] {
   const values: Readonly<Record<string, number | null>> = { ...textFeatures(text), ...signals };
   const inputs: [number, number][] = [];
@@ -79,7 +88,29 @@ function predictorInputs(
   const weightOf = new Map(predictor.terms.map((term, index) => [term, predictor.features.length + index]));
   const known = terms.flatMap((term) => weightOf.get(term) ?? []);
   const sorted = [...new Set(known)].sort((a, b) => a - b);
-  return [...inputs, ...sorted.map((index) => [index, known.length / terms.length] as const)];
+  const ofTerms = sorted.map((index) => [index, known.length / terms.length] as const);
+  return [...inputs, ...ofTerms, ...vectorInputs(predictor, vector)];
+}
+
+function vectorInputs(
+  { embedding, features, terms }: Predictor,
+  vector: readonly number[] | null,
+): readonly (readonly [number, number])[] {
+  if (!embedding || !vector) return [];
+  const { mean, components, model } = embedding;
+  if (vector.length !== mean.length || !vector.every(Number.isFinite)) {
+    throw new RequestError(
+      `The embedding has ${vector.length} numbers, not the ${mean.length} finite ones of ${model}`,
+      {
+        code: "bad_situation",
+        param: "embedding",
+      },
+    );
+  }
+  return components.map((row, number) => [
+    features.length + terms.length + number,
+    row.reduce((sum, weight, index) => sum + weight * ((vector[index] ?? 0) - (mean[index] ?? 0)), 0),
+  ]);
 }
 
 function calibrated(

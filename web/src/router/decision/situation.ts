@@ -77,6 +77,8 @@ export interface Situation {
   readonly vision: boolean;
   readonly language: string | null;
   readonly near_signals: NearSignals | null;
+  /** The vector of the last user message, from the model that the policy's predictor names. */
+  readonly embedding: readonly number[] | null;
 }
 
 /** The state of a side about which nothing is known yet. */
