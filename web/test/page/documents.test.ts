@@ -68,8 +68,9 @@ describe("readDocumentFile", () => {
   it("reads the format of the file's name, and refuses other files by name", async () => {
     const html = await readDocumentFile(new File(["<h1>A</h1><p>b &amp; c</p>"], "a.html"), 600);
     expect(html.document.text).toContain("b & c");
-    const bytes = new Uint8Array([0x25, 0x50, 0x44, 0x46, 0, 0xff]);
-    await expect(readDocumentFile(new File([bytes], "a.pdf"), 600)).rejects.toThrow("a.pdf is not a text file");
+    const bytes = new Uint8Array([0x50, 0x4b, 3, 4, 0, 0xff]);
+    const refused = readDocumentFile(new File([bytes], "a.docx"), 600);
+    await expect(refused).rejects.toThrow("a.docx is neither a text file nor a PDF");
     await expect(readDocumentFile(new File([" \n"], "a.txt"), 600)).rejects.toThrow("a.txt has no text");
     await expect(readDocumentFile(new File([new Uint8Array(5_000_001)], "a.txt"), 600)).rejects.toThrow("at most 5");
   });
