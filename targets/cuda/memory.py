@@ -84,6 +84,8 @@ class DeviceMemory:
                 if name in self._manifest.states or name.startswith(f"scratch.{ZEROED}"):
                     self._driver.clear(addresses[name], size)
         except DeviceError:
+            # The arrays may still be cleared.
+            self._driver.wait(self._driver.record())
             for address in addresses.values():
                 self._driver.free(address)
             raise
