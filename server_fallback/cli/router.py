@@ -252,8 +252,12 @@ async def open_far(options: argparse.Namespace, environment: Mapping[str, str]) 
 # --- fit ---
 
 
-def embedded(options: argparse.Namespace, *lists: list[Pair]) -> tuple[str, list[list[Pair]]]:
-    """The name of the embedding model, and the pairs with their prompts' vectors."""
+def embedded(
+    options: argparse.Namespace, *lists: list[Pair], read_by_policy: str | None = None
+) -> tuple[str, list[list[Pair]]]:
+    """The name of the embedding model, and the pairs with their prompts' vectors. ``read_by_policy``: the model whose
+    vectors the policy reads, if there is one.
+    """
     import asyncio
 
     from ..executors.encoder_executor import EncoderExecutor
@@ -264,6 +268,11 @@ def embedded(options: argparse.Namespace, *lists: list[Pair]) -> tuple[str, list
         try:
             if not isinstance(executor, EncoderExecutor):
                 raise RequestError(f"--encoder {options.encoder}: makes no embeddings; use an embedding model")
+            if read_by_policy not in (None, executor.model.name):
+                raise RequestError(
+                    f"--encoder {options.encoder}: is {executor.model.name}, but the policy reads embeddings of "
+                    f"{read_by_policy}; give that model"
+                )
             return executor.model.name, [await embed_prompts(pairs, executor) for pairs in lists]
         finally:
             await executor.close()
@@ -356,12 +365,7 @@ def run_eval(options: argparse.Namespace) -> None:
     fitted_on = [] if options.fitted_on is None else read_pairs(options.fitted_on)
     predictor, threshold = policy.quality.predictor, policy.quality.threshold
     if predictor is not None and predictor.embedding is not None:
-        encoder, (pairs, fitted_on) = embedded(options, pairs, fitted_on)
-        if encoder != predictor.embedding.model:
-            raise RequestError(
-                f"--encoder {options.encoder}: is {encoder}, but the policy reads embeddings of "
-                f"{predictor.embedding.model}; give that model"
-            )
+        _, (pairs, fitted_on) = embedded(options, pairs, fitted_on, read_by_policy=predictor.embedding.model)
     scores = all_scores(pairs, policy)
     found = evaluate(*rights(pairs), scores, threshold)
     if fitted_on:

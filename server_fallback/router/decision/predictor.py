@@ -118,8 +118,7 @@ class Predictor(Entry):
         return self
 
     def rights(self, text: str, signals: NearSignals | None, vector: Sequence[float] | None = None) -> Rights:
-        """``text`` is the last user message. Raises RequestError for a vector that the model
-        cannot have made."""
+        """``text`` is the last user message. Raises RequestError for a vector that the model cannot have made."""
         inputs = self.inputs(text, signals, vector)
         return Rights(
             _calibrated(self.near, inputs, self.calibration.near),
