@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +12,7 @@ from light_bundle import few_kernels, lighten
 from page_looks import DESK, fact
 from playwright.sync_api import Browser, Page
 from recording_proxy import RecordingProxy, recording_proxy
-from served_demo import compile_for_server, require_found
+from served_demo import compile_for_server, require_found, serving
 
 from nearfar.compiler.browser.page_server import PageServer
 from nearfar.compiler.bundle.folder import open_bundle
@@ -55,30 +51,14 @@ def serve_far(near_server: PageServer, folder: Path) -> Iterator[RecordingProxy]
     from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 
     compile_for_server(FAR_MODEL, folder)
-    command = [sys.executable, "-m", "nearfar.compiler.cli", "serve", FAR_MODEL, "--target", "cpu", "--port", "0"]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [*command, "--cors-origin", near_server.origin],
-            stdout=subprocess.PIPE, stderr=log, text=True,
-            env={**os.environ, "NEARFAR_CACHE": str(folder), "COLUMNS": "120"},
-        )  # fmt: skip
-    assert process.stdout is not None
-    with process.stdout as printing:
-        try:
-            with few_kernels():
-                compile_model(
-                    str(CHECKPOINT), near_server.bundle, CompileOptions(activations=("float32",), self_test=False)
-                )
-            lighten(near_server.bundle)
-            # The last line that it prints.
-            line = next((line for line in printing if line.startswith("curl ")), None)
-            assert line is not None, (folder / "log").read_text()
-            require_found(folder / "log")
-            with recording_proxy(int(re.findall(r"http://127\.0\.0\.1:(\d+)", line)[0])) as proxy:
-                yield proxy
-        finally:
-            process.kill()
-            process.wait()
+    with few_kernels():
+        compile_model(str(CHECKPOINT), near_server.bundle, CompileOptions(activations=("float32",), self_test=False))
+    lighten(near_server.bundle)
+    arguments = [FAR_MODEL, "--target", "cpu", "--cors-origin", near_server.origin]
+    with serving(*arguments, folder=folder) as (_, url):
+        require_found(folder / "log")
+        with recording_proxy(int(url.rpartition(":")[2])) as proxy:
+            yield proxy
 
 
 def connect(page: Page) -> None:

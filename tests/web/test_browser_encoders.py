@@ -5,11 +5,7 @@ against the reference; and the choice between WebGPU and Transformers.js.
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +16,7 @@ from conftest import ROOT, lacks
 from encoder_tokenizers import VECTORS
 from light_bundle import few_kernels, lighten, one_compilation
 from playwright.sync_api import Browser, Page
+from served_demo import serving
 from static_site import serve
 from tiny_encoders import CONTEXT, make_encoder, write_json
 from tolerances import F32, relative_error
@@ -243,21 +240,8 @@ def served(address: str, bundles: dict[str, Path], tmp_path: Path) -> Iterator[s
     with one_compilation():
         options = CompileOptions(target="cpu", quantization="f32", activations=("float32",), context=CONTEXT)
         compile_model(str(checkpoint), tmp_path / "checkpoint", options)
-    command = [sys.executable, "-m", "nearfar.compiler.cli", "serve", str(tmp_path / "checkpoint"), "--port", "0"]
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            [*command, "--cors-origin", address.rstrip("/")],
-            stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "COLUMNS": "120"},
-        )  # fmt: skip
-    assert process.stdout is not None
-    with process.stdout as printed:
-        try:
-            line = next((line for line in printed if line.startswith("curl ")), None)
-            assert line is not None, (tmp_path / "log").read_text()
-            yield re.findall(r"http://127\.0\.0\.1:\d+", line)[0]
-        finally:
-            process.kill()
-            process.wait()
+    with serving(str(tmp_path / "checkpoint"), "--cors-origin", address.rstrip("/"), folder=tmp_path) as (_, url):
+        yield url
 
 
 def test_a_hybrid_embeds_and_ranks_alike_on_both_sides(page: Page, served: str, bundles: dict[str, Path]) -> None:

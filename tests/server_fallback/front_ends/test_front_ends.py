@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from served_demo import compile_for_server, require_found
+from served_demo import compile_for_server, require_found, serving
 from waiting import WAIT_SECONDS, wait_until
 
 from nearfar.compiler.cli import main
@@ -79,23 +79,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     (folder / "keys.toml").write_text(KEYS)
     for model in ("demo", "demo-encoder"):
         compile_for_server(model, folder, context=256)
-    command = [sys.executable, "-m", "nearfar.compiler.cli", "serve", "demo", "demo-encoder", "--front-ends", "2"]
-    command += ["--port", "0", "--target", "cpu"]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [*command, "--api-keys", str(folder / "keys.toml"), "--context", "256"],
-            stdout=subprocess.PIPE, stderr=log, text=True,
-            env={**os.environ, "NEARFAR_CACHE": str(folder), "COLUMNS": "120"},
-        )  # fmt: skip
-    assert process.stdout is not None
-    with process.stdout as printed:
-        line = next((line for line in printed if line.startswith("curl ")), None)
-    assert line is not None, (folder / "log").read_text()
-    (url,) = re.findall(r"http://127\.0\.0\.1:\d+", line)
-    require_found(folder / "log")
-    yield Served(process, url, folder / "log")
-    process.kill()
-    process.wait()
+    arguments = ["demo", "demo-encoder", "--front-ends", "2", "--target", "cpu", "--context", "256"]
+    with serving(*arguments, "--api-keys", str(folder / "keys.toml"), folder=folder) as (process, url):
+        require_found(folder / "log")
+        yield Served(process, url, folder / "log")
 
 
 def test_both_front_ends_answer_with_one_engine(server: Served) -> None:
