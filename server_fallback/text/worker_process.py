@@ -28,6 +28,8 @@ ABANDONED_SECONDS = 0.5
 # Signals of a process that ends through its own fault: the C library's abort, also after a failed allocation, and bad
 # accesses.
 _FAULTS = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
+# glibc's loader ends the process with this status if it cannot allocate a thread's variables.
+_LOADER_FAILED = 127
 EXIT_SECONDS = 1.0
 # A device's threads wait for each other in each step, so a worker that takes a processor from one of them delays all
 # answers.
@@ -221,4 +223,4 @@ def _first_frame(process: subprocess.Popen[bytes]) -> Any:
 
 def _fault_statuses() -> set[int]:
     """A Python process whose memory limit is reached ends with 1, by the exception."""
-    return {1, *(-getattr(signal, name) for name in _FAULTS if hasattr(signal, name))}
+    return {1, _LOADER_FAILED, *(-getattr(signal, name) for name in _FAULTS if hasattr(signal, name))}

@@ -5,6 +5,7 @@ A grammar may take minutes or gigabytes, or crash the process; the server contin
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -38,6 +39,8 @@ MAX_TRIAL_SECONDS = 1.5
 TRIAL_TOKENS = 48
 # The limit of the search for the shortest answer.
 MAX_SEARCH_SECONDS = 2.0
+# How xgrammar says that memory was refused to it, or to a thread that it would start.
+_NO_MEMORY = ("std::bad_alloc", os.strerror(errno.EAGAIN))
 
 
 def main() -> None:
@@ -94,7 +97,8 @@ def _answer(compiler: GrammarCompiler, shapes: TokenShapes, source: GrammarSourc
         return OUT_OF_MEMORY
     except Exception as error:
         # The exceptions of xgrammar have no common class.
-        return Refused(f"the grammar is not one: {_reason(error)}")
+        reason = _reason(error)
+        return OUT_OF_MEMORY if reason in _NO_MEMORY else Refused(f"the grammar is not one: {reason}")
     text = compiled.serialize_json()
     if len(text) > MAX_COMPILED_BYTES:
         return Refused("the grammar is too large once it is compiled; make it smaller, or use smaller counts")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
 import math
@@ -27,7 +28,7 @@ from nearfar.server_fallback.text.grammar.constraint import GrammarConstraint
 from nearfar.server_fallback.text.grammar.grammar_compiler import CompileLimits, GrammarCompiler
 from nearfar.server_fallback.text.grammar.grammars import Grammars
 from nearfar.server_fallback.text.grammar.matcher import allowed_ids
-from nearfar.server_fallback.text.grammar.messages import Compiled, Refused
+from nearfar.server_fallback.text.grammar.messages import OUT_OF_MEMORY, Compiled, Refused
 from nearfar.server_fallback.text.grammar.source import (
     EbnfSource,
     GrammarSource,
@@ -37,6 +38,7 @@ from nearfar.server_fallback.text.grammar.source import (
     TagsSource,
 )
 from nearfar.server_fallback.text.vocabulary import Vocabulary
+from nearfar.server_fallback.text.worker_process import WorkerEnded, WorkerProcess
 
 VOCABULARY = Vocabulary((*TOKENS[:END], b"</s>"), frozenset([END]), (END,), None)
 NULL = JsonSource('{"type": "null"}')
@@ -242,6 +244,28 @@ def test_a_grammar_that_needs_more_memory_than_the_quick_lane_has_is_tried_in_th
         run(grammars.constraints(SLOW, 1, "response_format"))
     assert one(grammars, NULL) == "null"
     grammars.close()
+
+
+@pytest.mark.parametrize("message", ["std::bad_alloc", f"[12:00:00] /x/pool.h:74: {os.strerror(errno.EAGAIN)}"])
+def test_refused_memory_is_not_a_wrong_grammar(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(worker, "compile_source", refuse)
+    assert worker._answer(Grammar().compiler, SHAPES, NULL) == OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize(("status", "fault"), [(1, True), (127, True), (3, False)])
+def test_a_process_that_ends_for_want_of_memory_ends_by_its_own_fault(
+    status: int, fault: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ending.py").write_text(f"import os\n\ndef main():\n    os._exit({status})\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    process = WorkerProcess("ending", 2**30, 2**30, 10)
+    with pytest.raises(WorkerEnded) as ended:
+        run(process.start())
+    assert ended.value.fault == fault
+    process.close()
 
 
 def test_a_process_killed_from_outside_is_unavailable_and_the_next_request_starts_another(grammars: Grammars) -> None:
