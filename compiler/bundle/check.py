@@ -1,8 +1,8 @@
 """Checks that all numbers and names of a manifest agree with each other, before anything is mapped or allocated.
 
 `manifest.py` defines the keys and their types; this file checks the relations between them. `check_steps.py` checks
-steps and kernels. A kernel of a CPU or CUDA bundle is native code, and no check makes native code safe; see
-`signature.py`.
+the steps, and `check_kernels.py` their kernels. A kernel of a CPU or CUDA bundle is native code, and no check makes
+native code safe; see `signature.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from ..errors import BundleError, QuantizationError
 from ..ir.expr import COMPARISONS, OPERATORS, Condition, Expr
 from ..ir.spec import RopeSpec
 from ..quant.layout import stored_shape
-from .check_steps import Fault, check_steps, require
+from .check_steps import check_steps
+from .fault import Fault, require
 from .file_name import is_plain_name
 from .manifest import (
     EXPORTS,

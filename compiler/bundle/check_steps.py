@@ -1,87 +1,25 @@
-"""Checks the steps of a manifest: each is an op of `ir/ops` on arrays with valid shapes, and its kernels are made for
-these shapes.
+"""Checks the steps of a manifest: each is an op of `ir/ops` on arrays with valid shapes. `check_kernels.py` checks that
+its kernels are made for these shapes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
 
-from ..errors import QuantizationError
-from ..ir.expr import Expr
 from ..ir.kv_format import kv_format
-from ..ir.ops import OPS
+from ..ir.ops import OPS, sampling
+from ..ir.ops.encoders import JOINT_OPS
 from ..ir.ops.kv_pages import head_dim_of
 from ..ir.pages import PAGE_DIMS, PAGE_INPUTS, PAGES, WINDOW, WINDOW_PAGES
-from ..ir.sampling import ALTERNATIVES, Settings
-from ..quant import form_by_name
-from ..quant.kernel_format import weight_format
-from .digest import digest
-from .manifest import CLASSIFY, EMBED, GENERATE, KernelEntry, Manifest, PlanEntry, StepEntry
+from ..ir.sampling import ALTERNATIVES
+from .batch_arrays import INPUTS, NAMES, SAMPLED_NAMES, SAMPLING_NAMES, Shape, is_on_sampled_rows
+from .check_kernels import check_names, check_variants
+from .fault import Fault, require
+from .manifest import CLASSIFY, EMBED, GENERATE, Manifest, PlanEntry, StepEntry
 
-Shape = tuple[Expr, ...]
 # The ops that can follow the pooling, on one row for each text.
 TEXT_OPS = ("linear", "rms_norm")
-# The ops that read a joint projection of queries, keys and values, and no pages.
-JOINT_OPS = ("rope_heads", "ragged_attention", "ragged_attention_linear")
-SAMPLING_OPS = ("adjust_logits", "sample", "top_logprobs")
-TOKENS: Shape = ("S",)
-STARTS: Shape = (["add", "B", 1],)
-# The inputs of a batch that an engine makes. Code that indexes arrays by their values relies on these shapes.
-INPUTS: Mapping[str, tuple[Shape, str]] = {
-    "token_ids": (TOKENS, "int32"),
-    "positions": (TOKENS, "int32"),
-    "slots": (TOKENS, "int32"),
-    "adapters": (TOKENS, "int32"),
-    "token_types": (TOKENS, "int32"),
-    "seq_starts": (STARTS, "int32"),
-    "page_indptr": (STARTS, "int32"),
-    "page_ids": (("L",), "int32"),
-    f"{WINDOW}slots": (TOKENS, "int32"),
-    f"{WINDOW}page_indptr": (STARTS, "int32"),
-    f"{WINDOW}page_ids": (("LW",), "int32"),
-    "sample_rows": (("R",), "int32"),
-    "sample_positions": (("R",), "int32"),
-    "sample_starts": ((["add", "R", 1],), "int32"),
-    "sample_page_indptr": ((["add", "R", 1],), "int32"),
-    f"{WINDOW}sample_page_indptr": ((["add", "R", 1],), "int32"),
-    "sample_slots": (("R", 2), "int32"),
-    "sample_settings": (("R", len(Settings._fields)), "float32"),
-}
-# The only array that is valid for a role, because kernels use its values as indices, or one row of it per slot.
-NAMES = {
-    name: name
-    for name in (
-        "token_ids",
-        "positions",
-        "token_types",
-        "slots",
-        "adapters",
-        "seq_starts",
-        "page_indptr",
-        "page_ids",
-        "sampled",
-    )
-}
-NAMES |= {"rows": "sample_rows", "settings": "sample_settings", "counts": "token_counts"}
-# The arrays of steps that compute only sampled rows.
-SAMPLED_NAMES = {"positions": "sample_positions", "seq_starts": "sample_starts", "page_indptr": "sample_page_indptr"}
-SAMPLING_NAMES = {"slots": "sample_slots", "bias": "logit_bias", "mask": "token_mask"}
-
-
-class Fault(Exception):
-    """A defect of a manifest, and its location."""
-
-    def __init__(self, where: str, what: str) -> None:
-        super().__init__(f"{where}: {what}")
-
-
-def require(condition: bool, where: str, what: str) -> None:
-    """Raises Fault."""
-    if not condition:
-        raise Fault(where, what)
 
 
 def check_steps(manifest: Manifest) -> None:
@@ -94,14 +32,7 @@ def check_steps(manifest: Manifest) -> None:
         "must offer at least one dtype, without duplicates",
     )
     require_distinct(manifest)
-    for name, kernel in manifest.kernels.items():
-        require(
-            name == f"{kernel.template}_{digest(kernel.facts)}",
-            f"kernels.{name[:80]}",
-            "has a name that does not match its facts",
-        )
-        known = (name, f"{name}_kernel", f"__tvm_ffi_{name}")
-        require(kernel.entry in known, f"kernels.{name}", f"has the entry {kernel.entry[:80]!r}")
+    check_names(manifest.kernels)
     for name, plan in manifest.plans.items():
         check_plan(f"plans.{name}", name, plan, manifest)
 
@@ -234,8 +165,8 @@ def require_roles(
 ) -> None:
     """Check the sizes of arrays that kernels index, which the rules of the ops do not check."""
     spec, shapes = manifest.spec, {role: shape for role, (shape, _) in arrays.items()}
-    samples = step.op in SAMPLING_OPS
-    on_sampled_rows = step.inputs.get("positions") == SAMPLED_NAMES["positions"]
+    samples = step.op in sampling.OPS
+    on_sampled_rows = is_on_sampled_rows(step)
     names = {**NAMES, **(SAMPLING_NAMES if samples else {}), **(SAMPLED_NAMES if on_sampled_rows else {})}
     in_window = "kv" in shapes and shapes["kv"][0] == WINDOW_PAGES
     if in_window:
@@ -336,168 +267,3 @@ def require_roles(
         outputs = shapes["weight"][0] if step.op == "linear" else int(shapes["weight"][0]) // 2  # type: ignore[arg-type]
         total = step.attrs.get("columns") or outputs
         require(step.attrs.get("offset", 0) + outputs <= total, where, "writes columns beyond the last one")
-
-
-def check_variants(
-    where: str, step: StepEntry, shapes: Mapping[str, Shape], plan: PlanEntry, manifest: Manifest
-) -> None:
-    """Check that the step's list has, for every activation, a row that runs anywhere, and that its kernels fit the
-    step.
-    """
-    rows = manifest.variants.get(step.variants, [])
-    require(step.variants.startswith(f"{step.op}_"), where, f"names {step.variants[:80]!r}, a list of another op")
-    # A bundle without kernels can be run only by the reference.
-    for entry in manifest.activations if manifest.kernels else ():
-        plain = any(row.activation in (None, entry.dtype) and row.when is None and not row.needs for row in rows)
-        require(plain, where, f"list {step.variants[:80]!r} has no row that runs {entry.dtype} on any device")
-    for name in {name for row in rows for name in row.kernels}:
-        require(name in manifest.kernels, f"variants.{step.variants}", f"names {name[:80]!r}, which is not a kernel")
-        kernel = manifest.kernels[name]
-        check_bindings(f"kernels.{name}", step, kernel, plan, manifest)
-        check_facts(f"kernels.{name}", step, kernel, shapes, plan)
-        check_form(f"kernels.{name}", step, kernel, manifest)
-        if manifest.target == "cpu":
-            require(
-                all(isinstance(size, str) for size in kernel.uniforms),
-                f"kernels.{name}",
-                "has uniforms that are not dims",
-            )
-    require(all(row.kernels for row in rows), f"variants.{step.variants}", "has a row without kernels")
-
-
-def check_bindings(where: str, step: StepEntry, kernel: KernelEntry, plan: PlanEntry, manifest: Manifest) -> None:
-    names = {**step.inputs, **step.outputs}
-    for binding in kernel.bindings:
-        role, plane = binding.role, binding.plane
-        if role == "scratch":
-            require(plane in manifest.scratch, where, f"binds scratch {plane!r}, which does not exist")
-            continue
-        require(role in names, where, f"binds {role[:40]!r}, which the step does not have")
-        name = names[role]
-        if name in manifest.weights:
-            planes = [each.name for each in manifest.weights[name].planes]
-            require(
-                (plane or "w") in planes, where, f"binds plane {plane!r} of {role}; its planes are {', '.join(planes)}"
-            )
-        else:
-            require(plane is None, where, f"binds a plane of {role}, which is not a weight")
-        writable = role in step.outputs or name in plan.states
-        require(binding.access == "read" or writable, where, f"writes to {role}")
-
-
-def check_form(where: str, step: StepEntry, kernel: KernelEntry, manifest: Manifest) -> None:
-    """Check that a kernel reads the format of the step's matrix, because its planes have other sizes in another."""
-    name = step.inputs.get("table" if step.op == "embed" else "weight", "")
-    facts = kernel.facts if step.op == "embed" else kernel.facts.get("facts")
-    found = facts.get("weight") if isinstance(facts, dict) else None
-    if name not in manifest.weights or not isinstance(found, dict):
-        return
-    quantization = manifest.weights[name].quantization
-    if quantization is None:
-        return
-    try:
-        expected = asdict(weight_format(form_by_name(quantization)))
-    except QuantizationError as error:
-        raise Fault(f"weights.{name}", error.message) from error
-    require(found == expected, where, f"reads weights of {found}, but {name} has {expected}")
-
-
-def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mapping[str, Shape], plan: PlanEntry) -> None:
-    """Check that a kernel was made for the sizes of the step, because native code trusts them."""
-    facts, attrs = kernel.facts, step.attrs
-    outputs = [tuple(plan.buffers[name].shape) for name in step.outputs.values()]
-    pairs: list[tuple[Any, Any]] = []
-
-    def same(table: Any, **expected: Any) -> None:
-        if isinstance(table, dict):
-            pairs.extend((table[name], value) for name, value in expected.items() if name in table)
-
-    if step.op in ("linear", "gated_linear"):
-        rows, columns = shapes["weight"]
-        batch, gated = shapes["x"][0], step.op == "gated_linear"
-        out = int(rows) // (2 if gated else 1)  # type: ignore[arg-type]
-        width = attrs.get("columns") or 0
-        flags: dict[str, Any] = {
-            "bias": "bias" in shapes,
-            "residual": "residual" in shapes,
-            "gated": gated,
-            "width": width,
-        }
-        flags["offset"] = attrs.get("offset", 0)
-        flags |= {"up_width": shapes["up"][1] if "up" in shapes else 0, "up_start": attrs.get("up_start", 0)}
-        # Other kernels read the sum that the one before them has stored.
-        adds = any((binding.role, binding.access) == ("summed", "write") for binding in kernel.bindings)
-        flags |= {"stream_eps": attrs.get("stream_eps") if adds else None}
-        flags |= {"stream_factor": adds and "stream_factor" in shapes}
-        flags |= {"norm_row": 1 if "stream" in shapes and not adds else 0}
-        writes = {binding.role for binding in kernel.bindings if binding.access == "write"}
-        flags |= {"keeps_norm": "normed" in writes}
-        same(facts.get("facts"), batch=batch, columns=columns, outputs=out, **flags)
-        same(facts.get("rows"), batch=batch, columns=columns, keeps_norm=flags["keeps_norm"])
-        same(facts, batch=batch, columns=columns)
-    elif step.op == "ragged_attention_linear":
-        outputs_of, columns = shapes["weight"]
-        roles = {role: role in shapes for role in ("bias", "residual")}
-        same(
-            facts.get("facts"), batch="S", columns=columns, outputs=outputs_of, width=0, offset=0, gated=False, **roles
-        )
-        same(facts.get("rows"), batch="S", columns=columns)
-        same(facts, batch="S", columns=columns)
-    elif step.op == "embed":
-        same(facts, rows=shapes["table"][0], columns=shapes["table"][1], first_row=attrs.get("first_row"))
-    elif step.op == "embed_positions":
-        tables = {"positions": "position_table", "types": "type_table"}
-        given = {name: shapes[role][0] if role in shapes else 0 for name, role in tables.items()}
-        same(facts, columns=shapes["x"][1], first_position=attrs.get("first_position", 0), **given)
-    elif step.op == "pool_rows":
-        same(facts, columns=shapes["x"][1], mode=attrs.get("mode", "mean"))
-    elif step.op == "add_lora":
-        same(facts, columns=shapes["a"][2], rank=shapes["b"][2], widths=attrs["widths"])
-    elif step.op == "take_rows":
-        same(facts, columns=shapes["x"][1], batch="R", taken="R", rows="S")
-    elif step.op == "rms_norm":
-        (width,), (rows, columns) = shapes["weight"], shapes["x"]
-        if "width" in facts:
-            same(facts, rows=rows, columns=columns, width=width)
-        else:
-            same(facts, batch=rows, columns=width)
-        roles = {role: role in shapes for role in ("bias", "residual", "factor")}
-        same(facts, centered=attrs.get("centered", False), **roles)
-    elif step.op == "fake_quantize":
-        same(facts, batch=shapes["x"][0], rows=shapes["x"][0], columns=shapes["x"][1], scale=attrs["scale"])
-    elif step.op in ("gate", "gate_halves"):
-        same(facts, batch=outputs[0][0], columns=outputs[0][1])
-    elif step.op in ("add", "scale", "slice_columns", "soft_cap", *SAMPLING_OPS):
-        first = shapes[{"add": "a", "scale": "x", "slice_columns": "x", "soft_cap": "x"}.get(step.op, "logits")]
-        same(facts, batch=first[0], columns=first[1], start=attrs.get("start"), stop=attrs.get("stop"))
-    if "kv" in shapes:
-        _, _, heads, page_size, _ = shapes["kv"]
-        head_dim = head_dim_of(shapes["kv"], {"kv": attrs.get("kv", "activation")})
-        q = shapes.get("q") or (outputs[0] if outputs else (None, int(heads) * head_dim))  # type: ignore[arg-type]
-        table: dict[str, Any] = {
-            "num_heads": int(q[1]) // head_dim,  # type: ignore[arg-type]
-            "num_kv_heads": heads,
-            "head_dim": head_dim,
-            "page_size": page_size,
-            "rows": "R" if step.inputs.get("positions") == SAMPLED_NAMES["positions"] else "S",
-        }
-        # A kernel that merges results of others in scratch buffers does not read pages, so their format does not
-        # matter.
-        if any(binding.role == "kv" for binding in kernel.bindings):
-            table["kv"] = attrs.get("kv", "activation")
-        same(facts.get("heads"), **table)
-        if "qkv" in shapes:
-            wide = "qk_norm" in shapes and shapes["qk_norm"] != (2 * head_dim,)
-            same(facts.get("preparation"), norm_wide=wide)
-    if step.op in JOINT_OPS:
-        head_dim, kv_heads = attrs["head_dim"], attrs["num_kv_heads"]
-        num_heads = int(shapes["qkv"][1]) // head_dim - 2 * kv_heads  # type: ignore[arg-type]
-        same(facts.get("heads"), num_heads=num_heads, num_kv_heads=kv_heads, head_dim=head_dim, rows="S")
-    if step.op == "rope":
-        same(facts, norm_width=shapes["norm"][0] if "norm" in shapes else 0)
-    if "table" in shapes and step.op != "embed":
-        rotation = {"positions": shapes["table"][0], "rotary_dim": 2 * int(shapes["table"][1])}  # type: ignore[arg-type]
-        same(facts.get("preparation"), **rotation, appends="qkv" in shapes or step.op == "rope")
-        same(facts, positions=shapes["table"][0], rotary_dim=2 * int(shapes["table"][1]))  # type: ignore[arg-type]
-    for actual, expected in pairs:
-        require(actual == expected, where, f"was made for {actual!r}, but {step.op} has {expected!r}")

@@ -11,7 +11,7 @@ from typing import Any
 
 from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.ir.graph import Graph, Node
-from nearfar.compiler.ir.ops import OPS
+from nearfar.compiler.ir.ops import OPS, sampling
 from nearfar.compiler.ir.rope import rope_table
 
 from .attention import attend
@@ -19,8 +19,6 @@ from .gates import gated
 from .pages import Pages, Span
 from .weights import Weight
 
-# `HostSampler` replaces these ops.
-SAMPLING_OPS = ("adjust_logits", "sample", "top_logprobs")
 # The ops that `Forward` computes, with the attributes and the optional inputs that it supports.
 KNOWN: dict[str, tuple[str, ...]] = {
     "embed": ("scale", "sampled"),
@@ -42,7 +40,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
 def require_known(graph: Graph) -> None:
     """Raise UnsupportedModel for an op, an attribute or an optional input that `Forward` does not compute."""
     for node in graph.nodes:
-        if node.op in SAMPLING_OPS:
+        if node.op in sampling.OPS:
             continue
         known = KNOWN.get(node.op, ())
         unknown = [
@@ -64,7 +62,8 @@ class Forward:
         self._mx: Any = mx
         self._weights, self._dtype = weights, dtype
         self._head_dims = {name: state.shape[-1] for name, state in graph.states.items()}
-        self._nodes = [node for node in graph.nodes if node.op not in SAMPLING_OPS]
+        # `HostSampler` replaces the ops of sampling.
+        self._nodes = [node for node in graph.nodes if node.op not in sampling.OPS]
         # If no row is sampled, only pages change.
         self._hidden_nodes = next(index for index, node in enumerate(self._nodes) if node.op == "take_rows")
         last_use = {name: index for index, node in enumerate(self._nodes) for name in node.inputs.values()}

@@ -216,7 +216,7 @@ def test_adapters_beside_rounded_activations_are_refused(checkpoints: Mapping[st
 @pytest.mark.usefixtures("plain_target")
 def test_a_bundle_that_names_an_unknown_format_is_refused(checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
     from nearfar.compiler.bundle.check import check_manifest
-    from nearfar.compiler.bundle.check_steps import Fault
+    from nearfar.compiler.bundle.fault import Fault
 
     manifest = compile_model(str(checkpoints["plain"]), tmp_path / "bundle", CompileOptions(**OPTIONS)).manifest
     assert isinstance(manifest, Manifest)

@@ -157,6 +157,8 @@ def pool_rows(inputs: Inputs, attrs: Attrs) -> Array:
     return np.stack([text.sum(axis=0) / (len(text) if mode == "mean" else np.sqrt(len(text))) for text in texts])
 
 
+# The ops that read a joint projection of queries, keys and values, and no pages.
+JOINT_OPS = ("rope_heads", "ragged_attention", "ragged_attention_linear")
 HEADS = {"head_dim": count(least=2), "num_kv_heads": count(least=1)}
 OPS = {
     "embed_positions": Op(

@@ -19,7 +19,9 @@ from plain_target import compile_plain
 from tiny_encoders import make_encoder
 
 from nearfar.compiler.bundle.check import parse_manifest
-from nearfar.compiler.bundle.check_steps import Fault, check_facts, check_step
+from nearfar.compiler.bundle.check_kernels import check_facts
+from nearfar.compiler.bundle.check_steps import check_step
+from nearfar.compiler.bundle.fault import Fault
 from nearfar.compiler.bundle.file_name import file_in, is_plain_name
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.errors import BundleError
