@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from nearfar.compiler.bundle.digest import digest
-from nearfar.compiler.bundle.manifest import ActivationEntry, BindingEntry, BufferEntry, VariantEntry
+from nearfar.compiler.bundle.entries import ActivationEntry, BindingEntry, BufferEntry, VariantEntry
 from nearfar.compiler.ir.expr import Expr
 from nearfar.compiler.ir.plan import Plan
 from nearfar.compiler.kernels.builder import Kernel

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Any, TypeAlias
 
 from nearfar.compiler.bundle.digest import digest
-from nearfar.compiler.bundle.manifest import VariantEntry
+from nearfar.compiler.bundle.entries import VariantEntry
 from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.kernels.builder import Kernel
 

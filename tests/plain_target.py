@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from nearfar.compiler.bundle.entries import ActivationEntry
 from nearfar.compiler.bundle.folder import Bundle
-from nearfar.compiler.bundle.manifest import ActivationEntry
 from nearfar.compiler.ir.kv_format import KvName
 from nearfar.compiler.ir.plan import Plan
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model

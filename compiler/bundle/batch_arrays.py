@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..ir.expr import Expr
 from ..ir.pages import WINDOW
 from ..ir.sampling import Settings
-from .manifest import StepEntry
+from .entries import StepEntry
 
 Shape = tuple[Expr, ...]
 TOKENS: Shape = ("S",)

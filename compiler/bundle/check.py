@@ -22,21 +22,10 @@ from ..ir.expr import COMPARISONS, OPERATORS, Condition, Expr
 from ..ir.spec import RopeSpec
 from ..quant.layout import stored_shape
 from .check_steps import check_steps
+from .entries import FileEntry, LoraEntry, SelfTestEntry, VectorTestEntry, WeightEntry, shards_of
 from .fault import Fault, require
 from .file_name import is_plain_name
-from .manifest import (
-    EXPORTS,
-    FORMAT_VERSION,
-    Description,
-    ExportManifest,
-    FileEntry,
-    LoraEntry,
-    Manifest,
-    SelfTestEntry,
-    VectorTestEntry,
-    WeightEntry,
-    shards_of,
-)
+from .manifest import EXPORTS, FORMAT_VERSION, Description, ExportManifest, Manifest
 
 # The largest integer that JavaScript represents exactly: the limit of file sizes and offsets.
 MAX_INTEGER = 2**53 - 1

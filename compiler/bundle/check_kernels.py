@@ -16,8 +16,9 @@ from ..quant import form_by_name
 from ..quant.kernel_format import weight_format
 from .batch_arrays import Shape, is_on_sampled_rows
 from .digest import digest
+from .entries import KernelEntry, PlanEntry, StepEntry
 from .fault import Fault, require
-from .manifest import KernelEntry, Manifest, PlanEntry, StepEntry
+from .manifest import Manifest
 
 
 def check_names(kernels: Mapping[str, KernelEntry]) -> None:

@@ -15,8 +15,9 @@ from ..ir.pages import PAGE_DIMS, PAGE_INPUTS, PAGES, WINDOW, WINDOW_PAGES
 from ..ir.sampling import ALTERNATIVES
 from .batch_arrays import INPUTS, NAMES, SAMPLED_NAMES, SAMPLING_NAMES, Shape, is_on_sampled_rows
 from .check_kernels import check_names, check_variants
+from .entries import PlanEntry, StepEntry
 from .fault import Fault, require
-from .manifest import CLASSIFY, EMBED, GENERATE, Manifest, PlanEntry, StepEntry
+from .manifest import CLASSIFY, EMBED, GENERATE, Manifest
 
 # The ops that can follow the pooling, on one row for each text.
 TEXT_OPS = ("linear", "rms_norm")

@@ -29,8 +29,9 @@ from ..quant.base import FloatArray
 from ..quant.layout import rows_per_tile, stored_rows
 from ..text.tool_formats import tool_format
 from .check import parse_manifest
+from .entries import FileEntry, TokenizerEntry
 from .file_name import file_in
-from .manifest import MANIFEST_FILE, Description, ExportManifest, FileEntry, Manifest, TokenizerEntry
+from .manifest import MANIFEST_FILE, Description, ExportManifest, Manifest
 from .signature import TrustedKey, verify_signature
 
 

@@ -14,11 +14,11 @@ from typing_extensions import TypeAliasType
 
 from ..ir.rotary_pairs import RotaryPairs
 from ..ir.spec import ClassifierSpec, DenseSpec, EmbeddingSpec, ModelSpec, PromptSpec, RopeSpec
-from . import manifest
+from . import entries, manifest
 from .check import DIMS
 
 HEADER = """\
-// The bundle's manifest. Written by compiler/bundle/schema.py from compiler/bundle/manifest.py: edit that file.
+// The bundle's manifest. Written by compiler/bundle/schema.py from manifest.py and entries.py there: edit those files.
 
 /** A size: an int, the name of a dim, or [operator, left, right]. */
 export type Expr = number | string | readonly [string, Expr, Expr];
@@ -30,11 +30,11 @@ export type Condition = readonly [string, unknown, unknown] | null;
 
 def typescript() -> str:
     """The content of the TypeScript file."""
-    entries = [
-        entry for entry in vars(manifest).values() if isinstance(entry, type) and issubclass(entry, manifest.Entry)
-    ]
-    own = (entry for entry in entries if entry is not manifest.Entry)
+    # Entries that the manifest imports are in both tables.
+    table = vars(entries) | vars(manifest)
+    own = (entry for entry in table.values() if isinstance(entry, type) and issubclass(entry, entries.Entry))
     classes = [RopeSpec, ModelSpec, DenseSpec, PromptSpec, EmbeddingSpec, ClassifierSpec, RotaryPairs, *own]
+    classes.remove(entries.Entry)
     version = f"\nexport const FORMAT_VERSION = {manifest.FORMAT_VERSION};\n"
     names = json.dumps(sorted(DIMS))
     dims = f"\n/** The names of all dims; expr.ts describes them. */\nexport const DIMS: readonly string[] = {names};\n"

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from ..errors import RequestError, reason_of
 from ..ir.expr import holds
-from .manifest import TuningEntry, VariantEntry
+from .entries import TuningEntry, VariantEntry
 
 # Any values work, because a condition is invalid for all values or for none.
 DIMS = dict.fromkeys(("S", "B", "R", "T", "L", "P", "LW", "PW", "DR"), 1)

@@ -13,8 +13,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ..bundle.entries import StepEntry
 from ..bundle.folder import ExportBundle, open_any
-from ..bundle.manifest import MANIFEST_FILE, Manifest, StepEntry
+from ..bundle.manifest import MANIFEST_FILE, Manifest
 from ..calibration.record import Record, read_record
 from ..errors import RequestError
 from ..measure.report import ExportReport, Report, make_export_report, make_report

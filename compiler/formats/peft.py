@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ..bundle.manifest import LoraEntry, Manifest
+from ..bundle.entries import LoraEntry
+from ..bundle.manifest import Manifest
 from ..errors import CheckpointError, RequestError, UnsupportedModel
 from ..quant.base import FloatArray
 from .json_file import read_json_object

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..bundle.manifest import EXPORTS, MANIFEST_FILE, ExportManifest, FileEntry, Manifest
+from ..bundle.entries import FileEntry
+from ..bundle.manifest import EXPORTS, MANIFEST_FILE, ExportManifest, Manifest
 from ..formats.checkpoint import Checkpoint
 from ..pipeline.compile import CompileOptions, Note, Progress, build, prepare, require_export
 from ..pipeline.export import export_manifest, manifest_text, prepare_export

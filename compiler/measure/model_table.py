@@ -16,7 +16,8 @@ from pathlib import Path
 from .. import quant
 from ..arch import SUPPORTED
 from ..arch.families import LARGE_ACTIVATIONS
-from ..bundle.manifest import EXPORTS, GENERATE, ITEM_BYTES
+from ..bundle.entries import ITEM_BYTES
+from ..bundle.manifest import EXPORTS, GENERATE
 from ..errors import NearfarError, ToolError
 from ..formats.huggingface import read_spec
 from ..ir.spec import ModelSpec

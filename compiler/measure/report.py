@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..arch import by_model_type
+from ..bundle.entries import ITEM_BYTES, BufferEntry
 from ..bundle.folder import Bundle, ExportBundle
-from ..bundle.manifest import ITEM_BYTES, BufferEntry, Description, ExportManifest, Manifest
+from ..bundle.manifest import Description, ExportManifest, Manifest
 from ..errors import RequestError
 from ..ir.expr import evaluate
 from ..ir.pages import PAGE_DIMS

@@ -7,7 +7,7 @@ matrices are states: adapters are loaded and unloaded while the model runs.
 
 from __future__ import annotations
 
-from ..bundle.manifest import LoraEntry, LoraModule
+from ..bundle.entries import LoraEntry, LoraModule
 from ..errors import UnsupportedModel
 from ..ir.graph import Graph, Node, Value
 from ..ir.plan import Plan

@@ -16,22 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from .. import quant
-from ..bundle.folder import Bundle, ExportBundle, tokenizer_entry
-from ..bundle.manifest import (
-    EXPORTS,
-    FORMAT_VERSION,
-    GENERATE,
-    MANIFEST_FILE,
+from ..bundle.entries import (
     BufferEntry,
     ConstantEntry,
     GatheredEntry,
     InputEntry,
     KernelEntry,
-    Manifest,
     PlanEntry,
     StepEntry,
     TuningEntry,
 )
+from ..bundle.folder import Bundle, ExportBundle, tokenizer_entry
+from ..bundle.manifest import EXPORTS, FORMAT_VERSION, GENERATE, MANIFEST_FILE, Manifest
 from ..bundle.new_folder import new_folder
 from ..bundle.tuning import check_tuning, read_tuning
 from ..calibration.record import QUALITY_FILE

@@ -16,8 +16,9 @@ from typing import Literal, cast
 
 from .. import quant
 from ..arch.families import LARGE_ACTIVATIONS
+from ..bundle.entries import FileEntry
 from ..bundle.folder import ExportBundle, file_entry, tokenizer_entry
-from ..bundle.manifest import FORMAT_VERSION, MANIFEST_FILE, ExportManifest, FileEntry
+from ..bundle.manifest import FORMAT_VERSION, MANIFEST_FILE, ExportManifest
 from ..bundle.new_folder import new_folder
 from ..errors import RequestError, UnsupportedModel
 from ..formats import load

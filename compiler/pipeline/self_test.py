@@ -30,8 +30,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..bundle.entries import SelfTestEntry, SelfTestRow
 from ..bundle.folder import Bundle
-from ..bundle.manifest import SelfTestEntry, SelfTestRow
 from ..errors import CheckpointError
 from ..ir.graph import Graph, Parameter, Source
 from ..ir.kv_format import kv_format

@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
-from ..bundle.manifest import FileEntry, WeightEntry
+from ..bundle.entries import FileEntry, WeightEntry
 from ..formats.checkpoint import Checkpoint
 from ..ir.graph import Parameter
 from ..quant import Quantization

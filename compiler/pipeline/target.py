@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from ..bundle.entries import ActivationEntry, BindingEntry, BufferEntry, VariantEntry
 from ..bundle.folder import Bundle, ExportBundle
-from ..bundle.manifest import EXPORTS, ActivationEntry, BindingEntry, BufferEntry, VariantEntry
+from ..bundle.manifest import EXPORTS
 from ..errors import RequestError
 from ..formats import Checkpoint
 from ..ir.expr import Expr

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..bundle.manifest import Manifest, VectorTestEntry, VectorTestRow
+from ..bundle.entries import VectorTestEntry, VectorTestRow
+from ..bundle.manifest import Manifest
 from ..errors import CheckpointError
 from ..quant.base import FloatArray
 from ..runtime.batch import Chunk, make_batch, make_text_batch

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arch import encoder_of
+from ..bundle.entries import FileEntry, PlaneEntry, WeightEntry
 from ..bundle.folder import file_entry
-from ..bundle.manifest import FileEntry, PlaneEntry, WeightEntry
 from ..errors import CheckpointError, QuantizationError
 from ..formats.checkpoint import Checkpoint, StoredMatrix
 from ..ir.graph import Parameter, Source

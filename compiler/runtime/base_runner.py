@@ -12,7 +12,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from ..bundle.manifest import CLASSIFY, EMBED, GENERATE, Description, InputEntry
+from ..bundle.entries import InputEntry
+from ..bundle.manifest import CLASSIFY, EMBED, GENERATE, Description
 from ..errors import RequestError
 from .batch import Array, Batch, FloatArray, Limits, Output, Result, done, require_plan
 from .inputs import EXPORT_INPUTS, require_inputs

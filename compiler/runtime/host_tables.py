@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import quant
+from ..bundle.entries import GatheredEntry, WeightEntry, shards_of
 from ..bundle.folder import Bundle
-from ..bundle.manifest import Description, GatheredEntry, Manifest, WeightEntry, shards_of
+from ..bundle.manifest import Description, Manifest
 from ..errors import RequestError
 from ..ir.ops import Array
 from ..quant.base import FloatArray

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..arch.decoder import BATCH_INPUTS
-from ..bundle.manifest import Description, InputEntry, Manifest, PlanEntry
+from ..bundle.entries import InputEntry, PlanEntry
+from ..bundle.manifest import Description, Manifest
 from ..errors import BundleError, RequestError
 from ..ir.expr import evaluate
 from ..ir.plan import union

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy.typing as npt
 
+from ..bundle.entries import BufferEntry, InputEntry, KernelEntry, StepEntry
 from ..bundle.folder import Bundle
-from ..bundle.manifest import GENERATE, BufferEntry, InputEntry, KernelEntry, Manifest, StepEntry
+from ..bundle.manifest import GENERATE, Manifest
 from ..errors import DeviceError
 from ..ir.expr import evaluate
 from ..ir.rope import rope_table

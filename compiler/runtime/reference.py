@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..bundle.entries import BufferEntry, PlanEntry, StepEntry
 from ..bundle.folder import Bundle
-from ..bundle.manifest import BufferEntry, PlanEntry, StepEntry
 from ..errors import DeviceError
 from ..ir.ops import OPS, Array
 from ..ir.pages import PAGE_DIMS

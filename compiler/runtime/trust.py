@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..bundle.manifest import Manifest, SelfTestEntry, SelfTestRow, VectorTestEntry
+from ..bundle.entries import SelfTestEntry, SelfTestRow, VectorTestEntry
+from ..bundle.manifest import Manifest
 from ..errors import DeviceError
 from .batch import Chunk, FloatArray, Runner, make_batch
 from .plan_runner import PlanRunner

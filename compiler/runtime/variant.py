@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from ..bundle.manifest import Manifest, PlanEntry, StepEntry, VariantEntry
+from ..bundle.entries import PlanEntry, StepEntry, VariantEntry
+from ..bundle.manifest import Manifest
 from ..errors import DeviceError
 from ..ir.expr import holds
 

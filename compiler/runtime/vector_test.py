@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..bundle.manifest import VectorTestEntry, VectorTestRow
+from ..bundle.entries import VectorTestEntry, VectorTestRow
 from .batch import FloatArray, Runner
 from .encoding import Text, encode
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nearfar.compiler.bundle.manifest import ITEM_BYTES, BufferEntry, ExportManifest, Manifest
+from nearfar.compiler.bundle.entries import ITEM_BYTES, BufferEntry
+from nearfar.compiler.bundle.manifest import ExportManifest, Manifest
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.ir.pages import PAGE_DIMS

@@ -7,8 +7,9 @@ from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
+from nearfar.compiler.bundle.entries import ToolFormatEntry
 from nearfar.compiler.bundle.folder import Folder
-from nearfar.compiler.bundle.manifest import Manifest, ToolFormatEntry
+from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
 from nearfar.compiler.text.tokenizer import Tokenizer
 from nearfar.compiler.text.tool_formats import tool_format

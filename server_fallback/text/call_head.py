@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any, Final, NamedTuple
 
-from nearfar.compiler.bundle.manifest import ToolFormatEntry
+from nearfar.compiler.bundle.entries import ToolFormatEntry
 
 from .argument_readers import JsonReader
 

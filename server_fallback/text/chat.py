@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
-from nearfar.compiler.bundle.manifest import ToolFormatEntry
+from nearfar.compiler.bundle.entries import ToolFormatEntry
 
 from ..engine.request import TokenRequest
 from ..schema.chat import ChatCompletionChunk, ChatLogprobs, ChunkChoice, Delta, FunctionCallDelta, ToolCallDelta

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nearfar.compiler.bundle.manifest import ToolFormatEntry
+from nearfar.compiler.bundle.entries import ToolFormatEntry
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.text.tool_formats import FORMATS
 

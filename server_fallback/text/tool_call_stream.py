@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from nearfar.compiler.bundle.manifest import ToolFormatEntry
+from nearfar.compiler.bundle.entries import ToolFormatEntry
 
 from .argument_readers import ArgumentReader, GemmaReader, JsonReader, XmlReader, overlap
 from .call_head import Wait, find_head

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from nearfar.compiler.bundle.manifest import ToolFormatEntry
+from nearfar.compiler.bundle.entries import ToolFormatEntry
 from nearfar.compiler.errors import RequestError
 
 from ..schema.chat import NamedToolChoice, Tool

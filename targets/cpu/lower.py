@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from nearfar.compiler.bundle.manifest import ActivationEntry
+from nearfar.compiler.bundle.entries import ActivationEntry
 from nearfar.compiler.ir.plan import Plan
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.pipeline.lower import OBJECT_PREFIX, lower_object

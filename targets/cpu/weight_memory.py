@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.compiler.bundle.entries import PlaneEntry
 from nearfar.compiler.bundle.folder import Bundle
-from nearfar.compiler.bundle.manifest import Manifest, PlaneEntry
+from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.errors import BundleError, DeviceError, RequestError
 
 from ..host_memory import available_bytes

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from nearfar.compiler.bundle.manifest import ActivationEntry
+from nearfar.compiler.bundle.entries import ActivationEntry
 from nearfar.compiler.ir.plan import Plan
 from nearfar.compiler.pipeline.target import LoweredPlan
 from nearfar.compiler.quant import Quantization

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from nearfar.compiler.bundle.entries import ITEM_BYTES, BufferEntry, InputEntry, shards_of
 from nearfar.compiler.bundle.folder import Bundle
-from nearfar.compiler.bundle.manifest import ITEM_BYTES, BufferEntry, InputEntry, Manifest, shards_of
+from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.ir.plan import ZEROED

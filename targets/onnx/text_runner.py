@@ -14,8 +14,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from nearfar.compiler.arch.encoder import TEXT_INPUTS
+from nearfar.compiler.bundle.entries import InputEntry
 from nearfar.compiler.bundle.folder import ExportBundle
-from nearfar.compiler.bundle.manifest import ExportManifest, InputEntry
+from nearfar.compiler.bundle.manifest import ExportManifest
 from nearfar.compiler.runtime.base_runner import ArrayLayout, BaseRunner
 from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Result
 from nearfar.compiler.runtime.inputs import require_texts

@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from nearfar.compiler.bundle.manifest import ActivationEntry, Manifest
+from nearfar.compiler.bundle.entries import ActivationEntry
+from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.errors import DeviceError
 
 MAX_GRID = 65_535

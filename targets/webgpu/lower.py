@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from nearfar.compiler.bundle.manifest import ActivationEntry
+from nearfar.compiler.bundle.entries import ActivationEntry
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.expr import Expr
 from nearfar.compiler.ir.plan import Plan

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.compiler.bundle.entries import BufferEntry, KernelEntry, StepEntry
 from nearfar.compiler.bundle.folder import Bundle
-from nearfar.compiler.bundle.manifest import BufferEntry, KernelEntry, StepEntry
 from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.runtime.base_runner import ArrayLayout
 from nearfar.compiler.runtime.batch import Array, Batch, Limits

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ...bundle.manifest import ToolFormatEntry
+from ...bundle.entries import ToolFormatEntry
 from . import gemma4, granite, hermes, llama3, mistral, mistral_named, phi4_mini, qwen3_coder
 
 # The first one that matches is the model's. A format with fewer conditions comes later.

@@ -5,7 +5,7 @@ Qwen 2.5 and 3, Hermes 2 Pro and 3, SmolLM3 and Granite 4 write it.
 
 from __future__ import annotations
 
-from ...bundle.manifest import ToolFormatEntry
+from ...bundle.entries import ToolFormatEntry
 
 FORMAT = ToolFormatEntry(
     name="hermes",

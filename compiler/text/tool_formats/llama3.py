@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ...bundle.manifest import ToolFormatEntry
+from ...bundle.entries import ToolFormatEntry
 
 FORMAT = ToolFormatEntry(
     name="llama3",

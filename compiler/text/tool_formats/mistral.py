@@ -5,7 +5,7 @@ Source: the tokenizers v3 and v7 of mistral-common.
 
 from __future__ import annotations
 
-from ...bundle.manifest import ToolFormatEntry
+from ...bundle.entries import ToolFormatEntry
 
 FORMAT = ToolFormatEntry(
     name="mistral",

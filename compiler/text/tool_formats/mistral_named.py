@@ -5,7 +5,7 @@ v11 writes ``[CALL_ID]`` and an id of nine letters and digits after the name. Gr
 
 from __future__ import annotations
 
-from ...bundle.manifest import ToolFormatEntry
+from ...bundle.entries import ToolFormatEntry
 
 FORMAT = ToolFormatEntry(
     name="mistral_named",

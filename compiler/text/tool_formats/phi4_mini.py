@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...bundle.manifest import ToolFormatEntry
+from ...bundle.entries import ToolFormatEntry
 
 FORMAT = ToolFormatEntry(
     name="phi4_mini",

@@ -5,7 +5,7 @@ The value of a string parameter is its text; every other value is JSON.
 
 from __future__ import annotations
 
-from ...bundle.manifest import ToolFormatEntry
+from ...bundle.entries import ToolFormatEntry
 
 FORMAT = ToolFormatEntry(
     name="qwen3_coder",

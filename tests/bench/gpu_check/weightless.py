@@ -10,7 +10,7 @@ from pathlib import Path
 
 from checkpoints import Shapes, write_tokenizer
 
-from nearfar.compiler.bundle.manifest import FileEntry
+from nearfar.compiler.bundle.entries import FileEntry
 from nearfar.compiler.formats.checkpoint import TokenizerFiles
 from nearfar.compiler.formats.huggingface import read_spec
 from nearfar.compiler.measure.shapes import shape_checkpoint

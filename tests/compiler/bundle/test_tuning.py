@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from nearfar.compiler.bundle.entries import VariantEntry
 from nearfar.compiler.bundle.folder import open_bundle
-from nearfar.compiler.bundle.manifest import VariantEntry
 from nearfar.compiler.bundle.tuning import check_tuning, read_tuning
 from nearfar.compiler.cli import main
 from nearfar.compiler.errors import RequestError

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nearfar.compiler.bundle.manifest import LoraEntry
+from nearfar.compiler.bundle.entries import LoraEntry
 from nearfar.compiler.errors import NearfarError
 from nearfar.compiler.formats.peft import CONFIG, WEIGHTS, read_adapter
 

@@ -14,8 +14,8 @@ from tolerances import F16, F32, relative_error
 
 from nearfar.compiler import passes, quant
 from nearfar.compiler.arch import by_model_type
+from nearfar.compiler.bundle.entries import SelfTestEntry
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
-from nearfar.compiler.bundle.manifest import SelfTestEntry
 from nearfar.compiler.errors import CheckpointError, DeviceError
 from nearfar.compiler.ir.graph import Graph, Parameter
 from nearfar.compiler.ir.ops import OPS, attention

@@ -20,8 +20,9 @@ from ragged import chunked_logits
 from tolerances import F32, relative_error
 
 from nearfar.compiler import quant
+from nearfar.compiler.bundle.entries import FileEntry, GatheredEntry, WeightEntry, shards_of
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
-from nearfar.compiler.bundle.manifest import FileEntry, GatheredEntry, Manifest, WeightEntry, shards_of
+from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.errors import BundleError, RequestError
 from nearfar.compiler.ir.ops import OPS
 from nearfar.compiler.runtime.batch import Chunk, make_batch

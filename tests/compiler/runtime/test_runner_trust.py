@@ -14,8 +14,8 @@ import pytest
 from tiny_models import make_checkpoint
 from tolerances import F16, relative_error
 
+from nearfar.compiler.bundle.entries import SelfTestEntry, SelfTestRow
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
-from nearfar.compiler.bundle.manifest import SelfTestEntry, SelfTestRow
 from nearfar.compiler.cli import main
 from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.ir.ops import OPS, Array

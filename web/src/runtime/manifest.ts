@@ -1,4 +1,4 @@
-// The bundle's manifest. Written by compiler/bundle/schema.py from compiler/bundle/manifest.py: edit that file.
+// The bundle's manifest. Written by compiler/bundle/schema.py from manifest.py and entries.py there: edit those files.
 
 /** A size: an int, the name of a dim, or [operator, left, right]. */
 export type Expr = number | string | readonly [string, Expr, Expr];
