@@ -22,7 +22,8 @@ from ..errors import NearfarError, ToolError
 from ..formats.huggingface import read_spec
 from ..ir.spec import ModelSpec
 from ..passes import run_passes
-from ..pipeline.export import DEFAULT_CONTEXT, choose_activation
+from ..pipeline.context import DEFAULT_CONTEXT
+from ..pipeline.export import choose_activation
 from ..pipeline.graphs import PAGE_SIZE, graphs_of
 from ..pipeline.target import TARGETS, Exporter, ExportOptions, load_exporter, load_target
 from ..pipeline.weights import lay_out_weights, shard_sizes, tensor_shapes

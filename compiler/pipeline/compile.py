@@ -9,23 +9,14 @@ The folder is written under a temporary name and renamed at the end.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from .. import quant
-from ..bundle.entries import (
-    BufferEntry,
-    ConstantEntry,
-    GatheredEntry,
-    InputEntry,
-    KernelEntry,
-    PlanEntry,
-    StepEntry,
-    TuningEntry,
-)
+from ..bundle.entries import TuningEntry
 from ..bundle.folder import Bundle, ExportBundle, tokenizer_entry
 from ..bundle.manifest import EXPORTS, FORMAT_VERSION, GENERATE, MANIFEST_FILE, Manifest
 from ..bundle.new_folder import new_folder
@@ -35,26 +26,21 @@ from ..errors import RequestError
 from ..formats import load
 from ..formats.checkpoint import Checkpoint
 from ..ir.kv_format import KvName, kv_format
-from ..ir.plan import Buffer, Plan, join_plans, make_plan, union
+from ..ir.plan import join_plans, make_plan, union
 from ..ir.spec import ModelSpec, Task
 from ..passes import run_passes
 from ..passes.add_lora import lora_entry
 from ..passes.quantize_kv import quantize_kv
 from ..passes.split_page_groups import split_page_groups
 from ..quant import Quantization
-from ..runtime.variant import stored_dtype
-from .export import choose_context as context_of_model
-from .export import default_context, export_model
+from .context import paged_context, unpaged_context
+from .export import export_model
 from .graphs import PAGE_SIZE, graphs_of, reads_complete_texts
+from .plan_entries import plan_entries, write_kernels
 from .self_test import Reference, make_self_test
 from .store import FolderStore, Store, WeightsJob
-from .stored_forms import (
-    UNQUANTIZED,
-    choose_quantization,
-    keep_stored_forms,
-    require_fittable,
-)
-from .target import LoweredPlan, Target, load_target
+from .stored_forms import UNQUANTIZED, choose_quantization, keep_stored_forms, require_fittable
+from .target import Target, load_target
 from .task import for_task
 from .vector_test import make_vector_test
 from .weights import check_tensors
@@ -251,7 +237,7 @@ def prepare_checkpoint(model: str, checkpoint: Checkpoint, options: CompileOptio
         context = unpaged_context(options.context, checkpoint, target.MAX_BINDING_BYTES)
         return Job(model, options, target, quantization, keeps_forms, activations, tuning, checkpoint, context)
     check_head_sizes(spec, options.kv)
-    context = choose_context(options.context, spec, activations, target.MAX_BINDING_BYTES, options.kv)
+    context = paged_context(options.context, spec, activations, target.MAX_BINDING_BYTES, options.kv)
     return Job(model, options, target, quantization, keeps_forms, activations, tuning, checkpoint, context)
 
 
@@ -350,22 +336,6 @@ def check_unpaged(options: CompileOptions, spec: ModelSpec) -> None:
             )
 
 
-def unpaged_context(requested: int | None, checkpoint: Checkpoint, max_binding_bytes: int) -> int:
-    """The longest text that a bundle without pages accepts, whose rows must fit in a binding."""
-    spec = checkpoint.spec
-    widest = max(spec.intermediate_size, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim, spec.hidden_size)
-    largest = min(spec.max_position_embeddings, max_binding_bytes // (4 * widest))
-    if requested is None:
-        return min(default_context(spec), largest, checkpoint.max_tokens or largest)
-    context = context_of_model(requested, spec)
-    if context > largest:
-        raise RequestError(
-            f"--context {requested}: the rows of a text would exceed a binding of {max_binding_bytes >> 20} MiB; "
-            f"the maximum is {largest}"
-        )
-    return context
-
-
 def choose_activations(
     requested: tuple[str, ...] | None,
     quantization: Quantization,
@@ -399,87 +369,3 @@ def check_head_sizes(spec: ModelSpec, kv: str) -> None:
         raise RequestError(
             f"--kv {kv}: the model's head size of {odd[0]} is not a multiple of {form.multiple}; remove the option"
         )
-
-
-def choose_context(
-    requested: int | None, spec: ModelSpec, activations: tuple[str, ...], max_binding_bytes: int, kv: str = "activation"
-) -> int:
-    """The longest sequence that the bundle accepts. Raises RequestError if the model or the target's bindings cannot
-    hold it.
-    """
-    element_bytes = 4 if "float32" in map(stored_dtype, activations) else 2
-    form = kv_format(kv)
-    row_bytes = spec.head_dim * element_bytes if form is None else 4 * form.words(spec.head_dim)
-    bytes_per_token = 2 * spec.num_kv_heads * row_bytes
-    largest = min(
-        spec.max_position_embeddings,
-        max_binding_bytes // max(bytes_per_token, spec.head_dim * 4) // PAGE_SIZE * PAGE_SIZE,
-    )
-    if requested is None:
-        return min(default_context(spec), largest)
-    context = context_of_model(requested, spec)
-    if context > largest:
-        raise RequestError(
-            f"--context {requested}: a layer's keys and values would exceed a binding "
-            f"of {max_binding_bytes >> 20} MiB; the maximum is {largest}"
-        )
-    return context
-
-
-def write_kernels(lowered: LoweredPlan, store: Store) -> dict[str, KernelEntry]:
-    hashes = {file: store.put(file, data).sha256 for file, data in lowered.files.items()}
-    return {
-        name: KernelEntry(
-            template=kernel.template,
-            facts=dict(kernel.facts),
-            file=kernel.file,
-            sha256=hashes[kernel.file],
-            entry=kernel.entry,
-            bindings=list(kernel.bindings),
-            uniforms=list(kernel.uniforms),
-            grid=list(kernel.grid),
-            workgroup_size=kernel.workgroup_size,
-            shared_bytes=kernel.shared_bytes,
-        )
-        for name, kernel in lowered.kernels.items()
-    }
-
-
-def plan_entries(plans: Mapping[str, Plan], step_variants: Sequence[str]) -> dict[str, PlanEntry]:
-    """``step_variants`` holds the name of each step's list of variants, for all plans in order."""
-    names = iter(step_variants)
-    return {name: plan_entry(plan, [next(names) for _ in plan.steps]) for name, plan in plans.items()}
-
-
-def plan_entry(plan: Plan, step_variants: Sequence[str]) -> PlanEntry:
-    def entries(buffers: Mapping[str, Buffer]) -> dict[str, BufferEntry]:
-        return {name: BufferEntry(shape=list(buffer.shape), dtype=buffer.dtype) for name, buffer in buffers.items()}
-
-    return PlanEntry(
-        inputs={name: InputEntry.model_validate(entry.model_dump()) for name, entry in entries(plan.inputs).items()},
-        states=entries(plan.states),
-        constants={
-            name: ConstantEntry(
-                kind=constant.kind,
-                shape=list(constant.shape),
-                inverse_frequencies=constant.attrs["inverse_frequencies"],
-                scale=constant.attrs["scale"],
-            )
-            for name, constant in plan.constants.items()
-        },
-        buffers=entries(plan.buffers),
-        steps=[
-            StepEntry(
-                op=step.op,
-                variants=variants,
-                inputs=dict(step.inputs),
-                outputs=dict(step.outputs),
-                attrs=dict(step.attrs),
-            )
-            for step, variants in zip(plan.steps, step_variants, strict=True)
-        ],
-        outputs=dict(plan.outputs),
-        gathered={
-            name: GatheredEntry(weights=list(each.parts), scale=each.scale) for name, each in plan.gathered.items()
-        },
-    )

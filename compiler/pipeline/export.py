@@ -25,14 +25,13 @@ from ..formats import load
 from ..formats.checkpoint import Checkpoint
 from ..ir.graph import Graph
 from ..ir.kv_format import KvName
-from ..ir.spec import ModelSpec, Task
+from ..ir.spec import Task
+from .context import model_context
 from .graphs import graphs_of
 from .stored_forms import choose_quantization, keep_stored_forms
 from .target import Exporter, ExportOptions, load_exporter
 from .task import for_task
 from .weights import check_tensors
-
-DEFAULT_CONTEXT = 4096
 
 
 def export_model(
@@ -139,7 +138,7 @@ def prepare_export(
         activation=activation,
         device=device,
         kv=kv,
-        context=min(choose_context(context, spec), (context is None and checkpoint.max_tokens) or sys.maxsize),
+        context=min(model_context(context, spec), (context is None and checkpoint.max_tokens) or sys.maxsize),
     )
     progress("graph", 0, 1)
     (graph,) = graphs_of(checkpoint, options.context, page_size=options.context).values()
@@ -227,24 +226,3 @@ def choose_activation(
             f"which supports {', '.join(possible)}"
         )
     return chosen
-
-
-def choose_context(requested: int | None, spec: ModelSpec) -> int:
-    """The longest sequence that the bundle accepts. Raises RequestError."""
-    if requested is None:
-        return default_context(spec)
-    if requested < 1:
-        raise RequestError(f"--context {requested}: must be at least 1")
-    if requested > spec.max_position_embeddings:
-        raise RequestError(
-            f"--context {requested}: the model was trained for {spec.max_position_embeddings} positions "
-            "('max_position_embeddings'); choose a context of at most that length"
-        )
-    return requested
-
-
-def default_context(spec: ModelSpec) -> int:
-    # Beyond its original length, such a model rotates all positions in another way.
-    changes = spec.rope.scaling in ("dynamic", "longrope")
-    original = spec.rope.original_max_position_embeddings if changes else DEFAULT_CONTEXT
-    return min(DEFAULT_CONTEXT, spec.max_position_embeddings, original)

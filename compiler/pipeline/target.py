@@ -34,7 +34,7 @@ RUNNERS = ("numpy", *TARGETS, *EXPORTS)
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """One kernel of a bundle; see `manifest.KernelEntry`. ``file`` is one of the plan's `LoweredPlan.files`.
+    """One kernel of a bundle; see `entries.KernelEntry`. ``file`` is one of the plan's `LoweredPlan.files`.
 
     ``scratch`` gives the number of float32 elements of each scratch buffer that the kernel binds.
     """

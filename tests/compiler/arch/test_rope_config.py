@@ -13,8 +13,7 @@ from published_configs import LLAMA_3_2_1B, PHI_3_MINI_4K, read, without
 from nearfar.compiler.errors import CheckpointError, RequestError, UnsupportedModel
 from nearfar.compiler.ir.rope import inverse_frequencies
 from nearfar.compiler.ir.spec import RopeSpec
-from nearfar.compiler.pipeline import compile
-from nearfar.compiler.pipeline.export import choose_context
+from nearfar.compiler.pipeline.context import model_context, paged_context
 
 
 def test_phi3_rotates_a_part_of_each_head() -> None:
@@ -81,8 +80,8 @@ def test_a_bundles_context_ends_at_longropes_and_is_the_original_one_by_default(
     spec = read(PHI_3_MINI_4K, rope_scaling=scaling, **sizes)
     message = r"--context 8193: .* 8192 positions \('max_position_embeddings'\)"
     for choose in (
-        choose_context,
-        partial(compile.choose_context, activations=("float16",), max_binding_bytes=1 << 40),
+        model_context,
+        partial(paged_context, activations=("float16",), max_binding_bytes=1 << 40),
     ):
         assert [choose(requested, spec=spec) for requested in (None, 8192)] == [2048, 8192]
         with pytest.raises(RequestError, match=message):

@@ -18,7 +18,8 @@ from light_bundle import few_kernels
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.errors import CheckpointError, NearfarError, OutputError, QuantizationError, RequestError
 from nearfar.compiler.formats import load
-from nearfar.compiler.pipeline.compile import CompileOptions, choose_context, compile_model
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.pipeline.context import paged_context
 from nearfar.targets.webgpu import lower
 
 Tensors = dict[str, np.ndarray[Any, Any]]
@@ -122,9 +123,9 @@ def test_quantized_keys_and_values_allow_a_longer_context(checkpoint: Path) -> N
     # and sines.
     spec = replace(load(str(checkpoint)).spec, max_position_embeddings=10_000)
     both = ("float16", "float32")
-    assert choose_context(None, spec, both, 576 * 80) == 80
-    assert choose_context(None, spec, both, 576 * 80, "q8") == 576 * 80 // 168 // 16 * 16
-    assert choose_context(None, spec, both, 576 * 80, "q4") == 576 * 80 // 96 // 16 * 16
+    assert paged_context(None, spec, both, 576 * 80) == 80
+    assert paged_context(None, spec, both, 576 * 80, "q8") == 576 * 80 // 168 // 16 * 16
+    assert paged_context(None, spec, both, 576 * 80, "q4") == 576 * 80 // 96 // 16 * 16
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".wgsl", "manifest.json"])
