@@ -29,12 +29,12 @@ def compile_for_server(model: str, cache: Path, context: int | None = None) -> N
 
 
 @contextmanager
-def serving(*arguments: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(*arguments: str, folder: Path, command: str = "serve") -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`nearfar serve` on a free port: its process and its address. ``folder`` holds its cache and its log."""
-    command = [sys.executable, "-m", "nearfar.compiler.cli", "serve", *arguments, "--port", "0"]
+    started = [sys.executable, "-m", "nearfar.compiler.cli", command, *arguments, "--port", "0"]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=log, text=True,
+            started, stdout=subprocess.PIPE, stderr=log, text=True,
             env={**os.environ, "NEARFAR_CACHE": str(folder), "COLUMNS": "120"},
         )  # fmt: skip
     assert process.stdout is not None

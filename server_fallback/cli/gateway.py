@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 # Not the port of `nearfar serve`, which may be the far side on the same machine.
 DEFAULT_PORT = 8001
+# Prompts that wait for the encoder at once.
+WAITING_PROMPTS = 4096
 
 
 def add_parser(commands: Any) -> None:
@@ -41,6 +44,12 @@ def add_parser(commands: Any) -> None:
     add_trust(parser)
     parser.add_argument("--far", required=True, metavar="URL", help="the server of the far side")
     parser.add_argument("--policy", required=True, type=Path, metavar="FILE", help="the routing policy, as JSON")
+    parser.add_argument(
+        "--encoder",
+        metavar="MODEL",
+        help="the embedding model of a policy that was fitted with --features embedding, in any form that --near "
+        "accepts, or demo-encoder",
+    )
     parser.add_argument(
         "--far-api-key-env", metavar="NAME", help="the environment variable that holds the far server's API key"
     )
@@ -77,18 +86,24 @@ def run(options: argparse.Namespace) -> None:
     from ..executors.registry import Registry
     from ..router.decision.policy import Policy
     from ..router.opening import HybridOpener
+    from ..router.sides.local_embedder import LocalEmbedder, require_encoder
     from ..schema.models import LoadRequest
     from .announcement import Announcement
 
     policy, far = Policy.read(options.policy), far_of(options, os.environ)
+    components = require_encoder(policy, options.encoder)
     announcement = Announcement()
     config = api_config(options, os.environ)
     traces = open_traces(os.environ)
     # Bind before any slow work.
     listener = bind(options.host, options.port)
-    registry = Registry(
-        HybridOpener(LocalOpener(LocalOptions(trust=tuple(trusted_keys(options))), announcement.progress), far, policy)
-    )
+    local = LocalOptions(trust=tuple(trusted_keys(options)))
+    embedder = None
+    if components is not None:
+        # A prompt waits for its vector no longer than for near's first token, so all may wait.
+        waiting = replace(local, max_waiting=WAITING_PROMPTS)
+        embedder = LocalEmbedder(LocalOpener(waiting, announcement.progress), options.encoder, components)
+    registry = Registry(HybridOpener(LocalOpener(local, announcement.progress), far, policy, embedder))
     configure_logs(sys.stderr)
 
     async def started() -> None:
@@ -100,10 +115,12 @@ def run(options: argparse.Namespace) -> None:
                 # The server was stopped while the model loaded, which is not an error.
                 return
             raise
-        Console(soft_wrap=True).print(routes(options.near, far, policy), highlight=False, markup=False)
+        printed = routes(options.near, far, policy, options.encoder)
+        Console(soft_wrap=True).print(printed, highlight=False, markup=False)
         announcement.serving(registry, listener.getsockname(), keyed=bool(config.keys.keys))
 
-    run_server(create_app(registry, config, traces, routed=True), listener, started)
+    on_close = None if embedder is None else embedder.close
+    run_server(create_app(registry, config, traces, routed=True, on_close=on_close), listener, started)
 
 
 def far_of(options: argparse.Namespace, environment: Mapping[str, str]) -> Far:
@@ -120,10 +137,12 @@ def far_of(options: argparse.Namespace, environment: Mapping[str, str]) -> Far:
     return Far(options.far, api_key, options.far_model, dialect, options.far_vision)
 
 
-def routes(near: str, far: Far, policy: Policy) -> str:
+def routes(near: str, far: Far, policy: Policy, encoder: str | None = None) -> str:
     """One line that states where requests are sent."""
     private = policy.private
     stays = [f"labelled {label}" for label in private.labels]
     stays += [f"that match one of {len(private.patterns)} patterns"] if private.patterns else []
     stay_near = f"; requests {' or '.join(stays)} stay near" if stays else ""
-    return f"routing by {policy.mode}: near is {near}, far is {far.model or 'the model'} at {far.base_url}{stay_near}"
+    embeds = f"; {encoder} embeds the prompts" if encoder is not None else ""
+    sides = f"near is {near}, far is {far.model or 'the model'} at {far.base_url}"
+    return f"routing by {policy.mode}: {sides}{embeds}{stay_near}"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..executors.executor import Executor
+    from ..router.decision.predictor import Components
     from ..router.fitting.evaluation import Evaluation, Interval
     from ..router.fitting.fit import FitResult
     from ..router.fitting.pairs import Pair
@@ -253,27 +254,21 @@ async def open_far(options: argparse.Namespace, environment: Mapping[str, str]) 
 
 
 def embedded(
-    options: argparse.Namespace, *lists: list[Pair], read_by_policy: str | None = None
+    options: argparse.Namespace, *lists: list[Pair], components: Components | None = None
 ) -> tuple[str, list[list[Pair]]]:
-    """The name of the embedding model, and the pairs with their prompts' vectors. ``read_by_policy``: the model whose
-    vectors the policy reads, if there is one.
+    """The name of the embedding model, and the pairs with their prompts' vectors. ``components`` are those of the
+    policy, if there is one.
     """
     import asyncio
 
-    from ..executors.encoder_executor import EncoderExecutor
     from ..router.fitting.embed_prompts import embed_prompts
+    from ..router.sides.local_embedder import encoder_of
 
     async def embed() -> tuple[str, list[list[Pair]]]:
         executor = await open_model(options.encoder, options)
         try:
-            if not isinstance(executor, EncoderExecutor):
-                raise RequestError(f"--encoder {options.encoder}: makes no embeddings; use an embedding model")
-            if read_by_policy not in (None, executor.model.name):
-                raise RequestError(
-                    f"--encoder {options.encoder}: is {executor.model.name}, but the policy reads embeddings of "
-                    f"{read_by_policy}; give that model"
-                )
-            return executor.model.name, [await embed_prompts(pairs, executor) for pairs in lists]
+            encoder = encoder_of(options.encoder, executor, components)
+            return encoder.model.name, [await embed_prompts(pairs, encoder) for pairs in lists]
         finally:
             await executor.close()
 
@@ -365,7 +360,7 @@ def run_eval(options: argparse.Namespace) -> None:
     fitted_on = [] if options.fitted_on is None else read_pairs(options.fitted_on)
     predictor, threshold = policy.quality.predictor, policy.quality.threshold
     if predictor is not None and predictor.embedding is not None:
-        _, (pairs, fitted_on) = embedded(options, pairs, fitted_on, read_by_policy=predictor.embedding.model)
+        _, (pairs, fitted_on) = embedded(options, pairs, fitted_on, components=predictor.embedding)
     scores = all_scores(pairs, policy)
     found = evaluate(*rights(pairs), scores, threshold)
     if fitted_on:

@@ -124,10 +124,15 @@ class HybridExecutor:
         guessed = sides.speculation
         if guessed is not None and guessed.rounds > 0:
             details.append(f"near guessed {guessed.accepted} of far's {guessed.tokens} tokens")
+        if sides.missing_vectors > 0:
+            details.append(f"requests decided without a vector: {sides.missing_vectors}")
         if sides.near is None:
             return ExecutorState(ready=sides.circuits["far"].admits, detail=", ".join(details), running=far_running)
         near = sides.near.executor.state()
-        return replace(near, detail=", ".join([f"near {near.detail}", *details]), running=near.running + far_running)
+        running, batches = near.running + far_running, near.batches
+        if batches is None and sides.embedder is not None and sides.embedder.state is not None:
+            batches = sides.embedder.state().batches
+        return replace(near, detail=", ".join([f"near {near.detail}", *details]), running=running, batches=batches)
 
     async def close(self) -> None:
         await self.sides.close()

@@ -16,24 +16,28 @@ from .decision.policy import Policy
 from .hybrid_executor import HybridExecutor
 from .sides.embedder import Embedder
 from .sides.far import Far, FarSide
+from .sides.local_embedder import LocalEmbedder, components_of
 from .sides.near import NearSide
 from .sides.sides import DeviceHints, Sides
 
 
 class HybridOpener:
-    """Implements `Opener`: each near model that ``near`` opens forms a pair with the same far side."""
+    """Implements `Opener`: each near model that ``near`` opens forms a pair with the same far side. All pairs use the
+    same ``embedder``, which is the caller's to close.
+    """
 
-    def __init__(self, near: Opener, far: Far | None, policy: Policy) -> None:
-        self._near, self._far, self._policy = near, far, policy
+    def __init__(self, near: Opener, far: Far | None, policy: Policy, embedder: LocalEmbedder | None = None) -> None:
+        self._near, self._far, self._policy, self._embedder = near, far, policy, embedder
 
     async def prepare(self, model: str, name: str | None) -> Opening:
         require_sides(self._policy, near=True, far=self._far)
-        require_embedder(self._policy, None)
+        embedder = None if self._embedder is None else await self._embedder.open()
+        require_embedder(self._policy, embedder)
         near = await self._near.prepare(model, name)
         return Opening(
             near.name,
             near.memory_bytes,
-            lambda: open_hybrid(near.name, near.open, self._far, self._policy),
+            lambda: open_hybrid(near.name, near.open, self._far, self._policy, embedder=embedder),
             near.task,
             near.answers_at_once,
         )
@@ -89,15 +93,20 @@ def require_sides(policy: Policy, *, near: bool, far: Far | None) -> None:
 
 def require_embedder(policy: Policy, embedder: Embedder | None) -> None:
     """Raises RequestError with the code "bad_policy" for a policy that reads the embeddings of another model."""
-    predictor = policy.quality.predictor
-    if predictor is None or predictor.embedding is None:
+    components = components_of(policy)
+    if components is None:
         return
-    model = predictor.embedding.model
-    if embedder is None or embedder.model != model:
-        given = "there is no embedder" if embedder is None else f"the embedder is {embedder.model}"
+    given = None
+    if embedder is None:
+        given = "there is no embedder"
+    elif embedder.model != components.model:
+        given = f"the embedder is {embedder.model}"
+    elif embedder.size not in (None, len(components.mean)):
+        given = f"the embedder's vectors have {embedder.size} numbers, not {len(components.mean)}"
+    if given is not None:
         raise RequestError(
-            f"the policy's predictor reads embeddings of {model}, but {given}; give Hybrid.create the embedder of that "
-            "model, or fit the policy without --features embedding, as nearfar gateway requires",
+            f"the policy's predictor reads embeddings of {components.model}, but {given}; give Hybrid.create the "
+            "embedder of that model (nearfar gateway: --encoder), or fit the policy without --features embedding",
             code="bad_policy",
             param="quality.predictor",
         )

@@ -6,17 +6,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from ...executors.encoder_executor import EncoderExecutor
-from ...executors.executor import Call
+from ...executors.executor import Call, ExecutorState
 
 
 @dataclass(frozen=True, slots=True)
 class Embedder:
     """``model`` is the model's name in the policy. ``embed`` makes the vector (E,) of a text as `nearfar router fit`
     does: of length 1, with the model's prompt for queries. The text may be private, so it must not leave the device.
+    ``size`` is E, and ``state`` returns the model's state, if they are known.
     """
 
     model: str
     embed: Callable[[str], Awaitable[Sequence[float]]]
+    size: int | None = None
+    state: Callable[[], ExecutorState] | None = None
 
     @classmethod
     def of(cls, encoder: EncoderExecutor) -> Embedder:
@@ -27,4 +30,4 @@ class Embedder:
             vector: list[float] = vectors[0].tolist()
             return vector
 
-        return cls(encoder.model.name, embed)
+        return cls(encoder.model.name, embed, encoder.model.embedding_size, encoder.state)

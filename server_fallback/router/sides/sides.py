@@ -69,7 +69,9 @@ class Sides:
         embedder: Embedder | None = None,
     ) -> None:
         self.near, self.far, self.policy = near, far, policy
-        self._ledger, self._hints, self._embedder = ledger, hints, embedder
+        self._ledger, self._hints, self.embedder = ledger, hints, embedder
+        # Requests whose vector the embedder failed to make.
+        self.missing_vectors = 0
         wait = policy.breaker.open_ms / 1000
         self.circuits: dict[Side, Circuit] = {
             side: Circuit(failures=policy.breaker.failures, first_wait_seconds=wait, longest_wait_seconds=wait)
@@ -249,13 +251,14 @@ class Sides:
         than near may for its first token.
         """
         predictor = self.policy.quality.predictor
-        if self._embedder is None or predictor is None or predictor.embedding is None:
+        if self.embedder is None or predictor is None or predictor.embedding is None:
             return None
         try:
             async with asyncio.timeout(self.policy.timeouts.near_first_token_ms / 1000):
-                return tuple(await self._embedder.embed(last_user_text(situation.messages)))
+                return tuple(await self.embedder.embed(last_user_text(situation.messages)))
         # It may be any function of the application's. A vector that is missing counts as the mean.
         except Exception:
+            self.missing_vectors += 1
             return None
 
     def _near_state(self, ids: Sequence[int] | None) -> NearState:

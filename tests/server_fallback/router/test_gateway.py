@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
@@ -14,7 +14,7 @@ import openai
 import pytest
 from fake_openai import Reply, running, text_chunks
 from fastapi import FastAPI
-from hybrid_gateway import NearOpener, gateway
+from hybrid_gateway import NearOpener, elsewhere, gateway
 from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, completion, policy, run
 from waiting import WAIT_SECONDS
 
@@ -34,30 +34,6 @@ from nearfar.server_fallback.schema.models import LoadRequest
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 BODY = {"model": "tiny", "messages": MESSAGES}
 KEY = "sk-web-12345678"
-
-
-@contextmanager
-def elsewhere(far: FakeFar) -> Iterator[None]:
-    """While the far server runs in its own thread."""
-    started = Event()
-    stops: list[Callable[[], object]] = []
-
-    async def serve() -> None:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        stops.append(lambda: loop.call_soon_threadsafe(stop.set))
-        async with running(far):
-            started.set()
-            await stop.wait()
-
-    thread = Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    assert started.wait(WAIT_SECONDS)
-    try:
-        yield
-    finally:
-        stops[0]()
-        thread.join(WAIT_SECONDS)
 
 
 @contextmanager

@@ -101,7 +101,11 @@ def test_a_vector_that_the_model_cannot_have_made_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("embedder", "message"),
-    [(None, "there is no embedder"), (Embedder("other", compass), "the embedder is other")],
+    [
+        (None, "there is no embedder"),
+        (Embedder("other", compass), "the embedder is other"),
+        (Embedder("compass", compass, 3), "the embedder's vectors have 3 numbers, not 2"),
+    ],
 )
 def test_a_policy_that_reads_embeddings_needs_its_model(embedder: Embedder | None, message: str) -> None:
     with pytest.raises(RequestError, match=f"reads embeddings of compass, but {message}; give Hybrid.create") as raised:
@@ -109,9 +113,9 @@ def test_a_policy_that_reads_embeddings_needs_its_model(embedder: Embedder | Non
     assert raised.value.details["code"] == "bad_policy"
 
 
-def test_the_gateway_has_no_embedder_and_refuses_such_a_policy_at_its_start() -> None:
+def test_an_opener_of_pairs_without_an_embedder_refuses_such_a_policy() -> None:
     opener = HybridOpener(NearOpener(FakeNear()), None, Policy.read(RULES))
-    with pytest.raises(RequestError, match=r"there is no embedder; .*as nearfar gateway requires"):
+    with pytest.raises(RequestError, match=r"there is no embedder; .*\(nearfar gateway: --encoder\)"):
         run(opener.prepare("tiny", None))
 
 
