@@ -30,8 +30,9 @@ from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeReq
 from .answer.forms import ChatForm, CompletionForm
 from .answer.running_answer import RunningAnswer
 from .decision.situation import FarState, Message, NearState, Situation
+from .encoding import embed
 from .sides.continued import limits
-from .sides.sides import Sides, refusal
+from .sides.sides import Sides
 from .sides.texts import messages_of, other_texts
 
 
@@ -79,24 +80,11 @@ class HybridExecutor:
                 yield chunk
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:
-        """Near embeds if it can, because vectors of two models are not comparable; else far does, if the texts may
-        leave the device.
-        """
-        sides, plain = self.sides, unlabelled_embedding(request)
+        """As `encoding.embed`."""
         messages = tuple(Message("user", text) for text in await self._texts(request.input))
         others = tuple(text for text in (request.user, request.prompt_name) if text is not None)
         situation = situation_of(request, messages, others)
-        if sides.near is not None and sides.near.embeds and situation.pin != "far":
-            answer = await sides.near.executor.embed(plain, call)
-            return answer.model_copy(update={"model": self._name})
-        private = await sides.is_private(situation)
-        decision = await sides.decide(replace(situation, far=await sides.far_state()), private=private)
-        if decision.side != "far" or sides.far is None:
-            raise refusal(decision.reason)
-        if not await sides.reserve_request():
-            raise refusal("budget")
-        answer = await sides.far.embed(plain, call)
-        await sides.pay(answer.usage.prompt_tokens, 0)
+        answer = await embed(self.sides, unlabelled_embedding(request), situation, call)
         return answer.model_copy(update={"model": self._name})
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:

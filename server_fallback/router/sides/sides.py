@@ -147,13 +147,34 @@ class Sides:
         """``situation`` with what is known about both sides now. Nothing is sent to the far side."""
         situation = replace(situation, embedding=await self._embedding(situation))
         ids = await self.near.prompt_ids(request) if self.near is not None else None
-        near, far = self._near_state(ids), await self.far_state()
+        near, far = self.near_state(ids), await self.far_state()
         if ids is None:
             return replace(situation, near=near, far=far)
         cached = self._cached_tokens(conversation_of(request, situation.messages), len(ids))
         # Far's own tokens would be about as many.
         far = replace(far, prompt_tokens=len(ids), cached_tokens=cached["far"])
         return replace(situation, near=replace(near, cached_tokens=cached["near"]), far=far)
+
+    def near_state(self, ids: Sequence[int] | None, *, embeds: bool = False) -> NearState:
+        """``ids`` are those of the prompt. ``embeds``: it must embed texts instead of generating one."""
+        if self.near is None:
+            return NearState(available=False)
+        hints, speed, state = self._hints(), self._speeds["near"], self.near.executor.state()
+        return NearState(
+            available=state.ready and self.near.embeds == embeds,
+            context=self.near.executor.context or None,
+            tools=self.near.abilities is None or self.near.abilities.tools,
+            languages=self.policy.languages.near,
+            prompt_tokens=None if ids is None else len(ids),
+            prefill_tokens_per_second=speed.prefill_tokens_per_second,
+            decode_tokens_per_second=speed.decode_tokens_per_second,
+            # The estimate is the wait of the last request, if there is a queue now.
+            queue_seconds=self._near_queue_seconds if state.waiting else 0.0,
+            circuit=self._circuit_state("near"),
+            battery=hints.battery,
+            charging=hints.charging,
+            thermal=hints.thermal,
+        )
 
     async def far_state(self) -> FarState:
         spent = await self._spent()
@@ -260,26 +281,6 @@ class Sides:
         except Exception:
             self.missing_vectors += 1
             return None
-
-    def _near_state(self, ids: Sequence[int] | None) -> NearState:
-        if self.near is None:
-            return NearState(available=False)
-        hints, speed, state = self._hints(), self._speeds["near"], self.near.executor.state()
-        return NearState(
-            available=self.near.available,
-            context=self.near.executor.context or None,
-            tools=self.near.abilities is None or self.near.abilities.tools,
-            languages=self.policy.languages.near,
-            prompt_tokens=None if ids is None else len(ids),
-            prefill_tokens_per_second=speed.prefill_tokens_per_second,
-            decode_tokens_per_second=speed.decode_tokens_per_second,
-            # The estimate is the wait of the last request, if there is a queue now.
-            queue_seconds=self._near_queue_seconds if state.waiting else 0.0,
-            circuit=self._circuit_state("near"),
-            battery=hints.battery,
-            charging=hints.charging,
-            thermal=hints.thermal,
-        )
 
     def _cached_tokens(self, conversation: Sequence[WrittenMessage], prompt_tokens: int) -> dict[Side, int]:
         now = monotonic()

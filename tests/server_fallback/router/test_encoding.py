@@ -1,0 +1,93 @@
+"""Which side embeds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_openai import Reply
+from hybrid_sides import ABOUT, SHA, FakeFar, FakeNear, hybrid, policy, run
+
+from nearfar.compiler.errors import NearfarError
+from nearfar.server_fallback.executors.executor import Call, ExecutorState
+from nearfar.server_fallback.schema.routed import RoutedEmbeddingRequest
+
+VECTORS = {
+    "object": "list",
+    "model": "big",
+    "data": [{"index": 0, "embedding": [2.0]}],
+    "usage": {"prompt_tokens": 1, "total_tokens": 1},
+}
+NEAR, FAR = [1.0], [2.0]
+
+
+class BusyNear(FakeNear):
+    def state(self) -> ExecutorState:
+        return ExecutorState(ready=False, detail="loading")
+
+
+def embedding(
+    near: FakeNear | None, rules: dict[str, Any], about: dict[str, Any] | None = None, **parameters: Any
+) -> object:
+    """The vector of "x", or the code of the error. ``about`` changes what far reports; it is "big", near "hybrid"."""
+    far = FakeFar(lambda _: Reply(value=VECTORS))
+    far.about = Reply(value={"api_version": 1, "models": [{**ABOUT, **(about or {})}]})
+
+    async def work() -> object:
+        async with hybrid(near, far, rules) as opened:
+            request = RoutedEmbeddingRequest(model="hybrid", input="x", **parameters)
+            try:
+                answer = await opened.executor.embed(request, Call("1"))
+            except NearfarError as error:
+                return error.details.get("code")
+            return answer.data[0].embedding
+
+    return run(work())
+
+
+def test_near_embeds_unless_a_rule_forbids_it() -> None:
+    near = FakeNear(embeds=True)
+    for mode in ("near-only", "prefer-near", "prefer-far", "auto"):
+        assert embedding(near, policy(mode)) == NEAR
+    assert embedding(near, policy("far-only")) == FAR
+    assert embedding(FakeNear(), policy()) == FAR
+    assert embedding(None, policy()) == FAR
+
+
+def test_a_label_that_the_policy_does_not_have_is_an_error_on_either_side() -> None:
+    for near in (FakeNear(embeds=True), FakeNear()):
+        assert embedding(near, policy(), labels=["unheard"]) == "unknown_label"
+
+
+def test_private_texts_stay_near() -> None:
+    rules = policy(private={"patterns": ["x"]})
+    assert embedding(FakeNear(embeds=True), rules) == NEAR
+    assert embedding(FakeNear(), rules) == "near_unavailable"
+    assert embedding(FakeNear(embeds=True), rules, pin="far") == "private"
+
+
+@pytest.mark.parametrize(
+    ("about", "found"),
+    [
+        ({}, "different_models"),
+        ({"id": "hybrid", "tokenizer_sha256": "other"}, "different_models"),
+        ({"id": "hybrid", "tokenizer_sha256": SHA}, FAR),
+        ({"id": "hybrid", "tokenizer_sha256": None}, FAR),
+    ],
+)
+def test_far_embeds_in_place_of_near_only_with_the_same_model(about: dict[str, Any], found: object) -> None:
+    assert embedding(BusyNear(embeds=True), policy(), about) == found
+    assert embedding(FakeNear(embeds=True), policy(), about, pin="far") == found
+    languages = policy(languages={"near": ["en"]})
+    assert embedding(FakeNear(embeds=True), languages, about, language="fr") == found
+    assert embedding(FakeNear(embeds=True), languages, about, language="en") == NEAR
+
+
+def test_no_predictor_decides_about_embeddings() -> None:
+    # Without a vector it would prefer far.
+    predictor = {
+        "version": 2, "features": ["question"], "terms": [], "mean": [0.0], "scale": [1.0],
+        "near": {"weights": [0.0], "bias": -9.0}, "far": {"weights": [0.0], "bias": 9.0},
+        "calibration": {"near": [1.0, 0.0], "far": [1.0, 0.0]},
+    }  # fmt: skip
+    assert embedding(FakeNear(embeds=True), policy("auto", quality={"predictor": predictor})) == NEAR
