@@ -3,8 +3,7 @@
     sides' streams, timers --> updates --> events --> answer_machine.step --> effects --> chunks for the client
 
 Each attempt of a side runs in its own task and puts its output into one queue, which only this class reads. Closing the
-generator of `chunks` ends all attempts, and returns when they have ended. The file is long because every effect takes a
-few lines here.
+generator of `chunks` ends all attempts, and returns when they have ended.
 """
 
 from __future__ import annotations
@@ -13,35 +12,28 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import monotonic
 from typing import Generic
 
 from nearfar.compiler.errors import DeadlineExceeded, NearfarError, QueueFull, RequestError, Unavailable
 
 from ...executors.executor import Call
-from ...schema.chat import ChatCompletionRequest, ToolCallDelta
-from ...schema.common import TokenLogprob, Usage
+from ...schema.chat import ChatCompletionRequest
+from ...schema.common import TokenLogprob
 from ...schema.completions import CompletionRequest
-from ...schema.fold import fold_calls
 from ...schema.route import Route, Side
 from ..decision.decide import may_guess
 from ..decision.decision import Decision
 from ..decision.features import PROMPT_SIGNAL, SIGNALS
 from ..decision.situation import Message, Situation
 from ..sides.answer_piece import AnswerPiece
-from ..sides.continued import (
-    client_prefix,
-    continued,
-    continued_ids,
-    continues_as_tokens,
-    limits,
-    sets_template_variables,
-)
+from ..sides.continued import continued, limits
 from ..sides.sides import LACKS, Sides, refusal
-from ..sides.texts import conversation_of, with_calls
+from ..sides.texts import conversation_of
 from .answer_machine import State, begin, step, timed_side
 from .attempt import Attempt, retry_seconds
+from .continuation import far_continuation
 from .events import (
     Ask,
     Cancel,
@@ -67,6 +59,7 @@ from .events import (
 from .failures import client_error, failure_of
 from .forms import ChunkT, Form
 from .rules import rules_of
+from .shown import Shown
 from .signals import SIGNAL_TOKENS, near_signals
 from .timers import Due, Timers
 from .warm_up import WarmUp
@@ -80,20 +73,6 @@ MAX_PENDING_UPDATES = 64
 
 # None: the attempt ended without an error.
 Update = tuple[Attempt, AnswerPiece | Exception | None] | Due
-
-
-@dataclass(slots=True)
-class _Shown:
-    """The part of the answer that is shown.
-
-    ``tokens``: how many of its tokens each attempt wrote. ``route`` is the last route that was sent.
-    """
-
-    text: str = ""
-    reasoning: str = ""
-    calls: list[ToolCallDelta] = field(default_factory=list)
-    tokens: dict[Attempt, int] = field(default_factory=dict)
-    route: Route | None = None
 
 
 class RunningAnswer(Generic[ChunkT]):
@@ -118,7 +97,7 @@ class RunningAnswer(Generic[ChunkT]):
         self._timers = Timers(self._updates.put_nowait)
         self._warm_up: WarmUp | None = None
         self._errors: dict[Side, NearfarError] = {}
-        self._shown = _Shown()
+        self._shown = Shown()
         self._over = False
         self._decision: Decision
         self._state: State
@@ -270,7 +249,7 @@ class RunningAnswer(Generic[ChunkT]):
         if watch is None or attempt.side != "near" or state.side != "near" or state.phase != "running":
             return None
         limit = min(limits(self._request).values(), default=None)
-        if limit is not None and self._num_tokens() >= limit:
+        if limit is not None and self._shown.num_tokens >= limit:
             # No tokens remain that far could write better.
             return None
         reasons = [
@@ -304,7 +283,7 @@ class RunningAnswer(Generic[ChunkT]):
             case Cancel(side):
                 self._current.pop(side).stop()
             case Withdraw():
-                self._shown = _Shown(route=self._shown.route)
+                self._shown = Shown(route=self._shown.route)
             case Timer(name, ms):
                 self._timers.set(name, ms)
             case CancelTimer(name):
@@ -366,7 +345,7 @@ class RunningAnswer(Generic[ChunkT]):
         if attempt.side == "near":
             assert sides.near is not None
             if continue_from is not None:
-                request = continued(request, continue_from, self._num_tokens(), self._shown.reasoning)
+                request = continued(request, continue_from, self._shown.num_tokens, self._shown.reasoning)
             observed = replace(call, observe_token=attempt.ids.append)
             if attempt.number == 0 and PROMPT_SIGNAL in self._features:
                 observed = replace(observed, observe_prompt_logprobs=attempt.record_prompt_logprobs)
@@ -374,7 +353,7 @@ class RunningAnswer(Generic[ChunkT]):
         assert sides.far is not None
         assert not self._decision.private, "a private request does not leave"
         if continue_from is not None:
-            request = await self._continuation(continue_from)
+            request = await far_continuation(sides, request, call, continue_from, self._shown)
         if not await sides.reserve_request():
             raise QueueFull(LACKS["budget"], code="budget")
         attempt.sent = True
@@ -384,32 +363,6 @@ class RunningAnswer(Generic[ChunkT]):
         """Whether near guesses for far: it may, and it has not been asked for this answer before."""
         near_was_asked = any(attempt.side == "near" and attempt.number > 0 for attempt in self._attempts)
         return not near_was_asked and may_guess(self._sides.policy, self._situation)
-
-    async def _continuation(self, text: str) -> ChatCompletionRequest | CompletionRequest:
-        """The request with which far continues: by token ids if both sides have the same ones, else by the text."""
-        sides, writers = self._sides, list(self._shown.tokens)
-        assert sides.near is not None
-        assert sides.far is not None
-        request = self._request
-        reasoning = self._shown.reasoning
-        if await sides.matches_private(*client_prefix(request), text) or (
-            reasoning and await sides.matches_private(reasoning)
-        ):
-            # Near may have written private text by itself, or completed what the client began.
-            raise RequestError("near's text is private, so it does not leave the device", code="private")
-        if (
-            sides.far.far.dialect == "nearfar"
-            and isinstance(request, ChatCompletionRequest)
-            and continues_as_tokens(request)
-            and not sets_template_variables(request)
-        ):
-            near_alone = len(writers) == 1 and writers[0].side == "near" and writers[0].start == 0
-            answer_ids = await sides.near.ids_of(text, writers[0].ids) if near_alone else None
-            if answer_ids is not None and await sides.same_tokens(self._call):
-                prompt_ids = await sides.near.prompt_ids(request)
-                if prompt_ids is not None:
-                    return continued_ids(request, prompt_ids, answer_ids)
-        return continued(request, text, self._num_tokens(), reasoning)
 
     def _logprobs(self, attempt: Attempt) -> int | None:
         """The log-probabilities that near must report besides those that the client requested."""
@@ -421,46 +374,25 @@ class RunningAnswer(Generic[ChunkT]):
     def _show(self, piece: AnswerPiece) -> list[ChunkT]:
         state, shown = self._state, self._shown
         assert state.side is not None
-        attempt = self._current[state.side]
         route, first = self._route(state.side, state.reason, state.switched_at), shown.route is None
         chunks = list(self._form.chunks(piece, len(shown.text), None if route == shown.route else route, first=first))
         shown.route = route
-        shown.text += piece.text
-        shown.reasoning += piece.reasoning
-        shown.calls += piece.tool_calls or ()
-        shown.tokens[attempt] = shown.tokens.get(attempt, 0) + piece.num_tokens
+        shown.add(self._current[state.side], piece)
         return chunks
 
     def _finish(self, finish: Finish) -> list[ChunkT]:
         self._over = True
         attempt, shown = self._current[finish.side], self._shown
-        # A server that breaks off after the end may not have reported any usage.
-        usage = attempt.usage or Usage(
-            prompt_tokens=0, completion_tokens=attempt.num_tokens, total_tokens=attempt.num_tokens
-        )
-        earlier_tokens = sum(tokens for each, tokens in shown.tokens.items() if each is not attempt)
-        if attempt.start > 0 or earlier_tokens > 0:
-            prompt_tokens = self._situation.near.prompt_tokens or usage.prompt_tokens
-            completion_tokens = earlier_tokens + usage.completion_tokens
-            usage = Usage(
-                prompt_tokens=prompt_tokens,
-                completion_tokens=completion_tokens,
-                total_tokens=prompt_tokens + completion_tokens,
-            )
-        elif len(self._attempts) == 1 and attempt.first_token_seconds is not None:
+        usage = shown.usage(attempt, self._situation.near.prompt_tokens)
+        if len(self._attempts) == 1 and attempt.first_token_seconds is not None:
             total_seconds = monotonic() - attempt.requested_at
             self._sides.record_finished(finish.side, usage, attempt.first_token_seconds, total_seconds)
-        self._sides.record_conversation(
-            finish.side, self._conversation(), with_calls(shown.text, fold_calls(shown.calls))
-        )
+        self._sides.record_conversation(finish.side, self._conversation(), shown.text_with_calls)
         route = self._route(finish.side, finish.reason, finish.switched_at)
         return list(self._form.last_chunks(finish.finish_reason, usage, route, first=shown.route is None))
 
     def _route(self, side: Side, reason: str, switched_at: int | None) -> Route:
         return Route(side=side, reason=reason, scores=self._decision.scores.to_json(), switched_at=switched_at)
-
-    def _num_tokens(self) -> int:
-        return sum(self._shown.tokens.values())
 
     def _conversation(self) -> tuple[Message, ...]:
         return conversation_of(self._request, self._situation.messages)

@@ -1,0 +1,64 @@
+"""Shown: the part of an answer that the client has, and what it cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...schema.chat import ToolCallDelta
+from ...schema.common import Usage
+from ...schema.fold import fold_calls
+from ...schema.route import Route
+from ..sides.answer_piece import AnswerPiece
+from ..sides.texts import with_calls
+from .attempt import Attempt
+
+
+@dataclass(slots=True)
+class Shown:
+    """``tokens``: how many of its tokens each attempt wrote. ``route`` is the last route that was sent."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[ToolCallDelta] = field(default_factory=list)
+    tokens: dict[Attempt, int] = field(default_factory=dict)
+    route: Route | None = None
+
+    def add(self, attempt: Attempt, piece: AnswerPiece) -> None:
+        self.text += piece.text
+        self.reasoning += piece.reasoning
+        self.calls += piece.tool_calls or ()
+        self.tokens[attempt] = self.tokens.get(attempt, 0) + piece.num_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.tokens.values())
+
+    @property
+    def text_with_calls(self) -> str:
+        return with_calls(self.text, fold_calls(self.calls))
+
+    @property
+    def near_writer(self) -> Attempt | None:
+        """The attempt of near that wrote all of the answer; None if there were others."""
+        writers = list(self.tokens)
+        is_near_alone = len(writers) == 1 and writers[0].side == "near" and writers[0].start == 0
+        return writers[0] if is_near_alone else None
+
+    def usage(self, last: Attempt, prompt_tokens: int | None) -> Usage:
+        """The usage of the answer that ``last`` completes. ``prompt_tokens``: near's count of the request's prompt, for
+        an answer that several attempts wrote, because the prompt of a continuation includes the answer so far.
+        """
+        # A server that breaks off after the end may not have reported any usage.
+        usage = last.usage or usage_of(0, last.num_tokens)
+        earlier_tokens = sum(tokens for each, tokens in self.tokens.items() if each is not last)
+        if last.start == 0 and earlier_tokens == 0:
+            return usage
+        return usage_of(prompt_tokens or usage.prompt_tokens, earlier_tokens + usage.completion_tokens)
+
+
+def usage_of(prompt_tokens: int, completion_tokens: int) -> Usage:
+    return Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=prompt_tokens + completion_tokens,
+    )
