@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from nearfar.compiler.bundle.schema import interface
@@ -16,6 +17,8 @@ from . import policy, predictor
 from .entry import Entry
 from .policy import Policy
 
+# Keys of the JSON Schema that are for readers, or that follow from others.
+LEFT_OUT = ("title", "description", "additionalProperties", "required", "$defs")
 HEADER = """\
 // The policy's types and JSON Schema, written by server_fallback/router/decision/schema.py.
 // To change them, edit policy.py and predictor.py there.
@@ -30,22 +33,40 @@ def json_schema() -> str:
 
 
 def typescript() -> str:
-    """The types, and the schema without the parts that are only for readers."""
+    """The types, and the schema as `compact` writes it."""
     modules = {**vars(predictor), **vars(policy)}
     classes = [
         entry
         for entry in modules.values()
         if isinstance(entry, type) and issubclass(entry, Entry) and entry is not Entry
     ]
-    schema = json.dumps(plain(Policy.model_json_schema()), separators=(",", ":"))
-    return HEADER + "".join(interface(entry) for entry in classes) + f"\nexport const POLICY_SCHEMA = {schema};\n"
+    schema = Policy.model_json_schema()
+    compacted = json.dumps(compact(schema, schema["$defs"]), separators=(",", ":"))
+    return HEADER + "".join(interface(entry) for entry in classes) + f"\nexport const POLICY_SCHEMA = {compacted};\n"
 
 
-def plain(schema: Any) -> Any:
-    """The schema without titles and descriptions. A property could have such a name, but none of ours does."""
-    if isinstance(schema, dict):
-        return {key: plain(value) for key, value in schema.items() if key not in ("title", "description")}
-    return [plain(item) for item in schema] if isinstance(schema, list) else schema
+def compact(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    """The schema with what the browser's router reads, which is part of its size: references are replaced by what they
+    refer to, and "nullable" stands for the alternative null, which is then the default of a property without another.
+    Any other property without a default is required, the default of an object is made of its properties' own, and no
+    object has unknown keys.
+    """
+    if "anyOf" in schema:
+        (inner,) = (choice for choice in schema["anyOf"] if choice.get("type") != "null")
+        default = {} if schema["default"] is None else {"default": schema["default"]}
+        return compact({**inner, **default, "nullable": True}, definitions)
+    if "$ref" in schema:
+        inner = definitions[schema["$ref"].removeprefix("#/$defs/")]
+        return compact({**inner, **{key: schema[key] for key in ("default", "nullable") if key in schema}}, definitions)
+    found = {key: value for key, value in schema.items() if key not in LEFT_OUT}
+    if isinstance(found.get("default"), dict):
+        found["default"] = {}
+    if "properties" in found:
+        # A property could have the name of a key of the schema.
+        found["properties"] = {name: compact(inner, definitions) for name, inner in found["properties"].items()}
+    if "items" in found:
+        found["items"] = compact(found["items"], definitions)
+    return dict(sorted(found.items()))
 
 
 if __name__ == "__main__":

@@ -47,14 +47,14 @@ export class ChatCompletions {
     options: RequestOptions = {},
   ): Promise<ChatCompletion | Stream<ChatCompletionChunk>> {
     const { stream = false, ...request } = readParams(params, CHAT_PARAMS);
-    const answer = await this.prepare(request, options);
+    const answer = await this.#prepare(request, options);
     return stream
       ? new Stream((signal) => answer(signal, request.stream_options?.include_usage === true))
       : foldChat(answer(new AbortController().signal, true));
   }
 
   /** Checks the complete request before anything is generated. */
-  private async prepare(
+  async #prepare(
     request: Given<ChatCompletionCreateParamsBase>,
     options: RequestOptions,
   ): Promise<(cancelled: AbortSignal, withUsage: boolean) => AsyncGenerator<ChatCompletionChunk, void, undefined>> {

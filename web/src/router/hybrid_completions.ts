@@ -96,14 +96,14 @@ export class HybridCompletions {
     const request = readRequest(params);
     const signal = anySignal(options.signal, request.signal);
     signal.throwIfAborted();
-    const choice = await this.choose(request, signal);
-    if (request.streamed) return new Stream((left) => this.stream(request, choice, anySignal(signal, left)));
-    return this.completion(request, choice, signal);
+    const choice = await this.#choose(request, signal);
+    if (request.streamed) return new Stream((left) => this.#stream(request, choice, anySignal(signal, left)));
+    return this.#completion(request, choice, signal);
   }
 
-  private async completion(request: HybridRequest, choice: Choice, signal: AbortSignal): Promise<ChatCompletion> {
+  async #completion(request: HybridRequest, choice: Choice, signal: AbortSignal): Promise<ChatCompletion> {
     const chunks: ChatCompletionChunk[] = [];
-    for await (const item of this.run(request, choice, signal)) {
+    for await (const item of this.#run(request, choice, signal)) {
       if (item.type === "chunk") chunks.push(item.chunk);
       else chunks.length = 0;
     }
@@ -111,12 +111,12 @@ export class HybridCompletions {
     return { ...(await foldChat(chunks)), ...(route === undefined ? {} : { route }) };
   }
 
-  private async *stream(
+  async *#stream(
     request: HybridRequest,
     choice: Choice,
     signal: AbortSignal,
   ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
-    for await (const item of this.run(request, choice, signal)) {
+    for await (const item of this.#run(request, choice, signal)) {
       // The next chunk's route reports that the text was withdrawn.
       if (item.type === "withdraw") continue;
       const { usage, ...chunk } = item.chunk;
@@ -125,45 +125,41 @@ export class HybridCompletions {
     }
   }
 
-  private async *run(
-    request: HybridRequest,
-    first: Choice,
-    signal: AbortSignal,
-  ): AsyncGenerator<AnswerItem, void, undefined> {
+  async *#run(request: HybridRequest, first: Choice, signal: AbortSignal): AsyncGenerator<AnswerItem, void, undefined> {
     const { policy, near, clock } = this.wiring;
-    const logprobs = this.logprobs(request, first);
-    const held = wantsSignals(policy, first) ? this.hold(request, logprobs.near, signal) : null;
-    const choice = held === null ? first : await this.chooseAgain(first, held, signal);
+    const logprobs = this.#logprobs(request, first);
+    const held = wantsSignals(policy, first) ? this.#hold(request, logprobs.near, signal) : null;
+    const choice = held === null ? first : await this.#chooseAgain(first, held, signal);
     const { decision, standby } = choice;
     if (held !== null && decision.side === "far") held.drop();
     const isWatched = standby && decision.side === "near" && policy.escalation.then !== "never";
     const sides = {
       near: held !== null && decision.side === "near" ? heldFirst(held, near) : near,
-      far: this.guarded(this.farOf(choice)),
+      far: this.#guarded(this.#farOf(choice)),
     };
     const items = runAnswer({
       params: request.params,
       decision,
       standby,
-      rules: this.rules(request, decision.private),
+      rules: this.#rules(request, decision.private),
       sides,
-      warm: (until) => this.warm(request, until),
+      warm: (until) => this.#warm(request, until),
       watch: isWatched ? new Watch(policy.escalation) : null,
       fits: isWatched ? fitsFormat(request.params) : null,
       logprobs,
       shownAlternatives: request.params.logprobs === true ? (request.params.top_logprobs ?? 0) : null,
       clock,
-      observer: this.observer(choice, held !== null),
+      observer: this.#observer(choice, held !== null),
       signal,
     });
-    yield* this.remembered(request, items);
+    yield* this.#remembered(request, items);
   }
 
   /**
    * Passes the items on. Once the answer is complete, it is assumed that the side that ended it has the conversation in
    * its cache.
    */
-  private async *remembered(
+  async *#remembered(
     request: HybridRequest,
     items: AsyncIterable<AnswerItem>,
   ): AsyncGenerator<AnswerItem, void, undefined> {
@@ -178,7 +174,7 @@ export class HybridCompletions {
           this.#records[route.side].memory.remember(
             conversationOf(request),
             textWithCalls(choice?.message.content ?? "", choice?.message.tool_calls),
-            this.seconds(),
+            this.#seconds(),
           );
         }
       }
@@ -186,21 +182,21 @@ export class HybridCompletions {
     }
   }
 
-  private async choose(request: HybridRequest, signal: AbortSignal): Promise<Choice> {
+  async #choose(request: HybridRequest, signal: AbortSignal): Promise<Choice> {
     const { policy, near } = this.wiring;
-    const situation = await this.situation(request, signal);
+    const situation = await this.#situation(request, signal);
     const isPrivate = this.#private.isPrivate(situation);
     let choice = choose(policy, situation, isPrivate);
     if (near.state === "loading" && waitsForNear(policy, choice)) {
       await unlessAborted(near.settled, signal);
-      choice = choose(policy, await this.situation(request, signal), isPrivate);
+      choice = choose(policy, await this.#situation(request, signal), isPrivate);
     }
     if (choice.decision.side === null)
       throw refusal(choice.decision, near.state === "ready" ? null : whyNoEngine(near));
     return choice;
   }
 
-  private async situation(request: HybridRequest, signal: AbortSignal): Promise<Situation> {
+  async #situation(request: HybridRequest, signal: AbortSignal): Promise<Situation> {
     const { policy, near, far, ledger, device } = this.wiring;
     const promptTokens = (await near.countTokens(request.params)) ?? estimatedTokens(request);
     const { usd, requests } = ledger.today();
@@ -214,7 +210,7 @@ export class HybridCompletions {
         tools: model?.tools ?? true,
         languages: policy.languages[side],
         prompt_tokens: promptTokens,
-        cached_tokens: Math.floor(promptTokens * memory.cachedShare(conversation, this.seconds())),
+        cached_tokens: Math.floor(promptTokens * memory.cachedShare(conversation, this.#seconds())),
         circuit: circuitState,
       };
     };
@@ -230,22 +226,22 @@ export class HybridCompletions {
       },
       hasFar: far !== null,
       device: await device.read(),
-      embedding: await this.embedding(request, signal),
+      embedding: await this.#embedding(request, signal),
     });
   }
 
   /**
    * The vector of the last user message, if the predictor reads it.
    */
-  private async embedding({ properties }: HybridRequest, signal: AbortSignal): Promise<readonly number[] | null> {
+  async #embedding({ properties }: HybridRequest, signal: AbortSignal): Promise<readonly number[] | null> {
     const { policy, embedder } = this.wiring;
     if (!embedder || !policy.quality.predictor?.embedding) return null;
-    return this.inTime(embedder.embed(lastUserText(properties.messages)), signal);
+    return this.#inTime(embedder.embed(lastUserText(properties.messages)), signal);
   }
 
-  private async chooseAgain(first: Choice, held: HeldAnswer, signal: AbortSignal): Promise<Choice> {
+  async #chooseAgain(first: Choice, held: HeldAnswer, signal: AbortSignal): Promise<Choice> {
     try {
-      const signals = await this.inTime(held.signals, signal);
+      const signals = await this.#inTime(held.signals, signal);
       return choose(this.wiring.policy, { ...first.situation, near_signals: signals }, first.decision.private);
     } catch (error) {
       held.drop();
@@ -254,7 +250,7 @@ export class HybridCompletions {
   }
 
   /** Null if the promise is rejected, or takes longer than near may for its first token. */
-  private async inTime<T>(promise: Promise<T>, signal: AbortSignal): Promise<T | null> {
+  async #inTime<T>(promise: Promise<T>, signal: AbortSignal): Promise<T | null> {
     const { policy, clock } = this.wiring;
     try {
       return await withTimeout(clock, policy.timeouts.near_first_token_ms, (late) =>
@@ -266,7 +262,7 @@ export class HybridCompletions {
     }
   }
 
-  private hold({ params }: HybridRequest, logprobs: number | null, signal: AbortSignal): HeldAnswer {
+  #hold({ params }: HybridRequest, logprobs: number | null, signal: AbortSignal): HeldAnswer {
     const controller = new AbortController();
     const until = anySignal(signal, controller.signal);
     const { policy, near } = this.wiring;
@@ -281,7 +277,7 @@ export class HybridCompletions {
    * The log-probabilities that each side must report: those that the caller requested, and for near those that the
    * watch or the predictor reads.
    */
-  private logprobs({ params }: HybridRequest, choice: Choice): Readonly<Record<Side, number | null>> {
+  #logprobs({ params }: HybridRequest, choice: Choice): Readonly<Record<Side, number | null>> {
     const { policy } = this.wiring;
     const { escalation } = policy;
     const shown = params.logprobs === true ? (params.top_logprobs ?? 0) : null;
@@ -291,7 +287,7 @@ export class HybridCompletions {
     return { near: shown === null ? needed : Math.max(shown, needed ?? 0), far: shown };
   }
 
-  private async warm(request: HybridRequest, signal: AbortSignal): Promise<void> {
+  async #warm(request: HybridRequest, signal: AbortSignal): Promise<void> {
     const { far, ledger, policy } = this.wiring;
     if (far === null) return;
     const { params } = request;
@@ -303,13 +299,13 @@ export class HybridCompletions {
         record: this.#records.far,
         ledger,
         policy,
-        now: () => this.seconds(),
+        now: () => this.#seconds(),
       },
       signal,
     );
   }
 
-  private rules({ params }: HybridRequest, isPrivate: boolean): Rules {
+  #rules({ params }: HybridRequest, isPrivate: boolean): Rules {
     const { escalation, fallback, timeouts, retries } = this.wiring.policy;
     const isOpenAi = this.wiring.far?.dialect === "openai";
     // A grammar starts over with each side, so no side can continue an answer that another one began under it.
@@ -320,13 +316,13 @@ export class HybridCompletions {
   }
 
   /** Near guesses only if it may and far was chosen, not for a far side that takes over from near. */
-  private farOf({ decision, situation }: Choice): AnsweringSide | null {
+  #farOf({ decision, situation }: Choice): AnsweringSide | null {
     const { policy, far, speculating } = this.wiring;
     return decision.side === "far" && mayGuess(policy, situation) ? (speculating ?? far) : far;
   }
 
   /** The far side, which never receives near's text if that contains something private. */
-  private guarded(far: AnsweringSide | null): AnsweringSide {
+  #guarded(far: AnsweringSide | null): AnsweringSide {
     const check = this.#private;
     return {
       answer: (request: SideRequest) => {
@@ -339,24 +335,24 @@ export class HybridCompletions {
           throw new RequestError("Near's text is private, so it does not leave this device", { code: "private" });
         return far.answer({
           ...request,
-          from: from && { ...from, tokenIds: this.sharesTokens() ? from.tokenIds : null },
+          from: from && { ...from, tokenIds: this.#sharesTokens() ? from.tokenIds : null },
         });
       },
     };
   }
 
   /** Whether both sides' models have the same token ids. */
-  private sharesTokens(): boolean {
+  #sharesTokens(): boolean {
     const { near, far } = this.wiring;
     const sha256 = near.info?.tokenizerSha256 ?? null;
     return sha256 !== null && sha256 === far?.model?.tokenizerSha256;
   }
 
-  private seconds(): number {
+  #seconds(): number {
     return this.wiring.clock.now() / 1000;
   }
 
-  private observer({ situation }: Choice, wasHeld: boolean): Observer {
+  #observer({ situation }: Choice, wasHeld: boolean): Observer {
     const { ledger, policy, far } = this.wiring;
     return {
       requested: (side) => {

@@ -80,16 +80,16 @@ export class GemmaReader implements ArgumentReader {
         if (ahead.length < QUOTE.length) break;
         at += QUOTE.length;
         this.#inString = true;
-        if (!this.#isKey) json += `${this.flushed()}"`;
+        if (!this.#isKey) json += `${this.#flushed()}"`;
         continue;
       }
-      json += this.structure(text[at++] ?? "");
+      json += this.#structure(text[at++] ?? "");
       if (this.#open.length === 0) return [at, json, true];
     }
     return [at, json, false];
   }
 
-  private structure(character: string): string {
+  #structure(character: string): string {
     switch (character) {
       case "{":
       case "[":
@@ -98,14 +98,14 @@ export class GemmaReader implements ArgumentReader {
         return character;
       case "}":
       case "]": {
-        const flushed = this.#isKey ? "" : this.flushed();
+        const flushed = this.#isKey ? "" : this.#flushed();
         this.#open.pop();
         this.#isKey = false;
         this.#word = "";
         return flushed + character;
       }
       case ",": {
-        const flushed = this.flushed();
+        const flushed = this.#flushed();
         this.#isKey = this.#open.at(-1) === "{";
         return flushed + character;
       }
@@ -120,7 +120,7 @@ export class GemmaReader implements ArgumentReader {
     return "";
   }
 
-  private flushed(): string {
+  #flushed(): string {
     const word = this.#word.trim();
     this.#word = "";
     return word === "" ? "" : jsonValue(word);
@@ -149,7 +149,7 @@ export class XmlReader implements ArgumentReader {
       if (this.#key !== null) {
         const end = rest.indexOf(VALUE_END);
         if (end < 0) return result(false);
-        json += this.member(this.#key, rest.slice(0, end));
+        json += this.#member(this.#key, rest.slice(0, end));
         this.#key = null;
         rest = rest.slice(end + VALUE_END.length);
         continue;
@@ -177,7 +177,7 @@ export class XmlReader implements ArgumentReader {
     }
   }
 
-  private member(key: string, raw: string): string {
+  #member(key: string, raw: string): string {
     const value = raw.replace(/^\n/, "").replace(/\n$/, "");
     const written = this.texts.has(key) ? JSON.stringify(value) : jsonValue(value);
     return `${this.#count++ > 0 ? "," : ""}${JSON.stringify(key)}:${written}`;

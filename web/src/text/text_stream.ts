@@ -26,13 +26,13 @@ export class TextStream {
   feed(id: number): string {
     this.#ids.push(id);
     if (this.decoder.isByteToken(id)) return "";
-    const text = this.decode(this.#windowStart);
+    const text = this.#decode(this.#windowStart);
     if (text.length <= this.#windowText.length || text.endsWith(REPLACEMENT) || !text.startsWith(this.#windowText))
       return "";
     const delta = text.slice(this.#windowText.length);
     this.#windowStart = this.#emittedUntil;
     this.#emittedUntil = this.#ids.length;
-    this.#windowText = this.decode(this.#windowStart);
+    this.#windowText = this.#decode(this.#windowStart);
     this.#emittedLength += delta.length;
     return delta;
   }
@@ -41,12 +41,12 @@ export class TextStream {
    * The text still held back; an incomplete character becomes U+FFFD. The stream accepts no tokens after this call.
    */
   finish(): string {
-    const delta = this.decode(0).slice(this.#emittedLength);
+    const delta = this.#decode(0).slice(this.#emittedLength);
     this.#emittedLength += delta.length;
     return delta;
   }
 
-  private decode(start: number): string {
+  #decode(start: number): string {
     return this.decoder.decode(this.#ids.slice(start));
   }
 }

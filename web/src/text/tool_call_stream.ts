@@ -50,95 +50,95 @@ export class ToolCallStream {
 
   feed(text: string): ToolCallEvent[] {
     this.#held += text;
-    return joined(this.advance(false));
+    return joined(this.#advance(false));
   }
 
   /** The text that is still held back at the end of the answer. The arguments of a truncated call are not completed. */
   finish(): ToolCallEvent[] {
-    return joined(this.advance(true));
+    return joined(this.#advance(true));
   }
 
-  private advance(ended: boolean): ToolCallEvent[] {
+  #advance(ended: boolean): ToolCallEvent[] {
     const events: ToolCallEvent[] = [];
     for (;;) {
       const before = `${this.#mode} ${this.#held.length}`;
-      events.push(...this.step(ended));
+      events.push(...this.#step(ended));
       const open = ended && this.#mode === "head";
       if ((this.#held === "" && !open) || `${this.#mode} ${this.#held.length}` === before) return events;
     }
   }
 
-  private step(ended: boolean): readonly ToolCallEvent[] {
+  #step(ended: boolean): readonly ToolCallEvent[] {
     switch (this.#mode) {
       case "text":
-        return this.format.marker === "" ? this.wholeAnswer(ended) : this.markedText(ended);
+        return this.format.marker === "" ? this.#wholeAnswer(ended) : this.#markedText(ended);
       case "head":
-        return this.head(ended);
+        return this.#head(ended);
       case "arguments":
-        return this.argumentsText();
+        return this.#argumentsText();
       case "object":
         // Other keys of a call, such as its id, are dropped.
-        if (this.readHeld()[1]) this.#mode = "between";
+        if (this.#readHeld()[1]) this.#mode = "between";
         return [];
       case "between":
-        return this.between();
+        return this.#between();
       case "tail":
-        return this.tail(ended);
+        return this.#tail(ended);
       default:
         return this.#mode satisfies never;
     }
   }
 
-  private markedText(ended: boolean): readonly ToolCallEvent[] {
+  #markedText(ended: boolean): readonly ToolCallEvent[] {
     const { marker } = this.format;
     const start = this.#held.indexOf(marker);
     if (start >= 0) {
-      const text = this.take(start);
-      this.#opened = this.take(marker.length);
+      const text = this.#take(start);
+      this.#opened = this.#take(marker.length);
       this.#mode = "head";
       this.#inList = false;
-      return text.trim() === "" && !this.#said ? [] : this.text(text);
+      return text.trim() === "" && !this.#said ? [] : this.#text(text);
     }
     // Space before a call is not text, and the start of a marker may become a call.
     const blank = !this.#said && this.#held.trim() === "";
     const kept = ended ? 0 : blank ? this.#held.length : overlap(this.#held, marker);
     const rest = this.#held.slice(0, this.#held.length - kept);
     if (!this.#said && rest.trim() === "" && !ended) return [];
-    return this.text(this.take(rest.length));
+    return this.#text(this.#take(rest.length));
   }
 
-  private wholeAnswer(ended: boolean): readonly ToolCallEvent[] {
+  #wholeAnswer(ended: boolean): readonly ToolCallEvent[] {
     const { lead } = this.format;
     if (!this.#said) {
       const skipped = /^[\s;]*/.exec(this.#held)?.[0] ?? "";
       const rest = this.#held.slice(skipped.length);
       if (rest.startsWith("{") || (lead !== "" && rest.startsWith(lead))) {
-        this.#opened = this.take(skipped.length + (rest.startsWith("{") ? 0 : lead.length));
+        this.#opened = this.#take(skipped.length + (rest.startsWith("{") ? 0 : lead.length));
         this.#mode = "head";
         return [];
       }
       if (!ended && lead.startsWith(rest)) return [];
       if (rest === "" && this.#calls > 0) {
-        this.take(skipped.length);
+        this.#take(skipped.length);
         return [];
       }
     }
-    return this.text(this.take(this.#held.length));
+    return this.#text(this.#take(this.#held.length));
   }
 
-  private head(ended: boolean): readonly ToolCallEvent[] {
+  #head(ended: boolean): readonly ToolCallEvent[] {
     const bracket = this.format.begin !== "" && !this.#inList ? /^\s*\[/.exec(this.#held)?.[0] : undefined;
     if (bracket !== undefined) {
       this.#inList = true;
-      this.#opened += this.take(bracket.length);
+      this.#opened += this.#take(bracket.length);
     }
     const head = findHead(this.format, this.#held);
     if (head === "wait" && !ended) return [];
-    if (head === "wait" || head === null) return this.isText();
-    this.take(head.length);
+    if (head === "wait" || head === null) return this.#isText();
+    this.#take(head.length);
     this.#opened = "";
     this.#mode = "arguments";
-    this.#reader = this.newReader(head.name);
+    this.#reader = this.#newReader(head.name);
     const index = this.#calls++;
     const call: ToolCallEvent = { type: "tool_call", index, id: this.newId(), name: head.name };
     if (head.arguments === undefined) return [call];
@@ -147,7 +147,7 @@ export class ToolCallStream {
     return [call, { type: "arguments", index, text: JSON.stringify(head.arguments) }];
   }
 
-  private newReader(name: string): ArgumentReader {
+  #newReader(name: string): ArgumentReader {
     switch (this.format.arguments) {
       case "json":
         return new JsonReader();
@@ -158,8 +158,8 @@ export class ToolCallStream {
     }
   }
 
-  private argumentsText(): readonly ToolCallEvent[] {
-    const [text, done] = this.readHeld();
+  #argumentsText(): readonly ToolCallEvent[] {
+    const [text, done] = this.#readHeld();
     if (done) {
       this.#mode = this.#inList ? "object" : "tail";
       this.#reader = new JsonReader(1);
@@ -167,19 +167,19 @@ export class ToolCallStream {
     return [{ type: "arguments", index: this.#calls - 1, text }];
   }
 
-  private readHeld(): readonly [json: string, done: boolean] {
+  #readHeld(): readonly [json: string, done: boolean] {
     const [length, json, done] = this.#reader.read(this.#held);
-    this.take(length);
+    this.#take(length);
     return [json, done];
   }
 
-  private between(): readonly ToolCallEvent[] {
+  #between(): readonly ToolCallEvent[] {
     this.#held = this.#held.trimStart();
     const next = this.#held[0];
     if (next === "," || next === "]") {
-      this.take(1);
+      this.#take(1);
       this.#mode = next === "," ? "head" : "tail";
-    } else if (next !== undefined) this.ended();
+    } else if (next !== undefined) this.#ended();
     return [];
   }
 
@@ -187,47 +187,47 @@ export class ToolCallStream {
    * The end of a call: its object's closing brace, and the closing marker. Other text before a closing marker is
    * dropped, because the call was already emitted.
    */
-  private tail(ended: boolean): readonly ToolCallEvent[] {
+  #tail(ended: boolean): readonly ToolCallEvent[] {
     const { close, marker } = this.format;
     if (close !== "") {
       const ends = [this.#held.indexOf(close), this.#held.indexOf(marker)].filter((at) => at >= 0);
       const unclear = ended ? 0 : Math.max(overlap(this.#held, close), overlap(this.#held, marker));
-      this.take(ends.length > 0 ? Math.min(...ends) : this.#held.length - unclear);
+      this.#take(ends.length > 0 ? Math.min(...ends) : this.#held.length - unclear);
       if (ends.length > 0) {
-        if (this.#held.startsWith(close)) this.take(close.length);
-        this.ended();
+        if (this.#held.startsWith(close)) this.#take(close.length);
+        this.#ended();
       }
       return [];
     }
     const brace = /^\s*\}/.exec(this.#held)?.[0];
-    if (brace !== undefined && !this.#inList && this.format.after_arguments !== "") this.take(brace.length);
-    if (brace !== undefined || this.#held.trim() !== "") this.ended();
+    if (brace !== undefined && !this.#inList && this.format.after_arguments !== "") this.#take(brace.length);
+    if (brace !== undefined || this.#held.trim() !== "") this.#ended();
     return [];
   }
 
-  private ended(): void {
+  #ended(): void {
     this.#mode = "text";
     this.#said = false;
     this.#inList = false;
   }
 
   /** The held text is not a call. */
-  private isText(): readonly ToolCallEvent[] {
+  #isText(): readonly ToolCallEvent[] {
     const text = this.#opened;
     this.#opened = "";
     this.#mode = "text";
     // The marker itself is consumed, so that the text after it is examined again.
-    const rest = this.format.marker === "" ? this.take(this.#held.length) : "";
-    return this.text(text + rest);
+    const rest = this.format.marker === "" ? this.#take(this.#held.length) : "";
+    return this.#text(text + rest);
   }
 
-  private text(text: string): readonly ToolCallEvent[] {
+  #text(text: string): readonly ToolCallEvent[] {
     if (text === "") return [];
     this.#said = true;
     return [{ type: "text", text }];
   }
 
-  private take(length: number): string {
+  #take(length: number): string {
     const taken = this.#held.slice(0, length);
     this.#held = this.#held.slice(length);
     return taken;

@@ -33,18 +33,18 @@ export class MLCEngine extends MLCEngineBase implements MLCEngineInterface {
     method: RequestMethod,
     request: { model?: string | null | undefined },
   ): Promise<unknown> {
-    return this.model(request.model)[method](request as never);
+    return this.#model(request.model)[method](request as never);
   }
 
   async reload(modelId: string | string[], chatOpts: ChatOptions | ChatOptions[] = {}): Promise<void> {
-    const models = this.plan(typeof modelId === "string" ? [modelId] : modelId, chatOpts);
+    const models = this.#plan(typeof modelId === "string" ? [modelId] : modelId, chatOpts);
     const loading = new AbortController();
     const unloaded = this.unload();
     // Set before the first await, so that an `unload` from here on ends this load.
     this.#loading = loading;
     await unloaded;
     for (const { record, options } of models) {
-      const model = await this.loadModel(record, options, loading.signal);
+      const model = await this.#loadModel(record, options, loading.signal);
       if (loading.signal.aborted) model.destroy();
       loading.signal.throwIfAborted();
       this.#models.set(model.id, model);
@@ -66,20 +66,21 @@ export class MLCEngine extends MLCEngineBase implements MLCEngineInterface {
   /* eslint-disable @typescript-eslint/require-await */
 
   async getMessage(modelId?: string): Promise<string> {
-    return this.model(modelId).message;
+    return this.#model(modelId).message;
   }
 
   async runtimeStatsText(modelId?: string): Promise<string> {
-    return this.model(modelId).statsText;
+    return this.#model(modelId).statsText;
   }
 
   /** A model that is not loaded has nothing to reset. Throws RequestError if several are loaded and none is named. */
   async resetChat(keepStats = false, modelId?: string): Promise<void> {
-    if (modelId === undefined ? this.#models.size > 0 : this.#models.has(modelId)) this.model(modelId).reset(keepStats);
+    if (modelId === undefined ? this.#models.size > 0 : this.#models.has(modelId))
+      this.#model(modelId).reset(keepStats);
   }
 
   async forwardTokensAndSample(inputIds: number[], isPrefill: boolean, modelId?: string): Promise<number> {
-    return this.model(modelId).forwardTokensAndSample(inputIds, isPrefill);
+    return this.#model(modelId).forwardTokensAndSample(inputIds, isPrefill);
   }
 
   /* eslint-enable @typescript-eslint/require-await */
@@ -98,7 +99,7 @@ export class MLCEngine extends MLCEngineBase implements MLCEngineInterface {
   }
 
   /** Checks the arguments of `reload` before anything is unloaded. Throws RequestError. */
-  private plan(
+  #plan(
     ids: readonly string[],
     chatOpts: ChatOptions | ChatOptions[],
   ): readonly { readonly record: ModelRecord; readonly options: ChatOptions }[] {
@@ -118,7 +119,7 @@ export class MLCEngine extends MLCEngineBase implements MLCEngineInterface {
     });
   }
 
-  private async loadModel(
+  async #loadModel(
     { model: address, model_id: id }: ModelRecord,
     options: ChatOptions,
     signal: AbortSignal,
@@ -138,7 +139,7 @@ export class MLCEngine extends MLCEngineBase implements MLCEngineInterface {
   }
 
   /** The loaded model that a call is for. Throws RequestError. */
-  private model(modelId: string | null | undefined): LoadedModel {
+  #model(modelId: string | null | undefined): LoadedModel {
     const loaded = [...this.#models.keys()].join(", ");
     if (loaded === "") throw new RequestError("No model is loaded; call reload(modelId) first");
     const [first, ...others] = this.#models.values();

@@ -77,12 +77,12 @@ export class LoadedModel {
     request: ChatCompletionRequestBase,
   ): Promise<ChatCompletion | AsyncGenerator<ChatCompletionChunk, void, undefined>> {
     const params = chatParams(request, this.defaults);
-    const { controller, context, options } = this.request(request.n);
+    const { controller, context, options } = this.#request(request.n);
     const stream = await this.engine.chat.completions.create(params, options);
     const last = (request.n ?? 1) - 1;
     const textOf = ({ choices }: OurChatChunk): string =>
       choices.map(({ index, delta }) => (index === last ? (delta.content ?? "") : "")).join("");
-    const chunks = this.observed(stream, controller, textOf, request.messages);
+    const chunks = this.#observed(stream, controller, textOf, request.messages);
     return request.stream === true
       ? streamed(chunks, request, context, chatChunk)
       : chatCompletion(await foldChat(chunks), context);
@@ -92,12 +92,12 @@ export class LoadedModel {
     request: CompletionCreateParamsBase,
   ): Promise<Completion | AsyncGenerator<Completion, void, undefined>> {
     const params = completionParams(request, this.defaults);
-    const { controller, context, options } = this.request(request.n);
+    const { controller, context, options } = this.#request(request.n);
     const stream = await this.engine.completions.create(params, options);
     const last = (request.n ?? 1) - 1;
     const textOf = ({ choices }: CompletionChunk): string =>
       choices.map(({ index, text }) => (index === last ? text : "")).join("");
-    const chunks = this.observed(stream, controller, textOf);
+    const chunks = this.#observed(stream, controller, textOf);
     if (request.stream === true) return streamed(chunks, request, context, completion);
     const answer = await foldCompletion(chunks);
     return completion(answer, answer.timings, context);
@@ -163,7 +163,7 @@ export class LoadedModel {
     this.engine.destroy();
   }
 
-  private request(n: number | null | undefined): {
+  #request(n: number | null | undefined): {
     readonly controller: AbortController;
     readonly context: AnswerContext;
     readonly options: { readonly interrupt: AbortSignal; readonly logitProcessor?: ModelProcessor["forEngine"] };
@@ -180,7 +180,7 @@ export class LoadedModel {
    * Passes on the chunks and records their text and statistics. interruptGenerate can end them. With a logit processor,
    * requests take turns.
    */
-  private async *observed<T extends Chunk>(
+  async *#observed<T extends Chunk>(
     chunks: AsyncIterable<T>,
     controller: AbortController,
     textOf: (chunk: T) => string,

@@ -18,7 +18,7 @@ export class ModelProcessor {
 
   readonly forEngine: EngineProcessor = (logitsOrToken) => {
     if (typeof logitsOrToken === "number") this.processor.processSampledToken(logitsOrToken);
-    else this.process(logitsOrToken);
+    else this.#process(logitsOrToken);
   };
 
   /** Resolves when all earlier requests have ended, with the function that ends this one. */
@@ -47,7 +47,7 @@ export class ModelProcessor {
     this.processor.resetState();
   }
 
-  private process(logits: Float32Array): void {
+  #process(logits: Float32Array): void {
     const processed = this.processor.processLogits(logits.slice()) as unknown;
     if (!(processed instanceof Float32Array) || processed.length !== logits.length) {
       throw new RequestError(`processLogits must return a Float32Array of ${logits.length} logits`, {

@@ -36,7 +36,7 @@ export abstract class RemoteMLCEngine extends MLCEngineBase implements MLCEngine
   protected abstract open(): Promise<Connection>;
 
   protected override answer(method: RequestMethod, request: object): Promise<unknown> {
-    return this.request(method, request);
+    return this.#request(method, request);
   }
 
   async reload(modelId: string | string[], chatOpts: ChatOptions | ChatOptions[] = {}): Promise<void> {
@@ -63,34 +63,34 @@ export abstract class RemoteMLCEngine extends MLCEngineBase implements MLCEngine
   }
 
   interruptGenerate(): void {
-    void this.request("interruptGenerate").catch(() => undefined);
+    void this.#request("interruptGenerate").catch(() => undefined);
   }
 
   async resetChat(keepStats = false, modelId?: string): Promise<void> {
-    await this.request("resetChat", keepStats, modelId);
+    await this.#request("resetChat", keepStats, modelId);
   }
 
   async getMessage(modelId?: string): Promise<string> {
-    return (await this.request("getMessage", modelId)) as string;
+    return (await this.#request("getMessage", modelId)) as string;
   }
 
   async runtimeStatsText(modelId?: string): Promise<string> {
-    return (await this.request("runtimeStatsText", modelId)) as string;
+    return (await this.#request("runtimeStatsText", modelId)) as string;
   }
 
   async forwardTokensAndSample(inputIds: number[], isPrefill: boolean, modelId?: string): Promise<number> {
-    return (await this.request("forwardTokensAndSample", inputIds, isPrefill, modelId)) as number;
+    return (await this.#request("forwardTokensAndSample", inputIds, isPrefill, modelId)) as number;
   }
 
   async getMaxStorageBufferBindingSize(): Promise<number> {
-    return (await this.request("getMaxStorageBufferBindingSize")) as number;
+    return (await this.#request("getMaxStorageBufferBindingSize")) as number;
   }
 
   async getGPUVendor(): Promise<string> {
-    return (await this.request("getGPUVendor")) as string;
+    return (await this.#request("getGPUVendor")) as string;
   }
 
-  private async request(method: Method, ...args: readonly unknown[]): Promise<unknown> {
+  async #request(method: Method, ...args: readonly unknown[]): Promise<unknown> {
     const { remote } = await this.connection();
     return remote.call(["request"], [this.#expected, method, ...args]);
   }

@@ -60,7 +60,7 @@ export class WebWorkerMLCEngineHandler {
     const greeting = Object(event.data) as Partial<Greeting>;
     const [port] = event.ports;
     if (greeting.connection === undefined || port === undefined) return;
-    if (greeting.nearfar === "connect") this.connect(greeting.connection, port);
+    if (greeting.nearfar === "connect") this.#connect(greeting.connection, port);
     else if (greeting.nearfar === "ping") port.postMessage(this.#connections.has(greeting.connection));
   }
 
@@ -75,7 +75,7 @@ export class WebWorkerMLCEngineHandler {
       disconnect,
       reload: async (expected, onProgress) => {
         const isKnown = this.#key === JSON.stringify(expected);
-        await this.requireModels(expected, onProgress);
+        await this.#requireModels(expected, onProgress);
         if (isKnown)
           onProgress?.({ progress: 1, timeElapsed: 0, text: `Already loaded ${expected.modelId.join(", ")}` });
       },
@@ -85,14 +85,14 @@ export class WebWorkerMLCEngineHandler {
             `The handler has no method '${method}'; load the same version of the package on both sides`,
           );
         if (method === "unload") this.#key = null;
-        if (expected !== null && !WITHOUT_MODEL.includes(method)) await this.requireModels(expected);
+        if (expected !== null && !WITHOUT_MODEL.includes(method)) await this.#requireModels(expected);
         return (this.engine[method] as (...args: readonly unknown[]) => unknown)(...args);
       },
     };
     return serve(port, target);
   }
 
-  private connect(connection: string, port: MessagePort): void {
+  #connect(connection: string, port: MessagePort): void {
     const over = new AbortController();
     const disconnect = (): void => {
       over.abort();
@@ -107,11 +107,11 @@ export class WebWorkerMLCEngineHandler {
   }
 
   /** Loads the models unless the engine has them. Throws what `reload` throws. */
-  private async requireModels(expected: Expected, onProgress?: InitProgressCallback): Promise<void> {
+  async #requireModels(expected: Expected, onProgress?: InitProgressCallback): Promise<void> {
     const key = JSON.stringify(expected);
     if (this.#key !== key) {
       this.#key = key;
-      this.#loaded = this.reload(expected, onProgress).catch((error: unknown) => {
+      this.#loaded = this.#reload(expected, onProgress).catch((error: unknown) => {
         if (this.#key === key) this.#key = null;
         throw error;
       });
@@ -119,7 +119,7 @@ export class WebWorkerMLCEngineHandler {
     await this.#loaded;
   }
 
-  private async reload(
+  async #reload(
     { modelId, chatOpts, appConfig }: Expected,
     onProgress: InitProgressCallback | undefined,
   ): Promise<void> {

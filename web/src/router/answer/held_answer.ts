@@ -30,7 +30,7 @@ export class HeldAnswer {
       this.#promptLogprobs = logprobs;
     };
     this.#iterator = ask({ tokens: PROMPT_TOKENS, onLogprobs })[Symbol.asyncIterator]();
-    this.signals = this.readFirst();
+    this.signals = this.#readFirst();
   }
 
   /** The complete answer; to be read once. */
@@ -60,7 +60,7 @@ export class HeldAnswer {
     this.controller.abort();
   }
 
-  private async readFirst(): Promise<NearSignals | null> {
+  async #readFirst(): Promise<NearSignals | null> {
     const logprobs: number[] = [];
     const entropies: number[] = [];
     try {

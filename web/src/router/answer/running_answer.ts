@@ -115,22 +115,22 @@ class RunningAnswer {
       clock: job.clock,
       alternatives: job.shownAlternatives,
       push: (chunk) => {
-        this.push({ type: "chunk", chunk });
+        this.#push({ type: "chunk", chunk });
       },
-      route: () => this.route(),
+      route: () => this.#route(),
     });
   }
 
   start(): void {
     const { side, reason } = this.job.decision;
-    this.send({ type: "start", side, reason, standby: this.job.standby });
+    this.#send({ type: "start", side, reason, standby: this.job.standby });
   }
 
   /** Ends the answer if it is not over. */
   abort(): void {
     if (this.#closed !== null) return;
-    this.send({ type: "abort" });
-    this.close({ error: this.job.signal.reason });
+    this.#send({ type: "abort" });
+    this.#close({ error: this.job.signal.reason });
   }
 
   async *items(): AsyncGenerator<AnswerItem, void, undefined> {
@@ -144,19 +144,19 @@ class RunningAnswer {
   }
 
   /** ``chunk`` is the chunk of a token event. */
-  private send(event: Event, chunk?: ChatCompletionChunk): void {
+  #send(event: Event, chunk?: ChatCompletionChunk): void {
     const [state, effects] = step(this.#state, event);
     this.#state = state;
-    for (const effect of effects) this.carryOut(effect, chunk);
+    for (const effect of effects) this.#carryOut(effect, chunk);
   }
 
-  private carryOut(effect: Effect, chunk: ChatCompletionChunk | undefined): void {
+  #carryOut(effect: Effect, chunk: ChatCompletionChunk | undefined): void {
     const { job } = this;
     switch (effect.type) {
       case "ask":
         // The part that the warm-up has computed stays in the server's cache.
         if (effect.side === "far") this.#warming.abort();
-        void this.receive(
+        void this.#receive(
           effect.side,
           effect.attempt,
           effect.continue_from === null ? null : this.#shown.soFar(effect.continue_from),
@@ -173,17 +173,17 @@ class RunningAnswer {
         return;
       case "withdraw":
         this.#shown.withdraw();
-        this.push({ type: "withdraw" });
+        this.#push({ type: "withdraw" });
         return;
       case "switch":
         this.#shown.switched();
         return;
       case "finish":
         this.#shown.finish(effect.finish_reason as ChatFinishReason, totalUsage(this.#parts[effect.side]));
-        this.close({});
+        this.#close({});
         return;
       case "fail":
-        this.close({ error: this.errorOf(effect) });
+        this.#close({ error: this.#errorOf(effect) });
         return;
       case "timer":
         this.#timers.get(effect.name)?.();
@@ -191,7 +191,7 @@ class RunningAnswer {
           effect.name,
           job.clock.after(effect.ms, () => {
             this.#timers.delete(effect.name);
-            this.due(effect.name);
+            this.#due(effect.name);
           }),
         );
         return;
@@ -207,20 +207,20 @@ class RunningAnswer {
     }
   }
 
-  private due(timer: TimerName): void {
+  #due(timer: TimerName): void {
     const side = timedSide(timer, this.#state);
     const part = side === null ? undefined : this.#parts[side];
     if (side === null || part === undefined || part.ended === null) {
-      this.send({ type: "tick", timer });
+      this.#send({ type: "tick", timer });
       return;
     }
     // The answer is complete; the router does not wait longer for its usage.
-    this.ended(side, this.#state[side].attempts, part.ended);
+    this.#ended(side, this.#state[side].attempts, part.ended);
     part.controller.abort();
   }
 
   /** Sends the request to a side and passes its output to the machine. */
-  private async receive(side: Side, attempt: number, from: AnswerSoFar | null): Promise<void> {
+  async #receive(side: Side, attempt: number, from: AnswerSoFar | null): Promise<void> {
     const { params, sides, logprobs, clock, observer } = this.job;
     const controller = new AbortController();
     const { signal } = controller;
@@ -239,7 +239,7 @@ class RunningAnswer {
     this.#parts[side] = part;
     let isRequested = false;
     try {
-      if (attempt > 1 && earlier !== undefined) await this.waitToRetry(side, earlier, signal);
+      if (attempt > 1 && earlier !== undefined) await this.#waitToRetry(side, earlier, signal);
       signal.throwIfAborted();
       const chunks = sides[side].answer({ params, from, logprobs: logprobs[side], signal });
       observer.requested(side);
@@ -248,24 +248,24 @@ class RunningAnswer {
         if (signal.aborted) return;
         part.usage = chunk.usage ?? part.usage;
         part.ended = chunk.choices[0]?.finish_reason ?? part.ended;
-        this.handleChunk(side, attempt, part, chunk);
+        this.#handleChunk(side, attempt, part, chunk);
         // The last chunk may have stopped the side.
         if (controller.signal.aborted) return;
       }
       if (part.ended === null)
         throw new Unavailable(`The ${side} side's answer stopped before the end`, { retryable: true });
-      this.ended(side, attempt, part.ended);
+      this.#ended(side, attempt, part.ended);
     } catch (error) {
       if (signal.aborted) return;
       if (part.ended !== null) {
         // The answer was complete before the connection broke.
-        this.ended(side, attempt, part.ended);
+        this.#ended(side, attempt, part.ended);
         return;
       }
       this.#errors[side] = error;
       const { kind, retryable, waitMs } = failureOf(side, error);
       const inTime = waitMs === null || waitMs < this.job.rules[`${side}_first_token_ms`];
-      this.send({ type: "failed", side, attempt, kind, retryable: retryable && inTime });
+      this.#send({ type: "failed", side, attempt, kind, retryable: retryable && inTime });
     } finally {
       if (isRequested) observer.ended(side, part);
     }
@@ -274,7 +274,7 @@ class RunningAnswer {
   /**
    * Waits as long as the side requires, or a random time, so that requests that failed together do not return together.
    */
-  private async waitToRetry(side: Side, error: unknown, signal: AbortSignal): Promise<void> {
+  async #waitToRetry(side: Side, error: unknown, signal: AbortSignal): Promise<void> {
     const milliseconds = failureOf(side, error).waitMs ?? RETRY_MS * (0.5 + Math.random() / 2);
     await new Promise<void>((resolve) => {
       const cancel = this.job.clock.after(milliseconds, resolve);
@@ -285,7 +285,7 @@ class RunningAnswer {
     });
   }
 
-  private handleChunk(side: Side, attempt: number, part: OpenPart, chunk: ChatCompletionChunk): void {
+  #handleChunk(side: Side, attempt: number, part: OpenPart, chunk: ChatCompletionChunk): void {
     const choice = chunk.choices[0];
     if (choice === undefined) return;
     const { content = "", tool_calls: calls = [], reasoning_content: thought = "" } = choice.delta;
@@ -296,17 +296,17 @@ class RunningAnswer {
     part.lastAt = this.job.clock.now();
     part.firstAt ??= part.lastAt;
     part.tokens += Math.max(1, tokens.length);
-    this.send(
+    this.#send(
       { type: "token", side, attempt, text: content, tool_call: calls.length > 0, reasoning: thought !== "" },
       chunk,
     );
     if (this.#state.phase !== "running" || this.#state.side !== side) return;
     // Nothing was shown of it: its tokens come with the next text.
     if (isSilent) this.#shown.wait(tokens);
-    if (side === "near") this.watch(tokens);
+    if (side === "near") this.#watch(tokens);
   }
 
-  private watch(tokens: readonly ChatCompletionTokenLogprob[]): void {
+  #watch(tokens: readonly ChatCompletionTokenLogprob[]): void {
     for (const { token, logprob, top_logprobs: alternatives } of tokens) {
       const reason =
         this.job.watch?.add({
@@ -315,14 +315,14 @@ class RunningAnswer {
           alternatives: alternatives.length === 0 ? null : alternatives.map((other) => other.logprob),
         }) ?? null;
       if (reason !== null) {
-        this.send({ type: "escalate", reason });
+        this.#send({ type: "escalate", reason });
         return;
       }
-      if (this.job.watch?.doubts === true) this.send({ type: "doubt" });
+      if (this.job.watch?.doubts === true) this.#send({ type: "doubt" });
     }
   }
 
-  private ended(side: Side, attempt: number, finishReason: string): void {
+  #ended(side: Side, attempt: number, finishReason: string): void {
     const { watch, fits } = this.job;
     const part = this.#parts[side];
     if (part !== undefined) part.complete = true;
@@ -331,17 +331,17 @@ class RunningAnswer {
       runs && fits !== null && !this.#state.toolCalls && !fits(this.#state.text)
         ? (watch?.schemaFailed() ?? null)
         : null;
-    if (reason !== null) this.send({ type: "escalate", reason });
-    this.send({ type: "end", side, attempt, finish_reason: finishReason });
+    if (reason !== null) this.#send({ type: "escalate", reason });
+    this.#send({ type: "end", side, attempt, finish_reason: finishReason });
   }
 
-  private route(): Route {
+  #route(): Route {
     const { side, reason, switchedAt } = this.#state;
     const { decision } = this.job;
     return { side: side ?? "near", reason, scores: { ...decision.scores }, switched_at: switchedAt };
   }
 
-  private errorOf({ side, kind, reason }: Fail): unknown {
+  #errorOf({ side, kind, reason }: Fail): unknown {
     if (kind === "timeout" && side !== null)
       return new Unavailable(`The ${side} side sent nothing for too long; try again, or raise the policy's timeouts`, {
         code: reason,
@@ -351,12 +351,12 @@ class RunningAnswer {
     return new Unavailable(`Nobody can answer: ${reason}`, { code: reason });
   }
 
-  private push(item: AnswerItem): void {
+  #push(item: AnswerItem): void {
     this.#items.push(item);
     this.#wake();
   }
 
-  private close(how: { readonly error?: unknown }): void {
+  #close(how: { readonly error?: unknown }): void {
     if (this.#closed !== null) return;
     this.#closed = how;
     this.#warming.abort();

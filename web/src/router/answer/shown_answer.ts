@@ -45,7 +45,7 @@ export class ShownAnswer {
 
   show({ choices: [choice], model }: ChatCompletionChunk): void {
     if (choice === undefined) return;
-    const tokens = this.tokensWith(choice.logprobs?.content ?? []);
+    const tokens = this.#tokensWith(choice.logprobs?.content ?? []);
     this.#firstAt ??= this.options.clock.now();
     this.#tokens += Math.max(1, tokens.length);
     this.#listed.push(...tokens);
@@ -57,7 +57,7 @@ export class ShownAnswer {
       ...(thought && { reasoning_content: thought }),
       ...(calls === undefined ? {} : { tool_calls: calls }),
     };
-    this.push(delta, { logprobs: this.logprobsOf(tokens), finish_reason: null }, this.#routeDue);
+    this.#push(delta, { logprobs: this.#logprobsOf(tokens), finish_reason: null }, this.#routeDue);
   }
 
   /** Tokens without a shown text: they come with the next text. */
@@ -96,19 +96,21 @@ export class ShownAnswer {
       tokens_per_second: speed,
     };
     // A chunk before the last one tells the reader that a text was withdrawn, even if no text followed.
-    if (this.#routeDue) this.push({ content: "" }, { logprobs: null, finish_reason: null }, true);
-    this.push({}, { logprobs: this.logprobsOf(this.tokensWith([])), finish_reason: finishReason }, true, { timings });
+    if (this.#routeDue) this.#push({ content: "" }, { logprobs: null, finish_reason: null }, true);
+    this.#push({}, { logprobs: this.#logprobsOf(this.#tokensWith([])), finish_reason: finishReason }, true, {
+      timings,
+    });
     this.options.push({ ...this.#head, model: this.#model, choices: [], usage });
   }
 
   /** The tokens after those that waited. */
-  private tokensWith(tokens: readonly ChatCompletionTokenLogprob[]): readonly ChatCompletionTokenLogprob[] {
+  #tokensWith(tokens: readonly ChatCompletionTokenLogprob[]): readonly ChatCompletionTokenLogprob[] {
     const all = [...this.#waiting, ...tokens];
     this.#waiting = [];
     return all;
   }
 
-  private logprobsOf(tokens: readonly ChatCompletionTokenLogprob[]): ChatCompletionLogprobs | null {
+  #logprobsOf(tokens: readonly ChatCompletionTokenLogprob[]): ChatCompletionLogprobs | null {
     const { alternatives: count } = this.options;
     if (count === null || tokens.length === 0) return null;
     return {
@@ -117,7 +119,7 @@ export class ShownAnswer {
     };
   }
 
-  private push(
+  #push(
     delta: ChatCompletionDelta,
     rest: Pick<ChatCompletionChunk["choices"][number], "logprobs" | "finish_reason">,
     withRoute: boolean,

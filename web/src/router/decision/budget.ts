@@ -36,17 +36,17 @@ export class StoredLedger implements Ledger {
   ) {}
 
   today(): Spent {
-    return spentOn(this.store.getItem(this.key), this.day());
+    return spentOn(this.store.getItem(this.key), this.#day());
   }
 
   add({ usd = 0, requests = 0 }: Partial<Spent>): Spent {
     const before = this.today();
     const spent = { usd: before.usd + usd, requests: before.requests + requests };
-    this.store.setItem(this.key, JSON.stringify({ day: this.day(), ...spent }));
+    this.store.setItem(this.key, JSON.stringify({ day: this.#day(), ...spent }));
     return spent;
   }
 
-  private day(): string {
+  #day(): string {
     return new Date(this.now()).toISOString().slice(0, 10);
   }
 }

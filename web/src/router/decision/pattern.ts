@@ -47,7 +47,7 @@ export function refuseEmptyMatch(pattern: string, compiled: Automaton): void {
 class Parser {
   readonly #characters: readonly string[];
   readonly #parts = new PartBuilder(() =>
-    this.error(`needs more than ${MAX_STATES} states; shorten it or reduce its counts`),
+    this.#error(`needs more than ${MAX_STATES} states; shorten it or reduce its counts`),
   );
   #at = 0;
   #depth = 0;
@@ -60,131 +60,131 @@ class Parser {
   }
 
   parse(): Part {
-    if (this.#characters.length > MAX_CHARACTERS) throw this.error(`has more than ${MAX_CHARACTERS} characters`);
-    const pattern = this.alternation();
-    if (this.#at < this.#characters.length) throw this.error("has a closing parenthesis without an opening one");
+    if (this.#characters.length > MAX_CHARACTERS) throw this.#error(`has more than ${MAX_CHARACTERS} characters`);
+    const pattern = this.#alternation();
+    if (this.#at < this.#characters.length) throw this.#error("has a closing parenthesis without an opening one");
     return pattern;
   }
 
-  private alternation(): Part {
-    const branches = [this.sequence()];
-    while (this.accept("|")) branches.push(this.sequence());
+  #alternation(): Part {
+    const branches = [this.#sequence()];
+    while (this.#accept("|")) branches.push(this.#sequence());
     return this.#parts.alternatives(branches);
   }
 
-  private sequence(): Part {
+  #sequence(): Part {
     const parts: Part[] = [];
-    while (!["", "|", ")"].includes(this.peek())) parts.push(this.quantified());
+    while (!["", "|", ")"].includes(this.#peek())) parts.push(this.#quantified());
     return this.#parts.sequence(parts);
   }
 
-  private quantified(): Part {
-    for (const assertion of ASSERTIONS) if (this.accept(assertion)) return this.#parts.assertion(assertion);
-    const repeated = this.repeated(this.atom());
-    if (["*", "+", "?", "{"].includes(this.peek())) throw this.error("has two quantifiers in a row");
+  #quantified(): Part {
+    for (const assertion of ASSERTIONS) if (this.#accept(assertion)) return this.#parts.assertion(assertion);
+    const repeated = this.#repeated(this.#atom());
+    if (["*", "+", "?", "{"].includes(this.#peek())) throw this.#error("has two quantifiers in a row");
     return repeated;
   }
 
-  private repeated(part: Part): Part {
+  #repeated(part: Part): Part {
     let [least, most] = [0, Infinity];
-    const counts = COUNTS.exec(this.rest(12));
-    if (this.accept("?")) most = 1;
-    else if (this.accept("+")) least = 1;
-    else if (!this.accept("*")) {
+    const counts = COUNTS.exec(this.#rest(12));
+    if (this.#accept("?")) most = 1;
+    else if (this.#accept("+")) least = 1;
+    else if (!this.#accept("*")) {
       if (counts === null) return part;
       this.#at += counts[0].length;
       least = Number(counts[1]);
       most = counts[2] === "," ? Infinity : Number(counts[3] ?? least);
-      if (most < least) throw this.error("has a count whose maximum is below its minimum");
+      if (most < least) throw this.#error("has a count whose maximum is below its minimum");
     }
     // The lazy form matches the same texts.
-    this.accept("?");
+    this.#accept("?");
     return this.#parts.repeated(part, least, most);
   }
 
-  private atom(): Part {
-    const character = this.next();
+  #atom(): Part {
+    const character = this.#next();
     switch (character) {
       case "(":
-        return this.group();
+        return this.#group();
       case "[":
-        return this.part(this.bracket());
+        return this.#part(this.#bracket());
       case ".":
-        return this.part(subtract(ANY, single("\n")));
+        return this.#part(subtract(ANY, single("\n")));
       case "]":
       case "{":
       case "}":
-        throw this.error(`has a ${character} that must be written \\${character}`);
+        throw this.#error(`has a ${character} that must be written \\${character}`);
       case "*":
       case "+":
       case "?":
-        throw this.error("has a quantifier without anything to repeat");
+        throw this.#error("has a quantifier without anything to repeat");
       default: {
         this.#at--;
-        const [member, isClass] = this.member();
-        return this.part(isClass ? member : this.bothCases(member));
+        const [member, isClass] = this.#member();
+        return this.#part(isClass ? member : this.#bothCases(member));
       }
     }
   }
 
-  private group(): Part {
-    if (this.peek() === "?" && !this.accept("?:")) {
-      throw this.error(
+  #group(): Part {
+    if (this.#peek() === "?" && !this.#accept("?:")) {
+      throw this.#error(
         "has a group that Python and JavaScript read differently: lookaround, names and flags are not supported",
       );
     }
-    if (++this.#depth > MAX_DEPTH) throw this.error("is nested too deeply");
-    const inner = this.alternation();
+    if (++this.#depth > MAX_DEPTH) throw this.#error("is nested too deeply");
+    const inner = this.#alternation();
     this.#depth--;
-    if (!this.accept(")")) throw this.error("has a group that is not closed");
+    if (!this.#accept(")")) throw this.#error("has a group that is not closed");
     return inner;
   }
 
-  private bracket(): Ranges {
-    const negated = this.accept("^");
+  #bracket(): Ranges {
+    const negated = this.#accept("^");
     const parts: (readonly [number, number])[] = [];
-    while (!this.accept("]")) {
-      const [start, isClass] = this.member();
+    while (!this.#accept("]")) {
+      const [start, isClass] = this.#member();
       let member = start;
-      if (this.peek() === "-" && this.#characters[this.#at + 1] !== "]") {
+      if (this.#peek() === "-" && this.#characters[this.#at + 1] !== "]") {
         this.#at++;
-        const [end, endsInClass] = this.member();
+        const [end, endsInClass] = this.#member();
         const [first = 0, last = 0] = [start[0]?.[0], end[0]?.[0]];
         if (isClass || endsInClass || last < first)
-          throw this.error("has a range whose end is not a character above its start");
+          throw this.#error("has a range whose end is not a character above its start");
         member = [[first, last]];
       }
-      parts.push(...(isClass ? member : this.bothCases(member)));
+      parts.push(...(isClass ? member : this.#bothCases(member)));
     }
-    if (parts.length === 0) throw this.error("has an empty [], or a ] in it that must be written \\]");
+    if (parts.length === 0) throw this.#error("has an empty [], or a ] in it that must be written \\]");
     return negated ? subtract(ANY, parts) : union(parts);
   }
 
   /** Characters, and whether they are a class: a class is used as it is, whatever the case. */
-  private member(): readonly [Ranges, boolean] {
-    let character = this.next();
+  #member(): readonly [Ranges, boolean] {
+    let character = this.#next();
     if (character !== "\\") return [single(character), false];
-    character = this.next();
+    character = this.#next();
     const named = /^[dwsDWS]$/.test(character) ? CLASSES[character.toLowerCase()] : undefined;
     if (named !== undefined) return [/[DWS]/.test(character) ? subtract(ANY, named) : named, true];
     const code = CODES[character];
     if (code !== undefined) {
-      const digits = code.exec(this.rest(4))?.[0];
+      const digits = code.exec(this.#rest(4))?.[0];
       const point = Number.parseInt(digits ?? "d800", 16);
       if (digits === undefined || isSurrogate(point))
-        throw this.error(`has a \\${character} without the digits of a character`);
+        throw this.#error(`has a \\${character} without the digits of a character`);
       this.#at += digits.length;
       return [[[point, point]], false];
     }
     const control = CONTROLS[character];
     if (control === undefined && /^[A-Za-z0-9]$/.test(character)) {
-      throw this.error(`has \\${character}, which Python and JavaScript read differently or reject`);
+      throw this.#error(`has \\${character}, which Python and JavaScript read differently or reject`);
     }
     return [single(control ?? character), false];
   }
 
   /** The ranges with the other case of each character, if case is ignored. */
-  private bothCases(ranges: Ranges): Ranges {
+  #bothCases(ranges: Ranges): Ranges {
     if (!this.ignoreCase) return ranges;
     const both = [...ranges];
     for (const [first, last] of ranges) {
@@ -195,33 +195,33 @@ class Parser {
     return union(both);
   }
 
-  private part(ranges: Ranges): Part {
+  #part(ranges: Ranges): Part {
     const [first] = ranges;
-    if (first === undefined || isSurrogate(first[0])) throw this.error("has a class that matches no character");
+    if (first === undefined || isSurrogate(first[0])) throw this.#error("has a class that matches no character");
     return this.#parts.character(ranges);
   }
 
-  private peek(): string {
+  #peek(): string {
     return this.#characters[this.#at] ?? "";
   }
 
-  private next(): string {
+  #next(): string {
     const character = this.#characters[this.#at++];
-    if (character === undefined) throw this.error("ends too early");
+    if (character === undefined) throw this.#error("ends too early");
     return character;
   }
 
-  private accept(text: string): boolean {
-    if (this.rest(text.length) !== text) return false;
+  #accept(text: string): boolean {
+    if (this.#rest(text.length) !== text) return false;
     this.#at += text.length;
     return true;
   }
 
-  private rest(most: number): string {
+  #rest(most: number): string {
     return this.#characters.slice(this.#at, this.#at + most).join("");
   }
 
-  private error(problem: string): Error {
+  #error(problem: string): Error {
     return new Error(`the pattern ${JSON.stringify(this.#characters.slice(0, 80).join(""))} ${problem}`);
   }
 }

@@ -90,7 +90,7 @@ export class FarSide implements Side {
   async reach(signal: AbortSignal): Promise<FarModel> {
     if (this.#model !== null) return this.#model;
     const requestedAt = this.clock.now();
-    const model = this.dialect === "nearfar" ? await this.about(signal) : await this.listed(signal);
+    const model = this.dialect === "nearfar" ? await this.#about(signal) : await this.#listed(signal);
     this.#roundTripSeconds = (this.clock.now() - requestedAt) / 1000;
     this.#model = model;
     return model;
@@ -99,14 +99,14 @@ export class FarSide implements Side {
   answer(request: SideRequest): AsyncGenerator<ChatCompletionChunk, void, undefined> {
     // A gateway to other servers may send a token in pieces.
     return boundedAnswer(
-      this.allChunks(request),
+      this.#allChunks(request),
       remainingLimit(request).max_tokens ?? Infinity,
       this.dialect !== "openai",
     );
   }
 
   /** All chunks that the server sends. */
-  private async *allChunks(request: SideRequest): AsyncGenerator<ChatCompletionChunk, void, undefined> {
+  async *#allChunks(request: SideRequest): AsyncGenerator<ChatCompletionChunk, void, undefined> {
     const { signal, logprobs } = request;
     const { id } = await this.reach(signal);
     if (
@@ -115,7 +115,7 @@ export class FarSide implements Side {
       logprobs === null &&
       continuesAsTokens(request.params)
     ) {
-      yield* this.continueTokens(request, request.from.tokenIds, id);
+      yield* this.#continueTokens(request, request.from.tokenIds, id);
       return;
     }
     const params = continuedParams(request);
@@ -145,7 +145,7 @@ export class FarSide implements Side {
   /**
    * Continues after these tokens of the answer: this is exact even if the text alone would be split into other tokens.
    */
-  private async *continueTokens(
+  async *#continueTokens(
     request: SideRequest,
     tokenIds: readonly number[],
     model: string,
@@ -167,7 +167,7 @@ export class FarSide implements Side {
     }
   }
 
-  private async about(signal: AbortSignal): Promise<FarModel> {
+  async #about(signal: AbortSignal): Promise<FarModel> {
     const response = await this.#http.get("/v1/nearfar/about", signal);
     if (response === null)
       throw new RequestError("The far side has no /v1/nearfar/about; if it is not nearfar serve, set far.dialect", {
@@ -181,7 +181,7 @@ export class FarSide implements Side {
         { code: "api_version" },
       );
     }
-    const { id, context, tokenizer_sha256: sha256, tools, verify } = this.chosen(response.models);
+    const { id, context, tokenizer_sha256: sha256, tools, verify } = this.#chosen(response.models);
     return {
       id,
       context: number(context),
@@ -191,18 +191,18 @@ export class FarSide implements Side {
     };
   }
 
-  private async listed(signal: AbortSignal): Promise<FarModel> {
+  async #listed(signal: AbortSignal): Promise<FarModel> {
     const response = await this.#http.get("/v1/models", signal);
     if (response === null)
       throw new RequestError("The far side has no /v1/models; is far.baseURL right?", {
         code: "unknown_model",
         param: "far.baseURL",
       });
-    const { id, max_model_len: context } = this.chosen(response.data);
+    const { id, max_model_len: context } = this.#chosen(response.data);
     return { id, context: number(context), tokenizerSha256: null, tools: true, verify: false };
   }
 
-  private chosen(listed: unknown): JsonObject & { readonly id: string } {
+  #chosen(listed: unknown): JsonObject & { readonly id: string } {
     const cards = (Array.isArray(listed) ? listed : []).filter(
       (card): card is JsonObject & { id: string } => typeof (card as { id?: unknown } | null)?.id === "string",
     );

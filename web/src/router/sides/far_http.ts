@@ -52,13 +52,13 @@ export class FarHttp {
 
   /** The object at a route such as "/v1/models"; null if the route does not exist. */
   async get(route: string, signal: AbortSignal): Promise<JsonObject | null> {
-    const response = await this.send(route, { method: "GET", signal });
+    const response = await this.#send(route, { method: "GET", signal });
     if (response.status === 404) return null;
-    return this.object(await this.textOf(await this.checked(response)));
+    return this.#object(await this.#textOf(await this.#checked(response)));
   }
 
   async post(route: string, body: JsonObject, signal: AbortSignal): Promise<JsonObject> {
-    return this.object(await this.textOf(await this.checked(await this.send(route, this.posting(body, signal)))));
+    return this.#object(await this.#textOf(await this.#checked(await this.#send(route, this.#posting(body, signal)))));
   }
 
   /** The objects of a streamed answer, up to "[DONE]". Leaving the loop closes the connection. */
@@ -66,28 +66,28 @@ export class FarHttp {
     const finished = new AbortController();
     const either = AbortSignal.any([signal, finished.signal]);
     try {
-      const response = await this.checked(await this.send(route, this.posting(body, either)));
-      if (response.body === null) throw this.broken("its answer has no body");
+      const response = await this.#checked(await this.#send(route, this.#posting(body, either)));
+      if (response.body === null) throw this.#broken("its answer has no body");
       for await (const data of events(response.body)) {
         if (data === "[DONE]") return;
-        const value = this.object(data);
-        if (typeof value.error === "object" && value.error !== null) throw this.streamError(value.error as JsonObject);
+        const value = this.#object(data);
+        if (typeof value.error === "object" && value.error !== null) throw this.#streamError(value.error as JsonObject);
         yield value;
       }
-      throw this.broken("its answer stopped before the end");
+      throw this.#broken("its answer stopped before the end");
     } catch (error) {
       signal.throwIfAborted();
-      throw error instanceof NearfarError ? error : this.broken(`the connection broke (${messageOf(error)})`, error);
+      throw error instanceof NearfarError ? error : this.#broken(`the connection broke (${messageOf(error)})`, error);
     } finally {
       finished.abort();
     }
   }
 
-  private posting(body: JsonObject, signal: AbortSignal): RequestInit {
+  #posting(body: JsonObject, signal: AbortSignal): RequestInit {
     return { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal };
   }
 
-  private async send(route: string, init: RequestInit): Promise<Response> {
+  async #send(route: string, init: RequestInit): Promise<Response> {
     const headers = {
       ...(init.headers as Record<string, string> | undefined),
       ...(this.apiKey === null ? {} : { Authorization: `Bearer ${this.apiKey}` }),
@@ -106,12 +106,12 @@ export class FarHttp {
       return response;
     } catch (error) {
       init.signal?.throwIfAborted();
-      throw this.broken(`no connection could be made (${messageOf(error)})`, error);
+      throw this.#broken(`no connection could be made (${messageOf(error)})`, error);
     }
   }
 
   /** The response, if its status is a success. */
-  private async checked(response: Response): Promise<Response> {
+  async #checked(response: Response): Promise<Response> {
     if (response.ok) return response;
     // Pages see the status of a redirect as 0.
     if (response.status < 400) {
@@ -121,18 +121,18 @@ export class FarHttp {
       );
     }
     const error = errorObject(await response.text().catch(() => ""));
-    throw this.byStatus(response.status, error, retryAfterMs(response.headers.get("Retry-After")));
+    throw this.#byStatus(response.status, error, retryAfterMs(response.headers.get("Retry-After")));
   }
 
-  private async textOf(response: Response): Promise<string> {
+  async #textOf(response: Response): Promise<string> {
     try {
       return await response.text();
     } catch (error) {
-      throw this.broken(`the connection broke (${messageOf(error)})`, error);
+      throw this.#broken(`the connection broke (${messageOf(error)})`, error);
     }
   }
 
-  private streamError(error: JsonObject): NearfarError {
+  #streamError(error: JsonObject): NearfarError {
     // Some servers send an HTTP status as the code. Ours sends "unavailable" if another server may answer, which the
     // type does not express.
     const status =
@@ -141,10 +141,10 @@ export class FarHttp {
         : error.code === "unavailable"
           ? 503
           : (STATUS_OF_TYPE[String(error.type)] ?? 500);
-    return this.byStatus(status, error, null);
+    return this.#byStatus(status, error, null);
   }
 
-  private byStatus(status: number, error: JsonObject, retryAfter: number | null): NearfarError {
+  #byStatus(status: number, error: JsonObject, retryAfter: number | null): NearfarError {
     const message = typeof error.message === "string" && error.message !== "" ? error.message : `status ${status}`;
     if (status === 401 || status === 403) {
       return new RequestError(`${this.#root}: rejects the API key (${message}); set far.apiKey to a valid key`, {
@@ -165,7 +165,7 @@ export class FarHttp {
     return new Unavailable(`${this.#root}: ${message}`, { status, retryable: NOT_NOW.includes(status), ...hint });
   }
 
-  private broken(why: string, cause?: unknown): Unavailable {
+  #broken(why: string, cause?: unknown): Unavailable {
     return new Unavailable(
       `${this.#root}: ${why}; is it running, and does it allow this page's origin?`,
       { retryable: true },
@@ -173,7 +173,7 @@ export class FarHttp {
     );
   }
 
-  private object(text: string): JsonObject {
+  #object(text: string): JsonObject {
     const value = parsed(text);
     if (typeof value === "object" && value !== null && !Array.isArray(value)) return value as JsonObject;
     throw new Unavailable(

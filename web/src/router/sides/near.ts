@@ -41,7 +41,7 @@ export class NearSide implements Side {
     } else {
       this.#state = "loading";
       this.settled =
-        option instanceof Promise ? this.adopt(option, false) : this.adopt(this.load(option, load, options), true);
+        option instanceof Promise ? this.#adopt(option, false) : this.#adopt(this.#load(option, load, options), true);
     }
   }
 
@@ -120,7 +120,7 @@ export class NearSide implements Side {
     this.#state = "none";
   }
 
-  private async load(
+  async #load(
     bundle: BundleAddress | readonly BundleAddress[],
     load: LoadNear,
     options: LoadOptions,
@@ -135,7 +135,7 @@ export class NearSide implements Side {
   }
 
   /** ``owned``: nobody else can free the engine. */
-  private async adopt(coming: Promise<EngineApi>, owned: boolean): Promise<void> {
+  async #adopt(coming: Promise<EngineApi>, owned: boolean): Promise<void> {
     try {
       const engine = await coming;
       if (this.#closed.signal.aborted) {

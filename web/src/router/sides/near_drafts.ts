@@ -46,7 +46,7 @@ export class NearDrafts {
 
   /** Guesses at the next tokens; none if the near model has ended its answer or its context is full. */
   async next(): Promise<readonly number[]> {
-    if (this.#drafts.length === 0) this.#ahead ??= this.draft(this.maxGuesses);
+    if (this.#drafts.length === 0) this.#ahead ??= this.#draft(this.maxGuesses);
     const ahead = this.#ahead;
     if (ahead !== null) {
       await ahead.done;
@@ -58,7 +58,7 @@ export class NearDrafts {
 
   /** Guess what follows the guesses: one token that the far side will add, and the drafts of the next round. */
   draftAhead(): void {
-    if (this.#drafts.length > 0) this.#ahead ??= this.draft(this.maxGuesses + 1);
+    if (this.#drafts.length > 0) this.#ahead ??= this.#draft(this.maxGuesses + 1);
   }
 
   /** Accept these tokens in place of the guesses. Guesses made ahead are kept if they agree. */
@@ -84,19 +84,19 @@ export class NearDrafts {
     await ahead?.done;
   }
 
-  private draft(count: number): Ahead {
+  #draft(count: number): Ahead {
     const controller = new AbortController();
     const tokens: number[] = [];
     let started: () => void = () => undefined;
     const first = new Promise<void>((resolve) => (started = resolve));
-    const done = this.fill(count, [...this.#tokens, ...this.#drafts], tokens, started, controller.signal).finally(
+    const done = this.#fill(count, [...this.#tokens, ...this.#drafts], tokens, started, controller.signal).finally(
       started,
     );
     return { tokens, first, done, controller };
   }
 
   /** Guess ``count`` tokens after ``promptIds``. */
-  private async fill(
+  async #fill(
     count: number,
     promptIds: readonly number[],
     into: number[],

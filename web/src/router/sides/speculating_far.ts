@@ -50,7 +50,7 @@ export class SpeculatingFar implements Side {
     if (engine !== null && !this.#isOff && isPlain(request) && agree(engine, model)) {
       let started = false;
       try {
-        for await (const chunk of this.speculate(engine, model, request)) {
+        for await (const chunk of this.#speculate(engine, model, request)) {
           started = true;
           yield chunk;
         }
@@ -67,7 +67,7 @@ export class SpeculatingFar implements Side {
     }
   }
 
-  private async *speculate(
+  async *#speculate(
     engine: DraftingEngine,
     { id, tokenizerSha256 }: FarModel,
     { params, signal }: SideRequest,
@@ -80,7 +80,7 @@ export class SpeculatingFar implements Side {
       model: id,
       tokenizerSha256: tokenizerSha256 ?? "",
     }));
-    const tokens = { generateTokens: (request: TokenRequest) => this.checked(wire, request, params, signal) };
+    const tokens = { generateTokens: (request: TokenRequest) => this.#checked(wire, request, params, signal) };
     const chunks = await engine
       .over(tokens)
       .create({ ...params, stream: true, stream_options: { include_usage: true } }, { signal });
@@ -88,7 +88,7 @@ export class SpeculatingFar implements Side {
   }
 
   /** The far model's tokens, if both sides make the same prompt tokens. */
-  private async *checked(
+  async *#checked(
     wire: WireSpeculation,
     request: TokenRequest,
     { messages }: PlainParams,

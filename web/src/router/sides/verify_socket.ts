@@ -91,12 +91,12 @@ export class VerifySocket {
       this.#wake();
     };
     socket.onmessage = ({ data }) => {
-      this.read(data);
+      this.#read(data);
     };
     // Browsers do not report the reason; the close event that follows matters.
     socket.onerror = () => undefined;
     socket.onclose = ({ code }) => {
-      this.#end ??= this.#connected ? this.ended(code) : this.unconnected();
+      this.#end ??= this.#connected ? this.#ended(code) : this.#unconnected();
       this.#wake();
     };
   }
@@ -106,9 +106,9 @@ export class VerifySocket {
    * verify_version, verify_unavailable, wrong_key), Unavailable.
    */
   async open(opening: Opening, signal: AbortSignal | undefined): Promise<Opened> {
-    await this.until(() => this.#connected, signal);
-    this.send({ type: "open", version: VERSION, ...opening });
-    const opened = await this.receive("opened", signal);
+    await this.#until(() => this.#connected, signal);
+    this.#send({ type: "open", version: VERSION, ...opening });
+    const opened = await this.#receive("opened", signal);
     if (opened.version !== VERSION) {
       throw new RequestError(
         `The far side uses version ${opened.version} of these messages, this client version ${VERSION}; ` +
@@ -120,11 +120,11 @@ export class VerifySocket {
   }
 
   draft(tokens: readonly number[]): void {
-    this.send({ type: "draft", tokens });
+    this.#send({ type: "draft", tokens });
   }
 
   async accepted(signal: AbortSignal | undefined): Promise<Accepted> {
-    return this.receive("accepted", signal);
+    return this.#receive("accepted", signal);
   }
 
   close(): void {
@@ -133,23 +133,23 @@ export class VerifySocket {
     this.#socket.close();
   }
 
-  private send(message: object): void {
+  #send(message: object): void {
     // A message to a closing socket is lost; the next receive reports the reason.
     if (this.#end === null) this.#socket.send(JSON.stringify(message));
   }
 
-  private async receive<T extends "opened" | "accepted">(
+  async #receive<T extends "opened" | "accepted">(
     type: T,
     signal: AbortSignal | undefined,
   ): Promise<Extract<Message, { type: T }>> {
-    await this.until(() => this.#messages.length > 0, signal);
+    await this.#until(() => this.#messages.length > 0, signal);
     const message = this.#messages.shift();
-    if (message?.type !== type) throw this.nonsense();
+    if (message?.type !== type) throw this.#nonsense();
     return message as Extract<Message, { type: T }>;
   }
 
   /** Resolves when the condition is true. Throws the reason why it cannot become true, or the signal's reason. */
-  private async until(condition: () => boolean, signal: AbortSignal | undefined): Promise<void> {
+  async #until(condition: () => boolean, signal: AbortSignal | undefined): Promise<void> {
     const wake = (): void => {
       this.#wake();
     };
@@ -166,7 +166,7 @@ export class VerifySocket {
     }
   }
 
-  private read(data: unknown): void {
+  #read(data: unknown): void {
     let message: unknown = null;
     try {
       message = JSON.parse(String(data));
@@ -180,12 +180,12 @@ export class VerifySocket {
     } else if (type === "opened" || type === "accepted") {
       this.#messages.push(message as Message);
     } else {
-      this.#end ??= this.nonsense();
+      this.#end ??= this.#nonsense();
     }
     this.#wake();
   }
 
-  private ended(code: number): NearfarError {
+  #ended(code: number): NearfarError {
     if (this.#refused === null)
       return new Unavailable(`${this.#url}: the connection broke (${code})`, { retryable: true });
     const { message, param, code: why } = this.#refused;
@@ -208,14 +208,14 @@ export class VerifySocket {
   }
 
   /** A page cannot distinguish a missing server from one without this route. */
-  private unconnected(): Unavailable {
+  #unconnected(): Unavailable {
     const message =
       `${this.#url}: no connection could be made; ` +
       "is it running, and does it allow WebSockets and this page's origin?";
     return new Unavailable(message, { code: "verify_unavailable", retryable: true });
   }
 
-  private nonsense(): Unavailable {
+  #nonsense(): Unavailable {
     return new Unavailable(`${this.#url}: sent an invalid message of ${PATH}; is it nearfar serve?`, {
       retryable: false,
     });

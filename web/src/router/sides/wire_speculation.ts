@@ -72,7 +72,7 @@ export class WireSpeculation implements TokenSource {
     let completionTokens = 0;
     let cachedTokens: number | null = null;
     try {
-      const { max_drafts: maxDrafts } = await socket.open(this.opening(request), signal);
+      const { max_drafts: maxDrafts } = await socket.open(this.#opening(request), signal);
       drafts = new NearDrafts(this.near, request, Math.min(draftTokens, maxDrafts));
       for (;;) {
         const drafted = await drafts.next();
@@ -84,7 +84,7 @@ export class WireSpeculation implements TokenSource {
         const { tokens, finish_reason: finishReason, cached_tokens: cached } = await socket.accepted(signal);
         answer.push(...tokens);
         await drafts.accept(tokens);
-        this.count(guesses, tokens);
+        this.#count(guesses, tokens);
         cachedTokens ??= cached;
         for (const tokenId of tokens) {
           if (stopTokenIds.includes(tokenId))
@@ -104,7 +104,7 @@ export class WireSpeculation implements TokenSource {
     }
   }
 
-  private opening({ promptIds, maxTokens, sampling = {}, priority }: TokenRequest): Opening {
+  #opening({ promptIds, maxTokens, sampling = {}, priority }: TokenRequest): Opening {
     const { temperature, topP, topK, minP, seed } = sampling;
     const { model, tokenizerSha256 } = this.options;
     return {
@@ -121,7 +121,7 @@ export class WireSpeculation implements TokenSource {
     };
   }
 
-  private count(guesses: readonly number[], tokens: readonly number[]): void {
+  #count(guesses: readonly number[], tokens: readonly number[]): void {
     this.#counts.rounds += 1;
     this.#counts.drafted += guesses.length;
     this.#counts.accepted += guesses.filter((guess, index) => guess === tokens[index]).length;
