@@ -1,4 +1,4 @@
-// Generates several answers at once. Yields their pieces as they are generated, and returns their usage and timings.
+// Generates several answers at once: yields their pieces as they are generated, and at the last end their cost.
 
 import type { TokenRequest } from "../engine/request.js";
 import type { AnswerStart, ChoiceEnd, Piece } from "./choice.js";
@@ -7,11 +7,17 @@ import type { Model } from "./model.js";
 import { anySignal } from "./stream.js";
 import type { ChatCompletionChunk, CompletionChunk, CompletionTimings, CompletionUsage } from "./types.js";
 
+/** ``cost`` is that of all answers; null until the last of them ends. */
 export type AnswerEvent =
   | { readonly type: "piece"; readonly index: number; readonly piece: Piece }
-  | { readonly type: "end"; readonly index: number; readonly finishReason: ChoiceEnd["finishReason"] };
+  | {
+      readonly type: "end";
+      readonly index: number;
+      readonly finishReason: ChoiceEnd["finishReason"];
+      readonly cost: Cost | null;
+    };
 
-export interface Cost {
+interface Cost {
   readonly usage: CompletionUsage;
   readonly timings: CompletionTimings;
 }
@@ -30,7 +36,7 @@ export async function* answerAll(
     readonly interrupt: AbortSignal | undefined;
     readonly begins?: AnswerStart;
   },
-): AsyncGenerator<AnswerEvent, Cost, undefined> {
+): AsyncGenerator<AnswerEvent, void, undefined> {
   const cancelled = new AbortController();
   const { stops, interrupt } = options;
   const signal = anySignal(options.signal, interrupt, cancelled.signal);
@@ -54,7 +60,8 @@ export async function* answerAll(
       pending.delete(index);
       if (result.done === true) {
         ends[index] = result.value;
-        yield { type: "end", index, finishReason: result.value.finishReason };
+        const cost = pending.size > 0 ? null : costOf(requests, ends, options.n, start, first);
+        yield { type: "end", index, finishReason: result.value.finishReason, cost };
       } else {
         // An entry that is set again moves to the end, so that the other answers are served first.
         pending.set(index, next(choice, index));
@@ -65,12 +72,6 @@ export async function* answerAll(
     cancelled.abort();
     await Promise.allSettled([...pending.values(), ...choices.map((choice) => choice.return(undefined as never))]);
   }
-  const now = performance.now();
-  const completionTokens = ends.reduce((sum, end) => sum + (end?.completionTokens ?? 0), 0);
-  return {
-    usage: usageOf(requests, ends, options.n, completionTokens),
-    timings: timingsOf(start, first ?? now, now, completionTokens),
-  };
 }
 
 /** ``head`` with the fields that a chunk and its answer share. */
@@ -81,18 +82,15 @@ export function foldHead<T extends object>(
   return { ...head, id, created, model, ...(timings && { timings }), ...(usage && { usage }) };
 }
 
-/** The value that answerAll returns after its last event. */
-export function costOf(result: IteratorResult<AnswerEvent, Cost>): Cost {
-  if (result.done !== true) throw new Error("an event after the last answer");
-  return result.value;
-}
-
-function usageOf(
+/** ``start`` and ``first``: the time in ms at which the answers began, and that of their first token. */
+function costOf(
   requests: readonly TokenRequest[],
   ends: readonly (ChoiceEnd | undefined)[],
   n: number,
-  completionTokens: number,
-): CompletionUsage {
+  start: number,
+  first: number,
+): Cost {
+  const completionTokens = ends.reduce((sum, end) => sum + (end?.completionTokens ?? 0), 0);
   // Answers to the same prompt share its tokens, so only the first of them counts.
   const prompts = requests.flatMap(({ promptIds }, index) =>
     index % n === 0 ? [{ tokens: promptIds.length, cached: ends[index]?.cachedTokens ?? null }] : [],
@@ -102,7 +100,7 @@ function usageOf(
     (sum, { cached }) => (sum === null || cached === null ? null : sum + cached),
     0,
   );
-  return {
+  const usage = {
     prompt_tokens: promptTokens,
     completion_tokens: completionTokens,
     total_tokens: promptTokens + completionTokens,
@@ -111,6 +109,7 @@ function usageOf(
       completion_tokens_details: { reasoning_tokens: ends.reduce((sum, end) => sum + (end?.reasoningTokens ?? 0), 0) },
     }),
   };
+  return { usage, timings: timingsOf(start, first, performance.now(), completionTokens) };
 }
 
 function timingsOf(start: number, first: number, end: number, tokens: number): CompletionTimings {

@@ -2,7 +2,7 @@
 
 import type { Constraint, TokenRequest } from "../engine/request.js";
 import { RequestError } from "../errors.js";
-import { answerAll, costOf, foldHead } from "./answers.js";
+import { answerAll, foldHead } from "./answers.js";
 import { encodeChat } from "./chat_prompt.js";
 import type { AnswerStart, AnswerToken } from "./choice.js";
 import type { Model, ToolCallParser } from "./model.js";
@@ -176,33 +176,22 @@ async function* chatChunks(
     }
   }
 
-  const answers = answerAll(model, requests, { n: requests.length, stops, signal, interrupt, begins });
-  try {
-    for (let ended = 0; ;) {
-      const { done, value } = await answers.next();
-      if (done === true) return;
-      const { index } = value;
-      const parser = parsers[index];
-      if (value.type === "piece") {
-        const { reasoning, text, tokens } = value.piece;
-        yield* deltas(index, reasoning, parser?.feed(text) ?? [{ type: "text", text }], tokens);
-        continue;
-      }
-      yield* deltas(index, "", parser?.finish() ?? [], []);
-      // An answer that max_tokens ends right after a complete call is not truncated.
-      const finishReason =
-        parser?.[value.finishReason === "stop" ? "called" : "complete"] === true ? "tool_calls" : value.finishReason;
-      const last = choice(index, {}, { finish_reason: finishReason });
-      if (++ended < requests.length) {
-        yield last;
-        continue;
-      }
-      const { usage, timings } = costOf(await answers.next());
-      yield { ...last, timings };
-      if (withUsage) yield { ...head, choices: [], usage };
+  const n = requests.length;
+  for await (const event of answerAll(model, requests, { n, stops, signal, interrupt, begins })) {
+    const { index } = event;
+    const parser = parsers[index];
+    if (event.type === "piece") {
+      const { reasoning, text, tokens } = event.piece;
+      yield* deltas(index, reasoning, parser?.feed(text) ?? [{ type: "text", text }], tokens);
+      continue;
     }
-  } finally {
-    await answers.return(undefined as never);
+    const { finishReason, cost } = event;
+    yield* deltas(index, "", parser?.finish() ?? [], []);
+    // An answer that max_tokens ends right after a complete call is not truncated.
+    const called = parser?.[finishReason === "stop" ? "called" : "complete"] === true;
+    const last = choice(index, {}, { finish_reason: called ? "tool_calls" : finishReason });
+    yield cost === null ? last : { ...last, timings: cost.timings };
+    if (withUsage && cost !== null) yield { ...head, choices: [], usage: cost.usage };
   }
 }
 

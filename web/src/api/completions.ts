@@ -2,7 +2,7 @@
 
 import type { TokenRequest } from "../engine/request.js";
 import { RequestError } from "../errors.js";
-import { answerAll, costOf, foldHead } from "./answers.js";
+import { answerAll, foldHead } from "./answers.js";
 import type { AnswerToken } from "./choice.js";
 import type { Model } from "./model.js";
 import { named } from "./model.js";
@@ -86,29 +86,19 @@ async function* completionChunks(
   ): CompletionChunk => {
     return { ...head, choices: [{ index, text, logprobs: null, finish_reason: null, ...rest }] };
   };
-  const answers = answerAll(model, requests, { n, stops, signal, interrupt });
-  try {
-    for (const [index, text] of echoes.entries()) yield choice(index, text);
-    for (let ended = 0; ;) {
-      const { done, value } = await answers.next();
-      if (done === true) return;
-      if (value.type === "piece") {
-        const { text, tokens } = value.piece;
-        const logprobs = withLogprobs && tokens.length > 0 ? logprobsOf(model, tokens) : null;
-        if (text !== "" || logprobs !== null) yield choice(value.index, text, { logprobs });
-        continue;
-      }
-      const last = choice(value.index, "", { finish_reason: value.finishReason });
-      if (++ended < requests.length) {
-        yield last;
-        continue;
-      }
-      const { usage, timings } = costOf(await answers.next());
-      yield { ...last, timings };
-      if (withUsage) yield { ...head, choices: [], usage };
+  for (const [index, text] of echoes.entries()) yield choice(index, text);
+  for await (const event of answerAll(model, requests, { n, stops, signal, interrupt })) {
+    const { index } = event;
+    if (event.type === "piece") {
+      const { text, tokens } = event.piece;
+      const logprobs = withLogprobs && tokens.length > 0 ? logprobsOf(model, tokens) : null;
+      if (text !== "" || logprobs !== null) yield choice(index, text, { logprobs });
+      continue;
     }
-  } finally {
-    await answers.return(undefined as never);
+    const { finishReason, cost } = event;
+    const last = choice(index, "", { finish_reason: finishReason });
+    yield cost === null ? last : { ...last, timings: cost.timings };
+    if (withUsage && cost !== null) yield { ...head, choices: [], usage: cost.usage };
   }
 }
 

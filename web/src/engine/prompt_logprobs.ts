@@ -1,7 +1,7 @@
 // Log-probabilities of a prompt's last tokens: the rows that must be sampled for them, and the values that such a row
 // gives.
 
-import type { StepResult } from "../runtime/runner.js";
+import type { StepResult } from "../runtime/results.js";
 
 /** How many tokens at the end of a prompt can get a log-probability. */
 export const MAX_PROMPT_LOGPROBS = 32;

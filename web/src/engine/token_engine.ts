@@ -4,7 +4,7 @@
 import { DeviceError, RequestError } from "../errors.js";
 import { IN_PROMPT } from "../runtime/batch.js";
 import { pagesOfSequence } from "../runtime/page_groups.js";
-import type { StepResult } from "../runtime/runner.js";
+import type { StepResult } from "../runtime/results.js";
 import type { Adapter, AdapterSlots } from "./adapters.js";
 import { notLoaded } from "./adapters.js";
 import { checkRequest } from "./check_request.js";

@@ -4,7 +4,7 @@
 import { RequestError } from "../errors.js";
 import type { Batch } from "../runtime/batch.js";
 import { SAMPLE_FLAGS } from "../runtime/batch.js";
-import type { StepResult, ResultOptions } from "../runtime/runner.js";
+import type { ResultOptions, StepResult } from "../runtime/results.js";
 import type { SlotStates } from "./choose_token.js";
 import { adjustLogits, chooseToken, logSumExp, settingsAt } from "./choose_token.js";
 import { largest } from "./largest.js";

@@ -5,9 +5,9 @@ import { computeConstant } from "./constants.js";
 import type { Dims } from "./expr.js";
 import { elements } from "./expr.js";
 import type { BufferEntry, Manifest } from "./manifest.js";
+import type { PageGroup } from "./page_groups.js";
 import { pageGroups } from "./page_groups.js";
 import { planOf } from "./plan.js";
-import type { RunnerLimits } from "./runner.js";
 import type { ActivationDtype } from "./variants.js";
 import { largestPlane } from "./weights.js";
 
@@ -41,6 +41,25 @@ export interface PoolOptions {
   readonly maxBatchTokens?: number | undefined;
   /** The number of LoRA adapters that can be loaded at the same time, if the bundle accepts them; 2 by default. */
   readonly maxAdapters?: number | undefined;
+}
+
+/** The limits of a batch, and the sizes of the model and its pools. */
+export interface RunnerLimits {
+  /** The maximum number of new tokens in a batch. */
+  readonly tokens: number;
+  /** Whether the tokens of a text may be in several batches; false for an encoder, which reads it at once. */
+  readonly splitsTexts?: boolean;
+  /** The maximum number of sequences, sampled rows, and slots. */
+  readonly sequences: number;
+  /** The pools of pages. */
+  readonly groups: readonly PageGroup[];
+  /** The number of tokens in a page. */
+  readonly pageSize: number;
+  /** The maximum number of tokens in a sequence. */
+  readonly context: number;
+  readonly vocabSize: number;
+  /** The number of slots for LoRA adapters; by default none. */
+  readonly adapters?: number;
 }
 
 /** ``buffers`` contains the states and constants by name. */

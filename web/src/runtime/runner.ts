@@ -3,7 +3,7 @@
 //
 // Each batch is submitted immediately, and may read the tokens of earlier batches on the device.
 
-import { BundleError, DeviceError, NearfarError, RequestError, messageOf } from "../errors.js";
+import { DeviceError, RequestError, messageOf } from "../errors.js";
 import { unlessAborted } from "./abort.js";
 import { Allocator } from "./allocator.js";
 import { Arena } from "./arena.js";
@@ -14,20 +14,23 @@ import type { Choices } from "./choices.js";
 import { NO_CHOICES, variantName } from "./choices.js";
 import type { OpenDevice } from "./device.js";
 import type { Dims } from "./expr.js";
-import { elements } from "./expr.js";
+import { Health } from "./health.js";
 import type { Send } from "./host_tables.js";
 import { batchInputs, gather } from "./host_tables.js";
 import { KvPages } from "./kv_pages.js";
 import type { Expr, Manifest, VariantEntry } from "./manifest.js";
+import type { RunnerLimits } from "./memory.js";
 import { allocateMemory, capacityOf, limitsOf } from "./memory.js";
 import type { MemoryOptions } from "./memory_plan.js";
 import { poolWithin } from "./memory_plan.js";
-import type { PageCopies, PageGroup, PagesByGroup } from "./page_groups.js";
+import type { PageCopies, PagesByGroup } from "./page_groups.js";
 import type { CompiledKernel } from "./pipelines.js";
 import { compileKernels } from "./pipelines.js";
 import { planOf } from "./plan.js";
-import type { Dispatch } from "./schedule.js";
+import type { Result, ResultOptions, StepResult } from "./results.js";
+import { Results } from "./results.js";
 import { Room } from "./room.js";
+import type { Dispatch } from "./schedule.js";
 import { Schedule, kernelNames } from "./schedule.js";
 import { SlotStates } from "./slot_states.js";
 import type { OnBytes } from "./source.js";
@@ -58,62 +61,8 @@ export interface RunnerInfo {
   readonly totalBytes: number;
 }
 
-/** The limits of a batch, and the sizes of the model and its pools. */
-export interface RunnerLimits {
-  /** The maximum number of new tokens in a batch. */
-  readonly tokens: number;
-  /** Whether the tokens of a text may be in several batches; false for an encoder, which reads it at once. */
-  readonly splitsTexts?: boolean;
-  /** The maximum number of sequences, sampled rows, and slots. */
-  readonly sequences: number;
-  /** The pools of pages. */
-  readonly groups: readonly PageGroup[];
-  /** The number of tokens in a page. */
-  readonly pageSize: number;
-  /** The maximum number of tokens in a sequence. */
-  readonly context: number;
-  readonly vocabSize: number;
-  /** The number of slots for LoRA adapters; by default none. */
-  readonly adapters?: number;
-}
-
-/** The results to read back in addition to the tokens. */
-export interface ResultOptions {
-  readonly logprobs?: boolean;
-  readonly alternatives?: boolean;
-  /**
-   * Called with the logits (V,) of each sampled row and the row's index. It may change the logits, and the token is
-   * sampled from the result. Nothing else may be submitted before it has been called.
-   */
-  readonly onLogits?: ((logits: Float32Array, sample: number) => void) | undefined;
-}
-
-/**
- * For each sampled row the token, its log-probability, and the most likely tokens, best first: 20 for each row, or the
- * entire vocabulary if it is smaller. Null if they were not requested.
- */
-export interface StepResult {
-  readonly tokenIds: Int32Array;
-  readonly logprobs: Float32Array | null;
-  readonly alternatives: { readonly ids: Int32Array; readonly logprobs: Float32Array } | null;
-}
-
-const GENERATED = ["logits", "next_token_ids", "token_logprobs", "top_token_ids", "top_logprobs"] as const;
-
 /** The number of steps that can be in flight before another buffer must be created. */
 const STEPS_IN_FLIGHT = 8;
-
-type OutputRole = (typeof GENERATED)[number] | "embeddings" | "scores";
-
-/** The name of an output's buffer, and the number of 32-bit values for each sampled row, or for each token. */
-interface Result {
-  readonly name: string;
-  readonly columns: number;
-  readonly perToken: boolean;
-}
-
-/** The results in `GENERATED` if the bundle generates text, otherwise only "embeddings" or "scores". */
-type Results = Readonly<Partial<Record<OutputRole, Result>>>;
 
 export class Runner {
   readonly stepsInFlight: number;
@@ -122,7 +71,7 @@ export class Runner {
   readonly lost: Promise<DeviceError>;
   readonly #steps: Staging;
   readonly #logits: Staging;
-  #problem: DeviceError | null = null;
+  readonly #health: Health;
   #stopwatch: Stopwatch | null = null;
   readonly #info: Omit<RunnerInfo, "totalBytes">;
 
@@ -150,24 +99,13 @@ export class Runner {
     const { sequences, tokens } = limits;
     // The host must know the tokens of a step to gather their rows.
     this.stepsInFlight = tables.size > 0 ? 1 : STEPS_IN_FLIGHT;
-    const { logits, ...others } = results;
-    const values = Object.values(others).reduce(
-      (sum, { columns, perToken }) => sum + (perToken ? tokens : sequences) * columns,
-      0,
-    );
-    this.#steps = new Staging(allocator, "step", values * 4, STEPS_IN_FLIGHT);
-    this.#logits = new Staging(allocator, "logits", sequences * (logits?.columns ?? 0) * 4);
+    const [numLogits, numOthers] = results.sizes(sequences, tokens);
+    this.#steps = new Staging(allocator, "step", numOthers * 4, STEPS_IN_FLIGHT);
+    this.#logits = new Staging(allocator, "logits", numLogits * 4);
     const one = { ...capacity, S: 1, B: 1, R: 1, L: 1, LW: 1, T: 1, A: 0, W: 0, DR: 0, G: 0 };
     this.#info = { ...sizes, dispatchesPerToken: schedule.dispatches(one).length };
-    this.lost = open.device.lost.then(({ reason, message }) => {
-      this.#problem ??= new DeviceError(`The WebGPU device was lost (${reason}: ${message}); load the model again`, {
-        reason,
-      });
-      return this.#problem;
-    });
-    open.device.addEventListener("uncapturederror", ({ error }) => {
-      this.#problem ??= new DeviceError(`The WebGPU device reports an error (${error.message}); load the model again`);
-    });
+    this.#health = new Health(open.device);
+    this.lost = this.#health.lost;
   }
 
   /**
@@ -216,13 +154,7 @@ export class Runner {
     const limits = limitsOf(manifest, pool);
     const room = new Room(allocator, manifest, activation, capacity, memory.buffers, limits.splitsTexts === false);
     const arena = new Arena(allocator, batchInputs(planOf(manifest)), uniforms, capacity);
-    const roles =
-      manifest.embedding !== null
-        ? (["embeddings"] as const)
-        : manifest.classifier !== null
-          ? (["scores"] as const)
-          : GENERATED;
-    const results: Results = Object.fromEntries(roles.map((role) => [role, findResult(manifest, role)]));
+    const results = new Results(manifest);
     await requireMemory(device, allocator.bytes);
 
     let compiled = 0;
@@ -279,48 +211,24 @@ export class Runner {
   /**
    * Compute the next token of each sampled row. The batch is submitted before this returns, and more batches may be
    * submitted before the promise resolves, for example batches that continue from the tokens of this one. Results
-   * arrive in order. If ``stepsInFlight`` is 1, wait for each batch before the next call instead. Without sampled rows the promise resolves when the device is done.
+   * arrive in order. If ``stepsInFlight`` is 1, wait for each batch before the next call instead. Without sampled rows
+   * the promise resolves when the device is done.
    */
-  async submit(
-    batch: Batch,
-    { logprobs = false, alternatives = false, onLogits }: ResultOptions = {},
-  ): Promise<StepResult> {
-    const roles: readonly OutputRole[] = [
-      "next_token_ids",
-      ...(logprobs ? (["token_logprobs"] as const) : []),
-      ...(alternatives ? (["top_token_ids", "top_logprobs"] as const) : []),
-    ];
-    const requested = roles.map((role) => this.#output(role));
+  async submit(batch: Batch, options: ResultOptions = {}): Promise<StepResult> {
+    const { alternatives = false, onLogits } = options;
+    const requested = this.results.ofStep(options);
     const rows = batch.sample_rows.length;
     let start = 0;
     if (onLogits) {
       start = this.schedule.sample;
-      const result = this.#output("logits");
+      const result = this.results.logits;
       const logits = new Float32Array(await this.#run(batch, alternatives, this.#logits, [result], 0, start));
       for (let row = 0; row < rows; row++)
         onLogits(logits.subarray(row * result.columns, (row + 1) * result.columns), row);
       this.open.device.queue.writeBuffer(this.#buffer(result), 0, logits);
     }
     const bytes = await this.#run(batch, alternatives, this.#steps, requested, start);
-    let offset = 0;
-    const next = (role: OutputRole): [ArrayBuffer, number, number] => {
-      const { columns } = this.#output(role);
-      offset += rows * columns * 4;
-      return [bytes, offset - rows * columns * 4, rows * columns];
-    };
-    const tokenIds = new Int32Array(...next("next_token_ids"));
-    if (tokenIds.some((id) => id < 0)) {
-      throw new DeviceError(
-        "The device computed logits that are not numbers; load the model again, or report it with the device's name",
-      );
-    }
-    return {
-      tokenIds,
-      logprobs: logprobs ? new Float32Array(...next("token_logprobs")) : null,
-      alternatives: alternatives
-        ? { ids: new Int32Array(...next("top_token_ids")), logprobs: new Float32Array(...next("top_logprobs")) }
-        : null,
-    };
+    return this.results.readStep(bytes, rows, options);
   }
 
   /**
@@ -328,7 +236,7 @@ export class Runner {
    * them.
    */
   async forwardLogits(batch: Batch): Promise<Float32Array> {
-    return new Float32Array(await this.#run(batch, false, this.#logits, [this.#output("logits")]));
+    return new Float32Array(await this.#run(batch, false, this.#logits, [this.results.logits]));
   }
 
   /**
@@ -337,8 +245,7 @@ export class Runner {
    * pages needs batches of complete texts, each with a sampled row.
    */
   async encode(batch: Batch): Promise<Float32Array> {
-    const result = this.results.scores ?? this.#output("embeddings");
-    return new Float32Array(await this.#run(batch, false, this.#steps, [result]));
+    return new Float32Array(await this.#run(batch, false, this.#steps, [this.results.encoded]));
   }
 
   // The methods below are ordered with `submit`: their changes affect only the batches that are submitted later.
@@ -376,8 +283,8 @@ export class Runner {
    * dtype.
    */
   async readPages(pages: PagesByGroup): Promise<Uint8Array<ArrayBuffer>> {
-    this.#requireHealth();
-    return this.#result(this.pages.read(pages));
+    this.#health.require();
+    return this.#health.result(this.pages.read(pages));
   }
 
   writePages(pages: PagesByGroup, bytes: Uint8Array<ArrayBuffer>): void {
@@ -394,40 +301,21 @@ export class Runner {
    * ``batch``. The next forward overwrites their results, except the batch's keys and values. Only one call at a time.
    */
   async time(batch: Batch, list: string, variant: string, count: number): Promise<number> {
-    this.#requireHealth();
-    const dims = dimsOf(batch, this.capacity, false);
-    this.#requireFit(batch, dims);
-    this.#makeRoom(dims);
+    const dims = this.#accept(batch, false);
     const steps = this.schedule.variantDispatches(list, variant, dims);
     const dispatches = Array.from({ length: count }, (_, index) => steps[index % steps.length] ?? []).flat();
     this.#stopwatch ??= new Stopwatch(this.allocator);
     this.#put(batch, dispatches, dims);
-    try {
-      return await this.#stopwatch.time((pass) => {
-        encodeDispatches(pass, dispatches);
-      });
-    } catch (error) {
-      throw (
-        this.#problem ??
-        new DeviceError(`The WebGPU device failed (${messageOf(error)}); load the model again`, {}, { cause: error })
-      );
-    }
+    const time = this.#stopwatch.time((pass) => {
+      encodeDispatches(pass, dispatches);
+    });
+    return this.#health.result(time);
   }
 
   /** Free the device and all its memory. */
   destroy(): void {
     this.allocator.destroy();
     this.open.device.destroy();
-  }
-
-  #output(role: OutputRole): Result {
-    const result = this.results[role];
-    if (result === undefined)
-      throw new RequestError(
-        `${this.manifest.model} has no output ${role}; ` +
-          `it ${this.manifest.embedding !== null ? "makes embeddings" : this.manifest.classifier !== null ? "classifies texts" : "generates text"}`,
-      );
-    return result;
   }
 
   /** Run a batch and return the sampled rows of these results, one result after the other. */
@@ -439,10 +327,7 @@ export class Runner {
     start?: number,
     end?: number,
   ): Promise<ArrayBuffer> {
-    this.#requireHealth();
-    const dims = dimsOf(batch, this.capacity, alternatives);
-    this.#requireFit(batch, dims);
-    this.#makeRoom(dims);
+    const dims = this.#accept(batch, alternatives);
     const { device } = this.open;
     // Without tables, the batch is submitted before this returns.
     let send: Send | null = null;
@@ -450,37 +335,20 @@ export class Runner {
     send?.(device.queue, this.buffers);
     const rows = batch.sample_rows.length;
     const encoder = device.createCommandEncoder();
-    this.#encode(encoder, batch, dims, start, end);
+    const dispatches = this.schedule.dispatches(dims, start, end);
+    this.#put(batch, dispatches, dims);
+    const pass = encoder.beginComputePass();
+    encodeDispatches(pass, dispatches);
+    pass.end();
     const pieces = results.map((result): Piece => ({
       source: this.#buffer(result),
       size: (result.perToken ? (dims.S ?? 0) : rows) * result.columns * 4,
     }));
     const read = rows > 0 ? staging.copy(encoder, pieces) : null;
     device.queue.submit([encoder.finish()]);
-    return this.#result(read === null ? device.queue.onSubmittedWorkDone().then(() => new ArrayBuffer(0)) : read());
-  }
-
-  /** Wait for a result of the device. Throws the error of the device if it failed. */
-  async #result<T>(reading: Promise<T>): Promise<T> {
-    try {
-      const value = await reading;
-      this.#requireHealth();
-      return value;
-    } catch (error) {
-      if (error instanceof NearfarError) throw error;
-      throw (
-        this.#problem ??
-        new DeviceError(`The WebGPU device failed (${messageOf(error)}); load the model again`, {}, { cause: error })
-      );
-    }
-  }
-
-  #encode(encoder: GPUCommandEncoder, batch: Batch, dims: Dims, start?: number, end?: number): void {
-    const dispatches = this.schedule.dispatches(dims, start, end);
-    this.#put(batch, dispatches, dims);
-    const pass = encoder.beginComputePass();
-    encodeDispatches(pass, dispatches);
-    pass.end();
+    return this.#health.result(
+      read === null ? device.queue.onSubmittedWorkDone().then(() => new ArrayBuffer(0)) : read(),
+    );
   }
 
   /** Send a batch, and its sizes for the kernels that run it. */
@@ -497,6 +365,15 @@ export class Runner {
     return buffer;
   }
 
+  /** The dims of a batch, for which there is room now. Throws if the device has failed or the batch is too large. */
+  #accept(batch: Batch, alternatives: boolean): Dims {
+    this.#health.require();
+    const dims = dimsOf(batch, this.capacity, alternatives);
+    this.#requireFit(batch, dims);
+    this.#makeRoom(dims);
+    return dims;
+  }
+
   /** Let the plan's buffers grow for a batch. If the device lacks memory, the batch's result is the error. */
   #makeRoom({ S = 0 }: Dims): void {
     if (this.room.suffices(S)) return;
@@ -505,12 +382,8 @@ export class Runner {
     this.room.grow(S);
     this.schedule.bind();
     requireMemory(device, this.allocator.bytes).catch((error: unknown) => {
-      this.#problem ??= error instanceof DeviceError ? error : new DeviceError(messageOf(error));
+      this.#health.fail(error instanceof DeviceError ? error : new DeviceError(messageOf(error)));
     });
-  }
-
-  #requireHealth(): void {
-    if (this.#problem !== null) throw this.#problem;
   }
 
   #requireFit(batch: Batch, dims: Dims): void {
@@ -545,16 +418,6 @@ function encodeDispatches(pass: GPUComputePassEncoder, dispatches: readonly Disp
     pass.setBindGroup(0, bindGroup);
     pass.dispatchWorkgroups(...workgroups);
   }
-}
-
-function findResult(manifest: Manifest, role: OutputRole): Result {
-  const plan = planOf(manifest);
-  const name = plan.outputs[role] ?? "";
-  const entry = plan.buffers[name];
-  if (entry === undefined) {
-    throw new BundleError(`manifest.json: output ${role} names no buffer; compile the bundle again`, { output: role });
-  }
-  return { name, columns: elements(entry.shape.slice(1), {}), perToken: entry.shape[0] === "S" };
 }
 
 async function requireMemory(device: GPUDevice, size: number): Promise<void> {

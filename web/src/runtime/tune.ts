@@ -10,10 +10,10 @@ import type { Choices } from "./choices.js";
 import { arrange, structural, variantName } from "./choices.js";
 import { holds } from "./expr.js";
 import type { Condition, Manifest, TunedRow, VariantEntry } from "./manifest.js";
+import type { RunnerLimits } from "./memory.js";
 import { PREFILL_CHUNK } from "./memory.js";
 import type { PageGroup } from "./page_groups.js";
 import { planOf } from "./plan.js";
-import type { RunnerLimits } from "./runner.js";
 import { sequenceBatch } from "./sequence_batch.js";
 import { chooseRow } from "./variants.js";
 

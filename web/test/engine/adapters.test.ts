@@ -5,7 +5,7 @@ import { expect, test } from "vitest";
 import { Slots } from "../../src/adapters/slots.js";
 import type { RetainedSequence } from "../../src/engine/retained_sequence.js";
 import { TokenEngine } from "../../src/engine/token_engine.js";
-import type { RunnerLimits } from "../../src/runtime/runner.js";
+import type { RunnerLimits } from "../../src/runtime/memory.js";
 import { STOP, VOCAB, hashOf } from "./fake_model.js";
 import { FakeRunner } from "./fake_runner.js";
 

@@ -6,7 +6,8 @@ import { DeviceError, RequestError } from "../../src/errors.js";
 import type { Batch } from "../../src/runtime/batch.js";
 import { SAMPLE_FLAGS } from "../../src/runtime/batch.js";
 import type { PageCopies, PagesByGroup } from "../../src/runtime/page_groups.js";
-import type { RunnerLimits, StepResult, ResultOptions } from "../../src/runtime/runner.js";
+import type { RunnerLimits } from "../../src/runtime/memory.js";
+import type { ResultOptions, StepResult } from "../../src/runtime/results.js";
 import { VOCAB, logprobsAfter, nextHash } from "./fake_model.js";
 
 export class FakeRunner implements StepRunner {

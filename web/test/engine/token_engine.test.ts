@@ -10,7 +10,7 @@ import type { StepRunner } from "../../src/engine/step_runner.js";
 import { TokenEngine } from "../../src/engine/token_engine.js";
 import type { PageGroup } from "../../src/runtime/page_groups.js";
 import { pagesOfSequence } from "../../src/runtime/page_groups.js";
-import type { RunnerLimits } from "../../src/runtime/runner.js";
+import type { RunnerLimits } from "../../src/runtime/memory.js";
 import { STOP, VOCAB, answerOf, logprobsOf } from "./fake_model.js";
 import { FakeRunner } from "./fake_runner.js";
 
