@@ -6,8 +6,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -28,26 +29,54 @@ def compile_for_server(model: str, cache: Path, context: int | None = None) -> N
         compile_once(str(DEMOS[model]), CompileOptions(target="cpu", arch=default_arch("cpu"), context=context))
 
 
-@contextmanager
-def serving(*arguments: str, folder: Path, command: str = "serve") -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`nearfar serve` on a free port: its process and its address. ``folder`` holds its cache and its log."""
+@dataclass(frozen=True)
+class Served:
+    """A server that serves. ``printed``: its output, which ends with an example request."""
+
+    process: subprocess.Popen[str]
+    url: str
+    printed: str
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def start(*arguments: str, folder: Path, command: str = "serve", log: str = "log") -> Callable[[], Served]:
+    """Start `nearfar serve` on a free port. ``folder`` holds its cache and its log. Calling the result waits until it
+    serves, so several servers can start at the same time.
+    """
     started = [sys.executable, "-m", "nearfar.compiler.cli", command, *arguments, "--port", "0"]
-    with (folder / "log").open("w") as log:
+    with (folder / log).open("w") as written:
         process = subprocess.Popen(
-            started, stdout=subprocess.PIPE, stderr=log, text=True,
+            started, stdout=subprocess.PIPE, stderr=written, text=True,
             env={**os.environ, "NEARFAR_CACHE": str(folder), "COLUMNS": "120"},
         )  # fmt: skip
-    assert process.stdout is not None
-    with process.stdout as printed:
-        try:
-            # The last line that it prints.
-            line = next((line for line in printed if line.startswith("curl ")), None)
-            assert line is not None, (folder / "log").read_text()
-            (url,) = re.findall(r"http://127\.0\.0\.1:\d+", line)
-            yield process, url
-        finally:
-            process.kill()
-            process.wait()
+
+    def wait() -> Served:
+        assert process.stdout is not None
+        with process.stdout as printing:
+            printed = ""
+            for line in printing:
+                printed += line
+                # The last line that it prints.
+                if line.startswith("curl "):
+                    (url,) = re.findall(r"http://127\.0\.0\.1:\d+", line)
+                    return Served(process, url, printed)
+        process.wait()
+        raise AssertionError((folder / log).read_text())
+
+    return wait
+
+
+@contextmanager
+def serving(*arguments: str, folder: Path, command: str = "serve") -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """As `start`: the process and the address of a server that ends with the context."""
+    served = start(*arguments, folder=folder, command=command)()
+    try:
+        yield served.process, served.url
+    finally:
+        served.end()
 
 
 def require_found(log: Path) -> None:

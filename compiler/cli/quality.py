@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, TaskID
 from rich.table import Table
@@ -41,7 +40,8 @@ from ..pipeline.target import RUNNERS, open_runner
 from ..runtime.batch import Limits
 from ..runtime.generate import PREFILL_CHUNK
 from ..text.tokenizer import Tokenizer
-from .output import add_command, megabytes, print_json
+from .comparison import Comparison, bundle_entry, comparison_table
+from .output import add_command, megabytes
 from .phases import progress_bars
 from .sign import add_trust, trusted_keys
 from .vector_quality import run_vectors
@@ -122,18 +122,11 @@ def run(options: argparse.Namespace) -> None:
             with candidate_of(each, windows, window, options.runner) as candidate:
                 quality = measure(candidate, reference, windows, hidden, counted, partial(advance, bars, task))
             results.append((each, candidate.device, quality))
-    if options.json:
-        entries = [entry(*result) for result in results]
-        print_json({"reference": options.reference, "text": str(options.text), "window": window, "bundles": entries})
-        return
-    console = Console()
-    console.print(table(results))
     first = results[0][2]
     counted_tokens = f"{first.tokens:,} tokens in windows of {window}"
     summary = f"{counted_tokens}; the checkpoint's perplexity is {first.reference_perplexity:.3f}"
-    console.print(summary, highlight=False)
-    for device in dict.fromkeys(device for _, device, _ in results):
-        console.print(f"computed by {escape(device)}", highlight=False)
+    entries, devices = [entry(*result) for result in results], [device for _, device, _ in results]
+    Comparison(window, entries, table(results), summary, devices).print(options)
 
 
 def opened(name: str, trust: Sequence[TrustedKey]) -> Compared:
@@ -204,24 +197,13 @@ def entry(bundle: Compared, device: str, quality: Quality) -> dict[str, Any]:
             "perplexity_ratio": quality.perplexity_ratio,
         }
     manifest = bundle.manifest
-    return {
-        "bundle": str(bundle.path),
-        "target": manifest.target,
-        "quantization": manifest.quantization,
-        "group_size": getattr(manifest, "group_size", None),
-        "kv": manifest.kv,
-        "device": device,
-        "weight_bytes": weight_bytes(bundle),
-        **asdict(quality),
-        "perplexity_ratio": quality.perplexity_ratio,
-    }
+    formats = {"group_size": getattr(manifest, "group_size", None), "kv": manifest.kv}
+    return {**bundle_entry(bundle, device, quality, **formats), "perplexity_ratio": quality.perplexity_ratio}
 
 
 def table(results: list[tuple[Compared, str, Quality]]) -> Table:
-    made = Table(title="next-token distributions compared with the checkpoint's in float32", title_justify="left")
-    made.add_column("bundle", overflow="fold")
-    for column in ("weights", "KL, nats", "99th perc.", "same top", "perplexity"):
-        made.add_column(column, justify="right")
+    columns = ("weights", "KL, nats", "99th perc.", "same top", "perplexity")
+    made = comparison_table("next-token distributions", columns)
     for bundle, _, quality in results:
         spread = "" if quality.kl_interval is None else f"\n± {(quality.kl_interval[1] - quality.kl_mean):.1g}"
         made.add_row(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
 
 import numpy as np
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -23,7 +21,8 @@ from ..pipeline.target import open_runner
 from ..runtime.batch import FloatArray, Limits
 from ..runtime.encoding import Text, encode
 from ..text.tokenizer import Tokenizer
-from .output import megabytes, print_json
+from .comparison import Comparison, bundle_entry, comparison_table
+from .output import megabytes
 from .phases import progress_bars
 
 TEXTS_AT_ONCE = 64
@@ -57,20 +56,13 @@ def run_vectors(
             bar = bars.add_task(each.path.name[:17], total=1)
             results.append((each, *measured(each, task, expected, options.runner)))
             bars.update(bar, completed=1)
-    if options.json:
-        entries = [entry(*result) for result in results]
-        print_json({"reference": options.reference, "text": str(options.text), "window": window, "bundles": entries})
-        return
-    console = Console()
-    console.print(table(results))
     first = results[0][2]
-    console.print(
+    summary = (
         f"{first.texts:,} texts and a search with each of {first.queries:,} sentences; the checkpoint's first result "
-        f"is right in {first.reference_recall:.2%}",
-        highlight=False,
+        f"is right in {first.reference_recall:.2%}"
     )
-    for device in dict.fromkeys(device for _, device, _ in results):
-        console.print(f"computed by {escape(device)}", highlight=False)
+    entries, devices = [bundle_entry(*result) for result in results], [device for _, device, _ in results]
+    Comparison(window, entries, table(results), summary, devices).print(options)
 
 
 def require_embeds(
@@ -99,23 +91,9 @@ def measured(
         opened.close()
 
 
-def entry(bundle: Bundle | ExportBundle, device: str, quality: VectorQuality) -> dict[str, object]:
-    manifest = bundle.manifest
-    return {
-        "bundle": str(bundle.path),
-        "target": manifest.target,
-        "quantization": manifest.quantization,
-        "device": device,
-        "weight_bytes": weight_bytes_of(bundle),
-        **asdict(quality),
-    }
-
-
 def table(results: Sequence[Compared]) -> Table:
-    made = Table(title="vectors compared with the checkpoint's in float32", title_justify="left")
-    made.add_column("bundle", overflow="fold")
-    for column in ("weights", "cosine", "worst", "same top", "same ten", "first is right"):
-        made.add_column(column, justify="right")
+    columns = ("weights", "cosine", "worst", "same top", "same ten", "first is right")
+    made = comparison_table("vectors", columns)
     for bundle, _, quality in results:
         made.add_row(
             f"{escape(bundle.path.name)}\n[dim]{bundle.manifest.target}, {bundle.manifest.quantization}",

@@ -1,4 +1,4 @@
-"""Downloads from the Hugging Face Hub. A server on this machine has its routes."""
+"""Downloads from the Hugging Face Hub, whose routes a server on this machine has, and names that are not on the hub."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,9 @@ from fake_hub import FakeHub, fake_hub
 from safetensors.torch import load_file
 from tiny_models import make_checkpoint
 from waiting import wait_until
+
+from nearfar.compiler.errors import CheckpointError
+from nearfar.compiler.formats import load
 
 CHUNK_BYTES = 1 << 12
 SCRIPT = f"""
@@ -56,10 +60,15 @@ def settings(hub: FakeHub, home: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     make_checkpoint("llama_plain", folder)
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return folder
+
+
+@pytest.fixture(scope="module")
+def files(saved: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in saved.iterdir()}
 
 
 def test_a_lost_connection_continues_where_it_stopped(files: dict[str, bytes], tmp_path: Path) -> None:
@@ -125,3 +134,127 @@ def test_a_repository_without_safetensors_gives_its_pytorch_files(files: dict[st
         assert requested.count("pytorch_model.bin") == 1
         assert "training_args.bin" not in requested
         assert "check the name, and log in with 'hf auth login' if it is private" in error
+
+
+def test_a_repository_is_downloaded_without_pickles_and_opened(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fnmatch import fnmatch
+
+    import huggingface_hub
+
+    received: dict[str, Any] = {}
+
+    def fake_download(repository: str, **options: Any) -> str:
+        received.update(options, repository=repository)
+        return str(saved)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fake_download)
+    assert load("Qwen/Qwen3-0.6B").path == saved
+    assert received["repository"] == "Qwen/Qwen3-0.6B"
+
+    def is_fetched(name: str) -> bool:
+        return any(fnmatch(name, p) for p in received["allow_patterns"]) and not any(
+            fnmatch(name, p) for p in received["ignore_patterns"]
+        )
+
+    fetched = [
+        "config.json",
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "chat_template.jinja",
+        "tokenizer.json",
+    ]
+    fetched += ["modules.json", "1_Pooling/config.json", "additional_chat_templates/tool_use.jinja"]
+    fetched += ["mlc-chat-config.json", "tensor-cache.json", "params_shard_12.bin"]
+    assert all(map(is_fetched, fetched))
+    left = [
+        "pytorch_model.bin",
+        "original/params.json",
+        "consolidated.safetensors",
+        "model.gguf",
+        "modeling.py",
+        "onnx/x.json",
+        "2_Dense/x.safetensors",
+    ]
+    assert not any(map(is_fetched, left))
+
+
+def hub_errors() -> dict[str, tuple[Exception, str]]:
+    from huggingface_hub import errors
+
+    response: Any = SimpleNamespace(headers={}, request=None)
+    # The client's HTTP library depends on its version.
+    http_error = vars(errors)["HTTPError"]
+    return {
+        "gated": (
+            errors.GatedRepoError("Access is restricted.\nmore", response=response),
+            "Access is restricted; accept its terms",
+        ),
+        "absent": (
+            errors.RepositoryNotFoundError("404 Client Error.", response=response),
+            "404 Client Error; check the name",
+        ),
+        "http": (errors.HfHubHTTPError("503 Server Error", response=response), "503 Server Error; check the network"),
+        "offline": (
+            errors.OfflineModeIsEnabled("offline mode is enabled"),
+            "offline mode is enabled; check the network",
+        ),
+        "uncached": (errors.LocalEntryNotFoundError("not in the cache"), "not in the cache; check the network"),
+        "connect": (http_error("name not resolved"), "name not resolved; check the network"),
+        "disk": (OSError(28, "No space left on device"), "No space left on device; check"),
+        "wordless": (TimeoutError(), "TimeoutError; check the network"),
+    }
+
+
+@pytest.mark.parametrize("kind", ["gated", "absent", "http", "offline", "uncached", "connect", "disk", "wordless"])
+def test_hub_errors_state_the_cause_and_that_a_folder_needs_no_network(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    failure, words = hub_errors()[kind]
+
+    def fail(*_: object, **__: object) -> str:
+        raise failure
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(
+        CheckpointError,
+        match=r"^owner/name: .*could not be downloaded.*or pass a local folder, which needs no network$",
+    ) as caught:
+        load("owner/name")
+    assert words in caught.value.message
+    assert caught.value.__cause__ is failure
+
+
+def test_paths_that_are_not_checkpoints_are_refused_without_network(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("went to the network"))
+    # Relative paths are resolved in an empty folder, not in the folder where the tests were started.
+    here = tmp_path / "parent" / "here"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    with pytest.raises(CheckpointError, match=r"model\.Q4_K_M\.gguf: there is no such file"):
+        load(str(tmp_path / "model.Q4_K_M.gguf"))
+    with pytest.raises(
+        CheckpointError, match=r"is a file; pass a \.gguf file, or the folder that contains config\.json"
+    ):
+        load(str(saved / "model.safetensors"))
+    for model in [
+        str(tmp_path / "absent"),
+        "./absent/model",
+        "absent",
+        "a/b/c",
+        "",
+        "~/absent",
+        "~no-such-user/x",
+        "../x",
+        "x\0",
+        "x" * 5000,
+    ]:
+        with pytest.raises(CheckpointError, match=r"there is no such folder.*owner/name"):
+            load(model)
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        load(str(tmp_path))

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -360,130 +359,6 @@ def test_an_index_names_only_files_beside_it(weight_map: object, broken_shards: 
         CheckpointError, match=r"model\.safetensors\.index\.json: .*(must map tensor names|expected the name)"
     ):
         open_checkpoint(broken_shards)
-
-
-def test_a_repository_is_downloaded_without_pickles_and_opened(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fnmatch import fnmatch
-
-    import huggingface_hub
-
-    received: dict[str, Any] = {}
-
-    def fake_download(repository: str, **options: Any) -> str:
-        received.update(options, repository=repository)
-        return str(saved)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fake_download)
-    assert load("Qwen/Qwen3-0.6B").path == saved
-    assert received["repository"] == "Qwen/Qwen3-0.6B"
-
-    def is_fetched(name: str) -> bool:
-        return any(fnmatch(name, p) for p in received["allow_patterns"]) and not any(
-            fnmatch(name, p) for p in received["ignore_patterns"]
-        )
-
-    fetched = [
-        "config.json",
-        "model-00001-of-00002.safetensors",
-        "model.safetensors.index.json",
-        "chat_template.jinja",
-        "tokenizer.json",
-    ]
-    fetched += ["modules.json", "1_Pooling/config.json", "additional_chat_templates/tool_use.jinja"]
-    fetched += ["mlc-chat-config.json", "tensor-cache.json", "params_shard_12.bin"]
-    assert all(map(is_fetched, fetched))
-    left = [
-        "pytorch_model.bin",
-        "original/params.json",
-        "consolidated.safetensors",
-        "model.gguf",
-        "modeling.py",
-        "onnx/x.json",
-        "2_Dense/x.safetensors",
-    ]
-    assert not any(map(is_fetched, left))
-
-
-def hub_errors() -> dict[str, tuple[Exception, str]]:
-    from huggingface_hub import errors
-
-    response: Any = SimpleNamespace(headers={}, request=None)
-    # The client's HTTP library depends on its version.
-    http_error = vars(errors)["HTTPError"]
-    return {
-        "gated": (
-            errors.GatedRepoError("Access is restricted.\nmore", response=response),
-            "Access is restricted; accept its terms",
-        ),
-        "absent": (
-            errors.RepositoryNotFoundError("404 Client Error.", response=response),
-            "404 Client Error; check the name",
-        ),
-        "http": (errors.HfHubHTTPError("503 Server Error", response=response), "503 Server Error; check the network"),
-        "offline": (
-            errors.OfflineModeIsEnabled("offline mode is enabled"),
-            "offline mode is enabled; check the network",
-        ),
-        "uncached": (errors.LocalEntryNotFoundError("not in the cache"), "not in the cache; check the network"),
-        "connect": (http_error("name not resolved"), "name not resolved; check the network"),
-        "disk": (OSError(28, "No space left on device"), "No space left on device; check"),
-        "wordless": (TimeoutError(), "TimeoutError; check the network"),
-    }
-
-
-@pytest.mark.parametrize("kind", ["gated", "absent", "http", "offline", "uncached", "connect", "disk", "wordless"])
-def test_hub_errors_state_the_cause_and_that_a_folder_needs_no_network(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import huggingface_hub
-
-    failure, words = hub_errors()[kind]
-
-    def fail(*_: object, **__: object) -> str:
-        raise failure
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(
-        CheckpointError,
-        match=r"^owner/name: .*could not be downloaded.*or pass a local folder, which needs no network$",
-    ) as caught:
-        load("owner/name")
-    assert words in caught.value.message
-    assert caught.value.__cause__ is failure
-
-
-def test_paths_that_are_not_checkpoints_are_refused_without_network(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import huggingface_hub
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("went to the network"))
-    # Relative paths are resolved in an empty folder, not in the folder where the tests were started.
-    here = tmp_path / "parent" / "here"
-    here.mkdir(parents=True)
-    monkeypatch.chdir(here)
-    with pytest.raises(CheckpointError, match=r"model\.Q4_K_M\.gguf: there is no such file"):
-        load(str(tmp_path / "model.Q4_K_M.gguf"))
-    with pytest.raises(
-        CheckpointError, match=r"is a file; pass a \.gguf file, or the folder that contains config\.json"
-    ):
-        load(str(saved / "model.safetensors"))
-    for model in [
-        str(tmp_path / "absent"),
-        "./absent/model",
-        "absent",
-        "a/b/c",
-        "",
-        "~/absent",
-        "~no-such-user/x",
-        "../x",
-        "x\0",
-        "x" * 5000,
-    ]:
-        with pytest.raises(CheckpointError, match=r"there is no such folder.*owner/name"):
-            load(model)
-    with pytest.raises(CheckpointError, match=r"has no config\.json"):
-        load(str(tmp_path))
 
 
 def test_a_missing_key_in_a_known_model_is_a_checkpoint_error_and_an_unknown_one_unsupported(broken: Path) -> None:

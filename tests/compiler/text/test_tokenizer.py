@@ -68,37 +68,6 @@ LLAMA_3 = """{{- bos_token }}
     {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
 {%- endif %}
 """
-QWEN_3 = """{%- if tools %}
-    {{- '<|im_start|>system\\n' }}
-    {%- for tool in tools %}
-        {{- "\\n" }}
-        {{- tool | tojson }}
-    {%- endfor %}
-    {{- "<|im_end|>\\n" }}
-{%- endif %}
-{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
-{%- for message in messages[::-1] %}
-    {%- set index = (messages|length - 1) - loop.index0 %}
-    {%- if ns.multi_step_tool and message.role == "user" and message.content is string %}
-        {%- set ns.multi_step_tool = false %}
-        {%- set ns.last_query_index = index %}
-    {%- endif %}
-{%- endfor %}
-{%- for message in messages %}
-    {%- if message.role == "skip" %}{% continue %}{% endif %}
-    {%- if message.role == "assistant" and loop.index0 > ns.last_query_index %}
-        {{- '<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n' + message.content.lstrip('\\n') }}
-    {%- else %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content }}
-    {%- endif %}
-    {{- '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}
-        {{- '<think>\\n\\n</think>\\n\\n' }}
-    {%- endif %}
-{%- endif %}"""
 BLOCKS = """{% for message in messages %}
     {% if message.role == 'assistant' %}
         {% generation %}
@@ -110,7 +79,7 @@ BLOCKS = """{% for message in messages %}
 {% endfor %}
 {{ dict(a=1, b='<ü>') | tojson }}{{ messages[0] | tojson(sort_keys=true) }}
 """
-TEMPLATES = {"chatml": CHATML, "llama3": LLAMA_3, "qwen3": QWEN_3, "blocks": BLOCKS}
+TEMPLATES = {"chatml": CHATML, "llama3": LLAMA_3, "blocks": BLOCKS}
 
 CHATS: dict[str, list[dict[str, Any]]] = {
     "question": [{"role": "user", "content": "Hi <b>you</b> & 'me' 你好"}],

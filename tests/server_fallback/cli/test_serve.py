@@ -10,13 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from served_demo import Served, start
 from waiting import WAIT_SECONDS
 
 from nearfar.compiler.cli import main
@@ -40,38 +40,8 @@ WITH_IMAGE: Any = [
 ]
 
 
-@dataclass(frozen=True)
-class Served:
-    process: subprocess.Popen[str]
-    url: str
-    printed: str
-
-    @property
-    def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
-
-
-def start(cache: Path, *arguments: str, command: str = "serve") -> Callable[[], Served]:
-    """Starts a server. Calling the result waits until it serves, so several servers can start at the same time."""
-    with (cache / f"{len(list(cache.glob('*.log')))}.log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "nearfar.compiler.cli", command, *arguments, "--port", "0"],
-            stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "NEARFAR_CACHE": str(cache),
-            "COLUMNS": "120"},
-        )  # fmt: skip
-
-    def wait() -> Served:
-        assert process.stdout is not None
-        with process.stdout as printing:
-            printed = ""
-            for line in printing:
-                printed += line
-                # The last line of its output.
-                if line.startswith("curl "):
-                    return Served(process, re.findall(r"http://127\.0\.0\.1:\d+", line)[0], printed)
-        raise AssertionError("".join(path.read_text() for path in cache.glob("*.log")))
-
-    return wait
+def client_of(served: Served) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
 
 
 @pytest.fixture(scope="module")
@@ -82,12 +52,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def replicas(cache: Path) -> Iterator[list[Served]]:
     """Two servers that start at the same time, before the model is compiled."""
-    waits = [start(cache, "demo", "--alias", "gpt=demo", "--max-sequences", "4") for _ in range(2)]
+    options = ("demo", "--alias", "gpt=demo", "--max-sequences", "4")
+    waits = [start(*options, folder=cache, log=f"{index}.log") for index in range(2)]
     servers = [wait() for wait in waits]
     yield servers
     for server in servers:
-        server.process.kill()
-        server.process.wait()
+        server.end()
 
 
 def test_the_model_is_compiled_once_and_what_is_served_is_printed(replicas: list[Served], cache: Path) -> None:
@@ -107,7 +77,7 @@ def test_the_curl_line_that_it_prints_works(replicas: list[Served]) -> None:
 
 
 def test_openais_client_is_answered(replicas: list[Served]) -> None:
-    with replicas[0].client as client:
+    with client_of(replicas[0]) as client:
         answer = client.chat.completions.create(
             model="demo", messages=[{"role": "user", "content": QUESTION}], temperature=0
         )
@@ -133,7 +103,7 @@ def test_a_small_model_takes_little_memory(replicas: list[Served]) -> None:
 def test_a_structured_answer_does_not_load_torch_and_uses_little_memory(replicas: list[Served]) -> None:
     server = replicas[0].process.pid
     before = resident_bytes(server)
-    with replicas[0].client as client:
+    with client_of(replicas[0]) as client:
         answer = client.chat.completions.create(
             model="demo",
             messages=[{"role": "user", "content": QUESTION}],
@@ -200,7 +170,7 @@ def test_a_gateway_prints_an_example_request_and_answers(replicas: list[Served],
         "--policy",
         str(policy),
     )
-    gateway = start(cache, *arguments, command="gateway")()
+    gateway = start(*arguments, folder=cache, command="gateway")()
     try:
         assert f"routing by prefer-far: near is demo, far is demo at {replicas[0].url}" in gateway.printed
         line = gateway.printed.splitlines()[-1]
@@ -208,7 +178,7 @@ def test_a_gateway_prints_an_example_request_and_answers(replicas: list[Served],
         # The request has no temperature, so its tokens are sampled.
         assert answer["choices"][0]["message"]["content"]
         assert (answer["route"]["side"], answer["route"]["reason"]) == ("far", "prefer")
-        with gateway.client as client:
+        with client_of(gateway) as client:
             raw = client.chat.completions.with_raw_response.create(
                 model="demo",
                 messages=[{"role": "user", "content": QUESTION}],
@@ -231,7 +201,7 @@ def test_a_server_before_others_answers_as_they_do_and_survives_the_end_of_one(
     replicas: list[Served], cache: Path
 ) -> None:
     upstreams = [argument for server in replicas for argument in ("--upstream", server.url)]
-    front = start(cache, "demo", "--executor", "upstream", "--dialect", "nearfar", *upstreams)()
+    front = start("demo", "--executor", "upstream", "--dialect", "nearfar", *upstreams, folder=cache)()
 
     async def outcome(client: openai.AsyncOpenAI) -> str | None:
         try:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import subprocess
-import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from served_demo import serving
 
 from nearfar.compiler.bundle.folder import ExportBundle, open_any
 from nearfar.compiler.demo import CHECKPOINT
@@ -105,19 +102,11 @@ def test_unsupported_options_of_an_export_are_refused_before_it_is_opened(
 
 
 def test_a_checkpoint_is_compiled_on_first_use_and_openais_client_is_answered(tmp_path: Path) -> None:
-    arguments = ["serve", str(CHECKPOINT), "--target", "onnx", "--port", "0", "--max-sequences", "4"]
-    with ExitStack() as stack:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "nearfar.compiler.cli", *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ,
-            "NEARFAR_CACHE": str(tmp_path), "COLUMNS": "140"},
-        )  # fmt: skip
-        stack.callback(process.communicate)
-        stack.callback(process.kill)
-        assert process.stdout is not None
-        line = next((line for line in process.stdout if line.startswith("curl ")), "")
-        (url,) = re.findall(r"http://127\.0\.0\.1:\d+", line) or [""]
-        client = stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0))
+    options = (str(CHECKPOINT), "--target", "onnx", "--max-sequences", "4")
+    with (
+        serving(*options, folder=tmp_path) as (_, url),
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
         model = client.models.list().data[0].id
         answer = client.chat.completions.create(
             model=model, messages=[{"role": "user", "content": QUESTION}], temperature=0, logprobs=True
