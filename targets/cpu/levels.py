@@ -5,9 +5,11 @@ A variant's `needs` are those of its level. The last level of an architecture is
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from nearfar.compiler.kernels.cpu.builder import Isa
 
 CPUINFO = Path("/proc/cpuinfo")
+# Linux's system call arch_prctl, its request for a permission, and the registers of AMX among those that need one.
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA = 158, 0x1023, 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ class Arch:
     base: tuple[str, ...]
 
 
+# Only for plans that have no pages: its results depend on the number of rows.
+AMX = Level("amx", ("avx512", "amx_bf16"), "x86-64-v4", ("+amx-tile", "+amx-bf16"), 16, 32)
 # Without the last attribute, LLVM splits a fused multiply-add into two instructions if it expects a sum to wait.
 VNNI = Level("vnni", ("avx512", "avx512_vnni"), "x86-64-v4", ("+avx512vnni", "+fast-dpwssd"), 16, 32)
 AVX512 = Level("avx512", ("avx512",), "x86-64-v4", (), 16, 32)
@@ -57,7 +63,7 @@ AVX2 = Level("avx2", (), "x86-64-v3", (), 8, 16)
 DOTPROD = Level("dotprod", ("dotprod",), "generic", ("+neon", "+dotprod"), 4, 32)
 NEON = Level("neon", (), "generic", ("+neon",), 4, 32)
 ARCHS = {
-    "x86_64": Arch("x86_64", "x86_64-linux-gnu", (VNNI, AVX512, AVX2), ("avx2",)),
+    "x86_64": Arch("x86_64", "x86_64-linux-gnu", (AMX, VNNI, AVX512, AVX2), ("avx2",)),
     "aarch64": Arch("aarch64", "aarch64-linux-gnu", (DOTPROD, NEON), ("neon",)),
 }
 
@@ -66,6 +72,7 @@ FLAGS = {
     "avx2": {"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"},
     "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
     "avx512_vnni": {"avx512_vnni"},
+    "amx_bf16": {"amx_tile", "amx_bf16"},
     "neon": {"asimd"},
     "dotprod": {"asimddp"},
 }
@@ -80,12 +87,24 @@ def by_name(name: str | None) -> Arch:
 
 
 def features(cpuinfo: str | None = None) -> frozenset[str]:
-    """The features in FLAGS that this machine's processors have, or those in the text of a /proc/cpuinfo."""
+    """The features in FLAGS that this machine's processors have and this process may use, or those in the text of a
+    /proc/cpuinfo.
+    """
     text = CPUINFO.read_text() if cpuinfo is None and CPUINFO.is_file() else cpuinfo or ""
     lines = (line.partition(":") for line in text.splitlines())
     flags = [set(value.split()) for name, _, value in lines if name.strip() in ("flags", "Features")]
     common = set.intersection(*flags) if flags else set()
-    return frozenset(name for name, wanted in FLAGS.items() if wanted <= common)
+    found = frozenset(name for name, wanted in FLAGS.items() if wanted <= common)
+    return found if cpuinfo is not None or permits_amx() else found - {"amx_bf16"}
+
+
+@cache
+def permits_amx() -> bool:
+    """Ask Linux for the permission that a process needs once, before its first instruction of AMX."""
+    if platform.machine() != "x86_64" or not sys.platform.startswith("linux"):
+        return False
+    refused: int = ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA)
+    return refused == 0
 
 
 def require_needs(manifest: Manifest) -> None:

@@ -69,9 +69,8 @@ class CpuRunner(PlanRunner):
 
     @property
     def device(self) -> str:
-        level = next(
-            (name for name in ("avx512_vnni", "avx512", "avx2", "dotprod", "neon") if name in self._features), ""
-        )
+        names = ("amx_bf16", "avx512_vnni", "avx512", "avx2", "dotprod", "neon")
+        level = next((name for name in names if name in self._features), "")
         return f"{self.manifest.arch} with {level}, {self.threads} threads ({self.activation})"
 
     def _in_order(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:

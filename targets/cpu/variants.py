@@ -28,6 +28,7 @@ from nearfar.compiler.kernels.cpu.elementwise import (
 from nearfar.compiler.kernels.cpu.embed import embed
 from nearfar.compiler.kernels.cpu.encoder_rows import embed_positions, pool_rows, rope_heads
 from nearfar.compiler.kernels.cpu.integer_dot import row_layout
+from nearfar.compiler.kernels.cpu.linear_matrix import linear_matrix, matrix_multiplies
 from nearfar.compiler.kernels.cpu.linear_tiles import linear_tiles
 from nearfar.compiler.kernels.cpu.new_heads import append_kv, rope_append
 from nearfar.compiler.kernels.cpu.prepare_rows import InputRows, prepare_rows
@@ -41,7 +42,7 @@ from nearfar.compiler.kernels.projection import Projection
 from nearfar.targets.context import Context, attr, position_scale, position_tables, sizes
 from nearfar.targets.variant import KernelCall, Template, Variant, for_activations, kernel, with_roles
 
-from .levels import AVX2, AVX512, DOTPROD, NEON, VNNI, Level
+from .levels import AMX, AVX2, AVX512, DOTPROD, NEON, VNNI, Level
 
 # The levels of kernels without integer products.
 PLAIN_LEVELS = (AVX512, AVX2, NEON)
@@ -60,8 +61,10 @@ FLOAT_BLOCK_ROWS: dict[Level, dict[int, int | None]] = {
     AVX2: {4: 8, 6: None},
     NEON: {2: 4, 6: None},
 }
+# The number of rows from which on AMX is faster, with one plane and with two.
+MATRIX_ROWS = {1: 128, 2: 48}
 # The level of the kernel that prepares a projection's input, which has no integer products.
-PREPARING = {VNNI: AVX512, DOTPROD: NEON}
+PREPARING = {AMX: AVX512, VNNI: AVX512, DOTPROD: NEON}
 
 # Queries that share a load of a key: the rows of a tile times the query heads of a kv head.
 TILE_QUERIES = {AVX512: 16, AVX2: 8, NEON: 8}
@@ -81,6 +84,10 @@ class CpuContext(Context):
     """``levels`` are those of the architecture, best first."""
 
     levels: tuple[Level, ...]
+
+    @property
+    def product_levels(self) -> tuple[Level, ...]:
+        return tuple(level for level in self.levels if level != AMX)
 
     @property
     def plain_levels(self) -> tuple[Level, ...]:
@@ -222,7 +229,12 @@ def projection_rows(
     multiplied = replace(facts, keeps_norm=False)
     bits = (8 if activation == "int8" or multiple_of else 16) if facts.weight.scale_dtype else None
     rows = []
-    for level in context.levels if bits else context.plain_levels:
+    planes = 2 if bits is None else 1
+    if AMX in context.levels and not context.plan.states and matrix_multiplies(facts, bits) and not multiple_of:
+        prepare = instance(prepare_rows, PREPARING[AMX], rows=replace(input_rows(facts, AMX, None), planes=planes))
+        multiply = instance(linear_matrix, AMX, facts=multiplied, planes=planes)
+        rows.append(row(AMX, prepare, multiply, when=[">=", facts.batch, MATRIX_ROWS[planes]]))
+    for level in context.product_levels if bits else context.plain_levels:
         preparing = PREPARING.get(level, level)
         prepare = instance(prepare_rows, preparing, rows=input_rows(facts, level, bits, multiple_of))
         first = (

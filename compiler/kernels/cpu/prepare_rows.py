@@ -12,6 +12,8 @@ every block of columns (128 for 16-bit codes, 32 for 8-bit codes):
   offsets (batch, groups) int32: the negated contribution of the code for 0 to a group's dot product; for weights with
     zero points or biases, the sum of a group's codes as float32. In groups of 16, there are two
 For other weights: x (batch, K), each row padded with zeros to complete groups, and a vector that is not used.
+For AMX: planes (batch / 16, groups, planes, 16, 16): each row as sums of bfloat16 (`bf16_planes.py`), two in a word, 16
+rows and 32 columns together, as an instruction reads them.
 
 A projection that keeps its LayerNorm has it as another result, normed (batch, K).
 
@@ -28,6 +30,7 @@ from typing import TypeAlias
 from ...ir.expr import Expr
 from ...quant.base import GROUP
 from ..builder import Array, Kernel, Scalar, cast, maximum, number, reinterpret, select, splat, vector
+from .bf16_planes import halves_of
 from .builder import CpuKernelBuilder, Isa, of, pieces, ramp, wide
 from .integer_dot import LOW_BITS, RowLayout
 from .math import codes_of, fake_quantized, intrinsic, join, rounded
@@ -49,8 +52,9 @@ class InputRows:
     With ``keeps_norm``, the normalized rows are also the result normed (batch, columns).
 
     ``layout`` is that of the codes that quantized weights multiply, whose code for 0 is ``zero``. None leaves the rows
-    as floats. ``sums``: offsets are sums of codes. ``halves``: 16 columns have an offset. ``step``: elements are
-    rounded to multiples of it, -128 to 127 times, which are exact as 8-bit codes; None for others.
+    as floats, or makes them sums of ``planes`` bfloat16 if that is not 0. ``sums``: offsets are sums of codes.
+    ``halves``: 16 columns have an offset. ``step``: elements are rounded to multiples of it, -128 to 127 times, which
+    are exact as 8-bit codes; None for others.
     """
 
     batch: Expr
@@ -59,6 +63,7 @@ class InputRows:
     norm_eps: float | None
     norm_row: int = 0
     layout: RowLayout | None = None
+    planes: int = 0
     zero: int = 0
     sums: bool = False
     halves: bool = False
@@ -75,7 +80,13 @@ def prepare_rows(name: str, *, isa: Isa, rows: InputRows) -> Kernel:  # noqa: AR
     bias = kernel.buffer("norm_bias", (rows.columns,), "float32") if rows.norm_bias else None
     kept = kernel.buffer("normed", (rows.batch, rows.columns), "float32", write=True) if rows.keeps_norm else None
     norm = None if norms is None else NormWeights(norms, rows.norm_row * rows.columns, bias, kept)
-    work = FloatRows(kernel, rows, x, norm) if rows.layout is None else IntegerRows(kernel, rows, rows.layout, x, norm)
+    work: FloatRows | IntegerRows | PlaneRows
+    if rows.planes:
+        work = PlaneRows(kernel, rows, x, norm)
+    elif rows.layout is None:
+        work = FloatRows(kernel, rows, x, norm)
+    else:
+        work = IntegerRows(kernel, rows, rows.layout, x, norm)
     with kernel.when(kernel.size(rows.batch) <= ROWS_ALONE), kernel.loop("row", kernel.size(rows.batch)) as row:
         work.prepare(row)
     with kernel.when(kernel.size(rows.batch) > ROWS_ALONE), kernel.tasks("row", rows.batch) as row:
@@ -99,29 +110,11 @@ class NormWeights:
         return self._buffer[ramp(self._first + start, lanes)]
 
 
-class IntegerRows:
-    """Rows as codes and scales: codes are rounded to nearest, ties to even."""
+class ConvertedRows:
+    """The base of rows that are not stored as floats."""
 
-    def __init__(
-        self, kernel: CpuKernelBuilder, facts: InputRows, layout: RowLayout, x: Array, norm: NormWeights | None
-    ) -> None:
-        self._kernel, self._facts, self._layout, self._x, self._norm = kernel, facts, layout, x, norm
-        groups = -(-facts.columns // GROUP)
-        self._codes = kernel.scratch("codes", (facts.batch, groups + 1, layout.words), "float32", write=True)
-        self._scales = kernel.scratch("scales", (facts.batch, num_scales(facts.columns, layout)), "float32", write=True)
-        offsets = groups * (2 if facts.halves else 1)
-        self._offsets = kernel.scratch("offsets", (facts.batch, offsets), "float32", write=True)
-
-    def prepare(self, row: Scalar) -> None:
-        facts, block = self._facts, GROUP * self._layout.scale_groups
-        normed, factor = self._normed(row)
-        whole = facts.columns // block
-        with self._kernel.loop("block", whole) as number_of:
-            parts = [normed(number_of * block + start, LANES) for start in range(0, block, LANES)]
-            self._quantize(row, number_of, parts, factor)
-        if facts.columns % block:
-            starts = range(whole * block, -(-facts.columns // GROUP) * GROUP, LANES)
-            self._quantize(row, whole, [self._padded(normed, start) for start in starts], factor)
+    def __init__(self, kernel: CpuKernelBuilder, facts: InputRows, x: Array, norm: NormWeights | None) -> None:
+        self._kernel, self._facts, self._x, self._norm = kernel, facts, x, norm
 
     def _normed(self, row: Scalar) -> tuple[Load, Scalar | None]:
         """Columns of a row, normalized except for a factor, and that factor if there is one."""
@@ -161,6 +154,32 @@ class IntegerRows:
             normed(start + i, 1) if start + i < self._facts.columns else number(0, "float32") for i in range(LANES)
         ]
         return vector(*columns)
+
+
+class IntegerRows(ConvertedRows):
+    """Rows as codes and scales: codes are rounded to nearest, ties to even."""
+
+    def __init__(
+        self, kernel: CpuKernelBuilder, facts: InputRows, layout: RowLayout, x: Array, norm: NormWeights | None
+    ) -> None:
+        super().__init__(kernel, facts, x, norm)
+        self._layout = layout
+        groups = -(-facts.columns // GROUP)
+        self._codes = kernel.scratch("codes", (facts.batch, groups + 1, layout.words), "float32", write=True)
+        self._scales = kernel.scratch("scales", (facts.batch, num_scales(facts.columns, layout)), "float32", write=True)
+        offsets = groups * (2 if facts.halves else 1)
+        self._offsets = kernel.scratch("offsets", (facts.batch, offsets), "float32", write=True)
+
+    def prepare(self, row: Scalar) -> None:
+        facts, block = self._facts, GROUP * self._layout.scale_groups
+        normed, factor = self._normed(row)
+        whole = facts.columns // block
+        with self._kernel.loop("block", whole) as number_of:
+            parts = [normed(number_of * block + start, LANES) for start in range(0, block, LANES)]
+            self._quantize(row, number_of, parts, factor)
+        if facts.columns % block:
+            starts = range(whole * block, -(-facts.columns // GROUP) * GROUP, LANES)
+            self._quantize(row, whole, [self._padded(normed, start) for start in starts], factor)
 
     def _quantize(self, row: Scalar, block: Scalar | int, parts: list[Scalar], factor: Scalar | None) -> None:
         """A block of columns that share a scale."""
@@ -219,6 +238,40 @@ class IntegerRows:
             for byte, values in enumerate(stored_bytes):
                 stored = reinterpret(cast(values, of("int8", LANES)), of("float32", quads))
                 self._codes[row, group, ramp(byte * (GROUP // 4) + index * quads, quads)] = stored
+
+
+class PlaneRows(ConvertedRows):
+    """Rows as sums of bfloat16."""
+
+    def __init__(self, kernel: CpuKernelBuilder, facts: InputRows, x: Array, norm: NormWeights | None) -> None:
+        super().__init__(kernel, facts, x, norm)
+        groups = -(-facts.columns // GROUP)
+        blocks: Expr = ["mul", ["ceildiv", facts.batch, 2 * LANES], 2]
+        shape = (blocks, groups, facts.planes, LANES, GROUP // 2)
+        self._planes = kernel.scratch("planes", shape, "float32", write=True)
+
+    def prepare(self, row: Scalar) -> None:
+        kernel, columns = self._kernel, self._facts.columns
+        normed, factor = self._normed(row)
+        place = kernel.split(row, LANES, ("row_block", "row_of_block"))
+        with kernel.loop("group", columns // GROUP) as group:
+            parts = [normed(group * GROUP + start, LANES) for start in range(0, GROUP, LANES)]
+            self._store(place, group, parts, factor)
+        if columns % GROUP:
+            starts = range(columns // GROUP * GROUP, -(-columns // GROUP) * GROUP, LANES)
+            self._store(place, columns // GROUP, [self._padded(normed, start) for start in starts], factor)
+
+    def _store(
+        self, place: tuple[Scalar, Scalar], group: Scalar | int, parts: list[Scalar], factor: Scalar | None
+    ) -> None:
+        kernel, (row_block, row_of_block) = self._kernel, place
+        for index, part in enumerate(parts):
+            value = kernel.let("x", part if factor is None else part * splat(factor, LANES))
+            for plane, halves in enumerate(halves_of(kernel, value, self._facts.planes)):
+                words = ramp(index * LANES // 2, LANES // 2)
+                self._planes[row_block, group, plane, row_of_block, words] = reinterpret(
+                    halves, of("float32", LANES // 2)
+                )
 
 
 class FloatRows:

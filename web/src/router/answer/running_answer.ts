@@ -43,7 +43,7 @@ export interface Part {
 
 export interface AnswerJob {
   readonly params: PlainParams;
-  readonly decision: Omit<Decision, "reason"> & { readonly reason: string };
+  readonly decision: Decision;
   /** Whether the other side may be asked too. */
   readonly standby: boolean;
   readonly rules: Rules;
