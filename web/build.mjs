@@ -116,9 +116,15 @@ async function buildServiceWorker() {
   const hash = createHash("sha256");
   for (const file of files) hash.update(file).update(await readFile(`dist/page/${file}`));
   // The grammar compiler, the ONNX runner and PDF.js are large and rarely used, the page loads no adapters, and it does
-  // not show the licenses.
+  // not show the licenses. The documents page needs PDF.js.
   const cached = files.filter((file) => !/^(?:adapters|grammar|onnx|read_pdf)-|^LICENSES/.test(file));
-  const define = { PAGE_BUILD: JSON.stringify({ hash: hash.digest("hex").slice(0, 16), files: cached }) };
+  const encodings = (await readdir("dist/page/pdf/cmaps")).filter((name) => name.endsWith(".bcmap")).sort();
+  const documents = [
+    ...files.filter((file) => file.startsWith("read_pdf-")),
+    "pdf/pdf.worker.min.mjs",
+    ...encodings.map((name) => `pdf/cmaps/${name}`),
+  ];
+  const define = { PAGE_BUILD: JSON.stringify({ hash: hash.digest("hex").slice(0, 16), files: cached, documents }) };
   await build({ ...browser, entryPoints: ["page/service_worker.ts"], outdir: "dist/page", define });
 }
 

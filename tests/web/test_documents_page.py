@@ -68,6 +68,13 @@ DROP = """(files) => {
     for (const [name, text] of files) data.items.add(new File([text], name));
     return data;
 }"""
+# Whether the service worker has cached PDF.js, its encodings and the encoder's manifest.
+KEPT = """async () => {
+    const cached = [];
+    for (const name of await caches.keys()) cached.push(...(await (await caches.open(name)).keys()));
+    return ["/read_pdf-", "/pdf.worker.min.mjs", "/UniJIS-UTF16-H.bcmap", "/encoder/manifest.json"].every((part) =>
+        cached.some(({ url }) => url.includes(part)));
+}"""
 
 
 class Far:
@@ -124,11 +131,14 @@ class Far:
 
 @dataclass
 class Opened:
-    """``sent``: the method, the address and the body of each request of the page and of its worker."""
+    """``problems``: what the console reports. ``sent``: the method, the address and the body of each request of the
+    page and of its worker.
+    """
 
     page: Page
     far: Far
     origin: str
+    problems: list[str]
     sent: list[tuple[str, str, str | None]] = field(default_factory=list)
 
 
@@ -160,7 +170,7 @@ def opened(
     problems: list[str] = []
     page = open_page(browser, problems)
     with PageServer(folder / "near", policy=folder / "policy.json", encoder=folder / "encoder") as server:
-        opened = Opened(page, far, server.url)
+        opened = Opened(page, far, server.url, problems)
         page.context.on("request", lambda one: opened.sent.append((one.method, one.url, one.post_data)))
         page.goto(server.documents_url)
         page.wait_for_selector("body[data-state=ready]")
@@ -307,10 +317,19 @@ def test_every_part_is_legible_and_large_enough_to_touch(opened: Opened) -> None
     assert page.evaluate(NAMELESS) == []
 
 
-def test_documents_stay_until_they_are_removed(opened: Opened) -> None:
+def test_without_a_network_documents_stay_until_they_are_removed_and_pdfs_are_read(opened: Opened) -> None:
     page = opened.page
     page.click("#documents li:has-text('diary.txt') button[aria-label^=Remove]")
     page.wait_for_selector("#documents li >> nth=1", state="detached")
+    page.wait_for_function(KEPT)
+    page.context.set_offline(True)
     page.reload()
     page.wait_for_selector("body[data-state=ready]")
     assert page.locator("#documents .name").all_text_contents() == ["town.md"]
+    add(page, {"crew.pdf": pdf_of(b"BT /F1 12 Tf 20 250 Td (Zoe mends sails.) Tj ET")})
+    page.wait_for_selector("#documents li:has-text('crew.pdf')")
+    assert ask(page, "Where does Zoe mend sails?", near="She mends sails [1].") == "She mends sails.1"
+    assert page.text_content("#sources li.cited .passage") == "Zoe mends sails."
+    # Chromium logs each request that finds no network.
+    assert all(problem.startswith("Failed to load resource: net::ERR_") for problem in opened.problems)
+    opened.problems.clear()

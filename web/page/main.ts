@@ -8,6 +8,7 @@ import { LoadView } from "./load_view.js";
 import { openModel } from "./model.js";
 import { offerModels } from "./model_picker.js";
 import { NearNotice } from "./near_notice.js";
+import { keepPage } from "./offline.js";
 
 declare global {
   interface Window {
@@ -45,7 +46,6 @@ async function main(): Promise<void> {
   }
 }
 
-// The page also works without a service worker, for example in a browser that forbids it.
-if ("serviceWorker" in navigator) navigator.serviceWorker.register("service_worker.js").catch(() => undefined);
+keepPage();
 
 void main();

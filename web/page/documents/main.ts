@@ -13,6 +13,7 @@ import { FarForm } from "../far_form.js";
 import type { Model } from "../model.js";
 import { openModel } from "../model.js";
 import { Network } from "../network.js";
+import { keepDocuments } from "../offline.js";
 import type { Sides } from "../sides.js";
 import { connectSides } from "../sides.js";
 import { askDocuments } from "./ask.js";
@@ -80,6 +81,8 @@ class DocumentsPage {
     }
     await this.show();
     this.#view.ready(this.#model?.info.model ?? null);
+    // After the models, so that it does not delay them. The manifest identifies the model of the index.
+    keepDocuments({ addresses: [new URL("manifest.json", encoderAddress()).href] });
   }
 
   private async connect(address: FarAddress, form: FarForm): Promise<void> {
@@ -194,10 +197,15 @@ class DocumentsPage {
 function startLibrary(): MessagePort {
   const worker = new Worker("documents_worker.js", { type: "module" });
   const { port1, port2 } = new MessageChannel();
-  const encoder = new URLSearchParams(location.search).get("encoder") ?? "./encoder/";
-  const start: LibraryStart = { bundle: new URL(encoder, document.baseURI).href, port: port2 };
+  const start: LibraryStart = { bundle: encoderAddress(), port: port2 };
   worker.postMessage(start, [port2]);
   return port1;
+}
+
+/** The folder of the embedding model's bundle. */
+function encoderAddress(): string {
+  const encoder = new URLSearchParams(location.search).get("encoder") ?? "./encoder/";
+  return new URL(encoder.endsWith("/") ? encoder : `${encoder}/`, document.baseURI).href;
 }
 
 void new DocumentsPage().start();
