@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from ..errors import CheckpointError, UnsupportedModel, reason_of
 from .json_file import parse_json_object, reject_git_lfs_pointer
+from .read_tensor import read_into
 
 MAX_HEADER_BYTES = 100_000_000
 
@@ -89,7 +90,7 @@ class SafetensorsTensor:
         item = INTEGERS[self.dtype]
         part = np.empty((rows, stop - start), item)
         for row in range(rows):
-            self._read_into(part[row], self.offset_bytes + (row * columns + start) * item.itemsize)
+            read_into(part[row], self.path, self.offset_bytes + (row * columns + start) * item.itemsize, self.name)
         return part
 
     def _stored_rows(self, start: int, stop: int, supported: Mapping[str, np.dtype[Any]]) -> npt.NDArray[Any]:
@@ -105,28 +106,8 @@ class SafetensorsTensor:
             )
         stored = np.empty((stop - start, *row_shape), supported[self.dtype])
         row_bytes = math.prod(row_shape) * stored.itemsize
-        self._read_into(stored, self.offset_bytes + start * row_bytes)
+        read_into(stored, self.path, self.offset_bytes + start * row_bytes, self.name)
         return stored
-
-    def _read_into(self, array: npt.NDArray[Any], offset_bytes: int) -> None:
-        if array.size == 0:
-            return
-        unread = array.reshape(-1).view(np.uint8).data
-        try:
-            with self.path.open("rb", buffering=0) as file:
-                file.seek(offset_bytes)
-                # One read returns at most 2 GiB on Linux.
-                while unread and (count := file.readinto(unread)):
-                    unread = unread[count:]
-        except OSError as error:
-            raise CheckpointError(f"{self.path}: cannot be read: {reason_of(error)}", file=str(self.path)) from error
-        if unread:
-            raise CheckpointError(
-                f"{self.path}: ends inside tensor {self.name!r}; the file became shorter after it was opened, download "
-                "it again",
-                file=str(self.path),
-                tensor=self.name,
-            )
 
 
 def read_safetensors(path: Path) -> dict[str, SafetensorsTensor]:

@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from threading import Thread
 
 from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, RequestError, Unavailable
 from nearfar.compiler.runtime.batch import FloatArray
@@ -22,6 +21,7 @@ from .check_request import check_ids, check_token_types
 from .config import EngineConfig
 from .encode_job import EncodeJob, EncodeRequest, Text
 from .encoder_model import EncoderModel
+from .engine_thread import EngineThread
 from .inbox import Inbox
 from .stats import EngineStats
 from .step_runner import EncoderRunner
@@ -46,8 +46,7 @@ class EncoderEngine:
         self.max_drafts = 0
         self._inbox = Inbox(min(limits.sequences, limits.rows) + config.max_waiting)
         self._loop = EncoderLoop(runner, model, config, self._inbox)
-        self._thread = Thread(target=self._loop.run, name="nearfar-encoder", daemon=True)
-        self._thread.start()
+        self._thread = EngineThread(self._loop.run, self._inbox, "nearfar-encoder")
 
     @property
     def context(self) -> int:
@@ -82,11 +81,7 @@ class EncoderEngine:
 
         New requests fail with ``reason``, by default Unavailable. A second call waits for the same end.
         """
-        self._inbox.refuse(reason or Unavailable("this model is being unloaded; try again later"))
-        if drain_seconds > 0:
-            await asyncio.to_thread(self._inbox.wait_empty, drain_seconds)
-        self._inbox.stop()
-        await asyncio.to_thread(self._thread.join)
+        await self._thread.close(drain_seconds, reason)
 
     def _check(self, request: EncodeRequest) -> None:
         model, types = self.model, request.token_types

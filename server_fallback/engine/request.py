@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 # How many tokens at the end of a prompt can get a log-probability.
 MAX_PROMPT_LOGPROBS = 32
+
+ItemT = TypeVar("ItemT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,14 @@ def batches_of(
 ) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | Completion], None]:
     """The batches of a source, or each of its items as one; ``handle`` is not needed for these."""
     return source.batches(request, handle) if isinstance(source, BatchSource) else _one_by_one(source, request)
+
+
+async def items_of(batches: AsyncGenerator[list[ItemT], None]) -> AsyncGenerator[ItemT, None]:
+    """The items of batches, one by one. Closing it closes the batches."""
+    async with aclosing(batches):
+        async for batch in batches:
+            for item in batch:
+                yield item
 
 
 async def _one_by_one(

@@ -9,11 +9,9 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
-from contextlib import aclosing
 from dataclasses import replace
-from threading import Thread
 
-from nearfar.compiler.errors import NearfarError, RequestError, Unavailable
+from nearfar.compiler.errors import NearfarError, RequestError
 from nearfar.compiler.runtime.batch import FloatArray, Limits
 from nearfar.compiler.runtime.page_groups import longest_sequence
 
@@ -22,13 +20,14 @@ from .check_request import check_request
 from .config import EngineConfig
 from .draft_model import DraftModel
 from .engine_loop import EngineLoop
+from .engine_thread import EngineThread
 from .inbox import Inbox
 from .item_queue import Item, ItemQueue
 from .mask_pool import MaskPool
 from .masks import Masks
 from .model import TokenModel
 from .ngram_drafter import NgramDrafter
-from .request import Completion, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest
+from .request import Completion, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest, items_of
 from .resolved_sampling import resolve_sampling
 from .speculation import Drafter, Speculation
 from .stats import EngineStats
@@ -64,24 +63,18 @@ class TokenEngine:
         self._loop = EngineLoop(runner, self.model, config, self._inbox, drafter, masks)
         self.device = runner.device
         self.max_drafts = max(0, min(limits.rows, limits.tokens) - min(limits.rows, limits.sequences))
-        self._thread = Thread(target=self._loop.run, name="nearfar-engine", daemon=True)
-        self._thread.start()
+        self._thread = EngineThread(self._loop.run, self._inbox, "nearfar-engine")
 
     @property
     def context(self) -> int:
         """The longest sequence in tokens."""
         return self.model.context
 
-    async def generate(
-        self, request: TokenRequest
-    ) -> AsyncGenerator[PromptLogprobs | GeneratedToken | Completion, None]:
+    def generate(self, request: TokenRequest) -> AsyncGenerator[PromptLogprobs | GeneratedToken | Completion, None]:
         """Yield each new token, without a stop token, and last the Completion. If ``prompt_logprobs`` are requested,
         PromptLogprobs comes first. See `batches`.
         """
-        async with aclosing(self.batches(request)) as batches:
-            async for batch in batches:
-                for item in batch:
-                    yield item
+        return items_of(self.batches(request))
 
     async def batches(
         self, request: TokenRequest, handle: TokenHandler | None = None
@@ -152,11 +145,7 @@ class TokenEngine:
 
         New requests fail with ``reason``, by default Unavailable. A second call waits for the same end.
         """
-        self._inbox.refuse(reason or Unavailable("this model is being unloaded; try again later"))
-        if drain_seconds > 0:
-            await asyncio.to_thread(self._inbox.wait_empty, drain_seconds)
-        self._inbox.stop()
-        await asyncio.to_thread(self._thread.join)
+        await self._thread.close(drain_seconds, reason)
 
 
 def make_drafter(

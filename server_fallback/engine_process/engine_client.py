@@ -7,7 +7,6 @@ import itertools
 import os
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 from dataclasses import replace
 
 from nearfar.compiler.errors import DeviceError, NearfarError, Unavailable
@@ -15,7 +14,7 @@ from nearfar.compiler.runtime.batch import FloatArray
 
 from ..engine.encode_job import EncodeRequest
 from ..engine.item_queue import ItemQueue
-from ..engine.request import Completion, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest
+from ..engine.request import Completion, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest, items_of
 from ..engine.stats import EngineStats
 from .connection import Connection
 from .mask_service import MaskService
@@ -76,14 +75,9 @@ class EngineClient:
         assert self._opened is not None
         return self._opened.device
 
-    async def generate(
-        self, request: TokenRequest
-    ) -> AsyncGenerator[PromptLogprobs | GeneratedToken | Completion, None]:
+    def generate(self, request: TokenRequest) -> AsyncGenerator[PromptLogprobs | GeneratedToken | Completion, None]:
         """See `TokenEngine.generate`."""
-        async with aclosing(self.batches(request)) as batches:
-            async for batch in batches:
-                for item in batch:
-                    yield item
+        return items_of(self.batches(request))
 
     async def batches(
         self, request: TokenRequest, handle: TokenHandler | None = None

@@ -16,6 +16,7 @@ from ..engine.request import (
     TokenRequest,
     TokenSource,
     batches_of,
+    items_of,
 )
 from .executor import Call
 
@@ -30,11 +31,8 @@ class ObservedTokens:
         self._engine = engine
         self._call = call
 
-    async def generate(self, request: TokenRequest) -> AsyncGenerator[GeneratedToken | Completion, None]:
-        async with aclosing(self.batches(request)) as batches:
-            async for batch in batches:
-                for item in batch:
-                    yield item
+    def generate(self, request: TokenRequest) -> AsyncGenerator[GeneratedToken | Completion, None]:
+        return items_of(self.batches(request))
 
     async def batches(
         self, request: TokenRequest, handle: TokenHandler | None = None

@@ -19,6 +19,7 @@ import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModel, reason_of
 from ..json_file import reject_git_lfs_pointer
+from ..read_tensor import read_into
 from .block_types import BlockType
 from .table_types import TYPES, has_tables
 
@@ -58,21 +59,7 @@ class StoredTensor:
             return np.empty((0, self.row_bytes), np.uint8)
         first, last = int(rows.min()), int(rows.max()) + 1
         data = np.empty((last - first, self.row_bytes), np.uint8)
-        try:
-            with self.path.open("rb", buffering=0) as file:
-                file.seek(self.offset_bytes + first * self.row_bytes)
-                unread = data.reshape(-1).data
-                # One read returns at most 2 GiB on Linux.
-                while unread and (count := file.readinto(unread)):
-                    unread = unread[count:]
-        except OSError as error:
-            raise CheckpointError(f"{self.path}: cannot be read: {reason_of(error)}", file=str(self.path)) from error
-        if unread:
-            raise CheckpointError(
-                f"{self.path}: ends inside tensor {self.name!r}; the file became shorter after it was opened, download "
-                "it again",
-                file=str(self.path), tensor=self.name,
-            )  # fmt: skip
+        read_into(data, self.path, self.offset_bytes + first * self.row_bytes, self.name)
         return data if last - first == len(rows) and (np.diff(rows) == 1).all() else data[rows - first]
 
 
