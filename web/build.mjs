@@ -104,6 +104,17 @@ function joined(parts) {
   return parts.join(`\n${"-".repeat(80)}\n\n`);
 }
 
+/** A page with the markup that it shares with others: page/parts/NAME.html for each line `<!-- part: NAME -->`. */
+async function copyPage(file) {
+  const lines = (await readFile(`page/${file}`, "utf8")).split("\n").map(async (line) => {
+    const [, indent, name] = /^( *)<!-- part: (\w+) -->$/.exec(line) ?? [];
+    if (name === undefined) return line;
+    const part = (await readFile(`page/parts/${name}.html`, "utf8")).trimEnd();
+    return part.replace(/^/gm, indent);
+  });
+  await writeFile(`dist/page/${file}`, (await Promise.all(lines)).join("\n"));
+}
+
 /**
  * The service worker of the page, which lists all of the page's files. It is built last, because its hash covers them.
  */
@@ -171,9 +182,8 @@ await Promise.all([
     outdir: "dist/tools",
     plugins: laterFiles(".."),
   }),
+  ...["index.html", "bench.html", "documents.html"].map(copyPage),
   ...[
-    "index.html",
-    "bench.html",
     "style.css",
     "chat.css",
     "markdown.css",
@@ -181,7 +191,6 @@ await Promise.all([
     "bundles.json",
     "sides.css",
     "bench.css",
-    "documents.html",
     "documents.css",
     "icon.svg",
   ].map((file) => copyFile(`page/${file}`, `dist/page/${file}`)),
