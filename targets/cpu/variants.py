@@ -30,6 +30,7 @@ from nearfar.compiler.kernels.cpu.encoder_rows import embed_positions, pool_rows
 from nearfar.compiler.kernels.cpu.integer_dot import row_layout
 from nearfar.compiler.kernels.cpu.linear_matrix import linear_matrix, matrix_multiplies
 from nearfar.compiler.kernels.cpu.linear_tiles import linear_tiles
+from nearfar.compiler.kernels.cpu.matrix_attention import matrix_attends, matrix_attention
 from nearfar.compiler.kernels.cpu.new_heads import append_kv, rope_append
 from nearfar.compiler.kernels.cpu.prepare_rows import InputRows, prepare_rows
 from nearfar.compiler.kernels.cpu.ragged_attention import ragged_attention
@@ -375,29 +376,22 @@ def ragged_attention_variants(step: Step, context: CpuContext, activation: str) 
 def ragged_attention_linear_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
     """The kernels of both parts, one after the other."""
     heads, scores = context.joint_heads(step, activation, RAGGED_PAGE), context.scores(step)
-    attention = {
-        level.isa: instance(
-            ragged_attention,
-            level,
-            heads=heads,
-            scores=scores,
-            tile_rows=max(1, TILE_QUERIES[level] // heads.group),
-            y_in_scratch=True,
-        )
+    facts: dict[str, Any] = {"heads": heads, "scores": scores, "y_in_scratch": True}
+    of_level = {
+        level.isa: instance(ragged_attention, level, **facts, tile_rows=max(1, TILE_QUERIES[level] // heads.group))
         for level in context.plain_levels
     }
-    rows = projection_rows(context.output_projection(step, activation), context, activation)
     attended = f"scratch.{ATTENDED}"
-    return [
-        replace(
-            each,
-            kernels=(
-                attention[each.kernels[0].facts["isa"]],
-                *(with_roles(call, x=attended) for call in each.kernels),
-            ),
-        )
-        for each in rows
-    ]
+    rows = []
+    for each in projection_rows(context.output_projection(step, activation), context, activation):
+        prepare, multiply = each.kernels
+        if each.needs == AMX.needs and matrix_attends(heads, scores):
+            first = instance(matrix_attention, AMX, **facts, planes=multiply.facts["planes"])
+        else:
+            first = of_level[prepare.facts["isa"]]
+        reading = (with_roles(call, x=attended) for call in each.kernels)
+        rows.append(replace(each, kernels=(first, *reading)))
+    return rows
 
 
 def may_see_more_than(keys: int, preparation: Preparation | None, scores: Scores) -> bool:

@@ -21,7 +21,7 @@ from ..builder import Array, Kernel, Scalar, cast, maximum, minimum, number, sel
 from ..heads import Heads, Preparation, Scores
 from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, round_up_quotient
 from .hadamard import rotate
-from .key_block import BLOCK, KeyBlock, Range, Running
+from .key_block import BLOCK, BlockScores, KeyBlock, Range, Running
 from .key_products import Queries, key_products
 from .new_heads import NewHeads
 from .pages import Pages
@@ -134,7 +134,6 @@ class Arguments:
         self._stored_heads = heads
         self._page_ids: Array | None = None
         self._declare()
-        self._products = key_products(kernel, isa, self._stored_heads, self._pages)
         self._sinks = kernel.buffer("sinks", (heads.num_heads,), "float32") if scores.sinks else None
         rows = (heads.rows, heads.num_heads, heads.head_dim)
         declare = partial(kernel.buffer, "y") if result is None else partial(kernel.scratch, result)
@@ -153,6 +152,7 @@ class Arguments:
         self.seq_starts = kernel.buffer("seq_starts", (["add", heads.sequences, 1],), "int32")
         self._page_indptr = kernel.buffer("page_indptr", (["add", heads.sequences, 1],), "int32")
         self._page_ids = kernel.buffer("page_ids", ("L",), "int32")
+        self._products = key_products(kernel, isa, heads, self._pages)
 
     def first_page(self, sequence: Scalar) -> Scalar:
         """The index of a sequence's first page."""
@@ -219,7 +219,7 @@ class Arguments:
         """Read the queries of all blocks that follow."""
         self._products.hold(queries)
 
-    def key_block(self, count: int) -> KeyBlock:
+    def key_block(self, count: int) -> BlockScores:
         return KeyBlock(
             self.kernel, self.isa, self._stored_heads, self._scores, self._pages, self._products, self._page_ids, count
         )

@@ -10,6 +10,7 @@ read.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -42,13 +43,61 @@ class Range:
         return 0 if isinstance(self.start, int) else truncated_quotient(self.start, size)
 
 
-class KeyBlock:
-    """Scores and weighted values of ``count`` queries with a block's keys.
+class BlockScores(ABC):
+    """The scores of ``count`` queries with a block's keys, and the values weighted by them. ``rows`` are allocated, at
+    least ``count``.
 
     Before `compute`, set the range of keys that each query sees: those before ``lengths`` (count,), and with a
     window those from ``starts`` (count,) on; neither needs to lie within the block. `compute` leaves ``largest`` and
-    ``total`` (count,), and ``sums`` (count, D). Without ``page_ids``, the pages of a sequence follow each other.
+    ``total`` (count,), and ``sums`` (count, D).
     """
+
+    def __init__(self, kernel: CpuKernelBuilder, heads: Heads, scores: Scores, count: int, rows: int) -> None:
+        self._kernel, self._heads, self.count = kernel, heads, count
+        self.lengths = kernel.local("lengths", count, "int32")
+        self.starts = kernel.local("starts", count, "int32") if scores.window is not None else None
+        self._scores = kernel.local("scores", rows * BLOCK, "float32")
+        self.sums = kernel.local("sums", rows * heads.head_dim, "float32")
+        self.largest = kernel.local("largest", count, "float32")
+        self.total = kernel.local("total", count, "float32")
+
+    @abstractmethod
+    def compute(self, queries: Queries, kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range) -> None:
+        """``queries`` are neighbours in their rows and heads. ``keys`` are the keys that any query sees, at least
+        one.
+        """
+
+    def sums_of(self, i: Scalar) -> Callable[[int, int], Scalar]:
+        """Vectors of a query's weighted values, by start and lanes."""
+        return lambda start, lanes: self.sums[ramp(i * self._heads.head_dim + start, lanes)]
+
+    def _weigh(self, i: Scalar, keys: Range) -> None:
+        """Turn the scores of a query into weights."""
+        kernel, lanes = self._kernel, min(LANES, self._heads.page_size)
+        start = keys.start_in(lanes)
+        vectors = kernel.let("vectors", round_up_quotient(keys.stop, lanes) - start)
+        largest = kernel.local("largest_lanes", 1, f"float32x{lanes}", fill=LOWEST)
+        with kernel.loop("part", vectors) as part:
+            first = (start + part) * lanes
+            seen = ramp(first, lanes) < splat(self.lengths[i], lanes)
+            if self.starts is not None:
+                seen = seen & (ramp(first, lanes) >= splat(self.starts[i], lanes))
+            index = ramp(i * BLOCK + first, lanes)
+            score = kernel.let("score", select(seen, self._scores[index], number(LOWEST, f"float32x{lanes}")))
+            self._scores[index] = score
+            largest[0] = maximum(largest[0], score)
+        self.largest[i] = largest_of_lanes(largest[0])
+        total = kernel.local("total_lanes", 1, f"float32x{lanes}", fill=0)
+        with kernel.loop("part", vectors) as part:
+            index = ramp(i * BLOCK + (start + part) * lanes, lanes)
+            weight = kernel.let("weight", falling_exp(self._scores[index] - splat(self.largest[i], lanes)))
+            self._scores[index] = weight
+            total[0] = total[0] + weight
+        self.total[i] = sum_of_lanes(total[0])
+
+
+class KeyBlock(BlockScores):
+    """The same with vectors, on pages. Without ``page_ids``, the pages of a sequence follow each other."""
 
     def __init__(
         self,
@@ -61,34 +110,21 @@ class KeyBlock:
         page_ids: Array | None,
         count: int,
     ) -> None:
-        self._kernel, self._isa, self._heads, self._softcap = kernel, isa, heads, scores.softcap
+        super().__init__(kernel, heads, scores, count, count)
+        self._isa, self._softcap = isa, scores.softcap
         self._pages, self._products, self._page_ids = pages, products, page_ids
-        self.count = count
         # A page's keys or values of one head have 2 or 4 KB, which is too short for the processor's own prefetcher, so
         # the next ones are prefetched here. Over 8,192 keys, a layer with 8-bit pages took 0.84 ms with
         # this and 1.6 ms without, and with float16 pages 1.2 and 1.6 ms; float32 was slower (Qwen3-0.6B's heads, one
         # thread of an AMD EPYC, Zen 5).
         self._asks_ahead = pages.quantized or heads.activation == "float16"
         self._lanes = min(isa.lanes, heads.page_size)
-        self.lengths = kernel.local("lengths", count, "int32")
-        self.starts = kernel.local("starts", count, "int32") if scores.window is not None else None
-        self._scores = kernel.local("scores", count * BLOCK, "float32")
-        self.sums = kernel.local("sums", count * heads.head_dim, "float32")
-        self.largest = kernel.local("largest", count, "float32")
-        self.total = kernel.local("total", count, "float32")
 
     def compute(self, queries: Queries, kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range) -> None:
-        """``queries`` are those of ``products``. ``keys`` are the keys that any query sees, at
-        least one.
-        """
         self._score(queries, kv_head, first_page, block, keys)
         with self._kernel.loop("query", self.count) as query:
             self._weigh(query, keys)
         self._add_values(kv_head, first_page, block, keys)
-
-    def sums_of(self, i: Scalar) -> Callable[[int, int], Scalar]:
-        """Vectors of a query's weighted values, by start and lanes."""
-        return lambda start, lanes: self.sums[ramp(i * self._heads.head_dim + start, lanes)]
 
     def _page(self, first_page: Scalar, block: Scalar, index: Scalar) -> Scalar:
         entry = first_page + block * (BLOCK // self._heads.page_size) + index
@@ -172,30 +208,6 @@ class KeyBlock:
         """
         count = len(self._groups()[0])
         return max(1, (self._isa.registers - count - 1 - loaded) // count)
-
-    def _weigh(self, i: Scalar, keys: Range) -> None:
-        """Turn the scores of a query into weights."""
-        kernel, lanes = self._kernel, min(LANES, self._heads.page_size)
-        start = keys.start_in(lanes)
-        vectors = kernel.let("vectors", round_up_quotient(keys.stop, lanes) - start)
-        largest = kernel.local("largest_lanes", 1, f"float32x{lanes}", fill=LOWEST)
-        with kernel.loop("part", vectors) as part:
-            first = (start + part) * lanes
-            seen = ramp(first, lanes) < splat(self.lengths[i], lanes)
-            if self.starts is not None:
-                seen = seen & (ramp(first, lanes) >= splat(self.starts[i], lanes))
-            index = ramp(i * BLOCK + first, lanes)
-            score = kernel.let("score", select(seen, self._scores[index], number(LOWEST, f"float32x{lanes}")))
-            self._scores[index] = score
-            largest[0] = maximum(largest[0], score)
-        self.largest[i] = largest_of_lanes(largest[0])
-        total = kernel.local("total_lanes", 1, f"float32x{lanes}", fill=0)
-        with kernel.loop("part", vectors) as part:
-            index = ramp(i * BLOCK + (start + part) * lanes, lanes)
-            weight = kernel.let("weight", falling_exp(self._scores[index] - splat(self.largest[i], lanes)))
-            self._scores[index] = weight
-            total[0] = total[0] + weight
-        self.total[i] = sum_of_lanes(total[0])
 
     def _add_values(self, kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range) -> None:
         """sums = weights @ values, for all queries and as many elements at a time as registers hold."""

@@ -17,29 +17,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from tvm import tirx
-
 from ...ir.expr import Expr
 from ...quant.base import GROUP, ROW
 from ...quant.kernel_format import reads_plain
 from ...quant.layout import TILE_ROWS
 from ..builder import Array, Kernel, Scalar, address_of, cast, minimum, number, reinterpret, splat
 from ..projection import Projection
-from ..tir import script
 from .bf16_planes import words_of
 from .builder import CpuKernelBuilder, Isa, floats, of, ramp, round_up_quotient
 from .integer_dot import VnniByteDot
 from .linear_tiles import Result
 from .math import fused
+from .matrix_registers import LEFT, RIGHT, ROW_BYTES, ROWS, SUMS, clear, configure, load, multiply, release, store
 from .packed import factor_planes
 
-# A register has 16 rows of 64 bytes: 32 columns of 16 rows of the input, 16 pairs of columns of 16 outputs, or 16 x 16
-# float32 sums.
-ROWS, ROW_BYTES = 16, 64
 PAIRS = GROUP // 2
-# The rows of a block, and the registers of its sums, of its input, and of the weights of two tiles.
+# The rows of a block, which two registers of the left side hold.
 BLOCK_ROWS = 2 * ROWS
-SUMS, INPUT, WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)
 # The size of the prepared rows that use the same unpacked weights: half of a core's second-level cache.
 ROWS_BYTES = 1 << 20
 MOST_BLOCKS = 32
@@ -121,27 +115,26 @@ class MatrixProducts:
                 places = [address_of(sums, (block * len(SUMS) + i) * ROWS) for i in range(2 * len(tiles))]
                 for register_of_sums, place in enumerate(places):
                     with kernel.when(piece == 0):
-                        perform("tilezero", register(register_of_sums))
+                        clear(register_of_sums)
                     with kernel.when(piece > 0):
                         load(register_of_sums, place)
                 with kernel.loop("group", groups) as group:
                     self._add(unpacked, group, first_group + group, (first_block + block) * 2, len(tiles))
                 for register_of_sums, place in enumerate(places):
-                    perform("tilestored64", register(register_of_sums), place, stride(ROW_BYTES))
-        perform("tilerelease")
+                    store(register_of_sums, place)
+        release()
         return sums
 
     def _add(self, unpacked: Array, unpacked_group: Scalar, group: Scalar, row_block: Scalar, tiles: int) -> None:
         """Add the products of 32 columns to all sums of a block, whose rows start with ``row_block``."""
         for weight_plane in range(self._planes):
             for at in range(tiles):
-                load(WEIGHTS[at], address_of(unpacked, self._place(unpacked_group, weight_plane, at, tiles)))
+                load(RIGHT[at], address_of(unpacked, self._place(unpacked_group, weight_plane, at, tiles)))
             # The product of both last planes is below the precision of the others.
             for plane, half in product(range(self._planes - weight_plane), range(2)):
-                load(INPUT[half], address_of(self._rows, row_block + half, group, plane, 0, 0))
+                load(LEFT[half], address_of(self._rows, row_block + half, group, plane, 0, 0))
                 for at in range(tiles):
-                    of_block = register(half * tiles + at)
-                    perform("tdpbf16ps", of_block, register(INPUT[half]), register(WEIGHTS[at]))
+                    multiply(half * tiles + at, LEFT[half], RIGHT[at])
 
     def _place(self, group: Scalar, plane: int, tile: int, tiles: int) -> Scalar:
         return ((group * self._planes + plane) * tiles + tile) * PAIRS
@@ -192,35 +185,3 @@ class TileColumns:
         code = (quad >> number(8 * byte, word) if byte else quad) & number(0xFF, word)
         integers = reinterpret(code, of("int32", TILE_ROWS))
         return self._kernel.let("weights", fused(cast(integers, floats(TILE_ROWS)), scales, zeros))
-
-
-def configure(kernel: CpuKernelBuilder) -> None:
-    """Give every register 16 rows of 64 bytes, in the 64 bytes that the instruction reads."""
-    table = bytearray(64)
-    # The only palette.
-    table[0] = 1
-    for index in (*SUMS, *INPUT, *WEIGHTS):
-        table[16 + 2 * index] = ROW_BYTES
-        table[48 + index] = ROWS
-    words = kernel.local("configuration", 16, "uint32")
-    for index in range(16):
-        words[index] = number(int.from_bytes(table[4 * index : 4 * index + 4], "little"), "uint32")
-    perform("ldtilecfg", address_of(words, 0))
-
-
-def load(index: int, address: Scalar) -> None:
-    perform("tileloadd64", register(index), address, stride(ROW_BYTES))
-
-
-def perform(name: str, *arguments: Scalar) -> None:
-    """Call an AMX intrinsic of LLVM's."""
-    script.evaluate(tirx.call_llvm_intrin("void", f"llvm.x86.{name}", *arguments))
-
-
-def register(index: int) -> Scalar:
-    return tirx.const(index, "int8")
-
-
-def stride(row_bytes: int) -> Scalar:
-    """The distance of a register's rows in memory."""
-    return tirx.const(row_bytes, "int64")

@@ -13,6 +13,7 @@ from ..builder import Kernel, KernelBuilder, Scalar, cast, lane_of, minimum, tru
 from ..heads import ATTENDED, Heads, Scores
 from .attention import Arguments, attend_tiles
 from .builder import Isa, floats, pieces, ramp
+from .key_products import key_products
 from .math import join
 from .pages import Pages
 
@@ -37,9 +38,14 @@ class RaggedArguments(Arguments):
         self._qkv = kernel.buffer("qkv", (heads.rows, self._all_heads, heads.head_dim), heads.activation)
         self._positions = kernel.buffer("positions", (heads.rows,), "int32")
         self.seq_starts = kernel.buffer("seq_starts", (["add", heads.sequences, 1],), "int32")
+        self._declare_pages()
+
+    def _declare_pages(self) -> None:
+        heads, kernel = self.heads, self.kernel
         count: Expr = ["add", ["ceildiv", heads.rows, heads.page_size], heads.sequences]
         self._stored_heads = replace(heads, activation="float32")
         self._pages = Pages(kernel, self._stored_heads, write=True, scratch=count)
+        self._products = key_products(kernel, self.isa, self._stored_heads, self._pages)
         self._page_ids = None
 
     def first_page(self, sequence: Scalar) -> Scalar:

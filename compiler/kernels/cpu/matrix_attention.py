@@ -1,0 +1,206 @@
+"""ragged_attention with AMX, for texts whose rows see all keys, or those before them.
+
+As in `ragged_attention.py`, the first phase writes queries, keys and values to scratch, here as sums of bfloat16
+(`bf16_planes.py`), in pages of 32 keys of one text. The second phase is that of `attention.py`, for 16 queries at a time.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+from ...ir.expr import Expr
+from ..builder import Kernel, Scalar, address_of, minimum, number, reinterpret, select, truncated_quotient
+from ..heads import ATTENDED, Heads, Scores
+from .attention import attend_tiles
+from .bf16_planes import halves_of, words_of
+from .builder import Isa, floats, of, ramp, round_up_quotient
+from .key_block import BLOCK, BlockScores, Range
+from .key_products import Queries
+from .matrix_registers import LEFT, RIGHT, ROW_BYTES, ROWS, SUMS, clear, configure, load, multiply, release, store
+from .ragged_attention import RaggedArguments, transposed
+
+# The columns of a left side, and the keys of a page.
+DEPTH = 32
+PAIRS = DEPTH // 2
+LANES = 16
+
+
+def matrix_attends(heads: Heads, scores: Scores) -> bool:
+    """Whether `matrix_attention` computes this attention."""
+    plain = scores.window is None and scores.softcap is None and not scores.sinks
+    return plain and heads.head_dim in (32, 64) and ROWS % heads.group == 0
+
+
+def matrix_attention(
+    name: str, *, isa: Isa, heads: Heads, scores: Scores, planes: int, y_in_scratch: bool = False
+) -> Kernel:
+    """``planes``: the number of bfloat16 in a sum. ``y_in_scratch``: the result is the scratch buffer `ATTENDED`."""
+    arguments = MatrixArguments(name, isa, heads, scores, planes, ATTENDED if y_in_scratch else None)
+    arguments.prepare_queries()
+    return attend_tiles(arguments, ROWS // heads.group)
+
+
+class MatrixArguments(RaggedArguments):
+    def __init__(self, name: str, isa: Isa, heads: Heads, scores: Scores, planes: int, result: str | None) -> None:
+        self._planes = planes
+        super().__init__(name, isa, heads, scores, result=result)
+
+    def _declare_pages(self) -> None:
+        heads, planes, kernel = self.heads, self._planes, self.kernel
+        depths = heads.head_dim // DEPTH
+        pages: Expr = ["add", ["ceildiv", heads.rows, DEPTH], heads.sequences]
+        # A left side may begin with the last query.
+        rows: Expr = ["add", heads.rows, ROWS]
+        of_head = pages, heads.num_kv_heads
+        self.queries = kernel.scratch(
+            "q", (heads.num_kv_heads, rows, heads.group, depths, planes, PAIRS), "uint32", write=True
+        )
+        self.keys = kernel.scratch("keys", (*of_head, DEPTH // ROWS, depths, planes, PAIRS, ROWS), "uint32", write=True)
+        self.values = kernel.scratch(
+            "values", (*of_head, planes, heads.head_dim // ROWS, PAIRS, ROWS), "uint32", write=True
+        )
+
+    def first_page(self, sequence: Scalar) -> Scalar:
+        return self.kernel.let("first_page", truncated_quotient(self.seq_starts[sequence], DEPTH) + sequence)
+
+    def prepare_queries(self) -> None:
+        """Each task processes the queries of one row, and the keys and values of its page for a part of the heads."""
+        kernel, heads = self.kernel, self.heads
+        with kernel.tasks("row", heads.rows) as row:
+            sequence = self.sequence_of(row)
+            start, stop = (kernel.let("text_row", self.seq_starts[sequence + after]) for after in range(2))
+            index, in_page = kernel.split(kernel.let("position", row - start), DEPTH, ("index", "in_page"))
+            page = kernel.let("page", self.first_page(sequence) + index)
+            with kernel.loop("kv_head", heads.num_kv_heads) as kv_head:
+                for of_group in range(heads.group):
+                    self._write_query(row, kv_head, of_group)
+            rows_of_page = kernel.let("rows_of_page", minimum(stop - (row - in_page), DEPTH))
+            turns = truncated_quotient(heads.num_kv_heads - 1 - in_page + rows_of_page, rows_of_page)
+            with kernel.loop("turn", turns) as turn:
+                kv_head = kernel.let("kv_head", in_page + turn * rows_of_page)
+                self._write_keys(kv_head, page, row - in_page, stop - 1)
+                self._write_values(kv_head, page, row - in_page, stop)
+
+    def _write_query(self, row: Scalar, kv_head: Scalar, of_group: int) -> None:
+        head = kv_head * self.heads.group + of_group
+        for first in range(0, self.heads.head_dim, LANES):
+            scaled = self._load(row, head, first, LANES) * number(self._scores.scale, floats(LANES))
+            depth, word = first // DEPTH, first % DEPTH // 2
+            for plane, halves in enumerate(halves_of(self.kernel, self.kernel.let("query", scaled), self._planes)):
+                here = kv_head, row, of_group, depth, plane, ramp(word, LANES // 2)
+                self.queries[here] = reinterpret(halves, of("uint32", LANES // 2))
+
+    def _write_keys(self, kv_head: Scalar, page: Scalar, first_row: Scalar, last_row: Scalar) -> None:
+        """Pairs of a head's elements, of 16 keys each. Rows beyond the last one are copies of it, which no query
+        sees.
+        """
+        kernel, head = self.kernel, kernel_head(self, kv_head, 0)
+        with kernel.loop("half", DEPTH // ROWS) as half:
+            rows = [kernel.let("key_row", minimum(first_row + half * ROWS + i, last_row)) for i in range(ROWS)]
+            for first in range(0, self.heads.head_dim, LANES):
+                columns = transposed(kernel, [kernel.let("key", self._load(row, head, first, LANES)) for row in rows])
+                for pair in range(LANES // 2):
+                    words = words_of(kernel, columns[2 * pair], columns[2 * pair + 1], self._planes)
+                    for plane, each in enumerate(words):
+                        place = half, first // DEPTH, plane, first % DEPTH // 2 + pair, ramp(0, ROWS)
+                        self.keys[(page, kv_head, *place)] = each
+
+    def _write_values(self, kv_head: Scalar, page: Scalar, first_row: Scalar, stop: Scalar) -> None:
+        """Pairs of rows, of 16 elements each. Rows beyond the last one are zeros, because their weights are."""
+        kernel, head = self.kernel, kernel_head(self, kv_head, 1)
+        with kernel.loop("pair", PAIRS) as pair:
+            rows = [kernel.let("value_row", first_row + 2 * pair + odd) for odd in range(2)]
+            for first in range(0, self.heads.head_dim, LANES):
+                loaded = [self._load(minimum(row, stop - 1), head, first, LANES) for row in rows]
+                even, odd = (
+                    kernel.let("value", select(row < stop, value, number(0, floats(LANES))))
+                    for row, value in zip(rows, loaded, strict=True)
+                )
+                for plane, words in enumerate(words_of(kernel, even, odd, self._planes)):
+                    self.values[page, kv_head, plane, first // ROWS, pair, ramp(0, ROWS)] = words
+
+    def hold(self, queries: Queries) -> None: ...
+
+    def key_block(self, count: int) -> BlockScores:
+        return MatrixKeyBlock(self, self._scores, self._planes, count)
+
+
+def kernel_head(arguments: RaggedArguments, kv_head: Scalar, kind: int) -> Scalar:
+    """The index in the joint projection of a head of keys (``kind`` 0) or of values (1)."""
+    heads = arguments.heads
+    return arguments.kernel.let("joint_head", kv_head + (heads.num_heads + kind * heads.num_kv_heads))
+
+
+class MatrixKeyBlock(BlockScores):
+    """A block of keys whose products are those of matrices, for up to 16 queries."""
+
+    def __init__(self, arguments: MatrixArguments, scores: Scores, planes: int, count: int) -> None:
+        assert count <= ROWS
+        super().__init__(arguments.kernel, arguments.heads, scores, count, ROWS)
+        self._arguments, self._planes = arguments, planes
+        self._weights = self._kernel.local("weights", BLOCK // DEPTH * planes * ROWS * PAIRS, "uint32")
+
+    def compute(self, queries: Queries, kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range) -> None:
+        kernel = self._kernel
+        first = kernel.let("first", first_page + block * (BLOCK // DEPTH))
+        pages = kernel.let("pages", round_up_quotient(keys.stop, DEPTH))
+        configure(kernel)
+        self._score(queries[0][0], kv_head, first, pages)
+        with kernel.loop("query", self.count) as query:
+            self._weigh(query, keys)
+            self._store_weights(query, pages, keys)
+        self._add_values(kv_head, first, pages)
+        release()
+
+    def _score(self, row: Scalar, kv_head: Scalar, first: Scalar, pages: Scalar) -> None:
+        """Two pages at a time, whose sums are in four registers. A page beyond the last one repeats it."""
+        kernel, planes, arguments = self._kernel, self._planes, self._arguments
+        depths = self._heads.head_dim // DEPTH
+        with kernel.loop("two_pages", round_up_quotient(pages, 2)) as two_pages:
+            here = [kernel.let("page", minimum(two_pages * 2 + i, pages - 1)) for i in range(2)]
+            tiles = list(product(here, range(DEPTH // ROWS)))
+            for index in range(len(tiles)):
+                clear(SUMS[index])
+            for depth, plane in product(range(depths), range(planes)):
+                load(
+                    LEFT[0],
+                    address_of(arguments.queries, kv_head, row, 0, depth, plane, 0),
+                    depths * planes * ROW_BYTES,
+                )
+                for of_key, (index, (page, half)) in product(range(planes - plane), enumerate(tiles)):
+                    right = RIGHT[index % 2]
+                    load(right, address_of(arguments.keys, first + page, kv_head, half, depth, of_key, 0, 0))
+                    multiply(SUMS[index], LEFT[0], right)
+            for index, (page, half) in enumerate(tiles):
+                store(SUMS[index], address_of(self._scores, page * DEPTH + half * ROWS), BLOCK * 4)
+
+    def _store_weights(self, query: Scalar, pages: Scalar, keys: Range) -> None:
+        """A query's weights as a row of a left side for each page; zeros beyond the last vector."""
+        kernel = self._kernel
+        vectors = kernel.let("vectors", round_up_quotient(keys.stop, LANES))
+        with kernel.loop("page", pages) as page:
+            for half in range(DEPTH // LANES):
+                index = page * (DEPTH // LANES) + half
+                stored = self._scores[ramp(query * BLOCK + index * LANES, LANES)]
+                weight = kernel.let("weight", select(index < vectors, stored, number(0, floats(LANES))))
+                for plane, halves in enumerate(halves_of(kernel, weight, self._planes)):
+                    place = self._weights_at(page, plane) + query * PAIRS + half * LANES // 2
+                    self._weights[ramp(place, LANES // 2)] = reinterpret(halves, of("uint32", LANES // 2))
+
+    def _weights_at(self, page: Scalar, plane: int) -> Scalar:
+        return (page * self._planes + plane) * (ROWS * PAIRS)
+
+    def _add_values(self, kv_head: Scalar, first: Scalar, pages: Scalar) -> None:
+        kernel, planes, head_dim = self._kernel, self._planes, self._heads.head_dim
+        parts = range(head_dim // ROWS)
+        for part in parts:
+            clear(SUMS[part])
+        with kernel.loop("page", pages) as page:
+            for plane in range(planes):
+                load(LEFT[0], address_of(self._weights, self._weights_at(page, plane)))
+                for of_value, part in product(range(planes - plane), parts):
+                    right = RIGHT[part % 2]
+                    load(right, address_of(self._arguments.values, first + page, kv_head, of_value, part, 0, 0))
+                    multiply(SUMS[part], LEFT[0], right)
+        for part in parts:
+            store(SUMS[part], address_of(self.sums, part * ROWS), head_dim * 4)
