@@ -1,7 +1,7 @@
 """ragged_attention with AMX, for texts whose rows see all keys, or those before them.
 
 As in `ragged_attention.py`, the first phase writes queries, keys and values to scratch, here as sums of bfloat16
-(`bf16_planes.py`), in pages of 32 keys of one text. The second phase is that of `attention.py`, for 16 queries at a time.
+(`bf16_planes.py`), in pages of 32 keys of one text. The second phase is that of `attention.py`, with 16 queries a tile.
 """
 
 from __future__ import annotations

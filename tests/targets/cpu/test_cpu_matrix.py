@@ -1,4 +1,4 @@
-"""Projections with AMX: close to the op's result, and the same bits of a row in every batch."""
+"""Projections and attention with AMX: close to the op's result, and the same bits of a row in every batch."""
 
 from __future__ import annotations
 
@@ -49,6 +49,32 @@ def case_of(quantization: str) -> StepCase:
 
 
 CASES = {quantization: case_of(quantization) for quantization in PROJECTIONS}
+# Texts of one key, of less than a page, of exactly one, and of more than a block.
+TEXTS = (1, 31, 32, 290)
+# The activations, query heads, kv heads, their elements, and whether a row sees only the keys before it.
+ATTENTIONS = {"float32": ("f32", 4, 2, 64, True), "int8": ("q8f16", 3, 3, 32, False)}
+
+
+def attention_of(activation: str) -> StepCase:
+    quantization, num_heads, num_kv_heads, head_dim, causal = ATTENTIONS[activation]
+    inputs = {
+        "qkv": ("activation", "S", (num_heads + 2 * num_kv_heads) * head_dim),
+        "positions": ("int32", "S"),
+        "seq_starts": ("int32", ["add", "B", 1]),
+        "weight": ("matrix", 40, num_heads * head_dim),
+        "residual": ("float32", "S", 40),
+    }
+    attrs = {"head_dim": head_dim, "num_kv_heads": num_kv_heads, "causal": causal, "scale": 0.5}
+    return StepCase(f"attention_{activation}", "ragged_attention_linear", inputs, attrs, [], activation, quantization)
+
+
+def texts(*lengths: int) -> Batch:
+    positions = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
+    starts = np.cumsum([0, *lengths], dtype=np.int32)
+    return Batch({"S": sum(lengths), "B": len(lengths)}, {"positions": positions, "seq_starts": starts})
+
+
+ATTENTION_CASES = {activation: attention_of(activation) for activation in ATTENTIONS}
 
 
 class MatrixLibrary(StepLibrary):
@@ -59,7 +85,7 @@ class MatrixLibrary(StepLibrary):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> StepLibrary:
-    return MatrixLibrary(tuple(CASES.values()), tmp_path_factory.mktemp("matrix"))
+    return MatrixLibrary((*CASES.values(), *ATTENTION_CASES.values()), tmp_path_factory.mktemp("matrix"))
 
 
 def row_of(case: StepCase) -> Variant:
@@ -88,6 +114,21 @@ def test_the_bits_of_a_row_do_not_depend_on_the_other_rows(case: StepCase, libra
     assert np.isfinite(fewer[2]).all()
     assert not np.isfinite(fewer[3]).any()
     assert not np.isfinite(fewer[4]).all()
+
+
+@pytest.mark.parametrize("case", ATTENTION_CASES.values(), ids=ATTENTION_CASES)
+def test_attention_is_as_precise_as_its_activations_and_the_same_with_other_texts(
+    case: StepCase, library: StepLibrary
+) -> None:
+    row = row_of(case)
+    assert "matrix_attention" in row.kernels[0].name
+    run = run_of(case, texts(*TEXTS))
+    found = library.outputs(row, run)["y"]
+    assert relative_error(found, run.expected["y"]) < (INT8 if case.activation == "int8" else F32)
+    alone = texts(TEXTS[-1])
+    last = {role: array[-TEXTS[-1] :] for role, array in run.arrays.items() if role in ("qkv", "residual", "y")}
+    again = library.outputs(row, Run(alone.dims, {**run.arrays, **last, **alone.arrays}, {}))["y"]
+    np.testing.assert_array_equal(again, found[-TEXTS[-1] :])
 
 
 def test_a_plan_with_pages_has_no_kernels_of_amx() -> None:
