@@ -16,7 +16,7 @@ const FILES = {
   // It contains the wasm of xgrammar.
   grammar_gzip_bytes: ["dist/grammar.js", 400_000],
   hybrid_gzip_bytes: ["dist/hybrid.js", 27_000],
-  hybrid_encoding_gzip_bytes: ["dist/hybrid_encoding.js", 11_500],
+  hybrid_encoding_gzip_bytes: ["dist/hybrid_encoding.js", 4_500],
   speculation_gzip_bytes: ["dist/speculation.js", 5_000],
   language_model_gzip_bytes: ["dist/language-model.js", 8_000],
   retrieval_gzip_bytes: ["dist/retrieval.js", 18_000],

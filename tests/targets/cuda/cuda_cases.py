@@ -9,7 +9,8 @@ from dataclasses import replace
 
 # Makes numpy know "bfloat16".
 import ml_dtypes  # noqa: F401
-from attention_cases import DECODE_BATCHES, Facts, alone_run, attention_case, attention_run, plain_facts
+from attention_cases import DECODE_BATCHES, attention_case
+from attention_runs import Facts, alone_run, attention_run, plain_facts
 from case_arrays import EPS
 from cuda_projections import cuda_projections
 from kernel_cases import all_cases

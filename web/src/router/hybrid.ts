@@ -18,7 +18,6 @@ import type { Fetch } from "./sides/far_http.js";
 import type { Embedder } from "./hybrid_completions.js";
 import { HybridCompletions } from "./hybrid_completions.js";
 import type {
-  EncodingWiring,
   HybridEmbeddingParams,
   HybridEmbeddings,
   HybridEncoding,
@@ -28,10 +27,10 @@ import type {
 import { FAR_OPTIONS, HYBRID_OPTIONS } from "./hybrid_options.js";
 import type { LoadNear, NearOption } from "./sides/near.js";
 import { NearSide } from "./sides/near.js";
-import { PrivateCheck } from "./decision/privacy.js";
 import type { Policy } from "./decision/policy.js";
 import { parsePolicy } from "./decision/policy.js";
 import { badPolicy } from "./decision/schema_check.js";
+import { Routing } from "./routing.js";
 import type { SpeculatingFar } from "./sides/speculating_far.js";
 import type { SocketClass } from "./sides/verify_socket.js";
 import type { WireCounts } from "./sides/wire_speculation.js";
@@ -69,7 +68,7 @@ export class Hybrid {
   #encoding: HybridEncoding | null = null;
 
   private constructor(
-    private readonly wiring: EncodingWiring,
+    private readonly routing: Routing,
     private readonly speculating: SpeculatingFar | null,
     completions: HybridCompletions,
   ) {
@@ -102,10 +101,10 @@ export class Hybrid {
       if (far === null) await near.settled;
       else await reach(far, near, policy, clock);
       if (far === null && near.state === "failed") throw near.error;
-      const speculating = far === null ? null : await speculatingFar(far, near, policy, options);
-      const wiring = { policy, near, far, ledger, device, clock };
+      const routing = new Routing({ policy, near, far, ledger, device, clock });
+      const speculating = far === null ? null : await speculatingFar(far, routing, options);
       const { embedder = null } = options;
-      return new Hybrid(wiring, speculating, new HybridCompletions({ ...wiring, speculating, embedder }));
+      return new Hybrid(routing, speculating, new HybridCompletions({ routing, speculating, embedder }));
     } catch (error) {
       near.close();
       throw error;
@@ -114,12 +113,12 @@ export class Hybrid {
 
   /** The engine on this device: whether it is ready, and the progress of its load. */
   get near(): Pick<NearSide, "state" | "progress" | "error" | "info" | "settled"> {
-    return this.wiring.near;
+    return this.routing.wiring.near;
   }
 
   /** The server's report about its models; null until it was reached. */
   get far(): FarModel | null {
-    return this.wiring.far?.model ?? null;
+    return this.routing.wiring.far?.model ?? null;
   }
 
   /** Counts of near's guesses for far and of accepted ones; null if the policy has no `speculation`. */
@@ -134,13 +133,13 @@ export class Hybrid {
 
   /** Ends a load, and frees the engine if it was loaded here. */
   close(): void {
-    this.wiring.near.close();
+    this.routing.wiring.near.close();
   }
 
   /** Its code is loaded with the first request that needs it. */
   private async encoding(): Promise<HybridEncoding> {
     const { HybridEncoding } = await import("./hybrid_encoding.js");
-    return (this.#encoding ??= new HybridEncoding(this.wiring));
+    return (this.#encoding ??= new HybridEncoding(this.routing));
   }
 }
 
@@ -172,17 +171,15 @@ function checkSides({ mode, escalation, quality }: Policy, { near, far, embedder
 /** The code is loaded only if the policy has `speculation`. */
 async function speculatingFar(
   far: FarSide,
-  near: NearSide,
-  { speculation, private: rules }: Policy,
+  { privacy, wiring: { near, policy } }: Routing,
   options: HybridOptions,
 ): Promise<SpeculatingFar | null> {
-  if (speculation === null || options.far === null) return null;
+  if (policy.speculation === null || options.far === null) return null;
   const { SpeculatingFar } = await import("./speculation.js");
-  const check = PrivateCheck.of(rules);
-  const isPrivate = rules.patterns.length === 0 ? undefined : (text: string) => check.matches(text);
+  const isPrivate = policy.private.patterns.length === 0 ? undefined : (text: string) => privacy.matches(text);
   return new SpeculatingFar(far, near, {
     ...options.far,
-    draftTokens: speculation.draft_tokens,
+    draftTokens: policy.speculation.draft_tokens,
     WebSocket: options.WebSocket,
     isPrivate,
   });

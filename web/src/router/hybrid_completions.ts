@@ -4,48 +4,32 @@ import { foldChat } from "../api/chat_completions.js";
 import { Stream, anySignal } from "../api/stream.js";
 import type { ChatCompletion, ChatCompletionChunk, RequestOptions } from "../api/types.js";
 import { RequestError, Unavailable } from "../errors.js";
+import { unlessAborted } from "../runtime/abort.js";
 import type { Rules } from "./answer/answer_machine.js";
-import type { Ledger } from "./decision/budget.js";
 import type { Choice } from "./choice_of_side.js";
-import { choose, situationOf, waitsForNear, wantsPromptLogprobs, wantsSignals } from "./choice_of_side.js";
-import { Circuit } from "./answer/circuit.js";
-import type { Clock } from "./sides/clock.js";
+import { choose, wantsPromptLogprobs, wantsSignals } from "./choice_of_side.js";
 import { withTimeout } from "./sides/clock.js";
-import { usdOf } from "./decision/costs.js";
 import { mayGuess } from "./decision/decide.js";
-import type { DeviceSource } from "./decision/device_hints.js";
 import { lastUserText } from "./decision/features.js";
-import type { FarSide } from "./sides/far.js";
 import { fitsFormat, isConstrained } from "./answer/format_check.js";
 import { HeldAnswer } from "./answer/held_answer.js";
 import type { NearSide } from "./sides/near.js";
-import { whyNoEngine } from "./sides/near.js";
-import type { Policy } from "./decision/policy.js";
 import type { PrefixMessage } from "./decision/prefix_memory.js";
-import { PrivateCheck } from "./decision/privacy.js";
 import type { Side } from "./decision/decision.js";
-import { refusal } from "./decision/decision.js";
 import type { HybridParams, HybridParamsNonStreaming, HybridParamsStreaming, HybridRequest } from "./request.js";
 import { readRequest } from "./request.js";
-import type { AnswerItem, Observer, Part } from "./answer/running_answer.js";
-import { runAnswer } from "./answer/running_answer.js";
-import { SideRecord, rates } from "./answer/side_record.js";
+import type { Routing } from "./routing.js";
+import type { AnswerItem } from "./answer/running_answer.js";
 import type { Side as AnsweringSide, SideRequest } from "./sides/sides.js";
 import { clientPrefix } from "./sides/sides.js";
 import type { Situation } from "./decision/situation.js";
-import { UNKNOWN_SIDE } from "./decision/situation.js";
 import { warmUp } from "./answer/warm_up.js";
 import { Watch } from "./answer/watch.js";
 
-export interface Wiring {
-  readonly policy: Policy;
-  readonly near: NearSide;
-  readonly far: FarSide | null;
+export interface ChatWiring {
+  readonly routing: Routing;
   /** Far with near's guesses; null if the policy has no speculation. */
   readonly speculating: AnsweringSide | null;
-  readonly ledger: Ledger;
-  readonly device: DeviceSource;
-  readonly clock: Clock;
   readonly embedder: Embedder | null;
 }
 
@@ -66,16 +50,10 @@ const ALTERNATIVES = 20;
 const BYTES_PER_TOKEN = 4;
 
 export class HybridCompletions {
-  readonly #records: Readonly<Record<Side, SideRecord>>;
-  readonly #private: PrivateCheck;
+  readonly #routing: Routing;
 
-  constructor(private readonly wiring: Wiring) {
-    const { policy, clock } = wiring;
-    const { failures, open_ms: firstWaitMs } = policy.breaker;
-    const record = (): SideRecord =>
-      new SideRecord(new Circuit({ failures, firstWaitMs, longestWaitMs: firstWaitMs, clock: () => clock.now() }));
-    this.#records = { near: record(), far: record() };
-    this.#private = PrivateCheck.of(policy.private);
+  constructor(private readonly wiring: ChatWiring) {
+    this.#routing = wiring.routing;
   }
 
   /**
@@ -126,7 +104,7 @@ export class HybridCompletions {
   }
 
   async *#run(request: HybridRequest, first: Choice, signal: AbortSignal): AsyncGenerator<AnswerItem, void, undefined> {
-    const { policy, near, clock } = this.wiring;
+    const { policy, near } = this.#routing.wiring;
     const logprobs = this.#logprobs(request, first);
     const held = wantsSignals(policy, first) ? this.#hold(request, logprobs.near, signal) : null;
     const choice = held === null ? first : await this.#chooseAgain(first, held, signal);
@@ -137,10 +115,10 @@ export class HybridCompletions {
       near: held !== null && decision.side === "near" ? heldFirst(held, near) : near,
       far: this.#guarded(this.#farOf(choice)),
     };
-    const items = runAnswer({
+    // The time of a held answer is not the time of its generation.
+    const learns = (side: Side): boolean => side === "far" || held === null;
+    const job: Parameters<Routing["run"]>[1] = {
       params: request.params,
-      decision,
-      standby,
       rules: this.#rules(request, decision.private),
       sides,
       warm: (until) => this.#warm(request, until),
@@ -148,11 +126,9 @@ export class HybridCompletions {
       fits: isWatched ? fitsFormat(request.params) : null,
       logprobs,
       shownAlternatives: request.params.logprobs === true ? (request.params.top_logprobs ?? 0) : null,
-      clock,
-      observer: this.#observer(choice, held !== null),
       signal,
-    });
-    yield* this.#remembered(request, items);
+    };
+    yield* this.#remembered(request, this.#routing.run(choice, job, learns));
   }
 
   /**
@@ -171,10 +147,10 @@ export class HybridCompletions {
         chunks.push(item.chunk);
         if (route !== undefined && choices.some(({ finish_reason: end }) => end !== null)) {
           const [choice] = (await foldChat(chunks)).choices;
-          this.#records[route.side].memory.remember(
+          this.#routing.records[route.side].memory.remember(
             conversationOf(request),
             textWithCalls(choice?.message.content ?? "", choice?.message.tool_calls),
-            this.#seconds(),
+            this.#routing.seconds(),
           );
         }
       }
@@ -182,50 +158,16 @@ export class HybridCompletions {
     }
   }
 
-  async #choose(request: HybridRequest, signal: AbortSignal): Promise<Choice> {
-    const { policy, near } = this.wiring;
-    const situation = await this.#situation(request, signal);
-    const isPrivate = this.#private.isPrivate(situation);
-    let choice = choose(policy, situation, isPrivate);
-    if (near.state === "loading" && waitsForNear(policy, choice)) {
-      await unlessAborted(near.settled, signal);
-      choice = choose(policy, await this.#situation(request, signal), isPrivate);
-    }
-    if (choice.decision.side === null)
-      throw refusal(choice.decision, near.state === "ready" ? null : whyNoEngine(near));
-    return choice;
+  #choose(request: HybridRequest, signal: AbortSignal): Promise<Choice> {
+    const routing = this.#routing;
+    return routing.choose(routing.wiring.policy, () => this.#situation(request, signal), null, signal);
   }
 
   async #situation(request: HybridRequest, signal: AbortSignal): Promise<Situation> {
-    const { policy, near, far, ledger, device } = this.wiring;
-    const promptTokens = (await near.countTokens(request.params)) ?? estimatedTokens(request);
-    const { usd, requests } = ledger.today();
-    const conversation = conversationOf(request);
-    const known = (side: Side, model: { readonly context: number | null; readonly tools: boolean } | null) => {
-      const { speed, memory, circuitState } = this.#records[side];
-      return {
-        ...UNKNOWN_SIDE,
-        ...rates(speed),
-        context: model?.context ?? null,
-        tools: model?.tools ?? true,
-        languages: policy.languages[side],
-        prompt_tokens: promptTokens,
-        cached_tokens: Math.floor(promptTokens * memory.cachedShare(conversation, this.#seconds())),
-        circuit: circuitState,
-      };
-    };
-    return situationOf(request, {
-      near: { ...known("near", near.info), available: near.state === "ready" },
-      far: {
-        ...known("far", far?.model ?? null),
-        vision: far?.vision ?? false,
-        queue_seconds: far?.queueSeconds ?? 0,
-        round_trip_seconds: this.#records.far.speed.round_trip_seconds ?? far?.roundTripSeconds ?? null,
-        spent_usd_today: usd,
-        requests_today: requests,
-      },
-      hasFar: far !== null,
-      device: await device.read(),
+    const { near } = this.#routing.wiring;
+    return this.#routing.situation(request, {
+      tokens: (await near.countTokens(request.params)) ?? estimatedTokens(request),
+      conversation: conversationOf(request),
       embedding: await this.#embedding(request, signal),
     });
   }
@@ -234,15 +176,15 @@ export class HybridCompletions {
    * The vector of the last user message, if the predictor reads it.
    */
   async #embedding({ properties }: HybridRequest, signal: AbortSignal): Promise<readonly number[] | null> {
-    const { policy, embedder } = this.wiring;
-    if (!embedder || !policy.quality.predictor?.embedding) return null;
+    const { embedder } = this.wiring;
+    if (!embedder || !this.#routing.wiring.policy.quality.predictor?.embedding) return null;
     return this.#inTime(embedder.embed(lastUserText(properties.messages)), signal);
   }
 
   async #chooseAgain(first: Choice, held: HeldAnswer, signal: AbortSignal): Promise<Choice> {
     try {
       const signals = await this.#inTime(held.signals, signal);
-      return choose(this.wiring.policy, { ...first.situation, near_signals: signals }, first.decision.private);
+      return choose(this.#routing.wiring.policy, { ...first.situation, near_signals: signals }, first.decision.private);
     } catch (error) {
       held.drop();
       throw error;
@@ -251,7 +193,7 @@ export class HybridCompletions {
 
   /** Null if the promise is rejected, or takes longer than near may for its first token. */
   async #inTime<T>(promise: Promise<T>, signal: AbortSignal): Promise<T | null> {
-    const { policy, clock } = this.wiring;
+    const { policy, clock } = this.#routing.wiring;
     try {
       return await withTimeout(clock, policy.timeouts.near_first_token_ms, (late) =>
         unlessAborted(promise, anySignal(signal, late)),
@@ -265,7 +207,7 @@ export class HybridCompletions {
   #hold({ params }: HybridRequest, logprobs: number | null, signal: AbortSignal): HeldAnswer {
     const controller = new AbortController();
     const until = anySignal(signal, controller.signal);
-    const { policy, near } = this.wiring;
+    const { policy, near } = this.#routing.wiring;
     const wantsPrompt = wantsPromptLogprobs(policy);
     return new HeldAnswer(
       (option) => near.answer({ params, from: null, logprobs, signal: until }, wantsPrompt ? option : undefined),
@@ -278,7 +220,7 @@ export class HybridCompletions {
    * watch or the predictor reads.
    */
   #logprobs({ params }: HybridRequest, choice: Choice): Readonly<Record<Side, number | null>> {
-    const { policy } = this.wiring;
+    const { policy } = this.#routing.wiring;
     const { escalation } = policy;
     const shown = params.logprobs === true ? (params.top_logprobs ?? 0) : null;
     if (!choice.standby) return { near: shown, far: shown };
@@ -288,7 +230,7 @@ export class HybridCompletions {
   }
 
   async #warm(request: HybridRequest, signal: AbortSignal): Promise<void> {
-    const { far, ledger, policy } = this.wiring;
+    const { far, ledger, policy } = this.#routing.wiring;
     if (far === null) return;
     const { params } = request;
     await warmUp(
@@ -296,18 +238,18 @@ export class HybridCompletions {
         params,
         conversation: conversationOf(request),
         far,
-        record: this.#records.far,
+        record: this.#routing.records.far,
         ledger,
         policy,
-        now: () => this.#seconds(),
+        now: () => this.#routing.seconds(),
       },
       signal,
     );
   }
 
   #rules({ params }: HybridRequest, isPrivate: boolean): Rules {
-    const { escalation, fallback, timeouts, retries } = this.wiring.policy;
-    const isOpenAi = this.wiring.far?.dialect === "openai";
+    const { escalation, fallback, timeouts, retries } = this.#routing.wiring.policy;
+    const isOpenAi = this.#routing.wiring.far?.dialect === "openai";
     // A grammar starts over with each side, so no side can continue an answer that another one began under it.
     const resumes: readonly Side[] = isConstrained(params) ? [] : isOpenAi ? ["near"] : ["near", "far"];
     // Such a server does not report its cache.
@@ -317,13 +259,14 @@ export class HybridCompletions {
 
   /** Near guesses only if it may and far was chosen, not for a far side that takes over from near. */
   #farOf({ decision, situation }: Choice): AnsweringSide | null {
-    const { policy, far, speculating } = this.wiring;
+    const { policy, far } = this.#routing.wiring;
+    const { speculating } = this.wiring;
     return decision.side === "far" && mayGuess(policy, situation) ? (speculating ?? far) : far;
   }
 
   /** The far side, which never receives near's text if that contains something private. */
   #guarded(far: AnsweringSide | null): AnsweringSide {
-    const check = this.#private;
+    const check = this.#routing.privacy;
     return {
       answer: (request: SideRequest) => {
         if (far === null) throw new Unavailable("There is no far side", { retryable: false });
@@ -343,43 +286,10 @@ export class HybridCompletions {
 
   /** Whether both sides' models have the same token ids. */
   #sharesTokens(): boolean {
-    const { near, far } = this.wiring;
+    const { near, far } = this.#routing.wiring;
     const sha256 = near.info?.tokenizerSha256 ?? null;
     return sha256 !== null && sha256 === far?.model?.tokenizerSha256;
   }
-
-  #seconds(): number {
-    return this.wiring.clock.now() / 1000;
-  }
-
-  #observer({ situation }: Choice, wasHeld: boolean): Observer {
-    const { ledger, policy, far } = this.wiring;
-    return {
-      requested: (side) => {
-        this.#records[side].circuit.begin();
-        if (side === "far") ledger.add({ requests: 1 });
-      },
-      circuit: (side, outcome) => {
-        if (outcome === "succeeded") this.#records[side].circuit.succeeded();
-        else this.#records[side].circuit.failed();
-      },
-      ended: (side, part) => {
-        this.#records[side].circuit.ended();
-        if (side === "far") ledger.add({ usd: costOf(part, situation.far.prompt_tokens ?? 0, policy) });
-        // The time of a held answer is not the time of its generation.
-        if (part.complete && !(side === "near" && wasHeld))
-          this.#records[side].learn(part, side === "far" ? (far?.roundTripSeconds ?? null) : null);
-      },
-    };
-  }
-}
-
-/**
- * In US dollars. For a part that was broken off, the tokens that arrived and the expected prompt count; if no token
- * arrived, it cost nothing.
- */
-function costOf({ usage, tokens }: Part, expectedPrompt: number, { price }: Policy): number {
-  return usdOf(price, usage ?? { prompt_tokens: tokens === 0 ? 0 : expectedPrompt, completion_tokens: tokens });
 }
 
 /** Near with its held answer: the first request from the start gets that answer. */
@@ -408,20 +318,4 @@ function textWithCalls(text: string, calls: readonly unknown[] = []): string {
 function estimatedTokens({ properties }: HybridRequest): number {
   const bytes = properties.messages.reduce((sum, { content }) => sum + new TextEncoder().encode(content).length, 0);
   return Math.ceil(bytes / BYTES_PER_TOKEN);
-}
-
-async function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal): Promise<T> {
-  let stop = (): void => undefined;
-  const aborted = new Promise<never>((_, reject) => {
-    stop = () => {
-      reject(signal.reason as Error);
-    };
-    signal.addEventListener("abort", stop);
-  });
-  try {
-    signal.throwIfAborted();
-    return await Promise.race([promise, aborted]);
-  } finally {
-    signal.removeEventListener("abort", stop);
-  }
 }

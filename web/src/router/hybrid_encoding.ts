@@ -7,40 +7,25 @@ import type { RerankParams, RerankResponse } from "../api/encoder_types.js";
 import type { Check, Checks } from "../api/params.js";
 import { check, isStrings, isObject, only, readParams, signal as anAbortSignal, text } from "../api/params.js";
 import { anySignal } from "../api/stream.js";
-import type { CreateEmbeddingResponse, EmbeddingCreateParams, RequestOptions, Route } from "../api/types.js";
+import type {
+  ChatCompletionChunk,
+  CreateEmbeddingResponse,
+  EmbeddingCreateParams,
+  RequestOptions,
+  Route,
+} from "../api/types.js";
 import { RequestError, Unavailable } from "../errors.js";
-import { unlessAborted } from "../runtime/abort.js";
-import { Circuit } from "./answer/circuit.js";
-import { failureOf } from "./answer/failure.js";
+import type { Rules } from "./answer/answer_machine.js";
 import type { Choice } from "./choice_of_side.js";
-import { choose, situationOf, waitsForNear } from "./choice_of_side.js";
-import type { Ledger } from "./decision/budget.js";
-import { usdOf } from "./decision/costs.js";
 import type { Side } from "./decision/decision.js";
-import { refusal } from "./decision/decision.js";
-import type { DeviceSource } from "./decision/device_hints.js";
-import type { Policy } from "./decision/policy.js";
-import { PrivateCheck } from "./decision/privacy.js";
-import type { Situation } from "./decision/situation.js";
-import { UNKNOWN_SIDE } from "./decision/situation.js";
+import type { HybridRequest } from "./request.js";
 import { textsIn } from "./request.js";
-import type { Clock } from "./sides/clock.js";
-import { withTimeout } from "./sides/clock.js";
+import type { Routing } from "./routing.js";
 import type { FarSide } from "./sides/far.js";
-import type { NearSide } from "./sides/near.js";
-import { whyNoEngine } from "./sides/near.js";
-
-export interface EncodingWiring {
-  readonly policy: Policy;
-  readonly near: NearSide;
-  readonly far: FarSide | null;
-  readonly ledger: Ledger;
-  readonly device: DeviceSource;
-  readonly clock: Clock;
-}
+import type { Side as AnsweringSide } from "./sides/sides.js";
 
 /** The parameters of Hybrid besides those of the API; they are never sent. */
-interface Routing {
+interface RoutingParams {
   /** Labels of the policy. */
   readonly labels?: readonly string[] | null | undefined;
   /** Only this side may answer. */
@@ -49,15 +34,15 @@ interface Routing {
   readonly language?: string | null | undefined;
 }
 
-export type HybridEmbeddingParams = EmbeddingCreateParams & Routing;
-export type HybridRerankParams = RerankParams & Routing;
+export type HybridEmbeddingParams = EmbeddingCreateParams & RoutingParams;
+export type HybridRerankParams = RerankParams & RoutingParams;
 export type HybridEmbeddings = CreateEmbeddingResponse & { route: Route };
 export type HybridRerank = RerankResponse & { route: Route };
 
 /** The parts of a request. ``body``: the parameters for a side. */
 interface EncodingRequest {
   readonly body: Readonly<Record<string, unknown>>;
-  readonly properties: Parameters<typeof situationOf>[0]["properties"];
+  readonly properties: HybridRequest["properties"];
   /** Whether it has token ids, in which no pattern can be searched. */
   readonly hasIds: boolean;
   /** The number of texts. */
@@ -76,21 +61,9 @@ const ROUTING: Checks = {
   pin: only("near", "far"),
   language: text,
   signal: anAbortSignal,
-} satisfies Record<keyof Routing | "signal", Check>;
-const RETRY_MS = 250;
-
+} satisfies Record<keyof RoutingParams | "signal", Check>;
 export class HybridEncoding {
-  readonly #circuits: Readonly<Record<Side, Circuit>>;
-  readonly #private: PrivateCheck;
-
-  constructor(private readonly wiring: EncodingWiring) {
-    const { policy, clock } = wiring;
-    const { failures, open_ms: firstWaitMs } = policy.breaker;
-    const circuit = (): Circuit =>
-      new Circuit({ failures, firstWaitMs, longestWaitMs: firstWaitMs, clock: () => clock.now() });
-    this.#circuits = { near: circuit(), far: circuit() };
-    this.#private = PrivateCheck.of(policy.private);
-  }
+  constructor(private readonly routing: Routing) {}
 
   /**
    * See `Hybrid.embeddings`. Throws RequestError (``details.code`` "different_models" if the sides have two models),
@@ -98,21 +71,19 @@ export class HybridEncoding {
    */
   async embed(raw: HybridEmbeddingParams, options: Pick<RequestOptions, "signal"> = {}): Promise<HybridEmbeddings> {
     const { input } = raw as { readonly input?: unknown };
-    const { near, far } = this.wiring;
+    const { near, far } = this.routing.wiring;
     const ask: Ask = (side, body, signal) =>
       side === "near"
         ? near.ready.embeddings.create(body as unknown as EmbeddingCreateParams, { signal })
         : this.#post(far, "/v1/embeddings", body, (answer) => vectorsFit(answer, body), signal);
-    const found = await this.#run(raw, input, options, ask, (side) => {
-      this.#requireOneModel(side);
-    });
+    const found = await this.#run(raw, input, options, ask, (side) => this.#otherModel(side));
     return found as unknown as HybridEmbeddings;
   }
 
   /** See `Hybrid.rerank`. Throws as `embed`, but each side may have its own model. */
   async rerank(raw: HybridRerankParams, options: Pick<RequestOptions, "signal"> = {}): Promise<HybridRerank> {
     const { documents } = raw as { readonly documents?: unknown };
-    const { near, far } = this.wiring;
+    const { near, far } = this.routing.wiring;
     const found = await this.#run(raw, documents, options, (side, body, signal) =>
       side === "near"
         ? near.ready.rerank(body as unknown as RerankParams, { signal })
@@ -121,141 +92,105 @@ export class HybridEncoding {
     return found as unknown as HybridRerank;
   }
 
-  /** ``check`` throws if a side may not answer. */
+  /** ``lack`` is the error of a side that may not answer. */
   async #run(
     raw: object,
     inputs: unknown,
     options: Pick<RequestOptions, "signal">,
     ask: Ask,
-    check: (side: Side) => void = () => undefined,
+    lack: (side: Side) => Error | null = () => null,
   ): Promise<object> {
     const { labels, pin, language, signal: own, ...body } = raw as Record<string, unknown>;
-    const routing = readParams({ labels, pin, language, signal: own }, ROUTING) as Routing & { signal?: AbortSignal };
+    const routing = readParams({ labels, pin, language, signal: own }, ROUTING) as RoutingParams & {
+      signal?: AbortSignal;
+    };
     const signal = anySignal(options.signal, routing.signal);
     signal.throwIfAborted();
     const request = requestOf(body, inputs, routing);
-    const first = await this.#choose(request, signal);
-    const { decision, standby } = first;
-    const { fallback } = this.wiring.policy;
-    const order: Side[] = decision.side === null ? [] : [decision.side];
-    if (standby && decision.side === "near" && fallback.far_takes_over) order.push("far");
-    if (standby && decision.side === "far" && fallback.near_continues) order.push("near");
-    let failure: unknown;
-    for (const side of order) {
-      try {
-        check(side);
-        const answer = await this.#answer(side, request, ask, signal);
-        const reason = side === decision.side ? decision.reason : `${decision.side ?? ""}_failed`;
-        return { ...answer, route: { side, reason, scores: { ...decision.scores }, switched_at: null } };
-      } catch (error) {
-        signal.throwIfAborted();
-        if (failureOf(side, error).kind === "request") throw failure ?? error;
-        failure ??= error;
-      }
-    }
-    throw failure;
-  }
-
-  /** One side's answer, after the policy's number of retries. */
-  async #answer(side: Side, { body, texts }: EncodingRequest, ask: Ask, signal: AbortSignal): Promise<Answer> {
-    const { policy, ledger, clock } = this.wiring;
-    const { timeouts, retries, price } = policy;
-    const circuit = this.#circuits[side];
-    // A text is to embeddings what a token is to a chat.
-    const limitMs = timeouts[`${side}_first_token_ms`] + timeouts.between_tokens_ms * Math.max(texts - 1, 0);
-    for (let tries = 1; ; tries++) {
-      const timer = { isOver: false };
-      circuit.begin();
-      if (side === "far") ledger.add({ requests: 1 });
-      try {
-        const answer = await withTimeout(
-          clock,
-          limitMs,
-          (late) => {
-            late.addEventListener("abort", () => (timer.isOver = true));
-            const until = anySignal(signal, late);
-            return unlessAborted(ask(side, body, until), until);
-          },
-          side === "near" ? "This device" : undefined,
-        );
-        circuit.succeeded();
-        const { prompt_tokens = 0 } = answer.usage ?? {};
-        if (side === "far") ledger.add({ usd: usdOf(price, { prompt_tokens, completion_tokens: 0 }) });
-        return answer;
-      } catch (error) {
-        signal.throwIfAborted();
-        const { kind, retryable, waitMs } = failureOf(side, error);
-        if (kind !== "overloaded" && kind !== "request") circuit.failed();
-        const pauseMs = waitMs ?? RETRY_MS * (0.5 + Math.random() / 2);
-        if (!retryable || timer.isOver || tries > retries || pauseMs >= limitMs) throw error;
-        await unlessAborted(new Promise<void>((resolve) => void clock.after(pauseMs, resolve)), signal);
-      } finally {
-        circuit.ended();
-      }
-    }
+    const choice = this.#answering(await this.#choose(request, signal), lack);
+    const answers: Partial<Record<Side, Answer>> = {};
+    // The complete answer of a side counts as one token.
+    const answering = (side: Side): AnsweringSide => ({
+      answer: async function* ({ signal: until }) {
+        const answer = (answers[side] = await ask(side, request.body, until));
+        yield chunkOf(answer);
+      },
+    });
+    const items = this.routing.run(
+      choice,
+      {
+        params: { messages: [] },
+        rules: this.#rules(request, choice.decision.private),
+        sides: { near: answering("near"), far: answering("far") },
+        warm: () => Promise.resolve(),
+        watch: null,
+        fits: null,
+        logprobs: { near: null, far: null },
+        shownAlternatives: null,
+        signal,
+      },
+      () => false,
+    );
+    let route: Route | undefined;
+    for await (const item of items) if (item.type === "chunk") route = item.chunk.route ?? route;
+    if (route === undefined) throw new Unavailable("No side has answered", { retryable: true });
+    return { ...answers[route.side], route };
   }
 
   async #choose(request: EncodingRequest, signal: AbortSignal): Promise<Choice> {
-    const { policy: given, near } = this.wiring;
+    const { policy: given } = this.routing.wiring;
     // A predictor is fitted to answers of chats.
     const policy = { ...given, quality: { ...given.quality, predictor: null } };
-    const situation = await this.#situation(request);
-    const unreadable = request.hasIds && policy.private.patterns.length > 0;
-    const isPrivate = unreadable || this.#private.isPrivate(situation);
-    let choice = choose(policy, situation, isPrivate);
-    if (near.state === "loading" && waitsForNear(policy, choice)) {
-      await unlessAborted(near.settled, signal);
-      choice = choose(policy, await this.#situation(request), isPrivate);
-    }
-    if (choice.decision.side === null)
-      throw refusal(choice.decision, near.state === "ready" ? null : whyNoEngine(near));
-    return choice;
+    const isUnreadable = request.hasIds && policy.private.patterns.length > 0;
+    const situate = () => this.routing.situation(request, { tokens: null, conversation: [], embedding: null });
+    return this.routing.choose(policy, situate, isUnreadable || null, signal);
   }
 
-  async #situation({ properties }: EncodingRequest): Promise<Situation> {
-    const { policy, near, far, ledger, device } = this.wiring;
-    const spent = ledger.today();
-    const circuit = (side: Side): Situation["near"]["circuit"] => {
-      const { admits, state } = this.#circuits[side];
-      return admits ? state : "open";
+  /** The choice without a side that may not answer. Throws its error if no other side may take over. */
+  #answering(choice: Choice, lack: (side: Side) => Error | null): Parameters<Routing["run"]>[0] {
+    const { decision, standby } = choice;
+    const { near_continues, far_takes_over } = this.routing.wiring.policy.fallback;
+    const { side } = decision;
+    if (side === null) return choice;
+    const other = side === "near" ? "far" : "near";
+    const [own, others] = [lack(side), lack(other)];
+    if (own === null) return { ...choice, standby: standby && others === null };
+    const mayTakeOver = standby && others === null && (other === "near" ? near_continues : far_takes_over);
+    if (own instanceof RequestError || !mayTakeOver) throw own;
+    return { ...choice, decision: { ...decision, side: other, reason: `${side}_failed` }, standby: false };
+  }
+
+  /** The time for an answer grows with the number of texts. */
+  #rules({ texts }: EncodingRequest, isPrivate: boolean): Rules {
+    const { timeouts, retries, fallback } = this.routing.wiring.policy;
+    const more = timeouts.between_tokens_ms * Math.max(texts - 1, 0);
+    return {
+      ...timeouts,
+      ...fallback,
+      near_first_token_ms: timeouts.near_first_token_ms + more,
+      far_first_token_ms: timeouts.far_first_token_ms + more,
+      hedge_after_ms: null,
+      then: "never",
+      warm: "never",
+      retries,
+      private: isPrivate,
+      resumes: [],
     };
-    return situationOf(
-      { properties },
-      {
-        near: {
-          ...UNKNOWN_SIDE,
-          available: near.state === "ready",
-          languages: policy.languages.near,
-          circuit: circuit("near"),
-        },
-        far: {
-          ...UNKNOWN_SIDE,
-          languages: policy.languages.far,
-          queue_seconds: far?.queueSeconds ?? 0,
-          circuit: circuit("far"),
-          round_trip_seconds: far?.roundTripSeconds ?? null,
-          spent_usd_today: spent.usd,
-          requests_today: spent.requests,
-        },
-        hasFar: far !== null,
-        device: await device.read(),
-      },
-    );
   }
 
   /**
-   * Throws if the sides' vectors could be of two models: they must have one name and, as far as it is known, one
+   * The error if the sides' vectors could be of two models: they must have one name and, as far as it is known, one
    * tokenizer. A side that has not loaded or reported its model yet cannot have answered either, except far in an
    * earlier session, so near needs far's name.
    */
-  #requireOneModel(side: Side): void {
-    const { near, far } = this.wiring;
-    if (far === null || near.state === "none") return;
+  #otherModel(side: Side): Error | null {
+    const { near, far } = this.routing.wiring;
+    if (far === null || near.state === "none") return null;
     const nearName = near.info?.model ?? null;
     const farName = far.model?.id ?? far.requestedModel;
     if (farName === null) {
-      if (side === "far") return;
-      throw new Unavailable(
+      if (side === "far") return null;
+      return new Unavailable(
         "The far side has not reported its embedding model, so vectors of this device might not fit its vectors; set " +
           "far.model to its name, or use a policy with one side",
         { code: "unknown_model", retryable: true },
@@ -264,9 +199,9 @@ export class HybridEncoding {
     const nearHash = near.info?.tokenizerSha256 ?? null;
     const farHash = far.model?.tokenizerSha256 ?? null;
     const fits = nearHash === null || farHash === null || nearHash === farHash;
-    if (nearName === null || (nearName === farName && fits)) return;
+    if (nearName === null || (nearName === farName && fits)) return null;
     const which = nearName === farName ? `with different tokenizers` : `and the far side '${farName}'`;
-    throw new RequestError(
+    return new RequestError(
       `This device has the embedding model '${nearName}' ${which}, so their vectors cannot be compared; use the same ` +
         "model under the same name, or a policy with the mode near-only or far-only",
       { code: "different_models" },
@@ -288,6 +223,18 @@ export class HybridEncoding {
   }
 }
 
+function chunkOf({ usage }: Answer): ChatCompletionChunk {
+  const tokens = usage?.prompt_tokens ?? 0;
+  return {
+    id: "",
+    object: "chat.completion.chunk",
+    created: 0,
+    model: "",
+    choices: [{ index: 0, delta: { content: " " }, logprobs: null, finish_reason: "stop" }],
+    usage: { prompt_tokens: tokens, completion_tokens: 0, total_tokens: tokens },
+  };
+}
+
 /** Whether there is a vector for each input. */
 function vectorsFit({ data }: Answer, { input }: EncodingRequest["body"]): boolean {
   const isOne = !Array.isArray(input) || typeof input[0] === "number";
@@ -299,7 +246,7 @@ function vectorsFit({ data }: Answer, { input }: EncodingRequest["body"]): boole
 function requestOf(
   body: Readonly<Record<string, unknown>>,
   inputs: unknown,
-  { labels, pin, language }: Routing,
+  { labels, pin, language }: RoutingParams,
 ): EncodingRequest {
   const list: readonly unknown[] = Array.isArray(inputs) ? inputs : [inputs];
   const isText = (value: unknown): boolean => typeof value === "string" || isObject(value);

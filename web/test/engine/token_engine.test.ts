@@ -1,62 +1,15 @@
 import fc from "fast-check";
 import { expect, test } from "vitest";
 
-import type { RetainedSequence } from "../../src/engine/retained_sequence.js";
-import type { Completion, Constraint, GeneratedToken, TokenRequest } from "../../src/engine/request.js";
+import type { Constraint } from "../../src/engine/request.js";
 import { drawAt } from "../../src/engine/resolved_sampling.js";
 import { Gate } from "../../src/engine/gate.js";
 import { mulberry32 } from "./mulberry32.js";
-import type { StepRunner } from "../../src/engine/step_runner.js";
 import { TokenEngine } from "../../src/engine/token_engine.js";
-import type { PageGroup } from "../../src/runtime/page_groups.js";
 import { pagesOfSequence } from "../../src/runtime/page_groups.js";
-import type { RunnerLimits } from "../../src/runtime/memory.js";
+import { GROUPS, LIMITS, OTHERS, PROMPT, answer, collect, engineOn, onePool } from "./engine_set_up.js";
 import { STOP, VOCAB, answerOf, logprobsOf } from "./fake_model.js";
 import { FakeRunner } from "./fake_runner.js";
-
-const onePool = (pages: number): readonly PageGroup[] => [{ pages, window: Infinity }];
-/** One group without a window, one with a window of 6 tokens, and both. */
-const GROUPS: readonly (readonly PageGroup[])[] = [
-  onePool(16),
-  [{ pages: 12, window: 6 }],
-  [
-    { pages: 16, window: Infinity },
-    { pages: 12, window: 6 },
-  ],
-];
-const LIMITS: RunnerLimits = {
-  tokens: 8,
-  sequences: 4,
-  groups: onePool(16),
-  pageSize: 4,
-  context: 64,
-  vocabSize: VOCAB,
-};
-// The fake model gives long answers to these prompts.
-const PROMPT = [13, 2, 3, 13, 10, 1, 5, 13, 1, 14];
-const OTHERS = [
-  [10, 12, 15],
-  [15, 7, 12, 13],
-];
-
-function engineOn(runner: StepRunner, replace: (() => Promise<StepRunner>) | null = null): TokenEngine {
-  return new TokenEngine(runner, { vocabSize: VOCAB, endTokenIds: [STOP] }, replace);
-}
-
-async function collect(
-  tokens: AsyncGenerator<GeneratedToken, Completion>,
-): Promise<{ ids: number[]; tokens: GeneratedToken[]; completion: Completion }> {
-  const all: GeneratedToken[] = [];
-  for (;;) {
-    const { done, value } = await tokens.next();
-    if (done === true) return { ids: all.map(({ tokenId }) => tokenId), tokens: all, completion: value };
-    all.push(value);
-  }
-}
-
-function answer(engine: TokenEngine, request: Partial<TokenRequest> = {}): ReturnType<typeof collect> {
-  return collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 6, ...request }));
-}
 
 test("an answer equals that of the model, and ends at maxTokens", async () => {
   const { ids, completion } = await answer(engineOn(new FakeRunner(LIMITS)));
@@ -348,102 +301,6 @@ test("penalties and biases are written to the slot, and log-probabilities are re
   expect(tokens[0]?.logprob).toBeCloseTo(exact[tokens[0]?.tokenId ?? -1] ?? NaN, 5);
   const second = exact.indexOf([...exact].sort((a, b) => b - a)[1] ?? NaN);
   expect(tokens[0]?.alternatives.map(({ tokenId }) => tokenId)).toEqual([tokens[0]?.tokenId, second]);
-});
-
-/** An answer with the log-probabilities of its prompt. ``before``: the number of reports before its first token. */
-async function answerWithLogprobs(
-  engine: TokenEngine,
-  request: Partial<TokenRequest>,
-  retained: RetainedSequence | null = null,
-) {
-  const reports: (readonly number[])[] = [];
-  const tokens = engine.generateTokens(
-    { promptIds: PROMPT, maxTokens: 6, ...request, onPromptLogprobs: (values) => reports.push(values) },
-    retained,
-  );
-  const first = await tokens.next();
-  const before = reports.length;
-  const { ids, completion } = await collect(tokens);
-  return { ids: first.done === true ? ids : [first.value.tokenId, ...ids], completion, reports, before };
-}
-
-function expectExact(reports: readonly (readonly number[])[], promptIds: readonly number[], count: number): void {
-  const exact = promptIds
-    .map((id, index) => logprobsOf(promptIds.slice(0, index))[id] ?? NaN)
-    .slice(promptIds.length - Math.min(count, promptIds.length - 1));
-  expect(reports).toEqual([exact.map((value) => expect.closeTo(value, 4) as number)]);
-}
-
-test("a prompt's log-probabilities arrive before the first token and do not change the answer", async () => {
-  const runner = new FakeRunner(LIMITS);
-  const alone = await answerWithLogprobs(engineOn(runner), { promptLogprobs: 5 });
-  expectExact(alone.reports, PROMPT, 5);
-  expect([alone.before, alone.ids]).toEqual([1, answerOf(PROMPT, 6, 64).tokens]);
-  // The maximum number of rows is sampled at once, and none of these rows writes to a slot.
-  expect(runner.batches.slice(0, 2).map(({ sample_slots }) => sample_slots)).toEqual([
-    [-1, 0, -1, 0, -1, 0, -1, 0],
-    [-1, 0, 0, 0],
-  ]);
-  const engine = engineOn(new FakeRunner(LIMITS));
-  const prompts = [PROMPT, ...OTHERS, [7]];
-  const sampling = { temperature: 1, seed: 5, presencePenalty: 1, logitBias: new Map([[3, 1]]) };
-  const all = await Promise.all(
-    prompts.map((promptIds) => answerWithLogprobs(engine, { promptIds, sampling, promptLogprobs: 32 })),
-  );
-  for (const [index, { reports, before, ids, completion }] of all.entries()) {
-    const promptIds = prompts[index] ?? [];
-    expectExact(reports, promptIds, 32);
-    const plain = await answer(engineOn(new FakeRunner(LIMITS)), { promptIds, sampling });
-    expect([before, ids, completion]).toEqual([1, plain.ids, plain.completion]);
-  }
-});
-
-test("cached tokens of a prompt do not change its log-probabilities", async () => {
-  const engine = engineOn(new FakeRunner(LIMITS));
-  const retained = engine.retainedSequence();
-  await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 3 }, retained));
-  for (const [sequence, cached] of [
-    [null, 4],
-    [retained, 5],
-  ] as const) {
-    const { reports, completion } = await answerWithLogprobs(engine, { promptLogprobs: 4 }, sequence);
-    expectExact(reports, PROMPT, 4);
-    expect(completion.cachedTokens).toBe(cached);
-  }
-});
-
-test("an engine that samples only last rows answers without log-probabilities of prompts", async () => {
-  const { reports, ids } = await answerWithLogprobs(engineOn(new FakeRunner(LIMITS, Infinity, false)), {
-    promptLogprobs: 4,
-  });
-  expect([reports, ids]).toEqual([[], answerOf(PROMPT, 6, 64).tokens]);
-});
-
-test("random prompts get the same log-probabilities with too few pages and on a lost device", async () => {
-  const one = fc.record({
-    promptIds: fc.array(fc.integer({ min: 1, max: 15 }), { minLength: 1, maxLength: 20 }),
-    promptLogprobs: fc.integer({ min: 0, max: 32 }),
-    priority: fc.integer({ min: 0, max: 1 }),
-  });
-  await fc.assert(
-    fc.asyncProperty(
-      fc.array(one, { minLength: 1, maxLength: 6 }),
-      fc.integer({ min: 1, max: 4 }),
-      fc.integer({ min: 1, max: 12 }),
-      async (requests, sequences, loseAfter) => {
-        const limits = { tokens: 7, sequences, groups: onePool(7), pageSize: 4, context: 28, vocabSize: VOCAB };
-        const engine = engineOn(new FakeRunner(limits, loseAfter), () => Promise.resolve(new FakeRunner(limits)));
-        const answers = await Promise.all(requests.map((request) => answerWithLogprobs(engine, request)));
-        answers.forEach(({ reports, ids }, index) => {
-          const { promptIds, promptLogprobs } = requests[index] ?? { promptIds: [], promptLogprobs: 0 };
-          expect(ids).toEqual(answerOf(promptIds, 6, limits.context).tokens);
-          if (promptLogprobs === 0) expect(reports).toEqual([]);
-          else expectExact(reports, promptIds, promptLogprobs);
-        });
-      },
-    ),
-    { numRuns: 200 },
-  );
 });
 
 test.each([

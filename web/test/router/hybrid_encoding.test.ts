@@ -153,7 +153,7 @@ describe("a side fails", () => {
     await clock.pass(1999);
     expect(settled).not.toHaveBeenCalled();
     await clock.pass(1);
-    expect((await second).route).toMatchObject({ side: "near", reason: "far_failed" });
+    expect((await second).route).toMatchObject({ side: "near", reason: "far_timeout" });
     expect(bodies).toHaveLength(3);
   });
 
@@ -161,6 +161,15 @@ describe("a side fails", () => {
     const { nf, bodies } = await setUp({ mode: "prefer-far", breaker: { failures: 2, open_ms: 1000 } }, ["refused"]);
     for (let index = 0; index < 4; index++) await nf.embeddings.create({ input: ["a"] });
     expect(bodies).toHaveLength(2);
+  });
+
+  test("failures of chats and of embeddings open one circuit", async () => {
+    const { nf, far } = await setUp({ mode: "prefer-far", breaker: { failures: 2, open_ms: 1000 } });
+    far.reachable = false;
+    const reasons: string[] = [];
+    await nf.chat.completions.create({ messages: [{ role: "user", content: "a" }] });
+    for (let index = 0; index < 2; index++) reasons.push((await nf.embeddings.create({ input: ["a"] })).route.reason);
+    expect(reasons).toEqual(["far_failed", "circuit_open"]);
   });
 });
 

@@ -10,6 +10,9 @@ import { FAR, FakeClock, FakeFar, MemoryLedger, near } from "./fakes.js";
 export const QUESTION = { role: "user" as const, content: "what is 27 + 58?" };
 export const MESSAGES = [QUESTION];
 export const SURE: NearScript = { text: "near by" };
+/** Sure of its first three tokens, but not of those after them. */
+export const LOST: NearScript = { text: "abcdefgh", logprobs: [-0.1, -0.1, -0.1, -9] };
+export const WATCHED = { then: "continue", window_tokens: 2, min_mean_logprob: -3 };
 const ONLINE: DeviceHints = { online: true, battery: null, charging: null, thermal: null };
 
 interface Setup extends Partial<Omit<HybridOptions, "policy" | "far">> {
@@ -62,3 +65,9 @@ export function shown(chunks: readonly ChatCompletionChunk[]): string {
   }
   return text;
 }
+
+/** The routes of the chunks that have one. */
+export const routes = (chunks: readonly ChatCompletionChunk[]) =>
+  chunks.flatMap(({ route }) =>
+    route === undefined ? [] : [{ side: route.side, reason: route.reason, at: route.switched_at }],
+  );

@@ -43,7 +43,7 @@ export interface Part {
 
 export interface AnswerJob {
   readonly params: PlainParams;
-  readonly decision: Decision;
+  readonly decision: Omit<Decision, "reason"> & { readonly reason: string };
   /** Whether the other side may be asked too. */
   readonly standby: boolean;
   readonly rules: Rules;

@@ -1,0 +1,151 @@
+// Routing: what all requests of a Hybrid share. It chooses a side for a request, and runs the answer over both sides;
+// meanwhile it keeps the records of the sides and today's costs.
+
+import { unlessAborted } from "../runtime/abort.js";
+import { Circuit } from "./answer/circuit.js";
+import type { AnswerItem, AnswerJob, Part } from "./answer/running_answer.js";
+import { runAnswer } from "./answer/running_answer.js";
+import { SideRecord, rates } from "./answer/side_record.js";
+import type { Choice } from "./choice_of_side.js";
+import { choose, situationOf, waitsForNear } from "./choice_of_side.js";
+import type { Ledger } from "./decision/budget.js";
+import { usdOf } from "./decision/costs.js";
+import type { Side } from "./decision/decision.js";
+import { refusal } from "./decision/decision.js";
+import type { DeviceSource } from "./decision/device_hints.js";
+import type { Policy } from "./decision/policy.js";
+import type { PrefixMessage } from "./decision/prefix_memory.js";
+import { PrivateCheck } from "./decision/privacy.js";
+import type { Situation } from "./decision/situation.js";
+import { UNKNOWN_SIDE } from "./decision/situation.js";
+import type { HybridRequest } from "./request.js";
+import type { Clock } from "./sides/clock.js";
+import type { FarSide } from "./sides/far.js";
+import type { NearSide } from "./sides/near.js";
+import { whyNoEngine } from "./sides/near.js";
+
+export interface Wiring {
+  readonly policy: Policy;
+  readonly near: NearSide;
+  readonly far: FarSide | null;
+  readonly ledger: Ledger;
+  readonly device: DeviceSource;
+  readonly clock: Clock;
+}
+
+/** What is known about a request besides its properties; null if it is not known. */
+export interface Prompt {
+  readonly tokens: number | null;
+  readonly conversation: readonly PrefixMessage[];
+  readonly embedding: readonly number[] | null;
+}
+
+export class Routing {
+  readonly records: Readonly<Record<Side, SideRecord>>;
+  readonly privacy: PrivateCheck;
+
+  constructor(readonly wiring: Wiring) {
+    const { policy, clock } = wiring;
+    const { failures, open_ms: firstWaitMs } = policy.breaker;
+    const record = (): SideRecord =>
+      new SideRecord(new Circuit({ failures, firstWaitMs, longestWaitMs: firstWaitMs, clock: () => clock.now() }));
+    this.records = { near: record(), far: record() };
+    this.privacy = PrivateCheck.of(policy.private);
+  }
+
+  /**
+   * Chooses a side by a policy. If only near may answer and it is still loading, it waits. ``isPrivate`` null: by the
+   * policy. Throws RequestError or Unavailable if no side may or can answer, or the signal's reason.
+   */
+  async choose(
+    policy: Policy,
+    situate: () => Promise<Situation>,
+    isPrivate: boolean | null,
+    signal: AbortSignal,
+  ): Promise<Choice> {
+    const { near } = this.wiring;
+    const situation = await situate();
+    const staysNear = isPrivate ?? this.privacy.isPrivate(situation);
+    let choice = choose(policy, situation, staysNear);
+    if (near.state === "loading" && waitsForNear(policy, choice)) {
+      await unlessAborted(near.settled, signal);
+      choice = choose(policy, await situate(), staysNear);
+    }
+    if (choice.decision.side === null)
+      throw refusal(choice.decision, near.state === "ready" ? null : whyNoEngine(near));
+    return choice;
+  }
+
+  /** A request with what is known about both sides now. */
+  async situation(
+    request: Pick<HybridRequest, "properties">,
+    { tokens, conversation, embedding }: Prompt,
+  ): Promise<Situation> {
+    const { policy, near, far, ledger, device } = this.wiring;
+    const { usd, requests } = ledger.today();
+    const known = (side: Side, model: { readonly context: number | null; readonly tools: boolean } | null) => {
+      const { speed, memory, circuitState } = this.records[side];
+      return {
+        ...UNKNOWN_SIDE,
+        ...rates(speed),
+        context: model?.context ?? null,
+        tools: model?.tools ?? true,
+        languages: policy.languages[side],
+        prompt_tokens: tokens,
+        cached_tokens: Math.floor((tokens ?? 0) * memory.cachedShare(conversation, this.seconds())),
+        circuit: circuitState,
+      };
+    };
+    return situationOf(request, {
+      near: { ...known("near", near.info), available: near.state === "ready" },
+      far: {
+        ...known("far", far?.model ?? null),
+        vision: far?.vision ?? false,
+        queue_seconds: far?.queueSeconds ?? 0,
+        round_trip_seconds: this.records.far.speed.round_trip_seconds ?? far?.roundTripSeconds ?? null,
+        spent_usd_today: usd,
+        requests_today: requests,
+      },
+      hasFar: far !== null,
+      device: await device.read(),
+      embedding,
+    });
+  }
+
+  /** As `runAnswer`. ``learns``: whether a side's time is that of a generation, which shows its speed. */
+  run(
+    { situation, decision, standby }: Omit<Choice, "decision"> & Pick<AnswerJob, "decision">,
+    job: Omit<AnswerJob, "decision" | "standby" | "clock" | "observer">,
+    learns: (side: Side) => boolean,
+  ): AsyncGenerator<AnswerItem, void, undefined> {
+    const { ledger, policy, far, clock } = this.wiring;
+    const observer: AnswerJob["observer"] = {
+      requested: (side) => {
+        this.records[side].circuit.begin();
+        if (side === "far") ledger.add({ requests: 1 });
+      },
+      circuit: (side, outcome) => {
+        this.records[side].circuit[outcome]();
+      },
+      ended: (side, part) => {
+        this.records[side].circuit.ended();
+        if (side === "far") ledger.add({ usd: costOf(part, situation.far.prompt_tokens ?? 0, policy) });
+        if (part.complete && learns(side))
+          this.records[side].learn(part, side === "far" ? (far?.roundTripSeconds ?? null) : null);
+      },
+    };
+    return runAnswer({ ...job, decision, standby, clock, observer });
+  }
+
+  seconds(): number {
+    return this.wiring.clock.now() / 1000;
+  }
+}
+
+/**
+ * In US dollars. For a part that was broken off, the tokens that arrived and the expected prompt count; if no token
+ * arrived, it cost nothing.
+ */
+function costOf({ usage, tokens }: Part, expectedPrompt: number, { price }: Policy): number {
+  return usdOf(price, usage ?? { prompt_tokens: tokens === 0 ? 0 : expectedPrompt, completion_tokens: tokens });
+}

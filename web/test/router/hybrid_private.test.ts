@@ -1,0 +1,133 @@
+// Private requests and texts, which never leave the device.
+
+import { expect, test } from "vitest";
+
+import { DeviceError } from "../../src/errors.js";
+import type { NearScript } from "./fakes.js";
+import { MESSAGES, QUESTION, SURE, WATCHED, setUp } from "./hybrid_set_up.js";
+
+const policy = {
+  mode: "prefer-far",
+  labels: ["work"],
+  private: { patterns: ["\\b[0-9]{3}-[0-9]{2}-[0-9]{4}\\b"] },
+  escalation: WATCHED,
+  timeouts: { hedge_after_ms: undefined },
+};
+const broken: readonly NearScript[] = [{ text: "abcdefgh", logprobs: [-9], then: new DeviceError("lost") }];
+const tool = {
+  type: "function",
+  function: { name: "find", parameters: { properties: { id: { const: "078-05-1120" } } } },
+};
+
+test.each([
+  ["a label of the request", { labels: ["private"] }],
+  [
+    "a label of one message",
+    { messages: [{ role: "user", content: "secret plan", labels: ["private"] }, ...MESSAGES] },
+  ],
+  ["a number in a text", { messages: [{ role: "user", content: "secret: 078-05-1120" }] }],
+  [
+    "a number in a part",
+    {
+      messages: [
+        {
+          role: "user",
+          content: [
+            { type: "text", text: "078-05" },
+            { type: "text", text: "-1120" },
+          ],
+        },
+      ],
+    },
+  ],
+  [
+    "a number in parts beside others",
+    {
+      messages: [
+        { role: "user", content: ["Summarize", "078-05", "-1120", "now"].map((text) => ({ type: "text", text })) },
+      ],
+    },
+  ],
+  [
+    "a number in a tool's arguments",
+    {
+      messages: [
+        ...MESSAGES,
+        {
+          role: "assistant",
+          content: null,
+          tool_calls: [{ id: "1", type: "function", function: { name: "find", arguments: '{"id":"078-05-1120"}' } }],
+        },
+        { role: "tool", tool_call_id: "1", content: "secret" },
+      ],
+    },
+  ],
+  ["a number in a schema", { tools: [tool], tool_choice: "none" }],
+])("%s: nothing private leaves, whatever fails", async (_, params) => {
+  for (const scripts of [[SURE], broken]) {
+    const { nf, far, clock } = await setUp({
+      policy: { ...policy, mode: "prefer-near", timeouts: { hedge_after_ms: 1 } },
+      scripts,
+    });
+    const before = far.requests.length;
+    const complete = nf.chat.completions
+      .create({ messages: MESSAGES, ...params } as never)
+      .catch((error: unknown) => error);
+    await clock.pass(30_000);
+    expect(await complete).toMatchObject(
+      scripts === broken ? { code: "device_error" } : { route: { side: "near", reason: "private" } },
+    );
+    expect(far.requests.length).toBe(before);
+    expect(far.sent).not.toMatch(/secret plan|secret:|078-05|27 \+ 58/);
+  }
+});
+
+test("near's own private text does not leave: far does not continue it", async () => {
+  const { nf, far } = await setUp({
+    policy: { ...policy, mode: "prefer-near" },
+    scripts: [{ text: "078-05-1120 ", then: new DeviceError("lost") }],
+  });
+  await expect(nf.chat.completions.create({ messages: MESSAGES })).rejects.toMatchObject({
+    code: "request_error",
+    details: { code: "private" },
+  });
+  expect([far.chats.length, far.sent.includes("078")]).toEqual([0, false]);
+});
+
+test("private text that near completed from the client's beginning does not leave", async () => {
+  const { nf, far } = await setUp({
+    policy: { ...policy, mode: "prefer-near" },
+    scripts: [{ text: "1120 ", then: new DeviceError("lost") }],
+  });
+  const messages = [QUESTION, { role: "assistant" as const, content: [{ type: "text" as const, text: "078-05-" }] }];
+  await expect(nf.chat.completions.create({ messages, continue_final_message: true })).rejects.toMatchObject({
+    details: { code: "private" },
+  });
+  expect(far.chats).toEqual([]);
+});
+
+test("labels, pins and cookies are never sent", async () => {
+  const { nf, far } = await setUp({ policy });
+  await nf.chat.completions.create({
+    messages: [{ ...QUESTION, labels: ["work"] }],
+    labels: ["work"],
+    pin: "far",
+    user: "u1",
+  });
+  expect(far.bodies).toEqual([
+    { model: "big", stream: true, stream_options: { include_usage: true }, user: "u1", messages: MESSAGES },
+  ]);
+  expect(far.sent).not.toMatch(/labels|pin|work/);
+  expect(far.chats[0]?.headers).toEqual({ "Content-Type": "application/json", Authorization: "Bearer secret" });
+});
+
+test("a private request pinned to far is an error, and so is an unknown label", async () => {
+  const { nf } = await setUp({ policy });
+  await expect(
+    nf.chat.completions.create({ messages: MESSAGES, labels: ["private"], pin: "far" }),
+  ).rejects.toMatchObject({ code: "request_error", details: { code: "private" } });
+  await expect(nf.chat.completions.create({ messages: MESSAGES, labels: ["privat"] })).rejects.toMatchObject({
+    code: "request_error",
+    details: { code: "unknown_label" },
+  });
+});
