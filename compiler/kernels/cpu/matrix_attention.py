@@ -1,4 +1,4 @@
-"""ragged_attention with AMX, for texts whose rows see all keys, or those before them.
+"""ragged_attention with AMX.
 
 As in `ragged_attention.py`, the first phase writes queries, keys and values to scratch, here as sums of bfloat16
 (`bf16_planes.py`), in pages of 32 keys of one text. The second phase is that of `attention.py`, with 16 queries a tile.
@@ -6,10 +6,12 @@ As in `ragged_attention.py`, the first phase writes queries, keys and values to 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 
 from ...ir.expr import Expr
-from ..builder import Kernel, Scalar, address_of, minimum, number, reinterpret, select, truncated_quotient
+from ..builder import Kernel, Scalar, address_of, all_of, minimum, number, reinterpret, select, truncated_quotient
 from ..heads import ATTENDED, Heads, Scores
 from .attention import attend_tiles
 from .bf16_planes import halves_of, words_of
@@ -27,8 +29,8 @@ LANES = 16
 
 def matrix_attends(heads: Heads, scores: Scores) -> bool:
     """Whether `matrix_attention` computes this attention."""
-    plain = scores.window is None and scores.softcap is None and not scores.sinks
-    return plain and heads.head_dim in (32, 64) and ROWS % heads.group == 0
+    plain = scores.softcap is None and not scores.sinks
+    return plain and heads.head_dim % DEPTH == 0 and ROWS % heads.group == 0
 
 
 def matrix_attention(
@@ -143,30 +145,33 @@ class MatrixKeyBlock(BlockScores):
     def compute(self, queries: Queries, kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range) -> None:
         kernel = self._kernel
         first = kernel.let("first", first_page + block * (BLOCK // DEPTH))
-        pages = kernel.let("pages", round_up_quotient(keys.stop, DEPTH))
+        pages = Range(keys.start_in(DEPTH), kernel.let("last_page", round_up_quotient(keys.stop, DEPTH)))
         configure(kernel)
         self._score(queries[0][0], kv_head, first, pages)
         with kernel.loop("query", self.count) as query:
             self._weigh(query, keys)
             self._store_weights(query, pages, keys)
-        self._add_values(kv_head, first, pages)
+        for part in range(0, self._heads.head_dim // ROWS, len(SUMS)):
+            self._add_values(range(part, min(part + len(SUMS), self._heads.head_dim // ROWS)), kv_head, first, pages)
         release()
 
-    def _score(self, row: Scalar, kv_head: Scalar, first: Scalar, pages: Scalar) -> None:
+    @contextmanager
+    def _each_page(self, pages: Range, at_once: int = 1) -> Iterator[Scalar]:
+        with self._kernel.loop("page", round_up_quotient(pages.stop - pages.start, at_once)) as page:
+            yield pages.start + page * at_once
+
+    def _score(self, row: Scalar, kv_head: Scalar, first: Scalar, pages: Range) -> None:
         """Two pages at a time, whose sums are in four registers. A page beyond the last one repeats it."""
         kernel, planes, arguments = self._kernel, self._planes, self._arguments
         depths = self._heads.head_dim // DEPTH
-        with kernel.loop("two_pages", round_up_quotient(pages, 2)) as two_pages:
-            here = [kernel.let("page", minimum(two_pages * 2 + i, pages - 1)) for i in range(2)]
+        with self._each_page(pages, 2) as some:
+            here = [kernel.let("page", minimum(some + i, pages.stop - 1)) for i in range(2)]
             tiles = list(product(here, range(DEPTH // ROWS)))
             for index in range(len(tiles)):
                 clear(SUMS[index])
             for depth, plane in product(range(depths), range(planes)):
-                load(
-                    LEFT[0],
-                    address_of(arguments.queries, kv_head, row, 0, depth, plane, 0),
-                    depths * planes * ROW_BYTES,
-                )
+                query = address_of(arguments.queries, kv_head, row, 0, depth, plane, 0)
+                load(LEFT[0], query, depths * planes * ROW_BYTES)
                 for of_key, (index, (page, half)) in product(range(planes - plane), enumerate(tiles)):
                     right = RIGHT[index % 2]
                     load(right, address_of(arguments.keys, first + page, kv_head, half, depth, of_key, 0, 0))
@@ -174,15 +179,16 @@ class MatrixKeyBlock(BlockScores):
             for index, (page, half) in enumerate(tiles):
                 store(SUMS[index], address_of(self._scores, page * DEPTH + half * ROWS), BLOCK * 4)
 
-    def _store_weights(self, query: Scalar, pages: Scalar, keys: Range) -> None:
-        """A query's weights as a row of a left side for each page; zeros beyond the last vector."""
+    def _store_weights(self, query: Scalar, pages: Range, keys: Range) -> None:
+        """A query's weights as a row of a left side for each page; zeros in vectors that have none."""
         kernel = self._kernel
-        vectors = kernel.let("vectors", round_up_quotient(keys.stop, LANES))
-        with kernel.loop("page", pages) as page:
+        vectors = Range(keys.start_in(LANES), kernel.let("vectors", round_up_quotient(keys.stop, LANES)))
+        with self._each_page(pages) as page:
             for half in range(DEPTH // LANES):
-                index = page * (DEPTH // LANES) + half
+                index = kernel.let("index", page * (DEPTH // LANES) + half)
+                weighs = all_of(index < vectors.stop, True if isinstance(keys.start, int) else index >= vectors.start)
                 stored = self._scores[ramp(query * BLOCK + index * LANES, LANES)]
-                weight = kernel.let("weight", select(index < vectors, stored, number(0, floats(LANES))))
+                weight = kernel.let("weight", select(weighs, stored, number(0, floats(LANES))))
                 for plane, halves in enumerate(halves_of(kernel, weight, self._planes)):
                     place = self._weights_at(page, plane) + query * PAIRS + half * LANES // 2
                     self._weights[ramp(place, LANES // 2)] = reinterpret(halves, of("uint32", LANES // 2))
@@ -190,17 +196,17 @@ class MatrixKeyBlock(BlockScores):
     def _weights_at(self, page: Scalar, plane: int) -> Scalar:
         return (page * self._planes + plane) * (ROWS * PAIRS)
 
-    def _add_values(self, kv_head: Scalar, first: Scalar, pages: Scalar) -> None:
-        kernel, planes, head_dim = self._kernel, self._planes, self._heads.head_dim
-        parts = range(head_dim // ROWS)
-        for part in parts:
-            clear(SUMS[part])
-        with kernel.loop("page", pages) as page:
+    def _add_values(self, parts: range, kv_head: Scalar, first: Scalar, pages: Range) -> None:
+        """The weighted sums of 16 elements of the values for each of ``parts``."""
+        planes = self._planes
+        for index in range(len(parts)):
+            clear(SUMS[index])
+        with self._each_page(pages) as page:
             for plane in range(planes):
                 load(LEFT[0], address_of(self._weights, self._weights_at(page, plane)))
-                for of_value, part in product(range(planes - plane), parts):
-                    right = RIGHT[part % 2]
+                for of_value, (index, part) in product(range(planes - plane), enumerate(parts)):
+                    right = RIGHT[index % 2]
                     load(right, address_of(self._arguments.values, first + page, kv_head, of_value, part, 0, 0))
-                    multiply(SUMS[part], LEFT[0], right)
-        for part in parts:
-            store(SUMS[part], address_of(self.sums, part * ROWS), head_dim * 4)
+                    multiply(SUMS[index], LEFT[0], right)
+        for index, part in enumerate(parts):
+            store(SUMS[index], address_of(self.sums, part * ROWS), self._heads.head_dim * 4)

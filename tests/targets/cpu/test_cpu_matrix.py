@@ -51,12 +51,13 @@ def case_of(quantization: str) -> StepCase:
 CASES = {quantization: case_of(quantization) for quantization in PROJECTIONS}
 # Texts of one key, of less than a page, of exactly one, and of more than a block.
 TEXTS = (1, 31, 32, 290)
-# The activations, query heads, kv heads, their elements, and whether a row sees only the keys before it.
-ATTENTIONS = {"float32": ("f32", 4, 2, 64, True), "int8": ("q8f16", 3, 3, 32, False)}
+# By activations: the quantization, query heads, kv heads, their elements, whether a row sees only the keys before it,
+# and the window. 96 elements are more than four registers of sums.
+ATTENTIONS = {"float32": ("f32", 4, 2, 32, True, None), "int8": ("q8f16", 3, 3, 96, False, 20)}
 
 
 def attention_of(activation: str) -> StepCase:
-    quantization, num_heads, num_kv_heads, head_dim, causal = ATTENTIONS[activation]
+    quantization, num_heads, num_kv_heads, head_dim, causal, window = ATTENTIONS[activation]
     inputs = {
         "qkv": ("activation", "S", (num_heads + 2 * num_kv_heads) * head_dim),
         "positions": ("int32", "S"),
@@ -64,7 +65,7 @@ def attention_of(activation: str) -> StepCase:
         "weight": ("matrix", 40, num_heads * head_dim),
         "residual": ("float32", "S", 40),
     }
-    attrs = {"head_dim": head_dim, "num_kv_heads": num_kv_heads, "causal": causal, "scale": 0.5}
+    attrs = {"head_dim": head_dim, "num_kv_heads": num_kv_heads, "causal": causal, "window": window, "scale": 0.2}
     return StepCase(f"attention_{activation}", "ragged_attention_linear", inputs, attrs, [], activation, quantization)
 
 
