@@ -186,6 +186,7 @@ await Promise.all([
   ...[
     "style.css",
     "chat.css",
+    "panel.css",
     "markdown.css",
     "history.css",
     "bundles.json",

@@ -3,7 +3,8 @@
 The page's engine runs the demo model on WebGPU, `nearfar serve` a model on the CPU.
 
 Answers come from the right side, change sides if one fails, and stay on the device if they are private. Without near,
-far answers. Screenshots are written to build/screenshots.
+far answers. Screenshots are written to build/screenshots. The tests are in one file because they share a loaded page
+and its two servers.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import pytest
-from chat_pages import TIMEOUT_MS, new_chat, send
-from conftest import ROOT
+from chat_pages import new_chat, send
 from demo_model.traffic import part_of
-from page_looks import DESK, NAMELESS, SCREENSHOTS, fact, look
+from page_looks import NAMELESS, SCREENSHOTS, fact, look
 from playwright.sync_api import Browser, Page, Route
 from recording_proxy import RecordingProxy
+from routed_prompts import DEMO_POLICY, EASY, GO, HARD, MARGIN, POLICY, STAY, UNSURE, reading_first_tokens
 from two_sides import (
     FAR_MODEL,
     KEEP_DEVICES,
@@ -46,38 +47,6 @@ from nearfar.server_fallback.router.answer.signals import SIGNAL_TOKENS
 from nearfar.server_fallback.router.decision.decide import decide
 from nearfar.server_fallback.router.decision.policy import Policy
 
-EASY, HARD = "what is 27 + 58?", "what is 12 + 30 + 7?"
-# For tests of what follows a decision: this predictor sends messages with three numbers to far. A side that failed may
-# be used again immediately, for the next test.
-POLICY: dict[str, Any] = {
-    "version": 1,
-    "mode": "auto",
-    "quality": {
-        "predictor": {
-            "version": 2,
-            "features": ["numbers"],
-            "terms": [],
-            "mean": [1.25],
-            "scale": [0.1],
-            "near": {"weights": [-5.0], "bias": 0.0},
-            "far": {"weights": [0.0], "bias": 5.0},
-            "calibration": {"near": [1.0, 0.0], "far": [1.0, 0.0]},
-            "fitted": {"pairs": 1, "date": "2026-01-01", "wanted": {"quality": 0.9}},
-        },
-        "threshold": 0.1,
-    },
-    "retries": 0,
-    "breaker": {"failures": 100, "open_ms": 1},
-}
-DEMO_POLICY = ROOT / "server_fallback" / "router" / "fitting" / "demo_policy.json"
-# The minimum distance of a gain from the threshold.
-MARGIN = 0.25
-# A sum, spelling and small talk, for which near was trained.
-STAY = ("85+6=?", "Spelling: botid?", "introduce yourself")
-# Near would spell this, but it is unsure.
-UNSURE = "give me the letters of star?"
-# The first is a sum of several numbers, for which only far was trained.
-GO = ("quick math: 64 plus 40 plus 7 plus 93.", UNSURE)
 NO_WEBGPU = "delete Navigator.prototype.gpu"
 # How near fails: a script, the bundle, and the words of the notice.
 NO_ADAPTER = "GPU.prototype.requestAdapter = async () => null"
@@ -123,22 +92,15 @@ class Opened:
 
 @pytest.fixture(scope="module")
 def opened(browser: Browser, near_server: PageServer, far_server: RecordingProxy) -> Iterator[Opened]:
-    context = browser.new_context(viewport={"width": DESK[0], "height": DESK[1]})
-    context.set_default_timeout(TIMEOUT_MS)
-    context.add_init_script(f"({KEEP_DEVICES})()")
-    page = context.new_page()
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    opened = Opened(page, [])
-    page.route(
-        "**/bundle/weights/*", lambda route: opened.weights.append(route) if opened.loading else route.continue_()
-    )
-    page.goto(f"{near_server.url}?{urlencode({'far': far_server.url, 'policy': './policy.json'})}")
-    page.click("#consent-accept")
-    page.wait_for_selector("body[data-sides]")
-    yield opened
-    context.close()
-    assert errors == []
+    with page_of(browser, f"({KEEP_DEVICES})()") as page:
+        opened = Opened(page, [])
+        page.route(
+            "**/bundle/weights/*", lambda route: opened.weights.append(route) if opened.loading else route.continue_()
+        )
+        page.goto(f"{near_server.url}?{urlencode({'far': far_server.url, 'policy': './policy.json'})}")
+        page.click("#consent-accept")
+        page.wait_for_selector("body[data-sides]")
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -243,27 +205,6 @@ def test_the_fitted_policy_routes_easy_and_hard_prompts_as_in_python(
     assert unsure < policy.quality.threshold - MARGIN
 
 
-def reading_first_tokens(quality: dict[str, Any]) -> dict[str, Any]:
-    """The fitted predictor with one more feature, near's confidence in its first tokens."""
-    predictor = quality["predictor"]
-    end = len(predictor["features"])
-
-    def with_weight(side: dict[str, Any], weight: float) -> dict[str, Any]:
-        return {**side, "weights": [*side["weights"][:end], weight, *side["weights"][end:]]}
-
-    return {
-        **quality,
-        "predictor": {
-            **predictor,
-            "features": [*predictor["features"], "first_mean_logprob"],
-            "mean": [*predictor["mean"], -0.03],
-            "scale": [*predictor["scale"], 0.09],
-            "near": with_weight(predictor["near"], 1.5),
-            "far": with_weight(predictor["far"], 0.0),
-        },
-    }
-
-
 def test_without_a_policy_file_the_demo_page_uses_the_fitted_policy_and_explains_its_threshold(chat: Page) -> None:
     given = chat.evaluate("() => location.search")
     without = re.sub(r"&?policy=[^&]*", "", given)
@@ -310,12 +251,6 @@ def test_no_byte_of_a_private_message_is_sent_and_later_messages_are_private_too
     assert b"quokka" not in far_server.received
 
 
-def test_if_the_server_dies_during_an_answer_near_continues(chat: Page, far_server: RecordingProxy) -> None:
-    before = begin_a_story_far(chat, far_server)
-    far_server.die()
-    assert_continued(chat, before, "near", "far_failed")
-
-
 def test_if_the_network_is_lost_during_an_answer_near_continues_and_answers_later_messages(
     chat: Page, far_server: RecordingProxy
 ) -> None:
@@ -339,15 +274,6 @@ def test_if_near_is_late_far_is_requested_too_and_the_first_one_wins(chat: Page,
     answer = ended(chat)
     chat.evaluate("() => window.nearfar.engine.resume()")
     assert answer == {"text": "27 + 58 = 85", "side": "far", "reason": "near_late"}
-    assert chat.locator(".mark").count() == 0
-
-
-def test_if_far_is_late_near_answers(chat: Page, route_by: Callable[..., None], far_server: RecordingProxy) -> None:
-    route_by(timeouts={"far_first_token_ms": 300})
-    far_server.hold(0)
-    send(chat, HARD)
-    answer = ended(chat)
-    assert (answer["side"], answer["reason"]) == ("near", "far_timeout")
     assert chat.locator(".mark").count() == 0
 
 
@@ -389,16 +315,18 @@ def test_a_server_of_another_kind_is_an_error_and_the_earlier_connection_stays(
     assert chat.is_hidden("#far-problem")
 
 
-def test_both_sides_read_well_in_light_and_dark_on_a_desk_and_a_phone(chat: Page, far_server: RecordingProxy) -> None:
+def test_if_the_server_dies_near_continues_and_both_sides_read_well_in_light_and_dark_on_a_desk_and_a_phone(
+    chat: Page, far_server: RecordingProxy
+) -> None:
     send(chat, EASY)
     ended(chat)
     send(chat, HARD)
     ended(chat, 1)
     new_chat(chat)
-    begin_a_story_far(chat, far_server)
-    chat.click("#network")
-    ended(chat)
-    chat.check("#network")
+    before = begin_a_story_far(chat, far_server)
+    far_server.die()
+    assert_continued(chat, before, "near", "far_failed")
+    far_server.come_back()
     chat.click("#private")
     send(chat, EASY)
     ended(chat, 1)

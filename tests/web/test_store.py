@@ -7,7 +7,6 @@ import json
 import random
 import shutil
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from conftest import ROOT
 from faulty_server import TIMEOUT_MS, Server, serve
 from playwright.sync_api import Browser, BrowserContext, Page
+from waiting import wait_until
 
 from nearfar.compiler.browser.page_server import PAGE
 
@@ -288,7 +288,7 @@ def test_two_pages_that_load_at_once_fetch_each_file_once(context: BrowserContex
     page.evaluate(START, [f"{server.url}bundle/", {}])
     assert server.behaviour.held.wait(60)
     other.evaluate(START, [f"{server.url}bundle/", {}])
-    wait_until(other, WAITING)
+    wait_until(lambda: bool(other.evaluate(WAITING)))
     server.behaviour.go.set()
     first, second = page.evaluate(LOADED), other.evaluate(LOADED)
     assert first["error"] is None
@@ -308,9 +308,10 @@ def test_a_page_resumes_the_download_of_a_closed_page(context: BrowserContext, p
     dying.evaluate(START, [f"{server.url}bundle/", {}])
     assert server.behaviour.held.wait(60)
     # One piece is stored, the second is not full yet.
-    wait_until(page, FIRST_PIECE, shard_of(server, "bundle", BIG)["sha256"])
+    sha256 = shard_of(server, "bundle", BIG)["sha256"]
+    wait_until(lambda: bool(page.evaluate(FIRST_PIECE, sha256)))
     page.evaluate(START, [f"{server.url}bundle/", {}])
-    wait_until(page, WAITING)
+    wait_until(lambda: bool(page.evaluate(WAITING)))
     dying.close()
     loaded = page.evaluate(LOADED)
     assert loaded["error"] is None
@@ -404,13 +405,6 @@ def open_page(context: BrowserContext, server: Server) -> Page:
     return page
 
 
-def wait_until(page: Page, script: str, argument: object = None) -> None:
-    deadline = time.monotonic() + TIMEOUT_MS / 1000
-    while not page.evaluate(script, argument):
-        assert time.monotonic() < deadline, script
-        time.sleep(0.02)
-
-
 def load(
     page: Page, server: Server, bundle: str = "bundle", *, error: str | None = None, **options: object
 ) -> dict[str, Any]:
@@ -433,7 +427,8 @@ def load_cut_off(page: Page, server: Server, sent: int, *, error: str | None = N
     server.behaviour.hold[f"/bundle/{BIG}"] = sent
     server.behaviour.cut[f"/bundle/{BIG}"] = 0
     page.evaluate(START, [f"{server.url}bundle/", {}])
-    wait_until(page, FIRST_PIECE, shard_of(server, "bundle", BIG)["sha256"])
+    sha256 = shard_of(server, "bundle", BIG)["sha256"]
+    wait_until(lambda: bool(page.evaluate(FIRST_PIECE, sha256)))
     server.behaviour.go.set()
     return checked(page.evaluate(LOADED), error)
 

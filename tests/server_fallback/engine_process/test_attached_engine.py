@@ -6,16 +6,14 @@ import asyncio
 import os
 import signal
 import stat
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
-from engine_requests import OTHERS, PROMPT, EvenTokens
+from engine_requests import OTHERS, PROMPT, EvenTokens, run
 from hash_model import answer_of
 from hash_recipe import HashRecipe
-from waiting import WAIT_SECONDS
 
 from nearfar.compiler.errors import DeviceError, Unavailable
 from nearfar.server_fallback.engine.request import GeneratedToken, TokenRequest
@@ -24,7 +22,6 @@ from nearfar.server_fallback.engine_process.engine_client import EngineClient, i
 from nearfar.server_fallback.engine_process.remote_engine import RemoteEngine
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="needs a system that can pass sockets to processes")
-T = TypeVar("T")
 HERE = Path(__file__).parent
 
 
@@ -33,13 +30,6 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process imports the recipe's module."""
     folders = [HERE, HERE.parent / "engine", os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, folders)))
-
-
-def run(work: Awaitable[T]) -> T:
-    async def bounded() -> T:
-        return await asyncio.wait_for(work, WAIT_SECONDS)
-
-    return asyncio.run(bounded())
 
 
 @asynccontextmanager

@@ -12,16 +12,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from engine_requests import OTHERS, PROMPT, EvenTokens
+from engine_requests import OTHERS, PROMPT, EvenTokens, run
 from hash_model import answer_of
 from hash_recipe import EncoderRecipe, HashRecipe
 from waiting import WAIT_SECONDS, until
@@ -38,7 +38,6 @@ from nearfar.server_fallback.engine_process.messages import Open
 from nearfar.server_fallback.engine_process.remote_engine import MAIN, RemoteEngine
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="needs a system that can pass sockets to processes")
-T = TypeVar("T")
 HERE = Path(__file__).parent
 
 
@@ -47,13 +46,6 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process imports the recipe's module."""
     folders = [HERE, HERE.parent / "engine", os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, folders)))
-
-
-def run(work: Awaitable[T]) -> T:
-    async def bounded() -> T:
-        return await asyncio.wait_for(work, WAIT_SECONDS)
-
-    return asyncio.run(bounded())
 
 
 @asynccontextmanager
