@@ -6,15 +6,18 @@ import { copyFile, cp, mkdir, readFile, readdir, rm, writeFile } from "node:fs/p
 import { build } from "esbuild";
 
 import { jinjaEsbuild } from "./jinja_module.mjs";
+import { tokenizersEsbuild } from "./tokenizers_module.mjs";
 import { xgrammarEsbuild } from "./xgrammar_module.mjs";
 
+// Hugging Face's packages, without what is not needed here.
+const packages = [jinjaEsbuild, tokenizersEsbuild];
 const common = {
   bundle: true,
   format: "esm",
   target: "es2022",
   sourcemap: true,
   logLevel: "warning",
-  plugins: [jinjaEsbuild],
+  plugins: packages,
 };
 const browser = { ...common, minify: true, platform: "browser" };
 
@@ -142,12 +145,12 @@ async function buildServiceWorker() {
 await rm("dist", { recursive: true, force: true });
 await mkdir("dist/page", { recursive: true });
 await Promise.all([
-  build({ ...browser, entryPoints: ENTRIES, outdir: "dist", plugins: [jinjaEsbuild, ...laterFiles(".")] }),
+  build({ ...browser, entryPoints: ENTRIES, outdir: "dist", plugins: [...packages, ...laterFiles(".")] }),
   build({
     ...browser,
     entryPoints: { hybrid: "src/router/index.ts" },
     outdir: "dist",
-    plugins: [jinjaEsbuild, ...hybridOutside],
+    plugins: [...packages, ...hybridOutside],
   }),
   build({ ...browser, entryPoints: { speculation: "src/router/speculation.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { hybrid_encoding: "src/router/hybrid_encoding.ts" }, outdir: "dist" }),
@@ -157,7 +160,7 @@ await Promise.all([
     ...browser,
     entryPoints: { grammar: "src/grammar/index.ts" },
     outdir: "dist",
-    plugins: [jinjaEsbuild, xgrammarEsbuild],
+    plugins: [...packages, xgrammarEsbuild],
   }),
   build({
     ...browser,
@@ -172,7 +175,7 @@ await Promise.all([
     splitting: true,
     entryPoints: PAGES,
     outdir: "dist/page",
-    plugins: [jinjaEsbuild, xgrammarEsbuild],
+    plugins: [...packages, xgrammarEsbuild],
   }),
   build({
     ...common,

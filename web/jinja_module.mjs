@@ -98,10 +98,11 @@ const PYTHON = [
   ["var ObjectValue = class", `${PYTHON_REPR}var ObjectValue = class`],
 ];
 
-function replaced(contents, changes, path) {
+/** Throws if a part is missing. */
+export function replaced(contents, changes, path) {
   for (const [from, to] of changes) {
     if (contents.split(from).length < 2)
-      throw new Error(`${path} does not contain ${from}; adapt jinja_module.mjs to this version of the package`);
+      throw new Error(`${path} does not contain ${from}; adapt its replacements to this version of the package`);
     contents = typeof from === "string" ? contents.replaceAll(from, () => to) : contents.replace(from, to);
   }
   return contents;

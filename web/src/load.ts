@@ -4,7 +4,7 @@
 import { readParams, shown } from "./api/params.js";
 import type { Backend, Opening } from "./backend.js";
 import type { EncodersModule } from "./encoders/index.js";
-import { DeviceError, RequestError, messageOf } from "./errors.js";
+import { DeviceError, RequestError } from "./errors.js";
 import type { GrammarModule } from "./grammar/index.js";
 import { LOAD_START } from "./load_progress.js";
 import type { OnnxOptions } from "./onnx/options.js";
@@ -16,6 +16,7 @@ import { bundleId, filesToLoad } from "./runtime/bundle.js";
 import { chooseActivation, findAdapter, requireSecureContext } from "./runtime/device.js";
 import type { AnyManifest } from "./runtime/any_manifest.js";
 import { isExport } from "./runtime/any_manifest.js";
+import { importEncoders } from "./runtime/import_encoders.js";
 import { loadManifest } from "./runtime/load_manifest.js";
 import type { MemoryOptions, MemoryPlan } from "./runtime/memory_plan.js";
 import { planMemory } from "./runtime/memory_plan.js";
@@ -284,20 +285,6 @@ async function loadFrom(
   }
   if (backend.status === "fulfilled") backend.value.destroy();
   throw failed.signal.reason as Error;
-}
-
-/** Throws DeviceError if encoders.js cannot be imported. */
-async function importEncoders(): Promise<EncodersModule> {
-  try {
-    return (await import("./encoders/index.js")).encoders;
-  } catch (error) {
-    throw new DeviceError(
-      `encoders.js cannot be loaded (${messageOf(error)}); serve it beside the package's other files; a service ` +
-        "worker must import it itself and call serveEngine(self, { encoders })",
-      {},
-      { cause: error },
-    );
-  }
 }
 
 function isAddress(address: BundleAddress): address is string | URL {

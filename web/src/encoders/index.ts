@@ -16,6 +16,7 @@ import { PagedEncoder } from "./paged_encoder.js";
 import { RaggedEncoder } from "./ragged_encoder.js";
 import { rerank, score } from "./ranking.js";
 import { EncoderTokenizer } from "./tokenizer/encoder_tokenizer.js";
+import { vectorTest } from "./vector_test.js";
 
 /** What a loaded model of vectors or scores answers. */
 export interface Encoder {
@@ -40,6 +41,7 @@ export interface EncoderParts {
 export interface EncodersModule {
   /** Throws BundleError for a tokenizer that is not supported. */
   readonly open: (parts: EncoderParts) => { readonly encoder: Encoder; readonly engine: TunedEngine };
+  readonly vectorTest: typeof vectorTest;
 }
 
 /**
@@ -47,6 +49,7 @@ export interface EncodersModule {
  * workers.
  */
 export const encoders: EncodersModule = {
+  vectorTest,
   open: ({ manifest, runner, tokenizer, tokenizerJson, replaceRunner, gate }) => {
     const { model: name, spec, embedding, classifier } = manifest;
     const read = new EncoderTokenizer(tokenizerJson, manifest.tokenizer, tokenizer);

@@ -1,14 +1,15 @@
 // The test of a bundle on a device: the self-test if the bundle generates text, otherwise its vector test.
 
+import type { EncodersModule } from "../encoders/index.js";
 import { BundleError } from "../errors.js";
 import { variantName } from "./choices.js";
 import type { Front } from "./choices.js";
+import { importEncoders } from "./import_encoders.js";
 import type { Manifest } from "./manifest.js";
 import type { Runner } from "./runner.js";
 import { selfTest } from "./self_test.js";
 import type { Verdict } from "./trials.js";
 import type { ActivationDtype } from "./variants.js";
-import { vectorTest } from "./vector_test.js";
 
 export interface DeviceTest {
   /** The results that are compared, for messages. */
@@ -17,13 +18,14 @@ export interface DeviceTest {
   readonly tolerances: Readonly<Record<string, number>>;
   /**
    * Finds the variants that compute wrongly. ``front`` are the rows that are tried first on a device that has passed.
-   * Throws what the runner throws, BundleError for an unknown dtype, and the signal's reason.
+   * Throws what the runner throws, BundleError for an unknown dtype, DeviceError if encoders.js cannot be imported,
+   * and the signal's reason.
    */
   run(runner: Runner, activation: ActivationDtype, front: Front, signal: AbortSignal): Promise<Verdict>;
 }
 
-/** Null if the bundle has no test. */
-export function deviceTest(manifest: Manifest): DeviceTest | null {
+/** Null if the bundle has no test. ``encoders`` has the test of vectors; by default it is imported for it. */
+export function deviceTest(manifest: Manifest, encoders?: EncodersModule): DeviceTest | null {
   const { self_test: prompt, vector_test: texts, page_size: pageSize, embedding, classifier } = manifest;
   if (prompt !== null) {
     return {
@@ -44,7 +46,7 @@ export function deviceTest(manifest: Manifest): DeviceTest | null {
   return {
     subject: embedding === null ? "scores" : "vectors",
     tolerances: texts.tolerances,
-    run: (runner, activation, front, signal) => {
+    run: async (runner, activation, front, signal) => {
       const { groups, tokens, sequences, splitsTexts } = runner.limits;
       const tested = {
         numPages: splitsTexts === false ? [] : groups.map(({ pages }) => pages),
@@ -55,6 +57,7 @@ export function deviceTest(manifest: Manifest): DeviceTest | null {
       };
       const perToken = classifier?.per_token ?? false;
       const options = optionsOf(runner, texts, activation, front);
+      const { vectorTest } = encoders ?? (await importEncoders());
       return vectorTest(tested, { ...texts, ...options, pageSize, perToken, signal });
     },
   };

@@ -1,6 +1,7 @@
 // Opens a runner that computes correctly on this device: it has passed the bundle's self-test, now or on an earlier
 // load. Variants that did not pass are switched off.
 
+import type { EncodersModule } from "../encoders/index.js";
 import { DeviceError } from "../errors.js";
 import { unlessAborted } from "./abort.js";
 import type { Bundle } from "./bundle.js";
@@ -29,6 +30,8 @@ export interface TrustOptions extends DeviceOptions {
    * runs on the CPU.
    */
   readonly tuning?: boolean | undefined;
+  /** `encoders` of encoders.js, for scripts that cannot import it later. */
+  readonly encoders?: EncodersModule | undefined;
   /** Where the results are stored; by default in the browser. */
   readonly notes?: Notes | undefined;
 }
@@ -96,7 +99,7 @@ export async function openTrusted(
 ): Promise<TrustedRunner> {
   const { manifest } = bundle;
   const { selfTest: when = "first-load", notes = browserNotes() } = options;
-  const test = when === "never" ? null : deviceTest(manifest);
+  const test = when === "never" ? null : deviceTest(manifest, options.encoders);
   // Activation dtypes that this device computes wrongly, with their errors.
   const without = new Map<ActivationDtype, number>();
   let trustsNotes = when === "first-load" && test !== null;

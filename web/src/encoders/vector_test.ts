@@ -1,14 +1,14 @@
 // The vector test of a bundle that makes embeddings or scores: runs the bundle's texts on this device, and compares the
 // results with the reference's. compiler/pipeline/vector_test.py makes it. The allowed difference bounds the cosine.
 
-import type { Batch } from "./batch.js";
-import { emptyBatch } from "./batch.js";
-import type { Choices } from "./choices.js";
-import type { VectorTestEntry, VectorTestRow } from "./manifest.js";
-import { chunksOf, pagesOfTrial } from "./self_test.js";
-import { addText, sequenceBatch } from "./sequence_batch.js";
-import type { Measurable, TrialKind, TrialOptions, Verdict } from "./trials.js";
-import { tryVariants } from "./trials.js";
+import type { Batch } from "../runtime/batch.js";
+import { emptyBatch } from "../runtime/batch.js";
+import type { Choices } from "../runtime/choices.js";
+import type { VectorTestEntry, VectorTestRow } from "../runtime/manifest.js";
+import { chunksOf, pagesOfTrial } from "../runtime/self_test.js";
+import { addText, sequenceBatch } from "../runtime/sequence_batch.js";
+import type { Measurable, TrialKind, TrialOptions, Verdict } from "../runtime/trials.js";
+import { tryVariants } from "../runtime/trials.js";
 
 /** The interface of a runner for the test. */
 export interface EncodingRunner {
