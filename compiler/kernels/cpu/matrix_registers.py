@@ -7,10 +7,8 @@ permitted the registers to this process; see `targets/cpu/levels.py`.
 
 from __future__ import annotations
 
-from tvm import tirx
-
 from ..builder import Scalar, address_of, number
-from ..tir import script
+from ..tir import script, tirx
 from .builder import CpuKernelBuilder
 
 ROWS, ROW_BYTES = 16, 64
