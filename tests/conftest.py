@@ -140,6 +140,18 @@ def compile_light(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest
     return compile_few
 
 
+@pytest.fixture(scope="session")
+def compile_base(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> CompileTiny:
+    """As `compile_tiny`, but inside `one_compilation`: for tests of runners for cpu and cuda."""
+    compile_once = compiler_of(tiny_checkpoints, shared_folder(tmp_path_factory, "base-bundles"))
+
+    def compile_base_level(*arguments: Any, **options: Any) -> Path:
+        with one_compilation():
+            return compile_once(*arguments, **options)
+
+    return compile_base_level
+
+
 def compiler_of(checkpoints: Mapping[str, Path], folder: Path) -> CompileTiny:
     """Compiles each bundle of the checkpoints once into the folder."""
     from nearfar.compiler.pipeline.compile import CompileOptions, compile_any

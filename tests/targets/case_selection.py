@@ -23,8 +23,11 @@ def names_of(cases: Mapping[str, Selectable]) -> list[Any]:
     ]
 
 
-def chosen(request: pytest.FixtureRequest, cases: Mapping[str, C], *always: str) -> dict[str, C]:
-    """The cases that a test of the requesting module runs in this session, and those that it names itself."""
-    calls = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
+def chosen(request: pytest.FixtureRequest, cases: Mapping[str, C], *always: str, test: str = "") -> dict[str, C]:
+    """The cases that a test of the requesting module runs in this session, and those that it names itself. ``test``:
+    only those that tests whose names start so run.
+    """
+    items = [item for item in request.session.items if item.path == request.path and item.name.startswith(test)]
+    calls = [getattr(item, "callspec", None) for item in items]
     names = {call.params.get("name") for call in calls if call is not None}
     return {name: case for name, case in cases.items() if name in names or name in always}

@@ -43,7 +43,8 @@ VariantsOf = Callable[[Step, Context], Sequence[Variant]]
 def step_cases(variants_of: VariantsOf, quantization: str, activations: tuple[str, ...]) -> Iterator[Case]:
     """A case for each row of the last step of each graph, if its kernels differ from those of the rows before it.
 
-    Without the exhaustive ones, all rows of an op's first graph, and a third of the rows of its other graphs in turn.
+    Without the exhaustive ones, all rows of an op's first graph, and of its other graphs every third row in turn, or
+    every fifth if there are many.
     """
     seen: set[tuple[str, ...]] = set()
     ops: set[str] = set()
@@ -62,7 +63,7 @@ def step_cases(variants_of: VariantsOf, quantization: str, activations: tuple[st
                     continue
                 seen.add(names)
                 case = case_of(f"{op}_{name}_{activation}_{number}", row, plan.steps[-1], context, activation)
-                yield replace(case, exhaustive=not first and (turn + number) % 3 > 0)
+                yield replace(case, exhaustive=not first and (turn + number) % (5 if len(rows) > 8 else 3) > 0)
 
 
 def case_of(name: str, row: Variant, step: Step, context: Context, activation: str) -> Case:

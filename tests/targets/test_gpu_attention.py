@@ -274,8 +274,14 @@ def test_kernels_are_named_by_what_they_depend_on() -> None:
     assert {name.rsplit("_", 1)[0] for name in set(names(scale=0.5)) & set(usual)} == {"rope_append", "attention_merge"}
 
 
-@pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("target", ["webgpu", "cuda"])
+@pytest.mark.parametrize(
+    ("target", "heads"),
+    [
+        pytest.param(target, heads, marks=() if number % 2 == turn else pytest.mark.exhaustive)
+        for turn, target in enumerate(("webgpu", "cuda"))
+        for number, heads in enumerate(HEADS)
+    ],
+)
 def test_every_attention_op_has_kernels_for_heads_of_any_even_size(
     target: str, heads: tuple[int, int, int, int]
 ) -> None:

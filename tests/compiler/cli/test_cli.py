@@ -118,6 +118,7 @@ def test_inspect_counts_memory_and_dispatches(tiny_bundle: Path, capsys: pytest.
     assert int(str(report["runtime_memory_bytes"])) > int(str(report["weight_bytes"])) + kv_bytes
 
 
+@pytest.mark.usefixtures("compiled_once")
 def test_inspect_reports_on_a_model_without_weights(
     tiny_checkpoints: Mapping[str, Path], tiny_bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,7 +34,9 @@ WHOLE: tuple[Sequences, ...] = (((0, 90), (0, 41)),)
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer's attention. ``rotary_dim`` 0 means that it rotates nothing."""
+    """One layer's attention. ``rotary_dim`` 0 means that it rotates nothing. ``exhaustive``: its options are those of
+    other layers in other combinations, so only `make test-all` runs it.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -52,6 +54,7 @@ class Layer:
     softcap: float | None = None
     causal: bool = True
     sinks: bool = False
+    exhaustive: bool = False
 
     @property
     def name(self) -> str:
@@ -81,9 +84,9 @@ class Layer:
 ROPE_ATTENTION: tuple[tuple[Layer, tuple[Sequences, ...], tuple[str, ...]], ...] = (
     (Layer(6, 3, 24, rotary_dim=24, norm=True), (*SMALL, *LONG), ("avx512", "neon")),
     (Layer(6, 3, 24, kv="q8", rotary_dim=24, norm=True, norm_wide=True), (*SMALL, *LONG), ("neon",)),
-    (Layer(3, 1, 66, 32, "float16", rotary_dim=66), (*SMALL, *LONG), ("avx512",)),
+    (Layer(3, 1, 66, 32, "float16", rotary_dim=66, exhaustive=True), (*SMALL, *LONG), ("avx512",)),
     (Layer(7, 1, 80, 16, "float16", rotary_dim=32, window=5), (*SMALL, *LONG), ("avx512",)),
-    (Layer(2, 2, 256, 32, kv="q4", rotary_dim=256, norm=True, window=300), FAR, ()),
+    (Layer(2, 2, 256, 32, kv="q4", rotary_dim=256, norm=True, window=300, exhaustive=True), FAR, ()),
     (Layer(4, 2, 2, scale=0.3, softcap=1.5, window=256), (*SMALL, *FAR), ("neon",)),
     (Layer(7, 1, 24, kv="q4", rotary_dim=10, norm=True, norm_after=True, window=17, softcap=3.0), (*SMALL, *LONG),
     ("avx512", "neon")),
@@ -91,13 +94,13 @@ ROPE_ATTENTION: tuple[tuple[Layer, tuple[Sequences, ...], tuple[str, ...]], ...]
 )  # fmt: skip
 ATTENTION: tuple[tuple[Layer, tuple[Sequences, ...], tuple[str, ...]], ...] = (
     (Layer(6, 3, 24), (*SMALL, *LONG), ("avx512",)),
-    (Layer(3, 3, 80, 32, "float16", causal=False, sinks=True), (*SMALL, *LONG), ("avx512",)),
+    (Layer(3, 3, 80, 32, "float16", causal=False, sinks=True, exhaustive=True), (*SMALL, *LONG), ("avx512",)),
     (Layer(14, 2, 24, 16, "float16", sinks=True, window=100), (*SMALL, *LONG), ("avx512",)),
     (Layer(2, 1, 2, causal=False, window=40, softcap=2.0), (*SMALL, *LONG, *WHOLE), ("avx512",)),
     (Layer(6, 3, 24, kv="q8", causal=False, sinks=True, softcap=2.0, window=300), (*SMALL, *FAR), ("avx512",)),
     (Layer(1, 1, 256, 32, "float16", kv="q8", scale=0.02, sinks=True), (*SMALL, *LONG), ()),
     (Layer(6, 3, 24, rotary_dim=10, norm=True, window=90, softcap=3.0), (*SMALL, *LONG), ("avx512",)),
-    (Layer(4, 2, 80, 16, "float16", kv="q4", rotary_dim=80), (*SMALL, *FAR), ()),
+    (Layer(4, 2, 80, 16, "float16", kv="q4", rotary_dim=80, exhaustive=True), (*SMALL, *FAR), ()),
 )  # fmt: skip
 APPEND = (
     Layer(6, 3, 24, rotary_dim=24, norm=True, norm_wide=True, norm_after=True),
@@ -186,7 +189,9 @@ def case(
         Batch(each.dims, {role: array for role, array in each.arrays.items() if role in inputs}, each.poison)
         for each in batches
     ]
-    return StepCase(f"{op}_{layer.name}", op, inputs, attrs, own, layer.activation, levels=levels)
+    return StepCase(
+        f"{op}_{layer.name}", op, inputs, attrs, own, layer.activation, levels=levels, exhaustive=layer.exhaustive
+    )
 
 
 def page_batch(layer: Layer, sequences: Sequences, *, stored: bool = False) -> Batch:

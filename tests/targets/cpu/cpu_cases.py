@@ -4,7 +4,8 @@ in pairs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,15 +40,11 @@ PROJECTIONS: tuple[tuple[str, str, int, int, str, str, tuple[str, ...], dict[str
     "float16"),
     ("gated_linear", "f32", 3, 34, "activation", "float32", ("bias", "into"), {"activation": "relu2", "columns": 20},
     "float16"),
-    ("gated_linear", "q4f16", 33, 66, "float32", "float32", (), {"activation": "none"}, "int8"),
     ("linear", "f32", 37, 45, "float32", "float32", ("bias", "residual"), {"y_activation": "gelu"}, "float32"),
-    ("linear", "q8f16", 70, 33, "float32", "float32", ("bias",), {"y_activation": "tanh"}, "float32"),
     ("linear", "q2c", 97, 509, "float32", "float32", ("norm",), {}, "float32"),
     ("linear", "q4c", 70, 45, "activation", "float32", ("residual",), {"x_step": 0.25, "y_step": 0.5}, "float16"),
     ("linear", "f32", 37, 20, "float32", "float32", ("bias",), {"x_step": 0.25}, "float32"),
-    ("gated_linear", "q4c", 200, 70, "float32", "float32", ("norm", "bias"), {}, "float32"),
     ("linear", "q8c", 330, 33, "activation", "float32", ("residual",), {}, "float16"),
-    ("linear", "q2g64", 150, 18, "float32", "float32", (), {}, "float32"),
     ("linear", "q2c", 37, 20, "float32", "float32", ("bias",), {}, "int8"),
     ("linear", "q2g16b", 80, 37, "float32", "float32", ("norm",), {}, "float32"),
     ("linear", "q3g16", 112, 20, "float32", "float32", ("bias",), {}, "int8"),
@@ -57,11 +54,8 @@ PROJECTIONS: tuple[tuple[str, str, int, int, str, str, tuple[str, ...], dict[str
     ("gated_linear", "q6g16_i8", 272, 34, "float32", "float32", ("bias",), {}, "int8"),
     ("gated_linear", "q4g128z_f16", 300, 36, "activation", "float32", (), {}, "float16"),
     ("linear", "q5g32b", 70, 20, "float32", "float32", ("residual",), {}, "int8"),
-    ("linear", "q5g64", 150, 18, "float32", "float32", (), {}, "float32"),
-    ("linear", "q6g16", 144, 45, "float32", "float32", ("norm",), {}, "int8"),
     ("gated_linear", "q6g16", 72, 34, "float32", "float32", ("bias",), {}, "float32"),
     ("linear", "q8g32z", 97, 33, "float32", "float32", (), {}, "float32"),
-    ("linear", "q8g64b_f16", 130, 17, "float32", "float32", ("bias",), {}, "int8"),
     ("linear", "q4f16", 70, 33, "activation", "float32", ("stream", "stream_norm",
     "stream_factor"), {"stream_eps": 1e-2, "eps": EPS}, "float32"),
     ("gated_linear", "q8f16", 37, 34, "float32", "float32", ("bias", "stream", "stream_norm",
@@ -72,27 +66,37 @@ PROJECTIONS: tuple[tuple[str, str, int, int, str, str, tuple[str, ...], dict[str
     "keeps_norm": True}, "float16"),
     ("gated_linear", "f32", 37, 34, "float32", "float32", ("norm", "norm_bias"), {"centered": True,
     "keeps_norm": True}, "float32"),
+)  # fmt: skip
+# Formats and options that PROJECTIONS has in other combinations; only `make test-all` runs them.
+MORE_PROJECTIONS: tuple[tuple[str, str, int, int, str, str, tuple[str, ...], dict[str, Any], str], ...] = (
+    ("gated_linear", "q4f16", 33, 66, "float32", "float32", (), {"activation": "none"}, "int8"),
+    ("linear", "q8f16", 70, 33, "float32", "float32", ("bias",), {"y_activation": "tanh"}, "float32"),
+    ("gated_linear", "q4c", 200, 70, "float32", "float32", ("norm", "bias"), {}, "float32"),
+    ("linear", "q2g64", 150, 18, "float32", "float32", (), {}, "float32"),
+    ("linear", "q5g64", 150, 18, "float32", "float32", (), {}, "float32"),
+    ("linear", "q6g16", 144, 45, "float32", "float32", ("norm",), {}, "int8"),
+    ("linear", "q8g64b_f16", 130, 17, "float32", "float32", ("bias",), {}, "int8"),
     ("gated_linear", "q8f16", 130, 32, "float32", "float32", ("norm",), {"centered": True}, "int8"),
 )  # fmt: skip
 
 
 def all_cases() -> Iterator[StepCase]:
-    yield from embed_cases()
-    yield from row_cases()
-    yield from projection_cases()
-    yield from lora_cases()
-    yield from rope_cases()
-    yield from selected(attention_cases())
-    yield from selected(text_cases())
+    cases = (embed_cases, row_cases, projection_cases, lora_cases, rope_cases, attention_cases, text_cases)
+    yield from selected(case for each in cases for case in each())
     yield from sampling_cases()
 
 
-def selected(cases: Iterator[StepCase]) -> Iterator[StepCase]:
-    """`make test` runs a case at all levels at the base level and one more, and half of the others at the base level
-    alone. Kernels of attention take longest to compile.
+def selected(cases: Iterable[StepCase]) -> Iterator[StepCase]:
+    """`make test` runs every third case of an op at its levels, or at two more than the base level if it has all of
+    them, and the others at the base level alone.
     """
-    for turn, case in enumerate(cases):
-        usual = (("avx512", "neon")[turn // 2 % 2],) if case.levels is None else () if turn % 2 else case.levels
+    turns: Counter[str] = Counter()
+    for case in cases:
+        turn = turns[case.op] % 3
+        turns[case.op] += not case.exhaustive
+        usual = () if turn else ("avx512", "neon") if case.levels is None else case.levels
+        if case.exhaustive or case.quantization == "q2c":
+            usual = case.levels
         yield replace(case, levels=usual)
         if usual != case.levels:
             yield replace(case, name=f"{case.name}_all_levels", exhaustive=True)
@@ -221,7 +225,9 @@ def gate_case(name: str, op: str, inputs: Inputs, attrs: dict[str, Any]) -> Step
 
 def projection_cases() -> Iterator[StepCase]:
     # The levels of 4 and 8 bits are compared in test_cpu_linear.py, those of 2 bits here.
-    for turn, (op, quantization, columns, outputs, x, y, optional, attrs, activation) in enumerate(PROJECTIONS):
+    rows = [(row, False) for row in PROJECTIONS] + [(row, True) for row in MORE_PROJECTIONS]
+    for turn, (row, exhaustive) in enumerate(rows):
+        op, quantization, columns, outputs, x, y, optional, attrs, activation = row
         gated = op == "gated_linear"
         width = attrs.get("columns") or (outputs // 2 if gated else outputs)
         dim = "R" if "residual" in optional else "S"
@@ -246,7 +252,8 @@ def projection_cases() -> Iterator[StepCase]:
         batches = [Batch({dim: rows}) for rows in (1, 4, 9)]
         name = f"{op}_{quantization}_{columns}_{outputs}_{activation}"
         levels = None if quantization == "q2c" else (("vnni", "neon", "avx512")[turn % 3],)
-        yield StepCase(name, op, inputs, {**attrs, **eps, **dtype}, batches, activation, quantization, levels)
+        case = StepCase(name, op, inputs, {**attrs, **eps, **dtype}, batches, activation, quantization, levels)
+        yield replace(case, exhaustive=exhaustive)
 
 
 def lora_cases() -> Iterator[StepCase]:

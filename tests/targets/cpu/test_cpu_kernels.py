@@ -78,9 +78,10 @@ def test_the_time_of_a_window_does_not_grow_with_the_context(library: StepLibrar
 
 
 def test_the_cases_cover_every_op_attribute_optional_input_and_dtype() -> None:
-    assert {case.op for case in CASES.values()} == OPS.keys()
+    usual = [case for case in CASES.values() if not case.exhaustive]
+    assert {case.op for case in usual} == OPS.keys()
     for name, op in OPS.items():
-        cases = [case for case in CASES.values() if case.op == name]
+        cases = [case for case in usual if case.op == name]
         assert {attr for case in cases for attr in case.step.attrs} == op.attrs.keys(), name
         assert {role for case in cases for role in case.inputs} == {*op.inputs, *op.optional}, name
         for role, kinds in {**op.inputs, **op.optional}.items():

@@ -43,8 +43,8 @@ def adapters(
 
 
 @pytest.fixture(scope="module")
-def bundle(compile_tiny: CompileTiny) -> Bundle:
-    return open_bundle(compile_tiny("qwen3", "f32", target="cpu", lora_rank=4))
+def bundle(compile_base: CompileTiny) -> Bundle:
+    return open_bundle(compile_base("qwen3", "f32", target="cpu", lora_rank=4))
 
 
 @pytest.mark.parametrize("make_runner", [CpuRunner, ReferenceRunner])
@@ -77,9 +77,9 @@ def test_every_sequence_of_a_batch_has_its_own_adapter(
 
 @pytest.mark.parametrize("make_runner", [CpuRunner, ReferenceRunner])
 def test_an_adapter_of_fused_tensors_changes_all_projections_that_read_them(
-    make_runner: Callable[..., Runner], compile_tiny: CompileTiny, tiny_checkpoints: Mapping[str, Path], tmp_path: Path
+    make_runner: Callable[..., Runner], compile_base: CompileTiny, tiny_checkpoints: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    phi3 = open_bundle(compile_tiny("phi3", "f32", target="cpu", lora_rank=4))
+    phi3 = open_bundle(compile_base("phi3", "f32", target="cpu", lora_rank=4))
     deltas = make_adapter(
         tmp_path / "adapter", tiny_checkpoints["phi3"], ("qkv_proj", "gate_up_proj", "o_proj"), rank=3, alpha=6, seed=3
     )

@@ -7,24 +7,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from light_bundle import kernels_for
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.errors import DeviceError, RequestError, ToolError
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.runtime.batch import Limits
 from nearfar.targets.cpu import levels, link
 from nearfar.targets.cpu.runner import CpuRunner
 
 CompileTiny = Callable[..., Path]
 AARCH64_OF_ELF = 183
-FOR_ARM: dict[str, Any] = {"target": "cpu", "arch": "aarch64", "activations": ("int8", "float32")}
+FOR_ARM: dict[str, Any] = {"target": "cpu", "arch": "aarch64", "context": 256, "activations": ("int8", "float32")}
 ZEN3 = "flags : fpu sse2 avx2 fma f16c bmi1 bmi2 movbe\n"
 ZEN5 = ZEN3.replace("\n", " avx512f avx512bw avx512cd avx512dq avx512vl avx512_vnni\n")
 
 
+@pytest.fixture(scope="module")
+def for_arm(tiny_checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle for aarch64 with the kernels for short texts; `test_cpu_kernels.py` compiles every template."""
+    path = tmp_path_factory.mktemp("arm") / "bundle"
+    with kernels_for(Limits(tokens=2, sequences=1, rows=1, pages=1)):
+        compile_model(str(tiny_checkpoints["embedding"]), path, CompileOptions(**FOR_ARM))
+    return path
+
+
 def test_a_library_for_aarch64_is_made_on_any_machine_with_every_kernel_that_the_manifest_names(
-    compile_tiny: CompileTiny, monkeypatch: pytest.MonkeyPatch
+    for_arm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = compile_tiny("embedding", "q4f16", **FOR_ARM)
+    path = for_arm
     manifest = open_bundle(path).manifest
     assert manifest.arch == "aarch64"
     assert {kernel.file for kernel in manifest.kernels.values()} == {"kernels/aarch64.so"}
@@ -38,8 +49,8 @@ def test_a_library_for_aarch64_is_made_on_any_machine_with_every_kernel_that_the
         CpuRunner(open_bundle(path))
 
 
-def test_int8_beside_other_activations_has_rows_of_its_own(compile_tiny: CompileTiny) -> None:
-    manifest = open_bundle(compile_tiny("embedding", "q4f16", **FOR_ARM)).manifest
+def test_int8_beside_other_activations_has_rows_of_its_own(for_arm: Path) -> None:
+    manifest = open_bundle(for_arm).manifest
     for step in manifest.plan("embed").steps:
         if step.op in ("linear", "gated_linear"):
             rows = manifest.variants[step.variants]

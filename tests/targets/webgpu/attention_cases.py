@@ -125,12 +125,12 @@ def attention_cases() -> Iterator[Case]:
         yield replace(rotated_case("split", facts, replace(decode, split=decode.tile)), exhaustive=index > 0)
 
 
-def in_turn(turn: int, *cases: Case) -> Iterator[Case]:
-    """Some facts in every kernel. `make test` runs every second kernel, the first or the second one in turn, so that
-    each kernel meets half of the facts.
+def in_turn(turn: int, *cases: Case, every: int = 2) -> Iterator[Case]:
+    """Some facts in every kernel. `make test` runs every second or nth kernel, from another one in each turn, so that
+    each kernel meets a part of the facts.
     """
     for number, case in enumerate(cases):
-        yield replace(case, exhaustive=(turn + number) % 2 == 1)
+        yield replace(case, exhaustive=(turn + number) % every > 0)
 
 
 def usual_cases() -> Iterator[Case]:
@@ -150,6 +150,7 @@ def usual_cases() -> Iterator[Case]:
                 attention_case("tile", facts, tile=TileOptions(16 if head_dim < 256 else 8, 32, 128)),
                 attention_case("split", facts, decode=replace(options, split=options.tile * (1 + index % 2))),
                 attention_case("decode", facts, decode=options),
+                every=2 if activation == "float32" else 4,
             )
     for turn, (activation, kv, num_heads, num_kv_heads, head_dim, norm) in enumerate(
         (
@@ -166,6 +167,7 @@ def usual_cases() -> Iterator[Case]:
             attention_case("tile", facts, tile=TileOptions(16)),
             attention_case("decode", facts, decode=replace(small, heads=facts.heads.group)),
             attention_case("split", facts, decode=replace(uneven, heads=facts.heads.group, tile=32, split=32)),
+            every=4,
         )
     facts = plain_facts(16, 2, 64, "float32", norm=False)
     # Two workgroups for the query heads of a kv head, one of which writes; one and four keys per thread; the options of
@@ -173,7 +175,7 @@ def usual_cases() -> Iterator[Case]:
     yield attention_case("decode", facts, decode=DecodeOptions(4, 64, 256))
     for options in (DecodeOptions(4, 64, 64, split=64), DecodeOptions(2, 32, 32, split=64)):
         yield replace(attention_case("split", facts, decode=options), exhaustive=True)
-    yield attention_case("decode", facts, decode=DecodeOptions(8, 128, 256))
+    yield replace(attention_case("decode", facts, decode=DecodeOptions(8, 128, 256)), exhaustive=True)
     yield attention_case("tile", facts, tile=TileOptions(32, 16))
     # More vectors, of two and of four elements, than the plain kernel has threads; other page sizes.
     for num_heads, head_dim, page_size in ((1, 134, 8), (2, 272, 32)):

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from light_bundle import kernels_for
 from ragged import chunked_logits
 from tolerances import F32, KV_Q4, KV_Q4_F32, KV_Q8, KV_Q8_F16, OF_ACTIVATION, relative_error
 
@@ -118,16 +120,18 @@ def test_weights_split_for_small_bindings_give_the_same_logits(
     # One layer's pages of 16 tokens take 9,216 bytes.
     limit = 9_300
     monkeypatch.setattr(lower, "MAX_BINDING_BYTES", limit)
-    split = compile_model(
-        str(tiny_checkpoints[checkpoint]), tmp_path / "split", CompileOptions(quantization=quantization, context=16)
-    )
+    options, limits = CompileOptions(quantization=quantization, context=16), Limits(tokens=16, sequences=1, rows=16)
+    with kernels_for(limits):
+        split = compile_model(
+            str(tiny_checkpoints[checkpoint]), tmp_path / "split", replace(options, activations=("float32",))
+        )
     assert all(plane.size <= limit for weight in split.manifest.weights.values() for plane in weight.planes)
     ops = [step.op for step in split.manifest.plan("generate").steps]
     assert ops.count("embed") > 1
     assert quantization != "f32" or ops.count("gated_linear") > 3
     expected = chunked_logits(whole, prompt_token_ids[:16], 16)
     assert relative_error(chunked_logits(ReferenceRunner(split), prompt_token_ids[:16], 16), expected) < F32
-    runner = WebGPURunner(split, limits=Limits(tokens=16, rows=16), activation="float32")
+    runner = WebGPURunner(split, limits=limits, activation="float32")
     for chunk in (16, 3):
         assert relative_error(chunked_logits(runner, prompt_token_ids[:16], chunk), expected) < F32
     runner.close()
