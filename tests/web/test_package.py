@@ -21,7 +21,7 @@ ESBUILD = "node_modules/esbuild/bin/esbuild"
 
 @pytest.fixture(scope="module")
 def tarball(node: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
-    return pack(tmp_path_factory.mktemp("tarball"))
+    return pack(tmp_path_factory.mktemp("tarball"), built=True)
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +41,18 @@ def url(app: Path) -> Iterator[str]:
         yield url
 
 
-def test_npm_pack_of_a_fresh_checkout_builds_every_file_that_the_package_names(tarball: Path) -> None:
+def files_of(tarball: Path) -> set[str]:
     with tarfile.open(tarball) as archive:
-        files = {name.removeprefix("package/") for name in archive.getnames()}
+        return {name.removeprefix("package/") for name in archive.getnames()}
+
+
+@pytest.mark.exhaustive
+def test_npm_pack_of_a_fresh_checkout_builds_what_make_web_builds(tarball: Path, tmp_path: Path) -> None:
+    assert files_of(pack(tmp_path)) == files_of(tarball)
+
+
+def test_npm_pack_packs_every_file_that_the_package_names(tarball: Path) -> None:
+    files = files_of(tarball)
     package = json.loads((ROOT / "web/package.json").read_text())
     named = {
         package["main"],
