@@ -142,7 +142,7 @@ def compile_light(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest
 
 @pytest.fixture(scope="session")
 def compile_base(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> CompileTiny:
-    """As `compile_tiny`, but inside `one_compilation`: for tests of runners for cpu and cuda."""
+    """As `compile_tiny`, but inside `one_compilation`: for tests of runners for cpu."""
     compile_once = compiler_of(tiny_checkpoints, shared_folder(tmp_path_factory, "base-bundles"))
 
     def compile_base_level(*arguments: Any, **options: Any) -> Path:

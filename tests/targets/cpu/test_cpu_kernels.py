@@ -101,7 +101,8 @@ def test_every_op_ends_in_a_row_for_any_batch_on_the_base_level(op: str, arch: s
 
 def test_the_kernels_of_every_op_compile_for_aarch64() -> None:
     arch = ARCHS["aarch64"]
-    cases = {case.op: case for case in CASES.values()}
+    # The first case of each op.
+    cases = {case.op: case for case in reversed(CASES.values())}
     rows = [row for case in cases.values() for row in case.variants(arch.levels)]
     # One kernel of each template for each level.
     of_templates = {(call.template, call.facts["isa"]): call for row in rows for call in row.kernels}

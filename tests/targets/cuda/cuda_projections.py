@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -121,10 +121,21 @@ WGMMA_BATCHES = (1, 130)
 
 
 def cuda_projections() -> Iterator[Case]:
-    for shape, quantization, columns, outputs, options in ASYNC:
-        yield async_case(shape, quantization, columns, outputs, options)
-    yield from (mma_case(*row) for row in MMA)
+    """Without the exhaustive ones, the cases that first have a shape, a dtype of tensor cores, a kind of codes or an
+    option.
+    """
+    yield from first_of_their_facts(ASYNC, async_case)
+    yield from first_of_their_facts(MMA, mma_case)
     yield from (wgmma_case(*row) for row in WGMMA)
+
+
+def first_of_their_facts(rows: Iterable[tuple[Any, ...]], case_of: Callable[..., Case]) -> Iterator[Case]:
+    seen: set[object] = set()
+    for shape, quantization, *dtype, columns, outputs, options in rows:
+        fmt = ALL_FORMATS[quantization]
+        facts = {shape, *dtype, fmt.kind, ("offset", fmt.offset), *options, *(["narrow"] if columns == 1 else [])}
+        yield replace(case_of(shape, quantization, *dtype, columns, outputs, options), exhaustive=facts <= seen)
+        seen |= facts
 
 
 def async_case(shape: str, quantization: str, columns: int, outputs: int, options: dict[str, object]) -> Case:
