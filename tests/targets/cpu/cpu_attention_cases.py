@@ -107,7 +107,9 @@ APPEND = (
     Layer(2, 2, 2),
     Layer(7, 1, 80, 32, "float16", rotary_dim=20, position_scale=(0.5, 10)),
     Layer(3, 1, 24, kv="q8", rotary_dim=10),
-    Layer(2, 2, 256, 16, "float16", kv="q4", norm=True),
+    Layer(2, 2, 80, 16, "float16", kv="q4", norm=True),
+    # Seconds to compile.
+    Layer(2, 2, 256, 16, "float16", kv="q4", norm=True, exhaustive=True),
 )
 
 
