@@ -54,11 +54,11 @@ print(ran, refused)
 
 
 @pytest.fixture(scope="module")
-def manifests(compile_tiny: Callable[..., Path]) -> dict[str, Path]:
+def manifests(compile_tiny: Callable[..., Path], compile_base: Callable[..., Path]) -> dict[str, Path]:
     """One bundle for each target."""
     return {
         "webgpu": compile_tiny("qwen3", "q4f16"),
-        "cpu": compile_tiny("qwen3", "f32", target="cpu", lora_rank=4),
+        "cpu": compile_base("qwen3", "f32", target="cpu", lora_rank=4),
         "mlx": compile_tiny("llama", "f32", target="mlx"),
     }
 

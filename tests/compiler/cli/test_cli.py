@@ -243,7 +243,7 @@ def test_run_reports_a_path_that_is_not_a_bundle(tmp_path: Path, capsys: pytest.
 
 def test_a_bundle_in_place_of_a_checkpoint_and_the_reverse_are_reported(
     tiny_checkpoints: Mapping[str, Path],
-    compile_tiny: CompileTiny,
+    compile_base: CompileTiny,
     tiny_bundle: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -253,7 +253,7 @@ def test_a_bundle_in_place_of_a_checkpoint_and_the_reverse_are_reported(
         capsys, "score", checkpoint, "--tokens", "1", "-o", str(tmp_path / "x"), "--json"
     )
     assert "is already a bundle" in fails(capsys, "compile", str(tiny_bundle), "-o", str(tmp_path / "bundle"), "--json")
-    server_bundle = str(compile_tiny("qwen3", "f32", target="cpu", lora_rank=4))
+    server_bundle = str(compile_base("qwen3", "f32", target="cpu", lora_rank=4))
     assert "is a bundle for cpu; compile one for browsers" in fails(capsys, "demo", server_bundle, "--serve")
     # For a bundle that accepts LoRA adapters, the report counts a request without one.
     report = run_json(capsys, "inspect", server_bundle, "--json")

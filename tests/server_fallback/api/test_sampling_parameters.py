@@ -54,8 +54,8 @@ class RecordingRunner:
 
 
 @pytest.fixture(scope="module")
-def bundle(compile_tiny: Callable[..., Path]) -> Bundle:
-    return open_bundle(compile_tiny("qwen3", "f32", target="cpu", lora_rank=4))
+def bundle(compile_base: Callable[..., Path]) -> Bundle:
+    return open_bundle(compile_base("qwen3", "f32", target="cpu", lora_rank=4))
 
 
 def answers(bundle: Bundle, path: str, *bodies: dict[str, Any]) -> tuple[list[list[str]], RecordingRunner]:

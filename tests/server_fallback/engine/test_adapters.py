@@ -31,8 +31,8 @@ STATES = dict[str, Mapping[str, FloatArray]]
 
 
 @pytest.fixture(scope="module")
-def bundle(compile_tiny: CompileTiny) -> Bundle:
-    return open_bundle(compile_tiny("qwen3", "f32", target="cpu", lora_rank=4))
+def bundle(compile_base: CompileTiny) -> Bundle:
+    return open_bundle(compile_base("qwen3", "f32", target="cpu", lora_rank=4))
 
 
 @pytest.fixture(scope="module")

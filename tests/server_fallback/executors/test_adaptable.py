@@ -33,7 +33,7 @@ async def answer(registry: Registry, name: str) -> tuple[str, str]:
 
 
 def test_an_adapter_is_a_model_of_its_own_name(
-    compile_tiny: Callable[..., Path], tiny_checkpoints: Mapping[str, Path], tmp_path: Path
+    compile_base: Callable[..., Path], tiny_checkpoints: Mapping[str, Path], tmp_path: Path
 ) -> None:
     checkpoint = tiny_checkpoints["qwen3"]
     deltas = make_adapter(tmp_path / "red", checkpoint, MLP, rank=4, alpha=8, seed=3)
@@ -42,7 +42,7 @@ def test_an_adapter_is_a_model_of_its_own_name(
 
     async def main() -> None:
         registry = Registry(LocalOpener(LocalOptions(max_sequences=2, max_adapters=1)), None)
-        model = str(compile_tiny("qwen3", "f32", target="cpu", lora_rank=4))
+        model = str(compile_base("qwen3", "f32", target="cpu", lora_rank=4))
         await registry.load(LoadRequest(model=model, name="tiny"))
         before = await answer(registry, "tiny")
         card = await registry.load_adapter(LoadAdapterRequest(lora_name="red", lora_path=str(tmp_path / "red")))

@@ -41,7 +41,10 @@ def write_pair_tokenizer(folder: Path) -> None:
 
 
 def test_models_of_several_kinds_answer_while_others_load_and_unload(
-    compile_tiny: CompileTiny, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    compile_tiny: CompileTiny,
+    compile_base: CompileTiny,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     checkpoint = tmp_path / "checkpoint"
     theirs = make_encoder("bert", "ForSequenceClassification", checkpoint, num_labels=1)
@@ -52,7 +55,7 @@ def test_models_of_several_kinds_answer_while_others_load_and_unload(
         lambda path: compile_any(str(checkpoint), path, options),
     )
     # These two are those of `tests/targets/test_runners.py`.
-    embedding = compile_tiny("embedding", "q4f16", target="cpu", activations=("float32",))
+    embedding = compile_base("embedding", "q4f16", target="cpu", activations=("float32",))
     chat = compile_tiny("qwen3", "q4f16", target="cpu", context=320)
     texts = ["a passage", "b", "another passage that is longer"]
 
