@@ -94,9 +94,9 @@ def selected(cases: Iterable[StepCase]) -> Iterator[StepCase]:
     for case in cases:
         turn = turns[case.op] % 3
         turns[case.op] += not case.exhaustive
-        usual = () if turn else ("avx512", "neon") if case.levels is None else case.levels
-        if case.exhaustive or case.quantization == "q2c":
-            usual = case.levels
+        usual = case.levels
+        if not case.exhaustive and case.quantization != "q2c":
+            usual = () if turn else ("avx512", "neon") if case.levels is None else case.levels
         yield replace(case, levels=usual)
         if usual != case.levels:
             yield replace(case, name=f"{case.name}_all_levels", exhaustive=True)
