@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_once import made_once, shared_folder
+from light_bundle import one_compilation
 from tiny_encoders import logits_of, make_encoder
 from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 from tolerances import F32
 
 from nearfar.compiler.formats.checkpoint import TokenizerFiles
-from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.text.tokenizer import Tokenizer
 from nearfar.server_fallback.engine.text_queue import Batching
 from nearfar.server_fallback.executors.executor import Call, Ranks
@@ -41,20 +41,15 @@ def write_pair_tokenizer(folder: Path) -> None:
 
 
 def test_models_of_several_kinds_answer_while_others_load_and_unload(
-    compile_tiny: CompileTiny,
-    compile_base: CompileTiny,
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    compile_tiny: CompileTiny, compile_base: CompileTiny, tmp_path: Path
 ) -> None:
     checkpoint = tmp_path / "checkpoint"
     theirs = make_encoder("bert", "ForSequenceClassification", checkpoint, num_labels=1)
     write_pair_tokenizer(checkpoint)
     options = CompileOptions(target="cpu", quantization="f32", context=64)
-    bundle = made_once(
-        shared_folder(tmp_path_factory, "bundles") / "tiny-reranker",
-        lambda path: compile_any(str(checkpoint), path, options),
-    )
-    # These two are those of `tests/targets/test_runners.py`.
+    with one_compilation():
+        bundle = compile_model(str(checkpoint), tmp_path / "bundle", options).path
+    # The last one is that of `tests/targets/test_runners.py`.
     embedding = compile_base("embedding", "q4f16", target="cpu", activations=("float32",))
     chat = compile_tiny("qwen3", "q4f16", target="cpu", context=320)
     texts = ["a passage", "b", "another passage that is longer"]
