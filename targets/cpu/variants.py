@@ -229,20 +229,21 @@ def projection_rows(
     # The kernel that prepares the rows keeps them.
     multiplied = replace(facts, keeps_norm=False)
     bits = (8 if activation == "int8" or multiple_of else 16) if facts.weight.scale_dtype else None
+
+    def prepared(level: Level, rows: InputRows) -> tuple[KernelCall, ...]:
+        prepare = instance(prepare_rows, level, rows=rows)
+        if not adds:
+            return (prepare,)
+        return stream_call(streamed, level), with_roles(prepare, x="summed", norm="stream_norm")
+
     rows = []
     planes = 2 if bits is None else 1
     if AMX in context.levels and not context.plan.states and matrix_multiplies(facts, bits) and not multiple_of:
-        prepare = instance(prepare_rows, PREPARING[AMX], rows=replace(input_rows(facts, AMX, None), planes=planes))
+        first = prepared(PREPARING[AMX], replace(input_rows(facts, AMX, None), planes=planes))
         multiply = instance(linear_matrix, AMX, facts=multiplied, planes=planes)
-        rows.append(row(AMX, prepare, multiply, when=[">=", facts.batch, MATRIX_ROWS[planes]]))
+        rows.append(row(AMX, *first, multiply, when=[">=", facts.batch, MATRIX_ROWS[planes]]))
     for level in context.product_levels if bits else context.plain_levels:
-        preparing = PREPARING.get(level, level)
-        prepare = instance(prepare_rows, preparing, rows=input_rows(facts, level, bits, multiple_of))
-        first = (
-            (stream_call(streamed, preparing), with_roles(prepare, x="summed", norm="stream_norm"))
-            if adds
-            else (prepare,)
-        )
+        first = prepared(PREPARING.get(level, level), input_rows(facts, level, bits, multiple_of))
         for tokens, most in {1: 1, **(BLOCK_ROWS if bits else FLOAT_BLOCK_ROWS)[level]}.items():
             when: Condition = None if most is None else ["<=", facts.batch, most]
             rows.append(

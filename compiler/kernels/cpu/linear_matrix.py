@@ -44,7 +44,7 @@ PIECE_GROUPS = 16
 def matrix_multiplies(facts: Projection, bits: int | None) -> bool:
     """Whether `linear_matrix` computes a projection at least as precisely as integers of ``bits``, or floats, do."""
     fmt = facts.weight
-    return bits != 16 and facts.stream_eps is None and reads_plain(fmt) and not fmt.has_units
+    return bits != 16 and reads_plain(fmt) and not fmt.has_units
 
 
 def linear_matrix(name: str, *, isa: Isa, facts: Projection, planes: int) -> Kernel:

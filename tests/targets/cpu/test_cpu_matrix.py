@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(not set(AMX.needs) <= features(), reason="needs 
 # The second block of the first batch is half full; the second batch has more blocks than share unpacked weights, and
 # ends in the first row of a block.
 SIZES = (48, 1057)
+OF_ROWS = ("x", "residual", "stream", "summed", "y")
 # By quantization: the activations, columns and rows of the weight, the optional inputs, and whether it is gated. 600
 # columns are unpacked in two pieces; some columns end within a group, three tiles are no complete pairs, and 24 rows of
 # half a gated weight are no complete tiles.
@@ -30,6 +31,7 @@ PROJECTIONS: dict[str, tuple[str, int, int, tuple[str, ...], bool]] = {
     "f16": ("float32", 72, 48, ("norm",), True),
     "q8f16": ("int8", 72, 16, ("bias",), False),
     "q4f16": ("int8", 200, 64, ("norm",), True),
+    "q4f32": ("int8", 72, 40, ("stream", "stream_norm", "stream_factor"), False),
 }
 
 
@@ -39,9 +41,13 @@ def case_of(quantization: str) -> StepCase:
         "norm": ("vector", columns),
         "bias": ("vector", outputs),
         "residual": ("float32", "S", outputs),
+        "stream": ("float32", "S", columns),
+        "stream_norm": ("vector", columns),
+        "stream_factor": ("vector", 1),
     }
     inputs = {"x": ("float32", "S", columns), "weight": ("matrix", outputs, columns)}
     attrs: dict[str, Any] = {"eps": 1e-6} if "norm" in optional else {}
+    attrs |= {"stream_eps": 1e-2} if "stream" in optional else {}
     attrs |= {} if gated else {"dtype": "float32"}
     op = "gated_linear" if gated else "linear"
     named = {role: shapes[role] for role in optional}
@@ -99,7 +105,9 @@ def test_a_projection_is_as_precise_as_its_activations_in_every_batch(case: Step
     tolerance = INT8 if case.activation == "int8" else F32
     for size in SIZES:
         run = run_of(case, Batch({"S": size}))
-        assert relative_error(library.outputs(row_of(case), run)["y"], run.expected["y"]) < tolerance, size
+        found = library.outputs(row_of(case), run)
+        for role, expected in run.expected.items():
+            assert relative_error(found[role], expected) < tolerance, (size, role)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
