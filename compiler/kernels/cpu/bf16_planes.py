@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from ..builder import KernelBuilder, Scalar, cast, number, reinterpret
+from ..builder import KernelBuilder, Scalar, cast, number, reinterpret, select
 from .builder import floats, of
 from .math import lanes_of
 
-# The bits of a float32 that are a bfloat16, and half of the lowest of them.
-HIGH, HALF = 0xFFFF0000, 0x8000
+# The bits of a float32 that are a bfloat16, half of the lowest of them, the magnitude, and infinity's.
+HIGH, HALF, MAGNITUDE, INFINITY = 0xFFFF0000, 0x8000, 0x7FFFFFFF, 0x7F800000
 
 
 def bits_of(kernel: KernelBuilder, x: Scalar, planes: int) -> list[Scalar]:
-    """A vector of float32 as the bits of ``planes`` float32 that are bfloat16, uint32 each; their sum is x, exactly if
-    there are three. If x is not finite, neither is the sum.
+    """A vector of float32 as the bits of ``planes`` float32 that are bfloat16, uint32 each, whose sum is near x. If x is
+    not finite, neither is the sum.
     """
     lanes = lanes_of(x)
     words, found = of("uint32", lanes), []
-    for plane in range(planes):
-        bits = reinterpret(x, words)
-        last = plane == planes - 1
-        high = kernel.let("plane", (bits + number(HALF, words) if last and planes < 3 else bits) & number(HIGH, words))
+    for _ in range(planes - 1):
+        high = kernel.let("plane", reinterpret(x, words) & number(HIGH, words))
         found.append(high)
-        if not last:
-            x = kernel.let("rest", x - reinterpret(high, floats(lanes)))
-    return found
+        x = kernel.let("rest", x - reinterpret(high, floats(lanes)))
+    bits = kernel.let("bits", reinterpret(x, words))
+    # Rounded, a NaN with the highest bits would become zero.
+    is_finite = (bits & number(MAGNITUDE, words)) < number(INFINITY, words)
+    rounded = select(is_finite, bits + number(HALF, words), bits)
+    return [*found, kernel.let("plane", rounded & number(HIGH, words))]
 
 
 def words_of(kernel: KernelBuilder, low: Scalar, high: Scalar, planes: int) -> list[Scalar]:

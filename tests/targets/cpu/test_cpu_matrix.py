@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(not set(AMX.needs) <= features(), reason="needs 
 # The second block of the first batch is half full; the second batch has more blocks than share unpacked weights, and
 # ends in the first row of a block.
 SIZES = (48, 1057)
+NAN_OF_ONES = np.uint32(0x7FFFFFFF).view(np.float32)
 OF_ROWS = ("x", "residual", "stream", "summed", "y")
 # By quantization: the activations, columns and rows of the weight, the optional inputs, and whether it is gated. 600
 # columns are unpacked in two pieces; some columns end within a group, three tiles are no complete pairs, and 24 rows of
@@ -116,13 +117,14 @@ def test_the_bits_of_a_row_do_not_depend_on_the_other_rows(case: StepCase, libra
     every = library.outputs(row_of(case), run)["y"]
     first = {role: array[: SIZES[0]] if role in ("x", "residual", "y") else array for role, array in run.arrays.items()}
     first["x"] = first["x"].copy()
-    first["x"][2], first["x"][3, 1], first["x"][4, 7] = 0, np.nan, np.inf
+    first["x"][2], first["x"][3, 1], first["x"][4, 7], first["x"][5, 3] = 0, np.nan, np.inf, NAN_OF_ONES
     fewer = library.outputs(row_of(case), Run({"S": SIZES[0]}, first, {}))["y"]
-    others = [0, 1, *range(5, SIZES[0])]
+    others = [0, 1, *range(6, SIZES[0])]
     np.testing.assert_array_equal(fewer[others], every[others])
     assert np.isfinite(fewer[2]).all()
     assert not np.isfinite(fewer[3]).any()
     assert not np.isfinite(fewer[4]).all()
+    assert not np.isfinite(fewer[5]).any()
 
 
 @pytest.mark.parametrize("case", ATTENTION_CASES.values(), ids=ATTENTION_CASES)
