@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -131,38 +132,29 @@ def compile_tiny(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.
 @pytest.fixture(scope="session")
 def compile_light(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> CompileTiny:
     """As `compile_tiny`, but with few kernels: for tests that need none, such as those of the reference runner."""
-    compile_once = compiler_of(tiny_checkpoints, shared_folder(tmp_path_factory, "light-bundles"))
-
-    def compile_few(*arguments: Any, **options: Any) -> Path:
-        with few_kernels():
-            return compile_once(*arguments, **options)
-
-    return compile_few
+    return compiler_of(tiny_checkpoints, shared_folder(tmp_path_factory, "light-bundles"), few_kernels)
 
 
 @pytest.fixture(scope="session")
 def compile_base(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> CompileTiny:
     """As `compile_tiny`, but inside `one_compilation`: for tests of runners for cpu."""
-    compile_once = compiler_of(tiny_checkpoints, shared_folder(tmp_path_factory, "base-bundles"))
-
-    def compile_base_level(*arguments: Any, **options: Any) -> Path:
-        with one_compilation():
-            return compile_once(*arguments, **options)
-
-    return compile_base_level
+    return compiler_of(tiny_checkpoints, shared_folder(tmp_path_factory, "base-bundles"), one_compilation)
 
 
-def compiler_of(checkpoints: Mapping[str, Path], folder: Path) -> CompileTiny:
-    """Compiles each bundle of the checkpoints once into the folder."""
+def compiler_of(
+    checkpoints: Mapping[str, Path], folder: Path, inside: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> CompileTiny:
+    """Compiles each bundle of the checkpoints once into the folder, ``inside`` a context."""
     from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 
     def compile_once(checkpoint: str, quantization: str = "q4f16", **options: Any) -> Path:
         chosen = CompileOptions(quantization=quantization, **{"context": 256, **options})
         name = hashlib.sha256(repr(chosen).encode()).hexdigest()[:12]
-        return made_once(
-            folder / f"{checkpoint}-{quantization}-{name}",
-            lambda path: compile_any(str(checkpoints[checkpoint]), path, chosen),
-        )
+        with inside():
+            return made_once(
+                folder / f"{checkpoint}-{quantization}-{name}",
+                lambda path: compile_any(str(checkpoints[checkpoint]), path, chosen),
+            )
 
     return compile_once
 

@@ -38,7 +38,7 @@ from nearfar.compiler.kernels.cpu.rotation import rope
 from nearfar.compiler.kernels.cpu.rows import rms_norm, take_rows
 from nearfar.compiler.kernels.cpu.sample import sample
 from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
-from nearfar.compiler.kernels.heads import ATTENDED, Preparation, Scores
+from nearfar.compiler.kernels.heads import ATTENDED, Heads, Preparation, Scores
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.targets.context import Context, attr, position_scale, position_tables, sizes
 from nearfar.targets.variant import KernelCall, Template, Variant, for_activations, kernel, with_roles
@@ -359,29 +359,24 @@ def rope_heads_variants(step: Step, context: CpuContext, activation: str) -> lis
 
 def ragged_attention_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
     heads, scores = context.joint_heads(step, activation, RAGGED_PAGE), context.scores(step)
-    return [
-        row(
-            level,
-            instance(
-                ragged_attention,
-                level,
-                heads=heads,
-                scores=scores,
-                tile_rows=max(1, TILE_QUERIES[level] // heads.group),
-            ),
+    return [row(level, call) for level, call in ragged_attention_calls(context, heads=heads, scores=scores).items()]
+
+
+def ragged_attention_calls(context: CpuContext, *, heads: Heads, **facts: Any) -> dict[Level, KernelCall]:
+    """The kernel of each level."""
+    return {
+        level: instance(
+            ragged_attention, level, heads=heads, **facts, tile_rows=max(1, TILE_QUERIES[level] // heads.group)
         )
         for level in context.plain_levels
-    ]
+    }
 
 
 def ragged_attention_linear_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
     """The kernels of both parts, one after the other."""
     heads, scores = context.joint_heads(step, activation, RAGGED_PAGE), context.scores(step)
     facts: dict[str, Any] = {"heads": heads, "scores": scores, "y_in_scratch": True}
-    of_level = {
-        level.isa: instance(ragged_attention, level, **facts, tile_rows=max(1, TILE_QUERIES[level] // heads.group))
-        for level in context.plain_levels
-    }
+    of_level = {level.isa: call for level, call in ragged_attention_calls(context, **facts).items()}
     attended = f"scratch.{ATTENDED}"
     rows = []
     for each in projection_rows(context.output_projection(step, activation), context, activation):

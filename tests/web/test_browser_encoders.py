@@ -153,15 +153,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def address(bundles: dict[str, Path], chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: ARG001
     site = tmp_path_factory.mktemp("site")
-    for script in (
-        "nearfar.js",
-        "client.js",
-        "worker.js",
-        "encoders.js",
-        "choose-encoder.js",
-        "hybrid.js",
-        "hybrid_encoding.js",
-    ):
+    for script in SCRIPTS:
         shutil.copy(PAGE.parent / script, site)
     (site / "index.html").write_text('<!doctype html><body><script type="module" src="start.js"></script>')
     (site / "start.js").write_text(START)

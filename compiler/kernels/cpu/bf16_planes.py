@@ -11,7 +11,7 @@ HIGH, HALF, MAGNITUDE, INFINITY = 0xFFFF0000, 0x8000, 0x7FFFFFFF, 0x7F800000
 
 
 def bits_of(kernel: KernelBuilder, x: Scalar, planes: int) -> list[Scalar]:
-    """A vector of float32 as the bits of ``planes`` float32 that are bfloat16, uint32 each, whose sum is near x. If x is
+    """The bits of ``planes`` bfloat16 as uint32, each in the upper half, whose sum is near a vector of float32. If x is
     not finite, neither is the sum.
     """
     lanes = lanes_of(x)

@@ -26,7 +26,7 @@ from ..projection import Projection
 from .bf16_planes import words_of
 from .builder import CpuKernelBuilder, Isa, floats, of, ramp, round_up_quotient
 from .integer_dot import VnniByteDot
-from .linear_tiles import Result
+from .linear_tiles import Result, first_tile
 from .math import fused
 from .matrix_registers import LEFT, RIGHT, ROW_BYTES, ROWS, SUMS, clear, configure, load, multiply, release, store
 from .packed import factor_planes
@@ -60,9 +60,7 @@ def linear_matrix(name: str, *, isa: Isa, facts: Projection, planes: int) -> Ker
         kernel.loop("part", round_up_quotient(blocks, products.blocks_at_once)) as part,
         kernel.tasks("task", -(-tiles // tiles_a_task)) as task,
     ):
-        # The last task may start with a tile of the task before, whose results are not stored again.
-        tile = kernel.let("tile", minimum(task * tiles_a_task, tiles - tiles_a_task))
-        stores_first = True if tiles % tiles_a_task == 0 else tile == task * tiles_a_task
+        tile, stores_first = first_tile(kernel, task, tiles, tiles_a_task)
         of_task = [tile + i + half * tiles for i in range(tiles_a_task) for half in range(result.halves)]
         first = kernel.let("first_block", part * products.blocks_at_once)
         count = kernel.let("blocks_here", minimum(products.blocks_at_once, blocks - first))

@@ -42,9 +42,7 @@ def linear_tiles(name: str, *, isa: Isa, facts: Projection, tokens: int, bits: i
         kernel.loop("block_index", minimum(at_once_blocks, blocks - part * at_once_blocks)) as block_index,
     ):
         block = kernel.let("block", part * at_once_blocks + block_index)
-        # The last task may start with a tile of the task before, whose results are not stored again.
-        tile = kernel.let("tile", minimum(task * tiles_a_task, tiles - tiles_a_task))
-        stores_first = True if tiles % tiles_a_task == 0 else tile == task * tiles_a_task
+        tile, stores_first = first_tile(kernel, task, tiles, tiles_a_task)
         for first in range(0, tiles_a_task * TILE_ROWS, at_once * isa.lanes):
             starts = [first + vector * isa.lanes for vector in range(at_once)]
             sums = [dots.sums(tile + half * tiles, block, starts, block_index) for half in range(result.halves)]
@@ -57,6 +55,14 @@ def linear_tiles(name: str, *, isa: Isa, facts: Projection, tokens: int, bits: i
                             result.store(row, tile + start // TILE_ROWS, start % TILE_ROWS, found)
     result.gate(isa)
     return kernel.finish()
+
+
+def first_tile(kernel: CpuKernelBuilder, task: Scalar, tiles: int, tiles_a_task: int) -> tuple[Scalar, Scalar | bool]:
+    """The first tile of a task, and whether this task stores its results. The last task may start with a tile of the
+    task before, which stores them.
+    """
+    tile = kernel.let("tile", minimum(task * tiles_a_task, tiles - tiles_a_task))
+    return tile, True if tiles % tiles_a_task == 0 else tile == task * tiles_a_task
 
 
 class Result:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from itertools import product
 
 from ...ir.expr import Expr
-from ..builder import Kernel, Scalar, address_of, all_of, minimum, number, reinterpret, select, truncated_quotient
+from ..builder import Kernel, Scalar, address_of, all_of, minimum, number, reinterpret, select
 from ..heads import ATTENDED, Heads, Scores
 from .attention import attend_tiles
 from .bf16_planes import halves_of, words_of
@@ -50,10 +50,9 @@ class MatrixArguments(RaggedArguments):
     def _declare_pages(self) -> None:
         heads, planes, kernel = self.heads, self._planes, self.kernel
         depths = heads.head_dim // DEPTH
-        pages: Expr = ["add", ["ceildiv", heads.rows, DEPTH], heads.sequences]
         # A left side may begin with the last query.
         rows: Expr = ["add", heads.rows, ROWS]
-        of_head = pages, heads.num_kv_heads
+        of_head = self._num_pages(), heads.num_kv_heads
         self.queries = kernel.scratch(
             "q", (heads.num_kv_heads, rows, heads.group, depths, planes, PAIRS), "uint32", write=True
         )
@@ -62,26 +61,20 @@ class MatrixArguments(RaggedArguments):
             "values", (*of_head, planes, heads.head_dim // ROWS, PAIRS, ROWS), "uint32", write=True
         )
 
-    def first_page(self, sequence: Scalar) -> Scalar:
-        return self.kernel.let("first_page", truncated_quotient(self.seq_starts[sequence], DEPTH) + sequence)
+    @property
+    def page_keys(self) -> int:
+        return DEPTH
 
     def prepare_queries(self) -> None:
         """Each task processes the queries of one row, and the keys and values of its page for a part of the heads."""
         kernel, heads = self.kernel, self.heads
-        with kernel.tasks("row", heads.rows) as row:
-            sequence = self.sequence_of(row)
-            start, stop = (kernel.let("text_row", self.seq_starts[sequence + after]) for after in range(2))
-            index, in_page = kernel.split(kernel.let("position", row - start), DEPTH, ("index", "in_page"))
-            page = kernel.let("page", self.first_page(sequence) + index)
+        with self._each_row() as at:
             with kernel.loop("kv_head", heads.num_kv_heads) as kv_head:
                 for of_group in range(heads.group):
-                    self._write_query(row, kv_head, of_group)
-            rows_of_page = kernel.let("rows_of_page", minimum(stop - (row - in_page), DEPTH))
-            turns = truncated_quotient(heads.num_kv_heads - 1 - in_page + rows_of_page, rows_of_page)
-            with kernel.loop("turn", turns) as turn:
-                kv_head = kernel.let("kv_head", in_page + turn * rows_of_page)
-                self._write_keys(kv_head, page, row - in_page, stop - 1)
-                self._write_values(kv_head, page, row - in_page, stop)
+                    self._write_query(at.row, kv_head, of_group)
+            with self._heads_of_page(at) as kv_head:
+                self._write_keys(kv_head, at.page, at.first_row, at.stop - 1)
+                self._write_values(kv_head, at.page, at.first_row, at.stop)
 
     def _write_query(self, row: Scalar, kv_head: Scalar, of_group: int) -> None:
         head = kv_head * self.heads.group + of_group
@@ -96,7 +89,8 @@ class MatrixArguments(RaggedArguments):
         """Pairs of a head's elements, of 16 keys each. Rows beyond the last one are copies of it, which no query
         sees.
         """
-        kernel, head = self.kernel, kernel_head(self, kv_head, 0)
+        kernel = self.kernel
+        head = kernel.let("key_head", kv_head + self.heads.num_heads)
         with kernel.loop("half", DEPTH // ROWS) as half:
             rows = [kernel.let("key_row", minimum(first_row + half * ROWS + i, last_row)) for i in range(ROWS)]
             for first in range(0, self.heads.head_dim, LANES):
@@ -109,7 +103,8 @@ class MatrixArguments(RaggedArguments):
 
     def _write_values(self, kv_head: Scalar, page: Scalar, first_row: Scalar, stop: Scalar) -> None:
         """Pairs of rows, of 16 elements each. Rows beyond the last one are zeros, because their weights are."""
-        kernel, head = self.kernel, kernel_head(self, kv_head, 1)
+        kernel = self.kernel
+        head = kernel.let("value_head", kv_head + self.heads.num_heads + self.heads.num_kv_heads)
         with kernel.loop("pair", PAIRS) as pair:
             rows = [kernel.let("value_row", first_row + 2 * pair + odd) for odd in range(2)]
             for first in range(0, self.heads.head_dim, LANES):
@@ -125,12 +120,6 @@ class MatrixArguments(RaggedArguments):
 
     def key_block(self, count: int) -> BlockScores:
         return MatrixKeyBlock(self, self._scores, self._planes, count)
-
-
-def kernel_head(arguments: RaggedArguments, kv_head: Scalar, kind: int) -> Scalar:
-    """The index in the joint projection of a head of keys (``kind`` 0) or of values (1)."""
-    heads = arguments.heads
-    return arguments.kernel.let("joint_head", kv_head + (heads.num_heads + kind * heads.num_kv_heads))
 
 
 class MatrixKeyBlock(BlockScores):

@@ -6,7 +6,9 @@ The first phase writes queries, keys and values to scratch: keys and values in p
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from ...ir.expr import Expr
 from ..builder import Kernel, KernelBuilder, Scalar, cast, lane_of, minimum, truncated_quotient, vector
@@ -27,6 +29,21 @@ def ragged_attention(
     return attend_tiles(arguments, tile_rows)
 
 
+@dataclass(frozen=True, slots=True)
+class RowOfPage:
+    """A ``row`` of the batch, its ``page`` and place ``in_page``, and the row at which its text stops."""
+
+    row: Scalar
+    page: Scalar
+    in_page: Scalar
+    stop: Scalar
+
+    @property
+    def first_row(self) -> Scalar:
+        """The first row of the page."""
+        return self.row - self.in_page
+
+
 class RaggedArguments(Arguments):
     """The pages of a text follow those of the texts before it: its first is `first_page`, which grows from one text to
     the next by at least the number of the text's pages.
@@ -42,14 +59,22 @@ class RaggedArguments(Arguments):
 
     def _declare_pages(self) -> None:
         heads, kernel = self.heads, self.kernel
-        count: Expr = ["add", ["ceildiv", heads.rows, heads.page_size], heads.sequences]
         self._stored_heads = replace(heads, activation="float32")
-        self._pages = Pages(kernel, self._stored_heads, write=True, scratch=count)
+        self._pages = Pages(kernel, self._stored_heads, write=True, scratch=self._num_pages())
         self._products = key_products(kernel, self.isa, self._stored_heads, self._pages)
         self._page_ids = None
 
+    @property
+    def page_keys(self) -> int:
+        """The keys of a page."""
+        return self.heads.page_size
+
+    def _num_pages(self) -> Expr:
+        """At least the number of pages of all texts."""
+        return ["add", ["ceildiv", self.heads.rows, self.page_keys], self.heads.sequences]
+
     def first_page(self, sequence: Scalar) -> Scalar:
-        start = truncated_quotient(self.seq_starts[sequence], self.heads.page_size)
+        start = truncated_quotient(self.seq_starts[sequence], self.page_keys)
         return self.kernel.let("first_page", start + sequence)
 
     def prepare_queries(self) -> None:
@@ -58,24 +83,36 @@ class RaggedArguments(Arguments):
         """
         kernel, heads = self.kernel, self.heads
         values_start = heads.num_heads + heads.num_kv_heads
-        with kernel.tasks("row", heads.rows) as row:
-            sequence = self.sequence_of(row)
-            start, stop = (kernel.let("text_row", self.seq_starts[sequence + after]) for after in range(2))
-            index, in_page = kernel.split(kernel.let("position", row - start), heads.page_size, ("index", "in_page"))
-            page = kernel.let("page", self.first_page(sequence) + index)
+        with self._each_row() as at:
             stored = kernel.local("stored", heads.head_dim, "float32")
             for first_head, count in ((0, heads.num_heads), (values_start, heads.num_kv_heads)):
                 with kernel.loop("head", count) as head:
                     for first, lanes in pieces(heads.head_dim, self.isa.lanes):
-                        stored[ramp(first, lanes)] = self._load(row, first_head + head, first, lanes)
+                        stored[ramp(first, lanes)] = self._load(at.row, first_head + head, first, lanes)
                     if first_head:
-                        self._pages.append(self.isa, page, 1, head, in_page, stored)
+                        self._pages.append(self.isa, at.page, 1, head, at.in_page, stored)
                     else:
-                        self._store_query(row, head, stored)
-            rows_of_page = kernel.let("rows_of_page", minimum(stop - (row - in_page), heads.page_size))
-            turns = truncated_quotient(heads.num_kv_heads - 1 - in_page + rows_of_page, rows_of_page)
-            with kernel.loop("turn", turns) as turn:
-                self._store_keys(kernel.let("kv_head", in_page + turn * rows_of_page), page, row - in_page, stop - 1)
+                        self._store_query(at.row, head, stored)
+            with self._heads_of_page(at) as kv_head:
+                self._store_keys(kv_head, at.page, at.first_row, at.stop - 1)
+
+    @contextmanager
+    def _each_row(self) -> Iterator[RowOfPage]:
+        kernel = self.kernel
+        with kernel.tasks("row", self.heads.rows) as row:
+            sequence = self.sequence_of(row)
+            start, stop = (kernel.let("text_row", self.seq_starts[sequence + after]) for after in range(2))
+            index, in_page = kernel.split(kernel.let("position", row - start), self.page_keys, ("index", "in_page"))
+            page = kernel.let("page", self.first_page(sequence) + index)
+            yield RowOfPage(row, page, in_page, stop)
+
+    @contextmanager
+    def _heads_of_page(self, at: RowOfPage) -> Iterator[Scalar]:
+        """The kv heads that a row processes for all rows of its page, which share them."""
+        kernel, num_heads = self.kernel, self.heads.num_kv_heads
+        rows = kernel.let("rows_of_page", minimum(at.stop - at.first_row, self.page_keys))
+        with kernel.loop("turn", truncated_quotient(num_heads - 1 - at.in_page + rows, rows)) as turn:
+            yield kernel.let("kv_head", at.in_page + turn * rows)
 
     def _load(self, row: Scalar, head: Scalar, first: int, lanes: int) -> Scalar:
         return cast(self._qkv[row, head, ramp(first, lanes)], floats(lanes))
