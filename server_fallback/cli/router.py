@@ -358,9 +358,9 @@ def run_eval(options: argparse.Namespace) -> None:
     if options.refits is not None and options.fitted_on is None:
         raise RequestError("--refits needs --fitted-on, the pairs that the policy was fitted on")
     fitted_on = [] if options.fitted_on is None else read_pairs(options.fitted_on)
-    predictor, threshold = policy.quality.predictor, policy.quality.threshold
-    if predictor is not None and predictor.embedding is not None:
-        _, (pairs, fitted_on) = embedded(options, pairs, fitted_on, components=predictor.embedding)
+    predictor, threshold, components = policy.quality.predictor, policy.quality.threshold, policy.quality.components
+    if components is not None:
+        _, (pairs, fitted_on) = embedded(options, pairs, fitted_on, components=components)
     scores = all_scores(pairs, policy)
     found = evaluate(*rights(pairs), scores, threshold)
     if fitted_on:

@@ -16,7 +16,7 @@ from .decision.policy import Policy
 from .hybrid_executor import HybridExecutor
 from .sides.embedder import Embedder
 from .sides.far import Far, FarSide
-from .sides.local_embedder import LocalEmbedder, components_of
+from .sides.local_embedder import LocalEmbedder
 from .sides.near import NearSide
 from .sides.sides import DeviceHints, Sides
 
@@ -93,7 +93,7 @@ def require_sides(policy: Policy, *, near: bool, far: Far | None) -> None:
 
 def require_embedder(policy: Policy, embedder: Embedder | None) -> None:
     """Raises RequestError with the code "bad_policy" for a policy that reads the embeddings of another model."""
-    components = components_of(policy)
+    components = policy.quality.components
     if components is None:
         return
     given = None

@@ -20,7 +20,7 @@ from nearfar.compiler.errors import RequestError, reason_of
 from .contradictions import contradictions
 from .entry import INTEGER, ITEMS, Count, Entry, Tokens
 from .pattern import read_pattern
-from .predictor import Predictor
+from .predictor import Components, Predictor
 from .privacy import PrivateCheck
 from .situation import Thermal
 
@@ -94,6 +94,11 @@ class Quality(Entry):
 
     predictor: Predictor | None = None
     threshold: Annotated[float, Field(ge=-1e6, le=1e6)] = 0.0
+
+    @property
+    def components(self) -> Components | None:
+        """The embeddings that the predictor reads."""
+        return None if self.predictor is None else self.predictor.embedding
 
 
 class Repetition(Entry):

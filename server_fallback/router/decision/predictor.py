@@ -25,8 +25,6 @@ from .entry import INTEGER, ITEMS, Count, Entry
 from .features import SIGNALS, FeatureName, text_features, text_terms
 from .situation import NearSignals
 
-PREDICTOR_VERSION = 2
-
 Weight = Annotated[float, Field(ge=-1e9, le=1e9)]
 Term = Annotated[str, Field(min_length=1, max_length=1000)]
 

@@ -43,19 +43,13 @@ class LocalEmbedder:
             await self._executor.close()
 
 
-def components_of(policy: Policy) -> Components | None:
-    """The embeddings that the policy's predictor reads."""
-    predictor = policy.quality.predictor
-    return None if predictor is None else predictor.embedding
-
-
 def require_encoder(policy: Policy, model: str | None) -> Components | None:
     """Check the option --encoder before any slow work: a policy that reads embeddings needs the model that made them,
     and no other policy may have one. Returns the embeddings that the policy reads.
 
     Raises RequestError with the code "bad_policy".
     """
-    components = components_of(policy)
+    components = policy.quality.components
     if components is None and model is not None:
         raise _refusal(
             f"--encoder {model}: the policy's predictor reads no embeddings; remove the option, or fit the policy with "

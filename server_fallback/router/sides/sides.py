@@ -271,8 +271,7 @@ class Sides:
         """The vector of the last user message, if the predictor reads it. None if the embedder fails, or takes longer
         than near may for its first token.
         """
-        predictor = self.policy.quality.predictor
-        if self.embedder is None or predictor is None or predictor.embedding is None:
+        if self.embedder is None or self.policy.quality.components is None:
             return None
         try:
             async with asyncio.timeout(self.policy.timeouts.near_first_token_ms / 1000):

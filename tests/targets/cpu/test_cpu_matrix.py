@@ -115,7 +115,7 @@ def test_a_projection_is_as_precise_as_its_activations_in_every_batch(case: Step
 def test_the_bits_of_a_row_do_not_depend_on_the_other_rows(case: StepCase, library: StepLibrary) -> None:
     run = run_of(case, Batch({"S": SIZES[1]}))
     every = library.outputs(row_of(case), run)["y"]
-    first = {role: array[: SIZES[0]] if role in ("x", "residual", "y") else array for role, array in run.arrays.items()}
+    first = {role: array[: SIZES[0]] if role in OF_ROWS else array for role, array in run.arrays.items()}
     first["x"] = first["x"].copy()
     first["x"][2], first["x"][3, 1], first["x"][4, 7], first["x"][5, 3] = 0, np.nan, np.inf, NAN_OF_ONES
     fewer = library.outputs(row_of(case), Run({"S": SIZES[0]}, first, {}))["y"]
