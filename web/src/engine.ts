@@ -232,14 +232,14 @@ export class Engine implements EngineWithSessions {
 
   /** The names of the loaded LoRA adapters. */
   // Async, because an engine in a worker can only answer with a promise.
-  // eslint-disable-next-line @typescript-eslint/require-await
+  // oxlint-disable-next-line typescript/require-await
   async listAdapters(): Promise<readonly string[]> {
     return this.#tokens.adapters?.names ?? [];
   }
 
   /** The number of tokens of a text, or of a chat's prompt. Throws RequestError. */
   // Async, because an engine in a worker can only answer with a promise.
-  // eslint-disable-next-line @typescript-eslint/require-await
+  // oxlint-disable-next-line typescript/require-await
   async countTokens(...[prompt, options]: Parameters<EngineApi["countTokens"]>): Promise<number> {
     return (isText(prompt) ? this.#tokenizer.encode(prompt) : encodeChat(this.#tokenizer, prompt, options).ids).length;
   }
@@ -261,7 +261,7 @@ export class Engine implements EngineWithSessions {
   }
 
   // Async, because an engine in a worker can only answer with a promise.
-  // eslint-disable-next-line @typescript-eslint/require-await
+  // oxlint-disable-next-line typescript/require-await
   async resume(): Promise<void> {
     this.#gate.open();
   }

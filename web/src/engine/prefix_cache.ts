@@ -186,11 +186,7 @@ export class PrefixCache {
 
   /** Remove a node without pages and children, and then its ancestors if the same is true of them. */
   #prune(node: Node | null): void {
-    for (
-      ;
-      node !== null && node.children.size === 0 && node.entries.every((entry) => entry === null);
-      node = node.parent
-    )
+    for (; node?.children.size === 0 && node.entries.every((entry) => entry === null); node = node.parent)
       if (this.#nodes.delete(node)) (node.parent?.children ?? this.#roots).delete(node.key);
   }
 

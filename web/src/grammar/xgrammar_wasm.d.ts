@@ -1,6 +1,6 @@
 // xgrammar's wasm as a module, which xgrammar_module.mjs makes. Its types are in a file of their own, which the package
 // ships.
-/* eslint-disable @typescript-eslint/consistent-type-imports */
+/* oxlint-disable typescript/consistent-type-imports */
 
 declare module "xgrammar-wasm" {
   // An import statement may not be relative here, hence import() below.

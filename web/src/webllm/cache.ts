@@ -27,7 +27,7 @@ export const deleteModelInCache = deleteModelAllInfoInCache;
  * RequestError.
  */
 // Async, as WebLLM's is.
-// eslint-disable-next-line @typescript-eslint/require-await
+// oxlint-disable-next-line typescript/require-await
 export async function deleteChatConfigInCache(modelId: string, appConfig?: AppConfig): Promise<void> {
   addressOf(modelId, appConfig);
 }

@@ -219,7 +219,7 @@ export interface ChatCompletionDelta {
 }
 
 // The namespaces below give the same types WebLLM's nested names.
-/* eslint-disable @typescript-eslint/no-namespace */
+/* oxlint-disable typescript/no-namespace */
 
 type AnswerLogprobs = Logprobs;
 type CalledFunction = ChatCompletionMessageToolCall["function"];

@@ -63,7 +63,7 @@ export class MLCEngine extends MLCEngineBase implements MLCEngineInterface {
   }
 
   // These are async, so that a wrong model id rejects instead of throwing, as in a worker.
-  /* eslint-disable @typescript-eslint/require-await */
+  /* oxlint-disable typescript/require-await */
 
   async getMessage(modelId?: string): Promise<string> {
     return this.#model(modelId).message;
@@ -83,7 +83,7 @@ export class MLCEngine extends MLCEngineBase implements MLCEngineInterface {
     return this.#model(modelId).forwardTokensAndSample(inputIds, isPrefill);
   }
 
-  /* eslint-enable @typescript-eslint/require-await */
+  /* oxlint-enable typescript/require-await */
 
   async getMaxStorageBufferBindingSize(): Promise<number> {
     return (await findAdapter(undefined)).limits.maxStorageBufferBindingSize;

@@ -70,7 +70,7 @@ export class ExtensionServiceWorkerMLCEngine extends RemoteMLCEngine {
 
   /** Throws WorkerError outside of an extension's pages. */
   // Async, so that it rejects instead of throwing.
-  // eslint-disable-next-line @typescript-eslint/require-await
+  // oxlint-disable-next-line typescript/require-await
   protected override async open(): Promise<Connection> {
     const { chrome } = globalThis as {
       readonly chrome?: { readonly runtime?: { connect?(...args: unknown[]): ExtensionPort } };

@@ -1,6 +1,6 @@
 // Tests the provider with the `ai` package. generateObject and streamObject are deprecated, but many applications still
 // use them.
-/* eslint-disable @typescript-eslint/no-deprecated */
+/* oxlint-disable typescript/no-deprecated */
 
 import type { LanguageModelV4, LanguageModelV4StreamPart, ProviderV4 } from "@ai-sdk/provider";
 import { Output, embedMany, generateObject, generateText, isStepCount, streamObject, streamText, tool } from "ai";
@@ -263,7 +263,7 @@ test("a stream whose start is withdrawn is an error, because its reader cannot r
     choices: [{ index: 0, delta, logprobs: null, finish_reason: null }],
     ...(switchedAt === null ? {} : { route: { side: "far", reason: "", scores: {}, switched_at: switchedAt } }),
   });
-  // eslint-disable-next-line @typescript-eslint/require-await
+  // oxlint-disable-next-line typescript/require-await
   async function* chunks() {
     yield* [chunk({ content: "near" }, null), chunk({ content: "far" }, 0)];
   }

@@ -109,7 +109,7 @@ export function fakeEngine(model: Model, context = 1000, encoder: Encoder | null
     rerank: encoder === null ? none : (params, options = {}) => encoder.rerank(params, options),
     score: encoder === null ? none : (params, options = {}) => encoder.score(params, options),
     classify: encoder === null ? none : (params, options = {}) => encoder.classify(params, options),
-    // eslint-disable-next-line @typescript-eslint/require-await
+    // oxlint-disable-next-line typescript/require-await
     async *generate() {
       throw new Error("the fake engine has no generate");
     },

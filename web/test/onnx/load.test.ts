@@ -126,7 +126,7 @@ test.each([
   [new Error("no such operator"), "use the ONNX Runtime of this package's release"],
 ])("a session that cannot be made (%s) is a DeviceError with advice", async (thrown, advice) => {
   const { ort } = stubRuntime();
-  // eslint-disable-next-line @typescript-eslint/prefer-promise-reject-errors
+  // oxlint-disable-next-line typescript/prefer-promise-reject-errors
   const InferenceSession = { create: () => Promise.reject(thrown) };
   const loading = Engine.load(onnxBundle, { onnx: { runtime: () => Promise.resolve({ ...ort, InferenceSession }) } });
   await expect(loading).rejects.toThrow(advice);

@@ -10,7 +10,7 @@ const END = 99;
 /** Answers a prompt of n tokens with ``answers[n - 1]`` and the tokens after it; END ends an answer. */
 function modelOf(answers: readonly number[]): TokenModel {
   return {
-    // eslint-disable-next-line @typescript-eslint/require-await
+    // oxlint-disable-next-line typescript/require-await
     async *continueTokens(prompt, maxTokens) {
       for (const id of answers.slice(prompt.length - 1, prompt.length - 1 + maxTokens)) {
         if (id === END) return;

@@ -2,7 +2,7 @@ import { expect, test } from "vitest";
 
 import { NO_CALLS, countCalls, median, medianCounts } from "../../page/count_calls.js";
 
-/* eslint-disable @typescript-eslint/no-empty-function */
+/* oxlint-disable typescript/no-empty-function */
 /** The counted classes of WebGPU, with results that the tests read. */
 function fakeClasses() {
   class GPUComputePassEncoder {
@@ -36,7 +36,7 @@ function fakeClasses() {
   }
   return { GPUComputePassEncoder, GPUCommandEncoder, GPUQueue, GPUBuffer, GPUDevice };
 }
-/* eslint-enable @typescript-eslint/no-empty-function */
+/* oxlint-enable typescript/no-empty-function */
 
 test("every call is counted and goes through", () => {
   const classes = fakeClasses();

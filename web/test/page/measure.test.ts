@@ -14,7 +14,7 @@ function modelOf(
   const asked: { prompt: readonly number[]; maxTokens: number }[] = [];
   return {
     asked,
-    // eslint-disable-next-line @typescript-eslint/require-await
+    // oxlint-disable-next-line typescript/require-await
     async *continueTokens(prompt, maxTokens) {
       asked.push({ prompt, maxTokens });
       for (let count = 0; count < Math.min(mostTokens, maxTokens); count++) yield count;
@@ -73,7 +73,7 @@ test("the first token of an answer, with its prompt, is not counted", async () =
     stop: () => undefined,
   };
   const model: TokenModel = {
-    // eslint-disable-next-line @typescript-eslint/require-await
+    // oxlint-disable-next-line typescript/require-await
     async *continueTokens(_, maxTokens) {
       calls += 100;
       for (let count = 0; count < maxTokens; count++) {

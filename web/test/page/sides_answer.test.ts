@@ -39,7 +39,7 @@ async function answer(
   { messages = CHAT, maxTokens = null as number | null, pin = null as Side | null, policy = {} } = {},
 ) {
   const requests: HybridParamsStreaming[] = [];
-  // eslint-disable-next-line @typescript-eslint/require-await
+  // oxlint-disable-next-line typescript/require-await
   const create = async (params: HybridParamsStreaming): Promise<AsyncIterable<ChatCompletionChunk>> => {
     const script = answers[requests.length];
     requests.push(params);
@@ -80,7 +80,7 @@ async function answer(
   };
 }
 
-// eslint-disable-next-line @typescript-eslint/require-await
+// oxlint-disable-next-line typescript/require-await
 async function* chunks({ side, deltas, finish, tokens }: Answer): AsyncGenerator<ChatCompletionChunk> {
   const chunk = (delta: object, end: string | null, route?: object): object => ({
     choices: [{ index: 0, delta, finish_reason: end }],

@@ -150,7 +150,7 @@ test("text that a hybrid withdraws is removed, and reasoning is separate", async
     choices: [{ index: 0, delta, finish_reason: finish }],
     ...(switchedAt === undefined ? {} : { route: { side: "far", reason: "", scores: {}, switched_at: switchedAt } }),
   });
-  // eslint-disable-next-line @typescript-eslint/require-await
+  // oxlint-disable-next-line typescript/require-await
   async function* chunks() {
     yield* [
       chunk({ content: "near, wrong" }, null),

@@ -164,5 +164,5 @@ test("tasks run in parallel up to the limit", async () => {
     running--;
   });
   expect(most).toBe(2);
-  expect(seen.sort()).toEqual([1, 2, 3, 4, 5]);
+  expect(seen.sort((a, b) => a - b)).toEqual([1, 2, 3, 4, 5]);
 });

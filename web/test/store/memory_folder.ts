@@ -78,11 +78,11 @@ export function memoryDisk(): MemoryDisk {
         ]);
         return gone.flat().includes(true) ? Promise.resolve() : Promise.reject(missing(name));
       },
-      // eslint-disable-next-line @typescript-eslint/require-await
+      // oxlint-disable-next-line typescript/require-await
       async *keys() {
         yield* children();
       },
-      // eslint-disable-next-line @typescript-eslint/require-await
+      // oxlint-disable-next-line typescript/require-await
       async *entries() {
         for (const name of children())
           yield [name, files.has(`${path}/${name}`) ? fileHandle(`${path}/${name}`) : folderHandle(`${path}/${name}`)];

@@ -86,7 +86,7 @@ test("an abort or leaving the loop ends the answer in the worker, and the sessio
   const signals: (AbortSignal | undefined)[] = [];
   const session = {
     close: () => undefined,
-    // eslint-disable-next-line @typescript-eslint/require-await
+    // oxlint-disable-next-line typescript/require-await
     async *generate(_: string, { signal }: { signal?: AbortSignal } = {}) {
       signals.push(signal);
       for (;;) {

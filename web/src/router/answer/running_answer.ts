@@ -210,7 +210,7 @@ class RunningAnswer {
   #due(timer: TimerName): void {
     const side = timedSide(timer, this.#state);
     const part = side === null ? undefined : this.#parts[side];
-    if (side === null || part === undefined || part.ended === null) {
+    if (side === null || part?.ended == null) {
       this.#send({ type: "tick", timer });
       return;
     }
