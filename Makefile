@@ -103,7 +103,7 @@ check-python: .venv/.dev
 
 check-web: web/dist/.built
 	cd web && npm run check && npm run size
-	web/node_modules/.bin/prettier --check --log-level warn .
+	web/node_modules/.bin/oxfmt --check .
 
 check-webview: mobile/webview/dist/.built
 	cd mobile/webview && npm run check
@@ -128,7 +128,7 @@ mobile: mobile/webview/dist/.built mobile/react-native/dist/.built
 format: .venv/.dev web/node_modules/.installed
 	$(BIN)/ruff check --fix-only --quiet
 	$(BIN)/ruff format
-	web/node_modules/.bin/prettier --write --log-level warn .
+	web/node_modules/.bin/oxfmt .
 
 docs: web/node_modules/.installed
 	cd web && node node_modules/typedoc/bin/typedoc

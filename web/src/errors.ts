@@ -12,7 +12,12 @@
 // {code, message, details}. Every error also has the fields of OpenAI's APIError: status, type and param.
 
 export type ErrorCode =
-  "bundle_error" | "device_error" | "request_error" | "storage_error" | "unavailable" | "worker_error";
+  | "bundle_error"
+  | "device_error"
+  | "request_error"
+  | "storage_error"
+  | "unavailable"
+  | "worker_error";
 
 export type ErrorDetails = Readonly<Record<string, string | number | boolean | null | readonly string[]>>;
 

@@ -126,7 +126,10 @@ export interface ChatCompletionTool {
 export type FunctionTool = Required<ChatCompletionTool> & { readonly type: "function" };
 
 export type ChatCompletionToolChoiceOption =
-  "none" | "auto" | "required" | { readonly type: string; readonly function?: { readonly name: string } };
+  | "none"
+  | "auto"
+  | "required"
+  | { readonly type: string; readonly function?: { readonly name: string } };
 
 /** The last two are extensions: a regular expression, and a grammar in EBNF that starts from its rule root. */
 export type ResponseFormat =

@@ -18,7 +18,10 @@ export interface Tool {
 }
 
 export type ToolChoice =
-  "none" | "auto" | "required" | { readonly type: "function"; readonly function: { readonly name: string } };
+  | "none"
+  | "auto"
+  | "required"
+  | { readonly type: "function"; readonly function: { readonly name: string } };
 
 /** A model's format of calls. The compiler finds it in the chat template, and the manifest contains it. */
 export type ToolFormat = ToolFormatEntry;

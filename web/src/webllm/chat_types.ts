@@ -89,7 +89,8 @@ export interface ResponseFormat {
   schema?: string | undefined;
   grammar?: string | undefined;
   json_schema?:
-    { name?: string; schema?: Record<string, unknown> | undefined; strict?: boolean | null | undefined } | undefined;
+    | { name?: string; schema?: Record<string, unknown> | undefined; strict?: boolean | null | undefined }
+    | undefined;
   pattern?: string | undefined;
   structural_tag?: never;
 }

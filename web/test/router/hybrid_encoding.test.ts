@@ -32,7 +32,7 @@ function encoder(model = "minilm", tokenizerSha256: string | null = "abc") {
     Promise.resolve({
       id: "rerank-1", object: "list", model, results: [{ index: 0, relevance_score: 1 }],
       usage: { prompt_tokens: 1, total_tokens: 1 },
-    }), // prettier-ignore
+    }), // oxfmt-ignore
   );
   const info = { ...engine.info, model, tokenizerSha256 };
   return { create, rerank, engine: { ...engine, info, embeddings: { create }, rerank } as unknown as EngineApi };

@@ -10,7 +10,12 @@ import type { Side } from "../decision/decision.js";
 export type EscalationReason = "escalated_logprob" | "escalated_entropy" | "escalated_repetition" | "escalated_schema";
 /** Why another side writes than the one that was chosen. */
 export type SwitchReason =
-  EscalationReason | "near_failed" | "far_failed" | "near_late" | "near_timeout" | "far_timeout";
+  | EscalationReason
+  | "near_failed"
+  | "far_failed"
+  | "near_late"
+  | "near_timeout"
+  | "far_timeout";
 export type TimerName = "near_first_token" | "far_first_token" | "between_tokens" | "hedge";
 /**
  * connection: no connection, or it broke. overloaded: 429 or 503. server: another 5xx, or a response that is not in
@@ -184,4 +189,14 @@ export interface CircuitOutcome {
 }
 
 export type Effect =
-  Ask | Warm | Cancel | Emit | Withdraw | Switch | Finish | Fail | Timer | CancelTimer | CircuitOutcome;
+  | Ask
+  | Warm
+  | Cancel
+  | Emit
+  | Withdraw
+  | Switch
+  | Finish
+  | Fail
+  | Timer
+  | CancelTimer
+  | CircuitOutcome;

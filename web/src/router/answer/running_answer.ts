@@ -64,7 +64,8 @@ export interface AnswerJob {
 }
 
 export type AnswerItem =
-  { readonly type: "chunk"; readonly chunk: ChatCompletionChunk } | { readonly type: "withdraw" };
+  | { readonly type: "chunk"; readonly chunk: ChatCompletionChunk }
+  | { readonly type: "withdraw" };
 
 /** The wait before a second attempt is between half of this and all of it. */
 const RETRY_MS = 100;
