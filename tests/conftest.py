@@ -5,6 +5,7 @@ A test that needs a missing tool is skipped, and the summary prints the reason. 
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -69,6 +70,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             (i for i, name in enumerate(LONGEST) if ROOT / "tests" / name in item.path.parents), len(LONGEST)
         )
     )
+
+
+def pytest_collection_finish() -> None:
+    """Leave the modules and tests out of all later garbage collections."""
+    gc.collect()
+    gc.freeze()
 
 
 def lacks(reason: str) -> NoReturn:

@@ -19,32 +19,36 @@ import pytest
 if TYPE_CHECKING:
     from nearfar.compiler.ir.plan import Step
     from nearfar.compiler.runtime.batch import Limits
-    from nearfar.targets.context import Context
     from nearfar.targets.cpu.levels import Arch
     from nearfar.targets.variant import Variant
 
 
 @contextmanager
 def few_kernels(keep: Collection[str] = ()) -> Iterator[None]:
-    """Bundles for webgpu that are compiled inside contain only the last variant of each step for each activation dtype,
-    which runs on every device, and all variants of the ops in ``keep``.
+    """Bundles for webgpu and cpu that are compiled inside contain only the last variant of each step for each
+    activation dtype, which runs on every device, and all variants of the ops in ``keep``.
     """
-    from nearfar.targets.webgpu import lower
-    from nearfar.targets.webgpu.variants import variants_of
-
-    def last_variants(step: Step, context: Context) -> tuple[Variant, ...]:
-        variants = variants_of(step, context)
-        return variants if step.op in keep else tuple({each.activation: each for each in variants}.values())
+    from nearfar.targets.cpu import lower as cpu
+    from nearfar.targets.webgpu import lower as webgpu
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lower, "variants_of", last_variants)
+        for target in (webgpu, cpu):
+            variants_of: Callable[..., Sequence[Variant]] = target.variants_of
+
+            def last(
+                step: Step, context: Any, variants_of: Callable[..., Sequence[Variant]] = variants_of
+            ) -> Sequence[Variant]:
+                variants = variants_of(step, context)
+                return variants if step.op in keep else tuple({each.activation: each for each in variants}.values())
+
+            patch.setattr(target, "variants_of", last)
         yield
 
 
 @contextmanager
 def one_compilation() -> Iterator[None]:
-    """Bundles for cpu that are compiled inside have kernels for the base level of instruction sets alone, and those for
-    cuda have empty cubins: the emulator compiles their source.
+    """Bundles for cpu that are compiled inside have kernels for the base level of instruction sets alone, and LLVM does
+    not optimize them. Those for cuda have empty cubins: the emulator compiles their source.
     """
     from nearfar.targets.cpu import lower as cpu
     from nearfar.targets.cpu.levels import by_name
@@ -55,7 +59,9 @@ def one_compilation() -> Iterator[None]:
         return replace(arch, levels=arch.levels[-1:])
 
     with pytest.MonkeyPatch.context() as patch:
+        tvm_target = cpu.tvm_target
         patch.setattr(cpu, "by_name", base_of)
+        patch.setattr(cpu, "tvm_target", lambda *level: {**tvm_target(*level), "opt-level": 0})
         patch.setattr(cuda, "compile_cubin", lambda *_: (b"\x7fELF", ""))
         yield
 

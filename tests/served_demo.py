@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from light_bundle import one_compilation
+from light_bundle import few_kernels, one_compilation
 
 
 def compile_for_server(model: str, cache: Path, context: int | None = None) -> None:
-    """Compile a demo as `nearfar serve` does, but with kernels for one level of instruction sets: a quarter of the
+    """Compile a demo as `nearfar serve` does, but with few kernels for one level of instruction sets: a tenth of the
     time.
     """
     from nearfar.compiler.demo import DEMOS
@@ -24,7 +24,7 @@ def compile_for_server(model: str, cache: Path, context: int | None = None) -> N
     from nearfar.server_fallback.executors.compile_process import compile_once
     from nearfar.server_fallback.executors.devices import default_arch
 
-    with pytest.MonkeyPatch.context() as patch, one_compilation():
+    with pytest.MonkeyPatch.context() as patch, one_compilation(), few_kernels():
         patch.setenv("NEARFAR_CACHE", str(cache))
         compile_once(str(DEMOS[model]), CompileOptions(target="cpu", arch=default_arch("cpu"), context=context))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,11 @@ from nearfar.compiler.formats import load
 from nearfar.compiler.formats.checkpoint import Checkpoint, StoredMatrix
 from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
 
-pytest.importorskip("bitsandbytes")
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:MatMul8bitLt")
+pytestmark = [
+    # Not importorskip: it imports torch's compiler in every process that collects tests.
+    pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:MatMul8bitLt"),
+]
 
 # For each name: the checkpoint, transformers' settings and the formats of the matrices that we read. Rows of 72 and 144
 # elements do not consist of complete blocks of 64.

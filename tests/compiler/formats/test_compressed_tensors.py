@@ -5,6 +5,7 @@ and configurations that we refuse.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from nearfar.compiler.formats.config import ConfigReader
 from nearfar.compiler.formats.packed_columns import Packing
 from nearfar.compiler.formats.safetensors_file import read_safetensors
 
-pytest.importorskip("compressed_tensors")
+# Not importorskip: every process that collects tests would need seconds for the import.
+pytestmark = pytest.mark.skipif(find_spec("compressed_tensors") is None, reason="compressed_tensors is not installed")
 
 INT4: Mapping[str, Any] = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
 CHANNEL: Mapping[str, Any] = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}

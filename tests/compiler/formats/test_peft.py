@@ -11,7 +11,6 @@ import torch
 from tiny_adapters import MLP, SELF_ATTENTION, logits_with_adapter
 from tolerances import F32, relative_error
 
-peft = pytest.importorskip("peft")
 # PEFT still reads names that transformers will remove.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:FutureWarning")
 TOKENS = list(range(3, 509, 23))
@@ -26,6 +25,7 @@ PATTERNS: dict[str, Any] = {
 def test_logits_are_those_of_peft(config: dict[str, Any], tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
     import transformers
 
+    peft = pytest.importorskip("peft")
     torch.manual_seed(3)
     checkpoint = tiny_checkpoints["qwen3"]
     settings = peft.LoraConfig(

@@ -38,8 +38,7 @@ def test_projections_of_equal_shape_keep_kernels_of_their_own(
     """The output and the down projection have 72 rows of 144 columns, but read different dtypes. With adapters, the
     joint q, k and v projection has as many rows as the joint gate and up projection, but writes another dtype.
     """
-    if target == "webgpu":
-        request.getfixturevalue("vulkan")
+    request.getfixturevalue("vulkan" if target == "webgpu" else "compiled_once")
     make_checkpoint("qwen3", tmp_path / "checkpoint", intermediate_size=144)
     bundle = compile_model(
         str(tmp_path / "checkpoint"),

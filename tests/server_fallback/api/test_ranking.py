@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
 
-import cohere
 import httpx
 import numpy as np
 import openai
@@ -15,7 +14,6 @@ import pytest
 from asgi import ask_app, run
 from encoders import ModelsWithEncoders, encoders
 from fastapi import FastAPI
-from langchain_openai import OpenAIEmbeddings
 from live_server import live_server
 
 from nearfar.server_fallback.api.app import create_app
@@ -65,6 +63,8 @@ def test_openai_s_client_embeds(url: str) -> None:
 
 
 def test_langchain_s_client_embeds(url: str) -> None:
+    from langchain_openai import OpenAIEmbeddings
+
     client = OpenAIEmbeddings(
         model="embed", base_url=f"{url}/v1", api_key=KEY, check_embedding_ctx_length=False, max_retries=0
     )
@@ -74,6 +74,8 @@ def test_langchain_s_client_embeds(url: str) -> None:
 
 @pytest.mark.parametrize("model", ["rank", "embed"])
 def test_cohere_s_clients_rerank(url: str, model: str) -> None:
+    import cohere
+
     documents = ["b", "ca", "a"]
     with httpx.Client() as connections:
         clients: Any = {"api_key": KEY, "base_url": url, "httpx_client": connections}
@@ -89,6 +91,8 @@ def test_cohere_s_clients_rerank(url: str, model: str) -> None:
 
 
 def test_cohere_s_client_embeds(url: str, app: FastAPI) -> None:
+    import cohere
+
     with httpx.Client() as connections:
         client = cohere.ClientV2(api_key=KEY, base_url=url, httpx_client=connections)
         answer = client.embed(

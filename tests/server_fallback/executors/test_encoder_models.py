@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from light_bundle import one_compilation
+from light_bundle import few_kernels, one_compilation
 from tiny_encoders import logits_of, make_encoder
 from tokenizers import Tokenizer as Backend
 from tokenizers import processors
@@ -47,7 +47,7 @@ def test_models_of_several_kinds_answer_while_others_load_and_unload(
     theirs = make_encoder("bert", "ForSequenceClassification", checkpoint, num_labels=1)
     write_pair_tokenizer(checkpoint)
     options = CompileOptions(target="cpu", quantization="f32", context=64)
-    with one_compilation():
+    with one_compilation(), few_kernels():
         bundle = compile_model(str(checkpoint), tmp_path / "bundle", options).path
     # The last one is that of `tests/targets/test_runners.py`.
     embedding = compile_base("embedding", "q4f16", target="cpu", activations=("float32",))
