@@ -249,10 +249,8 @@ def test_the_check_is_rehearsed_from_end_to_end(
         lacks("web/dist is not built (make web)")
     code, results = rehearse(tmp_path / "rehearsal", sys.executable, None)
     reasons = {part["name"]: part["failures"] or part["reason"] for part in results["parts"]}
-    # ONNX Runtime here has no CUDA.
-    not_run = {"onnx cuda"}
-    assert results["outcomes"] == {part.name: NOT_RUN if part.name in not_run else PASSED for part in PARTS}, reasons
-    assert code == 2, "make's own exit code for a recipe that failed, because a part did not run"
+    assert results["outcomes"] == {part.name: PASSED for part in PARTS}, reasons
+    assert code == 0
     assert results["kind"] == "rehearsal"
     assert results["machine"]["cuda"]["name"] == "emulated by libcuda.cpp"
     figures = {part["name"]: part["figures"] for part in results["parts"]}

@@ -1,5 +1,5 @@
 """ONNX's graph for CUDA in ONNX Runtime, on the demo model: the reference's answers. It needs onnxruntime-gpu, which is
-too large to travel; without it the part is not run.
+too large to travel; without it the part is not run. A rehearsal runs the same graph on ONNX Runtime's CPU provider.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .report import NotRun, Report
 if TYPE_CHECKING:
     from .part import Job
 
-PROVIDER = "CUDAExecutionProvider"
+PROVIDER, REHEARSED_PROVIDER = "CUDAExecutionProvider", "CPUExecutionProvider"
 # Each question is one sequence, token by token.
 QUESTIONS = 8
 
@@ -23,15 +23,16 @@ def run(job: Job, report: Report) -> None:
     from onnx_session import Session
 
     available = onnxruntime.get_available_providers()
-    if PROVIDER not in available:
+    provider = REHEARSED_PROVIDER if job.rehearse else PROVIDER
+    if provider not in available:
         raise NotRun(f"the installed onnxruntime {onnxruntime.__version__} has only {', '.join(available)}")
     questions = json.loads((job.prepared / QUESTIONS_FILE).read_text())[:QUESTIONS]
     questions += json.loads((job.prepared / LONG_QUESTION_FILE).read_text())
-    report.add_figures(onnxruntime=onnxruntime.__version__, questions=len(questions))
+    report.add_figures(onnxruntime=onnxruntime.__version__, provider=provider, questions=len(questions))
     for question in questions:
-        session = Session(job.prepared / DEMO_ONNX_CUDA, (PROVIDER,))
+        session = Session(job.prepared / DEMO_ONNX_CUDA, (provider,))
         # ONNX Runtime silently falls back to the CPU if the provider cannot start.
-        if PROVIDER not in session.session.get_providers():
+        if provider not in session.session.get_providers():
             report.fail("ONNX Runtime did not start its CUDA provider; see the log")
             return
         found = session.greedy(question["prompt_ids"], len(question["token_ids"]))

@@ -3,6 +3,7 @@
 In a clean copy of the tree, without a network and with an empty environment, the command unpacks the wheels and Node.js
 that `make gpu-wheels` packed, and runs every part on small models. CUDA is the tests' emulated driver behind NVIDIA's
 own bindings, and Vulkan is lavapipe (wgpu) and SwiftShader (Dawn). So the rehearsal tests the command, not the GPU.
+The ONNX part for CUDA needs the package onnxruntime, which is not packed; there it runs on the CPU provider.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ ROOT = Path(__file__).resolve().parents[3]
 VULKAN_DRIVERS = ("/usr/share/vulkan/icd.d/lvp_icd.x86_64.json", "/usr/lib/chromium/vk_swiftshader_icd.json")
 # The commands of a bare machine besides Python. Node.js is not among them.
 COMMANDS = ("make", "sh", "find", "uname")
-# Files that a part without Node.js or wheels needs from the tree that was set up, by their paths.
+# What parts need from the tree that was set up, if there are no wheels.
 SET_UP = ("web/node_modules", "web/dist")
+# The package that the ONNX part for WebGPU needs, which is too large for the wheels, so a machine has it or not.
+ONNX_RUNTIME = "web/node_modules/onnxruntime-node"
 PYTHON_3_12 = "python3.12"
 
 
@@ -49,7 +52,7 @@ def main() -> None:
 
 def rehearse(folder: Path, python: str, wheels: Path | None) -> tuple[int, dict[str, Any]]:
     """The command's exit code and results. ``folder`` is absolute and must not exist. ``wheels`` None: ``python`` has
-    the packages, and Node.js is this machine's.
+    the packages, and Node.js is this machine's. In both cases, the machine has onnxruntime-node.
     """
     copy = folder / "copy"
     copy_tree(copy)
@@ -67,10 +70,10 @@ def rehearse(folder: Path, python: str, wheels: Path | None) -> tuple[int, dict[
         "NEARFAR_EMULATED": os.pathsep.join(map(str, libraries)),
         "VK_ICD_FILENAMES": os.pathsep.join(VULKAN_DRIVERS),
     }
-    if wheels is None:
-        for place in SET_UP:
-            (copy / place).symlink_to(ROOT / place)
-    else:
+    for place in SET_UP if wheels is None else (ONNX_RUNTIME,):
+        (copy / place).parent.mkdir(exist_ok=True)
+        (copy / place).symlink_to(ROOT / place)
+    if wheels is not None:
         shutil.copytree(wheels, copy / WHEELS)
     offline = ["unshare", "--map-root-user", "--net", sys.executable, str(Path(__file__).with_name("offline.py"))]
     make = ["make", "gpu-check", "REHEARSE=1", f"GPU_PYTHON={python}"]

@@ -2,7 +2,7 @@
 
 Writes into FOLDER the wheels for CPython 3.12 on Linux x86-64 in the versions of this machine's environment, Node.js of
 this machine with Dawn and the tools that run in it, and the libraries of Vulkan. Compressed with LZMA instead of
-deflate, the wheels are a quarter smaller; pip reads both.
+deflate and without symbols for debuggers, the wheels are a third smaller; pip reads them all the same.
 """
 
 from __future__ import annotations
@@ -35,8 +35,14 @@ PACKAGES = (
     "cuda-bindings", "fastapi", "filelock", "httptools", "httpx", "jinja2", "ml-dtypes", "numpy", "pip",
     "prometheus-client", "pydantic", "regex", "rich", "tokenizers", "uvicorn", "websockets", "wgpu", "xgrammar",
 )  # fmt: skip
-# Dependencies that no part imports: we call xgrammar's library ourselves, and nothing is loaded from the hub.
-NOT_IMPORTED = frozenset(("apache-tvm-ffi", "huggingface-hub", "torch", "transformers", "triton"))
+# Dependencies that no part imports: we call xgrammar's library ourselves, nothing is loaded from the hub, and rich
+# prints neither source code nor Markdown.
+NOT_IMPORTED = frozenset(
+    ("apache-tvm-ffi", "huggingface-hub", "markdown-it-py", "pygments", "torch", "transformers", "triton")
+)
+# Some builds of libraries are mostly symbols. Others are left as they are, because `strip` may damage those that
+# patchelf has changed.
+MOSTLY_SYMBOLS = 0.9
 MARKERS = {"python_version": PYTHON_VERSION, "python_full_version": f"{PYTHON_VERSION}.0", "extra": ""}
 # The files that run in Node.js, by their paths in web/.
 NODE_FILES = (
@@ -108,12 +114,29 @@ def download(names: list[str], folder: Path) -> None:
 
 
 def repack(wheel: Path, smaller: Path) -> None:
-    """The same files in the same order, compressed with LZMA."""
+    """The same files in the same order, compressed with LZMA, and libraries without symbols."""
     with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(smaller, "w", zipfile.ZIP_LZMA) as target:
         for info in source.infolist():
             copy = zipfile.ZipInfo(info.filename, info.date_time)
             copy.external_attr, copy.compress_type = info.external_attr, zipfile.ZIP_LZMA
-            target.writestr(copy, source.read(info))
+            data = source.read(info)
+            target.writestr(copy, stripped(data) if ".so" in Path(info.filename).suffixes else data)
+
+
+def stripped(library: bytes) -> bytes:
+    """The library without symbols, if these are much of it."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(library)
+        file.flush()
+        strip(Path(file.name))
+        smaller = Path(file.name).read_bytes()
+    return smaller if len(smaller) < MOSTLY_SYMBOLS * len(library) else library
+
+
+def strip(program: Path) -> None:
+    """Remove symbols from a program or a library, if this machine has binutils."""
+    if shutil.which("strip"):
+        subprocess.run(["strip", str(program)], check=True)
 
 
 def pack_node(archive: Path) -> None:
@@ -123,11 +146,10 @@ def pack_node(archive: Path) -> None:
     if node is None or missing:
         sys.exit(f"{missing[0] if missing else 'Node.js'} is missing; run make web, or use --without node")
     with tempfile.TemporaryDirectory() as folder:
-        stripped = Path(folder) / "node"
-        shutil.copy(node, stripped)
-        if shutil.which("strip"):
-            subprocess.run(["strip", str(stripped)], check=True)
-        pack(archive, {"node": stripped, **{f"web/{name}": WEB / name for name in NODE_FILES}})
+        program = Path(folder) / "node"
+        shutil.copy(node, program)
+        strip(program)
+        pack(archive, {"node": program, **{f"web/{name}": WEB / name for name in NODE_FILES}})
 
 
 def pack_libraries(folder: Path) -> None:

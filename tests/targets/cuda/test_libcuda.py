@@ -211,9 +211,17 @@ def test_pinned_memory_must_not_be_freed_before_it_is_copied(driver: Driver) -> 
     assert driver.synchronize() == "ILLEGAL_ADDRESS"
 
 
-def test_memory_is_not_freed_while_work_that_uses_it_is_pending(driver: Driver) -> None:
-    address = driver.allocate()
-    assert driver.launch(address) == "SUCCESS"
+@pytest.mark.parametrize("work", ["launch", "upload", "download", "copy from", "copy to", "clear"])
+def test_memory_is_not_freed_while_work_that_uses_it_is_pending(driver: Driver, work: str) -> None:
+    address, other, data, stream = driver.allocate(), driver.allocate(), np.zeros(4, np.uint8), driver.stream.value
+    calls: dict[str, tuple[Any, ...]] = {
+        "upload": ("cuMemcpyHtoDAsync", address, data, 4, stream),
+        "download": ("cuMemcpyDtoHAsync", data, address, 4, stream),
+        "copy from": ("cuMemcpyDtoDAsync", other, address, 4, stream),
+        "copy to": ("cuMemcpyDtoDAsync", address, other, 4, stream),
+        "clear": ("cuMemsetD8Async", address, 0, 4, stream),
+    }
+    assert (driver.launch(address) if work == "launch" else driver(*calls[work])) == "SUCCESS"
     driver.success("cuMemFree", address)
     assert driver.synchronize() == "ILLEGAL_ADDRESS"
 
@@ -250,6 +258,25 @@ def test_a_kernel_stays_within_allocations_and_every_call_fails_after_a_fault(dr
         ("cuDevicePrimaryCtxRelease", 7),
     ):
         assert driver(name, *arguments) == "ILLEGAL_ADDRESS", name
+
+
+def test_new_memory_is_nan(driver: Driver) -> None:
+    assert set(downloaded(driver, driver.allocate(), SIZE // 4)) == {0xFFFFFFFF}
+
+
+def test_work_behind_a_fault_does_not_run(driver: Driver) -> None:
+    address, found = driver.allocate(), np.zeros(1, np.uint32)
+    assert driver.launch(address, SIZE // 4) == "SUCCESS"
+    driver.success("cuMemcpyDtoHAsync", found, address, 4, driver.stream.value)
+    assert driver.synchronize() == "ILLEGAL_ADDRESS"
+    assert found[0] == 0xDDDDDDDD
+
+
+def test_streams_and_events_of_other_kinds_are_not_emulated(driver: Driver) -> None:
+    """Such streams would wait for the legacy default stream, and such events would measure times."""
+    for name in ("cuStreamCreate", "cuEventCreate"):
+        assert driver(name, ctypes.c_void_p(), 0) == "NOT_SUPPORTED"
+        assert driver(name, ctypes.c_void_p(), 8) == "INVALID_VALUE"
 
 
 def test_a_launch_keeps_to_the_limits_of_a_grid(driver: Driver) -> None:
@@ -325,6 +352,21 @@ def test_a_captures_mode_states_which_threads_may_allocate(driver: Driver, mode:
     driver.begin_capture(mode)
     assert allocate() == own
     assert (driver.end_capture()[0] == "SUCCESS") == (own == "SUCCESS")
+
+
+@pytest.mark.parametrize("call", ["synchronize", "query", "launch graph", "upload graph", "begin"])
+def test_no_mode_lets_a_stream_that_captures_be_waited_for_or_capture_again(driver: Driver, call: str) -> None:
+    stream, executable = driver.stream.value, driver.executable(driver.allocate())
+    calls: dict[str, tuple[Any, ...]] = {
+        "synchronize": ("cuStreamSynchronize", stream),
+        "query": ("cuStreamQuery", stream),
+        "launch graph": ("cuGraphLaunch", executable.value, stream),
+        "upload graph": ("cuGraphUpload", executable.value, stream),
+        "begin": ("cuStreamBeginCapture", stream, RELAXED),
+    }
+    driver.begin_capture(RELAXED)
+    assert driver(*calls[call]) == ("ILLEGAL_STATE" if call == "begin" else "STREAM_CAPTURE_UNSUPPORTED")
+    assert driver.end_capture()[0] == "STREAM_CAPTURE_INVALIDATED"
 
 
 def test_a_thread_ends_its_own_captures(driver: Driver) -> None:
