@@ -234,6 +234,9 @@ def test_a_copy_stays_within_one_allocation(driver: Driver) -> None:
         assert driver("cuMemsetD8Async", address + start, 0, size, stream) == expected
         assert driver("cuMemcpyDtoDAsync", address, address + start, size, stream) == expected
         assert driver("cuMemcpyDtoHAsync", data, address + start, size, stream) == expected
+    # Host memory is not the device's.
+    assert driver("cuMemcpyHtoDAsync", address, driver.allocate(), 8, stream) == "INVALID_VALUE"
+    assert driver("cuMemcpyDtoHAsync", driver.allocate(), address, 8, stream) == "INVALID_VALUE"
     assert driver("cuMemFree", address + 4) == "INVALID_VALUE"
     assert driver("cuMemAlloc", ctypes.c_uint64(), 0) == "INVALID_VALUE"
     assert driver("cuMemAlloc", ctypes.c_uint64(), 5 << 30) == "OUT_OF_MEMORY"
@@ -308,23 +311,47 @@ def test_captured_work_runs_at_each_launch_of_its_graph(driver: Driver) -> None:
     assert downloaded(driver, address)[0] == 7
 
 
-@pytest.mark.parametrize("call", ["synchronize", "query", "copy", "pageable copy", "allocate", "load", "launch graph"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        *("synchronize", "query", "wait", "ask", "copy", "copy back", "pageable copy", "allocate", "free"),
+        *("allocate pinned", "free pinned", "load", "unload", "create stream", "launch graph"),
+    ],
+)
 def test_a_forbidden_call_invalidates_the_capture_until_it_is_ended(driver: Driver, call: str) -> None:
     address, data, stream = driver.allocate(), np.zeros(4, np.uint8), driver.stream.value
-    executable = driver.executable(address)
+    executable, pinned, module, event = (
+        driver.executable(address),
+        ctypes.c_uint64(),
+        ctypes.c_void_p(),
+        ctypes.c_void_p(),
+    )
+    driver.success("cuMemAllocHost", pinned, 64)
+    driver.success("cuModuleLoadData", module, image(7))
+    driver.success("cuEventCreate", event, EVENT_FLAGS)
+    driver.success("cuEventRecord", event.value, stream)
     calls: dict[str, tuple[Any, ...]] = {
         "synchronize": ("cuStreamSynchronize", stream),
         "query": ("cuStreamQuery", stream),
+        "wait": ("cuEventSynchronize", event.value),
+        "ask": ("cuEventQuery", event.value),
         "copy": ("cuMemcpyHtoD", address, data, 4),
+        "copy back": ("cuMemcpyDtoH", data, address, 4),
         "pageable copy": ("cuMemcpyHtoDAsync", address, data, 4, stream),
         "allocate": ("cuMemAlloc", ctypes.c_uint64(), 8),
+        "free": ("cuMemFree", driver.allocate()),
+        "allocate pinned": ("cuMemAllocHost", ctypes.c_uint64(), 8),
+        "free pinned": ("cuMemFreeHost", pinned.value),
         "load": ("cuModuleLoadData", ctypes.c_void_p(), image(7)),
+        "unload": ("cuModuleUnload", module.value),
+        "create stream": ("cuStreamCreate", ctypes.c_void_p(), 1),
         "launch graph": ("cuGraphLaunch", executable.value, stream),
     }
     driver.begin_capture()
     assert driver.launch(address) == "SUCCESS"
     assert driver(*calls[call]) == "STREAM_CAPTURE_UNSUPPORTED"
     assert driver.launch(address) == "STREAM_CAPTURE_INVALIDATED"
+    assert driver("cuEventRecord", event.value, stream) == "STREAM_CAPTURE_INVALIDATED"
     assert driver("cuStreamBeginCapture", stream, RELAXED) == "ILLEGAL_STATE"
     assert driver.end_capture() == ("STREAM_CAPTURE_INVALIDATED", None)
     assert driver.end_capture() == ("ILLEGAL_STATE", None)
