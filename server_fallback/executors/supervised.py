@@ -25,6 +25,8 @@ POLL_SECONDS = 0.25
 LAST_LINES = 20
 MAX_LINE_BYTES = 65_536
 LOG_END_SECONDS = 2.0
+# How long a server that still runs after a failure may take to end.
+FAILED_STOP_SECONDS = 2.0
 
 
 class Companions(Protocol):
@@ -178,7 +180,8 @@ class SupervisedServer:
             self.ready, self.detail = False, f"{reason}, and is restarting"
             crashes = 1 if monotonic() - started > program.steady_seconds else crashes + 1
             while True:
-                await self._end()
+                # If a companion has failed, the server may wait for it forever, and its requests with it.
+                await self._end(min(program.stop_seconds, FAILED_STOP_SECONDS))
                 if crashes > program.restarts:
                     self.detail = (
                         f"crashed {crashes} times and is not restarted again; its last line: "
@@ -211,8 +214,10 @@ class SupervisedServer:
         finally:
             ended.cancel()
 
-    async def _end(self) -> None:
-        """End the process, all child processes that it left behind, and its companions."""
+    async def _end(self, stop_seconds: float | None = None) -> None:
+        """End the process, all child processes that it left behind, and its companions. It is killed if it does not end
+        within ``stop_seconds``, by default those of the program.
+        """
         self.ready = False
         if self._failing is not None:
             self._failing.cancel()
@@ -224,7 +229,7 @@ class SupervisedServer:
                 signal_group(self._process.pid, signal.SIGTERM)
                 # Not `wait_for`, which before Python 3.12 hides a cancellation in the moment of the process's end.
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(self._program.stop_seconds):
+                    async with asyncio.timeout(self._program.stop_seconds if stop_seconds is None else stop_seconds):
                         await self._process.wait()
             signal_group(self._process.pid, signal.SIGKILL)
             await self._process.wait()

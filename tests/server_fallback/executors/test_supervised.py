@@ -93,3 +93,26 @@ def test_one_whose_log_is_still_held_open_is_stopped(monkeypatch: pytest.MonkeyP
             assert server.detail == "stopped"
 
     asyncio.run(check())
+
+
+def test_one_that_waits_for_a_lost_machine_forever_is_killed_soon(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(supervised, "FAILED_STOP_SECONDS", 0.1)
+    ready = tmp_path / "ready"
+
+    async def check() -> None:
+        async with supervising("sh", "-c", f"trap '' TERM; touch {ready}; while :; do sleep 1; done") as (
+            server,
+            machine,
+        ):
+            pid = server.pid
+            assert pid is not None
+            await until(ready.exists)
+            started = asyncio.get_running_loop().time()
+            machine.failure.set_result("lost node 1")
+            await until(lambda: not alive(pid))
+            assert asyncio.get_running_loop().time() - started < server._program.stop_seconds
+            await server.stop()
+
+    asyncio.run(check())
