@@ -127,6 +127,9 @@ class Graph:
     nodes: list[Node] = field(default_factory=list)
     outputs: dict[str, str] = field(default_factory=dict)
     gathered: dict[str, Gathered] = field(default_factory=dict)
+    # The nodes that read each value, among the first ``_indexed`` nodes.
+    _readers: dict[str, list[Node]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _indexed: int = field(default=0, init=False, repr=False, compare=False)
 
     def shape_of(self, name: str) -> tuple[Expr, ...]:
         return self.lookup(name).shape
@@ -146,7 +149,11 @@ class Graph:
 
     def users(self, name: str) -> list[Node]:
         """The nodes that read a value."""
-        return [node for node in self.nodes if name in node.inputs.values()]
+        for node in self.nodes[self._indexed :]:
+            for value in set(node.inputs.values()):
+                self._readers.setdefault(value, []).append(node)
+        self._indexed = len(self.nodes)
+        return list(self._readers.get(name, ()))
 
     def only_user(self, name: str) -> Node | None:
         """The node that reads a value, if it is the only one and the value is not an output of the graph."""
@@ -175,30 +182,29 @@ class Graph:
         if node.op not in OPS:
             raise ValueError(f"op {node.op!r} is not declared; declared: {', '.join(OPS)}")
         op = OPS[node.op]
-        op.check_inputs(node.op, {role: self.kind_of(name) for role, name in node.inputs.items()})
+        given = {role: self.lookup(name) for role, name in node.inputs.items()}
+        op.check_inputs(node.op, {role: kind_of(value) for role, value in given.items()})
         attrs = op.canonical(node.op, node.attrs)
-        shapes = {role: self.shape_of(name) for role, name in node.inputs.items()}
-        results = op.results(shapes, attrs)
+        results = op.results({role: value.shape for role, value in given.items()}, attrs)
         if results.keys() != node.outputs.keys():
             raise ValueError(
                 f"{node.op}: outputs are {', '.join(node.outputs) or 'none'}; they must be "
                 f"{', '.join(results) or 'none'}"
             )
-        for role, (shape, dtype) in results.items():
-            name = node.outputs[role]
-            if self.find(name) is not None:
-                raise ValueError(f"{node.op}: {name} is defined already")
-            self.values[name] = Value(name, shape, dtype)
-        self.nodes.append(Node(node.op, node.inputs, node.outputs, attrs))
+        values = [Value(node.outputs[role], shape, dtype) for role, (shape, dtype) in results.items()]
+        self._append(Node(node.op, node.inputs, node.outputs, attrs), values)
+
+    def _append(self, node: Node, values: Iterable[Value]) -> None:
+        """Append a node that is known to be valid, with its results."""
+        for value in values:
+            if self.find(value.name) is not None:
+                raise ValueError(f"{node.op}: {value.name} is defined already")
+            self.values[value.name] = value
+        self.nodes.append(node)
 
     def kind_of(self, name: str) -> Kind:
         """The kind of a named value; a role must accept this kind."""
-        found = self.lookup(name)
-        if isinstance(found, Value):
-            return found.dtype
-        if isinstance(found, Constant):
-            return found.kind
-        return "vector" if found.columns is None else "matrix"
+        return kind_of(self.lookup(name))
 
     def makers(self) -> dict[str, Node]:
         """The node that computes each value, by the value's name."""
@@ -223,10 +229,25 @@ class Graph:
             outputs=self.outputs,
             gathered=self.gathered,
         )
+        own = {id(node) for node in self.nodes}
         for node in nodes:
             for name in node.inputs.values():
                 if name in known:
                     graph.parameters[name] = known[name]
-            graph.append(node)
+            results = [self.values.get(name) for name in node.outputs.values()]
+            same_inputs = all(graph.find(name) is self.find(name) for name in node.inputs.values())
+            # A node of this graph was checked when it was appended, and its results depend on its inputs alone.
+            if id(node) in own and same_inputs and None not in results:
+                graph._append(node, (value for value in results if value is not None))
+            else:
+                graph.append(node)
         graph.parameters |= {name: known[name] for each in self.gathered.values() for name in each.parts}
         return graph
+
+
+def kind_of(found: Value | Constant | Parameter) -> Kind:
+    if isinstance(found, Value):
+        return found.dtype
+    if isinstance(found, Constant):
+        return found.kind
+    return "vector" if found.columns is None else "matrix"

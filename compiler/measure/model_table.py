@@ -19,13 +19,15 @@ from ..arch.families import LARGE_ACTIVATIONS
 from ..bundle.entries import ITEM_BYTES
 from ..bundle.manifest import EXPORTS, GENERATE
 from ..errors import NearfarError, ToolError
+from ..formats.checkpoint import Checkpoint
 from ..formats.huggingface import read_spec
+from ..ir.graph import Graph
 from ..ir.spec import ModelSpec
 from ..passes import run_passes
 from ..pipeline.context import DEFAULT_CONTEXT
 from ..pipeline.export import choose_activation
 from ..pipeline.graphs import PAGE_SIZE, graphs_of
-from ..pipeline.target import TARGETS, Exporter, ExportOptions, load_exporter, load_target
+from ..pipeline.target import TARGETS, ExportOptions, load_exporter, load_target
 from ..pipeline.weights import lay_out_weights, shard_sizes, tensor_shapes
 from ..runtime.generate import PREFILL_CHUNK
 from ..runtime.page_groups import pages_of_sequence
@@ -114,13 +116,15 @@ def _exports(spec: ModelSpec) -> tuple[str, ...] | None:
         unrotated=tuple(layer for layer in spec.unrotated if layer < layers),
         num_kv_shared_layers=min(spec.num_kv_shared_layers, 1),
     )
+    checkpoint = shape_checkpoint(Path(spec.model_type), small)
+    graph = graphs_of(checkpoint, DEFAULT_CONTEXT)[GENERATE]
     try:
-        return tuple(target for target in EXPORTS if _expresses(target, small))
+        return tuple(target for target in EXPORTS if _expresses(target, checkpoint, graph))
     except ToolError:
         return None
 
 
-def _expresses(target: str, spec: ModelSpec) -> bool:
+def _expresses(target: str, checkpoint: Checkpoint, graph: Graph) -> bool:
     exporter, quantization = load_exporter(target), quant.by_name(QUANTIZATION)
     device = exporter.DEVICES[0] if exporter.DEVICES else None
     activation = choose_activation(
@@ -128,15 +132,10 @@ def _expresses(target: str, spec: ModelSpec) -> bool:
         quantization.activations,
         exporter.activations(device),
         device or target,
-        is_large=spec.model_type in LARGE_ACTIVATIONS,
+        is_large=checkpoint.spec.model_type in LARGE_ACTIVATIONS,
     )
-    return _accepts(exporter, ExportOptions(quantization, activation, device, "activation", DEFAULT_CONTEXT), spec)
-
-
-def _accepts(exporter: Exporter, options: ExportOptions, spec: ModelSpec) -> bool:
+    options = ExportOptions(quantization, activation, device, "activation", DEFAULT_CONTEXT)
     with tempfile.TemporaryDirectory(prefix="nearfar-") as folder:
-        checkpoint = shape_checkpoint(Path(folder), spec)
-        graph = graphs_of(checkpoint, DEFAULT_CONTEXT)[GENERATE]
         try:
             exporter.file_sizes(checkpoint, graph, options, Path(folder))
         except ToolError:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from itertools import islice
 
 import pytest
 import torch
 from rich.console import Console
 
-from demo_encoder import train
+from demo_encoder import pairs, train
 from demo_encoder.bert import Bert, BertConfig
 from demo_encoder.lexicon import alternatives, in_other_words
 from demo_encoder.pairs import Sources, draw_batch, read_sources
 from demo_encoder.questions import passage_of, questions
-from demo_encoder.repository_text import HELD_OUT_DOCUMENTS, documents, markdown_passages, passages_of
+from demo_encoder.repository_text import (
+    HELD_OUT_DOCUMENTS,
+    described_names,
+    documents,
+    markdown_passages,
+    passages_of,
+)
 from demo_encoder.start import begin, stem_of
 from demo_encoder.train import TrainingPlan, contrastive_loss
 from demo_encoder.wordpiece import CLS, SEP, make_wordpiece
@@ -27,8 +33,10 @@ TINY = TrainingPlan(
 @pytest.fixture(scope="module")
 def sources() -> Sources:
     """A part of the sources, so that a training takes a second."""
-    everything = read_sources(random.Random(1))
-    return replace(everything, described=everything.described[:100], generated=everything.generated[:40])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pairs, "GENERATED", 40)
+        patch.setattr(pairs, "described_names", lambda: islice(described_names(), 100))
+        return read_sources(random.Random(1))
 
 
 def test_training_reads_no_held_out_document_and_question(sources: Sources) -> None:
