@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 from kernels_once import kernels_once
 from light_bundle import few_kernels, lighten, one_compilation
 from made_once import made_once, shared_folder
@@ -58,9 +60,11 @@ sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Print the reason of every skip."""
+    """Print the reason of every skip, and let Hypothesis start fast."""
     if "s" not in config.option.reportchars:
         config.option.reportchars += "s"
+    # Hypothesis draws from the constants in the code as well, but needs seconds to parse all of it.
+    pytest.MonkeyPatch().setattr(providers, "_get_local_constants", Constants)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -35,7 +35,7 @@ def fake_hub(repositories: Mapping[str, Mapping[str, bytes]]) -> Iterator[FakeHu
     hub = FakeHub(repositories)
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = Thread(target=server.serve_forever, daemon=True)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
         yield hub

@@ -152,6 +152,6 @@ def serve(folder: Path) -> Server:
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, folder=folder, behaviour=behaviour))
     # A paused answer must not block the server from stopping.
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     return Server(folder, behaviour, server, thread)

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from light_bundle import few_kernels, one_compilation
 
+FEW_KERNELS = Path(__file__).with_name("few_kernels")
+
 
 def compile_for_server(model: str, cache: Path, context: int | None = None) -> None:
     """Compile a demo as `nearfar serve` does, but with few kernels for one level of instruction sets: a tenth of the
@@ -43,14 +45,14 @@ class Served:
 
 
 def start(*arguments: str, folder: Path, command: str = "serve", log: str = "log") -> Callable[[], Served]:
-    """Start `nearfar serve` on a free port. ``folder`` holds its cache and its log. Calling the result waits until it
-    serves, so several servers can start at the same time.
+    """Start `nearfar serve` on a free port. ``folder`` holds its cache and its log. If it compiles a model for cpu, the
+    bundle has few kernels. Calling the result waits until it serves, so several servers can start at the same time.
     """
     started = [sys.executable, "-m", "nearfar.compiler.cli", command, *arguments, "--port", "0"]
     with (folder / log).open("w") as written:
         process = subprocess.Popen(
             started, stdout=subprocess.PIPE, stderr=written, text=True,
-            env={**os.environ, "NEARFAR_CACHE": str(folder), "COLUMNS": "120"},
+            env={**os.environ, "NEARFAR_CACHE": str(folder), "COLUMNS": "120", "PYTHONPATH": str(FEW_KERNELS)},
         )  # fmt: skip
 
     def wait() -> Served:

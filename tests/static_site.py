@@ -29,7 +29,7 @@ class Handler(SimpleHTTPRequestHandler):
 def serve(folder: Path, headers: Mapping[str, str] | None = None) -> Iterator[str]:
     """Serve the folder with these headers in every response, and yield its address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder), headers=headers or {}))
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
         yield f"http://localhost:{server.server_port}/"

@@ -51,7 +51,9 @@ class PageServer:
         self.bundle = bundle
         # Whether the documents page has a model that embeds.
         self.embeds = encoder is not None
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        # It looks this often whether it should end.
+        polling = {"poll_interval": 0.05}
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs=polling, daemon=True)
 
     @property
     def url(self) -> str:

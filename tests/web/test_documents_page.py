@@ -145,7 +145,7 @@ class Opened:
 @pytest.fixture(scope="module")
 def far() -> Iterator[Far]:
     far = Far()
-    thread = Thread(target=far.server.serve_forever)
+    thread = Thread(target=far.server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield far
     far.server.shutdown()

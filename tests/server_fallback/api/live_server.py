@@ -8,7 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from signal import SIGTERM
 from threading import Thread
+from typing import Any
 
+import pytest
+import uvicorn.server
 from fake_models import FakeModels
 from waiting import WAIT_SECONDS, wait_until
 
@@ -38,16 +41,28 @@ class LiveServer:
         self.server.handle_exit(SIGTERM, None)
 
 
+class ShortSleeps:
+    """asyncio for uvicorn, which sleeps a tenth of a second before it sees that it should end, and another one then."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / 20)
+
+
 @contextmanager
 def live_server(models: FakeModels, config: ApiConfig) -> Iterator[LiveServer]:
     """While it serves."""
-    listener = bind("127.0.0.1", 0)
-    server = Server(create_app(models, config))
-    thread = Thread(target=lambda: server.run(sockets=[listener]))
-    thread.start()
-    try:
-        wait_until(lambda: server.started)
-        yield LiveServer(server, thread, int(listener.getsockname()[1]))
-    finally:
-        server.should_exit = True
-        thread.join(WAIT_SECONDS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uvicorn.server, "asyncio", ShortSleeps())
+        listener = bind("127.0.0.1", 0)
+        server = Server(create_app(models, config))
+        thread = Thread(target=lambda: server.run(sockets=[listener]))
+        thread.start()
+        try:
+            wait_until(lambda: server.started)
+            yield LiveServer(server, thread, int(listener.getsockname()[1]))
+        finally:
+            server.should_exit = True
+            thread.join(WAIT_SECONDS)
