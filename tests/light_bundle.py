@@ -1,8 +1,13 @@
-"""Makes a bundle that loads fast on a CPU: only the variant with the shortest source for each step, float32
-activations, and no self-test, which takes as long as everything else in a load.
+"""Makes a bundle that loads fast on a CPU: only one variant for each step, float32 activations, and no self-test, which
+takes as long as everything else in a load.
 
 Tests that are not about kernels need not wait until all of them are compiled. Every variant is correct at every size,
 so one variant suffices. `few_kernels` does not even lower the others.
+
+Which one is fast depends on the tokens of a step, as ``tokens`` says. "few": the variant that computes a row at a time;
+the default, for answers of models. "many": the one that computes tiles of 32 rows, with which a step of one token takes
+eight times as long; for encoders. "any": both, under their conditions; for the demo model with prompts of more than
+about 50 tokens, which take longer than the compilation of the second variant.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -23,26 +28,56 @@ if TYPE_CHECKING:
     from nearfar.targets.variant import Variant
 
 
+Tokens = Literal["few", "many", "any"]
+
+
 @contextmanager
-def few_kernels(keep: Collection[str] = ()) -> Iterator[None]:
-    """Bundles for webgpu and cpu that are compiled inside contain only the last variant of each step for each
-    activation dtype, which runs on every device, and all variants of the ops in ``keep``.
+def few_kernels(keep: Collection[str] = (), *, tokens: Tokens = "few") -> Iterator[None]:
+    """Bundles for webgpu that are compiled inside contain only such variants of each step for each activation dtype,
+    which run on every device, and all variants of the ops in ``keep``. Bundles for cpu contain the last variants.
     """
     from nearfar.targets.cpu import lower as cpu
     from nearfar.targets.webgpu import lower as webgpu
 
     with pytest.MonkeyPatch.context() as patch:
-        for target in (webgpu, cpu):
+        for target, wanted in ((webgpu, tokens), (cpu, "many")):
             variants_of: Callable[..., Sequence[Variant]] = target.variants_of
 
-            def last(
-                step: Step, context: Any, variants_of: Callable[..., Sequence[Variant]] = variants_of
+            def few(
+                step: Step,
+                context: Any,
+                variants_of: Callable[..., Sequence[Variant]] = variants_of,
+                wanted: Tokens = wanted,
             ) -> Sequence[Variant]:
                 variants = variants_of(step, context)
-                return variants if step.op in keep else tuple({each.activation: each for each in variants}.values())
+                if step.op in keep:
+                    return variants
+                lists = [
+                    [each for each in variants if each.activation == dtype]
+                    for dtype in dict.fromkeys(each.activation for each in variants)
+                ]
+                return [row for rows in lists for row in of_tokens(plain_of(rows), wanted)]
 
-            patch.setattr(target, "variants_of", last)
+            patch.setattr(target, "variants_of", few)
         yield
+
+
+def plain_of(variants: Sequence[Variant]) -> Sequence[Variant]:
+    """The variants that run on every device and are correct for every batch."""
+    return [each for each in variants if not each.needs and not is_structural(each.when)]
+
+
+def of_tokens(variants: Sequence[Variant], tokens: Tokens) -> Sequence[Variant]:
+    """Of variants that are all correct, those for such steps."""
+    first, last = variants[0], variants[-1]
+    always = replace(first, when=None)
+    match tokens:
+        case "few":
+            return [always]
+        case "many":
+            return [last]
+        case "any":
+            return [last] if always == last else [first, last]
 
 
 @contextmanager
@@ -124,7 +159,7 @@ def batches_within(limits: Limits) -> Iterator[dict[str, int]]:
                     yield dims | others | {"DR": 0}
 
 
-def lighten(bundle: Path, *, keep: Collection[str] = (), self_test: bool = False) -> None:
+def lighten(bundle: Path, *, keep: Collection[str] = (), self_test: bool = False, tokens: Tokens = "few") -> None:
     """Change the manifest of a bundle. The ops in ``keep`` retain all their variants, and with ``self_test`` it retains
     its self-test.
     """
@@ -140,9 +175,9 @@ def lighten(bundle: Path, *, keep: Collection[str] = (), self_test: bool = False
                 for row in rows
                 if row["activation"] != "float16" and not row["needs"] and not is_structural(row["when"])
             ]
-            files = [[bundle / manifest["kernels"][kernel]["file"] for kernel in row["kernels"]] for row in fitting]
-            sizes = [sum(file.stat().st_size for file in each) for each in files]
-            manifest["variants"][name] = [{**fitting[sizes.index(min(sizes))], "when": None}]
+            first, last = {**fitting[0], "when": None}, fitting[-1]
+            chosen = {"few": [first], "many": [last], "any": [fitting[0], last] if first != last else [last]}
+            manifest["variants"][name] = chosen[tokens]
     (bundle / "manifest.json").write_text(json.dumps(manifest))
 
 

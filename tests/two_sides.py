@@ -51,9 +51,9 @@ def serve_far(near_server: PageServer, folder: Path) -> Iterator[RecordingProxy]
     from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 
     compile_for_server(FAR_MODEL, folder)
-    with few_kernels():
+    with few_kernels(tokens="any"):
         compile_model(str(CHECKPOINT), near_server.bundle, CompileOptions(activations=("float32",), self_test=False))
-    lighten(near_server.bundle)
+    lighten(near_server.bundle, tokens="any")
     arguments = [FAR_MODEL, "--target", "cpu", "--cors-origin", near_server.origin]
     with serving(*arguments, folder=folder) as (_, url):
         require_found(folder / "log")

@@ -126,7 +126,7 @@ def make_bundle(folder: Path, head: str, **config: Any) -> Path:
     (checkpoint / "tokenizer_config.json").unlink()
     write_json(checkpoint / "tokenizer_config.json", unk_token="[UNK]")
     options = CompileOptions(quantization="f32", activations=("float32",), context=CONTEXT)
-    with few_kernels():
+    with few_kernels(tokens="many"):
         compile_model(str(checkpoint), folder / "bundle", options)
     return folder / "bundle"
 
