@@ -48,7 +48,7 @@ def lower_plan(
     offered = tuple(ActivationEntry(dtype=dtype, needs=[]) for dtype in activations)  # type: ignore[arg-type]
     return lower_steps(
         plan,
-        lambda index: variants_of(plan.steps[index], context, arch),
+        lambda index: variants_of(plan.steps[index], context, parse_arch(arch).gpu),
         offered,
         arch,
         partial(compile_kernels, arch),

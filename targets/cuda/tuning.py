@@ -93,7 +93,7 @@ TUNINGS: Mapping[str, Tuning] = {
 
 
 def tuning_for(arch: str) -> Tuning:
-    """The sizes for an architecture that `nvrtc.check_arch` accepts."""
+    """The sizes for a GPU, by NVRTC's name of it (`Arch.gpu`)."""
     number = arch_number(arch)
     return TUNINGS[max((known for known in TUNINGS if arch_number(known) <= number), key=arch_number)]
 

@@ -24,7 +24,7 @@ from nearfar.compiler.passes import run_passes
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.targets.context import Context
 from nearfar.targets.cuda import nvrtc
-from nearfar.targets.cuda.arch import parse_arch
+from nearfar.targets.cuda.arch import DEFAULT_CUDA, parse_arch
 from nearfar.targets.cuda.lower import MAX_BINDING_BYTES
 from nearfar.targets.cuda.nvrtc import check_arch, compile_cubin, load_nvrtc
 from nearfar.targets.cuda.source import cuda, max_dynamic_bytes, source_file
@@ -134,6 +134,20 @@ def test_without_nvrtc_the_error_states_what_to_install(monkeypatch: pytest.Monk
     for arch, package in (("sm_90", r"'nearfar\[cuda\]'$"), ("sm_90-cuda12", "nvidia-cuda-nvrtc-cu12$")):
         with pytest.raises(ToolError, match=rf"needs its NVRTC, which was not found .*pip install {package}"):
             check_arch(arch)
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_kernels_for_older_drivers_are_those_for_newer_ones(
+    tiny_checkpoints: dict[str, Path], cuda_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer = nvrtc.load_library(DEFAULT_CUDA)
+    monkeypatch.setattr(nvrtc, "load_library", lambda _: newer)
+    options = CompileOptions(
+        target="cuda", quantization="q4f16", context=300, activations=("float16",), self_test=False, arch="sm_90-cuda12"
+    )
+    bundle = compile_model(str(tiny_checkpoints["qwen3"]), tmp_path / "bundle", options)
+    assert bundle.manifest.arch == "sm_90-cuda12"
+    assert bundle.manifest.kernels.keys() == open_bundle(cuda_bundle).manifest.kernels.keys()
 
 
 @pytest.mark.exhaustive
