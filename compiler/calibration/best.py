@@ -31,7 +31,7 @@ from ..quant.codes import Codes, codes_by_name
 from ..runtime.windows import HeadlessGraph, without_head
 from .choice import CANDIDATES, Unit, bits_of, choose, units_of
 from .finished import Finished
-from .fit import Fitted, fit, row_errors
+from .fit import Fitted, fit, fits, row_errors
 from .importance import Importance, measure_importance
 from .record import Record
 from .samples import Sample, generated_sample, read_sample
@@ -260,8 +260,7 @@ class Calibration:
         if own.gradients is not None and own.counts is not None:
             sums.append(((own.gradients / own.counts.sum()).astype(np.float32), own.counts[chosen]))
         found = []
-        for form in CANDIDATES:
-            fitted = fit(rows, hessian, form, TRIAL_SWEEPS)
+        for fitted in fits(rows, hessian, CANDIDATES, TRIAL_SWEEPS):
             found.append(sum(float(row_errors(fitted, rows, each) @ weights) for each, weights in sums))
         return np.array(found) * (len(matrix) / len(chosen) / self.sample.tokens / 2)
 

@@ -9,7 +9,7 @@ then each of its codes. Rows do not depend on each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -62,6 +62,11 @@ def damped(hessian: FloatArray) -> npt.NDArray[np.float64]:
 
 def fit(matrix: FloatArray, hessian: FloatArray, form: Codes, sweeps: int = SWEEPS) -> Fitted:
     """``hessian`` (K, K), any positive multiple of it."""
+    return next(fits(matrix, hessian, (form,), sweeps))
+
+
+def fits(matrix: FloatArray, hessian: FloatArray, forms: Iterable[Codes], sweeps: int) -> Iterator[Fitted]:
+    """The same in several formats, in their order. The factor of H is computed once."""
     exact = damped(hessian)
     # Scaled, so that float32 holds all products.
     exact /= np.trace(exact) / len(exact)
@@ -69,14 +74,15 @@ def fit(matrix: FloatArray, hessian: FloatArray, form: Codes, sweeps: int = SWEE
     upper = np.linalg.cholesky(np.linalg.inv(exact)).T.astype(np.float32)
     weights = exact.astype(np.float32)
     size = max(1, BLOCK_ELEMENTS // matrix.shape[1])
-    parts = []
-    for start in range(0, len(matrix), size):
-        rows = matrix[start : start + size]
-        part = gptq(rows, upper, form)
-        for _ in range(sweeps):
-            part = descend(part, rows, weights)
-        parts.append(part)
-    return parts[0] if len(parts) == 1 else joined(parts)
+    for form in forms:
+        parts = []
+        for start in range(0, len(matrix), size):
+            rows = matrix[start : start + size]
+            part = gptq(rows, upper, form)
+            for _ in range(sweeps):
+                part = descend(part, rows, weights)
+            parts.append(part)
+        yield parts[0] if len(parts) == 1 else joined(parts)
 
 
 def joined(parts: list[Fitted]) -> Fitted:

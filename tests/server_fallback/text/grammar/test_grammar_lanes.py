@@ -46,12 +46,12 @@ def test_a_grammar_that_takes_too_long_for_the_quick_lane_has_more_time_in_the_s
 
 
 def test_a_grammar_that_needs_more_memory_than_the_quick_lane_has_is_tried_in_the_slow_lane_and_refused() -> None:
-    limits = CompileLimits(quick_seconds=10, quick_bytes=128 * 2**20, slow_bytes=256 * 2**20)
+    limits = CompileLimits(quick_seconds=10, quick_bytes=128 * 2**20, slow_bytes=160 * 2**20)
     compiler = GrammarCompiler(limits)
     grammars = Grammars(compiler, lambda: VOCABULARY)
     many = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(60)}}
     assert len(run(grammars.constraints(JsonSource(json.dumps(many)), 1, "response_format"))) == 1
-    with pytest.raises(RequestError, match="within 20 seconds and 256 MB of memory"):
+    with pytest.raises(RequestError, match="within 20 seconds and 160 MB of memory"):
         run(grammars.constraints(SLOW, 1, "response_format"))
     assert one(grammars, NULL) == "null"
     grammars.close()
