@@ -33,7 +33,7 @@ def imports(file: str, *, top_only: bool) -> Iterator[str]:
     """Absolute names of the modules that a file imports."""
     tree = tree_of(file)
     package = ["nearfar", *Path(file).parent.parts]
-    for node in top_level(tree) if top_only else ast.walk(tree):
+    for node in top_level(tree) if top_only else statements(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -41,6 +41,16 @@ def imports(file: str, *, top_only: bool) -> Iterator[str]:
             module = ".".join([*base, *([node.module] if node.module else [])])
             yield module
             yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """All statements, without their expressions, which are most of a tree and hold no imports."""
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        yield node
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            pending += getattr(node, field, ())
 
 
 def top_level(tree: ast.Module) -> Iterator[ast.stmt]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..ir.ops import Array
 from ..ir.ops.attention import attention_weights, position_factors
+from ..ir.ops.erf import erf
 from ..ir.ops.op import Attrs, Inputs
 
 Gradient: TypeAlias = Callable[[Inputs, Attrs, Array], dict[str, Array]]
@@ -52,8 +53,7 @@ def silu_slope(x: Array) -> tuple[Array, Array]:
 
 
 def gelu_slope(x: Array) -> tuple[Array, Array]:
-    erf = np.array([math.erf(value) for value in (x.astype(np.float64) / math.sqrt(2)).ravel()]).reshape(x.shape)
-    cumulative = (0.5 * (1 + erf)).astype(np.float32)
+    cumulative = (0.5 * (1 + erf(x.astype(np.float64) / math.sqrt(2)))).astype(np.float32)
     return x * cumulative, cumulative + x * np.exp(-0.5 * x * x) * np.float32(1 / math.sqrt(2 * math.pi))
 
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from .erf import erf
 from .op import (
     ACTIVATIONS,
     CENTERED,
@@ -88,8 +89,7 @@ def silu(x: Array) -> Array:
 
 def gelu(x: Array) -> Array:
     """x times the normal distribution's cumulative probability of x. Hendrycks & Gimpel 2016."""
-    erf = np.array([math.erf(value) for value in (x.astype(np.float64) / math.sqrt(2)).ravel()]).reshape(x.shape)
-    y: Array = (0.5 * x * (1 + erf)).astype(np.float32)
+    y: Array = (0.5 * x * (1 + erf(x.astype(np.float64) / math.sqrt(2)))).astype(np.float32)
     return y
 
 
