@@ -7,7 +7,7 @@ A kernel's name depends only on its template and its facts, so equal facts mean 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeAlias
 
 from nearfar.compiler.bundle.digest import digest
@@ -29,10 +29,14 @@ class KernelCall:
     template: Template
     facts: Mapping[str, Any]
     roles: Mapping[str, str] = field(default_factory=dict)
+    # Computed once, because a compile reads it often.
+    _name: str = field(default="", init=False, repr=False, compare=False)
 
     @property
     def name(self) -> str:
-        return f"{self.template.__name__}_{digest(self.plain_facts())}"
+        if not self._name:
+            object.__setattr__(self, "_name", f"{self.template.__name__}_{digest(self.plain_facts())}")
+        return self._name
 
     def plain_facts(self) -> dict[str, Any]:
         """The facts as JSON values, for the manifest."""
@@ -86,7 +90,7 @@ def for_activations(rows: Mapping[str, Sequence[Variant]]) -> tuple[Variant, ...
 def plain(value: Any) -> Any:
     """A fact as a JSON value. Raises TypeError for a value that JSON cannot hold."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {name: plain(each) for name, each in asdict(value).items()}
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):
         return {str(name): plain(each) for name, each in value.items()}
     if isinstance(value, tuple | list):
