@@ -126,7 +126,8 @@ def test_inspect_reports_on_a_model_without_weights(
     tiny_checkpoints: Mapping[str, Path], tiny_bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = str(tiny_checkpoints["qwen3"] / "config.json")
-    report = run_json(capsys, "inspect", config, "--json", "--target", "cpu", "--context", "64")
+    with few_kernels():
+        report = run_json(capsys, "inspect", config, "--json", "--target", "cpu", "--context", "64")
     assert (report["target"], report["context"], report["quantization"]) == ("cpu", 64, "q4f16")
     assert "remove them" in fails(capsys, "inspect", config, "--verify", "--json")
     assert "is a bundle; remove them" in fails(capsys, "inspect", str(tiny_bundle), "--target", "cpu", "--json")

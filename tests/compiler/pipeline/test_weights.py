@@ -114,7 +114,7 @@ def test_the_rows_of_a_plane_of_tiles_can_be_restored(quantization: str) -> None
 
 
 def test_any_rows_of_a_weight_in_tiles_can_be_read(
-    compile_tiny: Callable[..., Path],
+    compile_light: Callable[..., Path],
     tiny_checkpoints: Mapping[str, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -128,7 +128,7 @@ def test_any_rows_of_a_weight_in_tiles_can_be_read(
         for name, rows, columns in ((table, 509, 72), ("model.norm.weight", 72, None))
     }
     entries, shards = weights.write_weights(checkpoint, parameters, fmt, tmp_path, lambda *_: None, "tiles16")
-    manifest = open_bundle(compile_tiny("qwen2", "q4f16")).manifest.model_copy(
+    manifest = open_bundle(compile_light("qwen2", "q4f16")).manifest.model_copy(
         update={"weights": entries, "shards": shards}
     )
     bundle = Bundle(tmp_path, manifest)
