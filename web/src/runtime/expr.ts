@@ -55,6 +55,41 @@ export function holds(condition: Condition, dims: Dims): boolean {
   return known(COMPARISONS, "comparison", comparison)(evaluate(left as Expr, dims), evaluate(right as Expr, dims));
 }
 
+/**
+ * Whether a condition can be true for a batch whose dims are at most those of ``capacity``, and whether it is true for
+ * all of them. Throws BundleError as `holds` does.
+ */
+export function outcomes(condition: Condition, capacity: Dims): { readonly some: boolean; readonly every: boolean } {
+  if (condition === null) return { some: true, every: true };
+  const [comparison, left, right] = condition;
+  if (comparison === "and") {
+    const both = [left, right].map((part) => outcomes(part as Condition, capacity));
+    return { some: both.every(({ some }) => some), every: both.every(({ every }) => every) };
+  }
+  const compare = known(COMPARISONS, "comparison", comparison);
+  const found = atEnds(compare, range(left as Expr, capacity), range(right as Expr, capacity));
+  // Ranges may meet between their ends.
+  return { some: comparison === "==" || found.includes(true), every: !found.includes(false) };
+}
+
+/** The smallest and the largest value of an expression whose dims are at most those of ``capacity``. */
+function range(expr: Expr, capacity: Dims): readonly number[] {
+  if (typeof expr === "number") return [expr];
+  if (typeof expr === "string") return [0, evaluate(expr, capacity)];
+  const [operator, left, right] = expr;
+  // Every operator is monotonic in each of its arguments.
+  const ends = atEnds(known(OPERATORS, "operator", operator), range(left, capacity), range(right, capacity));
+  return [Math.min(...ends), Math.max(...ends)];
+}
+
+function atEnds<Value>(
+  call: (a: number, b: number) => Value,
+  left: readonly number[],
+  right: readonly number[],
+): Value[] {
+  return left.flatMap((a) => right.map((b) => call(a, b)));
+}
+
 /** The number of elements of a shape. */
 export function elements(shape: readonly Expr[], dims: Dims): number {
   return shape.reduce<number>((product, size) => product * evaluate(size, dims), 1);

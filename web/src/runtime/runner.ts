@@ -138,13 +138,13 @@ export class Runner {
     const { manifest, source } = bundle;
     const { device, activation, features } = open;
     const { choices = NO_CHOICES, alternatives = false } = options;
-    const selected = selectRows(manifest, activation, features, alternatives ? null : choices);
+    const pool = poolWithin(manifest, activation, options);
+    const capacity = capacityOf(manifest, pool);
+    const selected = selectRows(manifest, activation, features, alternatives ? null : choices, capacity);
     const names = kernelNames(selected);
     const uniforms = new Map<string, readonly Expr[]>(
       names.map((name) => [name, manifest.kernels[name]?.uniforms ?? []]),
     );
-    const pool = poolWithin(manifest, activation, options);
-    const capacity = capacityOf(manifest, pool);
 
     // All memory is allocated before the download starts, so that a model that does not fit fails immediately.
     device.pushErrorScope("out-of-memory");

@@ -6,7 +6,7 @@ import { BundleError } from "../errors.js";
 import type { Choices } from "./choices.js";
 import { arrange, variantName } from "./choices.js";
 import type { Dims } from "./expr.js";
-import { holds } from "./expr.js";
+import { holds, outcomes } from "./expr.js";
 import type { ActivationEntry, Manifest, VariantEntry } from "./manifest.js";
 import { planOf } from "./plan.js";
 
@@ -36,24 +36,32 @@ export function usableRows(
 }
 
 /**
- * The rows of all lists of a plan, by list: all rows that the device can run, or those that a batch can reach under
- * ``choices``.
+ * The rows of all lists of a plan, by list: all rows that the device can run, or those that a batch within ``capacity``
+ * can reach under ``choices``.
  */
 export function selectRows(
   manifest: Manifest,
   activation: ActivationDtype,
   features: ReadonlySet<string>,
   choices: Choices | null,
+  capacity: Dims,
 ): ReadonlyMap<string, readonly VariantEntry[]> {
   const lists = new Set(planOf(manifest).steps.map((step) => step.variants));
   return new Map(
     [...lists].map((list) => {
       const rows = usableRows(manifest, list, activation, features);
-      const selected = choices === null ? rows : arrange(rows, list, choices);
+      const selected = choices === null ? rows : within(arrange(rows, list, choices), capacity);
       const names = new Set(selected.map(variantName));
       return [list, rows.filter((row) => names.has(variantName(row)))] as const;
     }),
   );
+}
+
+/** The rows, in the order in which a batch tries them, that a batch within the capacity can reach. */
+function within(rows: readonly VariantEntry[], capacity: Dims): readonly VariantEntry[] {
+  const found = rows.map(({ when }) => outcomes(when, capacity));
+  const always = found.findIndex(({ every }) => every);
+  return rows.filter((_, index) => found[index]?.some === true && (always < 0 || index <= always));
 }
 
 /** The rows without refused kernels. Throws the refusal if a list has no rows left. */

@@ -1,8 +1,8 @@
 import fc from "fast-check";
 import { expect, test } from "vitest";
 
-import type { Expr } from "../../src/runtime/manifest.js";
-import { elements, evaluate, holds } from "../../src/runtime/expr.js";
+import type { Condition, Expr } from "../../src/runtime/manifest.js";
+import { elements, evaluate, holds, outcomes } from "../../src/runtime/expr.js";
 
 const DIMS = { S: 7, R: 1, T: 300 };
 
@@ -62,4 +62,40 @@ test("an unknown dim, operator or comparison is named", () => {
   expect(() => evaluate("Q", DIMS)).toThrow("dim 'Q' is not known here; known: S, R, T");
   expect(() => evaluate(["toString", 1, 2], DIMS)).toThrow("operator 'toString' is not known");
   expect(() => holds(["!=", 1, 2], DIMS)).toThrow("comparison '!=' is not known");
+});
+
+const { condition } = fc.letrec<{ condition: Condition }>((tie) => ({
+  condition: fc.oneof(
+    { depthSize: "small" },
+    fc.constant(null),
+    fc.tuple(fc.constantFrom("<=", "<", ">=", ">", "=="), expr, expr),
+    fc.tuple(fc.constant("and"), tie("condition"), tie("condition")),
+  ),
+}));
+
+test("a condition is true for no batch, or for every batch within the capacity, if its outcomes say so", () => {
+  const dims = fc.record({ S: fc.nat(DIMS.S), R: fc.nat(DIMS.R), T: fc.nat(DIMS.T) });
+  const seen = new Set<string>();
+  fc.assert(
+    fc.property(condition, dims, (when, within) => {
+      const { some, every } = outcomes(when, DIMS);
+      seen.add(`${some} ${every}`);
+      if (!some) expect(holds(when, within)).toBe(false);
+      if (every) expect(holds(when, within)).toBe(true);
+    }),
+    { numRuns: 500 },
+  );
+  expect([...seen].sort()).toEqual(["false false", "true false", "true true"]);
+});
+
+test.each([
+  [["<=", "R", 4], { R: 4 }, "every"],
+  [["<=", "R", 4], { R: 5 }, "some"],
+  [[">", "S", 256], { S: 256 }, "none"],
+  [[">", "S", 256], { S: 257 }, "some"],
+  [["==", ["max", ["sub", "S", "B"], 7], 7], { S: 64, B: 4 }, "some"],
+  [["and", ["<=", "S", 64], [">", ["mul", "S", "T"], 640]], { S: 64, T: 10 }, "none"],
+] as const)("%j has the outcomes of %j: %s", (when, capacity, expected) => {
+  const { some, every } = outcomes(when, capacity);
+  expect(every ? "every" : some ? "some" : "none").toBe(expected);
 });

@@ -1,5 +1,6 @@
 import { expect, test } from "vitest";
 
+import { NO_CHOICES } from "../../src/runtime/choices.js";
 import type { VariantEntry } from "../../src/runtime/manifest.js";
 import { chooseRow, selectRows, usableRows } from "../../src/runtime/variants.js";
 import { lettersBundle } from "../letters_bundle.js";
@@ -34,11 +35,29 @@ test("rows for another dtype, or for features that the device lacks, are left ou
 test("the rows of a plan are all rows that the device can run, or those that may run under given choices", () => {
   const variants = { ...lettersBundle().manifest.variants, embed: manifest.variants.linear ?? [] };
   const letters = lettersBundle({ variants }).manifest;
-  const all = selectRows(letters, "float32", new Set(), null);
+  const all = selectRows(letters, "float32", new Set(), null, {});
   expect([...all.keys()]).toEqual(["embed", "take_rows", "sample", "top_logprobs"]);
   expect(names(all.get("embed") ?? [])).toEqual(["few", "few again", "plain"]);
-  const chosen = selectRows(letters, "float32", new Set(), { off: new Set(["plain"]), front: {} });
+  const chosen = selectRows(letters, "float32", new Set(), { off: new Set(["plain"]), front: {} }, { S: 64 });
   expect(names(chosen.get("embed") ?? [])).toEqual(["few"]);
+});
+
+test("rows that no batch within the capacity reaches are left out", () => {
+  const embed = [
+    row("few", { when: ["<=", "S", 4] }),
+    row("many", { when: [">", "S", 256] }),
+    row("plain"),
+    row("never"),
+  ];
+  const letters = lettersBundle({ variants: { ...lettersBundle().manifest.variants, embed } }).manifest;
+  const within = (S: number): readonly string[] =>
+    names(selectRows(letters, "float32", new Set(), NO_CHOICES, { S }).get("embed") ?? []);
+  expect(within(4)).toEqual(["few"]);
+  expect(within(64)).toEqual(["few", "plain"]);
+  expect(within(257)).toEqual(["few", "many", "plain"]);
+  const front = { embed: [{ when: [">", "S", 8] as const, variant: "many" }] };
+  const tuned = selectRows(letters, "float32", new Set(), { off: new Set(), front }, { S: 64 });
+  expect(names(tuned.get("embed") ?? [])).toEqual(["few", "many", "plain"]);
 });
 
 test("the first row whose condition holds is chosen", () => {
