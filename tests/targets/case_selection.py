@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import pytest
 
+# The names of cases by target; see `covered_cases.py`.
+COVERED = Path(__file__).parent / "covered_cases.json"
+
 
 class Selectable(Protocol):
+    @property
+    def name(self) -> str: ...
+
     @property
     def exhaustive(self) -> bool: ...
 
 
 C = TypeVar("C", bound=Selectable)
+
+
+def selected(target: str, cases: Iterable[C]) -> dict[str, C]:
+    """The cases by name. Those that others cover are exhaustive, in addition to those that declare it."""
+    covered = set(json.loads(COVERED.read_text())[target])
+    found: dict[str, Any] = {
+        case.name: replace(case, exhaustive=True) if case.name in covered else case  # type: ignore[type-var]
+        for case in cases
+    }
+    assert covered <= found.keys(), (
+        f"{COVERED.name} names cases that are gone; run {Path(__file__).parent}/covered_cases.py"
+    )
+    return found
 
 
 def names_of(cases: Mapping[str, Selectable]) -> list[Any]:

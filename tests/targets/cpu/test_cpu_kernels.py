@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from case_selection import chosen, names_of
+from case_selection import chosen, names_of, selected
 from cpu_cases import all_cases
 from cpu_steps import Run, StepLibrary, check, objects_of, random_array, run_of, runs_on
 
@@ -17,12 +17,10 @@ from nearfar.targets.cpu.levels import ARCHS
 from nearfar.targets.cpu.link import link
 from nearfar.targets.variant import Variant
 
-CASES = {case.name: case for case in all_cases()}
+CASES = selected("cpu", all_cases())
 # Of attention, with 100 tokens.
 (WINDOW,) = (
-    name
-    for name, case in CASES.items()
-    if case.op == "attention" and case.attrs["window"] == 100 and not case.exhaustive
+    case.name for case in all_cases() if case.op == "attention" and case.attrs["window"] == 100 and not case.exhaustive
 )
 
 

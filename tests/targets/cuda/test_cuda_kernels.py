@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from case_selection import chosen, names_of
+from case_selection import chosen, names_of, selected
 from cuda_cases import cuda_cases
 from cuda_harness import Emulated, emulate
 from emulated import Library
@@ -14,7 +14,7 @@ from kernel_harness import LoweredCase
 
 from nearfar.targets.cuda.source import waiting, with_fresh_parts
 
-CASES = {case.name: case for case in cuda_cases()}
+CASES = selected("cuda", cuda_cases())
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from case_arrays import nothing
-from case_selection import chosen, names_of
+from case_selection import chosen, names_of, selected
 from kernel_cases import all_cases
 from kernel_harness import Case, Gpu, LoweredCase, Run, run_on_dawn
 from made_once import shared_folder
@@ -27,7 +27,7 @@ from nearfar.compiler.kernels.sample_chunks import CHUNK, sample_chunks
 from nearfar.compiler.kernels.sample_merge import sample_merge
 from nearfar.targets.webgpu.variants import variants_of
 
-CASES = {case.name: case for case in all_cases()}
+CASES = selected("webgpu", all_cases())
 
 
 def once_per_template(cases: Mapping[str, Case]) -> dict[str, Case]:
@@ -43,7 +43,7 @@ def once_per_template(cases: Mapping[str, Case]) -> dict[str, Case]:
     return found
 
 
-ON_DAWN = once_per_template({name: case for name, case in CASES.items() if case.on_dawn})
+ON_DAWN = once_per_template({case.name: case for case in all_cases() if case.on_dawn})
 STEPS = {case.name: case for case in step_cases(variants_of, "q4f16", ("float16", "float32"))}
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from case_selection import selected
 from kernel_cases import all_cases
 from kernel_harness import validate
 from made_once import shared_folder
@@ -46,7 +47,7 @@ def sources(
         bundle = open_bundle(compile_tiny(checkpoint, quantization))
         for name, kernel in bundle.manifest.kernels.items():
             found[name] = ((bundle.path / kernel.file).read_text(), kernel.entry)
-    for case in (case for case in all_cases() if request.param or not case.exhaustive):
+    for case in (case for case in selected("webgpu", all_cases()).values() if request.param or not case.exhaustive):
         for lowered in case.lowered_once(folder):
             found[f"case/{case.name}/{lowered.kernel.name}"] = (lowered.text, lowered.entry)
     return found
