@@ -18,10 +18,10 @@ TIMEOUT_MS = 180_000
 
 @contextmanager
 def light_server(bundle: Path, folder: Path, *, self_test: bool = False) -> Iterator[PageServer]:
-    """The page's server with a light copy of the bundle, made in the folder."""
+    """The page's server with a light copy of the bundle, made in the folder, for long prompts and answers."""
     copy = folder / "qwen3"
     shutil.copytree(bundle, copy)
-    lighten(copy, self_test=self_test)
+    lighten(copy, self_test=self_test, tokens="any")
     with PageServer(copy) as server:
         yield server
 

@@ -197,8 +197,8 @@ def test_finished_blocks_keep_their_elements_while_the_answer_grows(chat: Page) 
 def test_a_full_context_drops_the_oldest_turns_but_not_the_system_prompt(chat: Page) -> None:
     chat.fill("#system-prompt", "be brief")
     context = chat.evaluate("() => window.nearfar.engine.info.context")
-    for turn in range(7):
-        ask(chat, f"{turn} " + "word " * 12)
+    for turn in range(4):
+        ask(chat, f"{turn} {'word ' * 20}")
     assert chat.locator(".answer .problem").count() == 0
     line = chat.locator(".forgotten")
     assert "no longer reads" in (line.text_content() or "")
@@ -207,27 +207,28 @@ def test_a_full_context_drops_the_oldest_turns_but_not_the_system_prompt(chat: P
         "() => document.querySelector('.forgotten').nextElementSibling.querySelector('.question').lastChild.data"
     )
     script(chat, "done")
-    ask(chat, "last")
+    last = f"last {'word ' * 20}"
+    ask(chat, last)
     messages = requests(chat)[0]
     assert messages[0] == {"role": "system", "content": "be brief"}
     assert messages[1]["content"] >= first
-    assert messages[-1]["content"] == "last"
+    assert messages[-1]["content"] == last.strip()
     assert chat.evaluate("(messages) => window.nearfar.engine.countTokens(messages)", messages) + 4 <= context
 
 
 def test_an_answer_that_fills_the_context_continues(chat: Page) -> None:
-    chat.fill("#max-tokens", "100")
-    question = "word " * 35
+    chat.fill("#max-tokens", "40")
+    question = "word " * 45
     ask(chat, question)
     assert chat.locator(".answer .problem").count() == 0
     facts = chat.text_content(".answer .facts") or ""
-    assert "100 tokens" in facts
+    assert "40 tokens" in facts
     messages = [{"role": "user", "content": question}]
     context, prompt = chat.evaluate(
         "async (messages) => [window.nearfar.engine.info.context, await window.nearfar.engine.countTokens(messages)]",
         messages,
     )
-    assert prompt + 100 > context
+    assert prompt + 40 > context
 
 
 def test_problems_are_explained_in_plain_words(chat: Page) -> None:

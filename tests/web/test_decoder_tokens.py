@@ -61,7 +61,7 @@ def site(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # no
 
 
 # Their windows are shorter than a page. Phi-3's context requires its long rotation.
-# test_windows.py and test_tables_in_store.py run Gemma 4 as well.
+# test_tables_in_store.py runs Gemma 4 as well.
 @pytest.mark.parametrize(
     "family", ["gemma3_text", pytest.param("gemma4_text", marks=pytest.mark.exhaustive), "phi3_long"]
 )

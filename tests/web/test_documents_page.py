@@ -157,12 +157,12 @@ def far() -> Iterator[Far]:
 def opened(
     browser: Browser,
     tiny_bundle: Path,
-    compile_tiny: CompileTiny,
+    compile_light: CompileTiny,
     far: Far,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Opened]:
     folder = tmp_path_factory.mktemp("documents")
-    sources = {"near": tiny_bundle, "encoder": compile_tiny("embedding", "q4f16", context=128)}
+    sources = {"near": tiny_bundle, "encoder": compile_light("embedding", "q4f16", context=128)}
     for name, bundle in sources.items():
         shutil.copytree(bundle, folder / name)
         lighten(folder / name)

@@ -1,5 +1,5 @@
 """Gemma 4 in headless Chromium, with the table of its second embedding in the browser's store: the tokens equal the
-reference's, and the table is not on the device.
+reference's beyond its windows, pages of both groups are found again, and the table is not on the device.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ SCRIPT = """async ([bundle, prompts, maxTokens]) => {
         return ids;
     };
     const together = await Promise.all(prompts.map(answer));
+    const before = engine.counts.computedTokens;
     const again = await answer([...prompts[0], ...together[0]]);
+    const computed = engine.counts.computedTokens - before;
     const { selfTest, weightBytes } = engine.info;
     const stored = (await cache.list()).length;
     // The files of the table are gone, so the engine loads the bundle again.
@@ -40,7 +42,7 @@ SCRIPT = """async ([bundle, prompts, maxTokens]) => {
     const afterLoss = await answer(prompts[1]);
     const { recoveries } = engine.counts;
     engine.destroy();
-    return { together, again, state: selfTest.state, weightBytes, stored, afterLoss, recoveries };
+    return { together, again, computed, state: selfTest.state, weightBytes, stored, afterLoss, recoveries };
 }"""
 
 
@@ -74,7 +76,10 @@ def test_a_model_reads_the_rows_of_its_table_from_the_store(site: Path, browser:
         found = page.evaluate(SCRIPT, ["./bundle/", prompts, MAX_TOKENS])
     page.close()
     assert found["together"] == expected
-    assert found["again"] == answer([*prompts[0], *expected[0]])
+    turn = [*prompts[0], *expected[0]]
+    assert found["again"] == answer(turn)
+    # All full pages before the turn are found, as the pages of its windows are still cached.
+    assert found["computed"] == len(turn) - (len(turn) - 1) // 16 * 16 + MAX_TOKENS - 1
     assert found["afterLoss"] == expected[1]
     assert found["recoveries"] == 1
     assert found["state"] == "passed"
