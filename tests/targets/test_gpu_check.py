@@ -4,8 +4,10 @@ rehearsal from end to end is exhaustive.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -214,6 +216,25 @@ def test_wheels_compressed_with_lzma_are_installed_without_a_network(tmp_path: P
     # Installed wheels are not installed again.
     assert install_wheels(tmp_path) == folder
     assert not (folder / "small.py").exists()
+
+
+def test_libraries_in_wheels_are_packed_without_symbols(tmp_path: Path) -> None:
+    if shutil.which("strip") is None:
+        lacks("strip is not installed (binutils)")
+    source, library = tmp_path / "made.cpp", tmp_path / "made.so"
+    source.write_text('extern "C" int answer() { return 42; }')
+    subprocess.run(["c++", "-g3", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    wheel, smaller = tmp_path / "made.whl", tmp_path / "smaller.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(library, "made/made.so")
+        archive.writestr("made/text.so.txt", "no library")
+    repack(wheel, smaller)
+    with zipfile.ZipFile(smaller) as archive:
+        archive.extractall(tmp_path / "unpacked")
+    unpacked = tmp_path / "unpacked/made"
+    assert (unpacked / "text.so.txt").read_text() == "no library"
+    assert (unpacked / "made.so").stat().st_size < 0.9 * library.stat().st_size
+    assert ctypes.CDLL(str(unpacked / "made.so")).answer() == 42
 
 
 def test_packed_folders_are_unpacked_and_nothing_that_exists_is_replaced(tmp_path: Path) -> None:

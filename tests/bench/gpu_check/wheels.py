@@ -43,6 +43,7 @@ NOT_IMPORTED = frozenset(
 # Some builds of libraries are mostly symbols. Others are left as they are, because `strip` may damage those that
 # patchelf has changed.
 MOSTLY_SYMBOLS = 0.9
+ELF = b"\x7fELF"
 MARKERS = {"python_version": PYTHON_VERSION, "python_full_version": f"{PYTHON_VERSION}.0", "extra": ""}
 # The files that run in Node.js, by their paths in web/.
 NODE_FILES = (
@@ -120,7 +121,7 @@ def repack(wheel: Path, smaller: Path) -> None:
             copy = zipfile.ZipInfo(info.filename, info.date_time)
             copy.external_attr, copy.compress_type = info.external_attr, zipfile.ZIP_LZMA
             data = source.read(info)
-            target.writestr(copy, stripped(data) if ".so" in Path(info.filename).suffixes else data)
+            target.writestr(copy, stripped(data) if data.startswith(ELF) else data)
 
 
 def stripped(library: bytes) -> bytes:
