@@ -20,7 +20,7 @@ import pytest
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 from kernels_once import kernels_once
-from light_bundle import few_kernels, lighten, one_compilation
+from light_bundle import few_kernels, kernels_for, lighten, one_compilation
 from made_once import made_once, shared_folder
 from time_limit import pytest_addoption as pytest_addoption
 from time_limit import pytest_runtest_protocol as pytest_runtest_protocol
@@ -179,6 +179,7 @@ def two_plans(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.Tem
     from nearfar.compiler.bundle.folder import open_bundle
     from nearfar.compiler.pipeline import compile as compiler
     from nearfar.compiler.pipeline.graphs import PAGE_SIZE
+    from nearfar.compiler.runtime.batch import Limits
 
     folder = shared_folder(tmp_path_factory, "two-plans")
 
@@ -189,7 +190,13 @@ def two_plans(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.Tem
         }
 
     def make(path: Path, options: Any) -> None:
-        with pytest.MonkeyPatch.context() as patch, one_compilation():
+        # On wgpu, a test looks at all kernels.
+        few = (
+            nullcontext()
+            if options.target == "webgpu"
+            else kernels_for(Limits(tokens=40, sequences=1, rows=1, pages=4))
+        )
+        with pytest.MonkeyPatch.context() as patch, one_compilation(), few:
             patch.setattr(compiler, "graphs_of", graphs_of)
             compiler.compile_model(str(tiny_checkpoints["qwen3"]), path, options)
 

@@ -102,7 +102,7 @@ def cases(
             bundle = open_bundle(request.getfixturevalue("tiny_bundle"))
             return Case(name, bundle, bundle, "float32", F32, relative_error)
         if name == "cpu":
-            bundle = open_bundle(compile_tiny("qwen3", "q4f16", target="cpu", context=320))
+            bundle = open_bundle(compile_tiny("qwen3", "q4f16", target="cpu", context=320, activations=("float32",)))
             return Case(name, bundle, bundle, "float32", INT16_MODEL, relative_error)
         if name == "cuda":
             bundle = open_bundle(request.getfixturevalue("cuda_bundle"))

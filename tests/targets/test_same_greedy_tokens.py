@@ -25,13 +25,11 @@ CHANGES: dict[str, dict[str, Any]] = {
     "gemma4_text": {"hidden_size": 144},
     "phi3_long": {},
 }
-LONG = ("gemma4_text", "phi3_long")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("mlx", "compiled_once")
-@pytest.mark.parametrize(
-    "family", ["gemma3_text", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in LONG)]
-)
+@pytest.mark.parametrize("family", CHANGES)
 def test_64_greedy_tokens_are_the_same_on_every_target(family: str, tmp_path: Path) -> None:
     """Windows, two rotations, shared keys and values, and LongRoPE beyond the original context."""
     checkpoint = tmp_path / "checkpoint"

@@ -51,7 +51,7 @@ def test_models_of_several_kinds_answer_while_others_load_and_unload(
         bundle = compile_model(str(checkpoint), tmp_path / "bundle", options).path
     # The last one is that of `tests/targets/test_runners.py`.
     embedding = compile_base("embedding", "q4f16", target="cpu", activations=("float32",))
-    chat = compile_tiny("qwen3", "q4f16", target="cpu", context=320)
+    chat = compile_tiny("qwen3", "q4f16", target="cpu", context=320, activations=("float32",))
     texts = ["a passage", "b", "another passage that is longer"]
 
     async def work() -> None:

@@ -32,13 +32,17 @@ from nearfar.targets.threads import default_threads
 
 CompileTiny = Callable[..., Path]
 ALL_ROWS = Limits(tokens=75, sequences=3, rows=75, pages=20)
+# The bundle that other files run as well, with kernels for every level of instruction sets.
+ALL_LEVELS = {"context": 320, "activations": ("float32",)}
+# Kernels for the base level alone; `test_cpu_linear.py` compares the levels' integers.
+BASE_LEVEL = {"context": 320, "activations": ("int8", "float16")}
 # Past the end of a block of 256 keys.
 LONG = [(5 * i * i + 3 * i) % VOCAB_SIZE for i in range(300)]
 
 
 @pytest.fixture(scope="module")
 def bundle(compile_tiny: CompileTiny) -> Bundle:
-    return open_bundle(compile_tiny("qwen3", "q4f16", target="cpu", context=320))
+    return open_bundle(compile_tiny("qwen3", "q4f16", target="cpu", **ALL_LEVELS))
 
 
 def test_logits_are_those_of_transformers_and_no_chunking_changes_a_bit(
@@ -56,8 +60,8 @@ def test_logits_are_those_of_transformers_and_no_chunking_changes_a_bit(
     ("checkpoint", "quantization", "options"),
     [
         ("qwen3", "q8f16", {"kv": "q4", "activations": ("float32",)}),
-        ("qwen3", "q4f16", {"context": 320}),
-        ("qwen3", "q4f16", {"context": 320, "activations": ("int8",)}),
+        ("qwen3", "q4f16", ALL_LEVELS),
+        ("qwen3", "q4f16", BASE_LEVEL),
     ],
 )
 def test_logits_are_those_of_the_reference_in_the_same_activation_dtype_alone_and_side_by_side(
@@ -67,7 +71,7 @@ def test_logits_are_those_of_the_reference_in_the_same_activation_dtype_alone_an
     compile_tiny: CompileTiny,
     compile_base: CompileTiny,
 ) -> None:
-    compile_once = compile_base if "kv" in options else compile_tiny
+    compile_once = compile_tiny if options == ALL_LEVELS else compile_base
     path = compile_once(checkpoint, quantization, target="cpu", **options)
     for entry in open_bundle(path).manifest.activations:
         runner = CpuRunner(open_bundle(path), limits=ALL_ROWS, activation=entry.dtype)
@@ -83,14 +87,18 @@ def test_logits_are_those_of_the_reference_in_the_same_activation_dtype_alone_an
         runner.close()
 
 
-@pytest.mark.parametrize("allowed", [features(), {"avx2"}], ids=["best", "avx2"])
-@pytest.mark.parametrize("options", [{}, {"activations": ("int8",)}], ids=["int16", "int8"])
+@pytest.mark.parametrize(
+    ("activation", "allowed"),
+    [("float32", features()), ("float32", {"avx2"}), ("int8", features())],
+    ids=["int16-best", "int16-avx2", "int8"],
+)
 def test_a_row_is_the_same_to_the_last_bit_in_every_company_chunking_and_number_of_threads(
-    options: dict[str, object], allowed: set[str], compile_tiny: CompileTiny
+    activation: str, allowed: set[str], compile_tiny: CompileTiny, compile_base: CompileTiny
 ) -> None:
-    bundle = open_bundle(compile_tiny("qwen3", "q4f16", target="cpu", context=320, **options))
+    compile_once, options = (compile_base, BASE_LEVEL) if activation == "int8" else (compile_tiny, ALL_LEVELS)
+    bundle = open_bundle(compile_once("qwen3", "q4f16", target="cpu", **options))
     limits = Limits(tokens=310, sequences=8, rows=300, pages=40)
-    runner = CpuRunner(bundle, limits=limits, allowed=allowed)
+    runner = CpuRunner(bundle, limits=limits, allowed=allowed, activation=activation)
     alone = chunked_logits(runner, LONG, 300)
     for chunk in (7, 64):
         np.testing.assert_array_equal(chunked_logits(runner, LONG, chunk), alone)
@@ -104,7 +112,7 @@ def test_a_row_is_the_same_to_the_last_bit_in_every_company_chunking_and_number_
         found = runner.forward(make_batch([*company, Chunk([LONG[i]], i, pages, [0])], 16)).logits[-1]
         np.testing.assert_array_equal(found, alone[i])
     runner.close()
-    single = CpuRunner(bundle, limits=limits, allowed=allowed, threads=1)
+    single = CpuRunner(bundle, limits=limits, allowed=allowed, activation=activation, threads=1)
     np.testing.assert_array_equal(chunked_logits(single, LONG, 300), alone)
     single.close()
 

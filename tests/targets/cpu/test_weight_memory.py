@@ -18,12 +18,13 @@ GB = 10**9
 
 # Bundles of other tests, with and without a head of its own.
 @pytest.mark.parametrize(
-    ("checkpoint", "quantization", "options"), [("llama", "f32", {}), ("qwen3", "q4f16", {"context": 320})]
+    ("checkpoint", "quantization", "options"),
+    [("llama", "f32", {}), ("qwen3", "q4f16", {"context": 320, "activations": ("float32",)})],
 )
 def test_copies_hold_the_bytes_of_the_files_and_tables_of_embeddings_stay_mapped(
     checkpoint: str,
     quantization: str,
-    options: dict[str, int],
+    options: dict[str, object],
     compile_tiny: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -102,7 +102,7 @@ def test_decoding_on_both_sides_of_the_split_gives_the_logits_of_prefill(
     ("checkpoint", "quantization"),
     [
         pytest.param("llama", "q4f16", marks=pytest.mark.exhaustive),
-        ("llama_plain", "f32"),
+        pytest.param("llama_plain", "f32", marks=pytest.mark.exhaustive),
         ("qwen2", "q4f16"),
         pytest.param("qwen3", "q4f32", marks=pytest.mark.exhaustive),
     ],
