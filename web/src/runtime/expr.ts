@@ -79,7 +79,8 @@ function range(expr: Expr, capacity: Dims): readonly number[] {
   const [operator, left, right] = expr;
   // Every operator is monotonic in each of its arguments.
   const ends = atEnds(known(OPERATORS, "operator", operator), range(left, capacity), range(right, capacity));
-  return [Math.min(...ends), Math.max(...ends)];
+  // A divisor may be zero, and then nothing is known.
+  return ends.every(Number.isFinite) ? [Math.min(...ends), Math.max(...ends)] : [-Infinity, Infinity];
 }
 
 function atEnds<Value>(

@@ -94,6 +94,7 @@ test.each([
   [[">", "S", 256], { S: 256 }, "none"],
   [[">", "S", 256], { S: 257 }, "some"],
   [["==", ["max", ["sub", "S", "B"], 7], 7], { S: 64, B: 4 }, "some"],
+  [[">", ["ceildiv", "S", "B"], 4], { S: 64, B: 4 }, "some"],
   [["and", ["<=", "S", 64], [">", ["mul", "S", "T"], 640]], { S: 64, T: 10 }, "none"],
 ] as const)("%j has the outcomes of %j: %s", (when, capacity, expected) => {
   const { some, every } = outcomes(when, capacity);
