@@ -40,11 +40,14 @@ SIZES = (3, 33)
 VariantsOf = Callable[[Step, Context], Sequence[Variant]]
 
 
-def step_cases(variants_of: VariantsOf, quantization: str, activations: tuple[str, ...]) -> Iterator[Case]:
+def step_cases(
+    variants_of: VariantsOf, quantization: str, activations: tuple[str, ...], *, in_turn: bool = False
+) -> Iterator[Case]:
     """A case for each row of the last step of each graph, if its kernels differ from those of the rows before it.
 
     Without the exhaustive ones, all rows of an op's first graph, and of its other graphs every third row in turn, or
-    every fifth if there are many.
+    every fifth if there are many. ``in_turn``: of many rows of a first graph, each has one of the two activation
+    dtypes.
     """
     seen: set[tuple[str, ...]] = set()
     ops: set[str] = set()
@@ -63,7 +66,12 @@ def step_cases(variants_of: VariantsOf, quantization: str, activations: tuple[st
                     continue
                 seen.add(names)
                 case = case_of(f"{op}_{name}_{activation}_{number}", row, plan.steps[-1], context, activation)
-                yield replace(case, exhaustive=not first and (turn + number) % (5 if len(rows) > 8 else 3) > 0)
+                many = len(rows) > 8
+                if first:
+                    exhaustive = in_turn and many and (number + activations.index(activation)) % 2 > 0
+                else:
+                    exhaustive = (turn + number) % (5 if many else 3) > 0
+                yield replace(case, exhaustive=exhaustive)
 
 
 def case_of(name: str, row: Variant, step: Step, context: Context, activation: str) -> Case:

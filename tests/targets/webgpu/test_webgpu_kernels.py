@@ -44,7 +44,7 @@ def once_per_template(cases: Mapping[str, Case]) -> dict[str, Case]:
 
 
 ON_DAWN = once_per_template({case.name: case for case in all_cases() if case.on_dawn})
-STEPS = {case.name: case for case in step_cases(variants_of, "q4f16", ("float16", "float32"))}
+STEPS = {case.name: case for case in step_cases(variants_of, "q4f16", ("float16", "float32"), in_turn=True)}
 
 
 class Lowered(dict[str, LoweredCase]):

@@ -5,14 +5,16 @@ ragged batches.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from conftest import compiler_of
 from light_bundle import kernels_for
+from made_once import shared_folder
 from ragged import chunked_logits
 from tolerances import F32, KV_Q4, KV_Q4_F32, KV_Q8, KV_Q8_F16, OF_ACTIVATION, relative_error
 
@@ -30,6 +32,14 @@ from nearfar.targets.webgpu.runner import WebGPURunner
 
 CompileTiny = Callable[..., Path]
 ALL_ROWS = Limits(tokens=75, sequences=3, rows=75, pages=20)
+
+
+@pytest.fixture(scope="module")
+def compile_few(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> CompileTiny:
+    """As `compile_tiny`, but with the kernels alone that batches within ALL_ROWS run."""
+    folder = shared_folder(tmp_path_factory, "few-bundles")
+    return compiler_of(tiny_checkpoints, folder, lambda: kernels_for(ALL_ROWS))
+
 
 pytestmark = pytest.mark.usefixtures("vulkan")
 
@@ -49,9 +59,9 @@ CASES = [
     [pytest.param(*case, marks=pytest.mark.exhaustive) if turn % 2 else case for turn, case in enumerate(CASES)],
 )
 def test_logits_are_those_of_the_reference_in_the_same_activation_dtype(
-    checkpoint: str, quantization: str, activation: str, compile_tiny: CompileTiny, prompt_token_ids: list[int]
+    checkpoint: str, quantization: str, activation: str, compile_few: CompileTiny, prompt_token_ids: list[int]
 ) -> None:
-    bundle = open_bundle(compile_tiny(checkpoint, quantization))
+    bundle = open_bundle(compile_few(checkpoint, quantization, activations=(activation,), self_test=False))
     expected = chunked_logits(ReferenceRunner(bundle, activation=activation), prompt_token_ids, 75)
     runner = WebGPURunner(bundle, limits=ALL_ROWS, activation=activation)
     for chunk in (75, 3):
@@ -62,16 +72,17 @@ def test_logits_are_those_of_the_reference_in_the_same_activation_dtype(
 
 @pytest.mark.parametrize(("kv", "activation"), [("q8", "float16"), ("q4", "float32")])
 def test_with_quantized_keys_and_values_logits_are_those_of_the_reference_which_are_near_the_unquantized(
-    kv: str, activation: str, compile_tiny: CompileTiny, prompt_token_ids: list[int]
+    kv: str, activation: str, compile_few: CompileTiny, compile_light: CompileTiny, prompt_token_ids: list[int]
 ) -> None:
-    bundle = open_bundle(compile_tiny("qwen3", "q8f16", kv=kv))
+    bundle = open_bundle(compile_few("qwen3", "q8f16", kv=kv, activations=(activation,), self_test=False))
     expected = chunked_logits(ReferenceRunner(bundle, activation=activation), prompt_token_ids, 75)
     runner = WebGPURunner(bundle, limits=ALL_ROWS, activation=activation)
     for chunk in (75, 16, 1):
         found = chunked_logits(runner, prompt_token_ids, chunk)
         assert relative_error(found, expected) < (KV_Q8_F16 if kv == "q8" else KV_Q4_F32), chunk
     runner.close()
-    unquantized = ReferenceRunner(open_bundle(compile_tiny("qwen3", "q8f16")), activation=activation)
+    plain = compile_light("qwen3", "q8f16", self_test=False)
+    unquantized = ReferenceRunner(open_bundle(plain), activation=activation)
     assert (
         0 < relative_error(expected, chunked_logits(unquantized, prompt_token_ids, 75)) < {"q8": KV_Q8, "q4": KV_Q4}[kv]
     )
