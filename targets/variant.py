@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from nearfar.compiler.bundle.digest import digest
@@ -19,7 +20,7 @@ from nearfar.compiler.kernels.builder import Kernel
 Template: TypeAlias = Callable[..., Kernel]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KernelCall:
     """A template and its facts: numbers, strings, booleans, None, and sequences, mappings or dataclasses of these.
 
@@ -29,14 +30,10 @@ class KernelCall:
     template: Template
     facts: Mapping[str, Any]
     roles: Mapping[str, str] = field(default_factory=dict)
-    # Computed once, because a compile reads it often.
-    _name: str = field(default="", init=False, repr=False, compare=False)
 
-    @property
+    @cached_property
     def name(self) -> str:
-        if not self._name:
-            object.__setattr__(self, "_name", f"{self.template.__name__}_{digest(self.plain_facts())}")
-        return self._name
+        return f"{self.template.__name__}_{digest(self.plain_facts())}"
 
     def plain_facts(self) -> dict[str, Any]:
         """The facts as JSON values, for the manifest."""
