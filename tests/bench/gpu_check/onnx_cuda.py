@@ -33,7 +33,7 @@ def run(job: Job, report: Report) -> None:
         session = Session(job.prepared / DEMO_ONNX_CUDA, (provider,))
         # ONNX Runtime silently falls back to the CPU if the provider cannot start.
         if provider not in session.session.get_providers():
-            report.fail("ONNX Runtime did not start its CUDA provider; see the log")
+            report.fail(f"ONNX Runtime did not start its {provider}; see the log")
             return
         found = session.greedy(question["prompt_ids"], len(question["token_ids"]))
         if found != question["token_ids"]:
