@@ -22,11 +22,12 @@ from hypothesis.internal.constants_ast import Constants
 from kernels_once import kernels_once
 from light_bundle import few_kernels, kernels_for, lighten, one_compilation
 from made_once import made_once, shared_folder
+from onnx_bundles import export_onnx as export_onnx
+from onnx_bundles import onnx_checkpoints as onnx_checkpoints
 from time_limit import pytest_addoption as pytest_addoption
 from time_limit import pytest_runtest_protocol as pytest_runtest_protocol
 from tiny_models import (
     CHECKPOINTS,
-    PLAIN_CHECKPOINTS,
     VOCAB_SIZE,
     WIDE_CHECKPOINTS,
     make_checkpoint,
@@ -205,44 +206,6 @@ def two_plans(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.Tem
         return open_bundle(made_once(folder / target, lambda path: make(path, options)))
 
     return compile_once
-
-
-@pytest.fixture(scope="session")
-def onnx_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """The plain tiny checkpoints with 2 layers and heads of 16 elements; ONNX Runtime's attention needs a multiple of
-    16.
-    """
-    folder = tmp_path_factory.mktemp("onnx_checkpoints")
-    for name in PLAIN_CHECKPOINTS:
-        make_checkpoint(name, folder / name, head_dim=16, num_hidden_layers=2)
-    return {name: folder / name for name in PLAIN_CHECKPOINTS}
-
-
-@pytest.fixture(scope="session")
-def export_onnx(onnx_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> CompileTiny:
-    """export_onnx(checkpoint, quantization, **options) -> the folder of a bundle for 64 tokens. Each bundle is made
-    once.
-    """
-    from nearfar.compiler.pipeline.export import export_model
-
-    folder = tmp_path_factory.mktemp("onnx_bundles")
-    done: dict[tuple[object, ...], Path] = {}
-
-    def export_once(checkpoint: str, quantization: str, **options: Any) -> Path:
-        key = (checkpoint, quantization, *sorted(options.items()))
-        if key not in done:
-            path = folder / f"{len(done)}-{checkpoint}-{quantization}"
-            export_model(
-                str(onnx_checkpoints[checkpoint]),
-                path,
-                target="onnx",
-                quantization=quantization,
-                **{"context": 64, **options},
-            )
-            done[key] = path
-        return done[key]
-
-    return export_once
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,48 @@
+"""Fixtures: tiny checkpoints whose heads ONNX Runtime accepts, and bundles for onnx of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import PLAIN_CHECKPOINTS, make_checkpoint
+
+
+@pytest.fixture(scope="session")
+def onnx_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """The plain tiny checkpoints with 2 layers and heads of 16 elements; ONNX Runtime's attention needs a multiple of
+    16.
+    """
+    folder = tmp_path_factory.mktemp("onnx_checkpoints")
+    for name in PLAIN_CHECKPOINTS:
+        make_checkpoint(name, folder / name, head_dim=16, num_hidden_layers=2)
+    return {name: folder / name for name in PLAIN_CHECKPOINTS}
+
+
+@pytest.fixture(scope="session")
+def export_onnx(onnx_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """export_onnx(checkpoint, quantization, **options) -> the folder of a bundle for 64 tokens. Each bundle is made
+    once.
+    """
+    from nearfar.compiler.pipeline.export import export_model
+
+    folder = tmp_path_factory.mktemp("onnx_bundles")
+    done: dict[tuple[object, ...], Path] = {}
+
+    def export_once(checkpoint: str, quantization: str, **options: Any) -> Path:
+        key = (checkpoint, quantization, *sorted(options.items()))
+        if key not in done:
+            path = folder / f"{len(done)}-{checkpoint}-{quantization}"
+            export_model(
+                str(onnx_checkpoints[checkpoint]),
+                path,
+                target="onnx",
+                quantization=quantization,
+                **{"context": 64, **options},
+            )
+            done[key] = path
+        return done[key]
+
+    return export_once
