@@ -32,7 +32,7 @@ Answer = tuple[list[int], str]
 
 def mixed_requests(count: int, vocab_size: int, lengths: Sequence[int], max_tokens: int) -> list[TokenRequest]:
     """Requests of all kinds: greedy and sampled, with every filter and penalty, biased, of several priorities, some
-    with one prompt.
+    with one prompt or with a minimum length.
     """
     random = np.random.default_rng(count)
     system = random.integers(1, vocab_size, 12).tolist()
@@ -55,7 +55,9 @@ def mixed_requests(count: int, vocab_size: int, lengths: Sequence[int], max_toke
         prompt = list(requests[-1].prompt_ids) if index % 4 == 3 else prompt
         sampling = Sampling(seed=int(random.integers(0, 1 << 32)), **samplings[index % len(samplings)])
         priority = int(random.integers(0, 3))
-        requests.append(TokenRequest(prompt, int(random.integers(1, max_tokens + 1)), sampling, priority=priority))
+        length = int(random.integers(1, max_tokens + 1))
+        min_tokens = length // 2 if index % 5 == 4 else 0
+        requests.append(TokenRequest(prompt, length, sampling, priority=priority, min_tokens=min_tokens))
     return requests
 
 

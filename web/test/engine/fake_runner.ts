@@ -1,5 +1,7 @@
 // A runner whose pages hold token ids: it reads a sequence through its page tables, as attention does, and computes the
-// next token with the fake model. In a group with a window it reads only the tokens within the window.
+// next token with the fake model. In a group with a window it reads only the tokens within the window. As on a device,
+// the counts of a slot include every token that was sampled into it. Counts, biases, masks and random numbers change the
+// next token, so that wrong settings of a slot cause a wrong answer.
 
 import type { StepRunner } from "../../src/engine/step_runner.js";
 import { DeviceError, RequestError } from "../../src/errors.js";
@@ -66,7 +68,7 @@ export class FakeRunner implements StepRunner {
   }
 
   setTokenCounts(slot: number, counts: Int32Array<ArrayBuffer> | null): void {
-    this.counts.set(slot, counts ?? new Int32Array(VOCAB));
+    this.counts.set(slot, counts?.slice() ?? new Int32Array(VOCAB));
   }
 
   setLogitBias(slot: number, bias: Float32Array<ArrayBuffer>): void {
@@ -124,18 +126,36 @@ export class FakeRunner implements StepRunner {
       const hash = hashes[row] ?? -1;
       rows.push(logprobsAfter(hash));
       const slot = batch.sample_slots[2 * sample] ?? -1;
-      const masked = ((batch.sample_slots[2 * sample + 1] ?? 0) & SAMPLE_FLAGS.mask) !== 0;
+      const flags = batch.sample_slots[2 * sample + 1] ?? 0;
+      const settings = batch.sample_settings.slice(sample * 8, sample * 8 + 8);
       const logits = Float32Array.from(logprobsAfter(hash));
       onLogits?.(logits, sample);
       const likeliest = onLogits === undefined ? hash % VOCAB : logits.indexOf(Math.max(...logits));
-      const token = allowed(likeliest, masked ? this.#masks.get(slot) : undefined);
-      // With a temperature, the token depends on the draw.
-      const settings = batch.sample_settings.slice(sample * 8, sample * 8 + 8);
-      const chosen = settings[0] === 0 ? token : (token + Math.floor((settings[4] ?? 0) * VOCAB)) % VOCAB;
+      const adjusted = (likeliest + this.#adjustment(slot, flags, settings)) % VOCAB;
+      const chosen = allowed(adjusted, (flags & SAMPLE_FLAGS.mask) === 0 ? undefined : this.#masks.get(slot));
       if (slot >= 0) this.#sampled[slot] = chosen;
+      const counts = (flags & SAMPLE_FLAGS.counts) === 0 ? undefined : this.counts.get(slot);
+      if (counts !== undefined) counts[chosen] = (counts[chosen] ?? 0) + 1;
       return chosen;
     });
     return { tokenIds: Int32Array.from(sampled), rows };
+  }
+
+  /** What the states of a slot and the draw of a row add to its token. */
+  #adjustment(slot: number, flags: number, settings: readonly number[]): number {
+    const [temperature = NaN, , , , draw = NaN, repetition = NaN, frequency = NaN, presence = NaN] = settings;
+    let sum = temperature === 0 ? 0 : Math.floor(draw * VOCAB);
+    if ((flags & SAMPLE_FLAGS.counts) !== 0) {
+      const penalty = Math.round(100 * (repetition + 2 * frequency + 3 * presence));
+      sum +=
+        penalty * (this.counts.get(slot) ?? new Int32Array()).reduce((total, count, id) => total + count * (id + 1), 0);
+    }
+    if ((flags & SAMPLE_FLAGS.bias) !== 0)
+      sum += (this.biases.get(slot) ?? new Float32Array()).reduce(
+        (total, bias, id) => total + Math.round(Math.abs(bias)) * id,
+        0,
+      );
+    return sum;
   }
 
   /** Write the token of a row to the pages of all groups, with the hash of all tokens up to it. */

@@ -65,7 +65,7 @@ test("a prompt's log-probabilities arrive before the first token and do not chan
   ]);
   const engine = engineOn(new FakeRunner(LIMITS));
   const prompts = [PROMPT, ...OTHERS, [7]];
-  const sampling = { temperature: 1, seed: 5, presencePenalty: 1, logitBias: new Map([[3, 1]]) };
+  const sampling = { temperature: 1, seed: 6, presencePenalty: 1, logitBias: new Map([[3, 1]]) };
   const all = await Promise.all(
     prompts.map((promptIds) => answerWithLogprobs(engine, { promptIds, sampling, promptLogprobs: 32 })),
   );
