@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..formats.classifier import OF_TEXTS, OF_TOKENS
 from ..formats.config import ConfigReader
+from ..formats.harmless_keys import HARMLESS_KEYS
 from ..ir.spec import ModelSpec, RopeSpec
 from .rope_config import DEFAULT_ROPE_THETA, RopeSizes, read_rope
 
@@ -18,26 +19,6 @@ MAX_LAYERS = 10_000
 
 # The names of activations in config.json -> in `ops.op.ACTIVATIONS`.
 ACTIVATION_NAMES = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
-
-# Keys that transformers 4 and 5 and common training tools write, and that do not change the logits of a trained
-# decoder.
-HARMLESS_KEYS = frozenset(
-    {
-        "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_flash_attn_2_enabled",
-        "_name_or_path", "attention_dropout", "bad_words_ids", "begin_suppress_tokens", "cache_implementation",
-        "chunk_size_feed_forward",
-        "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype", "early_stopping",
-        "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id",
-        "forced_eos_token_id", "id2label", "initializer_range", "is_decoder", "is_llama_config", "label2id",
-        "max_sequence_length", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups",
-        "num_beams", "num_return_sequences", "output_attentions", "output_hidden_states", "output_scores",
-        "pad_token_id", "prefix", "problem_type", "remove_invalid_values", "repetition_penalty", "return_dict",
-        "return_dict_in_generate", "sep_token_id", "suppress_tokens", "task_specific_params", "temperature",
-        "tf_legacy_loss", "tie_encoder_decoder", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript",
-        "transformers.js_config", "transformers_version", "typical_p", "unsloth_fixed", "unsloth_version",
-        "use_bfloat16", "use_cache",
-    }
-)  # fmt: skip
 
 
 def read_decoder_config(
@@ -227,14 +208,6 @@ def _require_plain_decoder(config: ConfigReader, harmless: frozenset[str]) -> No
             "architectures",
             f"'architectures' is {list(architectures)}, not a language model ('...ForCausalLM'), nor a classifier "
             f"('...{OF_TEXTS}', '...{OF_TOKENS}')",
-        )
-    quantization = config.section("quantization_config")
-    if quantization is not None:
-        method = quantization.text("quant_method", default="unnamed")
-        raise config.unsupported(
-            "quantization_config",
-            f"the checkpoint's weights are already quantized ('quantization_config', method {method!r}), "
-            "which is not supported; pass the unquantized checkpoint that it was made from",
         )
     if "pretraining_tp" not in harmless:
         config.expect("pretraining_tp", 1, None)

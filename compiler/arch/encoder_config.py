@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..formats.config import ConfigReader
+from ..formats.harmless_keys import HARMLESS_KEYS
 from ..ir.spec import ModelSpec, RopeSpec
-from .decoder_config import HARMLESS_KEYS, read_activation
+from .decoder_config import read_activation
 from .rope_config import DEFAULT_ROPE_THETA
 
-# Keys of encoders that do not change their results, besides those of decoders.
+# Keys of encoders that do not change their results, besides those of all models.
 ENCODER_HARMLESS = frozenset(
     {
         "architectures", "attention_probs_dropout_prob", "classifier_dropout", "cls_token_id", "decoder_bias",
-        "directionality", "gradient_checkpointing", "hidden_dropout_prob", "is_encoder_decoder", "language",
-        "layerdrop", "mask_token_id", "model_type", "name", "num_labels", "output_past", "pooler_fc_size",
-        "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type",
+        "directionality", "is_encoder_decoder", "language", "mask_token_id", "model_type", "name", "output_past",
+        "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type",
         "pos_token_id", "sentence_transformers", "summary_activation", "summary_first_dropout",
         "summary_proj_to_labels", "summary_type", "summary_use_proj", "sbert_ce_default_activation_function",
         "tie_weights_", "tie_word_embeddings",
-        "vocab_pad_token_id", "matryoshka_dimensions", "is_matryoshka", "xla_device",
+        "vocab_pad_token_id", "matryoshka_dimensions", "is_matryoshka",
     }
 )  # fmt: skip
 

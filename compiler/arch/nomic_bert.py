@@ -49,9 +49,9 @@ FIXED: Mapping[str, object] = {
 # Keys of that code that have no effect in a trained model of this form.
 HARMLESS = frozenset(
     {
-        "attention_dropout", "attn_pdrop", "auto_map", "dense_seq_output", "embd_pdrop", "fused_bias_fc",
-        "fused_dropout_add_ln", "last_layer_subset", "max_trained_positions", "pad_vocab_size_multiple",
-        "pooler_activation", "reorder_and_upcast_attn", "resid_pdrop", "use_flash_attn", "use_xentropy",
+        "auto_map", "dense_seq_output", "fused_bias_fc", "fused_dropout_add_ln", "last_layer_subset",
+        "max_trained_positions", "pad_vocab_size_multiple", "pooler_activation", "reorder_and_upcast_attn",
+        "use_flash_attn", "use_xentropy",
     }
 )  # fmt: skip
 

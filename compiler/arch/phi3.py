@@ -20,7 +20,7 @@ LAYOUT = decoder.DecoderLayout(
     }
 )
 # Dropout rates, and code on the hub.
-HARMLESS = frozenset({"auto_map", "embd_pdrop", "resid_pdrop"})
+HARMLESS = frozenset({"auto_map"})
 
 forward = partial(decoder.forward, layout=LAYOUT)
 

@@ -20,6 +20,7 @@ from ..ir.kv_format import KV_NAMES
 from ..measure.report import Report
 from ..pipeline.target import TARGETS
 from .inspect import export_facts, facts
+from .model import add_ignore_key
 from .output import add_command, megabytes, print_json, print_note
 from .phases import PhaseClock, phase_table, phases_json, timed_phases, waiting
 from .program import path_word
@@ -139,6 +140,7 @@ def add_parser(commands: Any) -> None:
         "--no-self-test", action="store_false", dest="self_test",
         help="leave out the test with which runtimes check that a device computes correctly",
     )  # fmt: skip
+    add_ignore_key(parser)
     parser.add_argument(
         "--dry-run",
         action="store_true",
@@ -169,6 +171,7 @@ def run(options: argparse.Namespace) -> None:
         lora_rank=options.lora_rank,
         self_test=options.self_test,
         tuning=tuple(options.tuning),
+        ignore_keys=tuple(options.ignore_keys),
         force=options.force,
     )
     if options.dry_run:

@@ -23,6 +23,7 @@ from ..measure.shapes import report_shapes
 from ..pipeline.compile import CompileOptions
 from ..pipeline.target import TARGETS
 from ..runtime.variant import stored_dtype
+from .model import add_ignore_key, refuse_ignore_key
 from .output import add_command, megabytes, print_json
 from .sign import add_trust, trusted_keys
 
@@ -60,6 +61,7 @@ def add_parser(commands: Any) -> None:
         help="count memory for this dtype (default: the bundle's first choice)",
     )
     parser.add_argument("--verify", action="store_true", help="compare every file with its hash first")
+    add_ignore_key(parser)
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -71,6 +73,7 @@ def run(options: argparse.Namespace) -> None:
         return
     if options.target is not None or options.quantization is not None:
         raise RequestError(f"--target and --quantization are for models, and {options.bundle} is a bundle; remove them")
+    refuse_ignore_key(options.ignore_keys, options.bundle)
     bundle = open_any(options.bundle, trusted_keys(options))
     if options.verify:
         bundle.verify()
@@ -117,6 +120,7 @@ def inspect_model(config: Path, options: argparse.Namespace) -> None:
         quantization=options.quantization or "q4f16",
         context=options.context,
         self_test=False,
+        ignore_keys=tuple(options.ignore_keys),
     )
     report = report_shapes(config, chosen)
     if options.json:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -10,6 +12,7 @@ from rich.markup import escape
 
 from ..bundle.manifest import MANIFEST_FILE
 from ..demo import DEMOS
+from ..errors import RequestError
 from .phases import phases, progress_bars
 
 # The server owns the cache. The compiler does not depend on the server, so it loads this module by name, as it does
@@ -17,9 +20,23 @@ from .phases import phases, progress_bars
 CACHE = "nearfar.server_fallback.executors.default_bundle"
 
 
-def bundle_of(model: Path, *, quiet: bool) -> tuple[Path, bool]:
+def add_ignore_key(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--ignore-key", action="append", default=[], dest="ignore_keys", metavar="NAME",
+        help="for a model: a key of config.json that is unknown to the compiler and changes nothing in the model's "
+        "mathematics; may be repeated",
+    )  # fmt: skip
+
+
+def refuse_ignore_key(ignore_keys: Sequence[str], bundle: Path) -> None:
+    """Raises RequestError for keys to ignore in a bundle, which has no config.json."""
+    if ignore_keys:
+        raise RequestError(f"--ignore-key is for models, and {bundle} is a bundle; remove the option")
+
+
+def bundle_of(model: Path, ignore_keys: Sequence[str] = (), *, quiet: bool) -> tuple[Path, bool]:
     """The path of the model's bundle, and whether the bundle belongs to the cache. ``quiet`` hides the progress of a
-    compile.
+    compile. ``ignore_keys``: see `formats.load`.
 
     A folder with a manifest is returned as it is, and so is a path that does not exist; opening it reports the error. A
     checkpoint's folder and a demo model (DEMOS) are compiled for this machine unless the cache holds their bundle.
@@ -27,9 +44,10 @@ def bundle_of(model: Path, *, quiet: bool) -> tuple[Path, bool]:
     """
     checkpoint = checkpoint_of(model)
     if checkpoint is None:
+        refuse_ignore_key(ignore_keys, model)
         return model, False
     with progress_bars(quiet=quiet, transient=True) as bars:
-        bundle = Path(importlib.import_module(CACHE).default_bundle(str(checkpoint), phases(bars)))
+        bundle = Path(importlib.import_module(CACHE).default_bundle(str(checkpoint), tuple(ignore_keys), phases(bars)))
         compiled = bool(bars.tasks)
     if compiled and not quiet:
         text = f"compiled {model} into the cache: {bundle}"

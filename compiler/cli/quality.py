@@ -41,6 +41,7 @@ from ..runtime.batch import Limits
 from ..runtime.generate import PREFILL_CHUNK
 from ..text.tokenizer import Tokenizer
 from .comparison import Comparison, bundle_entry, comparison_table
+from .model import add_ignore_key
 from .output import add_command, megabytes
 from .phases import progress_bars
 from .sign import add_trust, trusted_keys
@@ -90,15 +91,16 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--runner", choices=RUNNERS, help="the runner that computes (default: the target of each bundle)"
     )
+    add_ignore_key(parser)
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(options: argparse.Namespace) -> None:
     trust = trusted_keys(options)
-    checkpoint = load(options.reference)
+    checkpoint = load(options.reference, options.ignore_keys)
     text = read_text(options.text)
-    candidates = [opened(name, trust) for name in options.bundles]
+    candidates = [opened(name, trust, options.ignore_keys) for name in options.bundles]
     if checkpoint.embedding is not None:
         run_vectors(options, checkpoint, candidates, text)
         return
@@ -129,12 +131,13 @@ def run(options: argparse.Namespace) -> None:
     Comparison(window, entries, table(results), summary, devices).print(options)
 
 
-def opened(name: str, trust: Sequence[TrustedKey]) -> Compared:
+def opened(name: str, trust: Sequence[TrustedKey], ignore_keys: Sequence[str]) -> Compared:
     """A bundle; anything else is loaded as a checkpoint is. Raises BundleError or CheckpointError."""
     path = Path(name)
     if (path / MANIFEST_FILE).is_file() or (not path.exists() and hub_model(name) is None):
         return open_any(path, trust)
-    return load(name)
+    # The reference has the keys; a GGUF file of the same model has none of them.
+    return load(name, () if name.lower().endswith(".gguf") else ignore_keys)
 
 
 def longest(compared: Compared) -> int:

@@ -18,7 +18,7 @@ from ..text.stop_strings import StopAutomaton
 from ..text.tokenizer import Tokenizer
 from .answer import Answer, Answerer, print_speed, write_out
 from .chat import Conversation, converse
-from .model import bundle_of
+from .model import add_ignore_key, bundle_of
 from .output import add_command, print_json
 from .run_encoder import (
     add_encoder_options,
@@ -91,6 +91,7 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="with --raw: turn control tokens that the prompt spells out into single tokens",
     )
+    add_ignore_key(parser)
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead of streaming")
 
@@ -121,7 +122,7 @@ def run(options: argparse.Namespace) -> None:
             f"{'--json' if options.json else '--raw'} needs a prompt; pass it as an argument or on standard input"
         )
     trusted = trusted_keys(options)
-    path, from_cache = bundle_of(options.bundle, quiet=options.json)
+    path, from_cache = bundle_of(options.bundle, options.ignore_keys, quiet=options.json)
     # A bundle that was compiled here needs no signature.
     bundle = open_any(path, () if from_cache else trusted)
     tokenizer = Tokenizer(bundle.tokenizer_files())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from ..errors import CheckpointError
@@ -12,12 +13,13 @@ from .checkpoint import Checkpoint, Tensor, TokenizerFiles
 __all__ = ["Checkpoint", "Tensor", "TokenizerFiles", "load"]
 
 
-def load(model: str) -> Checkpoint:
+def load(model: str, ignore_keys: Collection[str] = ()) -> Checkpoint:
     """The checkpoint in a local folder or GGUF file, or in the Hub's repository of that name, which is downloaded or
     read from the Hub's cache; "owner/name:Q4_K_M" is one of a repository's GGUF files.
+    ``ignore_keys``: unknown keys of its configuration that do not change the model's mathematics.
 
     Raises CheckpointError if it does not exist or cannot be downloaded or read, and UnsupportedModel for models that we
-    do not compile.
+    do not compile, or RequestError for a key that cannot be ignored.
     """
     from .hub import download, hub_model
 
@@ -25,7 +27,7 @@ def load(model: str) -> Checkpoint:
     path = os.path.expanduser(model)
     if os.path.exists(path):
         _require_utf8(model, os.path.realpath(path))
-        return _open(Path(path))
+        return _open(Path(path), ignore_keys)
     repository = hub_model(model)
     if model.lower().endswith(".gguf") and (repository is None or repository.choice is None):
         raise CheckpointError(f"{model}: there is no such file{_beside(Path(path))}", model=model)
@@ -36,10 +38,10 @@ def load(model: str) -> Checkpoint:
             f"{did_you_mean_folder(Path(path))}",
             model=model,
         )
-    return _open(download(repository))
+    return _open(download(repository), ignore_keys)
 
 
-def _open(path: Path) -> Checkpoint:
+def _open(path: Path, ignore_keys: Collection[str]) -> Checkpoint:
     from .gguf import SUFFIX, open_gguf
     from .gguf.names import choose_files
     from .huggingface import open_checkpoint
@@ -47,11 +49,13 @@ def _open(path: Path) -> Checkpoint:
 
     if path.is_dir():
         if (path / CONFIG_FILE).is_file() and not (path / "config.json").is_file():
-            return open_mlc(path)
+            return open_mlc(path, ignore_keys)
         files = [] if (path / "config.json").is_file() else [file.name for file in path.glob("*.[gG][gG][uU][fF]")]
-        return open_gguf(path / choose_files(files, None, str(path))[0]) if files else open_checkpoint(path)
+        if files:
+            return open_gguf(path / choose_files(files, None, str(path))[0], ignore_keys)
+        return open_checkpoint(path, ignore_keys)
     if path.suffix.lower() == SUFFIX:
-        return open_gguf(path)
+        return open_gguf(path, ignore_keys)
     raise CheckpointError(
         f"{path}: is a file; pass a .gguf file, or the folder that contains config.json and model.safetensors",
         model=str(path),

@@ -7,22 +7,33 @@ unknown key may change the mathematics.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeGuard
 
-from ..errors import CheckpointError, UnsupportedModel
+from ..errors import CheckpointError, RequestError, UnsupportedModel
+from ..nearest import did_you_mean
 from .json_file import json_kind
 
+# The option with which a user states that a key changes nothing.
+IGNORE = "--ignore-key"
+# They say how weights are packed, so without them codes would be read as weights.
+PACKING_KEYS = ("quantization_config", "quantization", "compression_config")
 _FIX = "correct the file or download it again"
 
 
 class ConfigReader:
-    """Values of one JSON object by key. All errors name the file, the key and the actual value."""
+    """Values of one JSON object by key. All errors name the file, the key and the actual value. ``skipped``: unknown
+    keys that the user wants to ignore, here and in sections.
+    """
 
-    def __init__(self, values: Mapping[str, Any], where: str = "config.json") -> None:
+    def __init__(
+        self, values: Mapping[str, Any], where: str = "config.json", skipped: Collection[str] = frozenset()
+    ) -> None:
         self.where = where
         self._values = dict(values)
-        self._consumed: set[str] = set()
+        self._skipped = frozenset(skipped)
+        self._read: set[str] = set()
+        self._ignored: set[str] = set()
 
     def has(self, key: str) -> bool:
         """Whether the key is present, with null or a value. Does not consume it."""
@@ -128,15 +139,16 @@ class ConfigReader:
         value = self._take(key, None)
         if not isinstance(value, dict):
             raise self._wrong(key, value, "an object")
-        return ConfigReader(value, f"{self.where}: {key}")
+        return ConfigReader(value, f"{self.where}: {key}", self._skipped)
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigReader:
         """The same values, with defaults for absent keys."""
-        return ConfigReader({**defaults, **self._values}, self.where)
+        return ConfigReader({**defaults, **self._values}, self.where, self._skipped)
 
     def renamed(self, names: Mapping[str, str]) -> ConfigReader:
         """The same values, those of the keys in ``names`` under other keys."""
-        return ConfigReader({names.get(key, key): value for key, value in self._values.items()}, self.where)
+        values = {names.get(key, key): value for key, value in self._values.items()}
+        return ConfigReader(values, self.where, self._skipped)
 
     def reaches(self, key: str, least: int) -> bool:
         """Whether the key holds an integer of at least ``least``. Does not consume it."""
@@ -145,7 +157,7 @@ class ConfigReader:
 
     def ignore(self, *keys: str) -> None:
         """Accept any values under keys that have no effect, given the values that were read."""
-        self._consumed.update(keys)
+        self._ignored.update(keys)
 
     def expect(self, key: str, *allowed: object) -> None:
         """Raise UnsupportedModel unless the key is absent or holds one of these values, the only ones that we compile.
@@ -171,24 +183,45 @@ class ConfigReader:
 
     def finish(self, ignored: frozenset[str] = frozenset()) -> None:
         """Raise UnsupportedModel for a key that was not read, unless it is in ``ignored``, the keys that do not change
-        the mathematics.
+        the mathematics, or the user skips it; RequestError for a key that the user skips and that was read.
 
         A key that is null or false has no effect.
         """
-        unread = self._values.keys() - self._consumed - ignored
-        unknown = sorted(key for key in unread if self._values[key] is not None and self._values[key] is not False)
-        if unknown:
-            shown = ", ".join(f"{key!r} = {_show(self._values[key])}" for key in unknown)
-            raise UnsupportedModel(
-                f"{self.where}: unknown {'key' if len(unknown) == 1 else 'keys'} {shown}; "
-                "the compiler does not know the effect, "
-                "so the answers could be wrong; remove it if it does not change the model's mathematics",
-                file=self.where,
-                keys=unknown,
+        for key in sorted(self._skipped & self._read & self._values.keys()):
+            raise RequestError(
+                f"{IGNORE} {key}: {self.where}: the compiler reads {key!r}, because the model's mathematics or the "
+                "shapes of its weights depend on it; remove the option, and correct the file if the value "
+                f"{_show(self._values[key])} is wrong",
+                key=key,
             )
+        unread = self._values.keys() - self._read - self._ignored - ignored - self._skipped
+        unknown = sorted(key for key in unread if self._values[key] is not None and self._values[key] is not False)
+        if not unknown:
+            return
+        for key in PACKING_KEYS:
+            if key in unknown:
+                raise self._packed(key)
+        shown = ", ".join(f"{key!r} = {_show(self._values[key])}" for key in unknown)
+        options = " ".join(f"{IGNORE} {key}" for key in unknown)
+        raise UnsupportedModel(
+            f"{self.where}: unknown {'key' if len(unknown) == 1 else 'keys'} {shown}; the compiler does not know the "
+            "effect, so the answers could be wrong; if you know that the model's mathematics does not depend on "
+            f"{'it' if len(unknown) == 1 else 'them'}, add {options}",
+            file=self.where,
+            keys=unknown,
+        )
+
+    def _packed(self, key: str) -> UnsupportedModel:
+        section = self._values[key]
+        method = section.get("quant_method", "unnamed") if isinstance(section, dict) else "unnamed"
+        return self.unsupported(
+            key,
+            f"the checkpoint's weights are already quantized ({key!r}, method {method!r}), which is not supported "
+            "here, and without this key they would be misread; pass the unquantized checkpoint that it was made from",
+        )
 
     def _take(self, key: str, default: object) -> Any:
-        self._consumed.add(key)
+        self._read.add(key)
         if key in self._values:
             return self._values[key]
         if default is None:
@@ -196,12 +229,32 @@ class ConfigReader:
         return default
 
     def _is_null(self, key: str) -> bool:
-        self._consumed.add(key)
+        self._read.add(key)
         return self._values.get(key) is None
 
     def _wrong(self, key: str, value: object, expected: str) -> CheckpointError:
         message = f"{self.where}: {key!r} is {_show(value)} ({json_kind(value)}), expected {expected}; {_FIX}"
         return CheckpointError(message, file=self.where, key=key)
+
+
+def require_skippable(skipped: Collection[str], values: Mapping[str, Any], where: str) -> None:
+    """Raises RequestError for a key that must not be skipped, or that the file does not have at any depth."""
+    for key in skipped:
+        if key in PACKING_KEYS:
+            raise RequestError(
+                f"{IGNORE} {key}: it says how the weights are packed, and without it they would be misread; pass the "
+                "unquantized checkpoint that it was made from",
+                key=key,
+            )
+        if key not in (known := set(_all_keys(values))):
+            raise RequestError(f"{IGNORE} {key}: {where} has no such key{did_you_mean(key, known)}", key=key)
+
+
+def _all_keys(values: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in values.items():
+        yield key
+        if isinstance(value, Mapping):
+            yield from _all_keys(value)
 
 
 def is_integer(value: object) -> TypeGuard[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,7 +25,7 @@ from . import (
 )
 from .checkpoint import ActivationScales, Checkpoint, Tensor
 from .classifier import read_classifier
-from .config import ConfigReader
+from .config import ConfigReader, require_skippable
 from .encoder_tensors import dense_tensors, encoder_tensors, encoder_tokenizer
 from .json_file import read_json_object
 from .logit_score import as_reranker, read_logit_score, template_of_pairs
@@ -70,19 +70,19 @@ QUANTIZATION_KEYS = ("quantization_config", mlx_quant.SECTION)
 _SHARD_NAME = re.compile(r"\w[\w.-]*\.safetensors")
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     """The checkpoint in a folder. Reads and checks everything except the tensors' values.
 
     Raises CheckpointError for missing, corrupt or contradictory files, UnsupportedModel for models that we do not
-    compile.
+    compile, RequestError for a key of config.json that cannot be ignored.
     """
-    spec, quantization = _read_spec(path)
+    spec, quantization = _read_spec(path, ignore_keys)
     encoder = encoder_of(spec.model_type)
     if encoder is not None:
         return _open_encoder(path, spec, encoder)
     vectors = read_sentence_transformer(path, spec.hidden_size)
     embedding = None if vectors is None else vectors.embedding
-    config = with_activation(path, _text_config(path / "config.json"))
+    config = with_activation(path, _text_config(path / "config.json", ignore_keys))
     classifier = read_classifier(config, str(path / "config.json"), "last_token") if vectors is None else None
     makes_text = embedding is None and classifier is None
     if makes_text and not spec.causal:
@@ -164,7 +164,7 @@ def _open_encoder(path: Path, spec: ModelSpec, encoder: Encoder) -> Checkpoint:
     )
 
 
-def _read_spec(path: Path) -> tuple[ModelSpec, Quantization | None]:
+def _read_spec(path: Path, ignore_keys: Collection[str]) -> tuple[ModelSpec, Quantization | None]:
     """The spec, and the quantization of the weights; None if they are floats."""
     config_path = path / "config.json"
     if not config_path.is_file():
@@ -172,7 +172,7 @@ def _read_spec(path: Path) -> tuple[ModelSpec, Quantization | None]:
             raise _bad(path, "contains a LoRA adapter, not a model; merge it into its base model and save that")
         _refuse_a_bundle(path)
         raise _bad(path, "has no config.json; pass a folder that transformers' save_pretrained wrote")
-    spec, quantization = _read_config(config_path)
+    spec, quantization = _read_config(config_path, ignore_keys)
     generation_path = path / "generation_config.json"
     if not generation_path.is_file():
         return spec, quantization
@@ -188,13 +188,14 @@ def _read_spec(path: Path) -> tuple[ModelSpec, Quantization | None]:
     return replace(spec, eos_token_ids=tuple(dict.fromkeys((*spec.eos_token_ids, *generation_ids)))), quantization
 
 
-def read_spec(path: Path) -> ModelSpec:
-    """The spec of a config.json. Raises CheckpointError and UnsupportedModel."""
-    return _read_config(path)[0]
+def read_spec(path: Path, ignore_keys: Collection[str] = ()) -> ModelSpec:
+    """The spec of a config.json. Raises CheckpointError, UnsupportedModel and RequestError."""
+    return _read_config(path, ignore_keys)[0]
 
 
-def _read_config(path: Path) -> tuple[ModelSpec, Quantization | None]:
+def _read_config(path: Path, ignore_keys: Collection[str]) -> tuple[ModelSpec, Quantization | None]:
     values = dict(read_json_object(path))
+    require_skippable(ignore_keys, values, str(path))
     quantization: Quantization | None = None
     section = values.get("quantization_config")
     of_mlx = values.get(mlx_quant.SECTION)
@@ -208,7 +209,8 @@ def _read_config(path: Path) -> tuple[ModelSpec, Quantization | None]:
         if section == of_mlx:
             # mlx-lm also writes the section under this key.
             del values["quantization_config"]
-    config = ConfigReader(text_values(values, str(path)) or values, _where(path, values))
+    text = text_values(values, str(path), ignore_keys)
+    config = ConfigReader(text or values, _where(path, values), ignore_keys)
     name = config.text("model_type")
     encoder = encoder_of(name)
     if encoder is not None and (quantization is not None or section is not None):
@@ -220,11 +222,11 @@ def _where(path: Path, values: Mapping[str, Any]) -> str:
     return f"{path}: text_config" if isinstance(values.get("text_config"), dict) else str(path)
 
 
-def _text_config(path: Path) -> dict[str, Any]:
+def _text_config(path: Path, ignore_keys: Collection[str]) -> dict[str, Any]:
     """The values of the text model's config.json."""
     values = read_json_object(path)
     floats = {key: value for key, value in values.items() if key not in QUANTIZATION_KEYS}
-    return text_values(floats, str(path)) or values
+    return text_values(floats, str(path), ignore_keys) or values
 
 
 def _read_tensors(path: Path) -> Mapping[str, SafetensorsTensor] | Mapping[str, PytorchTensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from ..arch import by_model_type
 from ..errors import CheckpointError
 from ..ir.spec import ModelSpec
 from .checkpoint import Checkpoint, Tensor, TokenizerFiles
-from .config import ConfigReader
+from .config import ConfigReader, require_skippable
 from .json_file import read_json_object
 from .mlc_params import MlcFormat, format_of, read_matrix, read_records, rows_of
 from .multimodal import text_tensors
@@ -65,7 +65,7 @@ _RENAMED = {
 }
 
 
-def open_mlc(path: Path) -> Checkpoint:
+def open_mlc(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     """The checkpoint in a folder. Reads and checks everything except the tensors' values.
 
     Raises CheckpointError for missing, corrupt or contradictory files, UnsupportedModel for models and quantizations
@@ -73,6 +73,7 @@ def open_mlc(path: Path) -> Checkpoint:
     """
     where = path / CONFIG_FILE
     values = read_json_object(where)
+    require_skippable(ignore_keys, values, str(where))
     chat = ConfigReader(values, str(where))
     section = values.get("model_config")
     if not isinstance(section, dict):
@@ -88,7 +89,7 @@ def open_mlc(path: Path) -> Checkpoint:
     config["vocab_size"] = _vocab_size(where, records)
     tokenizer = read_tokenizer_files(path, config["vocab_size"])
     config["eos_token_id"] = _ends(chat, values.get("conv_template"), tokenizer)
-    spec = by_model_type(model_type).read_config(ConfigReader(config, f"{where}: model_config"))
+    spec = by_model_type(model_type).read_config(ConfigReader(config, f"{where}: model_config", ignore_keys))
     tensors = _read_tensors(records, spec, quantization, where)
     require_sizes(where, spec, tensors)
     notes = [*left_out, *_notes(path, config, tokenizer)]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from .config import ConfigReader
+from .harmless_keys import HARMLESS_KEYS
 
 # Outer model_types whose text model is a decoder of its own.
 MODEL_TYPES = (
@@ -27,24 +28,19 @@ SAME_TEXT = {
     "qwen2_5_vl_text": ("qwen2", 1_000_000.0),
     "qwen3_vl_text": ("qwen3", 500_000.0),
 }
-# Keys beside 'text_config' that only concern the other parts, or how transformers runs the model.
-HARMLESS_KEYS = frozenset(
-    {
-        "_name_or_path", "_pad_token_id", "adapter_layer_norm_eps", "alignment_intermediate_size", "architectures",
-        "audio_config", "audio_token_id", "boa_token_id", "boa_token_index",
-        "boi_token_id", "boi_token_index", "downsample_factor", "downsample_ratio", "dtype", "eoa_token_id",
-        "eoa_token_index", "eoi_token_id",
-        "eoi_token_index", "hidden_size", "ignore_index", "image_grid_pinpoints", "image_seq_len", "image_seq_length",
-        "image_token_id", "image_token_index", "initializer_range", "mm_tokens_per_image",
-        "model_type", "multimodal_projector_bias", "projector_hidden_act", "scale_factor", "spatial_merge_size",
-        "torch_dtype", "transformers.js_config", "transformers_version", "use_cache", "use_image_newline_parameter",
-        "video_token_id", "video_token_index", "vision_aspect_ratio", "vision_config", "vision_end_token_id",
-        "vision_feature_layer", "vision_feature_select_strategy",
-        "vision_soft_tokens_per_image", "vision_start_token_id", "vision_token_id", "vocab_size",
-    }
-)  # fmt: skip
+# Keys beside 'text_config' that only concern the other parts.
+OUTER_KEYS = HARMLESS_KEYS | {
+    "adapter_layer_norm_eps", "alignment_intermediate_size", "architectures", "audio_config", "audio_token_id",
+    "boa_token_id", "boa_token_index", "boi_token_id", "boi_token_index", "downsample_factor", "downsample_ratio",
+    "eoa_token_id", "eoa_token_index", "eoi_token_id", "eoi_token_index", "hidden_size", "ignore_index",
+    "image_grid_pinpoints", "image_seq_len", "image_seq_length", "image_token_id", "image_token_index",
+    "mm_tokens_per_image", "model_type", "multimodal_projector_bias", "projector_hidden_act", "scale_factor",
+    "spatial_merge_size", "use_image_newline_parameter", "video_token_id", "video_token_index", "vision_aspect_ratio",
+    "vision_config", "vision_end_token_id", "vision_feature_layer", "vision_feature_select_strategy",
+    "vision_soft_tokens_per_image", "vision_start_token_id", "vision_token_id", "vocab_size",
+}  # fmt: skip
 # Keys of text models inside SmolVLM and Idefics 3 that concern the images.
-HARMLESS_TEXT_KEYS = ("neftune_noise_alpha", "perceiver_config", "pixel_shuffle_factor")
+IMAGE_KEYS = ("perceiver_config", "pixel_shuffle_factor")
 SHARED_KEYS = ("bos_token_id", "dtype", "eos_token_id", "pad_token_id", "torch_dtype")
 PREFIXES = {
     "model.language_model.": "model.",
@@ -61,12 +57,12 @@ OTHER_PARTS = re.compile(
 Tensor = TypeVar("Tensor")
 
 
-def text_values(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
-    """The text model's config.json; None if the model only processes text.
+def text_values(values: Mapping[str, Any], where: str, skipped: Collection[str] = frozenset()) -> dict[str, Any] | None:
+    """The text model's config.json; None if the model only processes text. ``skipped``: see `ConfigReader`.
 
     Raises CheckpointError if its section is missing, UnsupportedModel for an unknown key beside it.
     """
-    config = ConfigReader(values, where)
+    config = ConfigReader(values, where, skipped)
     model_type = config.text("model_type")
     if model_type not in MODEL_TYPES:
         return None
@@ -77,9 +73,9 @@ def text_values(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
         if values.get("tie_word_embeddings") is not None and text.get("tie_word_embeddings") in (None, False):
             text["tie_word_embeddings"] = values["tie_word_embeddings"]
         config.ignore(*SHARED_KEYS, "tie_word_embeddings")
-        config.finish(HARMLESS_KEYS)
+        config.finish(OUTER_KEYS)
     elif model_type in FLAT:
-        own = HARMLESS_KEYS - {"dtype", "hidden_size", "torch_dtype", "vocab_size"}
+        own = OUTER_KEYS - {"dtype", "hidden_size", "torch_dtype", "vocab_size"}
         text = {key: value for key, value in values.items() if key not in own}
         text["model_type"] = FLAT[model_type]
     else:
@@ -88,7 +84,7 @@ def text_values(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
 
 
 def _without_image_keys(text: dict[str, Any]) -> dict[str, Any]:
-    text = {key: value for key, value in text.items() if key not in HARMLESS_TEXT_KEYS}
+    text = {key: value for key, value in text.items() if key not in IMAGE_KEYS}
     if text.get("model_type") not in SAME_TEXT:
         return text
     model_type, theta = SAME_TEXT[text["model_type"]]

@@ -81,6 +81,7 @@ def dry_export(model: str, options: CompileOptions, progress: Progress, note: No
         options.context,
         options.kv,
         options.task,
+        options.ignore_keys,
         progress,
         note,
     )

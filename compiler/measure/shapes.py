@@ -43,7 +43,7 @@ def report_shapes(config: Path, options: CompileOptions, progress: Progress = la
 
     Raises CheckpointError, UnsupportedModel or RequestError.
     """
-    checkpoint = shape_checkpoint(config, read_spec(config))
+    checkpoint = shape_checkpoint(config, read_spec(config, options.ignore_keys))
     name = config.parent.name if config.name == "config.json" else config.stem
     job = prepare_checkpoint(name or config.stem, checkpoint, options, lambda _: None)
     manifest: Manifest = build(job, SizeStore(), progress)

@@ -70,7 +70,7 @@ class CompileOptions:
     writes the text itself.
 
     ``lora_rank`` is the largest rank of LoRA adapters that the bundle accepts; 0 accepts none. ``tuning`` lists the
-    tuning records to include.
+    tuning records to include. ``ignore_keys``: see `formats.load`.
     """
 
     target: str = "webgpu"
@@ -89,6 +89,7 @@ class CompileOptions:
     lora_rank: int = 0
     self_test: bool = True
     tuning: tuple[Path, ...] = ()
+    ignore_keys: tuple[str, ...] = ()
     force: bool = False
 
 
@@ -111,6 +112,7 @@ def compile_any(
         context=options.context,
         kv=options.kv,
         task=options.task,
+        ignore_keys=options.ignore_keys,
         force=options.force,
         progress=progress,
         note=note,
@@ -174,7 +176,7 @@ def prepare(model: str, options: CompileOptions, progress: Progress, note: Note)
     """Raises CheckpointError, UnsupportedModel or RequestError."""
     check_options(options)
     progress("read", 0, 1)
-    checkpoint = for_task(load(model), options.task)
+    checkpoint = for_task(load(model, options.ignore_keys), options.task)
     for text in checkpoint.notes:
         note(text)
     progress("read", 1, 1)

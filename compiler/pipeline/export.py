@@ -47,6 +47,7 @@ def export_model(
     context: int | None = None,
     kv: KvName = "activation",
     task: Task | None = None,
+    ignore_keys: tuple[str, ...] = (),
     force: bool = False,
     progress: Callable[[str, int, int], None] = lambda *_: None,
     note: Callable[[str], None] = lambda _: None,
@@ -54,14 +55,15 @@ def export_model(
     """Export a local folder or a repository on the hub to a bundle for ``target`` at ``output``.
 
     ``group_size`` None: the format's default, as in other bundles. ``activations`` None: the best dtype for the device.
-    ``device`` None: the framework's default.
+    ``device`` None: the framework's default. ``ignore_keys``: see `formats.load`.
 
     Raises CheckpointError, UnsupportedModel, QuantizationError, OutputError or RequestError. After an error, no partial
     output remains.
     """
     job = prepare_export(
-        model, target, quantization, requantize, group_size, activations, device, context, kv, task, progress, note
-    )
+        model, target, quantization, requantize, group_size, activations, device, context, kv, task,
+        ignore_keys, progress, note,
+    )  # fmt: skip
     with new_folder(output, force=force) as folder:
         job.exporter.export(
             job.checkpoint, job.graph, job.options, folder, lambda done, total: progress("weights", done, total)
@@ -95,6 +97,7 @@ def prepare_export(
     context: int | None,
     kv: KvName,
     task: Task | None,
+    ignore_keys: tuple[str, ...],
     progress: Callable[[str, int, int], None],
     note: Callable[[str], None],
 ) -> ExportJob:
@@ -116,7 +119,7 @@ def prepare_export(
     if quantization is not None:
         quant.by_name(quantization, group_size)
     progress("read", 0, 1)
-    checkpoint = for_task(load(model), task).with_float_scales
+    checkpoint = for_task(load(model, ignore_keys), task).with_float_scales
     for text in checkpoint.notes:
         note(text)
     progress("read", 1, 1)

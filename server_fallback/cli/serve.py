@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nearfar.compiler import quant
 from nearfar.compiler.bundle.manifest import EXPORTS
+from nearfar.compiler.cli.model import add_ignore_key
 from nearfar.compiler.cli.output import add_command
 from nearfar.compiler.cli.sign import add_trust
 from nearfar.compiler.errors import RequestError, ToolError, Unavailable
@@ -113,6 +114,7 @@ def add_parser(commands: Any) -> None:
         metavar="RANK",
         help="compile models that accept LoRA adapters up to this rank",
     )
+    add_ignore_key(local)
     local.add_argument(
         "--max-adapters",
         type=count,

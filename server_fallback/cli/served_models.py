@@ -46,6 +46,7 @@ def make_opener(options: argparse.Namespace, environment: Mapping[str, str], pro
             context=options.context,
             kv=options.kv,
             lora_rank=options.lora_rank,
+            ignore_keys=tuple(options.ignore_keys),
             max_sequences=options.max_sequences,
             kv_memory_bytes=options.kv_memory,
             max_waiting=options.max_waiting,

@@ -84,7 +84,7 @@ def main(model: str, options_json: str) -> None:
 def compile_once(model: str, options: CompileOptions) -> Path:
     from filelock import FileLock
 
-    path = bundle_path(load(model).path, options)
+    path = bundle_path(load(model, options.ignore_keys).path, options)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # In a folder that cannot be written, the lock would wait forever.

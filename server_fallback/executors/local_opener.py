@@ -55,7 +55,7 @@ Progress = Callable[[str, str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
-    """``target`` None: a GPU if there is one, else the CPU. ``target`` to ``lora_rank`` apply to checkpoints that are
+    """``target`` None: a GPU if there is one, else the CPU. ``target`` to ``ignore_keys`` apply to checkpoints that are
     compiled; bundles have their own. ``quantization`` None: the checkpoint's own, or the compiler's default;
     ``requantize`` converts the checkpoint's own.
 
@@ -75,6 +75,7 @@ class LocalOptions:
     context: int | None = None
     kv: KvName = "activation"
     lora_rank: int = 0
+    ignore_keys: tuple[str, ...] = ()
     max_sequences: int | None = None
     kv_memory_bytes: int | None = None
     max_waiting: int = 256
@@ -218,6 +219,7 @@ class LocalOpener:
             context=options.context,
             kv=options.kv,
             lora_rank=options.lora_rank,
+            ignore_keys=options.ignore_keys,
         )
         name = str(path) if is_folder else model
         bundle = await compiled(name, wanted, lambda phase, done, total: self._progress(model, phase, done, total))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from ...arch import by_model_type
 from ...errors import CheckpointError, UnsupportedModel
 from ...ir.spec import ModelSpec
 from ..checkpoint import Checkpoint
-from ..config import ConfigReader
+from ..config import ConfigReader, require_skippable
 from ..spec_against_tensors import require_sizes
 from .architectures import architecture_of, read_config, read_tensors
 from .container import Container, StoredTensor, read_container
@@ -24,14 +24,15 @@ TOWERS = "clip"
 MAX_PARTS = 1 << 10
 
 
-def open_gguf(path: Path) -> Checkpoint:
+def open_gguf(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     """The checkpoint in a file. If a model has several files, ``path`` is any of them. Reads and checks everything
     except the tensors' values.
 
     Raises CheckpointError for a file that is damaged or incomplete, UnsupportedModel for models that we do not compile.
     """
     container = read_parts(path)
-    metadata = Metadata(container)
+    require_skippable(ignore_keys, container.metadata, str(path))
+    metadata = Metadata(container, ignore_keys)
     if metadata.architecture == TOWERS:
         raise UnsupportedModel(
             f"{path}: is the image or audio encoder of a model; pass the file with the text model",

@@ -5,19 +5,24 @@ change the mathematics.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
-from ...errors import CheckpointError, UnsupportedModel
+from ...errors import CheckpointError, RequestError, UnsupportedModel
+from ..config import IGNORE
 from .container import Container
 
 
 class Metadata:
-    """Keys without a section belong to the file's architecture: "block_count" is "llama.block_count"."""
+    """Keys without a section belong to the file's architecture: "block_count" is "llama.block_count". ``skipped``:
+    unknown keys that the user wants to ignore, with their section.
+    """
 
-    def __init__(self, container: Container) -> None:
+    def __init__(self, container: Container, skipped: Collection[str] = ()) -> None:
         self._values, self.path = container.metadata, container.path
+        self._skipped = frozenset(skipped)
         self._read: set[str] = set()
         self.architecture = ""
         self.architecture = self.text("general.architecture")
@@ -87,13 +92,22 @@ class Metadata:
             )  # fmt: skip
 
     def finish(self) -> None:
-        """Raises UnsupportedModel for a key of the architecture that was not read."""
+        """Raises UnsupportedModel for a key of the architecture that was neither read nor skipped, RequestError for one
+        that was read and skipped.
+        """
+        for key in sorted(self._skipped & self._read & self._values.keys()):
+            raise RequestError(
+                f"{IGNORE} {key}: {self.path}: the compiler reads {key!r}, because the model's mathematics or the "
+                "shapes of its weights depend on it; remove the option",
+                key=key,
+            )
         prefix = f"{self.architecture}."
-        unread = sorted(key for key in self._values if key.startswith(prefix) and key not in self._read)
+        unread = sorted(key for key in self._values if key.startswith(prefix) and key not in self._read | self._skipped)
         if unread:
             raise UnsupportedModel(
                 f"{self.path}: {unread[0]!r} is not known for this architecture, and may change what the model "
-                "computes; report it, or pass the Hugging Face folder that the file was made from",
+                f"computes; if you know that it does not, add {IGNORE} {unread[0]}; otherwise pass the Hugging Face "
+                "folder that the file was made from",
                 file=str(self.path), key=unread[0],
             )  # fmt: skip
 

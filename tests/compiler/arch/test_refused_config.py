@@ -75,9 +75,37 @@ def test_unknown_keys_that_are_null_or_false_change_nothing() -> None:
             read(LLAMA_3_2_1B, use_new_attention=value)
 
 
+# What trainers and libraries write; the values are those of published files, or of the libraries' defaults.
+TRAINERS_KEYS: dict[str, Any] = {
+    "unsloth_version": "2026.3.3", "unsloth_fixed": True, "_attn_implementation_autoset": True,
+    "_attn_implementation": "sdpa", "attn_implementation": "flash_attention_2", "id2label": {"0": "LABEL_0"},
+    "label2id": {"LABEL_0": 0}, "embd_pdrop": 0.1, "resid_pdrop": 0.1, "attn_pdrop": 0.1, "hidden_dropout": 0.1,
+    "neftune_noise_alpha": 5.0, "model_name": "unsloth/Qwen3-0.6B", "peft_version": "0.18.0", "max_seq_length": 2048,
+    "router_aux_loss_coef": 0.01, "initializer_factor": 1.0, "gradient_checkpointing": True, "min_p": 0.05,
+    "trust_remote_code": True, "use_flash_attention_2": True, "loss_type": "ForCausalLMLoss",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [LLAMA_3_2_1B, QWEN2_5_0_5B, QWEN3_0_6B], ids=["llama", "qwen2", "qwen3"])
+def test_keys_of_trainers_and_libraries_change_nothing(config: dict[str, Any]) -> None:
+    assert read(config, **TRAINERS_KEYS) == read(config)
+
+
+@pytest.mark.parametrize("base", ["PretrainedConfig", "GenerationConfig"])
+def test_no_key_that_transformers_writes_into_any_configuration_is_unknown(base: str) -> None:
+    import transformers
+
+    from nearfar.compiler.formats.harmless_keys import HARMLESS_KEYS
+
+    # Read, or checked.
+    known = {"architectures", "model_type", "is_encoder_decoder", "bos_token_id", "eos_token_id"}
+    written = {key for key, value in getattr(transformers, base)().to_dict().items() if value not in (None, False)}
+    assert written <= HARMLESS_KEYS | known
+
+
 @pytest.mark.parametrize("key", sorted(set(LLAMA_3_2_1B) - {"architectures", "model_type"}))
 def test_a_key_with_an_invalid_value_is_refused_unless_it_is_harmless(key: str) -> None:
-    from nearfar.compiler.arch.decoder_config import HARMLESS_KEYS
+    from nearfar.compiler.formats.harmless_keys import HARMLESS_KEYS
 
     if key in HARMLESS_KEYS:
         assert read(LLAMA_3_2_1B, **{key: "nonsense"}) == read(LLAMA_3_2_1B)

@@ -68,7 +68,8 @@ def test_a_checkpoint_is_compiled_for_this_machine(
 
 
 @pytest.mark.usefixtures("cache")
-def test_serve_compiles_with_the_same_options(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ignored", [(), ("odd", "odder")])
+def test_serve_compiles_with_the_same_options(ignored: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     requested = []
 
     async def compiled(model: str, options: object, *_: object) -> Path:
@@ -77,8 +78,28 @@ def test_serve_compiles_with_the_same_options(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(local_opener, "compiled", compiled)
     with pytest.raises(ToolError):
-        asyncio.run(LocalOpener(LocalOptions()).prepare("demo", None))
-    assert requested == [(str(CHECKPOINT), default_options())]
+        asyncio.run(LocalOpener(LocalOptions(ignore_keys=ignored)).prepare("demo", None))
+    assert requested == [(str(CHECKPOINT), default_options(ignored))]
+
+
+@pytest.mark.usefixtures("cache")
+def test_keys_to_ignore_reach_the_compiler_and_are_refused_for_a_bundle(
+    light_demo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    requested = []
+
+    async def compiled(_: str, options: CompileOptions, *__: object) -> Path:
+        requested.append(options)
+        raise ToolError("enough")
+
+    monkeypatch.setattr(default_bundle, "compiled", compiled)
+    keys = ["--ignore-key", "odd", "--ignore-key", "odder"]
+    assert main(["run", "demo", *PROMPT, *keys]) != 0
+    assert requested == [default_options(("odd", "odder"))]
+    capsys.readouterr()
+    for command in (["run", str(light_demo), *PROMPT], ["inspect", str(light_demo), "--json"]):
+        assert main([*command, *keys]) != 0
+        assert "--ignore-key is for models" in capsys.readouterr().err
 
 
 def test_a_bundle_in_a_folder_named_demo_is_run_itself(

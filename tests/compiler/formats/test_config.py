@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearfar.compiler.errors import CheckpointError, UnsupportedModel
-from nearfar.compiler.formats.config import ConfigReader
+from nearfar.compiler.errors import CheckpointError, RequestError, UnsupportedModel
+from nearfar.compiler.formats.config import ConfigReader, require_skippable
 from nearfar.compiler.formats.json_file import parse_json_object
 
 JSON_VALUES = st.recursive(
@@ -142,3 +142,47 @@ def test_any_json_value_results_in_a_value_of_the_declared_type_or_a_typed_error
 def test_broken_json_is_a_typed_error_with_the_position(content: bytes, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         parse_json_object(content, "f.json")
+
+
+def test_an_unknown_key_is_named_with_the_option_that_ignores_it() -> None:
+    values = {"size": 8, "odd": 1, "rope": {"odder": 2}}
+    with pytest.raises(UnsupportedModel, match=r"unknown key 'odd' = 1; .* add --ignore-key odd$"):
+        read_all(ConfigReader(values))
+    with pytest.raises(UnsupportedModel, match=r"config\.json: rope: unknown key 'odder' = 2; .* --ignore-key odder$"):
+        read_all(ConfigReader(values, skipped=["odd"]))
+    read_all(ConfigReader(values, skipped=["odd", "odder"]))
+    read_all(ConfigReader(values, skipped=["odd", "odder"]).renamed({"extent": "size"}).with_defaults({"more": False}))
+
+
+def test_a_key_that_is_read_cannot_be_ignored() -> None:
+    with pytest.raises(RequestError, match=r"--ignore-key size: config\.json: the compiler reads 'size', .* value 8"):
+        read_all(ConfigReader({"size": 8, "rope": None}, skipped=["size"]))
+    # A key that is accepted with any value has no effect, so it may be ignored too.
+    config = ConfigReader({"size": 8}, skipped=["size"])
+    config.ignore("size")
+    config.finish()
+
+
+@pytest.mark.parametrize("key", ["quantization_config", "quantization", "compression_config"])
+def test_a_key_without_which_weights_are_misread_is_never_ignored(key: str) -> None:
+    values = {key: {"quant_method": "aqlm"}, "odd": 1}
+    with pytest.raises(RequestError, match=f"--ignore-key {key}: .* would be misread; pass the unquantized checkpoint"):
+        require_skippable([key], values, "config.json")
+    with pytest.raises(UnsupportedModel, match=r"already quantized .*method 'aqlm'.* pass the unquantized") as caught:
+        ConfigReader(values).finish()
+    assert "--ignore-key" not in caught.value.message
+
+
+def test_a_mistyped_key_to_ignore_is_refused() -> None:
+    values = {"size": 8, "rope": {"scaling_factor": 2}}
+    require_skippable(["scaling_factor", "size"], values, "config.json")
+    with pytest.raises(RequestError, match=r"config\.json has no such key; did you mean 'scaling_factor'\?"):
+        require_skippable(["scaling_facto"], values, "config.json")
+
+
+def read_all(config: ConfigReader) -> None:
+    assert config.integer("size") == 8
+    rope = config.section("rope")
+    config.finish()
+    if rope is not None:
+        rope.finish()

@@ -104,6 +104,37 @@ def test_keys_of_smolvlm_that_concern_images_change_nothing(tmp_path: Path) -> N
     assert read_with(tmp_path, {**keys, "qk_layer_norms": False}, vocab_size=509, pad_token_id=2) == plain
 
 
+def test_keys_of_trainers_change_nothing_beside_the_text_model_and_in_it(tmp_path: Path) -> None:
+    expected = make_with_images("smolvlm", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    keys = {"unsloth_version": "2026.3.3", "unsloth_fixed": True, "_attn_implementation_autoset": True}
+    keys |= {"id2label": {"0": "a"}, "label2id": {"a": 0}, "attn_implementation": "sdpa", "embd_pdrop": 0.1}
+    config = {**config, **keys, "text_config": {**config["text_config"], **keys}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert relative_error(logits_of(tmp_path), expected) < F32
+
+
+def test_unknown_keys_at_every_place_can_be_ignored_by_name(tmp_path: Path) -> None:
+    expected = make_with_images("smolvlm", tmp_path)
+    plain = read_spec(tmp_path / "config.json")
+    with pytest.raises(UnsupportedModel, match=r"add --ignore-key use_gates$"):
+        read_with(tmp_path, {"odd": "x"}, use_gates=True)
+    with pytest.raises(UnsupportedModel, match=r"text_config: unknown key 'odd' = 'x'"):
+        read_spec(tmp_path / "config.json", ["use_gates"])
+    assert read_spec(tmp_path / "config.json", ["use_gates", "odd"]) == plain
+    checkpoint = load(str(tmp_path), ["use_gates", "odd"])
+    reference = CheckpointReference(checkpoint, len(TOKENS))
+    [hidden] = reference.hidden([TOKENS])
+    assert relative_error(reference.logits(hidden), expected) < F32
+
+
+def test_quantized_weights_of_an_unknown_method_are_not_ignored(tmp_path: Path) -> None:
+    make_with_images("smolvlm", tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"method 'aqlm'.*pass the unquantized checkpoint") as caught:
+        read_with(tmp_path, {}, quantization_config={"quant_method": "aqlm"})
+    assert "--ignore-key" not in caught.value.message
+
+
 def read_with(folder: Path, text: dict[str, Any], **values: Any) -> Any:
     """The spec with other values, at the top and in the text model's section."""
     config = json.loads((folder / "config.json").read_text())

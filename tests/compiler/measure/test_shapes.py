@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from nearfar.compiler.errors import CheckpointError, RequestError
+from nearfar.compiler.errors import CheckpointError, RequestError, UnsupportedModel
 from nearfar.compiler.measure.dry_run import dry_run
 from nearfar.compiler.measure.shapes import report_shapes
 from nearfar.compiler.pipeline.compile import CompileOptions
@@ -19,6 +20,14 @@ def test_the_report_needs_only_config_json(tiny_checkpoints: dict[str, Path], tm
     options = CompileOptions(quantization="q8f16", context=64)
     expected = dry_run(str(tiny_checkpoints["qwen3"]), options).report
     assert report_shapes(config, options) == replace(expected, model=tmp_path.name)
+
+
+def test_an_unknown_key_is_ignored_by_name(tiny_checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    values = json.loads((tiny_checkpoints["qwen3"] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**values, "odd": 1}))
+    with pytest.raises(UnsupportedModel, match="--ignore-key odd"):
+        report_shapes(tmp_path / "config.json", CompileOptions())
+    report_shapes(tmp_path / "config.json", CompileOptions(ignore_keys=("odd",)))
 
 
 def test_options_and_values_are_checked(tiny_checkpoints: dict[str, Path], tmp_path: Path) -> None:
