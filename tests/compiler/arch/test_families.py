@@ -1,12 +1,16 @@
-"""Unknown and unsupported model types: the error names the nearest family."""
+"""Unknown and unsupported model types: the error names their kind and the nearest family."""
 
 from __future__ import annotations
 
 import pytest
 
 from nearfar.compiler import arch
-from nearfar.compiler.arch import families
+from nearfar.compiler.arch import families, write_model_types
 from nearfar.compiler.errors import UnsupportedModel
+from nearfar.compiler.formats.multimodal import MODEL_TYPES
+
+# The version of transformers that the list was written with.
+WRITTEN_WITH = "5.24.0"
 
 
 @pytest.mark.parametrize("name", ["mamba2", "", "decoder", "..errors", "llama "])
@@ -22,34 +26,68 @@ def test_an_unknown_model_type_is_refused_with_the_known_ones(name: str) -> None
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("gpt2", r"It is a decoder of text, and nearfar \S+ knows this family but does not compile it; the nearest "),
         (
             "internlm3",
-            r"nearfar \S+ knows this family but does not compile it yet; "
-            r"the nearest family that it compiles is 'llama'\. To request",
+            r"the nearest family that it compiles is 'llama'\. To request it, open an issue in the project's",
         ),
-        ("qwen3_next", "the nearest family that it compiles is 'qwen3'"),
-        (
-            "mamba2",
-            r"and nearfar \S+ does not compile such families yet\. To request it, open an issue in the project's issue "
-            r"tracker$",
-        ),
-        ("deberta-v2", "It is an encoder, which generates no text, and nearfar"),
-        (
-            "qwenn3",
-            r"No family of that name is known; did you mean 'qwen3'\? Correct the file, or, if the family is newer "
-            r"than nearfar",
-        ),
-        ("Llama", "No family of that name is known; did you mean 'llama'"),
+        ("qwen3_moe", r"It is a mixture of experts, .* the nearest family that it compiles is 'qwen3'\."),
+        ("gpt_oss", "It is a mixture of experts, "),
+        ("mamba2", r"with recurrent states, .* does not compile it, nor one near it\. To request it, open an issue "),
+        ("qwen3_next", "with recurrent states, .* is 'qwen3'"),
+        ("lfm2", "with recurrent states"),
+        ("falcon_h1", "with recurrent states"),
+        ("deberta-v2", "It is an encoder of text, which generates none, .* is 'bert'"),
+        ("roberta-prelayernorm", "an encoder of text, .* is 'roberta'"),
+        ("t5", r"It is an encoder with a decoder, .*, nor one near it\."),
+        ("qwen3_vl_moe", "It is a model of images beside text, .* is the text model of 'qwen3_vl'"),
+        ("gemma3n", "images beside text, .* is the text model of 'gemma3'"),
+        ("whisper", "It is a model of sound or speech, .*, nor one near it"),
+        ("dinov2", r"It is a model of images, .*, nor one near it"),
+        ("patchtst", "It is a model of time series"),
+        ("clap_text_model", "It is a part of a larger model"),
+        # Only their repositories' own code computes these.
+        ("internlm2", "is 'llama'"),
+        ("phi3small", "is 'phi3'"),
+    ],
+)
+def test_a_real_family_is_named_with_its_kind_and_the_nearest_one(name: str, message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message) as caught:
+        arch.by_model_type(name)
+    assert "did you mean" not in caught.value.message
+    assert "Correct the file" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("qwenn3", r"known; did you mean 'qwen3'\? Correct the file, or, if the family is newer than nearfar"),
+        ("Llama", "known; did you mean 'llama'"),
         ("xyzzy", r"No family of that name is known\. Correct the file, or"),
     ],
 )
-def test_the_error_distinguishes_a_known_family_from_an_unknown_name(name: str, message: str) -> None:
+def test_an_unknown_name_may_be_mistyped(name: str, message: str) -> None:
     with pytest.raises(UnsupportedModel, match=message):
         arch.by_model_type(name)
 
 
-def test_no_supported_family_is_listed_as_unsupported() -> None:
-    listed = [each for names in (*families.DECODERS.values(), *families.OTHERS.values()) for each in names]
-    assert not set(listed) & set(arch.SUPPORTED)
-    assert len(listed) == len(set(listed))
-    assert families.DECODERS.keys() <= set(arch.SUPPORTED)
+def test_every_model_type_of_transformers_is_known() -> None:
+    import transformers
+
+    compiled = {*arch.SUPPORTED, *arch.ENCODERS, *MODEL_TYPES}
+    listed = families.known_types()
+    assert not listed.keys() & compiled
+    unknown = sorted(transformers.CONFIG_MAPPING.keys() - listed.keys() - compiled)
+    # A later transformers may know more of them.
+    assert not unknown or transformers.__version__ != WRITTEN_WITH
+    assert {kind for kind, _ in listed.values()} == families.KINDS.keys()
+    assert {base for _, base in listed.values()} - {None} <= compiled
+
+
+def test_the_list_is_what_the_script_writes() -> None:
+    import transformers
+
+    if transformers.__version__ != WRITTEN_WITH:
+        pytest.skip(f"transformers is {transformers.__version__}; the list was written with {WRITTEN_WITH}")
+    written = dict(write_model_types.ON_THE_HUB) | write_model_types.read_types()
+    assert {name: tuple(entry) for name, entry in families.known_types().items()} == written
