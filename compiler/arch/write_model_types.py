@@ -41,7 +41,7 @@ STATE_CLASSES = re.compile(
 )
 EXPERTS = re.compile(r"\b(num_experts|num_local_experts|n_routed_experts|moe_num_experts|moe_intermediate_size)\b")
 # Families that only their repositories' own code computes.
-ON_THE_HUB: Mapping[str, tuple[str, str | None]] = {
+ON_THE_HUB: dict[str, tuple[str, str | None]] = {
     **dict.fromkeys(("baichuan", "falcon3", "internlm", "internlm2", "minicpm", "openelm"), ("decoder", "llama")),
     **dict.fromkeys(("phi3small", "phi4", "phi4flash"), ("decoder", "phi3")),
     **dict.fromkeys(("solar", "yi"), ("decoder", "llama")),

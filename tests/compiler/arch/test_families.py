@@ -89,5 +89,5 @@ def test_the_list_is_what_the_script_writes() -> None:
 
     if transformers.__version__ != WRITTEN_WITH:
         pytest.skip(f"transformers is {transformers.__version__}; the list was written with {WRITTEN_WITH}")
-    written = dict(write_model_types.ON_THE_HUB) | write_model_types.read_types()
+    written = write_model_types.ON_THE_HUB | write_model_types.read_types()
     assert {name: tuple(entry) for name, entry in families.known_types().items()} == written
