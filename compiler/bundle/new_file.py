@@ -1,4 +1,6 @@
-"""Writes a file under a temporary name and renames it at the end, so the final path always holds a complete file."""
+"""Writes a file under a temporary name and renames it at the end, so the final path always holds a complete file,
+even after a loss of power.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import OutputError, reason_of
+from .durable import rename_durably
 
 
 @contextmanager
@@ -26,7 +29,7 @@ def new_file(output: Path, *, force: bool) -> Iterator[Path]:
         try:
             yield partial
             _require_free(output, path, force=force)
-            partial.replace(path)
+            rename_durably(partial, path)
         finally:
             with suppress(FileNotFoundError):
                 partial.unlink()

@@ -1,4 +1,5 @@
-"""Writes a folder under a temporary name and renames it at the end, so the final path always holds a complete bundle.
+"""Writes a folder under a temporary name and renames it at the end, so the final path always holds a complete bundle,
+even after a loss of power.
 
 The temporary folder, `.NAME.partial`, is locked while its process runs. So two processes cannot write to one path. If a
 process is killed, the next process sees that its folder is unlocked, and removes it.
@@ -13,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import OutputError, reason_of
+from .durable import rename_durably
 from .manifest import MANIFEST_FILE
 
 
@@ -77,14 +79,14 @@ def _publish(partial: Path, path: Path, *, force: bool, marker: str) -> None:
         replaced = _beside(path, "replaced")
         path.rename(replaced)
         try:
-            partial.rename(path)
+            rename_durably(partial, path)
         except OSError:
             replaced.rename(path)
             raise
         shutil.rmtree(replaced, ignore_errors=True)
         return
     try:
-        partial.rename(path)
+        rename_durably(partial, path)
     except OSError as error:
         if path.exists():
             raise OutputError(f"{path}: was created by another program in the meantime; choose another -o") from error

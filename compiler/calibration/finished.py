@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..bundle.durable import rename_durably
 from ..ir.ops import Array
 
 DIGITS = 16
@@ -53,7 +54,7 @@ class Finished:
         self.folder.mkdir(parents=True, exist_ok=True)
         partial = self.folder / "partial.npz"
         np.savez(partial, **dict(arrays))  # type: ignore[arg-type]
-        partial.rename(self._file(name))
+        rename_durably(partial, self._file(name))
 
     def remove(self) -> None:
         if self.folder is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from nearfar.compiler.bundle.new_file import new_file
 from nearfar.compiler.bundle.new_folder import discard_partial, new_folder
 from nearfar.compiler.errors import OutputError
 
@@ -47,6 +48,42 @@ def test_a_new_folder_appears_when_its_block_ends(tmp_path: Path) -> None:
         assert not (tmp_path / "a/b").exists()
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
     assert (tmp_path / "a/b/file").read_text() == "x"
+
+
+@pytest.mark.parametrize("kind", ["folder", "replaced folder", "file", "replaced file"])
+def test_all_bytes_are_on_the_disk_before_the_new_name_is(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out"
+    events: list[int | str] = []
+    flush, replace = os.fsync, Path.replace
+
+    def record_flush(descriptor: int) -> None:
+        events.append(os.fstat(descriptor).st_ino)
+        flush(descriptor)
+
+    def record_rename(path: Path, target: Path) -> Path:
+        events.append("renamed")
+        return replace(path, target)
+
+    def write(text: str) -> None:
+        if kind.endswith("file"):
+            with new_file(output, force=True) as path:
+                path.write_text(text)
+        else:
+            with new_folder(output, force=True) as folder:
+                (folder / "kernels").mkdir()
+                for file in ("manifest.json", "kernels/a.wgsl"):
+                    (folder / file).write_text(text)
+
+    if kind.startswith("replaced"):
+        write("old")
+    monkeypatch.setattr(os, "fsync", record_flush)
+    monkeypatch.setattr(Path, "replace", record_rename)
+    write("new")
+    written = {path.stat().st_ino for path in (output, *output.rglob("*"))}
+    assert set(events[: len(written)]) == written
+    assert events[len(written) :] == ["renamed", tmp_path.stat().st_ino]
 
 
 def test_an_existing_folder_stays_without_force_and_is_replaced_with_it(tmp_path: Path) -> None:
@@ -130,14 +167,11 @@ def test_a_bundle_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pyt
     bundle = tmp_path / "bundle"
     bundle.mkdir()
     (bundle / "manifest.json").write_text("old")
-    rename = Path.rename
 
-    def fail_for_the_new_one(path: Path, target: Path) -> Path:
-        if path.name.endswith(".partial"):
-            raise OSError(13, "Permission denied")
-        return rename(path, target)
+    def fail(*_: object) -> Path:
+        raise OSError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "rename", fail_for_the_new_one)
+    monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(OutputError, match="Permission denied"), new_folder(bundle, force=True):
         pass
     assert (bundle / "manifest.json").read_text() == "old"

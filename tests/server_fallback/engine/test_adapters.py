@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from tiny_adapters import adapted_logits, make_adapter
 from waiting import WAIT_SECONDS
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.errors import DeviceError, RequestError
 from nearfar.compiler.formats.peft import read_adapter
 from nearfar.compiler.runtime.batch import FloatArray, Limits
 from nearfar.server_fallback.engine.adapters import Adapters
@@ -143,3 +144,21 @@ def test_keys_are_never_reused_and_without_slots_there_are_no_adapters() -> None
     assert second.key == "red 2"
     with pytest.raises(RequestError, match="served without slots for adapters"):
         Adapters(0).allocate("red")
+
+
+def test_an_adapter_that_cannot_be_written_leaves_its_name_and_its_slot_free() -> None:
+    adapters = Adapters(1)
+    states = {"a": np.ones(1, np.float32)}
+
+    def fail(*_: object) -> None:
+        raise DeviceError("the device is lost")
+
+    for name in ("red", "red", "green"):
+        failed: Future[None] = Future()
+        adapters.load(name, states, fail, failed)
+        assert isinstance(failed.exception(), DeviceError)
+    assert adapters.names == []
+    loaded: Future[None] = Future()
+    adapters.load("red", states, lambda *_: None, loaded)
+    assert loaded.result() is None
+    assert adapters.use("red").slot == 0

@@ -129,6 +129,22 @@ test("a name or a slot that is taken is refused, and so is an adapter that is no
   await expect(answer(engineWith({}), "poet")).rejects.toThrow("Adapter 'poet' is not loaded");
 });
 
+test("an adapter that cannot be written leaves its name and its slot free", () => {
+  const slots = new Slots(1);
+  const states = new Map([["a", Float32Array.of(1)]]);
+  const lost = new Error("the device is lost");
+  const fail = (): never => {
+    throw lost;
+  };
+  for (const name of ["poet", "poet", "clerk"])
+    expect(() => {
+      slots.load(name, name, states, fail);
+    }).toThrow(lost);
+  expect(slots.names).toEqual([]);
+  slots.load("poet", "poet", states, () => undefined);
+  expect(slots.use("poet").slot).toBe(0);
+});
+
 test("a new device gets the adapters", async () => {
   const engine = engineWith({ poet: 1 }, new FakeRunner(LIMITS, 2));
   expect((await answer(engine, "poet")).ids).toEqual(expected(1));

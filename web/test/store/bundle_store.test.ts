@@ -122,6 +122,22 @@ test("a new version replaces the old one after a complete load, and until then t
   expect(await store.manifest(A)).toEqual(bytesOf(JSON.stringify(manifest)));
 });
 
+test.each([
+  ["its newest version", ["shared shard", "new shard of b"]],
+  ["an older version that still loads", ["shared shard"]],
+])("a new version does not delete files that another bundle uses in %s", async (_, ofB) => {
+  await load(B, ...ofB);
+  if (ofB.length === 1) {
+    // The newest version of B has not been loaded completely.
+    const manifest = await manifestOf("later shard of b");
+    await store.begin(B, manifest, bytesOf(JSON.stringify(manifest)));
+  }
+  await load(A, "shared shard", "old shard");
+  await load(A, "new shard");
+  expect(await Promise.all(["shared shard", "old shard", "new shard"].map(has))).toEqual([true, false, true]);
+  expect(await store.manifest(B)).not.toBeNull();
+});
+
 test("an old version is retained while another tab loads it", async () => {
   await load(A, "old shard");
   const release = await store.hold(A, SIGNAL);
