@@ -38,6 +38,6 @@ export interface Opening {
   readonly signal: AbortSignal;
   readonly onBytes: OnBytes;
   readonly onKernel: (done: number, total: number) => void;
-  /** Called when the self-test starts. */
-  readonly onTest: () => void;
+  /** Called before each run of the self-test, with the number of earlier runs. */
+  readonly onTest: (runs: number) => void;
 }

@@ -54,6 +54,8 @@ export interface LoadProgress {
   readonly totalBytes: number;
   readonly compiledKernels: number;
   readonly totalKernels: number;
+  /** Completed runs of the self-test, one for each set of variants that is tried; undefined before the first one. */
+  readonly selfTestRuns?: number | undefined;
 }
 
 export interface LoadOptions extends TrustOptions, MemoryOptions {
@@ -272,8 +274,8 @@ async function loadFrom(
     failed.abort(error);
     throw error;
   };
-  const onTest = (): void => {
-    report({ phase: "self-test" });
+  const onTest = (selfTestRuns: number): void => {
+    report({ phase: "self-test", selfTestRuns });
   };
   const [backend, tokenizer] = await Promise.allSettled([
     openBackend(opened, options, { signal: either, onBytes, onKernel, onTest }).catch(stop),

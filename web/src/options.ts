@@ -33,6 +33,7 @@ export const LOAD_OPTIONS: Checks = {
   gpu: object,
   adapter: object,
   selfTest: only("first-load", "always", "never"),
+  selfTestLimitMs: check("0 or more milliseconds", (value) => typeof value === "number" && value >= 0),
   tuning: boolean,
   notes: object,
   maxSequences: integer(1, Infinity),

@@ -8,7 +8,7 @@ import { importEncoders } from "./import_encoders.js";
 import type { Manifest } from "./manifest.js";
 import type { Runner } from "./runner.js";
 import { selfTest } from "./self_test.js";
-import type { Verdict } from "./trials.js";
+import type { TrialWatch, Verdict } from "./trials.js";
 import type { ActivationDtype } from "./variants.js";
 
 export interface DeviceTest {
@@ -21,7 +21,13 @@ export interface DeviceTest {
    * Throws what the runner throws, BundleError for an unknown dtype, DeviceError if encoders.js cannot be imported,
    * and the signal's reason.
    */
-  run(runner: Runner, activation: ActivationDtype, front: Front, signal: AbortSignal): Promise<Verdict>;
+  run(
+    runner: Runner,
+    activation: ActivationDtype,
+    front: Front,
+    watch: TrialWatch,
+    signal: AbortSignal,
+  ): Promise<Verdict>;
 }
 
 /** Null if the bundle has no test. ``encoders`` has the test of vectors; by default it is imported for it. */
@@ -31,14 +37,15 @@ export function deviceTest(manifest: Manifest, encoders?: EncodersModule): Devic
     return {
       subject: "logits",
       tolerances: prompt.tolerances,
-      run: (runner, activation, front, signal) => {
+      run: (runner, activation, front, watch, signal) => {
         const tested = {
           numPages: runner.limits.groups.map(({ pages }) => pages),
           forwardLogits: runner.forwardLogits.bind(runner),
           mostLikely: async (batch: Parameters<Runner["submit"]>[0]) => (await runner.submit(batch)).tokenIds[0] ?? -1,
           choose: runner.choose.bind(runner),
         };
-        return selfTest(tested, { ...prompt, ...optionsOf(runner, prompt, activation, front), pageSize, signal });
+        const options = optionsOf(runner, prompt, activation, front);
+        return selfTest(tested, { ...prompt, ...options, watch, pageSize, signal });
       },
     };
   }
@@ -46,7 +53,7 @@ export function deviceTest(manifest: Manifest, encoders?: EncodersModule): Devic
   return {
     subject: embedding === null ? "scores" : "vectors",
     tolerances: texts.tolerances,
-    run: async (runner, activation, front, signal) => {
+    run: async (runner, activation, front, watch, signal) => {
       const { groups, tokens, sequences, splitsTexts } = runner.limits;
       const tested = {
         numPages: splitsTexts === false ? [] : groups.map(({ pages }) => pages),
@@ -58,7 +65,7 @@ export function deviceTest(manifest: Manifest, encoders?: EncodersModule): Devic
       const perToken = classifier?.per_token ?? false;
       const options = optionsOf(runner, texts, activation, front);
       const { vectorTest } = encoders ?? (await importEncoders());
-      return vectorTest(tested, { ...texts, ...options, pageSize, perToken, signal });
+      return vectorTest(tested, { ...texts, ...options, watch, pageSize, perToken, signal });
     },
   };
 }

@@ -1,7 +1,8 @@
 // Trials: finds the variants that compute wrongly on this device, by a function that measures the error of a test.
 //
 // Every variant takes part in a trial, many of them at a time: first the variants that the device runs by default, then
-// round by round the next row of every list. If a round is wrong, it is halved until the wrong variant is found.
+// round by round the next row of every list. If a round is wrong, it is halved until the wrong variant is found. A device
+// that computes nothing right would be searched for long, so a search for right variants ends when its time is over.
 
 import type { Choices, Front } from "./choices.js";
 
@@ -25,6 +26,15 @@ export interface TrialOptions {
   readonly variants: ReadonlyMap<string, readonly string[]>;
   /** The rows that are tried first on a device that has passed. */
   readonly front: Front;
+  readonly watch: TrialWatch;
+}
+
+/** What watches the trials. */
+export interface TrialWatch {
+  /** Whether the time for searches is over. A device that passes its first trials needs no search. */
+  isOver(): boolean;
+  /** Called before each trial. */
+  onTrial(): void;
 }
 
 export interface Verdict {
@@ -37,6 +47,8 @@ export interface Verdict {
    * numbers.
    */
   readonly deviation: number;
+  /** Whether a search ended early because its time was over. */
+  readonly isCut: boolean;
 }
 
 type Chosen = readonly [list: string, variant: string];
@@ -48,7 +60,7 @@ export async function tryVariants(test: Measurable, options: TrialOptions): Prom
   let background: readonly Chosen[] = [];
   if (!(await trials.passes("full", background))) {
     const passing = await trials.firstThatPasses(backgrounds(variants));
-    if (passing === null) return { passed: false, off: new Set(), deviation: trials.least };
+    if (passing === null) return { passed: false, off: new Set(), deviation: trials.least, isCut: trials.isCut };
     background = passing;
   }
   const off = new Set<string>();
@@ -63,14 +75,18 @@ export async function tryVariants(test: Measurable, options: TrialOptions): Prom
     ))
       off.add(name);
   }
+  // A search that was cut leaves variants that were not tried alone, and a list may have no others.
+  const { isCut } = trials;
+  if (isCut) return { passed: false, off: new Set(), deviation: trials.least, isCut };
   const passed = off.size === 0 || (await trials.passes("full", [], off));
   test.choose({ off, front });
-  return { passed, off, deviation: passed ? trials.largest : trials.least };
+  return { passed, off, deviation: passed ? trials.largest : trials.least, isCut };
 }
 
 /**
  * Candidates if the first choice is wrong: the last row of every list, which is the plainest, then the rows before it;
- * then the same with another row in one list.
+ * then the plainest rows with another row in one list. If these fail too, two plain rows are wrong: such a device is not
+ * searched further.
  */
 function* backgrounds(variants: ReadonlyMap<string, readonly string[]>): Generator<readonly Chosen[]> {
   const most = Math.max(...[...variants.values()].map((names) => names.length));
@@ -78,11 +94,10 @@ function* backgrounds(variants: ReadonlyMap<string, readonly string[]>): Generat
     rowsOf(variants, (names) => names[Math.max(names.length - 1 - back, 0)]),
   );
   yield* rounds;
-  for (const round of rounds) {
-    for (const [list, current] of round) {
-      for (const name of variants.get(list) ?? [])
-        if (name !== current) yield round.map((chosen) => (chosen[0] === list ? [list, name] : chosen));
-    }
+  const [plain = []] = rounds;
+  for (const [list, current] of plain) {
+    for (const name of variants.get(list) ?? [])
+      if (name !== current) yield plain.map((chosen) => (chosen[0] === list ? [list, name] : chosen));
   }
 }
 
@@ -100,6 +115,7 @@ function rowsOf(
 class Trials {
   largest = 0;
   least = Infinity;
+  isCut = false;
 
   constructor(
     private readonly test: Measurable,
@@ -107,7 +123,10 @@ class Trials {
   ) {}
 
   async firstThatPasses(candidates: Iterable<readonly Chosen[]>): Promise<readonly Chosen[] | null> {
-    for (const candidate of candidates) if (await this.passes("short", candidate)) return candidate;
+    for (const candidate of candidates) {
+      if (await this.passes("short", candidate)) return candidate;
+      if (this.#cuts()) return null;
+    }
     return null;
   }
 
@@ -117,7 +136,7 @@ class Trials {
    */
   async wrong(background: readonly Chosen[], chosen: readonly Chosen[]): Promise<readonly string[]> {
     if (chosen.length === 0 || (await this.passes("short", [...chosen, ...background]))) return [];
-    if (chosen.length === 1) return chosen.map(([, name]) => name);
+    if (chosen.length === 1 || this.#cuts()) return chosen.map(([, name]) => name);
     const half = Math.ceil(chosen.length / 2);
     return [
       ...(await this.wrong(background, chosen.slice(0, half))),
@@ -132,10 +151,16 @@ class Trials {
     for (const [list, variant] of [...chosen].reverse())
       front[list] = [{ when: null, variant }, ...(front[list] ?? [])];
     this.test.choose({ off, front });
+    this.options.watch.onTrial();
     const deviation = await this.test.deviation(kind);
     this.least = Math.min(this.least, deviation);
     if (deviation > tolerance) return false;
     this.largest = Math.max(this.largest, deviation);
     return true;
+  }
+
+  #cuts(): boolean {
+    this.isCut ||= this.options.watch.isOver();
+    return this.isCut;
   }
 }

@@ -18,13 +18,19 @@ import type { Notes } from "./notes.js";
 import { browserNotes } from "./notes.js";
 import type { RunnerOptions } from "./runner.js";
 import { Runner } from "./runner.js";
-import type { Verdict } from "./trials.js";
+import type { TrialWatch, Verdict } from "./trials.js";
 import { rememberedTuning, shippedTuning } from "./tuning_record.js";
 import type { ActivationDtype } from "./variants.js";
 
 export interface TrustOptions extends DeviceOptions {
   /** When the self-test runs. By default it runs once for each bundle, adapter and browser version. */
   readonly selfTest?: "first-load" | "always" | "never" | undefined;
+  /**
+   * The time in milliseconds for the self-test's searches for variants that compute correctly on a device with wrong
+   * ones; 60,000 by default. Each activation dtype of the bundle gets an equal share. A device without wrong variants
+   * needs no search.
+   */
+  readonly selfTestLimitMs?: number | undefined;
   /**
    * Whether variants are timed in the background if the adapter has no record yet. By default true, except if WebGPU
    * runs on the CPU.
@@ -79,6 +85,8 @@ interface Remembered {
   readonly durationMs: number;
 }
 
+const SEARCH_LIMIT_MS = 60_000;
+
 const UNTESTED: SelfTestInfo = {
   state: "untested",
   switchedOff: [],
@@ -88,27 +96,29 @@ const UNTESTED: SelfTestInfo = {
 };
 
 /**
- * ``onTest`` is called when the self-test starts. Throws BundleError, DeviceError (also if this device computes the
- * bundle wrongly with all variants), or the signal's reason.
+ * ``onTest`` is called before each run of the self-test, with the number of earlier runs. Throws BundleError,
+ * DeviceError (also if this device computes the bundle wrongly with all variants, or if no right ones were found in
+ * time), or the signal's reason.
  */
 export async function openTrusted(
   bundle: Bundle,
   options: TrustOptions,
   runnerOptions: RunnerOptions,
-  onTest: () => void,
+  onTest: (runs: number) => void,
 ): Promise<TrustedRunner> {
   const { manifest } = bundle;
-  const { selfTest: when = "first-load", notes = browserNotes() } = options;
+  const { selfTest: when = "first-load", selfTestLimitMs = SEARCH_LIMIT_MS, notes = browserNotes() } = options;
   const test = when === "never" ? null : deviceTest(manifest, options.encoders);
   // Activation dtypes that this device computes wrongly, with their errors.
   const without = new Map<ActivationDtype, number>();
   let trustsNotes = when === "first-load" && test !== null;
   // Without tuning, only the variants that run by default are tested, and the others if those are wrong.
   let alternatives = false;
+  const search = new Search(selfTestLimitMs, manifest.activations.length, onTest);
   for (let tries = 0; ; tries++) {
     // An adapter can open only one device, so each try has its own. The first try has counted the bytes.
     const adapter = tries === 0 && options.adapter !== undefined ? options.adapter : await findAdapter(options.gpu);
-    const rest = tries === 0 ? runnerOptions : { ...runnerOptions, onBytes: nothing, onKernel: nothing };
+    const rest = tries === 0 ? runnerOptions : { ...runnerOptions, onBytes: nothing };
     const note = await noteOf(notes, manifest, adapterEntry(adapter.info));
     const tuningOf = async (activation: ActivationDtype): Promise<TuningEntry | null> => {
       const device = { activation, adapterEntry: adapterEntry(adapter.info) };
@@ -152,9 +162,10 @@ export async function openTrusted(
     if (test === null) return { ...opened, choices: before, selfTest: { ...UNTESTED, switchedOff: runner.refused } };
     if (remembered !== null) return { ...opened, choices: before, selfTest: infoOf(remembered, true) };
 
-    onTest();
     const start = performance.now();
-    const verdict = await verdictOf(opened, test, before, runnerOptions.signal ?? new AbortController().signal);
+    search.begin(start, without.size);
+    const { signal = new AbortController().signal } = runnerOptions;
+    const verdict = await verdictOf(opened, test, before, search, signal);
     if (verdict.passed) {
       const off = new Set([...verdict.off, ...runner.refused]);
       const switchedOff = [...without.keys(), ...off];
@@ -175,7 +186,37 @@ export async function openTrusted(
       continue;
     }
     without.set(activation, verdict.deviation);
-    if (isLast) throw wrongDevice(device, without, test);
+    if (isLast) throw wrongDevice(device, without, test, search);
+  }
+}
+
+/** The time of one load's searches, which begins with its first test, and the count of all its trials. */
+class Search implements TrialWatch {
+  runs = 0;
+  isCut = false;
+  #start: number | null = null;
+  #share = 0;
+
+  constructor(
+    readonly limitMs: number,
+    private readonly numDtypes: number,
+    private readonly onTest: (runs: number) => void,
+  ) {}
+
+  /** Test another runner, after ``tried`` activation dtypes. */
+  begin(now: number, tried: number): void {
+    this.#start ??= now;
+    this.#share = (tried + 1) / this.numDtypes;
+  }
+
+  isOver(): boolean {
+    const over = performance.now() - (this.#start ?? 0) >= this.limitMs * this.#share;
+    this.isCut ||= over;
+    return over;
+  }
+
+  onTrial(): void {
+    this.onTest(this.runs++);
   }
 }
 
@@ -184,10 +225,11 @@ async function verdictOf(
   { runner, device }: Pick<TrustedRunner, "runner" | "device">,
   test: DeviceTest,
   { front }: Choices,
+  watch: TrialWatch,
   signal: AbortSignal,
 ): Promise<Verdict> {
   try {
-    return await unlessAborted(test.run(runner, device.activation, front, signal), signal);
+    return await unlessAborted(test.run(runner, device.activation, front, watch, signal), signal);
   } catch (error) {
     runner.destroy();
     throw error;
@@ -226,6 +268,7 @@ function wrongDevice(
   { adapter }: OpenDevice,
   without: ReadonlyMap<ActivationDtype, number>,
   { subject, tolerances }: DeviceTest,
+  { runs, isCut, limitMs }: Search,
 ): DeviceError {
   const deviations = [...without].map(([dtype, deviation]) => {
     const off = Number.isFinite(deviation) ? `off by ${(100 * deviation).toPrecision(3)} %` : "not numbers";
@@ -234,9 +277,13 @@ function wrongDevice(
   });
   const largestDeviation = Math.max(...without.values());
   return new DeviceError(
-    `${adapter}: this device computes the model wrongly (${deviations.join("; ")}); ` +
+    `${adapter}: this device computes the model wrongly (${deviations.join("; ")}); the self-test ran ` +
+      `${runs === 1 ? "once" : `${runs} times`} with different kernels${isCut ? ` and reached its limit of ${limitMs / 1000} s (selfTestLimitMs)` : ""}; ` +
       "update the browser and the graphics driver, or use another device",
     {
+      step: "self-test",
+      runs,
+      reachedLimit: isCut,
       adapter,
       activations: [...without.keys()],
       largestDeviation: Number.isFinite(largestDeviation) ? largestDeviation : null,

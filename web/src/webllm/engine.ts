@@ -170,9 +170,11 @@ function described({
   totalBytes,
   compiledKernels,
   totalKernels,
+  selfTestRuns,
 }: LoadProgress): [progress: number, text: string] {
   const megabytes = (bytes: number): string => (bytes / 1e6).toFixed(1);
   const weights = `Loading weights: ${megabytes(loadedBytes)} of ${megabytes(totalBytes)} MB`;
   const kernels = `compiling kernels: ${compiledKernels} of ${totalKernels}`;
-  return [totalBytes === 0 ? 0 : loadedBytes / totalBytes, `${weights}; ${kernels}`];
+  const test = selfTestRuns === undefined ? "" : `; self-test: run ${selfTestRuns + 1}`;
+  return [totalBytes === 0 ? 0 : loadedBytes / totalBytes, `${weights}; ${kernels}${test}`];
 }

@@ -93,6 +93,7 @@ function testOf(lists: Lists, changes: Partial<SelfTest> = {}): SelfTest {
     pageSize: 16,
     variants: new Map(Object.entries(lists).map(([list, rows]) => [list, rows.map(([name]) => name)])),
     front: {},
+    watch: { isOver: () => false, onTrial: () => undefined },
     signal: new AbortController().signal,
     ...changes,
   };
@@ -209,6 +210,50 @@ test("variants that a record puts in front are part of the first trial, and a wr
     off: new Set(["qkv tile 2"]),
   });
   expect(broken.running({ S: 1, B: 1 })).toContain("qkv few");
+});
+
+/** A watch whose time is over after this many trials, and which counts them. */
+function watchOf(limit: number): SelfTest["watch"] & { trials: number } {
+  return {
+    trials: 0,
+    isOver(): boolean {
+      return this.trials >= limit;
+    },
+    onTrial(): void {
+      this.trials++;
+    },
+  };
+}
+
+test("a search ends when its time is over, and before that after the plain variants with one other each", async () => {
+  const lists: Lists = {
+    embed: [["embed", null]],
+    ...Object.fromEntries(
+      Array.from({ length: 20 }, (_, list) => [
+        `list ${list}`,
+        Array.from({ length: 12 }, (_unused, row) => [`row ${list} ${row}`, null] as const),
+      ]),
+    ),
+  };
+  const runner = new FakeRunner(lists, { embed: 1 });
+  for (const limit of [0, 1, 50]) {
+    const watch = watchOf(limit);
+    const verdict = await selfTest(runner, testOf(lists, { watch }));
+    expect(verdict).toMatchObject({ passed: false, off: new Set(), isCut: true });
+    // The default variants and the plain ones are always tried.
+    expect(watch.trials).toBe(Math.max(limit, 2));
+  }
+  const watch = watchOf(Infinity);
+  expect(await selfTest(runner, testOf(lists, { watch }))).toMatchObject({ passed: false, isCut: false });
+  expect(watch.trials).toBe(1 + 12 + 20 * 11);
+});
+
+test("a device that computes correctly passes although no time is left for searches, but not with an untried half", async () => {
+  const watch = watchOf(0);
+  const healthy = new FakeRunner(LISTS, {});
+  expect(await selfTest(healthy, testOf(LISTS, { watch }))).toMatchObject({ passed: true, isCut: false });
+  const broken = new FakeRunner(LISTS, { split: 1 });
+  expect(await selfTest(broken, testOf(LISTS, { watch }))).toMatchObject({ passed: false, isCut: true });
 });
 
 test("an aborted test ends with the signal's reason", async () => {

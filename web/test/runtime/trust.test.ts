@@ -1,13 +1,14 @@
 // Self-test and tuning on a device: Dawn in Node, on any adapter that Vulkan finds, and bundles with variants that are
-// wrong or slow.
+// wrong or slow. A slow variant is one that these tests report as slow: no clock runs, so no test needs an idle machine.
 
 import { createHash } from "node:crypto";
 
-import { expect, test } from "vitest";
+import { afterEach, beforeEach, expect, test, vi } from "vitest";
 
 import type { LoadOptions, Notes, SelfTestInfo } from "../../src/index.js";
 import { Engine } from "../../src/index.js";
 import type { Manifest, VariantEntry } from "../../src/runtime/manifest.js";
+import { Runner } from "../../src/runtime/runner.js";
 import { dawn } from "../../tools/dawn.js";
 import type { LettersBundle } from "../letters_bundle.js";
 import { EMBED, bytesOf, lettersBundle, memorySource } from "../letters_bundle.js";
@@ -22,17 +23,27 @@ const withGpu = test.runIf(hasAdapter);
 
 const WRONG = EMBED.replace("u32(id)", "(u32(id) ^ 1u)");
 const NOT_A_NUMBER = EMBED.replace("y[g.y * 8u + l.x] =", "y[g.y * 8u + l.x] = sqrt(f32(u.S) * -1.0) +");
-// It computes the same result after a long loop.
-const SLOW = EMBED.replace(
-  "y[g.y * 8u",
-  "var walk = l.x; for (var i = 0; i < 100000; i++) { walk = (walk * 5u + 3u) & 1023u; }\n  if (walk == 4096u) { return; }\n  y[g.y * 8u",
-);
 const KERNELS = {
   embed_wrong: WRONG,
   embed_refused: EMBED.replace("fn main", "fn nowhere"),
   embed_nan: NOT_A_NUMBER,
-  embed_slow: SLOW,
+  embed_slow: EMBED,
 };
+
+// Tuning runs each variant on the device once, and then sees these times.
+// oxlint-disable-next-line typescript/unbound-method -- It is called with its runner.
+const time = Runner.prototype.time;
+beforeEach(() => {
+  vi.useFakeTimers({ toFake: ["performance"] });
+  vi.spyOn(Runner.prototype, "time").mockImplementation(async function (this: Runner, batch, list, variant, count) {
+    expect(await time.call(this, batch, list, variant, 1)).toBeGreaterThanOrEqual(0);
+    return count * (variant === "embed_slow" ? 8 : 1);
+  });
+});
+afterEach(() => {
+  vi.useRealTimers();
+  vi.restoreAllMocks();
+});
 
 const row = (name: string, rest: Partial<VariantEntry> = {}): VariantEntry => ({
   kernels: [name],
@@ -86,10 +97,17 @@ async function selfTestOf(
 }
 
 withGpu("a correct bundle passes, and reports its deviation", async () => {
-  const result = await selfTestOf(lettersBundle());
+  let runs = 0;
+  const onProgress: LoadOptions["onProgress"] = ({ phase }) => {
+    if (phase !== "self-test") return;
+    runs++;
+    vi.advanceTimersByTime(5);
+  };
+  const result = await selfTestOf(lettersBundle(), { onProgress });
   expect(result).toMatchObject({ state: "passed", switchedOff: [], remembered: false, ids: RIGHT });
   expect(result.largestDeviation).toBeLessThan(1e-5);
-  expect(result.durationMs).toBeGreaterThan(0);
+  expect(runs).toBeGreaterThan(0);
+  expect(result.durationMs).toBe(5 * runs);
 });
 
 withGpu.each([
@@ -229,6 +247,37 @@ withGpu.each([
   const loading = load(bundleOf([row(name)]));
   await expect(loading).rejects.toThrow(message);
   await expect(loading).rejects.toMatchObject({ code: "device_error", details: { activations: ["float32"] } });
+});
+
+withGpu("a device on which every variant is wrong is refused as soon as the time for searches is over", async () => {
+  const wrong = Array.from({ length: 12 }, (_, index) => row("embed_wrong", { when: ["<=", "S", 100 + index] }));
+  const runs = new Set<number>();
+  const onProgress: LoadOptions["onProgress"] = ({ phase, selfTestRuns }) => {
+    if (phase === "self-test" && selfTestRuns !== undefined) runs.add(selfTestRuns);
+  };
+  const bundle = bundleOf([...wrong, row("embed_nan")], { self_test: lettersBundle().manifest.self_test });
+  const loading = load(bundle, { selfTestLimitMs: 0, tuning: true, onProgress });
+  await expect(loading).rejects.toThrow(
+    /the self-test ran 2 times .* and reached its limit of 0 s \(selfTestLimitMs\)/,
+  );
+  await expect(loading).rejects.toMatchObject({
+    code: "device_error",
+    details: { step: "self-test", runs: 2, reachedLimit: true },
+  });
+  // The number of earlier runs, before each run.
+  expect([...runs]).toEqual([0, 1]);
+  const unlimited = load(bundle, { tuning: true });
+  await expect(unlimited).rejects.toMatchObject({ details: { reachedLimit: false } });
+  await expect(unlimited).rejects.not.toThrow("selfTestLimitMs");
+  expect(await selfTestOf(lettersBundle(), { selfTestLimitMs: 0 })).toMatchObject({ state: "passed", ids: RIGHT });
+});
+
+withGpu("each activation dtype has its own share of the time for searches", async () => {
+  const rows = [row("embed_wrong", HALF), row("embed_nan", HALF), row("embed_many", FULL)];
+  expect(await selfTestOf(bundleOf(rows, BOTH), { selfTestLimitMs: 0 })).toMatchObject({
+    switchedOff: ["float16"],
+    ids: RIGHT,
+  });
 });
 
 /** An embedding model's letters, with pages or without, and with these rows for "embed". */

@@ -1,6 +1,6 @@
 // Tuning on a runner without a device: each variant takes the time that the test sets.
 
-import { expect, test } from "vitest";
+import { expect, test, vi } from "vitest";
 
 import type { Batch } from "../../src/runtime/batch.js";
 import type { Choices } from "../../src/runtime/choices.js";
@@ -162,4 +162,29 @@ test("tuning waits for the device to be idle before each slice, and ends when it
   };
   await expect(tune(runner, options({ idle, signal: controller.signal }))).rejects.toThrow("closed");
   expect(runner.requests.length).toBe(4);
+});
+
+test("lists that are not measured within two seconds stay as the compiler arranged them", async () => {
+  vi.useFakeTimers({ toFake: ["performance"] });
+  const fast = { "few 2": () => 0.5, "tile 2": () => 0.5, "argmax 2": () => 0.5 };
+  class SlowRunner extends FakeRunner {
+    override time(batch: Batch, list: string, name: string, count: number): Promise<number> {
+      vi.advanceTimersByTime(tokensOf(batch) === 1 ? 1 : 2001);
+      return super.time(batch, list, name, count);
+    }
+  }
+  // Single tokens are measured first, then one list for a prefill.
+  const tuned = await tune(new SlowRunner(fast), options());
+  expect(tuned.argmax).toHaveLength(1);
+  expect(tuned.embed).toHaveLength(2);
+  class SlowerRunner extends FakeRunner {
+    override time(batch: Batch, list: string, name: string, count: number): Promise<number> {
+      vi.advanceTimersByTime(2001);
+      return super.time(batch, list, name, count);
+    }
+  }
+  expect(await tune(new SlowerRunner(fast), options())).toEqual({
+    embed: [{ when: ["<=", "S", 1], variant: "few 2" }],
+  });
+  vi.useRealTimers();
 });
