@@ -129,7 +129,7 @@ def limiter_of(config: ApiConfig) -> Limiter:
 async def _answer_error(request: Request, error: Exception) -> Response:
     reported = api_error(error)
     log_failure(exchange_of(request), error, reported)
-    return reported.response()
+    return reported.response(request.scope["path"])
 
 
 def _without_422(document: dict[str, Any]) -> dict[str, Any]:

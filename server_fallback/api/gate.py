@@ -88,7 +88,7 @@ class Gate:
             reported = api_error(error)
             log_failure(exchange, error, reported)
             if status == CLIENT_CLOSED:
-                await reported.response()(scope, receive, named)
+                await reported.response(scope["path"])(scope, receive, named)
         finally:
             self._note(scope, method, exchange, status, time.monotonic() - started)
             if traces is not None and span is not None:

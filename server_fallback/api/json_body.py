@@ -1,4 +1,4 @@
-"""Read a request's body within a size and a time limit, and parse it strictly as JSON.
+"""Reads a request's body within a size and a time limit, and parses it strictly as JSON.
 
 Python's own parser accepts more than JSON (NaN, duplicate keys, halves of surrogate pairs), and nests until its stack
 overflows.
@@ -15,16 +15,13 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
+from ..text.json_structure import structure_error
 from .errors import ApiError
 
-# Deeper than any schema that a person writes, and far below Python's recursion limit.
-MAX_DEPTH = 100
 # Each unknown key gives an error of its own, and building half a million of them takes seconds.
 MAX_KEYS = 4096
 # A client may not read its answer before it has sent its whole body, so this many more bytes are read and discarded.
 MAX_DISCARDED_BYTES = 64 << 20
-# Larger bodies are parsed on a thread, so that other requests can run meanwhile.
-INLINE_BYTES = 64 << 10
 # Python reads integers of some thousand digits at most.
 MAX_LENGTH_DIGITS = 20
 # Half of a surrogate pair as an escape. Only texts that contain one need the slower check.
@@ -32,27 +29,27 @@ SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 SURROGATE_IN_TEXT = re.compile(SURROGATE.pattern.decode())
 
 
-async def read_json(
+async def read_json_body(
     request: Request, max_bytes: int, timeout_seconds: float, hold: Callable[[int], Awaitable[None]] | None = None
-) -> Any:
-    """``hold`` is awaited with the size of each part before the part is stored, and may raise ApiError.
+) -> bytes:
+    """The bytes of a body that is declared as JSON. ``hold`` is awaited with the size of each part before the part is
+    stored, and may raise ApiError.
 
     Raises ApiError: 415 for another content type, 413 over ``max_bytes`` (counted as the bytes arrive, whatever
-    Content-Length states), 408 for a body that does not arrive in time, 400 for a body that is not JSON.
+    Content-Length states), 408 for a body that does not arrive in time.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     # A page of another site can send text/plain without a CORS preflight request, but not JSON.
     if content_type != "application/json":
         given = f"is {printable(content_type)!r}" if content_type else "is missing"
         raise ApiError(415, f"the Content-Type {given}; send application/json", "unsupported_content_type")
-    body = await read_body(request, max_bytes, timeout_seconds, hold)
-    return await asyncio.to_thread(parse_json, body) if len(body) > INLINE_BYTES else parse_json(body)
+    return await read_body(request, max_bytes, timeout_seconds, hold)
 
 
 async def read_body(
     request: Request, max_bytes: int, timeout_seconds: float, hold: Callable[[int], Awaitable[None]] | None = None
 ) -> bytes:
-    """The bytes of a body. Raises the errors of `read_json` that do not depend on its content."""
+    """The bytes of a body. Raises the errors of `read_json_body` that do not depend on its headers."""
     try:
         async with asyncio.timeout(timeout_seconds):
             return await _read(request, max_bytes, hold)
@@ -63,6 +60,8 @@ async def read_body(
 
 def parse_json(body: bytes) -> Any:
     """Raises ApiError (400)."""
+    if (wrong := structure_error(body)) is not None:
+        raise _bad(f"the body {wrong}")
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -71,12 +70,9 @@ def parse_json(body: bytes) -> Any:
         value = json.loads(text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
         raise _bad(f"the body is not JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
-    except RecursionError:
-        raise _bad(f"the body nests deeper than {MAX_DEPTH} levels") from None
     except ValueError:
         # Python reads integers of some thousand digits at most.
         raise _bad("the body has an integer with too many digits") from None
-    _check_depth(value)
     if SURROGATE.search(body):
         _check_surrogates(value)
     return value
@@ -86,14 +82,12 @@ def check_inner_json(text: str, param: str) -> None:
     """Apply the body's limits to a string of the body that is JSON itself, such as the arguments of a call. A string
     that is not JSON is accepted: its reader checks it. Raises ApiError (400).
     """
-    if text.count("[") + text.count("{") <= MAX_DEPTH and not SURROGATE_IN_TEXT.search(text):
+    if (wrong := structure_error(text.encode("utf-8", "surrogatepass"))) is not None:
+        raise ApiError(400, f"'{param}' {wrong}", "invalid_value", param)
+    if not SURROGATE_IN_TEXT.search(text):
         return
     try:
-        value = json.loads(text)
-        _check_depth(value)
-        _check_surrogates(value)
-    except RecursionError:
-        raise ApiError(400, f"'{param}' nests deeper than {MAX_DEPTH} levels", "invalid_value", param) from None
+        _check_surrogates(json.loads(text))
     except ApiError as error:
         raise ApiError(400, error.message.replace("the body", f"'{param}'"), "invalid_value", param) from None
     except ValueError:
@@ -169,19 +163,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def printable(text: str) -> str:
     """The text from a client in a form that an answer can quote: shortened, and without halves of surrogate pairs."""
     return text[:100].encode("utf-8", "replace").decode("utf-8")
-
-
-def _check_depth(value: object) -> None:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        children: list[object] = []
-        for parent in level:
-            inner = parent.values() if isinstance(parent, dict) else parent if isinstance(parent, list) else ()
-            children += [child for child in inner if isinstance(child, dict | list)]
-        if not children:
-            return
-        level = children
-    raise _bad(f"the body nests deeper than {MAX_DEPTH} levels")
 
 
 def _check_surrogates(value: object) -> None:

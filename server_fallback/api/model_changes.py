@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from nearfar.compiler.errors import NearfarError
 
 from ..executors.executor import Models
-from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard
+from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest
 from .log import log_event
 
 COMMAND_LINE = "command line"
@@ -48,9 +48,9 @@ class ModelChanges:
             fields.update(path=request.lora_path, model=card.parent)
         return card
 
-    async def unload_adapter(self, name: str) -> None:
-        with self._logged("adapter_unloaded", name):
-            await self._models.unload_adapter(name)
+    async def unload_adapter(self, request: UnloadAdapterRequest) -> None:
+        with self._logged("adapter_unloaded", request.lora_name):
+            await self._models.unload_adapter(request)
 
     @contextmanager
     def _logged(self, event: str, name: str) -> Iterator[dict[str, object]]:

@@ -80,7 +80,7 @@ def admin_router(service: Service) -> APIRouter:
 
     @router.post("/v1/unload_lora_adapter", responses=WITH_BODY)
     async def unload_adapter(body: UnloadAdapterRequest, request: Request) -> JSONResponse:
-        await _to_its_end(changes(request).unload_adapter(body.lora_name))
+        await _to_its_end(changes(request).unload_adapter(body))
         return JSONResponse({"id": body.lora_name, "unloaded": True})
 
     return router

@@ -19,7 +19,7 @@ from ..schema.common import ErrorResponse
 from .drain import SHUTTING_DOWN
 from .errors import ApiError
 from .exchange import exchange_of
-from .json_body import read_json
+from .json_body import parse_json, read_json_body
 from .keys import ApiKey, Keys
 from .lenient import IGNORED_HEADER, ignored_header, without_unknown
 from .service import service_of
@@ -66,9 +66,10 @@ class KeyedRoute(APIRoute):
             if self.body_field is not None:
                 if service.drain.started:
                     raise Unavailable(SHUTTING_DOWN)
-                body = await read_json(
+                data = await read_json_body(
                     request, service.config.max_body_bytes, service.config.body_timeout_seconds, admission.body
                 )
+                body = await service.parsed(parse_json, data, exchange.client)
                 model = self.body_field.field_info.annotation
                 if service.config.lenient and isinstance(model, type) and (ignored := without_unknown(model, body)):
                     exchange.answer_headers[IGNORED_HEADER] = ignored_header(ignored)

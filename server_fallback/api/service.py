@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from fastapi import Request
 
 from ..executors.executor import ExecutorState, Models
 from ..schema.about import QUEUE_HEADER
+from ..text.fair_turns import FairTurns
 from .config import ApiConfig
 from .drain import Drain
 from .exchange import Exchange
@@ -16,6 +19,10 @@ from .limiter import Limits
 from .metrics import Metrics
 from .queue_waits import QueueWaits
 from .traces import Traces
+
+Parsed = TypeVar("Parsed")
+# Longer bodies are parsed on a thread, so that other requests run meanwhile.
+INLINE_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +34,16 @@ class Service:
     queue_waits: QueueWaits
     drain: Drain
     traces: Traces | None
+    parsing: FairTurns = field(default_factory=FairTurns)
+
+    async def parsed(self, parse: Callable[[bytes], Parsed], body: bytes, client: str) -> Parsed:
+        """The value of a body. Long ones are parsed one at a time, and clients take turns: a parser holds the
+        interpreter's lock, so several threads of them would keep all other requests waiting.
+        """
+        if len(body) <= INLINE_BYTES:
+            return parse(body)
+        async with self.parsing.turn(client):
+            return await asyncio.to_thread(parse, body)
 
     def report_queue(self, states: Mapping[str, ExecutorState], exchange: Exchange) -> None:
         """Report the queue in a header of the answer, if the models' executors report how long answers wait."""

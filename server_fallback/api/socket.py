@@ -57,7 +57,7 @@ class Socket:
             message = "the origin of this page is not allowed; start the server with --cors-origin for it"
             reported = ApiError(403, message, "origin_not_allowed")
             log_failure(self.exchange, reported, reported)
-            await self._socket.send_denial_response(reported.response())
+            await self._socket.send_denial_response(reported.response(self._socket.scope["path"]))
             raise ClientGone
         offered = self._socket.scope["subprotocols"]
         await self._socket.accept(protocol if protocol in offered else None)
@@ -97,7 +97,7 @@ class Socket:
         body = text.encode("utf-8", "surrogatepass")
         if hold and self.exchange.admission is not None:
             await self.exchange.admission.body(len(body))
-        value = parse_json(body)
+        value = await self._service.parsed(parse_json, body, self.exchange.client)
         try:
             return kind.model_validate(value)
         except ValidationError as error:

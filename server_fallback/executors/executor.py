@@ -22,7 +22,7 @@ from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest
 from ..schema.common import Usage
 from ..schema.completions import CompletionChunk, CompletionRequest
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
-from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard
+from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest
 from ..schema.pipeline import StepTime
 from ..schema.rerank import RerankRequest, RerankResponse
 from ..schema.score import ClassifyRequest, ClassifyResponse, ScoreRequest, ScoreResponse
@@ -308,7 +308,8 @@ class Models(Protocol):
     async def load_adapter(self, request: LoadAdapterRequest) -> ModelCard:
         """Raises UnknownModel for its model, RequestError for a name in use or an adapter that does not fit."""
 
-    async def unload_adapter(self, name: str) -> None: ...
+    async def unload_adapter(self, request: UnloadAdapterRequest) -> None:
+        """Raises UnknownModel for an adapter that is not loaded, or not for the request's model."""
 
     async def close(self, drain_seconds: float) -> None:
         """Refuse new models, wait at most this long for running requests, then close every executor."""

@@ -29,7 +29,7 @@ from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeReq
 from ..schema.verify import MAX_DRAFTS, VerifyOpen
 from ..text.answers import Answer, Choice, PieceSink, written_answer
 from ..text.chat import ChatAnswer, ChatForm
-from ..text.chat_prompt import Chat, ChatPrompt, encode_rendered, mark_chat, read_chat, render_chat
+from ..text.chat_prompt import Chat, ChatPrompt, check_chat_length, encode_rendered, mark_chat, read_chat, render_chat
 from ..text.choice import Piece, answer_choice
 from ..text.completion import CompletionAnswer, CompletionForm, Prompt, read_prompts
 from ..text.grammar.bounded import BoundedConstraint
@@ -328,10 +328,11 @@ class LocalExecutor:
         await self._engine.close()
 
     async def _chat_prompt(self, chat: Chat, client: str) -> ChatPrompt:
-        """Raises RequestError. A prompt that is many times too long is refused before it is encoded."""
+        """Raises RequestError. A prompt that is many times too long is refused before it is rendered or encoded."""
         tokenizer, template = self._model.tokenizer, self._workers.template
         texts = [chat.messages, chat.options]
         try:
+            check_chat_length(tokenizer, chat, self.context)
             marked = await in_thread_if_long(texts, lambda: mark_chat(tokenizer, chat))
             if template is None:
                 text = await in_thread_if_long(texts, lambda: render_chat(tokenizer, marked))

@@ -15,7 +15,7 @@ from nearfar.compiler.cli.output import megabytes
 from nearfar.compiler.errors import RequestError, Unavailable
 from nearfar.compiler.ir.spec import Task
 
-from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard
+from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest
 from .executor import Executor, ExecutorState, Opener, TakesAdapters, UnknownModel
 from .model_table import Entry, ModelTable
 
@@ -89,7 +89,7 @@ class Registry:
             entry.aliases.remove(name)
             return
         if name in entry.adapters:
-            await self.unload_adapter(name)
+            await self.unload_adapter(UnloadAdapterRequest(lora_name=name))
             return
         if entry.executor is None:
             raise RequestError(f"{name}: the model is still loading; unload it when the load is done", param="model")
@@ -116,10 +116,16 @@ class Registry:
             raise
         return next(card for card in entry.cards() if card.id == request.lora_name)
 
-    async def unload_adapter(self, name: str) -> None:
+    async def unload_adapter(self, request: UnloadAdapterRequest) -> None:
+        name = request.lora_name
         entry = self._table.find(name)
         if name not in entry.adapters:
-            raise UnknownModel(f"the adapter {name!r} is not loaded", param="model")
+            raise UnknownModel(f"the adapter {name!r} is not loaded", param="lora_name")
+        if request.model is not None and self._table.find(request.model) is not entry:
+            raise UnknownModel(
+                f"{request.model}: the adapter {name!r} is not loaded for this model, but for {entry.name}",
+                param="model",
+            )
         entry.adapters.remove(name)
         assert isinstance(entry.executor, TakesAdapters)
         await entry.executor.unload_adapter(name)

@@ -126,5 +126,5 @@ async def change(
         case LoadAdapterRequest():
             return await models.load_adapter(request)
         case UnloadAdapterRequest():
-            await models.unload_adapter(request.lora_name)
+            await models.unload_adapter(request)
     return None

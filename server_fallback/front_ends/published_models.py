@@ -11,7 +11,7 @@ from ..executors.executor import Executor, ExecutorState
 from ..executors.local import LocalExecutor
 from ..executors.model_table import Entry
 from ..executors.registry import Registry
-from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard
+from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest
 from .messages import Publish, SharedModel
 
 Result = TypeVar("Result")
@@ -48,8 +48,8 @@ class PublishedModels:
     async def load_adapter(self, request: LoadAdapterRequest) -> ModelCard:
         return await self._changed(self._registry.load_adapter(request))
 
-    async def unload_adapter(self, name: str) -> None:
-        await self._changed(self._registry.unload_adapter(name))
+    async def unload_adapter(self, request: UnloadAdapterRequest) -> None:
+        await self._changed(self._registry.unload_adapter(request))
 
     async def close(self, drain_seconds: float) -> None:
         await self._registry.close(drain_seconds)

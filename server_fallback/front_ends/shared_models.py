@@ -64,8 +64,8 @@ class SharedModels:
         assert isinstance(card, ModelCard)
         return card
 
-    async def unload_adapter(self, name: str) -> None:
-        await self._change(UnloadAdapterRequest(lora_name=name))
+    async def unload_adapter(self, request: UnloadAdapterRequest) -> None:
+        await self._change(request)
 
     async def close(self, drain_seconds: float) -> None:
         """The main process closes the engines."""

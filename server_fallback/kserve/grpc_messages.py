@@ -9,8 +9,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from nearfar.compiler.errors import RequestError
+
 SERVICE = "inference.GRPCInferenceService"
 DESCRIPTORS = Path(__file__).with_name("inference.binpb")
+# A request has a few inputs, outputs and parameters.
+MAX_FIELDS = 1024
+# The sizes of the kinds of fields that have a fixed one.
+FIXED_BYTES = {1: 8, 5: 4}
 
 
 @cache
@@ -28,3 +34,50 @@ def message_classes() -> dict[str, Any]:
 
 def message(name: str) -> Any:
     return message_classes()[f"inference.{name}"]
+
+
+def parse_message(name: str, data: bytes) -> Any:
+    """Raises RequestError for bytes that are not such a message, or that have too many fields: a message of 4 MB can
+    have two million, of which the library makes objects.
+    """
+    from google.protobuf.message import DecodeError
+
+    if _has_too_many_fields(data):
+        raise RequestError(f"the message has more than {MAX_FIELDS:,} fields; send less in one request")
+    try:
+        return message(name).FromString(data)
+    except DecodeError:
+        raise RequestError(f"the bytes are not a {name}") from None
+
+
+def _has_too_many_fields(data: bytes) -> bool:
+    """Whether a message has too many fields at its top level. Source: the wire format of Protocol Buffers."""
+    at = 0
+    for _ in range(MAX_FIELDS):
+        if at >= len(data):
+            return False
+        tag, at = _varint(data, at)
+        kind = tag & 7
+        if kind == 0:
+            _, at = _varint(data, at)
+        elif kind in FIXED_BYTES:
+            at += FIXED_BYTES[kind]
+        elif kind == 2:
+            size, at = _varint(data, at)
+            at += size
+        else:
+            # Groups, which these messages do not have: the library refuses or skips them.
+            return False
+    return at < len(data)
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number of seven bits a byte, and the position after it. It may end early in bytes that are not a message."""
+    value = shift = 0
+    for byte in data[at : at + 10]:
+        at += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    return value, at

@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -21,7 +22,7 @@ from ..api.log import log_event, log_failure
 from ..api.route import authorize
 from ..api.service import Service
 from ..api.traces import context_headers
-from .grpc_messages import SERVICE, message
+from .grpc_messages import SERVICE, message, parse_message
 from .http_routes import (
     EXTENSIONS,
     begin_inference,
@@ -94,7 +95,6 @@ class GrpcServer:
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(
                 self._handler(name, method),
-                request_deserializer=message(f"{name}Request").FromString,
                 response_serializer=lambda answer: answer.SerializeToString(),
             )
             for name, method in methods.items()
@@ -124,7 +124,7 @@ class GrpcServer:
     ) -> Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Awaitable[Any]]:
         """A method with the checks, the log line and the errors that all methods share."""
 
-        async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        async def answer(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             import grpc
 
             metadata = {str(key): str(value) for key, value in context.invocation_metadata() or ()}
@@ -141,8 +141,9 @@ class GrpcServer:
             try:
                 async with exchange.held:
                     if name not in OPEN:
-                        await self._admit(request, exchange, metadata, context.time_remaining())
-                    return await method(request, exchange)
+                        await self._admit(len(data), exchange, metadata, context.time_remaining())
+                    parse = partial(parse_message, f"{name}Request")
+                    return await method(await self._service.parsed(parse, data, exchange.client), exchange)
             except (asyncio.CancelledError, ClientGone):
                 status = 499
                 raise
@@ -175,7 +176,7 @@ class GrpcServer:
 
         return answer
 
-    async def _admit(self, request: Any, exchange: Exchange, metadata: dict[str, str], remaining: float | None) -> None:
+    async def _admit(self, size: int, exchange: Exchange, metadata: dict[str, str], remaining: float | None) -> None:
         service = self._service
         if service.drain.started:
             raise Unavailable(SHUTTING_DOWN)
@@ -185,7 +186,7 @@ class GrpcServer:
         exchange.admission = await exchange.held.enter_async_context(
             service.limits.admit(exchange.client, exchange.key)
         )
-        await exchange.admission.body(request.ByteSize())
+        await exchange.admission.body(size)
 
     # --- the methods ---
 

@@ -1,12 +1,12 @@
-"""/v2: the protocol over HTTP, with Triton's extension for binary tensors, its model configuration, and its errors,
-``{"error": message}``.
+"""/v2: the protocol over HTTP, with Triton's extension for binary tensors and its model configuration. `api/errors.py`
+gives errors their form.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -15,11 +15,10 @@ from fastapi.responses import JSONResponse
 
 from nearfar.compiler.errors import RequestError, Unavailable
 
-from ..api.drain import SHUTTING_DOWN, ClientGone
-from ..api.errors import ApiError, api_error
+from ..api.drain import SHUTTING_DOWN
+from ..api.errors import ApiError
 from ..api.exchange import Exchange, exchange_of
 from ..api.json_body import parse_json, printable, read_body
-from ..api.log import log_failure
 from ..api.route import KeyedRoute
 from ..api.service import Service
 from ..executors.executor import Call, UnknownModel
@@ -32,27 +31,8 @@ EXTENSIONS = ["binary_tensor_data", "model_configuration"]
 ACCEPTED = {"binary_data_output", "priority", "timeout", "truncate"}
 
 
-class TritonRoute(KeyedRoute):
-    """Answers errors in Triton's form."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler = super().get_route_handler()
-
-        async def answered(request: Request) -> Response:
-            try:
-                return await handler(request)
-            except ClientGone:
-                raise
-            except Exception as error:
-                reported = api_error(error)
-                log_failure(exchange_of(request), error, reported)
-                return JSONResponse({"error": reported.body().error.message}, reported.status, dict(reported.headers))
-
-        return answered
-
-
 def kserve_router(service: Service) -> APIRouter:
-    router = APIRouter(route_class=TritonRoute, include_in_schema=False)
+    router = APIRouter(route_class=KeyedRoute, include_in_schema=False)
 
     def is_ready(name: str, number: str = VERSION) -> bool:
         card = next((card for card in service.models.cards() if card.id == name), None)
@@ -193,7 +173,7 @@ async def _read(service: Service, request: Request, exchange: Exchange) -> tuple
         if not (length.isascii() and length.isdigit() and len(length) < 12 and int(length) <= len(body)):
             raise ApiError(400, f"the header {HEADER_LENGTH} must be a number up to {len(body)}", "invalid_header")
         end = int(length)
-    header = parse_json(body[:end])
+    header = await service.parsed(parse_json, body[:end], exchange.client)
     if not isinstance(header, dict):
         raise ApiError(400, "the body must be a JSON object", "invalid_type")
     return header, body[end:]

@@ -58,4 +58,7 @@ class LoadAdapterRequest(Request):
 
 
 class UnloadAdapterRequest(Request):
+    """``model``: the adapter's model, as in `LoadAdapterRequest` (extension). Another one is an error."""
+
     lora_name: Name
+    model: Name | None = None

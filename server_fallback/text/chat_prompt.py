@@ -61,6 +61,17 @@ def read_chat(
     return Chat(read[:-1], options, last["content"], last.get("reasoning_content", ""))
 
 
+def check_chat_length(tokenizer: Tokenizer, chat: Chat, context: int) -> None:
+    """Refuse a chat that cannot fit, before its template is rendered. Raises RequestError.
+
+    Templates leave out what an assistant said before, such as its reasoning, and white space around a message. The
+    contents of all other messages are part of every prompt.
+    """
+    texts = [message["content"].strip() for message in chat.messages if message["role"] != "assistant"]
+    if sum(map(len, texts)) > context:
+        check_length(tokenizer, "".join(texts), context, "messages")
+
+
 def mark_chat(tokenizer: Tokenizer, chat: Chat) -> Chat:
     """The chat with marks wherever its text could become a control token (see `Tokenizer.mark_chat`)."""
     messages, tools = tokenizer.mark_chat(chat.messages, chat.options["tools"])

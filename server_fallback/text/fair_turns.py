@@ -2,7 +2,8 @@
 
 Each client has a queue. The next turn goes to the client that has used the least time, counted from when it began to
 wait (start-time fair queueing, Goyal, Vin and Cheng 1996). A new client therefore waits only for the running turn,
-however many requests of other clients wait. A request that leaves the queue costs nothing.
+however many requests of other clients wait. A request that leaves the queue costs nothing. How many requests a client
+may have at once is limited in one place, `api/limiter.py`, and not here.
 """
 
 from __future__ import annotations
@@ -13,23 +14,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from time import monotonic
 
-from nearfar.compiler.errors import QueueFull
-
-RETRY_SECONDS = 5.0
-
 
 class FairTurns:
-    """At most ``most_waiting`` requests wait, and at most ``most_of_one`` of one client.
+    """Used from one event loop."""
 
-    ``name`` is the name of the resource in messages. The object is used from one event loop.
-    """
-
-    def __init__(self, name: str, most_waiting: int, most_of_one: int, clock: Callable[[], float] = monotonic) -> None:
-        self._name, self._most_waiting, self._most_of_one, self._clock = name, most_waiting, most_of_one, clock
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         # Virtual times, in seconds of use: the start of the latest turn, the start of each waiting client's next turn,
-        # and
-        # the end of each client's last turn.
+        # and the end of each client's last turn.
         self._now = 0.0
         self._starts: dict[str, float] = {}
         self._ends: dict[str, float] = {}
@@ -37,7 +30,7 @@ class FairTurns:
 
     @asynccontextmanager
     async def turn(self, client: str) -> AsyncIterator[None]:
-        """Inside the context, no other request has a turn. Raises QueueFull."""
+        """Inside the context, no other request has a turn."""
         start = await self._wait(client)
         began = self._clock()
         try:
@@ -60,10 +53,6 @@ class FairTurns:
             self._now = max(self._now, self._ends.get(client, 0.0))
             return self._now
         queue = self._waiting.get(client, deque())
-        if len(queue) >= self._most_of_one or sum(map(len, self._waiting.values())) >= self._most_waiting:
-            raise QueueFull(
-                f"too many requests wait for {self._name}; try again later", retry_after_seconds=RETRY_SECONDS
-            )
         if not queue:
             self._waiting[client] = queue
             self._starts[client] = max(self._now, self._ends.get(client, 0.0))

@@ -23,6 +23,7 @@ from ..schema.chat import (
 )
 from ..schema.common import GenerationRequest, StructuredOutputs
 from .grammar.source import CallsOrForm, EbnfSource, FormSource, GrammarSource, JsonSource, RegexSource, call_begins
+from .json_structure import structure_error
 from .tools import check_tools, tool_grammar
 
 ANY_OBJECT = '{"type": "object"}'
@@ -120,6 +121,8 @@ def _structured(form: StructuredOutputs, param: str) -> FormSource | None:
 def _schema(given: dict[str, Any] | str, param: str) -> dict[str, Any]:
     if isinstance(given, dict):
         return given
+    if (wrong := structure_error(given.encode("utf-8", "surrogatepass"))) is not None:
+        raise RequestError(f"{param} {wrong}", param=param)
     try:
         schema = json.loads(given)
     except (ValueError, RecursionError):

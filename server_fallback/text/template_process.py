@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
-from nearfar.compiler.errors import CheckpointError, RequestError, Unavailable
+from nearfar.compiler.errors import CheckpointError, NearfarError, RequestError, Unavailable
 from nearfar.compiler.text.chat_template import ChatTemplate, Message
 
 from ..executors.circuit import Circuit
 from .fair_turns import FairTurns
 from .template_worker import Failed, OutOfMemory, RenderJob
+from .text_size import is_longer
 from .worker_process import WorkerEnded, WorkerProcess
 
 TOO_MUCH_MEMORY = "it takes too much memory"
@@ -23,21 +24,20 @@ TOO_MUCH_MEMORY = "it takes too much memory"
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """A prompt may take ``seconds``, and the process ``memory_bytes``.
+    """A prompt may take ``seconds``, or ``long_seconds`` for a chat of more than ``small_characters``, and the process
+    ``memory_bytes``.
 
-    A process that holds more than ``keeps_bytes`` afterwards is replaced. ``waiting`` prompts may wait, and
-    ``waiting_of_one`` of one client.
+    A process that holds more than ``keeps_bytes`` afterwards is replaced.
 
     After ``failures`` prompts in a row that reached a limit, requests fail at once: for 1 second at first, later for up
-    to 30. Only chats of at most ``small_characters`` count. A longer chat may be slow by itself, and its sender must
-    not close the model to others.
+    to 30. Only chats of at most ``small_characters`` count. A longer one is slow because of its size, so it is the
+    request that is wrong, and its sender must not close the model to others.
     """
 
     seconds: float = 2.0
+    long_seconds: float = 12.0
     memory_bytes: int = 512 * 2**20
     keeps_bytes: int = 128 * 2**20
-    waiting: int = 256
-    waiting_of_one: int = 128
     failures: int = 3
     small_characters: int = 65_536
 
@@ -48,10 +48,10 @@ class TemplateProcess:
     def __init__(self, template: ChatTemplate, limits: RenderLimits = RenderLimits()) -> None:
         self._job = RenderJob(template.source, template.special_tokens)
         self._limits = limits
-        self._turns = FairTurns("this model's chat template", limits.waiting, limits.waiting_of_one)
+        self._turns = FairTurns()
         self._circuit = Circuit(monotonic, failures=limits.failures)
         self._process = WorkerProcess(
-            f"{__package__}.template_worker", limits.memory_bytes, limits.keeps_bytes, int(limits.seconds) + 10
+            f"{__package__}.template_worker", limits.memory_bytes, limits.keeps_bytes, int(limits.long_seconds) + 10
         )
 
     @property
@@ -65,7 +65,7 @@ class TemplateProcess:
             async with self._turns.turn(""):
                 reply = await self._process.call(self._job, self._limits.seconds)
         except WorkerEnded as ended:
-            raise _does_not_compile(self._reason(ended)) from ended
+            raise _does_not_compile(self._reason(ended, self._limits.seconds)) from ended
         if isinstance(reply, OutOfMemory):
             raise _does_not_compile(TOO_MUCH_MEMORY)
         _text(reply)
@@ -75,8 +75,11 @@ class TemplateProcess:
 
         Other models' processes continue meanwhile.
 
-        Raises also Unavailable if the template takes more than its time or memory, and QueueFull.
+        Raises also Unavailable if the template takes more than its time or memory, and RequestError if it does so for a
+        long chat.
         """
+        is_long = is_longer([messages, dict(options)], self._limits.small_characters)
+        seconds = self._limits.long_seconds if is_long else self._limits.seconds
         job = replace(self._job, messages=messages, options=options)
         self._require_closed_circuit()
         async with self._turns.turn(client):
@@ -84,15 +87,15 @@ class TemplateProcess:
             self._require_closed_circuit()
             self._circuit.begin()
             try:
-                reply = await self._process.call(job, self._limits.seconds)
+                reply = await self._process.call(job, seconds)
                 if isinstance(reply, OutOfMemory):
-                    self._count_failure(job)
-                    raise self._unavailable(TOO_MUCH_MEMORY)
+                    raise self._reached(TOO_MUCH_MEMORY, is_long=is_long)
                 self._circuit.succeeded()
             except WorkerEnded as ended:
+                reason = self._reason(ended, seconds)
                 if ended.timed_out or ended.fault:
-                    self._count_failure(job)
-                raise self._unavailable(self._reason(ended)) from ended
+                    raise self._reached(reason, is_long=is_long) from ended
+                raise self._unavailable(reason) from ended
             except RecursionError as error:
                 raise RequestError("messages and tools must be plain JSON values: they are nested too deep") from error
             finally:
@@ -102,17 +105,20 @@ class TemplateProcess:
     def close(self) -> None:
         self._process.close()
 
-    def _count_failure(self, job: RenderJob) -> None:
-        if len(repr((job.messages, job.options))) <= self._limits.small_characters:
-            self._circuit.failed()
+    def _reached(self, reason: str, *, is_long: bool) -> NearfarError:
+        """The error for a prompt that reached a limit."""
+        if is_long:
+            return RequestError(f"the chat is too long for this model's chat template: {reason}; send a shorter chat")
+        self._circuit.failed()
+        return self._unavailable(reason)
 
     def _require_closed_circuit(self) -> None:
         if not self._circuit.admits:
             raise self._unavailable("its last prompts took too much time or memory")
 
-    def _reason(self, ended: WorkerEnded) -> str:
+    def _reason(self, ended: WorkerEnded, seconds: float) -> str:
         if ended.timed_out:
-            return f"it takes more than {self._limits.seconds:g} seconds"
+            return f"it takes more than {seconds:g} seconds"
         return TOO_MUCH_MEMORY if ended.fault else "its process was ended"
 
     def _unavailable(self, reason: str) -> Unavailable:

@@ -25,12 +25,11 @@ SLOW_NICENESS = 10
 
 @dataclass(frozen=True, slots=True)
 class CompileLimits:
-    """The limits of time, memory and queues.
+    """The limits of time and memory.
 
     A grammar may take ``quick_seconds`` and then ``slow_seconds``, with the search for its shortest answer.
     ``quick_bytes`` and ``slow_bytes`` limit all memory of the lanes' processes. A process that holds more than
-    ``keeps_bytes`` afterwards is replaced. In each lane, ``waiting`` grammars may wait, and ``waiting_of_one`` of one
-    client.
+    ``keeps_bytes`` afterwards is replaced.
 
     After a grammar that took ``costly_seconds`` of processor time, the grammars of its client begin in the slow lane
     for ``slow_lane_seconds``. Time that passes while the processor is busy with other work does not count, so that an
@@ -44,8 +43,6 @@ class CompileLimits:
     quick_bytes: int = 384 * 2**20
     slow_bytes: int = 640 * 2**20
     keeps_bytes: int = 320 * 2**20
-    waiting: int = 256
-    waiting_of_one: int = 64
 
 
 class GrammarCompiler:
@@ -107,7 +104,7 @@ class CompileLane:
         self._note = note
         self._niceness = niceness
         self._limits, self._stays = limits, stays
-        self._turns = FairTurns("the grammar compiler", limits.waiting, limits.waiting_of_one)
+        self._turns = FairTurns()
         self._process: WorkerProcess | None = None
 
     @property
@@ -117,7 +114,7 @@ class CompileLane:
 
     @asynccontextmanager
     async def turn(self, client: str) -> AsyncIterator[None]:
-        """`compile` is called inside. Raises QueueFull."""
+        """`compile` is called inside."""
         async with self._turns.turn(client):
             try:
                 yield

@@ -51,8 +51,8 @@ class Grammars:
         clients. Requests of one client for the same source wait together.
 
         Raises RequestError, which names ``param``, for a grammar that is wrong, that no answer can meet, or that takes
-        too long to compile, and for one that needs more tokens; QueueFull if too many grammars wait to be compiled;
-        Unavailable if the compiler's process was ended; and ToolError if xgrammar is not installed.
+        too long to compile, and for one that needs more tokens; Unavailable if the compiler's process was ended; and
+        ToolError if xgrammar is not installed.
         """
         try:
             grammar = await self._compiled(source, client)

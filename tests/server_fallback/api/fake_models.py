@@ -23,7 +23,7 @@ from nearfar.server_fallback.schema.common import PromptTokensDetails, TokenLogp
 from nearfar.server_fallback.schema.completions import CompletionChoice, CompletionChunk, CompletionRequest
 from nearfar.server_fallback.schema.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse
 from nearfar.server_fallback.schema.encoding import EncodingUsage
-from nearfar.server_fallback.schema.models import LoadAdapterRequest, LoadRequest, ModelCard
+from nearfar.server_fallback.schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest
 from nearfar.server_fallback.schema.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -181,8 +181,8 @@ class FakeModels:
         self.loaded[request.lora_name] = self.fake
         return ModelCard(id=request.lora_name, created=CREATED, parent=request.model)
 
-    async def unload_adapter(self, name: str) -> None:
-        await self.unload(name)
+    async def unload_adapter(self, request: UnloadAdapterRequest) -> None:
+        await self.unload(request.lora_name)
 
     async def close(self, drain_seconds: float) -> None:
         self.closed_after = drain_seconds

@@ -8,14 +8,22 @@ import tracemalloc
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.types import Message
 
 from nearfar.server_fallback.api.errors import ApiError
-from nearfar.server_fallback.api.json_body import MAX_DEPTH, MAX_KEYS, parse_json, read_json
+from nearfar.server_fallback.api.json_body import MAX_KEYS, check_inner_json, parse_json, read_json_body
+from nearfar.server_fallback.text.json_structure import MAX_DEPTH, MAX_PARTS, structure_error
 
+TOO_MANY_PARTS = [
+    b"{" + b",".join(b'"k%d":0' % number for number in range(MAX_PARTS)) + b"}",
+    b'[{"a\\\\":"\\""},' + b",".join([b'"\\"\\\\"'] * MAX_PARTS) + b"]",
+    b"[" + b",".join([b"[]"] * MAX_PARTS) + b"]",
+    b"[" + b",".join([b"{}"] * MAX_PARTS) + b"]",
+    b"[" + b",".join([b"1.5"] * MAX_PARTS) + b"]",
+]
 JSON_VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -51,8 +59,9 @@ def test_json_round_trips_unchanged(value: object) -> None:
         (b'{"\\uDC00x": 1}', "surrogate"),
         (b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), "nests deeper"),
         (b'{"a":' * 5000 + b"1" + b"}" * 5000, "nests deeper"),
-        (b"[" * 100_000, "nests deeper"),
+        (b"[" * 50_000, "nests deeper"),
         (b"{" + b",".join(b'"%d":1' % number for number in range(MAX_KEYS + 1)) + b"}", f"{MAX_KEYS + 1} keys"),
+        *((each, "strings, objects, arrays and fractions") for each in TOO_MANY_PARTS),
     ],
 )
 def test_bodies_that_are_not_json_are_refused(body: bytes, says: str) -> None:
@@ -63,7 +72,33 @@ def test_bodies_that_are_not_json_are_refused(body: bytes, says: str) -> None:
     assert says in refused.value.message
 
 
+@pytest.mark.parametrize("body", TOO_MANY_PARTS)
+def test_a_body_with_too_many_parts_is_refused_before_it_is_parsed(
+    body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json, "loads", lambda *_, **__: pytest.fail("parsed"))
+    with pytest.raises(ApiError, match="65,536"):
+        parse_json(body)
+    with pytest.raises(ApiError, match=r"'messages\[0\].x' has more than 65,536"):
+        check_inner_json(body.decode(), "messages[0].x")
+
+
+@given(JSON_VALUES)
+@settings(max_examples=30, phases=[Phase.generate])
+def test_marks_inside_strings_are_not_parts_of_the_structure(value: object) -> None:
+    text = json.dumps(value).encode()
+    # As a string of itself, all of its marks are text.
+    quoted = json.dumps(text.decode() * (MAX_PARTS // len(text) + 1) + "[{." * MAX_PARTS).encode()
+    assert structure_error(quoted) is None
+    assert structure_error(quoted.join([b"[" * MAX_DEPTH, b"]" * MAX_DEPTH])) is None
+    assert structure_error(quoted.join([b"[" * (MAX_DEPTH + 1), b"]" * (MAX_DEPTH + 1)])) is not None
+
+
 def test_requests_at_the_limits_are_accepted() -> None:
+    assert len(parse_json(b"[" + b",".join([b'""'] * (MAX_PARTS - 1)) + b"]")) == MAX_PARTS - 1
+    assert len(parse_json(b"[" + b"1," * 1_000_000 + b"1]")) == 1_000_001
+    siblings = b",".join([b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1)] * 100)
+    assert len(parse_json(b"[" + siblings + b"]")) == 100
     parse_json(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH)
     parse_json(b"{" + b",".join(b'"%d":1' % number for number in range(MAX_KEYS)) + b"}")
     assert parse_json(b'"\\ud83d\\ude00 \\\\ud800"') == "\U0001f600 \\ud800"
@@ -87,7 +122,7 @@ def read(
         for name, value in (*headers, ("content-type", "Application/JSON; charset=utf-8"))
     ]
     request = Request({"type": "http", "method": "POST", "headers": given, "path": "/"}, receive)
-    return asyncio.run(read_json(request, max_bytes, 0.05))
+    return parse_json(asyncio.run(read_json_body(request, max_bytes, 0.05)))
 
 
 def test_a_body_of_the_most_bytes_is_read_and_of_one_more_is_not() -> None:
@@ -143,5 +178,5 @@ def test_another_content_type_is_a_415(content_type: str) -> None:
         {"type": "http", "method": "POST", "headers": [(b"content-type", content_type.encode())], "path": "/"}
     )
     with pytest.raises(ApiError) as refused:
-        asyncio.run(read_json(request, 10, 1.0))
+        asyncio.run(read_json_body(request, 10, 1.0))
     assert refused.value.status == 415

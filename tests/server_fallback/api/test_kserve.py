@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import struct
 import subprocess
@@ -23,7 +24,8 @@ from tritonclient.utils import InferenceServerException
 from nearfar.compiler.errors import RequestError
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
-from nearfar.server_fallback.kserve.grpc_messages import DESCRIPTORS
+from nearfar.server_fallback.api.keys import ApiKey, Keys
+from nearfar.server_fallback.kserve.grpc_messages import DESCRIPTORS, MAX_FIELDS, message, parse_message
 from nearfar.server_fallback.kserve.grpc_server import GrpcServer
 
 HALF = 0.5**0.5
@@ -155,6 +157,56 @@ def test_parameters_shorten_texts_and_set_a_deadline(client: tuple[Any, Any]) ->
         triton.infer("embed", long, sequence_id=3)
     with pytest.raises(InferenceServerException, match="unknown output 'scores'"):
         triton.infer("embed", [texts(module, "a")], outputs=[module.InferRequestedOutput("scores")])
+
+
+def test_every_error_below_v2_can_be_read_by_triton_s_client(served: LiveServer, models: ModelsWithEncoders) -> None:
+    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{served.port}") as client:
+        for call in (
+            client.get_model_repository_index,
+            client.get_inference_statistics,
+            client.get_trace_settings,
+            client.get_cuda_shared_memory_status,
+            lambda: client.load_model("embed"),
+        ):
+            with pytest.raises(InferenceServerException) as refused:
+                call()
+            assert "does not exist" in str(refused.value)
+    limited = create_app(models, ApiConfig(allowed_hosts=("a.example",)))
+    key = ApiKey("k", hashlib.sha256(b"secret").digest())
+    keyed = create_app(models, ApiConfig(keys=Keys((key,))))
+    app = create_app(models, ApiConfig(max_body_bytes=100))
+    infer = "/v2/models/embed/infer"
+    for asked, method, path, body, status in (
+        (app, "DELETE", "/v2", None, 405),
+        (app, "PUT", infer, None, 405),
+        (app, "POST", infer, b"{", 400),
+        (app, "POST", infer, b" " * 101, 413),
+        (app, "GET", "/v2/", None, 404),
+        (app, "GET", "/v2/models/none", None, 404),
+        (limited, "POST", infer, b"{}", 403),
+        (keyed, "POST", infer, b"{}", 401),
+    ):
+        answer = run(ask_app(asked, method, path, body))
+        assert (answer.status_code, list(answer.json())) == (status, ["error"])
+        assert isinstance(answer.json()["error"], str)
+    # Cohere's routes and all others have OpenAI's form.
+    for path in ("/v2/embed", "/v2/rerank", "/v1/embeddings", "/v22"):
+        assert run(ask_app(app, "POST", path, b"{")).json()["error"]["message"]
+
+
+def test_a_message_of_grpc_with_too_many_fields_is_not_parsed() -> None:
+    request = message("ModelInferRequest")(model_name="m", id="x" * 300)
+    request.inputs.add(name="text", datatype="BYTES", shape=[1]).contents.bytes_contents.extend([b"ab"] * 5000)
+    for number in range(1000):
+        request.parameters[f"p{number}"].int64_param = number
+    assert parse_message("ModelInferRequest", request.SerializeToString()) == request
+    for field in (b"\x22\x00", b"\x2a\x00", b"\x3a\x02ab", b"\x50\x80\x01", b"\x55abcd", b"\x51abcdefgh"):
+        parse_message("ModelInferRequest", field * MAX_FIELDS)
+        with pytest.raises(RequestError, match="more than 1,024 fields"):
+            parse_message("ModelInferRequest", field * (MAX_FIELDS + 1))
+    for broken in (b"\x22", b"\x22\xff", b"\xff" * 20, b"\x0a\x05ab"):
+        with pytest.raises(RequestError, match="are not a ModelInferRequest"):
+            parse_message("ModelInferRequest", broken)
 
 
 def test_plain_json_is_answered_in_json(models: ModelsWithEncoders) -> None:

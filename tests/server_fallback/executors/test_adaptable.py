@@ -16,7 +16,7 @@ from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.executors.local_opener import LocalOpener, LocalOptions
 from nearfar.server_fallback.executors.registry import Registry
 from nearfar.server_fallback.schema.completions import CompletionRequest
-from nearfar.server_fallback.schema.models import LoadAdapterRequest, LoadRequest
+from nearfar.server_fallback.schema.models import LoadAdapterRequest, LoadRequest, UnloadAdapterRequest
 
 PROMPT = [5, 9, 2, 77, 31]
 
@@ -57,7 +57,7 @@ def test_an_adapter_is_a_model_of_its_own_name(
         assert len({id(executor._workers) for executor in executors if isinstance(executor, LocalExecutor)}) == 1
         with pytest.raises(RequestError, match="all 1 slots for adapters are in use"):
             await registry.load_adapter(LoadAdapterRequest(lora_name="blue", lora_path=str(tmp_path / "red")))
-        await registry.unload_adapter("red")
+        await registry.unload_adapter(UnloadAdapterRequest(lora_name="red"))
         with pytest.raises(UnknownModel):
             await registry.executor("red")
         await registry.close(0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,34 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(field: str, tmp_
         asyncio.run(REQUESTS[field](local, TOO_LONG))
     assert caught.value.details["code"] == "context_length_exceeded"
     assert backend.threads == []
+
+
+class NeverRendered:
+    """A chat template's process that nothing reaches."""
+
+    async def render(self, *_: Any) -> str:
+        raise AssertionError("a chat that cannot fit was rendered")
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_chat_that_cannot_fit_is_refused_before_its_template_is_rendered(tmp_path: Path) -> None:
+    local, _ = local_of(tmp_path, "message")
+    local._workers = replace(local._workers, template=NeverRendered())
+    user, system = ({"role": role, "content": "x" * 30_000} for role in ("user", "system"))
+    for messages in (
+        [user],
+        [system, {"role": "user", "content": "hi"}],
+        [{"role": "user", "content": "é" * 8000}] * 2,
+    ):
+        with pytest.raises(RequestError, match=r"However, messages has at least \d{4} tokens") as caught:
+            asyncio.run(chat(local, messages=messages))
+        assert caught.value.details["code"] == "context_length_exceeded"
+    # A template may leave out what an assistant said, and white space around a message.
+    for messages in ([{"role": "assistant", "content": "x" * 30_000}], [{"role": "user", "content": " " * 30_000}]):
+        with pytest.raises(AssertionError, match="was rendered"):
+            asyncio.run(chat(local, messages=messages))
 
 
 @pytest.mark.parametrize("given", CAN_TOKENIZE.values(), ids=CAN_TOKENIZE)

@@ -14,7 +14,7 @@ from fake_executor import FakeExecutor
 from nearfar.compiler.errors import CheckpointError, NearfarError, RequestError, Unavailable
 from nearfar.server_fallback.executors.executor import Executor, ExecutorState, Models, Opening, UnknownModel
 from nearfar.server_fallback.executors.registry import Registry, default_name
-from nearfar.server_fallback.schema.models import LoadAdapterRequest, LoadRequest
+from nearfar.server_fallback.schema.models import LoadAdapterRequest, LoadRequest, UnloadAdapterRequest
 
 
 class AdapterExecutor(FakeExecutor):
@@ -225,14 +225,18 @@ def test_adapters_share_the_models_name_space() -> None:
             CheckpointError, "no adapter", registry.load_adapter(LoadAdapterRequest(lora_name="b", lora_path="bad"))
         )
         assert [each.id for each in registry.cards()] == ["1", "a"]
-        await fails(UnknownModel, "is not loaded", registry.unload_adapter("1"))
+        await fails(UnknownModel, "is not loaded", registry.unload_adapter(UnloadAdapterRequest(lora_name="1")))
         await registry.load(LoadRequest(model="2"))
         await fails(
             RequestError,
             "must name the adapter's model",
             registry.load_adapter(LoadAdapterRequest(lora_name="c", lora_path="x")),
         )
-        await registry.unload_adapter("a")
+        other = UnloadAdapterRequest(lora_name="a", model="2")
+        await fails(
+            UnknownModel, "2: the adapter 'a' is not loaded for this model, but for 1", registry.unload_adapter(other)
+        )
+        await registry.unload_adapter(UnloadAdapterRequest(lora_name="a", model="1"))
         await fails(UnknownModel, "not loaded", registry.executor("a"))
         assert opener.opened[0].adapters == {}
 

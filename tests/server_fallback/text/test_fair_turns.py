@@ -1,21 +1,18 @@
-"""Turns that clients share: the order of clients, refusals, and clients that leave."""
+"""Turns that clients share: the order of clients, and clients that leave."""
 
 from __future__ import annotations
 
 import asyncio
 
-import pytest
-
-from nearfar.compiler.errors import QueueFull
 from nearfar.server_fallback.text.fair_turns import FairTurns
 
 
 class Uses:
     """Uses of a resource. Each takes a given time on a simulated clock."""
 
-    def __init__(self, most_waiting: int = 100, most_of_one: int = 50) -> None:
+    def __init__(self) -> None:
         self.now = 0.0
-        self.turns = FairTurns("it", most_waiting, most_of_one, clock=lambda: self.now)
+        self.turns = FairTurns(clock=lambda: self.now)
         self.order: list[str] = []
 
     async def use(self, client: str, seconds: float) -> None:
@@ -59,15 +56,12 @@ def test_a_new_client_is_next() -> None:
     assert "new" in asyncio.run(work()).split()[5:]
 
 
-def test_too_many_are_refused_and_a_client_that_leaves_makes_room() -> None:
+def test_requests_that_leave_the_queue_cost_nothing() -> None:
     async def work() -> None:
-        uses = Uses(most_waiting=3, most_of_one=2)
+        uses = Uses()
         async with uses.turns.turn("first"):
             waiting = [uses.arrive(client, 1) for client in "aab"]
             await asyncio.sleep(0)
-            for client in "ac":
-                with pytest.raises(QueueFull, match="too many requests wait for it; try again later"):
-                    await uses.use(client, 1)
             assert uses.turns.waiting
             waiting[0].cancel()
             waiting[2].cancel()
@@ -80,6 +74,17 @@ def test_too_many_are_refused_and_a_client_that_leaves_makes_room() -> None:
         await uses.use("d", 1)
 
     asyncio.run(work())
+
+
+def test_any_number_of_requests_of_one_client_may_wait() -> None:
+    """Their number is limited by the server (`--client-share`), and by no other limit in its depths."""
+
+    async def work() -> int:
+        uses = Uses()
+        await asyncio.gather(*(uses.arrive("a", 1) for _ in range(1000)))
+        return len(uses.order)
+
+    assert asyncio.run(work()) == 1000
 
 
 def test_a_request_that_leaves_as_its_turn_comes_passes_it_on() -> None:
