@@ -75,15 +75,23 @@ serve: .venv/.serve
 # for each core, at most four, because each needs up to 2.5 GB.
 # Each process runs complete files, because the tests of a file share bundles and pages, in the order of tests/conftest.py.
 test:
-	@$(PAIR) packages check unit-tests
-	$(BIN)/pytest $(WORKERS)
+	$(call every_part,$(BIN)/pytest $(WORKERS))
 
 # The exhaustive tests as well. The last line is the row for tests/README.md.
 test-all:
-	@$(PAIR) packages check unit-tests
-	@mkdir -p build
-	NEARFAR_FUZZ_EXAMPLES=50 $(BIN)/pytest $(WORKERS) -m '' --junit-xml build/test-all.xml
-	@$(BIN)/python tests/result_row.py build/test-all.xml
+	$(call every_part,NEARFAR_FUZZ_EXAMPLES=50 $(BIN)/pytest $(WORKERS) -m '' --junit-xml $(LOGS)/test-all.xml)
+	@$(BIN)/python tests/result_row.py $(LOGS)/test-all.xml
+
+# Run all parts and then pytest, even if some of them fail, and name those at the end.
+LOGS := build
+define every_part
+	@mkdir -p $(LOGS)
+	@{ $(PAIR) packages check unit-tests; echo $$? > $(LOGS)/parts.status; } 2>&1 | tee $(LOGS)/parts.log
+	@failed=$$(sed -n 's/^make.*\*\*\* \[[^]]*: \([^]: ]*\)\] .*/\1/p' $(LOGS)/parts.log | sort -u | tr '\n' ' '); \
+	test "$$(cat $(LOGS)/parts.status)" = 0 || failed="$${failed:-packages check unit-tests }"; \
+	$(1) || failed="$${failed}pytest"; \
+	test -z "$$failed" || { echo "FAILED: $$failed"; exit 1; }
+endef
 
 # It took 6 minutes with --jobs 3 on 4 cores of an AMD EPYC (Zen 5) that were busy with other work.
 mutate: .venv/.dev web/node_modules/.installed | vulkan
