@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from light_bundle import few_kernels, one_compilation
 
-FEW_KERNELS = Path(__file__).with_name("few_kernels")
+WITH_FEW_KERNELS = {"PYTHONPATH": str(Path(__file__).with_name("few_kernels"))}
 
 
 def compile_for_server(model: str, cache: Path, context: int | None = None) -> None:
@@ -44,15 +44,22 @@ class Served:
         self.process.wait()
 
 
-def start(*arguments: str, folder: Path, command: str = "serve", log: str = "log") -> Callable[[], Served]:
+def start(
+    *arguments: str,
+    folder: Path,
+    command: str = "serve",
+    log: str = "log",
+    python: str | Path = sys.executable,
+    env: Mapping[str, str] = WITH_FEW_KERNELS,
+) -> Callable[[], Served]:
     """Start `nearfar serve` on a free port. ``folder`` holds its cache and its log. If it compiles a model for cpu, the
     bundle has few kernels. Calling the result waits until it serves, so several servers can start at the same time.
     """
-    started = [sys.executable, "-m", "nearfar.compiler.cli", command, *arguments, "--port", "0"]
+    started = [python, "-m", "nearfar.compiler.cli", command, *arguments, "--port", "0"]
     with (folder / log).open("w") as written:
         process = subprocess.Popen(
             started, stdout=subprocess.PIPE, stderr=written, text=True,
-            env={**os.environ, "NEARFAR_CACHE": str(folder), "COLUMNS": "120", "PYTHONPATH": str(FEW_KERNELS)},
+            env={**os.environ, "NEARFAR_CACHE": str(folder), "COLUMNS": "120", **env},
         )  # fmt: skip
 
     def wait() -> Served:

@@ -15,7 +15,8 @@ const common = {
   bundle: true,
   format: "esm",
   target: "es2022",
-  sourcemap: true,
+  // For debugging; packages contain none.
+  sourcemap: process.argv.includes("--source-maps"),
   logLevel: "warning",
   plugins: packages,
 };
@@ -200,6 +201,8 @@ await Promise.all([
   ].map((file) => copyFile(`page/${file}`, `dist/page/${file}`)),
   cp("node_modules/pdfjs-dist/build/pdf.worker.min.mjs", "dist/page/pdf/pdf.worker.min.mjs"),
   cp("node_modules/pdfjs-dist/cmaps", "dist/page/pdf/cmaps", { recursive: true }),
+  // npm packs it from the package's folder.
+  copyFile("../LICENSE", "LICENSE"),
   licenses().then((text) => writeFile("dist/LICENSES.txt", text)),
   pageLicenses().then((text) => writeFile("dist/page/LICENSES.txt", text)),
   copyFile("../server_fallback/router/fitting/demo_policy.json", "dist/page/demo_policy.json"),

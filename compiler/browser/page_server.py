@@ -20,6 +20,12 @@ PAGE = Path(__file__).resolve().parents[2] / "web" / "dist" / "page"
 POLICY_PATH = "/policy.json"
 
 
+def require_page() -> None:
+    """Raises ToolError if the page has not been built: an editable install does not build it."""
+    if not (PAGE / "index.html").is_file():
+        raise ToolError("the web page is not built; run 'make web' in a checkout (it needs Node.js 20 or newer)")
+
+
 class PageServer:
     """Serves on 127.0.0.1 while in a ``with`` block. ``port`` 0 chooses a free port. Raises ToolError if the page has
     not been built.
@@ -37,8 +43,7 @@ class PageServer:
         policy: Path | None = None,
         encoder: Path | None = None,
     ) -> None:
-        if not (PAGE / "index.html").is_file():
-            raise ToolError("the web page is not built; run 'make web' in a checkout (it needs Node.js 20 or newer)")
+        require_page()
         try:
             folders = {"bundle": bundle.resolve()} | ({} if encoder is None else {"encoder": encoder.resolve()})
             self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, folders=folders, policy=policy))

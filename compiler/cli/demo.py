@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from ..browser.page_server import PageServer
+from ..browser.page_server import PageServer, require_page
 from ..bundle.folder import Bundle, open_bundle
 from ..demo import CHECKPOINT, ENCODER_CHECKPOINT
 from ..errors import BundleError, RequestError
@@ -91,6 +91,8 @@ def run(options: argparse.Namespace) -> None:
     encoder = None if options.encoder is None else open_page_bundle(options.encoder)
     if encoder is not None and encoder.manifest.embedding is None:
         raise RequestError(f"--encoder {options.encoder}: makes no embeddings; give the bundle of an embedding model")
+    # Before the demo models are compiled, which takes 20 seconds.
+    require_page()
     # Addresses and paths are not wrapped.
     console = Console(soft_wrap=True)
     with tempfile.TemporaryDirectory(prefix="nearfar-") as folder:

@@ -1,7 +1,7 @@
 // Bundles the package and the parts of @nearfar/web that it uses into dist/index.js. Two files are left out: the
 // grammar compiler, which is WebAssembly, and the import of an ONNX Runtime by its address. Hermes supports neither.
 
-import { rm } from "node:fs/promises";
+import { copyFile, rm } from "node:fs/promises";
 
 import { build } from "esbuild";
 
@@ -29,9 +29,11 @@ await build({
   mainFields: ["module", "main"],
   conditions: ["import"],
   minify: true,
-  sourcemap: true,
   logLevel: "warning",
   entryPoints: { index: "src/index.ts" },
   outdir: "dist",
   plugins: [outside],
 });
+// The code of @nearfar/web contains that of others.
+await copyFile("../../web/dist/LICENSES.txt", "dist/LICENSES.txt");
+await copyFile("../../LICENSE", "LICENSE");

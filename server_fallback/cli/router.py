@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -148,10 +147,6 @@ def run_log(options: argparse.Namespace) -> None:
 
     try:
         import httpx  # noqa: F401
-
-        # Checked without an import, which would load torch.
-        if find_spec("xgrammar") is None:
-            raise ModuleNotFoundError(name="xgrammar")
     except ImportError as error:
         raise ToolError(f"nearfar router log needs {error.name}: pip install 'nearfar[serve]'") from error
     asyncio.run(log_pairs(options, read_prompts(options), os.environ))

@@ -60,8 +60,9 @@ def test_npm_pack_packs_every_file_that_the_package_names(tarball: Path) -> None
         *(path for entry in package["exports"].values() for path in entry.values()),
     }
     assert {path.removeprefix("./") for path in named} <= files
-    assert {"README.md", "dist/LICENSES.txt"} <= files
+    assert {"LICENSE", "README.md", "dist/LICENSES.txt"} <= files
     assert not any(name.startswith(("dist/page", "dist/tools", "src")) for name in files)
+    assert {name.rpartition(".")[2] for name in files} <= {"LICENSE", "js", "json", "md", "ts", "txt"}
 
 
 def test_the_package_imports_nothing_that_npm_does_not_install_with_it(app: Path, tmp_path: Path) -> None:

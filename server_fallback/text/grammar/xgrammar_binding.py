@@ -2,10 +2,10 @@
 
 `import xgrammar` loads both (230 MB and a second), for functions that we do not call. Its native library needs neither:
 this module loads the library through tvm_ffi and wraps the functions as xgrammar's own classes do. It fits one version
-of xgrammar, which pyproject.toml pins; a test compares it with the package. The calls release the GIL.
+of xgrammar, which pyproject.toml pins; a test compares it with the package. The calls release the GIL. The build puts
+the library into a folder beside this file (packaging/xgrammar_library.py).
 
-Import this module only where it is used, because it loads the library. The import raises ToolError if xgrammar is
-missing or has another version.
+Import this module only where it is used, because it loads the library. The import raises ToolError if there is neither.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ XGRAMMAR_VERSION = "0.2.8"
 _LIBRARY = {"win32": "xgrammar_bindings.dll", "darwin": "libxgrammar_bindings.dylib"}.get(
     sys.platform, "libxgrammar_bindings.so"
 )
+# The package itself depends on torch, which its library does not need.
+_HINT = f"install nearfar again, or run 'pip install --no-deps xgrammar=={XGRAMMAR_VERSION}'"
 _NAMESPACE = "xgrammar.tvm_ffi_binding"
 # xgrammar's VocabType.RAW: tokens are given as the bytes that they write.
 _RAW = 0
@@ -104,24 +106,33 @@ class GrammarMatcher:
         return bool(self._handle.is_completed())
 
 
-def _load() -> dict[str, Any]:
-    """The library's types by name."""
-    hint = f"'pip install xgrammar=={XGRAMMAR_VERSION}' installs it"
+def _library() -> Path:
+    """Raises ToolError."""
     try:
         installed = version("xgrammar")
-    except PackageNotFoundError as error:
-        raise ToolError(f"structured output needs xgrammar, which is not installed; {hint}") from error
-    if installed != XGRAMMAR_VERSION:
-        raise ToolError(f"structured output needs xgrammar {XGRAMMAR_VERSION}, and {installed} is installed; {hint}")
-    package = find_spec("xgrammar")
-    assert package is not None
-    [folder, *_] = package.submodule_search_locations or ["."]
+    except PackageNotFoundError:
+        installed = None
+    ours = Path(__file__).with_name("xgrammar") / _LIBRARY
+    # A process that also imports the package must load its library, because two would register the same types.
+    if installed == XGRAMMAR_VERSION:
+        package = find_spec("xgrammar")
+        assert package is not None
+        [folder, *_] = package.submodule_search_locations or ["."]
+        return Path(folder) / _LIBRARY
+    if ours.is_file():
+        return ours
+    raise ToolError(f"structured output needs the library of xgrammar {XGRAMMAR_VERSION}: {ours} is missing; {_HINT}")
+
+
+def _load() -> dict[str, Any]:
+    """The library's types by name. Raises ToolError."""
+    library = _library()
     try:
         with without_torch():
             import tvm_ffi
-        tvm_ffi.load_module(Path(folder) / _LIBRARY)
+        tvm_ffi.load_module(library)
     except (ImportError, OSError, RuntimeError) as error:
-        raise ToolError(f"structured output needs xgrammar, whose library cannot be loaded: {error}; {hint}") from error
+        raise ToolError(f"structured output needs {library}, which cannot be loaded: {error}; {_HINT}") from error
     names = ("TokenizerInfo", "GrammarCompiler", "CompiledGrammar", "GrammarMatcher")
     return {name: tvm_ffi.register_object(f"{_NAMESPACE}.{name}")(type(name, (tvm_ffi.Object,), {})) for name in names}
 

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -59,19 +60,29 @@ def test_it_compiles_matches_and_fails_as_the_package_does() -> None:
         assert str(mine.value).split("] ")[1] == str(other.value).split("] ")[1]
 
 
-def test_another_or_a_missing_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_beside_the_binding_is_loaded_unless_the_package_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ours, "__file__", str(tmp_path / "xgrammar_binding.py"))
+    library = tmp_path / "xgrammar" / ours._LIBRARY
+    library.parent.mkdir()
+    library.write_bytes(b"not a library")
+    # The test environment has the package.
+    assert ours._library() != library
     monkeypatch.setattr(ours, "version", lambda _: "0.3.0")
-    with pytest.raises(
-        ToolError, match=r"needs xgrammar 0\.2\.8, and 0\.3\.0 is installed; 'pip install xgrammar==0\.2\.8'"
-    ):
+    assert ours._library() == library
+    monkeypatch.setattr(ours, "version", not_installed)
+    assert ours._library() == library
+    hint = r"install nearfar again, or run 'pip install --no-deps xgrammar==0\.2\.8'"
+    with pytest.raises(ToolError, match=rf"needs {library}, which cannot be loaded: .*; {hint}"):
+        ours._load()
+    library.unlink()
+    with pytest.raises(ToolError, match=rf"library of xgrammar 0\.2\.8: {library} is missing; {hint}"):
         ours._load()
 
-    def missing(_: str) -> str:
-        raise PackageNotFoundError
 
-    monkeypatch.setattr(ours, "version", missing)
-    with pytest.raises(ToolError, match="which is not installed"):
-        ours._load()
+def not_installed(_: str) -> str:
+    raise PackageNotFoundError
 
 
 def test_calls_release_the_gil() -> None:
