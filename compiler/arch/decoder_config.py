@@ -11,7 +11,7 @@ from ..formats.classifier import OF_TEXTS, OF_TOKENS
 from ..formats.config import ConfigReader
 from ..formats.harmless_keys import HARMLESS_KEYS
 from ..ir.spec import ModelSpec, RopeSpec
-from .rope_config import DEFAULT_ROPE_THETA, RopeSizes, read_rope
+from .rope_config import DEFAULT_ROPE_THETA, RopeSizes, longest_context, read_rope
 
 # Far more than any decoder has. Specs list their layers, so an unlimited number could fill memory before weights are
 # read.
@@ -67,8 +67,7 @@ def read_decoder_config(
     sizes = RopeSizes(head_dim, max_position_embeddings, rotates_parts, default_rotated, default_theta)
     window_rope = None if ropes is None or len(set(ropes.values())) == 1 else ropes["sliding_attention"]
     rope = read_rope(config, sizes) if ropes is None else ropes["full_attention"]
-    if rope.scaling == "dynamic":
-        max_position_embeddings = int(rope.factor * max_position_embeddings)
+    max_position_embeddings = longest_context(config, rope, max_position_embeddings)
     spec = ModelSpec(
         model_type=model_type,
         vocab_size=vocab_size,

@@ -56,6 +56,21 @@ def read_rope(config: ConfigReader, sizes: RopeSizes) -> RopeSpec:
     return RopeSpec(theta=theta or sizes.default_theta, rotary_dim=_rotary_dim(config, factor, sizes))
 
 
+def longest_context(config: ConfigReader, rope: RopeSpec, positions: int) -> int:
+    """The longest sequence of a model with ``positions`` in 'max_position_embeddings'. With dynamic RoPE and YaRN, the
+    factor stretches the original length, which some files leave in that key, as Qwen2.5's model card instructs.
+    """
+    if rope.scaling not in ("dynamic", "yarn"):
+        return positions
+    stretched = rope.factor * rope.original_max_position_embeddings
+    if stretched > 2**53:
+        raise config.contradiction(
+            "rope_scaling",
+            f"'factor' {rope.factor} stretches {rope.original_max_position_embeddings} positions too far",
+        )
+    return max(positions, int(stretched))
+
+
 def read_layer_ropes(config: ConfigReader, full: RopeSizes, sliding: RopeSizes) -> dict[str, RopeSpec]:
     """The rotations of "full_attention" and "sliding_attention" layers: 'rope_parameters' has a section for each. In
     the older spelling, 'rope_theta' and 'rope_scaling' are those of full layers, and the others have the plain rotation

@@ -33,7 +33,7 @@ from ..passes.add_lora import lora_entry
 from ..passes.quantize_kv import quantize_kv
 from ..passes.split_page_groups import split_page_groups
 from ..quant import Quantization
-from .context import paged_context, unpaged_context
+from .context import paged_context, rotation_notes, unpaged_context
 from .export import export_model
 from .graphs import PAGE_SIZE, graphs_of, reads_complete_texts
 from .plan_entries import plan_entries, write_kernels
@@ -237,9 +237,11 @@ def prepare_checkpoint(model: str, checkpoint: Checkpoint, options: CompileOptio
     if reads_complete_texts(checkpoint):
         check_unpaged(options, spec)
         context = unpaged_context(options.context, checkpoint, target.MAX_BINDING_BYTES)
-        return Job(model, options, target, quantization, keeps_forms, activations, tuning, checkpoint, context)
-    check_head_sizes(spec, options.kv)
-    context = paged_context(options.context, spec, activations, target.MAX_BINDING_BYTES, options.kv)
+    else:
+        check_head_sizes(spec, options.kv)
+        context = paged_context(options.context, spec, activations, target.MAX_BINDING_BYTES, options.kv)
+    for text in rotation_notes(spec, context):
+        note(text)
     return Job(model, options, target, quantization, keeps_forms, activations, tuning, checkpoint, context)
 
 

@@ -33,6 +33,21 @@ def default_context(spec: ModelSpec) -> int:
     return min(DEFAULT_CONTEXT, spec.max_position_embeddings, original)
 
 
+def rotation_notes(spec: ModelSpec, context: int) -> list[str]:
+    """What a user should know of a RoPE whose factors the context selects, if transformers selects others for a short
+    text.
+    """
+    rope = spec.rope
+    differs = rope.scaling == "dynamic" or (rope.scaling == "longrope" and rope.short_factors != rope.long_factors)
+    if not differs or context <= rope.original_max_position_embeddings:
+        return []
+    return [
+        f"the context of {context} tokens is beyond the {rope.original_max_position_embeddings} of the model's RoPE "
+        f"({rope.scaling}), so texts of every length rotate with the factors of long texts, while transformers rotates "
+        f"short texts with others; --context {rope.original_max_position_embeddings} computes short texts as it does"
+    ]
+
+
 def paged_context(
     requested: int | None, spec: ModelSpec, activations: tuple[str, ...], max_binding_bytes: int, kv: str = "activation"
 ) -> int:

@@ -26,7 +26,7 @@ from ..formats.checkpoint import Checkpoint
 from ..ir.graph import Graph
 from ..ir.kv_format import KvName
 from ..ir.spec import Task
-from .context import model_context
+from .context import model_context, rotation_notes
 from .graphs import graphs_of
 from .stored_forms import choose_quantization, keep_stored_forms
 from .target import Exporter, ExportOptions, load_exporter
@@ -143,6 +143,8 @@ def prepare_export(
         kv=kv,
         context=min(model_context(context, spec), (context is None and checkpoint.max_tokens) or sys.maxsize),
     )
+    for text in rotation_notes(spec, options.context):
+        note(text)
     progress("graph", 0, 1)
     (graph,) = graphs_of(checkpoint, options.context, page_size=options.context).values()
     if checkpoint.task is not None and "page_ids" in graph.inputs:

@@ -81,7 +81,7 @@ def check_tensors(checkpoint: Checkpoint, parameters: Mapping[str, Parameter]) -
 def _is_shared(spec: ModelSpec, name: str) -> bool:
     """Whether a tensor makes keys and values that its layer does not use, because it reads those of another layer."""
     match = KEYS_AND_VALUES.fullmatch(name)
-    return match is not None and spec.kv_layer(int(match[1])) != int(match[1])
+    return match is not None and int(match[1]) < spec.num_layers and spec.kv_layer(int(match[1])) != int(match[1])
 
 
 def tensor_shapes(parameters: Mapping[str, Parameter]) -> dict[str, tuple[int, ...]]:

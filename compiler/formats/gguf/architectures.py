@@ -87,20 +87,19 @@ def read_config(architecture: GgufArchitecture, metadata: Metadata, container: C
     embedding = container.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise metadata.unsupported("it has no matrix 'token_embd.weight'")
-    heads, hidden = metadata.integer("attention.head_count"), metadata.integer("embedding_length")
-    head_dim = metadata.integer("attention.key_length", hidden // max(1, heads))
+    heads, hidden, head_dim = head_sizes(metadata)
     metadata.expect("attention.value_length", head_dim)
     config: Config = {
         "model_type": architecture.model_type,
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
-        "intermediate_size": metadata.integer("feed_forward_length"),
-        "num_hidden_layers": metadata.integer("block_count"),
+        "intermediate_size": metadata.size("feed_forward_length"),
+        "num_hidden_layers": metadata.size("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.integer("attention.head_count_kv", heads),
+        "num_key_value_heads": metadata.size("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": metadata.integer("context_length"),
+        "rms_norm_eps": metadata.positive("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": metadata.size("context_length"),
         "tie_word_embeddings": "output.weight" not in container.tensors,
     }
     # The embedding's number of rows determines the vocabulary size.
@@ -113,10 +112,21 @@ def read_config(architecture: GgufArchitecture, metadata: Metadata, container: C
     return config
 
 
+def head_sizes(metadata: Metadata) -> tuple[int, int, int]:
+    """The number of heads, the hidden size and the head size. Raises CheckpointError if they are impossible."""
+    heads, hidden = metadata.size("attention.head_count"), metadata.size("embedding_length")
+    if heads > hidden:
+        raise metadata.corrupt(
+            f"'{metadata.architecture}.attention.head_count' is {heads}, more than "
+            f"'{metadata.architecture}.embedding_length', which is {hidden}"
+        )
+    return heads, hidden, metadata.size("attention.key_length", hidden // heads)
+
+
 def rotation(metadata: Metadata, container: Container, head_dim: int) -> Config:
     """The rotation of all layers."""
-    config: Config = {"rope_theta": metadata.number("rope.freq_base", 10_000.0)}
-    rotated = metadata.integer("rope.dimension_count", head_dim)
+    config: Config = {"rope_theta": metadata.positive("rope.freq_base", 10_000.0)}
+    rotated = metadata.size("rope.dimension_count", head_dim)
     if rotated != head_dim:
         config["partial_rotary_factor"] = rotated / head_dim
     # This key only states that the model was trained with the scaling.
@@ -128,16 +138,16 @@ def rotation(metadata: Metadata, container: Container, head_dim: int) -> Config:
     elif LONG_FACTORS in container.tensors:
         config |= longrope(metadata, container)
     elif kind == "linear":
-        config["rope_scaling"] = {"rope_type": "linear", "factor": metadata.number("rope.scaling.factor")}
+        config["rope_scaling"] = {"rope_type": "linear", "factor": metadata.positive("rope.scaling.factor")}
     elif kind == "yarn":
         scaling: Config = {
             "rope_type": "yarn",
-            "factor": metadata.number("rope.scaling.factor"),
-            "original_max_position_embeddings": metadata.integer("rope.scaling.original_context_length"),
+            "factor": metadata.positive("rope.scaling.factor"),
+            "original_max_position_embeddings": metadata.size("rope.scaling.original_context_length"),
         }
         for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
             if metadata.has(f"rope.scaling.{key}"):
-                scaling[name] = metadata.number(f"rope.scaling.{key}")
+                scaling[name] = metadata.positive(f"rope.scaling.{key}")
         # This value multiplies the magnitude that follows from the factor.
         metadata.expect("rope.scaling.attn_factor", 1.0)
         config["rope_scaling"] = scaling
@@ -155,6 +165,8 @@ def llama3_scaling(metadata: Metadata, stored: StoredTensor, theta: float, head_
     the published parameters, they become a "longrope" of one length.
     """
     found = GgufTensor(stored.name, stored).rows(0, stored.shape[0])
+    if not (np.isfinite(found) & (found > 0)).all():
+        raise metadata.corrupt(f"tensor {stored.name!r} has factors that are not finite numbers above 0")
     factor = float(found.max())
     frequencies = theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     turns = LLAMA3["original_max_position_embeddings"] * frequencies / (2 * np.pi)
@@ -180,10 +192,10 @@ def longrope(metadata: Metadata, container: Container) -> Config:
         "rope_type": "longrope", "short_factor": lists[SHORT_FACTORS], "long_factor": lists[LONG_FACTORS],
     }  # fmt: skip
     if metadata.has("rope.scaling.attn_factor"):
-        scaling["attention_factor"] = metadata.number("rope.scaling.attn_factor")
+        scaling["attention_factor"] = metadata.positive("rope.scaling.attn_factor")
     return {
         "rope_scaling": scaling,
-        "original_max_position_embeddings": metadata.integer("rope.scaling.original_context_length"),
+        "original_max_position_embeddings": metadata.size("rope.scaling.original_context_length"),
     }
 
 
@@ -208,31 +220,31 @@ def gemma(metadata: Metadata, large_layers: int) -> Config:
     """Gemma 2 and 3. The largest model divides scores by the square root of hidden size / heads, which no key
     states.
     """
-    heads, hidden = metadata.integer("attention.head_count"), metadata.integer("embedding_length")
-    head_dim = metadata.integer("attention.key_length", 256)
+    heads, hidden, _ = head_sizes(metadata)
+    head_dim = metadata.size("attention.key_length", 256)
     is_large = metadata.integer("block_count") == large_layers
     return {
         "query_pre_attn_scalar": hidden // heads if is_large else head_dim,
-        "sliding_window": metadata.integer("attention.sliding_window"),
+        "sliding_window": metadata.size("attention.sliding_window"),
     }
 
 
 def gemma2(metadata: Metadata, _: Container) -> Config:
     return {
         **gemma(metadata, large_layers=46),
-        "attn_logit_softcapping": metadata.number("attn_logit_softcapping", 50.0),
-        "final_logit_softcapping": metadata.number("final_logit_softcapping", 30.0),
+        "attn_logit_softcapping": metadata.positive("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": metadata.positive("final_logit_softcapping", 30.0),
     }
 
 
 def gemma3(metadata: Metadata, container: Container) -> Config:
     config = gemma(metadata, large_layers=62)
-    head_dim = metadata.integer("attention.key_length", 256)
+    head_dim = metadata.size("attention.key_length", 256)
     full = rotation(metadata, container, head_dim)
     section = {"rope_type": "default", "rope_theta": full["rope_theta"], **full.get("rope_scaling", {})}
-    swa = {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base_swa", 10_000.0)}
+    swa = {"rope_type": "default", "rope_theta": metadata.positive("rope.freq_base_swa", 10_000.0)}
     if metadata.has("final_logit_softcapping"):
-        config["final_logit_softcapping"] = metadata.number("final_logit_softcapping")
+        config["final_logit_softcapping"] = metadata.positive("final_logit_softcapping")
     metadata.expect("attention.sliding_window_pattern", 6)
     return {**config, "rope_parameters": {"full_attention": section, "sliding_attention": swa}}
 
@@ -251,7 +263,7 @@ def granite(metadata: Metadata, container: Container) -> Config:
         "residual_multiplier": "residual_scale",
         "logits_scaling": "logit_scale",
     }
-    return {**biases(container), **{name: metadata.number(key, 1.0) for name, key in numbers.items()}}
+    return {**biases(container), **{name: metadata.positive(key, 1.0) for name, key in numbers.items()}}
 
 
 def smollm3(_: Metadata, container: Container) -> Config:
@@ -277,8 +289,7 @@ ARCHITECTURES = {
 
 def read_tensors(architecture: GgufArchitecture, metadata: Metadata, container: Container) -> dict[str, Tensor]:
     """The tensors by the names of a Hugging Face checkpoint. Raises UnsupportedModel for one that is not known."""
-    heads, hidden = metadata.integer("attention.head_count"), metadata.integer("embedding_length")
-    order = Interleaved(metadata.integer("attention.key_length", hidden // max(1, heads)))
+    order = Interleaved(head_sizes(metadata)[2])
     tensors: dict[str, Tensor] = {}
     for name, stored in container.tensors.items():
         if name in (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS):

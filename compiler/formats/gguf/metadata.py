@@ -30,6 +30,13 @@ class Metadata:
     def has(self, key: str) -> bool:
         return self._full(key) in self._values
 
+    def size(self, key: str, default: int | None = None) -> int:
+        """An integer of at least 1, like `integer`."""
+        value = self.integer(key, default)
+        if value < 1:
+            raise self._wrong(key, value, "an integer of at least 1")
+        return value
+
     def integer(self, key: str, default: int | None = None) -> int:
         """An integer of at least 0; an array of one value for all layers counts as that value."""
         value = self._take(key, default)
@@ -44,6 +51,13 @@ class Metadata:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise self._wrong(key, value, "a finite number")
         return float(value)
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0."""
+        value = self.number(key, default)
+        if value <= 0:
+            raise self._wrong(key, value, "a finite number above 0")
+        return value
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._take(key, default)

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from published_configs import LLAMA_3_2_1B, PHI_3_MINI_4K, read, without
+from published_configs import LLAMA_3_2_1B, PHI_3_MINI_4K, QWEN2_5_0_5B, read, without
 
 from nearfar.compiler.errors import CheckpointError, RequestError, UnsupportedModel
 from nearfar.compiler.ir.rope import inverse_frequencies
 from nearfar.compiler.ir.spec import RopeSpec
-from nearfar.compiler.pipeline.context import model_context, paged_context
+from nearfar.compiler.pipeline.context import model_context, paged_context, rotation_notes
 
 
 def test_phi3_rotates_a_part_of_each_head() -> None:
@@ -86,6 +86,49 @@ def test_a_bundles_context_ends_at_longropes_and_is_the_original_one_by_default(
         assert [choose(requested, spec=spec) for requested in (None, 8192)] == [2048, 8192]
         with pytest.raises(RequestError, match=message):
             choose(8193, spec=spec)
+
+
+def test_yarn_stretches_the_original_length_as_qwens_model_card_has_it() -> None:
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    card = read(QWEN2_5_0_5B, max_position_embeddings=32768, rope_scaling=yarn)
+    assert model_context(131072, card) == 131072
+    with pytest.raises(RequestError, match=r"--context 131073: .* 131072 positions"):
+        model_context(131073, card)
+    # Files with the stretched length, and without an original one, which is then that of the first key.
+    assert read(QWEN2_5_0_5B, max_position_embeddings=131072, rope_scaling=yarn) == card
+    implied = read(
+        QWEN2_5_0_5B, max_position_embeddings=32768, rope_scaling=without(yarn, "original_max_position_embeddings")
+    )
+    assert implied == card
+    # More positions than the factor gives are those of the file.
+    assert read(QWEN2_5_0_5B, max_position_embeddings=140000, rope_scaling=yarn).max_position_embeddings == 140000
+    # The factor of another scaling does not say how far it reaches.
+    linear = read(QWEN2_5_0_5B, max_position_embeddings=32768, rope_scaling={"type": "linear", "factor": 4.0})
+    assert linear.max_position_embeddings == 32768
+
+
+@pytest.mark.parametrize("kind", ["yarn", "dynamic"])
+def test_a_factor_beyond_all_lengths_is_a_typed_error(kind: str) -> None:
+    with pytest.raises(CheckpointError, match="stretches 131072 positions too far"):
+        read(LLAMA_3_2_1B, rope_scaling={"rope_type": kind, "factor": 1e306})
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_a_context_that_selects_other_factors_than_transformers_for_short_texts_is_a_note(kind: str) -> None:
+    scaling = {"longrope": {"short_factor": [1.0] * 48, "long_factor": [2.0] * 48}, "dynamic": {"factor": 4.0}}[kind]
+    sizes = {"max_position_embeddings": 8192 if kind == "longrope" else 2048, "original_max_position_embeddings": 2048}
+    spec = read(PHI_3_MINI_4K, rope_scaling={"type": kind, **scaling}, **sizes)
+    assert rotation_notes(spec, 2048) == []
+    (note,) = rotation_notes(spec, 2049)
+    assert "beyond the 2048" in note
+    assert "--context 2048 computes short texts as it does" in note
+
+
+def test_a_context_that_selects_no_other_factors_has_no_note() -> None:
+    same = {"type": "longrope", "short_factor": [2.0] * 48, "long_factor": [2.0] * 48}
+    sizes = {"max_position_embeddings": 8192, "original_max_position_embeddings": 2048}
+    assert rotation_notes(read(PHI_3_MINI_4K, rope_scaling=same, **sizes), 8192) == []
+    assert rotation_notes(read(QWEN2_5_0_5B, rope_scaling={"type": "yarn", "factor": 4.0}), 100_000) == []
 
 
 @pytest.mark.parametrize(

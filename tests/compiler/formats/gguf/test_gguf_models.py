@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,13 @@ from gguf import GGMLQuantizationType as Type
 from gguf_files import MODELS, WIDER, make_gguf
 from tolerances import relative_error
 
+from nearfar.compiler.errors import CheckpointError, NearfarError
 from nearfar.compiler.formats import load
+from nearfar.compiler.formats.gguf import checkpoint
+from nearfar.compiler.formats.gguf.container import read_container
 from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
+from nearfar.compiler.pipeline.graphs import graphs_of
+from nearfar.compiler.pipeline.weights import check_tensors
 
 LIMIT = 5e-5
 # Architectures whose files transformers reads.
@@ -68,3 +76,45 @@ def test_logits_of_a_mixed_file_are_those_of_transformers(architecture: str, tmp
     assert set(checkpoint.stored_forms) == {"q4g32b_i8", "q5g32b_i8", "q6g16_i8"}
     # Sharp attention amplifies differences in the order of sums.
     assert relative_error(logits_of(path), logits_of_transformers(path)) < 10 * LIMIT
+
+
+# Values of a number: none, below, and beyond what sizes and tokens can be.
+ODD_INTEGERS = (0, -1, 1, 3, 2**31 - 1, 2**32, 2**63, 2**64 - 1)
+ODD_FLOATS = (0.0, -1.0, 1e-300, 1e300, math.inf, math.nan)
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+def test_any_number_of_the_metadata_is_used_or_refused_by_a_typed_error(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scaling = {"yarn": {"rope__scaling__factor": 4.0, "rope__scaling__original_context_length": 64}, "none": {}}
+    kind = "yarn" if architecture in ("llama", "qwen2") else "none"
+    given = {f"{architecture}__{key}": value for key, value in scaling[kind].items()}
+    path, _ = make_gguf(architecture, tmp_path, **given, **{f"{architecture}__rope__scaling__type": kind})
+    whole = read_container(path)
+    numbers = {key: each for key, each in whole.metadata.items() if isinstance(each, int | float | np.ndarray)}
+    refused = 0
+    for key, old in numbers.items():
+        if isinstance(old, bool) or key.startswith("general."):
+            continue
+        values: tuple[Any, ...] = ODD_FLOATS if isinstance(old, float) else ODD_INTEGERS
+        if isinstance(old, np.ndarray):
+            values = (old[:0], old[:1], -old, old * 0)
+        for value in values:
+            changed = replace(whole, metadata={**whole.metadata, key: value})
+            monkeypatch.setattr(checkpoint, "read_parts", lambda _, changed=changed: changed)
+            with suppress(NearfarError):
+                refused += 1
+                found = load(str(path))
+                for graph in graphs_of(found, context=4).values():
+                    check_tensors(found, graph.parameters)
+                refused -= 1
+    assert refused > 50
+
+
+def test_more_heads_than_columns_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = read_container(make_gguf("qwen2", tmp_path)[0])
+    changed = replace(whole, metadata={**whole.metadata, "qwen2.attention.head_count": 129})
+    monkeypatch.setattr(checkpoint, "read_parts", lambda _: changed)
+    with pytest.raises(CheckpointError, match=r"'qwen2\.attention\.head_count' is 129, more than .* is 128"):
+        load(str(whole.path))
