@@ -17,7 +17,7 @@ from .hub_resume import fetch_large_files
 # owner/name, or owner/name:choice, where the choice is a GGUF file or its quantization.
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(\w[\w./-]*))?")
 # All files that we read are in the top folder, except those of modules and templates.
-_ALLOWED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "params_shard_*.bin"]
+_ALLOWED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt", "params_shard_*.bin"]
 # Only if there are no other weights.
 _PYTORCH = ["pytorch_model*"]
 _WEIGHTS = ("*.safetensors", "params_shard_*.bin")

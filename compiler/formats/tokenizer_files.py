@@ -1,9 +1,12 @@
-"""Reads the tokenizer's files of a checkpoint: tokenizer.json or tokenizer.model, and the files that add to it."""
+"""Reads the tokenizer's files of a checkpoint: tokenizer.json, tokenizer.model or a vocabulary, and the files that add
+to it.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +16,15 @@ from .added_tokens import add_declared_tokens, declared_tokens, read_tokenizer_c
 from .chat_template_files import read_chat_template
 from .checkpoint import TokenizerFiles
 from .json_file import json_kind, read_json_object
+from .vocabulary_files import MERGES, VOCABULARY, WORD_PIECES, rules_of
 
 # The tokens that a chat template may name.
 NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 def read_tokenizer_files(path: Path, vocab_size: int) -> TokenizerFiles:
-    """The files in the folder ``path``; without a tokenizer.json, one is made of tokenizer.model. Raises
-    CheckpointError, also for token ids beyond the model's vocabulary, and UnsupportedModel.
+    """The files in the folder ``path``; without a tokenizer.json, one is made of tokenizer.model or of a
+    vocabulary. Raises CheckpointError, also for token ids beyond the model's vocabulary, and UnsupportedModel.
     """
     config = read_tokenizer_config(path)
     where = path / "tokenizer.json"
@@ -34,8 +38,16 @@ def read_tokenizer_files(path: Path, vocab_size: int) -> TokenizerFiles:
         content = sentencepiece_model.tokenizer_content(model, config.values)
         stored = json.dumps(content, ensure_ascii=False).encode()
         named = {f"{name}_token": model.token(name) for name in ("bos", "eos", "pad", "unk")}
+    elif (rules := rules_of(config)) is not None:
+        config = replace(config, values={**rules.tokens, **config.values})
+        content = rules.content(config)
+        stored = json.dumps(content, ensure_ascii=False).encode()
     else:
-        raise _bad(path, f"has neither tokenizer.json nor {sentencepiece_model.FILE}; download the tokenizer too")
+        raise _bad(
+            path,
+            f"has neither tokenizer.json nor {sentencepiece_model.FILE}, nor {VOCABULARY} with {MERGES}, nor "
+            f"{WORD_PIECES}; download the tokenizer too",
+        )
     backend = load_backend(stored, where)
     _require_in_vocabulary(where, backend, vocab_size)
     add_bos_token = config.values.get("add_bos_token")

@@ -21,6 +21,8 @@ from nearfar.compiler.pipeline.compile import CompileOptions
 VARIABLE = "NEARFAR_CACHE"
 ROOT = Path(__file__).parents[2]
 KEY_DIGITS = 16
+# Files of tokenizers, if there is no tokenizer.json.
+VOCABULARIES = ("merges.txt", "tokenizer.model", "vocab.txt")
 
 
 def cache_folder() -> Path:
@@ -58,7 +60,7 @@ def checkpoint_parts(checkpoint: Path) -> Iterator[bytes]:
             yield b"%b %d %d " % (name, status.st_size, status.st_mtime_ns)
             if path.suffix == ".safetensors":
                 yield safetensors_header(path)
-        elif path.suffix in (".json", ".jinja"):
+        elif path.suffix in (".json", ".jinja") or path.name in VOCABULARIES:
             yield name + b" " + sha256(path.read_bytes()).digest()
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from ...errors import UnsupportedModel
 from ...nearest import did_you_mean
+from ..byte_level import WORDS
 from ..checkpoint import TokenizerFiles
 from ..tokenizer_files import load_backend
 from ..tokenizer_json import (
@@ -28,7 +29,7 @@ from ..tokenizer_json import (
     Vocabulary,
     implied_merges,
 )
-from .tokenizer import ENDS, WORDS
+from .tokenizer import ENDS
 from .writer import Value
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")

@@ -115,7 +115,11 @@ def test_a_factor_beyond_all_lengths_is_a_typed_error(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["longrope", "dynamic"])
 def test_a_context_that_selects_other_factors_than_transformers_for_short_texts_is_a_note(kind: str) -> None:
-    scaling = {"longrope": {"short_factor": [1.0] * 48, "long_factor": [2.0] * 48}, "dynamic": {"factor": 4.0}}[kind]
+    scalings: dict[str, dict[str, Any]] = {
+        "longrope": {"short_factor": [1.0] * 48, "long_factor": [2.0] * 48},
+        "dynamic": {"factor": 4.0},
+    }
+    scaling = scalings[kind]
     sizes = {"max_position_embeddings": 8192 if kind == "longrope" else 2048, "original_max_position_embeddings": 2048}
     spec = read(PHI_3_MINI_4K, rope_scaling={"type": kind, **scaling}, **sizes)
     assert rotation_notes(spec, 2048) == []

@@ -87,10 +87,11 @@ ODD_FLOATS = (0.0, -1.0, 1e-300, 1e300, math.inf, math.nan)
 def test_any_number_of_the_metadata_is_used_or_refused_by_a_typed_error(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scaling = {"yarn": {"rope__scaling__factor": 4.0, "rope__scaling__original_context_length": 64}, "none": {}}
-    kind = "yarn" if architecture in ("llama", "qwen2") else "none"
-    given = {f"{architecture}__{key}": value for key, value in scaling[kind].items()}
-    path, _ = make_gguf(architecture, tmp_path, **given, **{f"{architecture}__rope__scaling__type": kind})
+    given: dict[str, Any] = {}
+    if architecture in ("llama", "qwen2"):
+        yarn = {"type": "yarn", "factor": 4.0, "original_context_length": 64}
+        given = {f"{architecture}__rope__scaling__{key}": value for key, value in yarn.items()}
+    path, _ = make_gguf(architecture, tmp_path, **given)
     whole = read_container(path)
     numbers = {key: each for key, each in whole.metadata.items() if isinstance(each, int | float | np.ndarray)}
     refused = 0

@@ -1,0 +1,148 @@
+"""Makes the tokenizer.json of a model whose folder has only a vocabulary: vocab.json and merges.txt (byte-level BPE),
+or vocab.txt (WordPiece). `tokenizer_class` of tokenizer_config.json says which rules are meant; they are those of
+transformers' classes (models/*/tokenization_*.py), as are the special tokens of files that name none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError, UnsupportedModel, reason_of
+from .added_tokens import TokenizerConfig
+from .byte_level import WORDS, byte_level
+from .config import is_integer
+from .json_file import read_json_object
+
+VOCABULARY, MERGES, WORD_PIECES = "vocab.json", "merges.txt", "vocab.txt"
+END = "<|endoftext|>"
+BERT_TOKENS = {
+    "unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]",
+}  # fmt: skip
+ROBERTA_TOKENS = {
+    "bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>", "unk_token": "<unk>",
+    "pad_token": "<pad>", "mask_token": "<mask>",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """``tokens``: the special tokens of files that name none. ``content`` makes a tokenizer.json."""
+
+    tokens: Mapping[str, str]
+    content: Callable[[TokenizerConfig], dict[str, Any]]
+
+
+def rules_of(config: TokenizerConfig) -> Rules | None:
+    """The rules of a folder's vocabulary; None if it has none. Raises UnsupportedModel for a class of tokenizers that
+    is not known.
+    """
+    path = config.path
+    found = [
+        classes
+        for files, classes in (((VOCABULARY, MERGES), BYTE_LEVEL), ((WORD_PIECES,), WORDPIECE))
+        if all((path / file).is_file() for file in files)
+    ]
+    if not found:
+        return None
+    known = {name: rules for classes in found for name, rules in classes.items()}
+    name = config.values.get("tokenizer_class")
+    rules = known.get(name.removesuffix("Fast")) if isinstance(name, str) else None
+    if rules is None:
+        raise UnsupportedModel(
+            f"{path}: has a vocabulary but no tokenizer.json, and 'tokenizer_class' of tokenizer_config.json is "
+            f"{name!r}; supported: {', '.join(known)}; write tokenizer.json with "
+            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
+    return rules
+
+
+def _gpt2(config: TokenizerConfig) -> dict[str, Any]:
+    return byte_level(WORDS["gpt-2"], *_vocabulary(config.path))
+
+
+def _qwen2(config: TokenizerConfig) -> dict[str, Any]:
+    return byte_level(WORDS["qwen2"], *_vocabulary(config.path))
+
+
+def _roberta(config: TokenizerConfig) -> dict[str, Any]:
+    ids, merges = _vocabulary(config.path)
+    first, last = (_special(config, key, ids, VOCABULARY) for key in ("cls_token", "sep_token"))
+    around = {"type": "RobertaProcessing", "sep": last, "cls": first, "trim_offsets": True, "add_prefix_space": False}
+    return {**byte_level(WORDS["gpt-2"], ids, merges), "post_processor": around}
+
+
+def _bert(config: TokenizerConfig) -> dict[str, Any]:
+    file = config.path / WORD_PIECES
+    tokens = _lines(file)
+    ids = {token: number for number, token in enumerate(tokens)}
+    if len(ids) != len(tokens):
+        raise _damaged(file, "has the same token twice")
+    first, last = (_special(config, key, ids, WORD_PIECES) for key in ("cls_token", "sep_token"))
+    flags = {}
+    for key, default in (("do_lower_case", True), ("tokenize_chinese_chars", True), ("strip_accents", None)):
+        flags[key] = config.values.get(key, default)
+        if not isinstance(flags[key], bool | None) or (flags[key] is None and default is not None):
+            raise _damaged(config.file(key), f"{key!r} is {flags[key]!r}, expected true or false")
+    return {
+        "normalizer": {
+            "type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": flags["tokenize_chinese_chars"],
+            "strip_accents": flags["strip_accents"], "lowercase": flags["do_lower_case"],
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {"type": "BertProcessing", "sep": last, "cls": first},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece", "unk_token": _special(config, "unk_token", ids, WORD_PIECES)[0],
+            "continuing_subword_prefix": "##", "max_input_chars_per_word": 100, "vocab": ids,
+        },
+    }  # fmt: skip
+
+
+BYTE_LEVEL = {
+    "GPT2Tokenizer": Rules(dict.fromkeys(("unk_token", "bos_token", "eos_token"), END), _gpt2),
+    "Qwen2Tokenizer": Rules(dict.fromkeys(("unk_token", "eos_token", "pad_token"), END), _qwen2),
+    "RobertaTokenizer": Rules(ROBERTA_TOKENS, _roberta),
+}
+WORDPIECE = dict.fromkeys(("BertTokenizer", "DistilBertTokenizer"), Rules(BERT_TOKENS, _bert))
+
+
+def _vocabulary(path: Path) -> tuple[dict[str, int], list[list[str]]]:
+    """The ids of tokens, and the merges."""
+    file = path / VOCABULARY
+    ids = read_json_object(file)
+    if not all(is_integer(number) and number >= 0 for number in ids.values()) or len(set(ids.values())) != len(ids):
+        raise _damaged(file, "must map each token to an id of its own")
+    merges = []
+    for number, line in enumerate(_lines(path / MERGES), start=1):
+        if line and not line.startswith("#version"):
+            pair = line.split(" ")
+            if len(pair) != 2 or not all(part in ids for part in (*pair, "".join(pair))):
+                raise _damaged(path / MERGES, f"line {number} is {line!r}, expected two tokens that form a third")
+            merges.append(pair)
+    return ids, merges
+
+
+def _special(config: TokenizerConfig, key: str, ids: Mapping[str, int], file: str) -> tuple[str, int]:
+    """A special token and its id."""
+    token = config.token_text(key)
+    if token is None or token not in ids:
+        raise _damaged(config.path / file, f"has no token {token!r}, which is the {key!r}")
+    return token, ids[token]
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        # Only line feeds separate tokens, which may be other kinds of line breaks.
+        text = file.read_bytes().decode("utf-8").removesuffix("\n")
+    except OSError as error:
+        raise _damaged(file, f"cannot be read: {reason_of(error)}") from error
+    except UnicodeDecodeError as error:
+        raise _damaged(file, f"byte {error.start} is not UTF-8") from error
+    return [line.removesuffix("\r") for line in text.split("\n")]
+
+
+def _damaged(file: Path, problem: str) -> CheckpointError:
+    return CheckpointError(f"{file}: {problem}; download it again", file=str(file))
