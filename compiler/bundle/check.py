@@ -33,6 +33,8 @@ MAX_INTEGER = 2**53 - 1
 MAX_COUNT = 2**31 - 1
 # Code loops over all layers before it reads any file, so their number needs a limit.
 MAX_LAYERS = 10_000
+# The limit of the context and the vocabulary, for which runtimes allocate arrays before they read any file.
+MAX_LENGTH = 2**24
 # Levels of nested expressions. The largest that we write has one level for each kernel that shares a buffer.
 MAX_DEPTH = 100
 # Kernels load complete vectors, and some GPUs can bind buffers only at multiples of this offset.
@@ -171,6 +173,8 @@ def check_description(manifest: Description) -> None:
         "spec.num_heads",
         f"{spec.num_heads} is not a multiple of {spec.num_kv_heads} kv heads",
     )
+    for name, length in (("spec.vocab_size", spec.vocab_size), ("context", manifest.context)):
+        require(length <= MAX_LENGTH, name, f"is {length}; the maximum is {MAX_LENGTH}")
     require(manifest.context <= spec.max_position_embeddings, "context", "is longer than the model's positions")
     require(
         len(spec.windows) in (0, spec.num_layers),

@@ -6,14 +6,14 @@ import type { AddressInfo } from "node:net";
 
 import { afterEach, expect, test, vi } from "vitest";
 
-import { DeviceError } from "../src/errors.js";
+import { DeviceError, NearfarError } from "../src/errors.js";
 import type { LoadOptions, LoadProgress } from "../src/index.js";
 import { Engine } from "../src/index.js";
 import { Hybrid } from "../src/router/hybrid.js";
 import type { Source } from "../src/runtime/source.js";
 import { CreateMLCEngine } from "../src/webllm/index.js";
 import { dawn } from "../tools/dawn.js";
-import { lettersBundle, memorySource } from "./letters_bundle.js";
+import { bytesOf, lettersBundle, memorySource } from "./letters_bundle.js";
 
 const gpu = dawn();
 const hasAdapter = (await gpu.requestAdapter()) !== null;
@@ -301,3 +301,41 @@ test("WebLLM's entry point and a router with only a near side throw the same rea
     Hybrid.create({ near: "https://host/bundle/", far: null, policy: { version: 1, mode: "near-only" } }),
   ).rejects.toThrow(reason);
 });
+
+type Path = readonly (string | number)[];
+
+/** The paths of all numbers in a value, each list's first and last items only. */
+function* numbers(value: unknown, path: Path = []): Generator<Path> {
+  if (typeof value === "number") yield path;
+  if (typeof value !== "object" || value === null) return;
+  const entries = Object.entries(value);
+  const some = Array.isArray(value) && entries.length > 2 ? [...entries.slice(0, 1), ...entries.slice(-1)] : entries;
+  for (const [key, item] of some) yield* numbers(item, [...path, key]);
+}
+
+test.each([2 ** 31 - 1, 2 ** 40, Number.MAX_SAFE_INTEGER])(
+  "a manifest with %i as any of its numbers loads, or is a typed error before anything of that size is allocated",
+  async (value) => {
+    // Nothing is computed, and a buffer beyond the limits is refused as on any device.
+    const noDevice = dawn("backend=null");
+    const { manifest } = lettersBundle();
+    const refused = new Set<string>();
+    for (const path of numbers(manifest)) {
+      const changed = structuredClone(manifest) as unknown as Record<string, unknown>;
+      const last = path.at(-1) ?? "";
+      const holder = path
+        .slice(0, -1)
+        .reduce<Record<string | number, unknown>>((inner, key) => inner[key] as Record<string, unknown>, changed);
+      holder[last] = value;
+      const source = memorySource({ ...files, "manifest.json": bytesOf(JSON.stringify(changed)) });
+      try {
+        (await Engine.load(source, { gpu: noDevice, selfTest: "never", tuning: false })).destroy();
+      } catch (error) {
+        expect(error, path.join(".")).toBeInstanceOf(NearfarError);
+        refused.add(path.join("."));
+      }
+    }
+    for (const path of ["context", "shards.0.size", "files.0.size", "plans.generate.inputs.sample_slots.shape.1"])
+      expect(refused).toContain(path);
+  },
+);

@@ -119,6 +119,11 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "a weight of more rows": lambda m: next(iter(m["weights"].values())).update(shape=[10**6, 72]),
     "a larger vocabulary": lambda m: m["spec"].update(vocab_size=510),
     "no layers": lambda m: m["spec"].update(num_layers=0),
+    "a context of more tokens than arrays hold": lambda m: (
+        m.update(context=2**25),
+        m["spec"].update(max_position_embeddings=2**25),
+    ),
+    "a vocabulary of more tokens than arrays hold": lambda m: m["spec"].update(vocab_size=2**25),
     "too many layers": lambda m: m["spec"].update(num_layers=2**31),
     "a longer context": lambda m: m.update(context=300),
     "other pages": lambda m: m.update(page_size=32),

@@ -8,6 +8,8 @@ import type { Manifest } from "./manifest.js";
 
 /** The limit bounds the loops over the layers, before any file is read. */
 const MAX_LAYERS = 10_000;
+/** The limit of the context and the vocabulary, for which arrays are allocated before any file is read. */
+const MAX_LENGTH = 2 ** 24;
 
 /**
  * The path of an inconsistent value, and the value; null if all values are consistent. The types of all values must be checked
@@ -17,7 +19,8 @@ export function disagreement(manifest: AnyManifest): readonly [what: string, val
   const { spec, files, tokenizer, context } = manifest;
   if (spec.num_layers > MAX_LAYERS) return ["spec.num_layers", spec.num_layers];
   if (spec.num_heads % spec.num_kv_heads > 0) return ["spec.num_heads", spec.num_heads];
-  if (context > spec.max_position_embeddings) return ["context", context];
+  if (spec.vocab_size > MAX_LENGTH) return ["spec.vocab_size", spec.vocab_size];
+  if (context > MAX_LENGTH || context > spec.max_position_embeddings) return ["context", context];
   if (!files.some(({ file }) => file === tokenizer.file)) return ["tokenizer.file", tokenizer.file];
   return "plans" in manifest ? ofPlans(manifest) : null;
 }

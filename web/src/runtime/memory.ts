@@ -138,13 +138,15 @@ export function allocateMemory(
 
 /** The size in bytes of the largest buffer that a manifest needs, including weights. */
 export function largestBuffer(manifest: Manifest, activation: ActivationDtype, pool: PoolOptions = {}): number {
-  const { states, constants } = planOf(manifest);
+  const { inputs, states, constants } = planOf(manifest);
   const capacity = capacityOf(manifest, pool);
+  // The arena holds all inputs.
+  const inputBytes = Object.values(inputs).reduce((sum, { shape }) => sum + 4 * elements(shape, capacity), 0);
   const entries = [...Object.values(states), ...Object.values(passingBuffers(manifest))].map((entry) =>
     sizeBytes(entry, activation, capacity),
   );
   const tables = Object.values(constants).map(({ shape }) => shape.reduce((product, size) => product * size, 4));
-  return Math.max(largestPlane(manifest), ...entries, ...tables);
+  return Math.max(largestPlane(manifest), inputBytes, ...entries, ...tables);
 }
 
 /**

@@ -62,7 +62,7 @@ export async function collect(
   onBytes: OnBytes,
 ): Promise<Bytes> {
   // If the size is known, the bytes are written directly to their offset, so that a shard is in memory only once.
-  const buffer = size === undefined ? null : new Uint8Array(size);
+  const buffer = size === undefined ? null : allocate(file, size);
   const parts: Uint8Array[] = [];
   let length = 0;
   for await (const chunk of chunks) {
@@ -75,6 +75,19 @@ export async function collect(
   }
   if (buffer !== null) return buffer.subarray(0, length);
   return new Uint8Array(await new Blob(parts as BlobPart[]).arrayBuffer());
+}
+
+function allocate(file: string, size: number): Bytes {
+  try {
+    return new Uint8Array(size);
+  } catch (error) {
+    throw new BundleError(
+      `${file}: the manifest says that it has ${size} bytes, which cannot be allocated; free memory, use a smaller ` +
+        "model, or compile the bundle again if the size is wrong",
+      { file, size },
+      { cause: error },
+    );
+  }
 }
 
 /**

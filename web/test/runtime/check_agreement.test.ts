@@ -71,6 +71,11 @@ test.each<readonly [string, unknown]>([
   ["too many layers", { spec: { ...manifest.spec, num_layers: 2 ** 30 } }],
   ["heads that no group divides", { spec: { ...manifest.spec, num_kv_heads: 3 } }],
   ["a context beyond the positions", { context: manifest.spec.max_position_embeddings + 1 }],
+  [
+    "a context of more tokens than arrays hold",
+    { context: 2 ** 25, spec: { ...manifest.spec, max_position_embeddings: 2 ** 25 } },
+  ],
+  ["a vocabulary of more tokens than arrays hold", { spec: { ...manifest.spec, vocab_size: 2 ** 25 } }],
   ["a tokenizer that is not among the files", { tokenizer: { ...manifest.tokenizer, file: "other.json" } }],
   [
     "an array that there is not",
