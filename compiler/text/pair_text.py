@@ -28,9 +28,11 @@ def encode_in_template(
         assert marked is not None
         return tokenizer.encode_rendered(PLACEHOLDER.sub(lambda found: marked[found[1]], template))
 
-    ids = encode(document)
-    if len(ids) <= max_tokens:
-        return ids
+    # A document that cannot fit is not encoded as a whole.
+    if tokenizer.least_tokens(document, max_tokens) <= max_tokens:
+        ids = encode(document)
+        if len(ids) <= max_tokens:
+            return ids
     around = len(encode(""))
     # The tokens at the document's end depend on the template's text.
     for room in range(max_tokens - around, 0, -1):

@@ -22,8 +22,8 @@ def bytes_per_token(backend: Any) -> int | None:
     model = backend.model
     vocab: dict[str, int] = backend.get_vocab(with_added_tokens=False)
     normalizers, pre_tokenizers = (
-        _parts(backend.normalizer, "normalizers"),
-        _parts(backend.pre_tokenizer, "pretokenizers"),
+        component_parts(backend.normalizer, "normalizers"),
+        component_parts(backend.pre_tokenizer, "pretokenizers"),
     )
     added = backend.get_added_tokens_decoder().values()
     byte_level = any(part["type"] == "ByteLevel" for part in pre_tokenizers)
@@ -43,7 +43,7 @@ def bytes_per_token(backend: Any) -> int | None:
     return longest * (_NFC_SHRINK if any(part["type"] == "NFC" for part in normalizers) else 1)
 
 
-def _parts(component: Any, several: str) -> list[Mapping[str, Any]]:
+def component_parts(component: Any, several: str) -> list[Mapping[str, Any]]:
     """The parts of a normalizer or a pre-tokenizer, in the form of tokenizer.json."""
     return [] if component is None else _flat(json.loads(component.__getstate__()), several)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,10 +21,13 @@ from .chat_template import ChatTemplate, Message
 from .control_tokens import SENTINEL, ControlTokens, private_spelling, sentinel_refused, spells_marker
 from .token_bound import bytes_per_token
 from .tool_formats import tool_format
+from .word_borders import border_before, border_pattern, is_plain, least_pieces, longest_piece
 
 # The name of a single byte's token in byte-fallback tokenizers.
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _REPLACEMENT = "\ufffd"
+# More than most texts have.
+_CHARACTERS_PER_TOKEN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +90,22 @@ class Tokenizer:
 
     def prepare(self) -> None:
         """Compute cached values now, so that the first request does not wait for them."""
-        _ = self.bytes_per_token, self._splitting
+        _ = self.bytes_per_token, self._borders, self._longest_piece, self._splitting
 
-    def least_tokens(self, text: str) -> int:
-        """A lower bound on the number of the text's tokens, without encoding it; 0 if no bound is known."""
+    def least_tokens(self, text: str, most: int) -> int:
+        """A lower bound on the number of the text's tokens; 0 if no bound is known.
+
+        It comes from the text's length, or is ``most`` + 1 if the text's beginning has more than ``most`` tokens.
+        """
         limit = self.bytes_per_token
-        return 0 if limit is None else -(-len(text.encode(errors="replace")) // limit)
+        if limit is not None:
+            return -(-len(text.encode(errors="replace")) // limit)
+        for part in self._beginnings(text, most):
+            if len(self._encode(self._backend, part, add_special_tokens=False)) > most:
+                return most + 1
+        longest = self._longest_piece
+        part = "" if longest is None else text[: 2 * longest * (most + 1)]
+        return 0 if longest is None or len(part) == len(text) else least_pieces(self._backend, part, longest)
 
     def encode(self, text: str, add_special_tokens: bool = True, split_special_tokens: bool = True) -> list[int]:
         """The token ids of a text. Raises RequestError for a text that cannot be encoded.
@@ -135,8 +148,8 @@ class Tokenizer:
         the ``second`` one is, and in any case to ``max_second`` tokens. Raises RequestError for a text that cannot be
         encoded, and for a pair whose first text leaves no room.
         """
-        first = self._encoding(text)
-        pair = None if second is None else self._encoding(second)
+        first = self._encoding_beyond(text, max_tokens)
+        pair = None if second is None else self._encoding_beyond(second, max_tokens)
         added = self._backend.num_special_tokens_to_add(pair is not None)
         bos = self._add_bos_token is True and self._bos_token_id is not None
         room = max_tokens - added - (bos and self._backend.num_special_tokens_to_add(False) == 0)
@@ -145,9 +158,10 @@ class Tokenizer:
         else:
             room -= len(first.ids)
             if room < 1:
+                num_tokens = f"{'at least ' if len(first.ids) > max_tokens else ''}{len(first.ids)}"
                 raise RequestError(
-                    f"This model's maximum context length is {max_tokens} tokens. However, the query has "
-                    f"{len(first.ids)} tokens, which leaves none for a document; shorten it",
+                    f"This model's maximum context length is {max_tokens} tokens. However, the query has {num_tokens} "
+                    "tokens, which leaves none for a document; shorten it",
                     code="context_length_exceeded",
                 )
             pair.truncate(min(len(pair.ids), room, len(pair.ids) if max_second is None else max_second))
@@ -158,7 +172,7 @@ class Tokenizer:
 
     def beginning(self, text: str, max_tokens: int) -> str:
         """The part of a text that its first ``max_tokens`` tokens stand for. Raises RequestError as `encode`."""
-        encoding = self._encoding(text)
+        encoding = self._encoding_beyond(text, max_tokens)
         return text if len(encoding.ids) <= max_tokens else text[: encoding.offsets[max_tokens][0]]
 
     def apply_chat_template(
@@ -284,6 +298,36 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         return ids
 
+    def _encoding_beyond(self, text: str, count: int) -> Any:
+        """The `_encoding` of a text, or of a beginning that has more than ``count`` tokens."""
+        for part in self._beginnings(text, count):
+            if len((encoding := self._encoding(part)).ids) > count:
+                return encoding
+        return self._encoding(text)
+
+    def _beginnings(self, text: str, count: int) -> Iterator[str]:
+        """Beginnings of a text, each four times as long as the one before, whose first ``count`` + 1 tokens are those
+        of the text, if they have so many. The first beginning is likely to have. There are none if the tokenizer or the
+        text allows no cut.
+        """
+        size = first = _CHARACTERS_PER_TOKEN * count
+        while size < len(text) and self._borders is not None:
+            border = border_before(self._borders, text, size)
+            # If a longer part's ends do not agree either, they never do.
+            if border is not None or (size <= 4 * first and self._ends_agree(text, size, count)):
+                yield text[: border or size]
+            size *= 4
+
+    def _ends_agree(self, text: str, size: int, count: int) -> bool:
+        """Whether no end of the text's beginning changes its first ``count`` + 1 tokens; see `longest_piece`."""
+        longest = self._longest_piece
+        if longest is None or not is_plain(self._backend, text[size - longest : size + 1]):
+            return False
+        ends = [text[:end] for end in range(size - longest + 1, size + 1)]
+        found = self._backend.encode_batch_fast(ends, add_special_tokens=False)
+        first = found[0].ids[: count + 1]
+        return len(first) > count and all(each.ids[: count + 1] == first for each in found)
+
     def _encoding(self, text: str) -> Any:
         """The library's encoding of a text without special tokens, whose control tokens are split."""
         try:
@@ -311,6 +355,14 @@ class Tokenizer:
                 "set split_special_tokens to false",
                 code="invalid_text",
             )
+
+    @cached_property
+    def _borders(self) -> re.Pattern[str] | None:
+        return border_pattern(self._backend)
+
+    @cached_property
+    def _longest_piece(self) -> int | None:
+        return longest_piece(self._backend)
 
     @cached_property
     def _splitting(self) -> _Splitting:

@@ -120,11 +120,14 @@ class TextReader:
             raise RequestError(f"{name} is empty; give at least one character", param=name)
         if self.max_tokens is None:
             check_length(self.tokenizer, prefix + text, self.context, name)
+        most = self.max_tokens or UNLIMITED
         try:
-            ids = self.tokenizer.encode(prefix + text)
+            # A text that is shortened is not encoded as a whole.
+            is_longer = self.max_tokens is not None and self.tokenizer.least_tokens(prefix + text, most) > most
+            ids = [] if offsets or is_longer else self.tokenizer.encode(prefix + text)
             encoded = EncodedText(ids, [0] * len(ids), [])
-            if offsets or len(ids) > (self.max_tokens or UNLIMITED):
-                encoded = self.tokenizer.encode_shortened(prefix + text, None, self.max_tokens or UNLIMITED)
+            if offsets or is_longer or len(ids) > most:
+                encoded = self.tokenizer.encode_shortened(prefix + text, None, most)
         except RequestError as error:
             raise RequestError(error.message, **{"param": name, **error.details}) from error
         check_prompt(encoded.ids, self.vocab_size, self.context, name)

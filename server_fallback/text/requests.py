@@ -101,7 +101,7 @@ def context_overflow(param: str, tokens: str, context: int) -> RequestError:
 
 def check_length(tokenizer: Tokenizer, text: str, context: int, param: str) -> None:
     """Refuse a text that cannot fit, before it is encoded. Raises RequestError."""
-    least = tokenizer.least_tokens(text)
+    least = tokenizer.least_tokens(text, context)
     if least > context:
         raise context_overflow(param, f"at least {least}", context)
 
