@@ -14,14 +14,18 @@ from ..errors import CheckpointError, UnsupportedModel
 from ..ir.spec import EmbeddingSpec, ModelSpec
 from ..text.tokenizer import Tokenizer
 from . import (
+    auto_round_quant,
     awq_quant,
     bitsandbytes_quant,
     compressed_tensors_quant,
     compressed_tensors_scheme,
+    fp4_blocks,
     fp8_quant,
     gemma_quant,
     gptq_quant,
     mlx_quant,
+    modelopt_quant,
+    torchao_quant,
 )
 from .checkpoint import ActivationScales, Checkpoint, Tensor
 from .classifier import read_classifier
@@ -42,6 +46,7 @@ from .sentence_transformers import (
 )
 from .spec_against_tensors import choose_head, require_sizes
 from .tokenizer_files import read_tokenizer_files
+from .wrapped_names import without_wrappers
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -49,19 +54,26 @@ Quantization: TypeAlias = (
     awq_quant.AwqQuantization
     | bitsandbytes_quant.BitsAndBytesQuantization
     | compressed_tensors_quant.CompressedTensors
+    | fp4_blocks.Mxfp4Quantization
     | fp8_quant.Fp8Quantization
     | gemma_quant.GemmaQuantization
     | gptq_quant.GptqQuantization
     | mlx_quant.MlxQuantization
+    | modelopt_quant.ModelOptQuantization
+    | torchao_quant.TorchAoQuantization
 )
 # The readers of a section "quantization_config", by its method.
 METHODS: Mapping[str, Callable[[ConfigReader], Quantization]] = {
+    **dict.fromkeys(auto_round_quant.METHODS, auto_round_quant.read_quantization),
     awq_quant.METHOD: awq_quant.read_quantization,
     bitsandbytes_quant.METHOD: bitsandbytes_quant.read_quantization,
     compressed_tensors_scheme.METHOD: compressed_tensors_quant.read_quantization,
+    fp4_blocks.METHOD: fp4_blocks.read_quantization,
     **dict.fromkeys(fp8_quant.METHODS, fp8_quant.read_quantization),
     gemma_quant.METHOD: gemma_quant.read_quantization,
     gptq_quant.METHOD: gptq_quant.read_quantization,
+    **dict.fromkeys(modelopt_quant.METHODS, modelopt_quant.read_quantization),
+    torchao_quant.METHOD: torchao_quant.read_quantization,
 }
 
 QUANTIZATION_KEYS = ("quantization_config", mlx_quant.SECTION)
@@ -230,6 +242,13 @@ def _text_config(path: Path, ignore_keys: Collection[str]) -> dict[str, Any]:
 
 
 def _read_tensors(path: Path) -> Mapping[str, SafetensorsTensor] | Mapping[str, PytorchTensor]:
+    """By their own names, without those of wrappers around the model."""
+    stored = _read_files(path)
+    renamed = without_wrappers(path, stored)
+    return {own: stored[name] for own, name in renamed.items()}  # type: ignore[return-value]
+
+
+def _read_files(path: Path) -> Mapping[str, SafetensorsTensor] | Mapping[str, PytorchTensor]:
     # As in transformers, the single file takes precedence over an index.
     if (path / SINGLE_FILE).is_file():
         return read_safetensors(path / SINGLE_FILE)

@@ -139,6 +139,14 @@ def read_safetensors(path: Path) -> dict[str, SafetensorsTensor]:
     return tensors
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """The texts of a file's header beside those of its tensors. Raises CheckpointError."""
+    metadata = _read_header(path)[0].get("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise _corrupt(path, "'__metadata__' must map names to texts")
+    return metadata
+
+
 def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
     """The header's JSON, the offset of the data, and the number of bytes of data."""
     try:
