@@ -269,7 +269,7 @@ def test_wrong_values_are_refused(name: str, change: dict[str, Any], message: st
     ("missing", "message"),
     [
         ("config.json", r"has no config\.json; pass a folder that transformers' save_pretrained wrote"),
-        ("tokenizer.json", r"has neither tokenizer\.json nor tokenizer\.model; download the tokenizer too"),
+        ("tokenizer.json", r"has neither tokenizer\.json nor tokenizer\.model, nor vocab.* download the tokenizer too"),
         (
             "model.safetensors",
             r"has neither model\.safetensors nor model\.safetensors\.index\.json; download the weights too",
