@@ -50,6 +50,19 @@ class Settings(NamedTuple):
 
 
 GREEDY = Settings()
+# At this temperature all weights are 1: e^(-1e-20) for the lowest logit that a model computes.
+FLAT = 1e30
+
+
+def choosing(token_ids: npt.ArrayLike, vocab_size: int) -> npt.NDArray[np.float32]:
+    """Rows of settings (R, 8) that choose ``token_ids`` (R,) whatever the logits are, so that a runtime reports their
+    log-probabilities: all weights are equal, and a draw is the middle of its token's share.
+    """
+    ids = np.asarray(token_ids, np.float64)
+    rows = np.tile(np.array(GREEDY, np.float32), (len(ids), 1))
+    rows[:, Settings._fields.index("temperature")] = FLAT
+    rows[:, Settings._fields.index("draw")] = (ids + 0.5) / vocab_size
+    return rows
 
 
 def choose_token(logits: FloatArray, settings: Settings) -> int:

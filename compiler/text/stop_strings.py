@@ -1,4 +1,4 @@
-"""Stop strings: receive an answer's text piece by piece, and return the text before the first stop string.
+"""Stop strings: receive an answer's text piece by piece, and return the text up to the first stop string.
 
 Text that may be the beginning of a stop string is held back. All stop strings share one automaton, so the cost per
 character does not depend on their number (Aho and Corasick 1975).
@@ -70,11 +70,11 @@ class StopAutomaton:
 
 class StopStrings:
     """Searches one answer's text for stop strings. The answer ends before the stop string that is complete first, or
-    the longest.
+    the longest; with ``include``, it ends after it.
     """
 
-    def __init__(self, automaton: StopAutomaton) -> None:
-        self._automaton = automaton
+    def __init__(self, automaton: StopAutomaton, *, include: bool = False) -> None:
+        self._automaton, self._include = automaton, include
         self._node = 0
         self._held = ""
         self._stopped = False
@@ -105,7 +105,7 @@ class StopStrings:
             length = automaton.stop_lengths[self._node]
             if length and may_stop:
                 self._stopped, self._held = True, ""
-                return pending[: position - length]
+                return pending[: position if self._include else position - length]
         settled = len(pending) - automaton.depths[self._node]
         self._held = pending[settled:]
         return pending[:settled]

@@ -10,6 +10,10 @@ from typing import Any
 from ..schema.chat import ChatCompletion, ChatCompletionChunk, ChunkChoice, Delta
 from ..schema.completions import Completion, CompletionChoice, CompletionChunk
 
+# What a chunk or a choice has only if the client requested it, and what of it is left out if it is null.
+REQUESTED = ("logprobs", "token_ids", "prompt_token_ids", "prompt_logprobs")
+OPTIONAL = ("route", *REQUESTED[1:])
+
 
 def chat_json(answer: ChatCompletion) -> bytes:
     value = answer.model_dump(mode="json")
@@ -74,7 +78,8 @@ def _only_text(chunk: ChatCompletionChunk | CompletionChunk) -> str | None:
     if isinstance(chunk, ChatCompletionChunk) and chunk.nearfar is not None:
         return None
     [choice] = chunk.choices
-    if choice.logprobs is not None or choice.finish_reason is not None:
+    holders = (chunk, choice)
+    if choice.finish_reason is not None or any(getattr(each, key, None) for each in holders for key in REQUESTED):
         return None
     if isinstance(choice, CompletionChoice):
         return choice.text
@@ -102,11 +107,13 @@ def _around_text(id: str, created: int, model: str, index: int, include_usage: b
 
 
 def _json(value: Any) -> bytes:
-    """Leave out a null ``route`` and ``nearfar``, which only pairs of sides and pipelines have, and the null
-    fields of the usage that only some models report.
+    """Leave out a null ``route`` and ``nearfar``, which only pairs of sides and pipelines have, null fields that were
+    not requested, and the null fields of the usage that only some models report.
     """
-    if value["route"] is None:
-        del value["route"]
+    for each in (value, *value["choices"]):
+        for key in OPTIONAL:
+            if each.get(key) is None:
+                each.pop(key, None)
     if (trace := value.get("nearfar")) is None:
         value.pop("nearfar", None)
     elif trace["passages"] is None:

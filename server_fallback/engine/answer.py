@@ -31,9 +31,10 @@ class Answer:
         self.sequence: Sequence | None = None
         self.adapter: Adapter | None = None
         self.mask_task = None if request.constraint is None else MaskTask(self, request.constraint)
-        # All tokens of the answer so far, and the log-probabilities of the prompt.
+        # All tokens of the answer so far, the prompt's with log-probabilities, and the token that ended the answer.
         self.token_ids: list[int] = []
-        self.prompt_logprobs: list[float] = []
+        self.prompt_logprobs: list[GeneratedToken] = []
+        self.end_token: GeneratedToken | None = None
         # The mask of its first ``min_tokens`` tokens, made when it is first needed.
         self.no_end: IntArray | None = None
         self.ended = False
@@ -86,6 +87,7 @@ class Answer:
             queue_seconds=(self._started or now) - self._arrived,
             time_to_first_token_seconds=(self._first_token or now) - self._arrived,
             total_seconds=now - self._arrived,
+            end_token=self.end_token,
         )
 
 
@@ -163,14 +165,18 @@ class Deadlines:
 
 
 def generated_token(event: Event, output: Output, logprobs: int | None) -> GeneratedToken:
-    """A token with the log-probabilities that were requested."""
+    """A token with the log-probabilities that were requested. A token's value is the same as that of the alternative
+    with its id, though another kernel may have rounded it differently.
+    """
     if logprobs is None:
         return GeneratedToken(event.token_id)
+    logprob = float(output.token_logprobs[event.sample])
     alternatives: tuple[TokenLogprob, ...] = ()
     if logprobs > 0:
         pairs = zip(
             output.top_token_ids[event.sample].tolist(), output.top_logprobs[event.sample].tolist(), strict=True
         )
         # A small vocabulary has fewer tokens than can be requested.
-        alternatives = tuple(TokenLogprob(token_id, logprob) for token_id, logprob in list(pairs)[:logprobs])
-    return GeneratedToken(event.token_id, float(output.token_logprobs[event.sample]), alternatives)
+        alternatives = tuple(TokenLogprob(token_id, value) for token_id, value in list(pairs)[:logprobs])
+        logprob = next((each.logprob for each in alternatives if each.token_id == event.token_id), logprob)
+    return GeneratedToken(event.token_id, logprob, alternatives)

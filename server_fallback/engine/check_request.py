@@ -12,7 +12,7 @@ from nearfar.compiler.ir.sampling import ALTERNATIVES, WORD
 
 from .adapters import not_loaded
 from .model import TokenModel
-from .request import MAX_PROMPT_LOGPROBS, TokenRequest
+from .request import TokenRequest
 
 Holds = Callable[[float], bool]
 MIN_TOKENS = "an integer from 0 to max_tokens"
@@ -110,8 +110,9 @@ def check_drafts(request: TokenRequest, model: TokenModel) -> None:
 
 
 def check_prompt_logprobs(request: TokenRequest) -> None:
-    most = MAX_PROMPT_LOGPROBS
-    check("prompt_logprobs", request.prompt_logprobs, integer(0, most), f"an integer from 0 to {most}")
+    check("prompt_logprobs", request.prompt_logprobs, integer(0), "an integer of at least 0")
+    most = ALTERNATIVES
+    check("prompt_alternatives", request.prompt_alternatives, integer(0, most), f"an integer from 0 to {most}")
     if request.prompt_logprobs > 0 and (request.drafts is not None or request.when_full != "stop"):
         raise RequestError(
             "prompt_logprobs cannot be combined with drafts or a number for when_full; leave these out",

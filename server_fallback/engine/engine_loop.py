@@ -28,7 +28,6 @@ from .mask_task import MaskTask
 from .masks import Masks
 from .min_tokens import both_masks, end_ids, mask_without
 from .model import TokenModel
-from .prompt_logprobs import prompt_logprob
 from .request import GeneratedToken, PromptLogprobs
 from .scheduler import Scheduler
 from .sequence import FINISHED, Sequence
@@ -310,7 +309,8 @@ class EngineLoop:
                     continue
                 answer.start()
                 if row.prompt_logprobs > 0:
-                    alternatives = logprobs = True
+                    logprobs = True
+                    alternatives = alternatives or answer.request.prompt_alternatives > 0
                 if row.sample:
                     alternatives = alternatives or bool(answer.request.logprobs)
                     logprobs = logprobs or answer.request.logprobs is not None
@@ -362,9 +362,7 @@ class EngineLoop:
                 self._outbox.add(answer, GeneratedToken(event.token_id))
                 continue
             if event.kind == "prompt_logprob":
-                answer.prompt_logprobs.append(
-                    prompt_logprob(output, event.sample, event.token_id, self._model.vocab_size)
-                )
+                answer.prompt_logprobs.append(generated_token(event, output, answer.request.prompt_alternatives))
                 if len(answer.prompt_logprobs) == answer.num_prompt_logprobs:
                     self._outbox.add(answer, PromptLogprobs(tuple(answer.prompt_logprobs)))
                 continue
@@ -380,6 +378,8 @@ class EngineLoop:
                     self.scheduler.hold(event.sequence)
                     tasks.append(answer.mask_task)
             elif event.kind == "finished":
+                if event.token_id >= 0:
+                    answer.end_token = generated_token(event, output, answer.request.logprobs)
                 # If its last token is in this step too, it ends once its constraint has accepted that.
                 if not event.sequence.is_held:
                     self._end(answer, answer.completion())

@@ -10,9 +10,6 @@ from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-# How many tokens at the end of a prompt can get a log-probability.
-MAX_PROMPT_LOGPROBS = 32
-
 ItemT = TypeVar("ItemT")
 
 
@@ -74,9 +71,10 @@ class TokenRequest:
     after them. ``arrival``, from `TokenEngine.arrive`, is shared by several requests that together make one answer: all
     have the same rank in the queue, and each starts from the last, partly filled page of the one before.
 
-    ``prompt_logprobs``: how many of the prompt's last tokens, 0 to 32, get a log-probability before the answer; the
-    prompt's first token never does. The rows for them are always computed, even if a cache holds their keys and values,
-    so the values do not depend on earlier requests. Not together with drafts or with a number for ``when_full``.
+    ``prompt_logprobs``: how many of the prompt's last tokens get a log-probability before the answer, with
+    ``prompt_alternatives``, 0 to 20, of the most likely ones; the prompt's first token never does. The rows for them
+    are always computed, even if a cache holds their keys and values, so the values do not depend on earlier requests.
+    Not together with drafts or with a number for ``when_full``.
 
     ``client`` identifies the sender: requests of equal priority are admitted fairly between clients.
     """
@@ -98,6 +96,7 @@ class TokenRequest:
     answered: int = 0
     arrival: int | None = None
     prompt_logprobs: int = 0
+    prompt_alternatives: int = 0
     client: str = ""
 
 
@@ -117,13 +116,15 @@ class GeneratedToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """The log-probability of each of the prompt's last tokens, given all tokens before it, in the order of the prompt.
-
-    It is exact for the 20 most likely tokens of a position. Any other token gets an equal share of what they leave, and
-    at least -30.
+    """The prompt's last tokens with their log-probabilities, given all tokens before them, in the order of the
+    prompt.
     """
 
-    values: tuple[float, ...]
+    tokens: tuple[GeneratedToken, ...]
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        return tuple(token.logprob or 0.0 for token in self.tokens)
 
 
 # "stop": the model ended its answer, or the answer is whole under its constraint. "length": max_tokens are reached, the
@@ -133,7 +134,8 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """How an answer ended. ``cached_tokens`` are those of the prompt that were in a cache.
+    """How an answer ended. ``cached_tokens`` are those of the prompt that were in a cache; ``end_token`` is the sampled
+    token that ended the answer and is not part of it, if one did.
 
     Times are in seconds since the request arrived; ``queue_seconds`` until its first token was submitted to the device.
     """
@@ -145,6 +147,7 @@ class Completion:
     queue_seconds: float
     time_to_first_token_seconds: float
     total_seconds: float
+    end_token: GeneratedToken | None = None
 
 
 class TokenSource(Protocol):

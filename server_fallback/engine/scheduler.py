@@ -311,7 +311,7 @@ class Scheduler:
             self._fail(sequence, events)
             return False
         if token_id in params.stop_token_ids:
-            self._complete(sequence, "stop", events)
+            self._complete(sequence, "stop", events, token_id, sample)
             return False
         sequence.tokens.append(token_id)
         sequence.generated += 1
@@ -323,9 +323,11 @@ class Scheduler:
             return False
         return True
 
-    def _complete(self, sequence: Sequence, reason: FinishReason, events: list[Event]) -> None:
+    def _complete(
+        self, sequence: Sequence, reason: FinishReason, events: list[Event], token_id: int = -1, sample: int = -1
+    ) -> None:
         self.finish(sequence, reason)
-        events.append(Event("finished", sequence))
+        events.append(Event("finished", sequence, token_id, sample))
 
     def _fail(self, sequence: Sequence, events: list[Event]) -> None:
         self.kv.discard(sequence)

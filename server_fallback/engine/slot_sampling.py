@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nearfar.compiler.ir.sampling import BIAS, COUNTS, MASK, Settings, draw_at
+from nearfar.compiler.ir.sampling import BIAS, COUNTS, MASK, Settings, choosing, draw_at
 from nearfar.compiler.runtime.batch import FloatArray, IntArray
 
 from .resolved_sampling import ResolvedSampling, dense_bias, token_counts
@@ -63,3 +63,7 @@ class SlotSampling:
         if settings[:, TEMPERATURE].any():
             settings[:, DRAW] = draw_at(self._seeds[slots], indices.astype(np.int64))
         return self._slots[slots], settings
+
+    def choosing(self, token_ids: Sequence[int]) -> FloatArray:
+        """`sample_settings` (R, 8) of rows that choose these tokens, for their log-probabilities."""
+        return choosing(token_ids, self._vocab_size)

@@ -85,8 +85,8 @@ class Event(NamedTuple):
     """The effect of a step on a sequence. ``sample`` is the index among the step's sampled rows.
 
     "prompt_logprob": the log-probability of the prompt's ``token_id`` can be read at ``sample``. "token": ``token_id``
-    was sampled. "finished": the answer is complete. "failed": the device could not compute a row of the sequence, which
-    has ended.
+    was sampled. "finished": the answer is complete; ``token_id`` ended it and is not part of it, -1 if none did.
+    "failed": the device could not compute a row of the sequence, which has ended.
     """
 
     kind: Literal["prompt_logprob", "token", "finished", "failed"]

@@ -8,7 +8,6 @@ from itertools import accumulate
 
 import numpy as np
 
-from nearfar.compiler.ir.sampling import GREEDY
 from nearfar.compiler.runtime.batch import Batch, IntArray, PageTables
 
 from .slot_sampling import SlotSampling
@@ -19,7 +18,7 @@ def step_batch(step: Step, page_size: int, sampling: SlotSampling, *, alternativ
     """To be called before any later commit: a token that has not been read back is named by its slot.
 
     Rows that check drafts leave no token in their slot, because only the host knows how many drafts are right; nor do
-    rows for prompt log-probabilities, which are greedy.
+    rows for prompt log-probabilities, which choose the prompt's own tokens.
     """
     sequences, starts, lengths, num_sampled, num_prompt_logprobs, drafts = zip(*step.rows, strict=True)
     seq_starts = np.array([0, *accumulate(lengths)], np.int32)
@@ -42,7 +41,8 @@ def step_batch(step: Step, page_size: int, sampling: SlotSampling, *, alternativ
     if any(num_prompt_logprobs):
         is_prompt = ranges([-count for count in num_prompt_logprobs], num_sampled) < 0
         sample_slots[is_prompt] = -1, 0
-        sample_settings[is_prompt] = GREEDY
+        own = [token_id for row in step.rows for token_id in row.prompt_tokens]
+        sample_settings[is_prompt] = sampling.choosing(own)
     return Batch(
         token_ids=token_ids_of(step),
         positions=positions,

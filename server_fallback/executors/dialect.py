@@ -28,7 +28,13 @@ OF_ACCOUNTS = {
 REASONING_KEYS = ("reasoning_content", "reasoning")
 SAMPLING_EXTENSIONS = ("top_k", "min_p", "repetition_penalty")
 # Empty or false values have no effect.
-VLLM_EXTENSIONS = ("stop_token_ids", "min_tokens", "ignore_eos", "chat_template_kwargs")
+VLLM_EXTENSIONS = (
+    "stop_token_ids", "min_tokens", "ignore_eos", "chat_template_kwargs", "return_token_ids",
+    "include_stop_str_in_output",
+)  # fmt: skip
+# These have an effect whatever their value is.
+OTHER_EXTENSIONS = ("prompt_logprobs", "skip_special_tokens")
+COMPLETION_EXTENSIONS = ("split_special_tokens", "response_format")
 THINKING_EXTENSIONS = ("enable_thinking", "thinking_token_budget")
 
 
@@ -64,7 +70,9 @@ def generation_body(
 
 
 def refuse_extensions(request: GenerationRequest) -> None:
-    given: list[str] = [name for name in SAMPLING_EXTENSIONS if getattr(request, name) is not None]
+    given: list[str] = [
+        name for name in (*SAMPLING_EXTENSIONS, *OTHER_EXTENSIONS) if getattr(request, name) is not None
+    ]
     given += [name for name in VLLM_EXTENSIONS if getattr(request, name, None)]
     given += [name for name in THINKING_EXTENSIONS if getattr(request, name, None) is not None]
     given += [name for name, _ in structured_outputs(request)]
@@ -73,8 +81,8 @@ def refuse_extensions(request: GenerationRequest) -> None:
             given.append("response_format")
         if request.continue_final_message:
             given.append("continue_final_message")
-    if isinstance(request, CompletionRequest) and request.split_special_tokens is not None:
-        given.append("split_special_tokens")
+    if isinstance(request, CompletionRequest):
+        given += [name for name in COMPLETION_EXTENSIONS if getattr(request, name) is not None]
     if given:
         raise RequestError(
             f"{given[0]}: the server behind this model accepts only OpenAI's parameters; leave it out", param=given[0]
@@ -87,6 +95,19 @@ def to_vllm(request: GenerationRequest, body: dict[str, Any]) -> None:
         body.pop(name, None)
         if outputs := form.model_dump(mode="json", by_alias=True, exclude_none=True):
             body["structured_outputs"] = outputs
+    if request.prompt_logprobs is not None:
+        raise RequestError(
+            "prompt_logprobs: vLLM has none in streamed answers, and all answers of this server are requested as "
+            "streams; leave it out, or use echo with logprobs on /v1/completions",
+            param="prompt_logprobs",
+        )
+    assert isinstance(request, ChatCompletionRequest | CompletionRequest)
+    if isinstance(request.response_format, RegexFormat):
+        del body["response_format"]
+        body["structured_outputs"] = {"regex": request.response_format.pattern}
+    elif isinstance(request.response_format, GrammarFormat):
+        del body["response_format"]
+        body["structured_outputs"] = {"grammar": request.response_format.grammar}
     if isinstance(request, CompletionRequest):
         # vLLM never splits the control tokens of a prompt.
         if body.pop("split_special_tokens", False):
@@ -95,13 +116,6 @@ def to_vllm(request: GenerationRequest, body: dict[str, Any]) -> None:
                 param="split_special_tokens",
             )
         return
-    assert isinstance(request, ChatCompletionRequest)
-    if isinstance(request.response_format, RegexFormat):
-        del body["response_format"]
-        body["structured_outputs"] = {"regex": request.response_format.pattern}
-    elif isinstance(request.response_format, GrammarFormat):
-        del body["response_format"]
-        body["structured_outputs"] = {"grammar": request.response_format.grammar}
     for message in body["messages"]:
         if message.get("reasoning_content"):
             # vLLM's newer name.

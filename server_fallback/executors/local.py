@@ -23,6 +23,7 @@ from ..engine.request import (
 from ..engine.stats import EngineStats
 from ..engine.verification import Verification
 from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest
+from ..schema.common import GenerationRequest
 from ..schema.completions import CompletionChunk, CompletionRequest
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
@@ -30,7 +31,7 @@ from ..schema.verify import MAX_DRAFTS, VerifyOpen
 from ..text.answers import Answer, Choice, PieceSink, written_answer
 from ..text.chat import ChatAnswer, ChatForm
 from ..text.chat_prompt import Chat, ChatPrompt, check_chat_length, encode_rendered, mark_chat, read_chat, render_chat
-from ..text.choice import Piece, answer_choice
+from ..text.choice import AnswerText, Piece, answer_choice
 from ..text.completion import CompletionAnswer, CompletionForm, Prompt, read_prompts
 from ..text.grammar.bounded import BoundedConstraint
 from ..text.grammar.constraint import GrammarConstraint
@@ -161,21 +162,29 @@ class LocalExecutor:
         )
         prompt, state = await self._chat_prompt(chat, call.client)
         check_prompt(prompt, model.vocab_size, self.context, "messages")
-        terms = self._terms(call, max_tokens, (request.top_logprobs or 0) if request.logprobs else None)
+        logprobs = (request.top_logprobs or 0) if request.logprobs else None
+        terms = self._terms(call, max_tokens, logprobs, request.prompt_logprobs)
         requests = await self._constrained(token_requests(prompt, request, terms), form.grammar, form.param, call)
         if state != "content" and (form.grammar is not None or thinking.budget is not None):
             requests = [self._reasoning_first(each, state, thinking.budget) for each in requests]
-        vocabulary = await self._vocabulary(bool(request.logprobs))
+        # All answers have the same prompt, so only the first of them reports its log-probabilities.
+        requests = [requests[0], *(replace(each, prompt_logprobs=0) for each in requests[1:])]
+        vocabulary = await self._vocabulary(logprobs is not None or request.prompt_logprobs is not None)
         chat_form = ChatForm(
             model.name,
             form.calls,
             request.parallel_tool_calls is False,
+            bool(request.logprobs),
             vocabulary,
             form.call_begins,
             text_parameters(form.tools or ()),
+            request.prompt_logprobs,
+            bool(request.return_token_ids),
         )
         answer = ChatAnswer(requests, chat_form, writer)
-        choices = self._choices(source, requests, request, call, _piece_sink(answer, requests, sink), state)
+        text = self._answer_text(request, vocabulary if request.logprobs else None)
+        text = replace(text, reasoning=self._model.reasoning, state=state)
+        choices = self._choices(source, requests, text, call, _piece_sink(answer, requests, sink))
         async with aclosing(written_answer(answer, choices)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -201,11 +210,6 @@ class LocalExecutor:
         sink: Sink[Written] | None = None,
     ) -> AsyncGenerator[Written, None]:
         model, n = self._model, request.n or 1
-        if request.echo and request.logprobs is not None:
-            raise RequestError(
-                "echo cannot be given together with logprobs: a prompt has none",
-                param="echo",
-            )
         if request.best_of not in (None, n):
             raise RequestError("best_of is not supported; leave it out, or set it to n", param="best_of")
         if request.suffix:
@@ -220,16 +224,32 @@ class LocalExecutor:
                 f"prompt and n request {len(prompts) * n:,} answers; request at most {MAX_ANSWERS:,} at once",
                 param="prompt",
             )
-        terms = self._terms(call, request.max_tokens, request.logprobs)
+        echoes_tokens = bool(request.echo) and request.logprobs is not None
+        listed = [
+            each for each in (request.prompt_logprobs, request.logprobs if echoes_tokens else None) if each is not None
+        ]
+        terms = self._terms(call, request.max_tokens, request.logprobs, max(listed, default=None))
         requests = [
             each
             for prompt in prompts
             for each in await self._constrained(token_requests(prompt.ids, request, terms), grammar, param, call)
         ]
         echoes = [prompt.text(model.tokenizer) for prompt in prompts for _ in range(n)] if request.echo else []
-        form = CompletionForm(model.name, n, echoes, await self._vocabulary(request.logprobs is not None))
+        vocabulary = await self._vocabulary(request.logprobs is not None or bool(listed))
+        form = CompletionForm(
+            model.name,
+            model.tokenizer,
+            n,
+            echoes,
+            vocabulary,
+            request.logprobs,
+            request.prompt_logprobs,
+            bool(request.return_token_ids),
+        )
         answer = CompletionAnswer(requests, form, writer)
-        choices = self._choices(self._engine, requests, request, call, _piece_sink(answer, requests, sink))
+        text = self._answer_text(request, None if request.logprobs is None else vocabulary)
+        text = replace(text, lists_end=echoes_tokens)
+        choices = self._choices(self._engine, requests, text, call, _piece_sink(answer, requests, sink))
         async with aclosing(written_answer(answer, choices)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -346,8 +366,8 @@ class LocalExecutor:
         except RequestError as error:
             raise RequestError(error.message, **{"param": "messages", **error.details}) from error
 
-    def _terms(self, call: Call, max_tokens: int | None, logprobs: int | None) -> Terms:
-        return Terms(max_tokens, logprobs, call.priority, call.deadline, self._adapter, call.client)
+    def _terms(self, call: Call, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None) -> Terms:
+        return Terms(max_tokens, logprobs, prompt_logprobs, call.priority, call.deadline, self._adapter, call.client)
 
     async def _constrained(
         self, requests: Sequence[TokenRequest], grammar: GrammarSource | None, param: str, call: Call
@@ -395,20 +415,22 @@ class LocalExecutor:
         self,
         source: TokenSource,
         requests: Sequence[TokenRequest],
-        request: ChatCompletionRequest | CompletionRequest,
+        text: AnswerText,
         call: Call,
         sink: Sink[Piece] | None,
-        state: State | None = None,
     ) -> list[Choice]:
-        """``state``: the part in which the answers begin; None for text that is not parsed."""
-        check_token_ids(request, self._model.vocab_size)
-        stops = StopAutomaton(stops_of(request))
         observed = ObservedTokens(source, call)
-        reasoning = None if state is None else self._model.reasoning
-        return [
-            answer_choice(observed, self._model.tokenizer, each, stops, reasoning, state or "content", sink)
-            for each in requests
-        ]
+        return [answer_choice(observed, self._model.tokenizer, each, text, sink) for each in requests]
+
+    def _answer_text(self, request: GenerationRequest, vocabulary: Vocabulary | None) -> AnswerText:
+        check_token_ids(request, self._model.vocab_size)
+        return AnswerText(
+            StopAutomaton(stops_of(request)),
+            include_stop=bool(request.include_stop_str_in_output),
+            skip_special_tokens=request.skip_special_tokens is not False,
+            vocabulary=vocabulary,
+            lists_ids=bool(request.return_token_ids),
+        )
 
     async def _prompts(
         self, given: str | list[int] | list[str] | list[list[int]], param: str, *, split_special_tokens: bool = True

@@ -174,3 +174,8 @@ def one_answer(request: GenerationRequest) -> None:
         raise RequestError(
             f"n is {request.n}; when two sides may answer, a request gets one answer; send n requests", param="n"
         )
+    for name in ("prompt_logprobs", "return_token_ids"):
+        if getattr(request, name) not in (None, False):
+            raise RequestError(
+                f"{name} is not supported when two sides may answer, whose tokens may differ; remove it", param=name
+            )

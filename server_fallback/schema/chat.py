@@ -7,7 +7,17 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from .common import Answer, FinishReason, GenerationRequest, Items, Request, TokenLogprob, Unused, Usage
+from .common import (
+    Answer,
+    FinishReason,
+    GenerationRequest,
+    Items,
+    PromptLogprobs,
+    Request,
+    TokenLogprob,
+    Unused,
+    Usage,
+)
 from .pipeline import PipelineTrace
 from .route import Route
 
@@ -243,10 +253,13 @@ class Delta(Answer):
 
 
 class ChunkChoice(Answer):
+    """``token_ids`` are left out unless they were requested; so are the fields of the same kind below."""
+
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
+    token_ids: list[int] | None = None
 
     @property
     def has_text(self) -> bool:
@@ -262,6 +275,8 @@ class ChatCompletionChunk(Answer):
     choices: list[ChunkChoice]
     usage: Usage | None = None
     # Extensions.
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     route: Route | None = None
     nearfar: PipelineTrace | None = None
 
@@ -290,6 +305,7 @@ class ChatChoice(Answer):
     message: AnswerMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason
+    token_ids: list[int] | None = None
 
 
 class ChatCompletion(Answer):
@@ -300,5 +316,7 @@ class ChatCompletion(Answer):
     choices: list[ChatChoice]
     usage: Usage
     # Extensions.
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     route: Route | None = None
     nearfar: PipelineTrace | None = None

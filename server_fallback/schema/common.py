@@ -116,6 +116,12 @@ class GenerationRequest(Request):
     guided_regex: str | None = None
     guided_choice: Annotated[Items[str], Field(min_length=1, max_length=MAX_GUIDED_CHOICES)] | None = None
     guided_grammar: str | None = None
+    # Extensions from vLLM. `prompt_logprobs`: how many alternatives are listed for each token of the prompt;
+    # `return_token_ids`: the ids of prompt and answer, with the token that ended it.
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    return_token_ids: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
 
 
 class PromptTokensDetails(Answer):
@@ -147,6 +153,18 @@ class TopLogprob(Answer):
 
 class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob] = []
+
+
+class PromptLogprob(Answer):
+    """vLLM's. ``rank`` counts from 1; None if unknown."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+# By token id, for each token of the prompt; the first has none.
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
 class ErrorDetail(Answer):

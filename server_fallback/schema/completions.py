@@ -6,13 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .common import Answer, FinishReason, GenerationRequest, Texts, Usage
+from .chat import ResponseFormat
+from .common import Answer, FinishReason, GenerationRequest, PromptLogprobs, Texts, Usage
 from .route import Route
 
 
 class CompletionRequest(GenerationRequest):
     """``prompt``: a text, token ids, or several of either. Each prompt gets ``n`` answers: choice p * n + i is answer i
-    of prompt p.
+    of prompt p. With ``echo`` and ``logprobs``, the prompt's tokens are listed before those of the answer, and the
+    token that ended the answer after them, as in vLLM.
 
     ``split_special_tokens`` (extension; true if absent): the text of a control token is encoded as ordinary text. With
     false it becomes a single control token; use this only for prompts that your own code writes.
@@ -24,6 +26,8 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = None
     best_of: int | None = None
     suffix: str | None = None
+    # Extension from vLLM.
+    response_format: ResponseFormat | None = None
     split_special_tokens: bool | None = None
 
 
@@ -35,10 +39,15 @@ class CompletionLogprobs(Answer):
 
 
 class CompletionChoice(Answer):
+    """The last three fields are vLLM's; they are left out unless they were requested."""
+
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: FinishReason | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
     @property
     def has_text(self) -> bool:

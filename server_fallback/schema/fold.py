@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
 
 from nearfar.compiler.errors import Unavailable
 
@@ -26,6 +29,9 @@ from .completions import Completion, CompletionChoice, CompletionChunk, Completi
 from .pipeline import PipelineTrace
 from .route import Route
 
+# What an answer reports once of its prompt.
+PROMPT_FIELDS = ("prompt_token_ids", "prompt_logprobs")
+
 
 async def fold_chat(chunks: AsyncIterable[ChatCompletionChunk]) -> ChatCompletion:
     """The complete chat completion. Raises Unavailable if the chunks end too early, and what the chunks raise."""
@@ -33,6 +39,7 @@ async def fold_chat(chunks: AsyncIterable[ChatCompletionChunk]) -> ChatCompletio
     last = None
     route = None
     trace: PipelineTrace | None = None
+    prompt: dict[str, Any] = {}
     async for chunk in chunks:
         if withdraws(route, chunk.route):
             choices.clear()
@@ -42,6 +49,7 @@ async def fold_chat(chunks: AsyncIterable[ChatCompletionChunk]) -> ChatCompletio
             trace = PipelineTrace(steps=chunk.nearfar.steps, passages=passages)
         for choice in chunk.choices:
             choices.setdefault(choice.index, _ChatParts()).add(choice)
+        prompt |= _given(chunk, PROMPT_FIELDS)
         last = chunk
     if last is None or last.usage is None:
         raise _cut_off()
@@ -54,6 +62,7 @@ async def fold_chat(chunks: AsyncIterable[ChatCompletionChunk]) -> ChatCompletio
         usage=last.usage,
         route=route,
         nearfar=trace,
+        **prompt,
     )
 
 
@@ -110,6 +119,7 @@ class _ChatParts:
     reasoning: list[str] = field(default_factory=list)
     calls: list[ToolCallDelta] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
+    token_ids: list[int] | None = None
     finish_reason: FinishReason | None = None
 
     def add(self, choice: ChunkChoice) -> None:
@@ -119,6 +129,8 @@ class _ChatParts:
         if choice.logprobs is not None:
             self.logprobs = self.logprobs or []
             self.logprobs += choice.logprobs.content or ()
+        if choice.token_ids is not None:
+            self.token_ids = [*(self.token_ids or ()), *choice.token_ids]
         self.finish_reason = choice.finish_reason or self.finish_reason
 
     def choice(self, index: int) -> ChatChoice:
@@ -136,6 +148,7 @@ class _ChatParts:
             ),
             logprobs=None if self.logprobs is None else ChatLogprobs(content=self.logprobs),
             finish_reason=self.finish_reason,
+            token_ids=self.token_ids,
         )
 
 
@@ -144,12 +157,22 @@ def _folded_text(index: int, parts: Sequence[CompletionChoice]) -> CompletionCho
     if not finish_reasons:
         raise _cut_off()
     logprobs = [part.logprobs for part in parts if part.logprobs is not None]
+    token_ids = [part.token_ids for part in parts if part.token_ids is not None]
+    prompt: dict[str, Any] = {}
+    for part in parts:
+        prompt |= _given(part, PROMPT_FIELDS)
     return CompletionChoice(
         index=index,
         text="".join(part.text for part in parts),
         logprobs=_joined(logprobs) if logprobs else None,
         finish_reason=finish_reasons[-1],
+        token_ids=[token_id for ids in token_ids for token_id in ids] if token_ids else None,
+        **prompt,
     )
+
+
+def _given(part: BaseModel, names: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(part, name)) is not None}
 
 
 def _joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:

@@ -7,12 +7,14 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Generic, Protocol
 
-from ..engine.request import TokenRequest
+from ..engine.request import PromptLogprobs, TokenRequest
 from ..schema.common import CompletionTokensDetails, PromptTokensDetails, Usage
 from .choice import ChoiceEnd, Piece
 from .writer import Sink, Written, Written_co
 
-Choice = AsyncGenerator[Piece | ChoiceEnd, None]
+# What a choice yields.
+Part = PromptLogprobs | Piece | ChoiceEnd
+Choice = AsyncGenerator[Part, None]
 
 
 class Answer(Protocol[Written_co]):
@@ -20,8 +22,8 @@ class Answer(Protocol[Written_co]):
 
     def begin(self) -> Sequence[Written_co]: ...
 
-    def add(self, index: int, item: Piece | ChoiceEnd) -> Sequence[Written_co]:
-        """The chunks of a piece, or of the end, of the choice ``index``."""
+    def add(self, index: int, item: Part) -> Sequence[Written_co]:
+        """The chunks of a part of the choice ``index``."""
 
     def end(self) -> Written_co:
         """The chunk with the usage, after the ends of all choices."""
@@ -53,14 +55,14 @@ class PieceSink(Generic[Written]):
             self._sink.send(written)
 
 
-async def answer_all(choices: Sequence[Choice]) -> AsyncGenerator[tuple[int, Piece | ChoiceEnd], None]:
+async def answer_all(choices: Sequence[Choice]) -> AsyncGenerator[tuple[int, Part], None]:
     """Yield what each choice yields, with its index. If one fails or the consumer stops reading, all are closed."""
     if len(choices) == 1:
         async with aclosing(choices[0]) as only:
             async for piece in only:
                 yield 0, piece
         return
-    events: asyncio.Queue[tuple[int, Piece | ChoiceEnd | BaseException]] = asyncio.Queue()
+    events: asyncio.Queue[tuple[int, Part | BaseException]] = asyncio.Queue()
     tasks = [asyncio.create_task(_forward(index, choice, events)) for index, choice in enumerate(choices)]
     try:
         running = len(choices)
@@ -76,9 +78,7 @@ async def answer_all(choices: Sequence[Choice]) -> AsyncGenerator[tuple[int, Pie
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _forward(
-    index: int, choice: Choice, events: asyncio.Queue[tuple[int, Piece | ChoiceEnd | BaseException]]
-) -> None:
+async def _forward(index: int, choice: Choice, events: asyncio.Queue[tuple[int, Part | BaseException]]) -> None:
     try:
         async with aclosing(choice):
             async for item in choice:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Generic
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic
 
 from nearfar.compiler.bundle.entries import ToolFormatEntry
 
-from ..engine.request import TokenRequest
+from ..engine.request import PromptLogprobs, TokenRequest
 from ..schema.chat import ChatCompletionChunk, ChatLogprobs, ChunkChoice, Delta, FunctionCallDelta, ToolCallDelta
-from ..schema.common import FinishReason, TokenLogprob, TopLogprob, Usage
-from .answers import usage_of
+from ..schema.common import FinishReason, TokenLogprob, TopLogprob
+from ..schema.common import PromptLogprobs as PromptLogprobsList
+from .answers import Part, usage_of
 from .choice import ChoiceEnd, Piece, TokenSpan
+from .prompt_tokens import prompt_logprobs
+from .token_bytes import KeptText
 from .tool_call_stream import ArgumentsEvent, CallEvent, TextEvent, ToolCallEvent, ToolCallStream
 from .vocabulary import Vocabulary
 from .writer import Writer, Written
@@ -26,23 +29,29 @@ class ChatForm:
 
     ``calls`` is the format of tool calls, None if the answer has none. For ``call_begins`` see `AnswerFormat`, and for
     ``call_texts`` `text_parameters`. With ``one_call``, everything after the first call is left out. ``vocabulary`` is
-    None unless log-probabilities are requested.
+    None unless log-probabilities are requested, for the answer (``lists_tokens``) or, with as many alternatives as
+    ``prompt_logprobs``, for the prompt. ``lists_ids``: whether the prompt's token ids are requested.
     """
 
     model: str
     calls: ToolFormatEntry | None
     one_call: bool
+    lists_tokens: bool
     vocabulary: Vocabulary | None
     call_begins: Sequence[str] | None = None
     call_texts: Mapping[str, frozenset[str]] | None = None
+    prompt_logprobs: int | None = None
+    lists_ids: bool = False
 
 
 @dataclass(slots=True)
 class _ChoiceState:
-    """The output of one choice so far."""
+    """The output of one choice so far. ``tokens`` wait until it is known which part of them is content."""
 
     parser: ToolCallStream | None
     started: bool = False
+    tokens: list[TokenSpan] = field(default_factory=list)
+    kept: KeptText = field(default_factory=KeptText)
     end: ChoiceEnd | None = None
 
 
@@ -52,10 +61,8 @@ class _Head:
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4()}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def chunk(self, *choices: ChunkChoice, usage: Usage | None = None) -> ChatCompletionChunk:
-        return ChatCompletionChunk(
-            id=self.id, created=self.created, model=self.model, choices=list(choices), usage=usage
-        )
+    def chunk(self, *choices: ChunkChoice, **rest: Any) -> ChatCompletionChunk:
+        return ChatCompletionChunk(id=self.id, created=self.created, model=self.model, choices=list(choices), **rest)
 
 
 class ChatAnswer(Generic[Written]):
@@ -76,24 +83,38 @@ class ChatAnswer(Generic[Written]):
         ]
 
     def begin(self) -> Sequence[Written]:
-        return ()
+        """The ids of the prompt, unless they come with its log-probabilities."""
+        return (self._prompt(),) if self._form.lists_ids and self._form.prompt_logprobs is None else ()
 
-    def add(self, index: int, item: Piece | ChoiceEnd) -> Sequence[Written]:
+    def add(self, index: int, item: Part) -> Sequence[Written]:
         state, form = self._states[index], self._form
+        if isinstance(item, PromptLogprobs):
+            assert form.vocabulary is not None
+            assert form.prompt_logprobs is not None
+            return (self._prompt(prompt_logprobs(form.vocabulary, item.tokens, form.prompt_logprobs)),)
         if isinstance(item, Piece):
-            if state.started and state.parser is None and form.vocabulary is None and not item.reasoning:
+            plain = state.parser is None and form.vocabulary is None and not item.reasoning and not item.ids
+            if state.started and plain:
                 return (self._writer.text(index, item.text, self._text_chunk),) if item.text else ()
             events = [TextEvent(item.text)] if state.parser is None else state.parser.feed(item.text)
-            return self._written(_choices(index, state, item.reasoning, events, item.tokens, form))
+            tokens = _with_content(state, form, events, item.tokens)
+            return self._written(_choices(index, state, item.reasoning, events, tokens, form, item.ids))
         state.end = item
         events = state.parser.finish() if state.parser is not None else []
+        tokens = _with_content(state, form, events, ())
         end = ChunkChoice(index=index, delta=Delta(), finish_reason=_finish_reason(item, state.parser))
-        return self._written([*_choices(index, state, "", events, (), form), end])
+        return self._written([*_choices(index, state, "", events, tokens, form), end])
 
     def end(self) -> Written:
         ends = [state.end for state in self._states if state.end is not None]
         usage = usage_of(self._requests, ends, len(self._requests))
         return self._writer.chunk(self._head.chunk(usage=usage))
+
+    def _prompt(self, listed: PromptLogprobsList | None = None) -> Written:
+        """The first chunk, with what is reported of the prompt."""
+        ids = list(self._requests[0].prompt_ids) if self._form.lists_ids else None
+        first = _choices(0, self._states[0], "", (), (), self._form)
+        return self._writer.chunk(self._head.chunk(*first, prompt_token_ids=ids, prompt_logprobs=listed))
 
     def _text_chunk(self, index: int, text: str) -> ChatCompletionChunk:
         return self._head.chunk(ChunkChoice(index=index, delta=Delta(content=text)))
@@ -109,21 +130,36 @@ def _choices(
     events: Sequence[ToolCallEvent],
     tokens: Sequence[TokenSpan],
     form: ChatForm,
+    ids: Sequence[int] = (),
 ) -> list[ChunkChoice]:
     deltas = [Delta(reasoning_content=reasoning)] if reasoning else []
     deltas += [_delta(event) for event in events if _is_emitted(event, form)]
     logprobs = None
     if form.vocabulary is not None and tokens:
         logprobs = ChatLogprobs(content=[_token_logprob(form.vocabulary, token) for token in tokens])
+    if logprobs is not None or ids:
         deltas = deltas or [Delta(content="")]
-    choices = [
-        ChunkChoice(index=index, delta=delta, logprobs=None if position else logprobs)
-        for position, delta in enumerate(deltas)
-    ]
+    choices = [ChunkChoice(index=index, delta=delta) for delta in deltas]
+    if choices:
+        choices[0].logprobs, choices[0].token_ids = logprobs, list(ids) or None
     if not state.started:
         state.started = True
         choices.insert(0, ChunkChoice(index=index, delta=Delta(role="assistant", content="")))
     return choices
+
+
+def _with_content(
+    state: _ChoiceState, form: ChatForm, events: Sequence[ToolCallEvent], tokens: Sequence[TokenSpan]
+) -> Sequence[TokenSpan]:
+    """The tokens of which it is known whether they are part of a call, which is no content."""
+    if state.parser is None or not form.lists_tokens:
+        return tokens
+    state.tokens += tokens
+    state.kept.feed([token.content for token in tokens])
+    texts = [event.text for event in events if isinstance(event, TextEvent)]
+    parts = state.kept.take(texts, state.parser.undecided)
+    decided, state.tokens = state.tokens[: len(parts)], state.tokens[len(parts) :]
+    return [replace(token, content=part) for token, part in zip(decided, parts, strict=True)]
 
 
 def _finish_reason(end: ChoiceEnd, parser: ToolCallStream | None) -> FinishReason:
@@ -150,10 +186,13 @@ def _delta(event: ToolCallEvent) -> Delta:
 
 
 def _token_logprob(vocabulary: Vocabulary, span: TokenSpan) -> TokenLogprob:
+    """``bytes`` are the token's part of the content, so that those of all tokens join to it: nothing for a token of
+    reasoning or of a call, and for text from a stop string on.
+    """
     token = span.token
     top = [_top_logprob(vocabulary, other.token_id, other.logprob) for other in token.alternatives]
     chosen = _top_logprob(vocabulary, token.token_id, token.logprob or 0.0)
-    return TokenLogprob(token=chosen.token, bytes=chosen.bytes, logprob=chosen.logprob, top_logprobs=top)
+    return TokenLogprob(token=chosen.token, bytes=list(span.content), logprob=chosen.logprob, top_logprobs=top)
 
 
 def _top_logprob(vocabulary: Vocabulary, token_id: int, logprob: float) -> TopLogprob:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nearfar.compiler.text.stop_strings import StopAutomaton, StopStrings
@@ -20,26 +20,50 @@ from ..engine.request import (
     batches_of,
 )
 from .reasoning import Parts, Reasoning, ReasoningParser, State
+from .token_bytes import cut_parts, split_text
+from .vocabulary import Vocabulary
 from .writer import Sink
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSpan:
-    """A token, and the offsets at which its text starts and ends in the answer, in characters."""
+    """A token, and the offset at which its text starts in the answer, in characters. ``content`` is its part of the
+    pieces' texts.
+    """
 
     token: GeneratedToken
     start: int
-    end: int
+    content: bytes = b""
 
 
 class Piece(NamedTuple):
     """``reasoning`` comes before ``text``. ``tokens`` are those whose text ends in this piece or its reasoning, if
-    log-probabilities were requested.
+    log-probabilities were requested; ``ids`` are all tokens since the last piece, if their ids were.
     """
 
     text: str
     tokens: tuple[TokenSpan, ...]
     reasoning: str = ""
+    ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerText:
+    """How the tokens of an answer become text.
+
+    Stop strings end the content only. ``reasoning`` is the model's form of reasoning, and ``state`` is the state in
+    which the answer begins. ``vocabulary`` is needed for tokens with log-probabilities, and ``lists_end`` adds the
+    token that ended the answer to them. ``lists_ids``: pieces have the ids of their tokens.
+    """
+
+    stops: StopAutomaton
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    reasoning: Reasoning | None = None
+    state: State = "content"
+    vocabulary: Vocabulary | None = None
+    lists_end: bool = False
+    lists_ids: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +85,16 @@ async def answer_choice(
     source: TokenSource,
     tokenizer: Tokenizer,
     request: TokenRequest,
-    stops: StopAutomaton,
-    reasoning: Reasoning | None = None,
-    state: State = "content",
+    form: AnswerText,
     sink: Sink[Piece] | None = None,
-) -> AsyncGenerator[Piece | ChoiceEnd, None]:
-    """Yield a piece for each batch of tokens, which is empty while its text is held back, and finally the end.
+) -> AsyncGenerator[PromptLogprobs | Piece | ChoiceEnd, None]:
+    """Yield the prompt's log-probabilities if the source does, a piece for each batch of tokens, which is empty while
+    its text is held back, and finally the end.
 
-    Stop strings end the content only. ``reasoning`` is the model's form of reasoning, and ``state`` is the state in
-    which the answer begins. ``sink`` receives the pieces of tokens that arrive while it is ready, and these are not
-    yielded. Raises the errors of the source.
+    ``sink`` receives the pieces of tokens that arrive while it is ready, and these are not yielded. Raises the errors
+    of the source.
     """
-    choice = _Choice(TextStream(tokenizer), StopStrings(stops), request, reasoning, state)
+    choice = _Choice(tokenizer, form, request)
     # The piece of a token that ended the answer outside of this generator.
     last: list[Piece] = []
 
@@ -91,9 +113,10 @@ async def answer_choice(
             pieces, end = list[Piece](), None
             for item in batch:
                 if isinstance(item, PromptLogprobs):
+                    yield item
                     continue
                 if isinstance(item, Completion):
-                    pieces.append(choice.finish())
+                    pieces.append(choice.finish(item.end_token))
                     reason = "stop" if choice.stopped else item.finish_reason
                     end = ChoiceEnd(reason, item.completion_tokens, item, choice.reasoning_tokens)
                     break
@@ -127,25 +150,45 @@ def join(pieces: Sequence[Piece]) -> Piece:
         "".join(piece.text for piece in pieces),
         tuple(token for piece in pieces for token in piece.tokens),
         "".join(piece.reasoning for piece in pieces),
+        tuple(token_id for piece in pieces for token_id in piece.ids),
     )
 
 
+@dataclass(slots=True)
+class _Span:
+    """A token whose text starts at ``start`` of the decoded text. A run of tokens that write the same characters has
+    one ``text``, None until they are complete; the token wrote the part ``index`` of ``parts``.
+    """
+
+    token: GeneratedToken
+    start: int
+    text: str | None = None
+    parts: list[bytes] = field(default_factory=list)
+    index: int = 0
+
+    def content(self, start: int, end: int) -> bytes:
+        """What the characters from ``start`` to ``end`` of the decoded text have of it."""
+        if self.text is None:
+            return b""
+        return cut_parts(self.text, self.parts, start - self.start, end - self.start)[self.index]
+
+
 class _Choice:
-    def __init__(
-        self, stream: TextStream, stops: StopStrings, request: TokenRequest, reasoning: Reasoning | None, state: State
-    ) -> None:
-        self._stream = stream
-        self._stops = stops
+    def __init__(self, tokenizer: Tokenizer, form: AnswerText, request: TokenRequest) -> None:
+        self._form = form
+        self._stream = TextStream(tokenizer, form.skip_special_tokens)
+        self._stops = StopStrings(form.stops, include=form.include_stop)
         # Whether there are stop strings.
-        self.may_stop = stops.any
+        self.may_stop = self._stops.any
         self._min_tokens = request.min_tokens
-        self._lists_tokens = request.logprobs is not None
-        self._reasoning = reasoning
-        self._is_plain = reasoning is None and state == "content"
-        self._parser = ReasoningParser(state, "" if reasoning is None else reasoning.dialect.label)
-        self._pending: list[TokenSpan] = []
+        reasoning = self._reasoning = form.reasoning
+        self._is_plain = reasoning is None and form.state == "content"
+        self._parser = ReasoningParser(form.state, "" if reasoning is None else reasoning.dialect.label)
+        self._pending: list[_Span] = []
         self._decoded = 0
         self._released = 0
+        # Where the content starts in the decoded text.
+        self._content_start: int | None = None
         self.count = 0
         self.reasoning_tokens = None if reasoning is None else 0
 
@@ -156,24 +199,44 @@ class _Choice:
     def feed(self, token: GeneratedToken) -> Piece:
         self.count += 1
         text = self._stream.feed(token.token_id)
-        if not self._lists_tokens:
+        ids = (token.token_id,) if self._form.lists_ids else ()
+        if self._form.vocabulary is None:
             if self._is_plain:
-                return Piece(self._unstopped(text) if self.may_stop else text, ())
+                return Piece(self._unstopped(text) if self.may_stop else text, (), "", ids)
             parts = self._parts(token.token_id, text)
-            return Piece(self._unstopped(parts.content), (), parts.reasoning)
-        start, self._decoded = self._decoded, self._decoded + len(text)
-        self._pending.append(TokenSpan(token, start, self._decoded))
+            return Piece(self._unstopped(parts.content), (), parts.reasoning, ids)
+        self._pending.append(_Span(token, self._decoded))
+        self._decode(text)
         held = len(self._parser.held)
         parts = self._parts(token.token_id, text)
         content = self._unstopped(parts.content)
         # Characters that are neither held back nor content: reasoning, markers and the space around them.
         self._released += held + len(text) - len(self._parser.held) - len(parts.content)
-        return self._piece(parts.reasoning, content, last=self.stopped)
+        return self._piece(parts.reasoning, content, ids, last=self.stopped)
 
-    def finish(self) -> Piece:
-        last, rest = self._parser.feed(self._stream.finish()), self._parser.finish()
+    def finish(self, end_token: GeneratedToken | None) -> Piece:
+        """``end_token`` ended the answer. Its text is part of it only if stops are."""
+        end = "" if end_token is None or not self._form.include_stop else self._stream.feed(end_token.token_id)
+        text = end + self._stream.finish()
+        self._decode(text)
+        last, rest = self._parser.feed(text), self._parser.finish()
         content = self._unstopped(last.content + rest.content) + self._stops.finish()
-        return self._piece(last.reasoning, content, last=True)
+        ids = (end_token.token_id,) if end_token is not None and self._form.lists_ids else ()
+        piece = self._piece(last.reasoning, content, ids, last=True)
+        if end_token is None or not self._form.lists_end:
+            return piece
+        return piece._replace(tokens=(*piece.tokens, TokenSpan(end_token, self._decoded)))
+
+    def _decode(self, text: str) -> None:
+        """The pending tokens without a text have this one, if it is not empty."""
+        self._decoded += len(text)
+        if not text or self._form.vocabulary is None:
+            return
+        run = [each for each in self._pending if each.text is None]
+        own = [self._form.vocabulary.written(each.token.token_id, self._form.skip_special_tokens) for each in run]
+        parts = split_text(text, own)
+        for index, each in enumerate(run):
+            each.text, each.parts, each.index = text, parts, index
 
     def _parts(self, token_id: int, text: str) -> Parts:
         if self._reasoning is None:
@@ -200,16 +263,19 @@ class _Choice:
     def _unstopped(self, text: str) -> str:
         return self._stops.feed(text, may_stop=self.count > self._min_tokens)
 
-    def _piece(self, reasoning: str, text: str, *, last: bool) -> Piece:
+    def _piece(self, reasoning: str, text: str, ids: tuple[int, ...], *, last: bool) -> Piece:
+        if text and self._content_start is None:
+            self._content_start = self._released
         self._released += len(text)
+        first, end = self._released if self._content_start is None else self._content_start, self._released
         # A token with at least one character before a stop string belongs to the answer.
-        kept = next(
-            (
-                index
-                for index, token in enumerate(self._pending)
-                if (self.stopped and token.start >= self._released if last else token.end > self._released)
-            ),
-            len(self._pending),
-        )
-        tokens, self._pending = tuple(self._pending[:kept]), self._pending[kept:]
-        return Piece(text, tokens, reasoning)
+        kept = next((index for index, each in enumerate(self._pending) if self._ends_before(each, last)), None)
+        spans, self._pending = self._pending[:kept], [] if kept is None else self._pending[kept:]
+        tokens = tuple(TokenSpan(each.token, each.start, each.content(first, end)) for each in spans)
+        return Piece(text, tokens, reasoning, ids)
+
+    def _ends_before(self, span: _Span, last: bool) -> bool:
+        """Whether the tokens of this piece, which may be the last one, end before a token."""
+        if last:
+            return self.stopped and span.start >= self._released
+        return span.text is None or span.start + len(span.text) > self._released

@@ -10,11 +10,12 @@ from typing import Generic
 
 from nearfar.compiler.text.tokenizer import Tokenizer
 
-from ..engine.request import TokenRequest
+from ..engine.request import PromptLogprobs, TokenRequest
 from ..schema.common import Usage
 from ..schema.completions import CompletionChoice, CompletionChunk, CompletionLogprobs
-from .answers import usage_of
-from .choice import ChoiceEnd, Piece, TokenSpan
+from .answers import Part, usage_of
+from .choice import ChoiceEnd, TokenSpan
+from .prompt_tokens import echo_logprobs, named_logprobs, prompt_logprobs
 from .requests import check_length, check_prompt
 from .vocabulary import Vocabulary
 from .writer import Writer, Written
@@ -69,14 +70,23 @@ def read_prompts(
 class CompletionForm:
     """How answers are streamed.
 
-    Each prompt has ``n`` consecutive choices. ``echoes`` are the texts that the choices start with. ``vocabulary`` is
-    None unless log-probabilities are requested.
+    Each prompt has ``n`` consecutive choices. ``echoes`` are the texts that the choices start with. ``logprobs`` and
+    ``prompt_logprobs`` are the numbers of alternatives that were requested; ``vocabulary`` is None if neither was.
+    ``lists_ids``: whether the prompts' token ids were requested.
     """
 
     model: str
-    n: int
-    echoes: Sequence[str]
-    vocabulary: Vocabulary | None
+    tokenizer: Tokenizer
+    n: int = 1
+    echoes: Sequence[str] = ()
+    vocabulary: Vocabulary | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    lists_ids: bool = False
+
+    @property
+    def echoes_tokens(self) -> bool:
+        return bool(self.echoes) and self.logprobs is not None
 
 
 class CompletionAnswer(Generic[Written]):
@@ -90,18 +100,34 @@ class CompletionAnswer(Generic[Written]):
         self._ends: dict[int, ChoiceEnd] = {}
 
     def begin(self) -> Sequence[Written]:
-        """The echoes."""
-        return [self._writer.chunk(self._text_chunk(index, text)) for index, text in enumerate(self._form.echoes)]
+        """The echoes, unless they wait for their log-probabilities, and the ids of the prompts."""
+        form = self._form
+        echoes = [""] * len(self._requests) if form.echoes_tokens or not form.echoes else form.echoes
+        choices = [
+            CompletionChoice(
+                index=index, text=text, prompt_token_ids=list(request.prompt_ids) if form.lists_ids else None
+            )
+            for index, (text, request) in enumerate(zip(echoes, self._requests, strict=True))
+            if text or form.lists_ids
+        ]
+        return [self._writer.chunk(self._chunk(choice)) for choice in choices]
 
-    def add(self, index: int, item: Piece | ChoiceEnd) -> Sequence[Written]:
-        vocabulary, writer = self._form.vocabulary, self._writer
+    def add(self, index: int, item: Part) -> Sequence[Written]:
+        writer = self._writer
+        if isinstance(item, PromptLogprobs):
+            return (writer.chunk(self._chunk(self._prompt(index, item))),)
         if isinstance(item, ChoiceEnd):
             self._ends[index] = item
             end = CompletionChoice(index=index, text="", finish_reason=item.finish_reason)
             return (writer.chunk(self._chunk(end)),)
-        if vocabulary is not None and item.tokens:
-            logprobs = _logprobs(vocabulary, item.tokens)
-            return (writer.chunk(self._chunk(CompletionChoice(index=index, text=item.text, logprobs=logprobs))),)
+        if item.tokens or item.ids:
+            choice = CompletionChoice(
+                index=index,
+                text=item.text,
+                logprobs=self._logprobs(index, item.tokens) if item.tokens else None,
+                token_ids=list(item.ids) or None,
+            )
+            return (writer.chunk(self._chunk(choice)),)
         return (writer.text(index, item.text, self._text_chunk),) if item.text else ()
 
     def end(self) -> Written:
@@ -116,13 +142,28 @@ class CompletionAnswer(Generic[Written]):
     def _text_chunk(self, index: int, text: str) -> CompletionChunk:
         return self._chunk(CompletionChoice(index=index, text=text))
 
+    def _prompt(self, index: int, item: PromptLogprobs) -> CompletionChoice:
+        form, request = self._form, self._requests[index]
+        assert form.vocabulary is not None
+        text, logprobs, listed = "", None, None
+        if form.echoes_tokens:
+            assert form.logprobs is not None
+            text = form.echoes[index]
+            logprobs = echo_logprobs(
+                form.vocabulary, form.tokenizer, request.prompt_ids, item.tokens, text, form.logprobs
+            )
+        if form.prompt_logprobs is not None:
+            listed = prompt_logprobs(form.vocabulary, item.tokens, form.prompt_logprobs)
+        return CompletionChoice(index=index, text=text, logprobs=logprobs, prompt_logprobs=listed)
 
-def _logprobs(vocabulary: Vocabulary, tokens: Sequence[TokenSpan]) -> CompletionLogprobs:
-    return CompletionLogprobs(
-        tokens=[vocabulary.name(span.token.token_id) for span in tokens],
-        token_logprobs=[span.token.logprob or 0.0 for span in tokens],
-        top_logprobs=[
-            {vocabulary.name(other.token_id): other.logprob for other in span.token.alternatives} for span in tokens
-        ],
-        text_offset=[span.start for span in tokens],
-    )
+    def _logprobs(self, index: int, tokens: Sequence[TokenSpan]) -> CompletionLogprobs:
+        vocabulary, most = self._form.vocabulary, self._form.logprobs
+        assert vocabulary is not None
+        assert most is not None
+        start = len(self._form.echoes[index]) if self._form.echoes else 0
+        return CompletionLogprobs(
+            tokens=[vocabulary.name(span.token.token_id) for span in tokens],
+            token_logprobs=[span.token.logprob or 0.0 for span in tokens],
+            top_logprobs=[named_logprobs(vocabulary, span.token, most) for span in tokens],
+            text_offset=[start + span.start for span in tokens],
+        )

@@ -23,6 +23,8 @@ class Terms:
 
     max_tokens: int | None = None
     logprobs: int | None = None
+    # Whether all tokens of the prompt get a log-probability, and with how many alternatives.
+    prompt_logprobs: int | None = None
     priority: int = 0
     deadline: float | None = None
     adapter: str | None = None
@@ -44,6 +46,8 @@ def token_requests(prompt_ids: Sequence[int], request: GenerationRequest, terms:
             deadline=terms.deadline,
             adapter=terms.adapter,
             client=terms.client,
+            prompt_logprobs=0 if terms.prompt_logprobs is None else len(prompt_ids),
+            prompt_alternatives=terms.prompt_logprobs or 0,
         )
         for index in range(1 if request.n is None else request.n)
     ]

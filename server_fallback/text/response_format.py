@@ -22,6 +22,7 @@ from ..schema.chat import (
     Tool,
 )
 from ..schema.common import GenerationRequest, StructuredOutputs
+from ..schema.completions import CompletionRequest
 from .grammar.source import CallsOrForm, EbnfSource, FormSource, GrammarSource, JsonSource, RegexSource, call_begins
 from .json_structure import structure_error
 from .tools import check_tools, tool_grammar
@@ -73,7 +74,7 @@ def requested_grammar(request: GenerationRequest) -> tuple[FormSource | None, st
     """
     forms = structured_outputs(request)
     sources = [(name, _structured(form, name)) for name, form in forms]
-    if isinstance(request, ChatCompletionRequest):
+    if isinstance(request, ChatCompletionRequest | CompletionRequest):
         sources.append(("response_format", _source(request.response_format)))
     given = [(name, source) for name, source in sources if source is not None]
     if len(given) > 1:

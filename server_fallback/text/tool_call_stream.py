@@ -88,6 +88,11 @@ class ToolCallStream:
         """Whether the answer so far ends with a call whose arguments are complete."""
         return self._calls > 0 and self._mode not in ("head", "arguments") and not self._has_text
 
+    @property
+    def undecided(self) -> str:
+        """The end of the text so far, of which is not known whether it is a call."""
+        return self._opened + self._held
+
     def feed(self, text: str) -> list[ToolCallEvent]:
         self._held += text
         return _joined(self._advance(ended=False))

@@ -36,6 +36,10 @@ class Vocabulary:
         """The token as text; incomplete characters become U+FFFD."""
         return (self.tokens[token_id] or b"").decode(errors="replace")
 
+    def written(self, token_id: int, skip_special_tokens: bool) -> bytes:
+        """The bytes that a token adds to decoded text."""
+        return b"" if skip_special_tokens and token_id in self.special_ids else self.tokens[token_id] or b""
+
     def spoken(self) -> list[bytes]:
         """The bytes that each id adds to an answer's text.
 

@@ -2,7 +2,7 @@
 
 import { beforeAll, expect, test } from "vitest";
 
-import type { TokenRequest, TokenSource } from "../src/engine/request.js";
+import type { GeneratedToken, TokenRequest, TokenSource } from "../src/engine/request.js";
 import type { GenerationEvent, LoadProgress } from "../src/index.js";
 import { Engine } from "../src/index.js";
 import { planOf } from "../src/runtime/plan.js";
@@ -142,10 +142,12 @@ withEngine("several rows of a prompt return its log-probabilities, and the answe
   const request = {
     promptIds: [3, 2, 7, 6, 2, 0],
     promptLogprobs: 4,
-    onPromptLogprobs: (values: readonly number[]) => received.push(values),
+    onPromptLogprobs: (tokens: readonly GeneratedToken[]) => received.push(tokens.map(({ logprob }) => logprob ?? 0)),
   };
   for await (const { tokenId } of engine.generateTokens(request)) ids.push(tokenId);
-  expect([received, ids]).toEqual([[[10, 10, 0, 0]], [1, 4]]);
+  const likely = -Math.log(1 + 7 * Math.exp(-10));
+  const values = [likely, likely, likely - 10, likely - 10].map((value) => expect.closeTo(value, 4) as number);
+  expect([received, ids]).toEqual([[values], [1, 4]]);
 });
 
 withEngine(

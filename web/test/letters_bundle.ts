@@ -51,10 +51,11 @@ const SAMPLE = `${UNIFORM}
 @group(0) @binding(0) var<storage, read> logits: array<f32>;
 @group(0) @binding(1) var<storage, read> slots: array<i32>;
 @group(0) @binding(2) var<storage, read> bias: array<f32>;
-@group(0) @binding(3) var<storage, read_write> sampled: array<i32>;
-@group(0) @binding(4) var<storage, read_write> y: array<i32>;
-@group(0) @binding(5) var<storage, read_write> logprobs: array<f32>;
-@group(0) @binding(6) var<uniform> u: U;
+@group(0) @binding(3) var<storage, read> settings: array<f32>;
+@group(0) @binding(4) var<storage, read_write> sampled: array<i32>;
+@group(0) @binding(5) var<storage, read_write> y: array<i32>;
+@group(0) @binding(6) var<storage, read_write> logprobs: array<f32>;
+@group(0) @binding(7) var<uniform> u: U;
 fn adjusted(row: u32, i: u32) -> f32 {
   let slot = slots[row * 2u];
   if ((slots[row * 2u + 1u] & 2) != 0) { return logits[row * 8u + i] + bias[u32(slot) * 8u + i]; }
@@ -68,6 +69,8 @@ fn adjusted(row: u32, i: u32) -> f32 {
     if (adjusted(g.x, i) > adjusted(g.x, best)) { best = i; }
     sum += exp(logits[g.x * 8u + i]);
   }
+  // At a flat temperature the draw alone chooses; others are ignored.
+  if (settings[g.x * 8u] > 1e29) { best = u32(settings[g.x * 8u + 4u] * 8.0); }
   y[g.x] = i32(best);
   logprobs[g.x] = logits[g.x * 8u + best] - log(sum);
   if (slots[g.x * 2u] >= 0) { sampled[slots[g.x * 2u]] = i32(best); }
@@ -195,7 +198,13 @@ export function lettersBundle(
           {
             op: "sample",
             variants: "sample",
-            inputs: { logits: "logits", slots: "sample_slots", bias: "logit_bias", sampled_now: "sampled" },
+            inputs: {
+              logits: "logits",
+              slots: "sample_slots",
+              bias: "logit_bias",
+              settings: "sample_settings",
+              sampled_now: "sampled",
+            },
             outputs: { y: "next", logprobs: "logprobs" },
             attrs: {},
           },
@@ -237,7 +246,7 @@ export function lettersBundle(
         workgroup_size: 8,
       }),
       copy: kernel("copy", ["scratch", "y"], { uniforms: ["R", 0], grid: [1, "R"], workgroup_size: 8 }),
-      sample: kernel("sample", ["logits", "slots", "bias", "sampled_now", "y", "logprobs"], {
+      sample: kernel("sample", ["logits", "slots", "bias", "settings", "sampled_now", "y", "logprobs"], {
         uniforms: ["R", ["sub", "R", 1]],
         grid: ["R", 1],
         workgroup_size: 1,

@@ -22,6 +22,7 @@ from ...schema.chat import (
 )
 from ...schema.chat import Message as ChatMessage
 from ...schema.common import GenerationRequest
+from ...schema.completions import CompletionRequest
 from ...text.response_format import structured_outputs
 from ..decision.situation import Message
 
@@ -100,11 +101,12 @@ def other_texts(request: GenerationRequest) -> tuple[str, ...]:
         texts += strings(request.chat_template_kwargs or {})
         if isinstance(request.tool_choice, NamedToolChoice):
             texts.append(request.tool_choice.function.name)
-        match request.response_format:
-            case JsonSchemaFormat(json_schema=schema):
-                texts += strings([schema.name, schema.description, schema.schema_])
-            case RegexFormat(pattern=text) | GrammarFormat(grammar=text):
-                texts.append(text)
+    assert isinstance(request, ChatCompletionRequest | CompletionRequest)
+    match request.response_format:
+        case JsonSchemaFormat(json_schema=schema):
+            texts += strings([schema.name, schema.description, schema.schema_])
+        case RegexFormat(pattern=text) | GrammarFormat(grammar=text):
+            texts.append(text)
     return tuple(texts)
 
 

@@ -11,7 +11,7 @@ from sampling_rows import rows_of
 
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.ops import OPS
-from nearfar.compiler.ir.sampling import GREEDY, Sampler, Settings, choose_token
+from nearfar.compiler.ir.sampling import GREEDY, Sampler, Settings, choose_token, choosing
 
 VECTORS = json.loads((Path(__file__).parents[2] / "conformance/sampling.json").read_text())["cases"]
 
@@ -63,3 +63,11 @@ def test_a_temperature_out_of_range_is_refused(temperature: float) -> None:
 def test_a_seed_out_of_range_is_refused(seed: int) -> None:
     with pytest.raises(RequestError, match="seed is"):
         Sampler(state=seed)
+
+
+def test_settings_choose_a_given_token_of_a_vocabulary_of_any_size() -> None:
+    logits = np.random.default_rng(0).normal(0, 20, 262_144).astype(np.float32)
+    for vocab_size in (1, 2, 1000, 50_257, 152_064, 262_144):
+        tokens = sorted({0, 1 % vocab_size, vocab_size // 3, vocab_size - 1})
+        for token, settings in zip(tokens, choosing(tokens, vocab_size), strict=True):
+            assert choose_token(logits[:vocab_size], Settings(*settings)) == token

@@ -10,7 +10,7 @@ import pytest
 from hash_model import STOP, VOCAB
 from scheduler_traces import HashDevice
 
-from nearfar.compiler.ir.sampling import BIAS, COUNTS, GREEDY, IN_PROMPT, MASK, draw_at
+from nearfar.compiler.ir.sampling import BIAS, COUNTS, FLAT, IN_PROMPT, MASK, Settings, draw_at
 from nearfar.compiler.runtime.batch import WINDOW_INPUTS, Array, Batch
 from nearfar.compiler.runtime.page_groups import PageGroup
 from nearfar.server_fallback.engine.config import SchedulerConfig
@@ -74,7 +74,9 @@ def plain_batch(
             found["sample_rows"].append(len(found["token_ids"]) - row.num_sampled + index)
             if index < row.prompt_logprobs:
                 found["sample_slots"].append([-1, 0])
-                found["sample_settings"].append(list(GREEDY))
+                token_id = sequence.tokens[row.start + row.length - row.num_sampled + index + 1]
+                draw = float(np.float32((token_id + 0.5) / VOCAB))
+                found["sample_settings"].append(list(Settings(temperature=float(np.float32(FLAT)), draw=draw)))
                 continue
             mask = MASK if sequence.slot in masked else 0
             found["sample_slots"].append([-1 if row.drafts else sequence.slot, sampling.flags | mask])

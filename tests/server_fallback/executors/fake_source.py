@@ -83,7 +83,13 @@ class FakeSource:
         reason: FinishReason = "stop"
         try:
             if request.prompt_logprobs > 0:
-                yield PromptLogprobs((-2.0,) * request.prompt_logprobs)
+                first = max(1, len(request.prompt_ids) - request.prompt_logprobs)
+                yield PromptLogprobs(
+                    tuple(
+                        GeneratedToken(token_id, -2.0, alternatives_of(token_id, request.prompt_alternatives, -1.0))
+                        for token_id in request.prompt_ids[first:]
+                    )
+                )
             while True:
                 await asyncio.sleep(0)
                 if self.failure is not None:
@@ -98,11 +104,10 @@ class FakeSource:
                     request.constraint.accept(token_id)
                 count += 1
                 self.tokens += 1
-                alternatives = tuple(
-                    TokenLogprob((token_id + rank) % 256, -1.0 - rank) for rank in range(request.logprobs or 0)
-                )
+                alternatives = alternatives_of(token_id, request.logprobs or 0, -1.0)
                 yield GeneratedToken(token_id, None if request.logprobs is None else -1.0, alternatives)
-            yield Completion(reason, len(request.prompt_ids), count, 3, 0.5, 0.1, 0.2)
+            ended = GeneratedToken(END, None if request.logprobs is None else -0.5) if reason == "stop" else None
+            yield Completion(reason, len(request.prompt_ids), count, 3, 0.5, 0.1, 0.2, ended)
         finally:
             self.running -= 1
 
@@ -118,6 +123,10 @@ class FakeSource:
 
     async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None:  # noqa: ARG002
         self.closed = True
+
+
+def alternatives_of(token_id: int, count: int, best: float) -> tuple[TokenLogprob, ...]:
+    return tuple(TokenLogprob((token_id + rank) % 256, best - rank) for rank in range(count))
 
 
 class FakeEncoder:

@@ -191,7 +191,7 @@ def test_a_call_observes_its_tokens_and_abilities_are_reported(tmp_path: Path) -
     chat(local, Call("1", observe_token=ids.append))
     answer = chat(local, Call("2", observe_prompt_logprobs=prompt.extend))
     assert bytes(ids).decode() == answer.choices[0].message.content == "hello"
-    assert prompt == [-2.0] * 32
+    assert prompt == [-2.0] * (len(source.requests[1].prompt_ids) - 1)
     assert [request.prompt_logprobs for request in source.requests] == [0, 32]
     can = local.abilities()
     assert can.tokenizer_sha256 == sha256((tmp_path / "tokenizer.json").read_bytes()).hexdigest()

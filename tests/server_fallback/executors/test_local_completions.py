@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_source import executor
-from local_requests import complete
+from fake_source import END, executor
+from local_requests import complete, run
 
 from nearfar.compiler.errors import RequestError
+from nearfar.server_fallback.api.encode import completion_json
 
 
 def test_several_prompts_each_get_n_answers(tmp_path: Path) -> None:
@@ -58,6 +60,66 @@ def test_no_tokens_is_an_answer_without_the_engine(tmp_path: Path) -> None:
     assert (choice.text, choice.finish_reason, source.requests) == ("hi", "length", [])
 
 
+def test_an_echo_with_logprobs_lists_the_prompt_the_answer_and_its_end(tmp_path: Path) -> None:
+    local, source = executor(tmp_path, "b")
+    [choice] = complete(local, prompt="xéy", echo=True, logprobs=1, max_tokens=2).choices
+    listed = choice.logprobs
+    assert listed is not None
+    assert choice.text == "xéyb"
+    assert listed.tokens == ["x", "\ufffd", "\ufffd", "y", "b", "</s>"]
+    assert listed.text_offset == [0, 1, 1, 2, 3, 4]
+    assert listed.token_logprobs == [None, -2.0, -2.0, -2.0, -1.0, -0.5]
+    assert listed.top_logprobs is not None
+    assert listed.top_logprobs[0] is None
+    assert listed.top_logprobs[3:] == [{"y": -1.0}, {"b": -1.0}, {"</s>": -0.5}]
+    assert [(each.prompt_logprobs, each.prompt_alternatives) for each in source.requests] == [(4, 1)]
+
+
+def test_a_prompt_is_scored_without_an_answer(tmp_path: Path) -> None:
+    local, source = executor(tmp_path, "b")
+    answer = complete(local, prompt=[[104, 105], [105]], echo=True, logprobs=0, max_tokens=0)
+    assert [choice.logprobs and choice.logprobs.token_logprobs for choice in answer.choices] == [[None, -2.0], [None]]
+    assert [(choice.text, choice.finish_reason) for choice in answer.choices] == [("hi", "length"), ("i", "length")]
+    assert (answer.usage.completion_tokens, [each.max_tokens for each in source.requests]) == (0, [1, 1])
+
+
+def test_prompt_logprobs_and_token_ids_have_vllms_form(tmp_path: Path) -> None:
+    local, _ = executor(tmp_path, "b")
+    [choice] = complete(local, prompt="hi", prompt_logprobs=2, return_token_ids=True).choices
+    assert (choice.prompt_token_ids, choice.token_ids) == ([104, 105], [98, END])
+    assert choice.prompt_logprobs is not None
+    none, listed = choice.prompt_logprobs
+    assert none is None
+    assert listed is not None
+    assert {key: (each.logprob, each.rank, each.decoded_token) for key, each in listed.items()} == {
+        105: (-1.0, 1, "i"),
+        106: (-2.0, 2, "j"),
+    }
+    assert choice.logprobs is None
+    # Without them, the answer has none of these keys.
+    body = json.loads(completion_json(complete(local, prompt="hi")))
+    assert body["choices"] == [{"index": 0, "text": "b", "logprobs": None, "finish_reason": "stop"}]
+
+
+def test_stop_strings_and_special_tokens_can_be_part_of_the_text(tmp_path: Path) -> None:
+    local, _ = executor(tmp_path, "abcd")
+    assert complete(local, prompt="x", stop="bc").choices[0].text == "a"
+    assert complete(local, prompt="x", stop="bc", include_stop_str_in_output=True).choices[0].text == "abc"
+    local, _ = executor(tmp_path, *["x"])
+    given = {"prompt": "x", "include_stop_str_in_output": True}
+    assert complete(local, **given).choices[0].text == "x"
+    assert complete(local, **given, skip_special_tokens=False).choices[0].text == "x</s>"
+
+
+def test_a_completion_can_have_a_format(tmp_path: Path) -> None:
+    local, _ = executor(tmp_path, "no")
+    given = {"response_format": {"type": "regex", "pattern": "(yes|nope)"}}
+    assert complete(local, prompt="x", **given).choices[0].text == "nope"
+    with pytest.raises(RequestError, match="both set the answer's form"):
+        complete(local, prompt="x", **given, guided_regex="a")
+    run(local.close())
+
+
 @pytest.mark.parametrize(
     ("given", "param"),
     [
@@ -67,7 +129,6 @@ def test_no_tokens_is_an_answer_without_the_engine(tmp_path: Path) -> None:
         ({"prompt": [260]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": "a" * 4097}, "prompt"),
-        ({"prompt": "a", "echo": True, "logprobs": 0}, "echo"),
         ({"prompt": "a", "best_of": 2}, "best_of"),
         ({"prompt": ["a"] * 9, "n": 128}, "prompt"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),

@@ -7,7 +7,13 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from nearfar.server_fallback.engine.request import Completion, GeneratedToken, TokenHandler, TokenRequest
+from nearfar.server_fallback.engine.request import (
+    Completion,
+    GeneratedToken,
+    PromptLogprobs,
+    TokenHandler,
+    TokenRequest,
+)
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.observed_tokens import ObservedTokens
 
@@ -30,7 +36,7 @@ class Burst:
         yield [GeneratedToken(1), GeneratedToken(2), GeneratedToken(3), END]
 
 
-async def batches(call: Call) -> list[list[GeneratedToken | Completion]]:
+async def batches(call: Call) -> list[list[PromptLogprobs | GeneratedToken | Completion]]:
     return [batch async for batch in ObservedTokens(Burst(), call).batches(TokenRequest([0], max_tokens=3))]
 
 

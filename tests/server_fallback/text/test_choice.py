@@ -14,7 +14,7 @@ PARTS = st.tuples(st.sampled_from(["", "a", "b "]), st.sampled_from(["", "r", "s
 @given(st.lists(PARTS, max_size=6))
 def test_joined_pieces_hold_the_same_text_in_the_same_order(parts: list[tuple[str, str]]) -> None:
     pieces = [
-        Piece(text, (TokenSpan(GeneratedToken(index), index, index + 1),), reasoning)
+        Piece(text, (TokenSpan(GeneratedToken(index), index),), reasoning)
         for index, (text, reasoning) in enumerate(parts)
     ]
     found = list(joined(pieces))

@@ -1,11 +1,17 @@
 // Generates several answers at once: yields their pieces as they are generated, and at the last end their cost.
 
 import type { TokenRequest } from "../engine/request.js";
-import type { AnswerStart, ChoiceEnd, Piece } from "./choice.js";
+import type { AnswerText, ChoiceEnd, Piece } from "./choice.js";
 import { answerChoice } from "./choice.js";
 import type { Model } from "./model.js";
 import { anySignal } from "./stream.js";
-import type { ChatCompletionChunk, CompletionChunk, CompletionTimings, CompletionUsage } from "./types.js";
+import type {
+  ChatCompletionChunk,
+  CompletionChunk,
+  CompletionTimings,
+  CompletionUsage,
+  PromptLogprobs,
+} from "./types.js";
 
 /** ``cost`` is that of all answers; null until the last of them ends. */
 export type AnswerEvent =
@@ -31,17 +37,16 @@ export async function* answerAll(
   requests: readonly TokenRequest[],
   options: {
     readonly n: number;
-    readonly stops: readonly string[];
+    readonly form: AnswerText;
     readonly signal: AbortSignal;
     readonly interrupt: AbortSignal | undefined;
-    readonly begins?: AnswerStart;
   },
 ): AsyncGenerator<AnswerEvent, void, undefined> {
   const cancelled = new AbortController();
-  const { stops, interrupt } = options;
+  const { form, interrupt } = options;
   const signal = anySignal(options.signal, interrupt, cancelled.signal);
   const choices = requests.map((request) =>
-    answerChoice(model.tokens, model.text, { ...request, signal }, stops, interrupt, options.begins),
+    answerChoice(model.tokens, model.text, { ...request, signal }, form, interrupt),
   );
   const next = (choice: (typeof choices)[number], index: number) => {
     const promise = choice.next().then((result) => ({ choice, index, result }));
@@ -80,6 +85,14 @@ export function foldHead<T extends object>(
   { usage, timings, id, created, model }: ChatCompletionChunk | CompletionChunk,
 ): Partial<T> {
   return { ...head, id, created, model, ...(timings && { timings }), ...(usage && { usage }) };
+}
+
+/** The fields of a chunk or choice that report something of the prompt. */
+export function promptFields<T extends { prompt_token_ids?: number[]; prompt_logprobs?: PromptLogprobs }>({
+  prompt_token_ids: ids,
+  prompt_logprobs: logprobs,
+}: T): Pick<T, "prompt_token_ids" | "prompt_logprobs"> {
+  return { ...(ids && { prompt_token_ids: ids }), ...(logprobs && { prompt_logprobs: logprobs }) };
 }
 
 /** ``start`` and ``first``: the time in ms at which the answers began, and that of their first token. */

@@ -1,18 +1,20 @@
 // chat.completions.create: answers a chat with OpenAI's parameters, in chunks or as one answer.
 
-import type { Constraint, TokenRequest } from "../engine/request.js";
+import type { TokenRequest } from "../engine/request.js";
 import { RequestError } from "../errors.js";
-import { answerAll, foldHead } from "./answers.js";
+import { answerAll, foldHead, promptFields } from "./answers.js";
 import { encodeChat } from "./chat_prompt.js";
-import type { AnswerStart, AnswerToken } from "./choice.js";
-import type { Model, ToolCallParser } from "./model.js";
+import type { AnswerText, AnswerToken } from "./choice.js";
+import type { Model, TextCodec, ToolCallParser } from "./model.js";
 import { named } from "./model.js";
 import { readThinking } from "../text/thinking.js";
+import { KeptText } from "../text/token_bytes.js";
 import type { ToolCallEvent } from "../text/tool_call_stream.js";
 import type { Given } from "./params.js";
 import { CHAT_PARAMS, readParams } from "./params.js";
-import { identity, requestsOf, stopsOf } from "./requests.js";
-import { answerFormat } from "./response_format.js";
+import { nameOf, promptLogprobs } from "./prompt_tokens.js";
+import { answerText, identity, requestsOf } from "./requests.js";
+import { answerFormat, constrained, constrainer } from "./response_format.js";
 import { Stream, anySignal } from "./stream.js";
 import type {
   ChatCompletion,
@@ -80,57 +82,67 @@ export class ChatCompletions {
       variables,
     });
     const { ids: promptIds, state } = prompt;
-    // Each answer needs a constraint of its own. This first one only checks that the grammar can be compiled.
-    const room = Math.max(1, model.context - promptIds.length + 1);
-    const most = Math.min(maxTokens ?? room, room);
     const starts = reasoning === null || state === "content" ? undefined : { reasoning, state, budget };
-    const constrain = async (): Promise<Constraint | undefined> =>
-      (grammar ?? starts?.budget) === undefined ? undefined : model.grammar?.constraint(grammar, most, starts);
-    (await constrain())?.dispose();
+    const constrain = constrainer(model, grammar, starts);
     const logprobs = request.logprobs === true ? (request.top_logprobs ?? 0) : undefined;
-    const planned = requestsOf(
+    const [first, ...others] = requestsOf(
       promptIds,
       { ...request, max_tokens: maxTokens },
       { logprobs, logitProcessor: options.logitProcessor },
     );
-    const { promptLogprobs } = options;
+    if (first === undefined) throw new Error("a chat has at least one answer");
+    // This first constraint only checks that the grammar can be compiled.
+    (await constrain(first))?.dispose();
+    const { prompt_logprobs: promptAlternatives } = request;
+    // All answers have the same prompt, so only the first of them reports its log-probabilities.
+    const planned = [{ ...first, ...promptParams(promptIds, promptAlternatives, options) }, ...others];
+    const form = {
+      ...answerText(request),
+      begins: { state, reasoning },
+      listsPrompt: promptAlternatives !== undefined,
+    };
 
     return async function* (cancelled, withUsage) {
       const signal = anySignal(options.signal, request.signal, cancelled);
-      const requests: TokenRequest[] = [];
-      try {
-        for (const tokenRequest of planned) {
-          // All answers have the same prompt, so only the first of them reports its log-probabilities.
-          const promptParams =
-            requests.length === 0
-              ? { promptLogprobs: promptLogprobs?.tokens, onPromptLogprobs: promptLogprobs?.onLogprobs }
-              : {};
-          requests.push({ ...tokenRequest, ...promptParams, constraint: await constrain() });
-        }
-      } catch (error) {
-        for (const { constraint } of requests) constraint?.dispose();
-        throw error;
-      }
-      const interrupt = options.interrupt ?? undefined;
-      const parsers = requests.map(() => calls?.format.parser(calls.tools));
+      const requests = await constrained(planned, constrain);
       yield* chatChunks(model, requests, {
-        stops: stopsOf(request),
-        parsers,
+        form,
+        parsers: requests.map(() => calls?.format.parser(calls.tools)),
         oneCall: request.parallel_tool_calls === false,
-        begins: { state, reasoning },
+        promptAlternatives,
+        listsIds: request.return_token_ids === true,
         signal,
-        interrupt,
+        interrupt: options.interrupt ?? undefined,
         withUsage,
       });
     };
   }
 }
 
+/** What is requested of the prompt's log-probabilities, for the answer or, of its last tokens, by an option. */
+function promptParams(
+  promptIds: readonly number[],
+  alternatives: number | undefined,
+  { promptLogprobs: observed }: RequestOptions,
+): Pick<TokenRequest, "promptLogprobs" | "promptAlternatives" | "onPromptLogprobs"> {
+  if (observed === undefined)
+    return alternatives === undefined ? {} : { promptLogprobs: promptIds.length, promptAlternatives: alternatives };
+  return {
+    promptLogprobs: alternatives === undefined ? observed.tokens : promptIds.length,
+    promptAlternatives: alternatives,
+    onPromptLogprobs: (tokens) => {
+      const last = tokens.slice(Math.max(0, tokens.length - observed.tokens));
+      observed.onLogprobs(last.map(({ logprob }) => logprob ?? 0));
+    },
+  };
+}
+
 interface ChunkOptions {
-  readonly stops: readonly string[];
+  readonly form: AnswerText;
   readonly parsers: readonly (ToolCallParser | undefined)[];
   readonly oneCall: boolean;
-  readonly begins: AnswerStart;
+  readonly promptAlternatives: number | undefined;
+  readonly listsIds: boolean;
   readonly signal: AbortSignal;
   readonly interrupt: AbortSignal | undefined;
   readonly withUsage: boolean;
@@ -141,7 +153,7 @@ async function* chatChunks(
   requests: readonly TokenRequest[],
   options: ChunkOptions,
 ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
-  const { stops, parsers, oneCall, begins, signal, interrupt, withUsage } = options;
+  const { form, parsers, oneCall, promptAlternatives, listsIds, signal, interrupt, withUsage } = options;
   const head = {
     ...identity("chatcmpl", model.name),
     object: "chat.completion.chunk" as const,
@@ -161,32 +173,46 @@ async function* chatChunks(
     reasoning: string,
     events: readonly ToolCallEvent[],
     tokens: readonly AnswerToken[],
+    ids: readonly number[] = [],
   ): Generator<ChatCompletionChunk> {
     if (!started.has(index)) yield choice(index, { role: "assistant", content: "" });
     started.add(index);
-    const content = tokens.map((token) => tokenLogprob(model, token));
+    const content = tokens.map((token) => tokenLogprob(model.text, token));
     const logprobs = withLogprobs && content.length > 0 ? { content, refusal: null } : null;
     const shown = events
       .filter((event) => (event.type === "text" ? event.text !== "" : !oneCall || event.index === 0))
       .map(deltaOf);
     if (reasoning !== "") shown.unshift({ reasoning_content: reasoning });
-    if (shown.length === 0 && logprobs !== null) yield choice(index, { content: "" }, { logprobs });
+    const rest = { logprobs, ...(listsIds && ids.length > 0 && { token_ids: [...ids] }) };
+    if (shown.length === 0 && (logprobs !== null || "token_ids" in rest)) yield choice(index, { content: "" }, rest);
     for (const [position, delta] of shown.entries()) {
-      yield choice(index, delta, position === 0 ? { logprobs } : {});
+      yield choice(index, delta, position === 0 ? rest : {});
     }
   }
 
   const n = requests.length;
-  for await (const event of answerAll(model, requests, { n, stops, signal, interrupt, begins })) {
+  const contents = parsers.map((parser) => new ContentTokens(withLogprobs ? parser : undefined));
+  for await (const event of answerAll(model, requests, { n, form, signal, interrupt })) {
     const { index } = event;
     const parser = parsers[index];
+    const own = contents[index];
     if (event.type === "piece") {
-      const { reasoning, text, tokens } = event.piece;
-      yield* deltas(index, reasoning, parser?.feed(text) ?? [{ type: "text", text }], tokens);
+      const { reasoning, text, tokens, ids, prompt } = event.piece;
+      if (!started.has(index) && index === 0 && (listsIds || prompt !== undefined)) {
+        started.add(index);
+        yield {
+          ...choice(index, { role: "assistant", content: "" }),
+          ...(listsIds && { prompt_token_ids: [...(requests[0]?.promptIds ?? [])] }),
+          ...(prompt && { prompt_logprobs: promptLogprobs(model.text, prompt, promptAlternatives ?? 0) }),
+        };
+      }
+      const events = parser?.feed(text) ?? [{ type: "text", text }];
+      yield* deltas(index, reasoning, events, own?.of(events, tokens) ?? tokens, ids);
       continue;
     }
     const { finishReason, cost } = event;
-    yield* deltas(index, "", parser?.finish() ?? [], []);
+    const events = parser?.finish() ?? [];
+    yield* deltas(index, "", events, own?.of(events, []) ?? []);
     // An answer that max_tokens ends right after a complete call is not truncated.
     const called = parser?.[finishReason === "stop" ? "called" : "complete"] === true;
     const last = choice(index, {}, { finish_reason: called ? "tool_calls" : finishReason });
@@ -210,21 +236,40 @@ function deltaOf(event: ToolCallEvent): ChatCompletionDelta {
   }
 }
 
-function tokenLogprob(model: Model, { tokenId, logprob, alternatives }: AnswerToken): ChatCompletionTokenLogprob {
+/**
+ * ``bytes`` are the token's part of the content, so that those of all tokens join to it: nothing for a token of reasoning
+ * or of a call, and for text from a stop string on.
+ */
+function tokenLogprob(codec: TextCodec, token: AnswerToken): ChatCompletionTokenLogprob {
   return {
-    ...topLogprob(model, tokenId, logprob ?? 0),
-    token_id: tokenId,
-    top_logprobs: alternatives.map((other) => topLogprob(model, other.tokenId, other.logprob)),
+    token_id: token.tokenId,
+    ...topLogprob(codec, token.tokenId, token.logprob ?? 0),
+    bytes: [...token.content],
+    top_logprobs: token.alternatives.map(({ tokenId, logprob }) => topLogprob(codec, tokenId, logprob)),
   };
 }
 
-function topLogprob({ text }: Model, tokenId: number, logprob: number): TopLogprob {
-  const bytes = text.tokenBytes(tokenId);
-  return {
-    token: new TextDecoder().decode(bytes ?? new Uint8Array()),
-    bytes: bytes === null ? null : [...bytes],
-    logprob,
-  };
+function topLogprob(codec: TextCodec, tokenId: number, logprob: number): TopLogprob {
+  const bytes = codec.tokenBytes(tokenId);
+  return { token: nameOf(codec, tokenId), bytes: bytes === null ? null : [...bytes], logprob };
+}
+
+/** The tokens of an answer, each as soon as it is known which part of it is content. With a parser, calls are not. */
+class ContentTokens {
+  #tokens: AnswerToken[] = [];
+  readonly #kept = new KeptText();
+
+  constructor(private readonly parser: ToolCallParser | undefined) {}
+
+  of(events: readonly ToolCallEvent[], tokens: readonly AnswerToken[]): readonly AnswerToken[] {
+    if (this.parser === undefined) return tokens;
+    this.#tokens.push(...tokens);
+    this.#kept.feed(tokens.map(({ content }) => content));
+    const texts = events.flatMap((event) => (event.type === "text" ? [event.text] : []));
+    const parts = this.#kept.take(texts, this.parser.undecided);
+    const decided = this.#tokens.splice(0, parts.length);
+    return decided.map((token, index) => ({ ...token, content: parts[index] ?? token.content }));
+  }
 }
 
 /** Combines the chunks of a stream with usage into one answer. */
@@ -235,7 +280,8 @@ export async function foldChat(
   let head: Partial<ChatCompletion> = {};
   for await (const chunk of chunks) {
     head = foldHead(head, chunk);
-    for (const { index, delta, logprobs, finish_reason: finishReason } of chunk.choices) {
+    Object.assign(head, promptFields(chunk));
+    for (const { index, delta, logprobs, finish_reason: finishReason, token_ids: ids } of chunk.choices) {
       const choice = (choices[index] ??= {
         index,
         message: { role: "assistant", content: "", refusal: null },
@@ -246,6 +292,7 @@ export async function foldChat(
       if (delta.reasoning_content !== undefined)
         choice.message.reasoning_content = (choice.message.reasoning_content ?? "") + delta.reasoning_content;
       if (finishReason !== null) choice.finish_reason = finishReason;
+      if (ids !== undefined) choice.token_ids = [...(choice.token_ids ?? []), ...ids];
       if (logprobs !== null)
         choice.logprobs = {
           content: [...(choice.logprobs?.content ?? []), ...(logprobs.content ?? [])],

@@ -2,12 +2,14 @@
 
 import type { TokenRequest } from "../engine/request.js";
 import { RequestError } from "../errors.js";
-import { answerAll, foldHead } from "./answers.js";
-import type { AnswerToken } from "./choice.js";
-import type { Model } from "./model.js";
+import { answerAll, foldHead, promptFields } from "./answers.js";
+import type { AnswerText, AnswerToken } from "./choice.js";
+import type { Model, TextCodec } from "./model.js";
 import { named } from "./model.js";
 import { COMPLETION_PARAMS, readParams } from "./params.js";
-import { identity, requestsOf, stopsOf, textsOf } from "./requests.js";
+import { echoLogprobs, nameOf, namedLogprobs, promptLogprobs } from "./prompt_tokens.js";
+import { answerText, identity, requestsOf, textsOf } from "./requests.js";
+import { answerFormat, constrained, constrainer } from "./response_format.js";
 import { Stream, anySignal } from "./stream.js";
 import type {
   Completion,
@@ -37,20 +39,34 @@ export class Completions {
     const { stream = false, ...request } = readParams(params, COMPLETION_PARAMS);
     const model = named(this.model, request.model);
     const { prompt, logprobs, echo = false, n = 1, stream_options: streamOptions } = request;
+    const { prompt_logprobs: promptAlternatives, return_token_ids: listsIds = false } = request;
     if (prompt === undefined)
       throw new RequestError("prompt is missing; pass a text or token ids", { param: "prompt" });
-    if (echo && logprobs !== undefined)
-      throw new RequestError("echo cannot be given together with logprobs: a prompt has none", { param: "echo" });
+    const listsPrompt = (echo && logprobs !== undefined) || promptAlternatives !== undefined;
+    const alternatives = Math.max(promptAlternatives ?? 0, echo ? (logprobs ?? 0) : 0);
     const prompts = textsOf(model.text, prompt, request.split_special_tokens);
-    const requests = prompts.flatMap(({ ids }) =>
-      requestsOf(ids, request, { logprobs, logitProcessor: options.logitProcessor }),
+    const planned = prompts.flatMap(({ ids }) =>
+      requestsOf(ids, request, {
+        logprobs,
+        logitProcessor: options.logitProcessor,
+        ...(listsPrompt && { promptLogprobs: ids.length, promptAlternatives: alternatives }),
+      }),
     );
+    const { grammar } = answerFormat(model, { response_format: request.response_format });
+    const constrain = constrainer(model, grammar);
+    if (planned[0] !== undefined) (await constrain(planned[0]))?.dispose();
     const echoes = echo ? prompts.flatMap(({ text }) => new Array<string>(n).fill(text)) : [];
+    const form = { ...answerText(request), listsEnd: echo && logprobs !== undefined };
     const interrupt = options.interrupt ?? undefined;
-    const chunks = (cancelled: AbortSignal, withUsage: boolean): AsyncGenerator<CompletionChunk, void, undefined> => {
+    async function* chunks(
+      cancelled: AbortSignal,
+      withUsage: boolean,
+    ): AsyncGenerator<CompletionChunk, void, undefined> {
       const signal = anySignal(options.signal, request.signal, cancelled);
-      return completionChunks(model, requests, { n, stops: stopsOf(request), echoes, signal, interrupt, withUsage });
-    };
+      const requests = await constrained(planned, constrain);
+      const rest = { logprobs, promptAlternatives, listsIds, signal, interrupt, withUsage };
+      yield* completionChunks(model, requests, { n, form, echoes, ...rest });
+    }
     return stream
       ? new Stream((cancelled) => chunks(cancelled, streamOptions?.include_usage === true))
       : foldCompletion(chunks(new AbortController().signal, true));
@@ -59,9 +75,12 @@ export class Completions {
 
 interface ChunkOptions {
   readonly n: number;
-  readonly stops: readonly string[];
+  readonly form: AnswerText;
   /** The text that each answer starts with; empty without ``echo``. */
   readonly echoes: readonly string[];
+  readonly logprobs: number | undefined;
+  readonly promptAlternatives: number | undefined;
+  readonly listsIds: boolean;
   readonly signal: AbortSignal;
   readonly interrupt: AbortSignal | undefined;
   readonly withUsage: boolean;
@@ -72,13 +91,12 @@ async function* completionChunks(
   requests: readonly TokenRequest[],
   options: ChunkOptions,
 ): AsyncGenerator<CompletionChunk, void, undefined> {
-  const { n, stops, echoes, signal, interrupt, withUsage } = options;
+  const { n, form, echoes, logprobs: most, promptAlternatives, listsIds, signal, interrupt, withUsage } = options;
   const head = {
     ...identity("cmpl", model.name),
     object: "text_completion" as const,
     ...(withUsage ? { usage: null } : {}),
   };
-  const withLogprobs = requests[0]?.logprobs !== undefined;
   const choice = (
     index: number,
     text: string,
@@ -86,13 +104,31 @@ async function* completionChunks(
   ): CompletionChunk => {
     return { ...head, choices: [{ index, text, logprobs: null, finish_reason: null, ...rest }] };
   };
-  for (const [index, text] of echoes.entries()) yield choice(index, text);
-  for await (const event of answerAll(model, requests, { n, stops, signal, interrupt })) {
+  const codec = model.text;
+  // An echo waits for its log-probabilities.
+  const echoesTokens = echoes.length > 0 && most !== undefined;
+  for (const [index, { promptIds }] of requests.entries()) {
+    const text = echoesTokens ? "" : (echoes[index] ?? "");
+    if (text !== "" || listsIds) yield choice(index, text, listsIds ? { prompt_token_ids: [...promptIds] } : {});
+  }
+  for await (const event of answerAll(model, requests, { n, form, signal, interrupt })) {
     const { index } = event;
     if (event.type === "piece") {
-      const { text, tokens } = event.piece;
-      const logprobs = withLogprobs && tokens.length > 0 ? logprobsOf(model, tokens) : null;
-      if (text !== "" || logprobs !== null) yield choice(index, text, { logprobs });
+      const { text, tokens, ids, prompt } = event.piece;
+      const echo = echoes[index] ?? "";
+      if (prompt !== undefined) {
+        const promptIds = requests[index]?.promptIds ?? [];
+        yield choice(index, echoesTokens ? echo : "", {
+          ...(echoesTokens && { logprobs: echoLogprobs(codec, promptIds, prompt, echo, most) }),
+          ...(promptAlternatives !== undefined && {
+            prompt_logprobs: promptLogprobs(codec, prompt, promptAlternatives),
+          }),
+        });
+      }
+      const logprobs =
+        most !== undefined && tokens.length > 0 ? logprobsOf(codec, tokens, most, Array.from(echo).length) : null;
+      const listed = listsIds && ids.length > 0 ? { token_ids: [...ids] } : {};
+      if (text !== "" || logprobs !== null || "token_ids" in listed) yield choice(index, text, { logprobs, ...listed });
       continue;
     }
     const { finishReason, cost } = event;
@@ -108,9 +144,11 @@ export async function foldCompletion(chunks: AsyncIterable<CompletionChunk>): Pr
   let head: Partial<Completion> = {};
   for await (const chunk of chunks) {
     head = foldHead(head, chunk);
-    for (const { index, text, logprobs, finish_reason: finishReason } of chunk.choices) {
+    for (const { index, text, logprobs, finish_reason: finishReason, token_ids: ids, ...rest } of chunk.choices) {
       const choice = (choices[index] ??= { index, text: "", logprobs: null, finish_reason: "stop" });
       choice.text += text;
+      if (ids !== undefined) choice.token_ids = [...(choice.token_ids ?? []), ...ids];
+      Object.assign(choice, promptFields(rest));
       if (finishReason !== null) choice.finish_reason = finishReason;
       if (logprobs !== null) choice.logprobs = choice.logprobs === null ? logprobs : joined(choice.logprobs, logprobs);
     }
@@ -127,14 +165,12 @@ function joined(left: CompletionLogprobs, right: CompletionLogprobs): Completion
   };
 }
 
-function logprobsOf({ text }: Model, tokens: readonly AnswerToken[]): CompletionLogprobs {
-  const name = (id: number): string => new TextDecoder().decode(text.tokenBytes(id) ?? new Uint8Array());
+/** ``start``: the length of the echo. */
+function logprobsOf(codec: TextCodec, tokens: readonly AnswerToken[], most: number, start: number): CompletionLogprobs {
   return {
-    tokens: tokens.map(({ tokenId }) => name(tokenId)),
+    tokens: tokens.map(({ tokenId }) => nameOf(codec, tokenId)),
     token_logprobs: tokens.map(({ logprob }) => logprob ?? 0),
-    top_logprobs: tokens.map(({ alternatives }) =>
-      Object.fromEntries(alternatives.map(({ tokenId, logprob }) => [name(tokenId), logprob])),
-    ),
-    text_offset: tokens.map(({ start }) => start),
+    top_logprobs: tokens.map((token) => namedLogprobs(codec, token, most)),
+    text_offset: tokens.map(({ offset }) => start + offset),
   };
 }

@@ -21,6 +21,8 @@ export interface TextCodec extends Decoder {
   readonly thinking: ThinkingModel;
   /** The bytes of a token; null for an id without a token. */
   tokenBytes(id: number): Uint8Array | null;
+  /** The bytes that a token adds to decoded text. */
+  writtenBytes(id: number, skipSpecialTokens: boolean): Uint8Array;
 }
 
 export interface GrammarProvider {
@@ -41,6 +43,8 @@ export interface ToolCallParser {
   readonly called: boolean;
   /** Whether the answer so far ends with a call whose arguments are complete. */
   readonly complete: boolean;
+  /** The end of the text so far, of which is not known whether it is a call. */
+  readonly undecided: string;
   feed(text: string): readonly ToolCallEvent[];
   finish(): readonly ToolCallEvent[];
 }

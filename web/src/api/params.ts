@@ -75,6 +75,10 @@ const COMMON: Checks = {
     (value) => typeof value === "number" && Number.isFinite(value) && value > 0,
   ),
   priority: check("a number", Number.isFinite),
+  prompt_logprobs: integer(0, 20),
+  return_token_ids: boolean,
+  skip_special_tokens: boolean,
+  include_stop_str_in_output: boolean,
   signal,
 };
 
@@ -118,7 +122,9 @@ export const COMPLETION_PARAMS: Checks = {
   logprobs: integer(0, 20),
   echo: boolean,
   split_special_tokens: boolean,
+  response_format: object,
   ...COMMON,
+  max_tokens: integer(0, Infinity),
   model: text,
   user: text,
 };

@@ -1,6 +1,7 @@
 // Turns parameters of the API into requests of the engine: the parts that chats, completions and embeddings share.
 
 import type { SamplingOptions, TokenRequest } from "../engine/request.js";
+import type { AnswerText } from "./choice.js";
 import type { TextCodec } from "./model.js";
 import type { Given } from "./params.js";
 import type { CommonParams } from "./types.js";
@@ -59,8 +60,15 @@ function samplingOf(params: Given<CommonParams>, seed: number | undefined): Samp
   };
 }
 
-export function stopsOf({ stop = [] }: Given<CommonParams>): readonly string[] {
-  return typeof stop === "string" ? [stop] : stop;
+/** How the tokens of the answers become text. */
+export function answerText(params: Given<CommonParams>): AnswerText {
+  const { stop = [], include_stop_str_in_output: includeStop = false, skip_special_tokens: skips = true } = params;
+  return {
+    stops: typeof stop === "string" ? [stop] : stop,
+    includeStop,
+    skipSpecialTokens: skips,
+    listsPrompt: true,
+  };
 }
 
 /** The fields that an answer and all its chunks share. */

@@ -1,6 +1,8 @@
 // Turns response_format and tools into the grammar of an answer and the format of its tool calls.
 
+import type { Constraint, TokenRequest } from "../engine/request.js";
 import { RequestError } from "../errors.js";
+import type { ReasoningStart } from "../grammar/reasoning_constraint.js";
 import type { GrammarSource } from "../grammar/source.js";
 import type { Model, ToolFormat } from "./model.js";
 import type { Given } from "./params.js";
@@ -34,6 +36,32 @@ export function answerFormat(model: Model, params: Given<ChatCompletionCreatePar
   if (grammar !== undefined)
     required(model.grammar, requested === null ? "tool_choice" : "response_format", "an engine with grammars");
   return { grammar, calls };
+}
+
+export type Constrain = (request: TokenRequest) => Promise<Constraint | undefined>;
+
+/** Makes a request's own constraint: each answer needs one. ``starts``: the reasoning before the constrained part. */
+export function constrainer(model: Model, grammar: GrammarSource | undefined, starts?: ReasoningStart): Constrain {
+  return async ({ promptIds, maxTokens }) => {
+    const room = Math.max(1, model.context - promptIds.length + 1);
+    const most = Math.min(maxTokens ?? room, room);
+    return (grammar ?? starts?.budget) === undefined ? undefined : model.grammar?.constraint(grammar, most, starts);
+  };
+}
+
+/** The requests with their constraints. If one fails, the others are freed. */
+export async function constrained(
+  planned: readonly TokenRequest[],
+  constrain: Constrain,
+): Promise<readonly TokenRequest[]> {
+  const requests: TokenRequest[] = [];
+  try {
+    for (const request of planned) requests.push({ ...request, constraint: await constrain(request) });
+  } catch (error) {
+    for (const { constraint } of requests) constraint?.dispose();
+    throw error;
+  }
+  return requests;
 }
 
 function grammarSpec(format: ResponseFormat): GrammarSource | null {

@@ -1,10 +1,13 @@
-// Ends an answer at its first stop string. Text that may be the start of a stop string is held back.
+// Ends an answer before its first stop string, or after it. Text that may be the start of a stop string is held back.
 
 export class StopStrings {
   #held = "";
   #stopped = false;
 
-  constructor(private readonly stops: readonly string[]) {}
+  constructor(
+    private readonly stops: readonly string[],
+    private readonly include = false,
+  ) {}
 
   /** Whether a stop string was found. No text is returned after it. */
   get stopped(): boolean {
@@ -15,9 +18,11 @@ export class StopStrings {
   feed(text: string): string {
     if (this.#stopped) return "";
     const all = this.#held + text;
-    const start = firstStop(all, this.stops);
-    this.#stopped = start !== null;
-    const end = start ?? all.length - Math.max(0, ...this.stops.map((stop) => overlap(all, stop)));
+    const stop = firstStop(all, this.stops);
+    this.#stopped = stop !== null;
+    const end =
+      stop?.[this.include ? "end" : "start"] ??
+      all.length - Math.max(0, ...this.stops.map((stop) => overlap(all, stop)));
     this.#held = this.#stopped ? "" : all.slice(end);
     return all.slice(0, end);
   }
@@ -31,17 +36,16 @@ export class StopStrings {
 }
 
 /**
- * The start of the stop string that is complete first, and of those the longest. The result does not depend on how the
+ * Where the stop string is that is complete first, and of those the longest. The result does not depend on how the
  * text is divided into tokens.
  */
-function firstStop(text: string, stops: readonly string[]): number | null {
+function firstStop(text: string, stops: readonly string[]): { readonly start: number; readonly end: number } | null {
   const matches = stops
     .map((stop) => ({ start: text.indexOf(stop), length: stop.length }))
     .filter(({ start }) => start >= 0);
   const end = Math.min(...matches.map(({ start, length }) => start + length));
-  return matches.length === 0
-    ? null
-    : end - Math.max(...matches.filter(({ start, length }) => start + length === end).map(({ length }) => length));
+  const first = matches.filter(({ start, length }) => start + length === end).map(({ start }) => start);
+  return first.length === 0 ? null : { start: Math.min(...first), end };
 }
 
 /** The length of the longest suffix of ``text`` that is a proper prefix of ``stop``. */

@@ -34,6 +34,14 @@ export interface CommonParams {
   readonly repetition_penalty?: number | null | undefined;
   /** Extension: if several requests wait, the highest priority runs first; 0 by default. */
   readonly priority?: number | null | undefined;
+  /**
+   * Extensions, as in vLLM. ``prompt_logprobs``: how many alternatives are listed for each token of the prompt;
+   * ``return_token_ids``: the ids of prompt and answer, with the token that ended it.
+   */
+  readonly prompt_logprobs?: number | null | undefined;
+  readonly return_token_ids?: boolean | null | undefined;
+  readonly skip_special_tokens?: boolean | null | undefined;
+  readonly include_stop_str_in_output?: boolean | null | undefined;
   /** Extension: as in the second argument. */
   readonly signal?: AbortSignal | null | undefined;
 }
@@ -75,6 +83,15 @@ export interface CompletionUsage {
   /** Extension of `nearfar serve`: how long the answer waited for the device. Missing if it was not reported. */
   queue_ms?: number;
 }
+
+/**
+ * Extension, vLLM's: by token id, for each token of the prompt; the first has none. ``rank`` counts from 1; null if
+ * unknown.
+ */
+export type PromptLogprobs = (Record<
+  string,
+  { logprob: number; rank: number | null; decoded_token: string | null }
+> | null)[];
 
 /** Extension. tokens_per_second is measured from the first token on; null if there was only one. */
 export interface CompletionTimings {
@@ -211,6 +228,8 @@ export interface ChatCompletionChoice {
   message: ChatCompletionMessage;
   logprobs: ChatCompletionLogprobs | null;
   finish_reason: ChatFinishReason;
+  /** Extension, if requested. */
+  token_ids?: number[];
 }
 
 /**
@@ -234,6 +253,9 @@ export interface ChatCompletion {
   usage: CompletionUsage;
   timings: CompletionTimings;
   route?: Route;
+  /** Extensions, if requested. */
+  prompt_token_ids?: number[];
+  prompt_logprobs?: PromptLogprobs;
 }
 
 export interface ChatCompletionToolCallDelta {
@@ -256,6 +278,8 @@ export interface ChatCompletionChunkChoice {
   delta: ChatCompletionDelta;
   logprobs: ChatCompletionLogprobs | null;
   finish_reason: ChatFinishReason | null;
+  /** Extension, if requested. */
+  token_ids?: number[];
 }
 
 /**
@@ -271,6 +295,9 @@ export interface ChatCompletionChunk {
   usage?: CompletionUsage | null;
   timings?: CompletionTimings;
   route?: Route;
+  /** Extensions, if requested. */
+  prompt_token_ids?: number[];
+  prompt_logprobs?: PromptLogprobs;
 }
 
 export interface CompletionCreateParamsBase extends CommonParams {
@@ -278,8 +305,13 @@ export interface CompletionCreateParamsBase extends CommonParams {
   readonly prompt: string | readonly string[] | readonly number[] | readonly (readonly number[])[] | null;
   /** The number of alternatives that are reported for each token. */
   readonly logprobs?: number | null | undefined;
-  /** Whether the answer starts with the prompt. */
+  /**
+   * Whether the answer starts with the prompt. With ``logprobs``, the prompt's tokens are listed before those of the
+   * answer, and the token that ended the answer after them, as in vLLM.
+   */
   readonly echo?: boolean | null | undefined;
+  /** Extension, as in vLLM. */
+  readonly response_format?: ResponseFormat | null | undefined;
   /**
    * If false, control tokens that a prompt spells out become single tokens. Use this only for prompts that your own
    * code writes. By default they are split.
@@ -299,8 +331,9 @@ export type CompletionCreateParams = CompletionCreateParamsNonStreaming | Comple
 
 export interface CompletionLogprobs {
   tokens: string[];
-  token_logprobs: number[];
-  top_logprobs: Record<string, number>[];
+  /** The first token of an echoed prompt has none. */
+  token_logprobs: (number | null)[];
+  top_logprobs: (Record<string, number> | null)[];
   text_offset: number[];
 }
 
@@ -309,6 +342,10 @@ export interface CompletionChoice<Reason = "stop" | "length"> {
   text: string;
   logprobs: CompletionLogprobs | null;
   finish_reason: Reason;
+  /** Extensions, if requested. */
+  token_ids?: number[];
+  prompt_token_ids?: number[];
+  prompt_logprobs?: PromptLogprobs;
 }
 
 export interface Completion {

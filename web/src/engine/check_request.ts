@@ -1,7 +1,6 @@
 // Checks whether a model can answer a request. A RequestError states what is wrong.
 
 import { RequestError } from "../errors.js";
-import { MAX_PROMPT_LOGPROBS } from "./prompt_logprobs.js";
 import type { TokenRequest } from "./request.js";
 
 /** The maximum number of alternatives with log-probabilities. */
@@ -13,12 +12,9 @@ export function checkRequest(request: TokenRequest, vocabSize: number, context: 
   const { maxTokens, sampling = {}, logprobs, promptLogprobs, stopTokenIds = [], priority, whenFull } = request;
   check("maxTokens", maxTokens, isInteger(1), "an integer of at least 1");
   check("logprobs", logprobs, isInteger(0, MOST_ALTERNATIVES), `an integer from 0 to ${MOST_ALTERNATIVES}`);
-  check(
-    "promptLogprobs",
-    promptLogprobs,
-    isInteger(0, MAX_PROMPT_LOGPROBS),
-    `an integer from 0 to ${MAX_PROMPT_LOGPROBS}`,
-  );
+  check("promptLogprobs", promptLogprobs, isInteger(0), "an integer of at least 0");
+  const alternatives = `an integer from 0 to ${MOST_ALTERNATIVES}`;
+  check("promptAlternatives", request.promptAlternatives, isInteger(0, MOST_ALTERNATIVES), alternatives);
   check("priority", priority, Number.isFinite, "a number");
   for (const id of stopTokenIds)
     check("stopTokenIds", id, isInteger(0, vocabSize - 1), `token ids from 0 to ${vocabSize - 1}`);

@@ -61,16 +61,17 @@ export interface TokenRequest {
   /** The number of alternatives, 0 to 20, listed with the log-probability of each chosen token; neither by default. */
   readonly logprobs?: number | undefined;
   /**
-   * How many tokens at the end of the prompt get a log-probability, 0 to 32; none by default. The prompt's first token
-   * never does.
+   * How many tokens at the end of the prompt get a log-probability; none by default. The prompt's first token never
+   * does.
    */
   readonly promptLogprobs?: number | undefined;
+  /** The number of most likely tokens, 0 to 20, listed with each of them; 0 by default. */
+  readonly promptAlternatives?: number | undefined;
   /**
-   * Receives the prompt's log-probabilities before the first token, in nats, in the order of the prompt: of each token
-   * given all tokens before it. A token that is not among the 20 most likely gets an equal share of the remaining
-   * probability, and at least -30. Not called by an engine that cannot compute them.
+   * Receives these tokens of the prompt before the first token of the answer, in the order of the prompt, each with its
+   * log-probability in nats given all tokens before it. Not called by an engine that cannot compute them.
    */
-  readonly onPromptLogprobs?: ((logprobs: readonly number[]) => void) | undefined;
+  readonly onPromptLogprobs?: ((tokens: readonly GeneratedToken[]) => void) | undefined;
   /** Tokens that end the answer, like the model's own end tokens. */
   readonly stopTokenIds?: readonly number[] | undefined;
   readonly constraint?: Constraint | undefined;
@@ -112,6 +113,8 @@ export interface Completion {
   /** How many of the prompt's tokens were in a cache. */
   readonly cachedTokens: number;
   readonly completionTokens: number;
+  /** The sampled token that ended the answer and is not part of it, if one did. */
+  readonly endToken?: GeneratedToken | undefined;
 }
 
 /**

@@ -247,18 +247,16 @@ export class Scheduler {
     const tokenId = tokenIds[sample] ?? -1;
     sequence.inFlight--;
     if (sequence.params.stopTokenIds.has(tokenId)) {
-      this.#complete(sequence, "stop", events);
+      this.finish(sequence, "stop");
+      events.push({ type: "finished", sequence, end: { tokenId, sample } });
       return;
     }
     sequence.tokens.push(tokenId);
     sequence.generated++;
     this.kv.cachePages(sequence);
     events.push({ type: "token", sequence, tokenId, sample });
-    if (sequence.isComplete(this.config.context)) this.#complete(sequence, "length", events);
-  }
-
-  #complete(sequence: Sequence, reason: FinishReason, events: SchedulerEvent[]): void {
-    this.finish(sequence, reason);
+    if (!sequence.isComplete(this.config.context)) return;
+    this.finish(sequence, "length");
     events.push({ type: "finished", sequence });
   }
 }

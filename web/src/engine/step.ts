@@ -66,4 +66,9 @@ export type SchedulerEvent =
   /** The log-probability of the prompt's ``tokenId`` can be read at ``sample``. */
   | { readonly type: "prompt_logprob"; readonly sequence: Sequence; readonly tokenId: number; readonly sample: number }
   | { readonly type: "token"; readonly sequence: Sequence; readonly tokenId: number; readonly sample: number }
-  | { readonly type: "finished"; readonly sequence: Sequence };
+  /** ``end``: the sampled token that ended the answer and is not part of it, if one did. */
+  | {
+      readonly type: "finished";
+      readonly sequence: Sequence;
+      readonly end?: { readonly tokenId: number; readonly sample: number };
+    };

@@ -13,8 +13,24 @@ export interface RowSampling {
   readonly masked: boolean;
 }
 
+/** At this temperature all weights are 1. */
+const FLAT = 1e30;
+
+/**
+ * The settings of a row that choose a token whatever the logits are, so that the device reports its log-probability: all
+ * weights are equal, and the draw is the middle of the token's share.
+ */
+function choosing(tokenId: number, vocabSize: number): readonly number[] {
+  return settingsRow({ temperature: FLAT, draw: (tokenId + 0.5) / vocabSize });
+}
+
 /** Call it before any later commit: a token that has not been read back is referred to by its slot. */
-export function stepBatch(step: Step, pageSize: number, samplingOf: (sequence: Sequence) => RowSampling): Batch {
+export function stepBatch(
+  step: Step,
+  pageSize: number,
+  vocabSize: number,
+  samplingOf: (sequence: Sequence) => RowSampling,
+): Batch {
   const batch = emptyBatch();
   for (const { sequence, start, length, numSampled, promptLogprobs } of step.rows) {
     const { tokens, tables, slot } = sequence;
@@ -25,9 +41,9 @@ export function stepBatch(step: Step, pageSize: number, samplingOf: (sequence: S
     for (let index = 0; index < numSampled; index++) {
       batch.sample_rows.push(batch.token_ids.length - numSampled + index);
       if (index < promptLogprobs) {
-        // Greedy, and left in no slot.
+        // The row at position p chooses the prompt's token at p + 1, and leaves it in no slot.
         batch.sample_slots.push(-1, 0);
-        batch.sample_settings.push(...settingsRow({}));
+        batch.sample_settings.push(...choosing(tokens[start + length - numSampled + index + 1] ?? -1, vocabSize));
         continue;
       }
       const { sampling, masked } = samplingOf(sequence);

@@ -11,7 +11,6 @@ import { checkRequest } from "./check_request.js";
 import { Gate } from "./gate.js";
 import type { RetainedSequence } from "./retained_sequence.js";
 import { Lookahead } from "./lookahead.js";
-import { promptLogprob } from "./prompt_logprobs.js";
 import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "./request.js";
 import type { Sampling } from "./resolved_sampling.js";
 import { resolveSampling } from "./resolved_sampling.js";
@@ -278,15 +277,17 @@ export class TokenEngine implements TokenSource {
     const sampled = step.rows.filter(samplesAnswer).map(({ sequence }) => this.#answerOf(sequence));
     const broken: [Answer, unknown][] = [];
     for (const answer of sampled) this.#setMask(answer, broken);
-    const batch = stepBatch(step, runner.limits.pageSize, (sequence) => this.#answerOf(sequence));
+    const { vocabSize } = this.model;
+    const batch = stepBatch(step, runner.limits.pageSize, vocabSize, (sequence) => this.#answerOf(sequence));
     // The rows of a broken constraint are computed with the step, but not read.
     for (const [answer, error] of broken) this.#end(answer, error);
     this.#counts.steps++;
     this.#counts.preemptions += step.preempted.length;
     this.#counts.computedTokens += batch.token_ids.length;
-    const logprobs = sampled.some(({ request }) => request.logprobs !== undefined);
+    const prompts = step.rows.filter(({ promptLogprobs }) => promptLogprobs > 0);
+    const logprobs = prompts.length > 0 || sampled.some(({ request }) => request.logprobs !== undefined);
     const alternatives =
-      step.rows.some(({ promptLogprobs }) => promptLogprobs > 0) ||
+      prompts.some(({ sequence }) => (this.#answerOf(sequence).request.promptAlternatives ?? 0) > 0) ||
       sampled.some(({ request }) => (request.logprobs ?? 0) > 0);
     if (!sampled.some(({ request }) => request.logitProcessor)) return runner.submit(batch, { logprobs, alternatives });
     const onLogits = (logitsOrToken: Float32Array | number, sample: number): void => {
@@ -338,29 +339,21 @@ export class TokenEngine implements TokenSource {
   }
 
   #publish(event: SchedulerEvent, result: StepResult): void {
-    const { tokenIds, logprobs, alternatives } = result;
     const answer = this.#answers.get(event.sequence);
     if (answer === undefined) return;
+    const { logprobs: numAlternatives, promptAlternatives = 0 } = answer.request;
     if (event.type === "finished") {
+      if (event.end !== undefined)
+        answer.endToken = generatedToken(result, event.end.sample, event.end.tokenId, numAlternatives);
       this.#end(answer);
       return;
     }
     const { tokenId, sample } = event;
     if (event.type === "prompt_logprob") {
-      answer.promptLogprobs.push(promptLogprob(result, sample, tokenId, this.model.vocabSize));
+      answer.promptLogprobs.push(generatedToken(result, sample, tokenId, promptAlternatives));
       return;
     }
-    const numAlternatives = answer.request.logprobs;
-    // A small vocabulary has fewer alternatives than can be requested.
-    const columns = (alternatives?.ids.length ?? 0) / tokenIds.length;
-    answer.push({
-      tokenId,
-      logprob: numAlternatives === undefined ? null : (logprobs?.[sample] ?? null),
-      alternatives: Array.from({ length: Math.min(numAlternatives ?? 0, columns) }, (_, index) => ({
-        tokenId: alternatives?.ids[sample * columns + index] ?? -1,
-        logprob: alternatives?.logprobs[sample * columns + index] ?? -Infinity,
-      })),
-    });
+    answer.push(generatedToken(result, sample, tokenId, numAlternatives));
     const { constraint } = answer.request;
     try {
       constraint?.accept(tokenId);
@@ -391,6 +384,26 @@ export class TokenEngine implements TokenSource {
   }
 }
 
+/**
+ * A token with the log-probabilities that were requested. A token's value is the same as that of the alternative with
+ * its id, though another kernel may have rounded it differently.
+ */
+function generatedToken(
+  { tokenIds, logprobs, alternatives: listed }: StepResult,
+  sample: number,
+  tokenId: number,
+  numAlternatives: number | undefined,
+): GeneratedToken {
+  // A small vocabulary has fewer alternatives than can be requested.
+  const columns = (listed?.ids.length ?? 0) / tokenIds.length;
+  const alternatives = Array.from({ length: Math.min(numAlternatives ?? 0, columns) }, (_, index) => ({
+    tokenId: listed?.ids[sample * columns + index] ?? -1,
+    logprob: listed?.logprobs[sample * columns + index] ?? -Infinity,
+  }));
+  const own = alternatives.find((each) => each.tokenId === tokenId)?.logprob ?? logprobs?.[sample] ?? null;
+  return { tokenId, logprob: numAlternatives === undefined ? null : own, alternatives };
+}
+
 /** The tokens of one request that the caller has not read yet. */
 class Answer {
   readonly sampling: Sampling;
@@ -399,7 +412,8 @@ class Answer {
   /** All tokens of the answer so far. */
   readonly tokenIds: number[] = [];
   /** Complete before the first token. */
-  readonly promptLogprobs: number[] = [];
+  readonly promptLogprobs: GeneratedToken[] = [];
+  endToken: GeneratedToken | undefined = undefined;
   readonly #tokens: GeneratedToken[] = [];
   #ended = false;
   #error: unknown = null;
@@ -444,6 +458,7 @@ class Answer {
       promptTokens: this.request.promptIds.length,
       cachedTokens,
       completionTokens: this.tokenIds.length,
+      ...(this.endToken && { endToken: this.endToken }),
     };
   }
 }

@@ -67,6 +67,15 @@ export function readRequest(raw: HybridParams): HybridRequest {
   } = known;
   if (n !== 1)
     throw new RequestError(`n is ${n}, but each answer is routed by itself; send n requests`, { param: "n" });
+  for (const param of ["prompt_logprobs", "return_token_ids"] as const) {
+    if (rest[param] !== undefined && rest[param] !== false)
+      throw new RequestError(
+        `${param} is not supported when two sides may answer, whose tokens may differ; remove it`,
+        {
+          param,
+        },
+      );
+  }
   if (rest.max_tokens !== undefined && rest.max_completion_tokens !== undefined) {
     throw new RequestError("max_tokens and max_completion_tokens mean the same; use one of them", {
       param: "max_tokens",

@@ -2,7 +2,7 @@
 
 /** The methods of a tokenizer that the stream uses. */
 export interface Decoder {
-  decode(ids: readonly number[]): string;
+  decode(ids: readonly number[], skipSpecialTokens?: boolean): string;
   isByteToken(id: number): boolean;
 }
 
@@ -20,7 +20,10 @@ export class TextStream {
   #emittedUntil = 0;
   #emittedLength = 0;
 
-  constructor(private readonly decoder: Decoder) {}
+  constructor(
+    private readonly decoder: Decoder,
+    private readonly skipSpecialTokens = true,
+  ) {}
 
   /** The text that this token completes, often its own text; "" while text is held back. */
   feed(id: number): string {
@@ -47,6 +50,6 @@ export class TextStream {
   }
 
   #decode(start: number): string {
-    return this.decoder.decode(this.#ids.slice(start));
+    return this.decoder.decode(this.#ids.slice(start), this.skipSpecialTokens);
   }
 }

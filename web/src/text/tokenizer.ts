@@ -159,10 +159,11 @@ export class Tokenizer {
   }
 
   /**
-   * The text of token ids, without special tokens. Ids without a token, which padded vocabularies contain, have no text.
+   * The text of token ids, by default without special tokens. Ids without a token, which padded vocabularies contain,
+   * have no text.
    */
-  decode(ids: readonly number[]): string {
-    const known = ids.filter((id) => !this.#specialIds.has(id) && this.#backend.id_to_token(id) !== undefined);
+  decode(ids: readonly number[], skipSpecialTokens = true): string {
+    const known = ids.filter((id) => !this.#isSilent(id, skipSpecialTokens));
     return known.length === 0 ? "" : this.#backend.decode(known);
   }
 
@@ -190,6 +191,15 @@ export class Tokenizer {
     const { added_tokens = [], post_processor = null } = parsed;
     const changed = JSON.parse(JSON.stringify({ added_tokens, post_processor }), spelled) as object;
     return (this.#splitting = new Backend({ ...parsed, ...changed }, CONFIG));
+  }
+
+  #isSilent(id: number, skipSpecialTokens: boolean): boolean {
+    return (skipSpecialTokens && this.#specialIds.has(id)) || this.#backend.id_to_token(id) === undefined;
+  }
+
+  /** The bytes that a token adds to the text that `decode` returns. */
+  writtenBytes(id: number, skipSpecialTokens: boolean): Uint8Array {
+    return (this.#isSilent(id, skipSpecialTokens) ? null : this.tokenBytes(id)) ?? new Uint8Array();
   }
 
   /** The bytes of a token, special or not; null for ids without a token. */

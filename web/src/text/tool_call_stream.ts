@@ -48,6 +48,11 @@ export class ToolCallStream {
     return this.called && this.#mode !== "head" && this.#mode !== "arguments" && !this.#said;
   }
 
+  /** The end of the text so far, of which is not known whether it is a call. */
+  get undecided(): string {
+    return this.#opened + this.#held;
+  }
+
   feed(text: string): ToolCallEvent[] {
     this.#held += text;
     return joined(this.#advance(false));

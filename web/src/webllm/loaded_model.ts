@@ -28,7 +28,7 @@ import type {
 import type { SamplingDefaults } from "./config.js";
 import { ModelProcessor } from "./model_processor.js";
 import type { LogitProcessor } from "./interface.js";
-import { chatParams, completionParams } from "./request.js";
+import { chatParams, completionParams, withEcho } from "./request.js";
 
 /** The methods that WebLLM's interface needs from a loaded engine. Engine implements them. */
 export type BaseEngine = EngineApi & TokenSource;
@@ -97,7 +97,7 @@ export class LoadedModel {
     const last = (request.n ?? 1) - 1;
     const textOf = ({ choices }: CompletionChunk): string =>
       choices.map(({ index, text }) => (index === last ? text : "")).join("");
-    const chunks = this.#observed(stream, controller, textOf);
+    const chunks = this.#observed(withEcho(stream, request), controller, textOf);
     if (request.stream === true) return streamed(chunks, request, context, completion);
     const answer = await foldCompletion(chunks);
     return completion(answer, answer.timings, context);

@@ -2,6 +2,7 @@
 
 import type {
   ChatCompletionCreateParamsStreaming,
+  CompletionChunk,
   CompletionCreateParamsStreaming,
   ResponseFormat as OurFormat,
 } from "../api/types.js";
@@ -41,12 +42,17 @@ export function chatParams(
   };
 }
 
-/** As `chatParams`. In our API, ``logprobs`` of a text is the number of alternatives. Throws RequestError. */
+/**
+ * As `chatParams`. In our API, ``logprobs`` of a text is the number of alternatives. ``echo`` is left to `withEcho`.
+ * Throws RequestError.
+ */
 export function completionParams(
   request: CompletionCreateParamsBase,
   defaults: SamplingDefaults,
 ): CompletionCreateParamsStreaming {
-  const { extra_body: extra, ignore_eos: ignoreEos, logprobs, top_logprobs: alternatives, ...rest } = request;
+  const { extra_body: extra, ignore_eos: ignoreEos, logprobs, top_logprobs: alternatives, echo, ...rest } = request;
+  if (echo !== undefined && echo !== null && typeof echo !== "boolean")
+    throw new RequestError("echo must be true or false", { param: "echo" });
   if (typeof alternatives === "number" && logprobs !== true)
     throw new RequestError("top_logprobs needs logprobs: true", { param: "top_logprobs" });
   const mapped = logprobs === true ? { logprobs: alternatives ?? 0 } : {};
@@ -58,6 +64,25 @@ export function completionParams(
     prompt: request.prompt,
     ...STREAMED,
   };
+}
+
+/**
+ * The chunks of a text that starts with its prompt. With an echo, OpenAI's API lists the tokens of the prompt, too;
+ * WebLLM lists those of the answer only.
+ */
+export async function* withEcho(
+  chunks: AsyncIterable<CompletionChunk>,
+  { echo, prompt }: CompletionCreateParamsBase,
+): AsyncGenerator<CompletionChunk, void, undefined> {
+  const started = new Set<number>();
+  for await (const chunk of chunks) {
+    const choices = chunk.choices.map((choice) => {
+      if (echo !== true || started.has(choice.index)) return choice;
+      started.add(choice.index);
+      return { ...choice, text: prompt + choice.text };
+    });
+    yield { ...chunk, choices };
+  }
 }
 
 function extraParams(extra: ExtraBody = {}, ignoreEos: unknown = false): ExtraParams {

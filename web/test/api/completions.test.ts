@@ -1,8 +1,10 @@
 import { expect, test } from "vitest";
 
 import { Completions } from "../../src/api/completions.js";
+import type { Model } from "../../src/api/model.js";
+import type { TokenRequest } from "../../src/engine/request.js";
 import type { CompletionChunk, CompletionCreateParamsNonStreaming } from "../../src/api/types.js";
-import { fakeModel, promptText } from "./fake_model.js";
+import { END, fakeModel, promptText } from "./fake_model.js";
 
 test("a text is continued without the template, with the special tokens that texts start with", async () => {
   const { model, source } = fakeModel("def");
@@ -70,13 +72,103 @@ test("the chunks of a stream add up to the complete answer", async () => {
   expect(chunks.at(-1)?.usage).not.toHaveProperty("prompt_tokens_details");
 });
 
+test("an echo with logprobs lists the prompt, the answer and its end", async () => {
+  const { model, source } = fakeModel("b");
+  const [choice] = (await new Completions(model).create({ prompt: [120, 0xc3, 0xa9, 121], echo: true, logprobs: 1 }))
+    .choices;
+  expect(choice).toMatchObject({ text: "xéyb", finish_reason: "stop" });
+  expect(choice?.logprobs).toEqual({
+    tokens: ["x", "\ufffd", "\ufffd", "y", "b", "<s>"],
+    token_logprobs: [null, -195, -169, -121, -1, -0.5],
+    // Of two tokens with one name, the likelier counts.
+    top_logprobs: [null, { "\ufffd": -1 }, { "\ufffd": -1 }, { y: -1 }, { b: -1 }, { "<s>": -0.5 }],
+    text_offset: [0, 1, 1, 2, 3, 4],
+  });
+  expect(source.requests[0]).toMatchObject({ promptLogprobs: 4, promptAlternatives: 1 });
+});
+
+test("offsets count characters, not halves of them", async () => {
+  const { choices } = await new Completions(fakeModel("😀b").model).create({ prompt: "😀", echo: true, logprobs: 0 });
+  expect(choices[0]?.logprobs?.text_offset).toEqual([0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 3]);
+});
+
+test("a prompt is scored without an answer", async () => {
+  const { model, source } = fakeModel("b");
+  const request = { prompt: [[104, 105], [105]], echo: true, logprobs: 0, max_tokens: 0 };
+  const { choices, usage } = await new Completions(model).create(request);
+  expect(choices.map(({ text, finish_reason: reason }) => [text, reason])).toEqual([
+    ["hi", "length"],
+    ["i", "length"],
+  ]);
+  expect(choices.map(({ logprobs }) => logprobs?.token_logprobs)).toEqual([[null, -105], [null]]);
+  expect([usage.completion_tokens, source.requests.map(({ maxTokens }) => maxTokens), source.running]).toEqual([
+    0,
+    [1, 1],
+    0,
+  ]);
+});
+
+test("prompt_logprobs and return_token_ids have vLLM's form", async () => {
+  const { model } = fakeModel("b");
+  const request = { prompt: [104, 105], prompt_logprobs: 2, return_token_ids: true };
+  const { choices } = await new Completions(model).create(request);
+  expect(choices).toEqual([
+    {
+      index: 0,
+      text: "b",
+      logprobs: null,
+      finish_reason: "stop",
+      prompt_token_ids: [104, 105],
+      token_ids: [98, END],
+      prompt_logprobs: [
+        null,
+        {
+          105: { logprob: -1, rank: 1, decoded_token: "i" },
+          106: { logprob: -2, rank: 2, decoded_token: "j" },
+        },
+      ],
+    },
+  ]);
+});
+
+test("an engine without a prompt's log-probabilities refuses to report them", async () => {
+  const { model, source } = fakeModel("b");
+  const tokens = {
+    generateTokens: (request: TokenRequest) => source.generateTokens({ ...request, promptLogprobs: undefined }),
+  };
+  const answer = new Completions({ ...model, tokens }).create({ prompt: "hi", echo: true, logprobs: 0 });
+  await expect(answer).rejects.toMatchObject({ status: 400, param: "prompt_logprobs" });
+  expect(source.running).toBe(0);
+});
+
+test("stop strings and special tokens can be part of the text", async () => {
+  const text = async (answer: string, params: Partial<CompletionCreateParamsNonStreaming>): Promise<string> =>
+    (await new Completions(fakeModel(answer).model).create({ prompt: "x", ...params })).choices[0]?.text ?? "";
+  expect(await text("abcd", { stop: "bc" })).toBe("a");
+  expect(await text("abcd", { stop: "bc", include_stop_str_in_output: true })).toBe("abc");
+  expect(await text("x", { include_stop_str_in_output: true })).toBe("x");
+  expect(await text("x", { include_stop_str_in_output: true, skip_special_tokens: false })).toBe("x<s>");
+});
+
+test("a completion can have a format", async () => {
+  const specs: unknown[] = [];
+  const grammar: Model["grammar"] = {
+    constraint: (spec, maxTokens) => {
+      specs.push(spec, maxTokens);
+      return Promise.resolve(undefined);
+    },
+  };
+  const request = { prompt: [104], max_tokens: 7, response_format: { type: "regex", pattern: "a+" } } as const;
+  await new Completions({ ...fakeModel("a").model, grammar }).create(request);
+  expect(new Set(specs)).toEqual(new Set([{ kind: "regex", pattern: "a+" }, 7]));
+});
+
 test.each([
   [{ suffix: "a" }, "suffix"],
   [{ best_of: 2 }, "best_of"],
   [{ prompt: [] }, "prompt"],
   [{ prompt: null }, "prompt"],
   [{ prompt: ["a", 1] }, "prompt"],
-  [{ echo: true, logprobs: 1 }, "echo"],
 ])("unsupported parameters are errors: %j", async (wrong, param) => {
   const answer = new Completions(fakeModel("x").model).create({
     prompt: "a",

@@ -16,6 +16,9 @@ import { NO_TOKENS, byteLevelTokenizer } from "../text/tokenizers.js";
 export const TEMPLATE =
   "{# tools: <tool_call> #}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]";
 
+/** The token that ends an answer. */
+export const END = 256;
+
 export class FakeSource implements TokenSource {
   readonly requests: TokenRequest[] = [];
   /** The number of running answers. */
@@ -45,7 +48,13 @@ export class FakeSource implements TokenSource {
     });
     try {
       if (request.promptLogprobs !== undefined)
-        request.onPromptLogprobs?.(promptIds.slice(-request.promptLogprobs).map((id) => -id));
+        request.onPromptLogprobs?.(
+          promptIds.slice(Math.max(1, promptIds.length - request.promptLogprobs)).map((tokenId) => ({
+            tokenId,
+            logprob: -tokenId,
+            alternatives: alternativesOf(tokenId, request.promptAlternatives ?? 0),
+          })),
+        );
       for (const tokenId of ids) {
         // As on a device, a token needs a turn of the event loop.
         await new Promise((resolve) => setTimeout(resolve, 0));
@@ -55,18 +64,21 @@ export class FakeSource implements TokenSource {
         completionTokens++;
         this.tokens++;
         request.logitProcessor?.(tokenId);
-        const alternatives = Array.from({ length: logprobs ?? 0 }, (_, rank) => ({
-          tokenId: (tokenId + rank) % 256,
-          logprob: -1 - rank,
-        }));
+        const alternatives = alternativesOf(tokenId, logprobs ?? 0);
         yield { tokenId, logprob: logprobs === undefined ? null : -1, alternatives };
       }
-      return completion(completionTokens >= maxTokens ? "length" : "stop");
+      if (completionTokens >= maxTokens) return completion("length");
+      const endToken = { tokenId: END, logprob: logprobs === undefined ? null : -0.5, alternatives: [] };
+      return { ...completion("stop"), endToken };
     } finally {
       request.constraint?.dispose();
       this.running--;
     }
   }
+}
+
+function alternativesOf(tokenId: number, count: number): GeneratedToken["alternatives"] {
+  return Array.from({ length: count }, (_, rank) => ({ tokenId: (tokenId + rank) % 256, logprob: -1 - rank }));
 }
 
 export function fakeModel(...answers: readonly (string | readonly number[])[]): {

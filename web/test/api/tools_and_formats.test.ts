@@ -26,6 +26,7 @@ function angleParser(): ToolCallParser {
     get complete() {
       return index >= 0 && !inside && !hasText;
     },
+    undecided: "",
     feed: (text) =>
       Array.from(text).flatMap((character): ToolCallEvent[] => {
         if (character === "<") {

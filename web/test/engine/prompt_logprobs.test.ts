@@ -1,33 +1,12 @@
 import fc from "fast-check";
 import { expect, test } from "vitest";
 
-import { promptLogprob } from "../../src/engine/prompt_logprobs.js";
 import type { TokenRequest } from "../../src/engine/request.js";
 import type { RetainedSequence } from "../../src/engine/retained_sequence.js";
 import type { TokenEngine } from "../../src/engine/token_engine.js";
 import { LIMITS, OTHERS, PROMPT, answer, collect, engineOn, onePool } from "./engine_set_up.js";
 import { VOCAB, answerOf, logprobsOf } from "./fake_model.js";
 import { FakeRunner } from "./fake_runner.js";
-
-/**
- * Two rows with the 20 most likely tokens of a vocabulary. The second row has the ids 100 to 119, each with this
- * probability.
- */
-function rows(probability: number) {
-  const ids = Int32Array.from({ length: 40 }, (_, index) => (index < 20 ? index : 80 + index));
-  const logprobs = Float32Array.from({ length: 40 }, (_, index) =>
-    index < 20 ? Math.log(0.05) : Math.log(probability),
-  );
-  return { tokenIds: Int32Array.of(0, 100), alternatives: { ids, logprobs } };
-}
-
-test.each([
-  ["among the likeliest", 0.04, 119, Math.log(0.04)],
-  ["one of the others, which share what is left", 0.04, 3, Math.log(0.2 / 100)],
-  ["one of the others, to which rounding leaves less than nothing", 0.05001, 3, -30],
-])("a token %s", (_, probability, tokenId, expected) => {
-  expect(promptLogprob(rows(probability), 1, tokenId, 120)).toBeCloseTo(expected, 4);
-});
 
 /** An answer with the log-probabilities of its prompt. ``before``: the number of reports before its first token. */
 async function answerWithLogprobs(
@@ -37,7 +16,12 @@ async function answerWithLogprobs(
 ) {
   const reports: (readonly number[])[] = [];
   const tokens = engine.generateTokens(
-    { promptIds: PROMPT, maxTokens: 6, ...request, onPromptLogprobs: (values) => reports.push(values) },
+    {
+      promptIds: PROMPT,
+      maxTokens: 6,
+      ...request,
+      onPromptLogprobs: (tokens) => reports.push(tokens.map(({ logprob }) => logprob ?? NaN)),
+    },
     retained,
   );
   const first = await tokens.next();

@@ -233,7 +233,8 @@ export class ScriptedSource implements TokenSource {
     const { signal, promptIds, maxTokens = Infinity } = request;
     let completionTokens = 0;
     try {
-      if (promptLogprobs !== undefined) request.onPromptLogprobs?.(promptLogprobs);
+      if (promptLogprobs !== undefined)
+        request.onPromptLogprobs?.(promptLogprobs.map((logprob) => ({ tokenId: 0, logprob, alternatives: [] })));
       for (const [index, tokenId] of ids.entries()) {
         await new Promise((resolve) => setImmediate(resolve));
         signal?.throwIfAborted();

@@ -4,7 +4,7 @@ import type { EngineApi } from "../../src/api/engine_api.js";
 import { createLanguageModel } from "../../src/language_model/index.js";
 import type { ChatCompletionCreateParamsNonStreaming } from "../../src/api/types.js";
 import type { LoadOptions } from "../../src/load.js";
-import type { TokenRequest } from "../../src/engine/request.js";
+import type { GeneratedToken, TokenRequest } from "../../src/engine/request.js";
 import { BundleError } from "../../src/errors.js";
 import type { WorkerLike } from "../../src/worker/connect_engine.js";
 import { connectEngine } from "../../src/worker/connect_engine.js";
@@ -172,7 +172,7 @@ test("a worker generates token ids, with the completion, log-probabilities of th
     fakeWorker(() => Promise.resolve(loaded)),
     BUNDLE,
   );
-  const promptLogprobs: (readonly number[])[] = [];
+  const promptLogprobs: (readonly GeneratedToken[])[] = [];
   const request = { promptIds: [7, 8], maxTokens: 2, logprobs: 1, promptLogprobs: 1 } as const;
   const tokens = engine.generateTokens({ ...request, onPromptLogprobs: (values) => promptLogprobs.push(values) });
   const local = new FakeSource(["hello"]).generateTokens(request);
@@ -181,7 +181,7 @@ test("a worker generates token ids, with the completion, log-probabilities of th
     expect(await tokens.next()).toEqual(expected);
     done = expected.done === true;
   }
-  expect(promptLogprobs).toEqual([[-8]]);
+  expect(promptLogprobs).toEqual([[{ tokenId: 8, logprob: -8, alternatives: [] }]]);
   const controller = new AbortController();
   const aborted = engine.generateTokens({ promptIds: [1], signal: controller.signal });
   await aborted.next();

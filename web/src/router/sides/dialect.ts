@@ -30,8 +30,16 @@ const EXTENSIONS = [
   "min_p",
   "repetition_penalty",
   "continue_final_message",
+  "include_stop_str_in_output",
+  "skip_special_tokens",
   ...THINKING_PARAMS,
 ] as const satisfies (keyof PlainParams)[];
+
+/** These have an effect if they are false, too. */
+const WITH_FALSE: readonly string[] = [
+  "enable_thinking",
+  "skip_special_tokens",
+] satisfies (typeof EXTENSIONS)[number][];
 
 /** The body of a chat: streamed, with usage. Throws RequestError for an extension that the dialect does not have. */
 export function chatBody(params: PlainParams, model: string, dialect: Dialect): JsonObject {
@@ -111,7 +119,7 @@ function vllmExtensions({
 function refuseExtensions(params: PlainParams, body: JsonObject): JsonObject {
   const type = params.response_format?.type;
   const unsupported =
-    EXTENSIONS.find((name) => params[name] !== undefined && (params[name] !== false || name === "enable_thinking")) ??
+    EXTENSIONS.find((name) => params[name] !== undefined && (params[name] !== false || WITH_FALSE.includes(name))) ??
     (type === "regex" || type === "grammar" ? "response_format" : undefined);
   if (unsupported !== undefined)
     throw new RequestError(

@@ -8,7 +8,7 @@ export async function main() {
   });
   const reply0 = await engine.completions.create({
     prompt: "a",
-    echo: false,
+    echo: true,
     n: 1,
     max_tokens: 8,
     logprobs: true,
