@@ -30,7 +30,6 @@ test.each<[answer: string | readonly number[], params: Params, content: string |
   ["é <tool_call>{}é", { tools }, "é <tool_call>{}é"],
 ])("%j with %j", async (answer, params, content) => {
   const format = formatOf("hermes");
-  if (format === null) throw new Error("Hermes' format is missing");
   const model = modelOf(new FakeSource([answer]), {
     text: new Tokenizer(byteLevelTokenizer(), { ...NO_TOKENS, chat_template: TEMPLATE, tools: format }),
     tools: { parser: (some) => new ToolCallStream(format, some), grammar: () => null },

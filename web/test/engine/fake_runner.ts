@@ -134,9 +134,7 @@ export class FakeRunner implements StepRunner {
       const [temperature, , , , draw = NaN] = settings;
       const adjusted =
         // At a flat temperature the draw alone chooses.
-        temperature === 1e30
-          ? Math.floor(draw * VOCAB)
-          : (likeliest + this.#adjustment(slot, flags, settings)) % VOCAB;
+        temperature === 1e30 ? Math.floor(draw * VOCAB) : (likeliest + this.#adjustment(slot, flags, settings)) % VOCAB;
       const chosen = allowed(adjusted, (flags & SAMPLE_FLAGS.mask) === 0 ? undefined : this.#masks.get(slot));
       if (slot >= 0) this.#sampled[slot] = chosen;
       const counts = (flags & SAMPLE_FLAGS.counts) === 0 ? undefined : this.counts.get(slot);
