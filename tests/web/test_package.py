@@ -65,6 +65,26 @@ def test_npm_pack_packs_every_file_that_the_package_names(tarball: Path) -> None
     assert {name.rpartition(".")[2] for name in files} <= {"LICENSE", "js", "json", "md", "ts", "txt"}
 
 
+# Prints the names of each error class of each entry: its export, the class, and an instance.
+ERROR_NAMES = """
+const names = [];
+for (const entry of ["", "/runtime", "/worker", "/client", "/webllm"]) {
+  for (const [name, value] of Object.entries(await import(`@nearfar/web${entry}`))) {
+    if (value?.prototype instanceof Error) names.push([name, value.name, new value("code", "message").name]);
+  }
+}
+console.log(JSON.stringify(names));
+"""
+
+
+def test_error_classes_have_their_names_in_the_built_files(node: str, app: Path) -> None:
+    names = json.loads(run([node, "--input-type=module", "-e", ERROR_NAMES], app))
+    expected = {"BundleError", "DeviceError", "RequestError", "StorageError", "Unavailable", "WorkerError"}
+    assert {name for name, _, _ in names} == {*expected, "NearfarError"}
+    for name, *others in names:
+        assert others == [name, name]
+
+
 def test_the_package_imports_nothing_that_npm_does_not_install_with_it(app: Path, tmp_path: Path) -> None:
     package = json.loads((app / "node_modules/@nearfar/web/package.json").read_text())
     entries = [f"node_modules/@nearfar/web/{entry['default']}" for entry in package["exports"].values()]

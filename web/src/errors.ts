@@ -27,6 +27,11 @@ export interface ErrorJson {
   readonly details: ErrorDetails;
 }
 
+/** Minifiers shorten the name of a class, but no text. */
+function keepName(type: object, name: string): void {
+  Object.defineProperty(type, "name", { value: name });
+}
+
 export class NearfarError extends Error {
   /** Whether ``value`` has the shape of such an error. Each file of the package has its own copy of these classes. */
   static override [Symbol.hasInstance](value: unknown): boolean {
@@ -42,6 +47,9 @@ export class NearfarError extends Error {
   }
 
   static readonly kind: ErrorCode | null = null;
+  static {
+    keepName(this, "NearfarError");
+  }
 
   constructor(
     readonly code: ErrorCode,
@@ -50,6 +58,7 @@ export class NearfarError extends Error {
     options?: ErrorOptions,
   ) {
     super(message, options);
+    this.name = new.target.name;
   }
 
   /** The HTTP status: 400 if the request is wrong, 503 if it may be sent again later, otherwise 500. */
@@ -81,32 +90,44 @@ abstract class KnownError extends NearfarError {
 
 export class BundleError extends KnownError {
   static override readonly kind: ErrorCode = "bundle_error";
-  override readonly name = "BundleError";
+  static {
+    keepName(this, "BundleError");
+  }
 }
 
 export class DeviceError extends KnownError {
   static override readonly kind: ErrorCode = "device_error";
-  override readonly name = "DeviceError";
+  static {
+    keepName(this, "DeviceError");
+  }
 }
 
 export class RequestError extends KnownError {
   static override readonly kind: ErrorCode = "request_error";
-  override readonly name = "RequestError";
+  static {
+    keepName(this, "RequestError");
+  }
 }
 
 export class StorageError extends KnownError {
   static override readonly kind: ErrorCode = "storage_error";
-  override readonly name = "StorageError";
+  static {
+    keepName(this, "StorageError");
+  }
 }
 
 export class Unavailable extends KnownError {
   static override readonly kind: ErrorCode = "unavailable";
-  override readonly name = "Unavailable";
+  static {
+    keepName(this, "Unavailable");
+  }
 }
 
 export class WorkerError extends KnownError {
   static override readonly kind: ErrorCode = "worker_error";
-  override readonly name = "WorkerError";
+  static {
+    keepName(this, "WorkerError");
+  }
 }
 
 /** The error that toJSON returned, with its class. */
