@@ -36,6 +36,7 @@ export class MLCEngine extends MLCEngineBase implements MLCEngineInterface {
     return this.#model(request.model)[method](request as never);
   }
 
+  /** Resolves without a model if `unload` or another `reload` ends it, as in WebLLM. */
   async reload(modelId: string | string[], chatOpts: ChatOptions | ChatOptions[] = {}): Promise<void> {
     const models = this.#plan(typeof modelId === "string" ? [modelId] : modelId, chatOpts);
     const loading = new AbortController();
@@ -44,10 +45,16 @@ export class MLCEngine extends MLCEngineBase implements MLCEngineInterface {
     this.#loading = loading;
     await unloaded;
     for (const { record, options } of models) {
-      const model = await this.#loadModel(record, options, loading.signal);
-      if (loading.signal.aborted) model.destroy();
-      loading.signal.throwIfAborted();
-      this.#models.set(model.id, model);
+      try {
+        const model = await this.#loadModel(record, options, loading.signal);
+        if (loading.signal.aborted) model.destroy();
+        loading.signal.throwIfAborted();
+        this.#models.set(model.id, model);
+      } catch (error) {
+        if (!loading.signal.aborted) throw error;
+        this.onProgress?.({ progress: 0, timeElapsed: 0, text: `The load of ${record.model_id} was ended` });
+        return;
+      }
     }
   }
 

@@ -81,8 +81,8 @@ export interface MLCEngineInterface {
   completion: CreateCompletion;
   embedding: CreateEmbedding;
   /**
-   * Replaces the loaded models. Throws RequestError, BundleError, DeviceError, or an AbortError if another `reload` or
-   * `unload` is called before it has finished.
+   * Replaces the loaded models. Throws RequestError, BundleError or DeviceError. If `unload` or another `reload` is called
+   * before it has finished, it resolves, and the progress callback receives "The load of MODEL was ended".
    */
   reload: (modelId: string | string[], chatOpts?: ChatOptions | ChatOptions[]) => Promise<void>;
   /** Ends all requests and frees all models. */

@@ -20,6 +20,7 @@ const HEARTBEAT_MS = 5_000;
 export abstract class RemoteMLCEngine extends MLCEngineBase implements MLCEngineInterface {
   #connection: Promise<Connection> | null = null;
   #expected: Expected | null = null;
+  #loading: Promise<unknown> = Promise.resolve();
 
   /**
    * ``others`` are keys of the configuration that a subclass reads. Throws RequestError for a configuration that is not
@@ -45,19 +46,26 @@ export abstract class RemoteMLCEngine extends MLCEngineBase implements MLCEngine
     const list = ids
       .map((id) => findRecord(id, this.appConfig))
       .map((record) => ({ ...record, model: absolute(record.model) }));
-    this.#expected = {
+    const expected: Expected = {
       modelId: [...ids],
       chatOpts: Array.isArray(chatOpts) ? chatOpts : ids.map(() => chatOpts),
       appConfig: { model_list: list },
     };
+    this.#expected = expected;
     const { remote } = await this.connection();
-    await remote.call(["reload"], [this.#expected, this.onProgress]);
+    // `unload` or another `reload` was called meanwhile.
+    if (this.#expected !== expected) return;
+    const loading = remote.call(["reload"], [expected, this.onProgress]);
+    this.#loading = loading;
+    await loading;
   }
 
   async unload(): Promise<void> {
     this.#expected = null;
     const connection = await this.connection();
     await connection.remote.call(["request"], [null, "unload" satisfies Method]);
+    // The load that this ends has its answer before the connection ends.
+    await this.#loading.catch(() => undefined);
     // Without its heartbeats, the browser may stop a service worker.
     connection.close();
   }

@@ -172,13 +172,41 @@ test("an engine has several models, and a call names one of them", async () => {
   expect(destroyed).toEqual(["/a/", "/b/"]);
 });
 
-test("unload ends a running load, and no model stays", async () => {
+// As in WebLLM's example abort-reload, which does not await `reload`: a rejection would be unhandled.
+test("unload and another reload end a running load, which resolves without a model", async () => {
   const { load, destroyed } = fakeLoad("a");
-  const engine = new MLCEngine({}, load);
-  const loading = expect(engine.reload("/a/")).rejects.toHaveProperty("name", "AbortError");
+  const texts: string[] = [];
+  const engine = new MLCEngine({ initProgressCallback: ({ text }) => texts.push(text) }, load);
+  const loading = engine.reload("/a/");
   await engine.unload();
   await loading;
-  expect(destroyed).toEqual(["/a/"]);
+  expect([destroyed, texts.at(-1)]).toEqual([["/a/"], "The load of /a/ was ended"]);
+  await expect(engine.getMessage()).rejects.toThrow("No model is loaded");
+  const first = engine.reload(["/b/", "/c/"]);
+  await engine.reload("/d/");
+  await first;
+  expect(destroyed).toEqual(["/a/", "/b/"]);
+  expect(await engine.getMessage("/d/")).toBe("");
+});
+
+test("a load that hangs ends with unload, and one that fails still rejects", async () => {
+  let started = (): void => undefined;
+  const isLoading = new Promise<void>((resolve) => (started = resolve));
+  const hanging = new MLCEngine(
+    {},
+    (_, { signal }) =>
+      new Promise((_resolve, reject) => {
+        started();
+        signal?.addEventListener("abort", () => {
+          reject(signal.reason as Error);
+        });
+      }),
+  );
+  const loading = hanging.reload("/a/");
+  await isLoading;
+  await hanging.unload();
+  await loading;
+  await expect(new MLCEngine({}, () => Promise.reject(new Error("gone"))).reload("/a/")).rejects.toThrow("gone");
 });
 
 test.each<[ChatOptions, string]>([

@@ -93,6 +93,25 @@ test("an engine in a worker does the same as one on the page", async () => {
   await expect(answer(engine)).rejects.toThrow("No model is loaded");
 });
 
+test("unload ends a load in a worker, which resolves without a model", async () => {
+  const fake = fakeLoad("hello");
+  const load: FakeLoad["load"] = (_, { signal }) =>
+    new Promise((_resolve, reject) => {
+      started();
+      signal?.addEventListener("abort", () => {
+        reject(signal.reason as Error);
+      });
+    });
+  let started = (): void => undefined;
+  const isLoading = new Promise<void>((resolve) => (started = resolve));
+  const engine = new WebWorkerMLCEngine(workerOf({ ...fake, load }));
+  const loading = engine.reload("/a/");
+  await isLoading;
+  await engine.unload();
+  await loading;
+  await expect(answer(engine)).rejects.toThrow("No model is loaded");
+});
+
 test("simultaneous calls share one connection", async () => {
   const worker = workerOf(fakeLoad("hello"));
   const posted = vi.spyOn(worker, "postMessage");
