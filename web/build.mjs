@@ -6,6 +6,7 @@ import { copyFile, cp, mkdir, readFile, readdir, rm, writeFile } from "node:fs/p
 import { build } from "esbuild";
 
 import { jinjaEsbuild } from "./jinja_module.mjs";
+import { noticesOf } from "./notices.mjs";
 import { tokenizersEsbuild } from "./tokenizers_module.mjs";
 import { xgrammarEsbuild } from "./xgrammar_module.mjs";
 
@@ -17,6 +18,7 @@ const common = {
   target: "es2022",
   // For debugging; packages contain none.
   sourcemap: process.argv.includes("--source-maps"),
+  metafile: true,
   logLevel: "warning",
   plugins: packages,
 };
@@ -83,31 +85,6 @@ const PAGES = {
   documents_worker: "page/documents/library_worker.ts",
 };
 
-// Packages whose code is in the files above. xgrammar has no license file; it has the same license as this package.
-const INSIDE = ["@huggingface/jinja", "@huggingface/tokenizers"];
-// Packages whose code is in the pages.
-const INSIDE_PAGE = ["marked", "dompurify", "highlight.js", "katex", "idb", "pdfjs-dist"];
-
-/** The licenses of the code in dist/, which must be distributed with it. */
-async function licenses() {
-  const parts = [`@nearfar/web, and @mlc-ai/web-xgrammar in grammar.js\n\n${await readFile("../LICENSE", "utf8")}`];
-  for (const name of INSIDE) parts.push(await licenseOf(name));
-  return joined(parts);
-}
-
-async function pageLicenses() {
-  return joined(await Promise.all(INSIDE_PAGE.map(licenseOf)));
-}
-
-async function licenseOf(name) {
-  const file = (await readdir(`node_modules/${name}`)).find((entry) => /^licen[cs]e/i.test(entry));
-  return `${name}\n\n${await readFile(`node_modules/${name}/${file}`, "utf8")}`;
-}
-
-function joined(parts) {
-  return parts.join(`\n${"-".repeat(80)}\n\n`);
-}
-
 /** A page with the markup that it shares with others: page/parts/NAME.html for each line `<!-- part: NAME -->`. */
 async function copyPage(file) {
   const lines = (await readFile(`page/${file}`, "utf8")).split("\n").map(async (line) => {
@@ -131,11 +108,11 @@ async function buildServiceWorker() {
   const hash = createHash("sha256");
   for (const file of files) hash.update(file).update(await readFile(`dist/page/${file}`));
   // The grammar compiler, the ONNX runner and PDF.js are large and rarely used, the page loads no adapters, and it does
-  // not show the licenses. The documents page needs PDF.js.
-  const cached = files.filter((file) => !/^(?:adapters|grammar|onnx|read_pdf)-|^LICENSES/.test(file));
+  // not show the licenses. The documents page needs PDF.js and the reader of Word documents.
+  const cached = files.filter((file) => !/^(?:adapters|grammar|onnx|read_pdf|read_docx)-|^LICENSES/.test(file));
   const encodings = (await readdir("dist/page/pdf/cmaps")).filter((name) => name.endsWith(".bcmap")).sort();
   const documents = [
-    ...files.filter((file) => file.startsWith("read_pdf-")),
+    ...files.filter((file) => /^read_(?:pdf|docx)-/.test(file)),
     "pdf/pdf.worker.min.mjs",
     ...encodings.map((name) => `pdf/cmaps/${name}`),
   ];
@@ -143,9 +120,13 @@ async function buildServiceWorker() {
   await build({ ...browser, entryPoints: ["page/service_worker.ts"], outdir: "dist/page", define });
 }
 
+function metafiles(results) {
+  return results.map(({ metafile }) => metafile);
+}
+
 await rm("dist", { recursive: true, force: true });
 await mkdir("dist/page", { recursive: true });
-await Promise.all([
+const built = await Promise.all([
   build({ ...browser, entryPoints: ENTRIES, outdir: "dist", plugins: [...packages, ...laterFiles(".")] }),
   build({
     ...browser,
@@ -171,13 +152,15 @@ await Promise.all([
     plugins: [importModule],
   }),
   build({ ...browser, entryPoints: ADAPTERS, outdir: "dist", packages: "external", plugins: adaptersOutside }),
-  build({
-    ...browser,
-    splitting: true,
-    entryPoints: PAGES,
-    outdir: "dist/page",
-    plugins: [...packages, xgrammarEsbuild],
-  }),
+]);
+const page = await build({
+  ...browser,
+  splitting: true,
+  entryPoints: PAGES,
+  outdir: "dist/page",
+  plugins: [...packages, xgrammarEsbuild],
+});
+await Promise.all([
   build({
     ...common,
     platform: "node",
@@ -199,12 +182,13 @@ await Promise.all([
     "documents.css",
     "icon.svg",
   ].map((file) => copyFile(`page/${file}`, `dist/page/${file}`)),
-  cp("node_modules/pdfjs-dist/build/pdf.worker.min.mjs", "dist/page/pdf/pdf.worker.min.mjs"),
+  // The legacy build, because the other one needs browsers that are newer than WebGPU.
+  cp("node_modules/pdfjs-dist/legacy/build/pdf.worker.min.mjs", "dist/page/pdf/pdf.worker.min.mjs"),
   cp("node_modules/pdfjs-dist/cmaps", "dist/page/pdf/cmaps", { recursive: true }),
   // npm packs it from the package's folder.
   copyFile("../LICENSE", "LICENSE"),
-  licenses().then((text) => writeFile("dist/LICENSES.txt", text)),
-  pageLicenses().then((text) => writeFile("dist/page/LICENSES.txt", text)),
+  writeFile("dist/LICENSES.txt", await noticesOf(metafiles(built))),
+  writeFile("dist/page/LICENSES.txt", await noticesOf(metafiles([page]))),
   copyFile("../server_fallback/router/fitting/demo_policy.json", "dist/page/demo_policy.json"),
 ]);
 await buildServiceWorker();

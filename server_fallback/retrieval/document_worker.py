@@ -1,5 +1,5 @@
-"""The code that runs in the process that reads documents: text, Markdown, HTML and PDF. Files may be hostile, so they
-may hang or use all memory.
+"""The code that runs in the process that reads documents: text, Markdown, HTML, Word and PDF. Files may be hostile, so
+they may hang or use all memory.
 """
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from ..text.worker_loop import serve
+from .docx_html import read_docx
+from .file_kinds import not_text, unreadable_kind
+from .text_encoding import decode_text
 
 TEXT, HTML, PDF = (".txt", ".text", ".md", ".markdown", ".rst"), (".html", ".htm", ".xhtml"), (".pdf",)
+WORD = (".docx", ".docm", ".dotx", ".dotm")
 MAX_CHARACTERS = 16_000_000
 MAX_PAGES = 5_000
 SKIPPED = {"script", "style", "noscript", "template", "svg", "head", "title"}
@@ -47,27 +51,39 @@ def read(path: object) -> object:
 
 def reader_of(path: Path) -> Callable[[Path], str | Unreadable]:
     suffix = path.suffix.lower()
+    if suffix in WORD and path.read_bytes()[:2] == b"PK":
+        return read_word
     return read_pdf if suffix in PDF else read_html if suffix in HTML else read_text
 
 
 def read_text(path: Path) -> str | Unreadable:
-    data = path.read_bytes()
-    try:
-        text = data.decode("utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig")
-    except UnicodeDecodeError:
-        return Unreadable("it is not UTF-8 text")
-    return Unreadable("it is not text") if "\0" in text else text.replace("\r\n", "\n")
+    text = _decoded(path)
+    return text.replace("\r\n", "\n") if isinstance(text, str) else text
 
 
-def read_html(path: Path) -> str:
+def read_html(path: Path) -> str | Unreadable:
+    text = _decoded(path, html=True)
+    return _shown(text) if isinstance(text, str) else text
+
+
+def read_word(path: Path) -> str | Unreadable:
+    html = read_docx(path)
+    if html is None:
+        return Unreadable("it has too much text")
+    return _shown(html) or Unreadable("it has no text")
+
+
+def _decoded(path: Path, *, html: bool = False) -> str | Unreadable:
     data = path.read_bytes()
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        # What browsers assume for pages that name no encoding.
-        text = data.decode("cp1252", "replace")
+    refused = unreadable_kind(path.name, data)
+    text = decode_text(data, html=html) if refused is None else None
+    return Unreadable(f"it {refused or not_text(data)}") if text is None else text
+
+
+def _shown(html: str) -> str:
+    """The text that a page shows."""
     parser = _PageText()
-    parser.feed(text)
+    parser.feed(html)
     parser.close()
     return parser.text()
 

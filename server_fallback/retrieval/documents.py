@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..text.worker_process import WorkerEnded, WorkerProcess
-from .document_worker import HTML, PDF, TEXT, Unreadable
+from . import file_kinds
+from .document_worker import HTML, PDF, TEXT, WORD, Unreadable
 from .store import Document
 
-SUFFIXES = (*TEXT, *HTML, *PDF)
+SUFFIXES = (*TEXT, *HTML, *WORD, *PDF, *file_kinds.SUFFIXES)
 MAX_BYTES = 64 << 20
 READ_SECONDS = 30.0
 MEMORY_BYTES, KEPT_BYTES = 1 << 30, 256 << 20

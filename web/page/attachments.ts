@@ -2,7 +2,9 @@
 
 import { takeFiles } from "./dropped_files.js";
 import { element, make } from "./elements.js";
+import { notText, unreadableKind } from "./file_kinds.js";
 import { formatBytes } from "./format.js";
+import { decodeText } from "./text_encoding.js";
 
 export interface Attachment {
   readonly name: string;
@@ -20,13 +22,11 @@ export async function readTextFile(file: File): Promise<Attachment> {
         "kB. Attach a smaller part of it.",
     );
   }
-  try {
-    const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
-    if (!text.includes("\0")) return { name: file.name, text };
-  } catch (error) {
-    if (!(error instanceof TypeError)) throw error;
-  }
-  throw new Error(`${file.name} is not a text file. Attach plain text, such as .txt, .md, .csv or source code.`);
+  const bytes = new Uint8Array(await file.arrayBuffer());
+  const refused = unreadableKind(file.name, bytes);
+  const text = refused === null ? decodeText(bytes, { html: /\.x?html?$/i.test(file.name) }) : null;
+  if (text !== null) return { name: file.name, text };
+  throw new Error(`${file.name} ${refused ?? notText(bytes)}.`);
 }
 
 /** A message with the text of its files, each in a code block whose fence is longer than any in the file. */

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import sys
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from conftest import ROOT
 from fake_source import text_model
 from pdf_files import pdf_of
 
 from nearfar.server_fallback.retrieval.document_worker import Unreadable, read
 from nearfar.server_fallback.retrieval.documents import DocumentReader, files_of
+from nearfar.server_fallback.retrieval.docx_html import docx_html, heading_levels
+from nearfar.server_fallback.retrieval.file_kinds import not_text, unreadable_kind
 from nearfar.server_fallback.retrieval.passages import passages_of
+from nearfar.server_fallback.retrieval.text_encoding import decode_text
 
 PAGE = """<!doctype html><title>no</title><style>b{}</style><h1>Head &amp; shoulders</h1>
 <p>One <b>bold</b>
    word<br>next<script>alert("x")</script></p><ul><li>a<li>b</ul>"""
+CONFORMANCE = ROOT / "tests" / "conformance"
+TEXT_FILES: list[dict[str, Any]] = json.loads((CONFORMANCE / "text_files.json").read_text())["cases"]
+WORD: list[dict[str, Any]] = json.loads((CONFORMANCE / "docx.json").read_text())["cases"]
 
 
 def written(path: Path, data: bytes) -> Path:
@@ -34,14 +45,46 @@ def test_texts_pages_and_pdfs_are_read(tmp_path: Path) -> None:
     assert read(tmp_path / "c.html") == "Head & shoulders\n\nOne bold word\nnext\n\na\n\nb"
     assert read(tmp_path / "old.htm") == "café"
     assert read(written(tmp_path / "d.pdf", pdf_of(b"BT /F1 12 Tf 20 200 Td (Hello PDF) Tj ET"))) == "Hello PDF"
-    (tmp_path / "bad.txt").write_bytes(b"\xff\x00\x01")
-    (tmp_path / "nul.txt").write_bytes(b"a\0b")
-    (tmp_path / "bad.pdf").write_bytes(b"%PDF-1.4 nothing")
-    for name, reason in (("bad.txt", "UTF-8"), ("nul.txt", "not text"), ("bad.pdf", "cannot be read")):
-        found = read(tmp_path / name)
-        assert isinstance(found, Unreadable)
-        assert reason in found.reason
+    found = read(written(tmp_path / "bad.pdf", b"%PDF-1.4 nothing"))
+    assert isinstance(found, Unreadable)
+    assert "cannot be read" in found.reason
     assert isinstance(read(written(tmp_path / "empty.pdf", pdf_of(b""))), Unreadable)
+
+
+@pytest.mark.parametrize("case", TEXT_FILES, ids=[case["name"] for case in TEXT_FILES])
+def test_a_file_is_decoded_or_refused_with_the_reason(case: dict[str, Any]) -> None:
+    name, data = case["name"], base64.b64decode(case["base64"])
+    refused = unreadable_kind(name, data)
+    text = decode_text(data, html=name.endswith(".html")) if refused is None else None
+    assert text == case["text"]
+    if text is None:
+        assert (refused or not_text(data)) == case["reason"]
+
+
+@pytest.mark.parametrize("case", WORD, ids=[case["about"] for case in WORD])
+def test_the_parts_of_a_word_document_are_read(case: dict[str, Any]) -> None:
+    levels = heading_levels(case["styles"].encode()) if case["styles"] else {}
+    assert docx_html(case["document"].encode(), levels) == case["html"]
+
+
+def test_word_documents_are_read_and_other_archives_refused(tmp_path: Path) -> None:
+    parts = {"word/document.xml": WORD[0]["document"], "word/styles.xml": WORD[0]["styles"]}
+    assert read(word(tmp_path / "a.docx", parts)) == "Plan\n\nEins\n\ntief\n\nText"
+    notes = WORD[1]["document"].replace("w:document", "w:footnotes")
+    assert read(word(tmp_path / "b.DOCX", {**parts, "word/footnotes.xml": notes})) == (
+        "Plan\n\nEins\n\ntief\n\nText\n\ntwo words a\nb-c"
+    )
+    bomb = word(tmp_path / "bomb.docx", {**parts, "word/document.xml": " " * 64_000_001})
+    assert bomb.stat().st_size < 100_000
+    for path in (bomb, word(tmp_path / "c.docx", {"a.xml": ""}), word(tmp_path / "d.xlsx", parts)):
+        assert isinstance(read(path), Unreadable)
+
+
+def word(path: Path, parts: dict[str, str]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in parts.items():
+            archive.writestr(name, text)
+    return path
 
 
 def test_a_hostile_document_is_bounded_and_the_next_one_is_read(tmp_path: Path) -> None:
@@ -64,14 +107,22 @@ def test_a_hostile_document_is_bounded_and_the_next_one_is_read(tmp_path: Path) 
 
 def test_hidden_files_links_out_of_the_folder_and_other_types_are_left_out(tmp_path: Path) -> None:
     folder = tmp_path / "docs"
-    for name in ("b.md", "a.TXT", "sub/c.pdf", ".hidden/d.md", ".e.md", "f.exe"):
+    for name in ("b.md", "a.TXT", "sub/c.pdf", ".hidden/d.md", ".e.md", "f.exe", "g.docx", "h.xlsx"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("x")
     (tmp_path / "secret.txt").write_text("x")
     if sys.platform != "win32":
         (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
         (folder / "own.md").symlink_to(folder / "b.md")
-    assert [name for name, _ in files_of(folder)] == ["a.TXT", "b.md", "own.md", "sub/c.pdf"]
+    assert [name for name, _ in files_of(folder)] == [
+        "a.TXT",
+        "b.md",
+        "g.docx",
+        # It is reported as unreadable.
+        "h.xlsx",
+        "own.md",
+        "sub/c.pdf",
+    ]
 
 
 @pytest.mark.parametrize("limit", [7, 40, 1000])

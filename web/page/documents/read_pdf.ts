@@ -2,7 +2,7 @@
 //
 // A PDF may be hostile. PDF.js parses it in a worker of its own, which is ended at the end, or when the time is over.
 
-import { PDFWorker, getDocument } from "pdfjs-dist";
+import { PDFWorker, getDocument } from "pdfjs-dist/legacy/build/pdf.mjs";
 
 import { RequestError, messageOf } from "../../src/errors.js";
 import { formatCount } from "../format.js";

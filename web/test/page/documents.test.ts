@@ -1,5 +1,7 @@
+import { strToU8, zipSync } from "fflate";
 import { describe, expect, it } from "vitest";
 
+import words from "../../../tests/conformance/docx.json" with { type: "json" };
 import type { AnswerEvent } from "../../page/documents/ask.js";
 import { askDocuments } from "../../page/documents/ask.js";
 import { citedParts } from "../../page/documents/citations.js";
@@ -69,10 +71,33 @@ describe("readDocumentFile", () => {
     const html = await readDocumentFile(new File(["<h1>A</h1><p>b &amp; c</p>"], "a.html"), 600);
     expect(html.document.text).toContain("b & c");
     const bytes = new Uint8Array([0x50, 0x4b, 3, 4, 0, 0xff]);
-    const refused = readDocumentFile(new File([bytes], "a.docx"), 600);
-    await expect(refused).rejects.toThrow("a.docx is neither a text file nor a PDF");
+    await expect(readDocumentFile(new File([bytes], "a.xlsx"), 600)).rejects.toThrow("a.xlsx is a spreadsheet; save");
+    await expect(readDocumentFile(new File([bytes], "a.docx"), 600)).rejects.toThrow("a.docx is not a Word document");
     await expect(readDocumentFile(new File([" \n"], "a.txt"), 600)).rejects.toThrow("a.txt has no text");
     await expect(readDocumentFile(new File([new Uint8Array(5_000_001)], "a.txt"), 600)).rejects.toThrow("at most 5");
+  });
+});
+
+describe("readDocumentFile of a Word document", () => {
+  const docx = (parts: Readonly<Record<string, string>>): File => {
+    const zipped = zipSync(Object.fromEntries(Object.entries(parts).map(([name, text]) => [name, strToU8(text)])));
+    return new File([new Uint8Array(zipped)], "a.docx");
+  };
+  const [first, second] = words.cases;
+  const parts = { "word/document.xml": first?.document ?? "", "word/styles.xml": first?.styles ?? "" };
+
+  it("reads the text with its notes, and the headings of a passage", async () => {
+    const notes = second?.document.replaceAll("w:document", "w:footnotes") ?? "";
+    const read = await readDocumentFile(docx({ ...parts, "word/footnotes.xml": notes }), 600);
+    expect(read.document.text).toBe("Plan\nEins\ntief\nText\ntwo words a\nb-c\n");
+    expect(read.document.passages.at(-1)?.headings).toEqual(["Eins", "tief"]);
+  });
+
+  it("refuses other archives, and a part that unpacks to too much", async () => {
+    await expect(readDocumentFile(docx({ "a.xml": "" }), 600)).rejects.toThrow("a.docx is not a Word document");
+    const bomb = docx({ ...parts, "word/document.xml": " ".repeat(64_000_001) });
+    expect(bomb.size).toBeLessThan(100_000);
+    await expect(readDocumentFile(bomb, 600)).rejects.toThrow("a.docx has 64");
   });
 });
 

@@ -5,7 +5,7 @@ import { afterEach, beforeEach, expect, it, vi } from "vitest";
 import { readPdf } from "../../page/documents/read_pdf.js";
 
 const pdf = vi.hoisted(() => ({ open: (): Promise<unknown> => new Promise(() => undefined) }));
-vi.mock("pdfjs-dist", () => ({
+vi.mock("pdfjs-dist/legacy/build/pdf.mjs", () => ({
   // The port is ended by its owner.
   PDFWorker: { create: () => ({ destroy: () => undefined }) },
   getDocument: () => ({ promise: pdf.open() }),

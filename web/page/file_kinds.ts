@@ -1,0 +1,37 @@
+// Files that have a text which no reader here finds, by their first bytes and their names.
+// server_fallback/retrieval/file_kinds.py has the same table; tests/conformance/text_files.json holds cases of both.
+
+/* oxlint-disable no-control-regex -- the first bytes of files */
+const KINDS: readonly (readonly [RegExp, RegExp, reason: string])[] = [
+  [/^\xd0\xcf\x11\xe0/, /^/, "is an old Office file or has a password; save it as .docx or PDF, without a password"],
+  [/^\{\\rtf/, /^/, "is a rich text file; save it as .docx or PDF"],
+  // These two are read on the documents page.
+  [/^%PDF-/, /^/, "is a PDF; ask about it on the documents page, or attach its text"],
+  [/^PK\x03\x04/, /\.do[ct][xm]$/i, "is a Word document; ask about it on the documents page, or attach its text"],
+  [/^PK\x03\x04/, /\.(?:xls[xmb]|ods|numbers)$/i, "is a spreadsheet; save it as CSV or PDF"],
+  [/^PK\x03\x04/, /\.(?:pp[ts]x|odp|key)$/i, "is a presentation; save it as PDF"],
+  [/^PK\x03\x04/, /\.(?:odt|pages)$/i, "is a document of another program than Word; save it as .docx or PDF"],
+  [/^PK\x03\x04/, /\.epub$/i, "is an e-book; add its text, or a PDF of it"],
+  [/^(?:PK\x03\x04|\x1f\x8b|7z\xbc\xaf|Rar!)/, /^/, "is an archive; add the files that it contains"],
+  [
+    /^(?:\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP|II\*\0|MM\0\*|....ftyp(?:hei|mif|avi))/s,
+    /^/,
+    "is an image; add a PDF that went through text recognition",
+  ],
+  [/^(?:ID3|OggS|fLaC|RIFF....(?:WAVE|AVI )|....ftyp|\x1a\x45\xdf\xa3)/s, /^/, "is a recording; add its text"],
+];
+/* oxlint-enable no-control-regex */
+const START_BYTES = 16;
+
+/** The rest of a sentence that begins with the file's name: what it is, and what to do; null if it may be a text. */
+export function unreadableKind(name: string, bytes: Uint8Array): string | null {
+  const start = String.fromCharCode(...bytes.subarray(0, START_BYTES));
+  return KINDS.find(([head, ending]) => head.test(start) && ending.test(name))?.[2] ?? null;
+}
+
+/** The same for bytes that are not text in an encoding that we know. */
+export function notText(bytes: Uint8Array): string {
+  return bytes.includes(0)
+    ? "is not a text file; add text, Markdown, HTML, Word (.docx) or PDF, for example an export of it"
+    : "is text in an unknown encoding; save it as UTF-8";
+}

@@ -1,0 +1,19 @@
+import { expect, it } from "vitest";
+
+import words from "../../../tests/conformance/docx.json" with { type: "json" };
+import files from "../../../tests/conformance/text_files.json" with { type: "json" };
+import { docxHtml, headingLevels } from "../../page/documents/docx_html.js";
+import { notText, unreadableKind } from "../../page/file_kinds.js";
+import { decodeText } from "../../page/text_encoding.js";
+
+it.each(files.cases)("$name is decoded, or refused with the reason", ({ name, base64, text, reason }) => {
+  const bytes = Uint8Array.from(Buffer.from(base64, "base64"));
+  const refused = unreadableKind(name, bytes);
+  const found = refused === null ? decodeText(bytes, { html: name.endsWith(".html") }) : null;
+  expect(found).toBe(text);
+  if (found === null) expect(refused ?? notText(bytes)).toBe(reason);
+});
+
+it.each(words.cases)("Word: $about", ({ document, styles, html }) => {
+  expect(docxHtml(document, headingLevels(styles ?? ""))).toBe(html);
+});
