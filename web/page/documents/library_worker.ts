@@ -1,7 +1,8 @@
-// The worker of the documents page: it loads the embedding model and serves the index of the user's documents. The
-// page's first message has the addresses and the port.
+// The worker of the documents page: it loads the embedding model once, and serves the index of the user's documents over
+// the port of each message.
 
 import { Engine } from "../../src/index.js";
+import type { Embedder } from "../../src/retrieval/index.js";
 import { engineEmbedder, serveRetrieval } from "../../src/retrieval/index.js";
 
 export interface LibraryStart {
@@ -10,9 +11,11 @@ export interface LibraryStart {
   readonly port: MessagePort;
 }
 
+let embedder: Promise<Embedder> | null = null;
+
 self.addEventListener("message", ({ data }: MessageEvent<LibraryStart>) => {
   const { bundle, port } = data;
-  const embedder = Engine.load(bundle).then((engine) => engineEmbedder(engine, bundle));
+  embedder ??= Engine.load(bundle).then((engine) => engineEmbedder(engine, bundle));
   // The page receives the failure when it opens the index.
   embedder.catch(() => undefined);
   serveRetrieval(port, embedder);

@@ -3,13 +3,13 @@
 
 import type { Engine } from "../../src/index.js";
 import { RequestError } from "../../src/index.js";
-import type { IndexApi } from "../../src/retrieval/index.js";
 import { connectRetrieval } from "../../src/retrieval/index.js";
 import { bundleOfAddress, fetchFacts } from "../bundle_facts.js";
 import { DEMO_MODELS } from "../demo_models.js";
 import type { FarAddress } from "../far_address.js";
 import { hostOf } from "../far_address.js";
 import { FarForm } from "../far_form.js";
+import { KeptNames } from "../kept_names.js";
 import type { Model } from "../model.js";
 import { openModel } from "../model.js";
 import { Network } from "../network.js";
@@ -19,6 +19,7 @@ import { connectSides } from "../sides.js";
 import { askDocuments } from "./ask.js";
 import { citedParts } from "./citations.js";
 import { DocumentsView } from "./documents_view.js";
+import { Library } from "./library.js";
 import type { LibraryStart } from "./library_worker.js";
 import { readDocumentFile } from "./read_document.js";
 import type { Source } from "./sources.js";
@@ -39,8 +40,13 @@ class DocumentsPage {
   readonly #facts = fetchFacts(this.#bundle).catch(() => null);
   readonly #opening = openModel(this.#bundle);
   readonly #network = new Network();
-  readonly #locked = new Set<string>();
-  #index: IndexApi | null = null;
+  /** The documents that the user keeps on this device. */
+  readonly #locked = new KeptNames("nearfar locked documents", () => localStorage);
+  /** The files that are being read: those of a page that closed before their end were not added. */
+  readonly #pending = new KeptNames("nearfar pending documents", () => sessionStorage);
+  /** Tells other tabs that the index was saved. */
+  readonly #saved = new BroadcastChannel("nearfar documents");
+  #library: Library | null = null;
   #model: Model | null = null;
   #sides: Sides | null = null;
   #running = new AbortController();
@@ -64,7 +70,8 @@ class DocumentsPage {
     const connected = form.given ? form.submit() : Promise.resolve();
     this.#opening.catch(() => undefined);
     try {
-      this.#index = await connectRetrieval(startLibrary(), INDEX);
+      const worker = new Worker("documents_worker.js", { type: "module" });
+      this.#library = await Library.open(() => connectRetrieval(connectLibrary(worker), INDEX));
     } catch (error) {
       this.#view.fail(error);
       return;
@@ -79,7 +86,14 @@ class DocumentsPage {
         return;
       }
     }
+    this.#saved.addEventListener("message", () => void this.reload());
     await this.show();
+    this.#view.problems(
+      [...this.#pending.names].map(
+        (name) => new RequestError(`The page closed before it had read ${name}; add the file again`),
+      ),
+    );
+    for (const name of this.#pending.names) this.#pending.delete(name);
     this.#view.ready(this.#model?.info.model ?? null);
     // After the models, so that it does not delay them. The manifest identifies the model of the index.
     keepDocuments({ addresses: [new URL("manifest.json", encoderAddress()).href] });
@@ -100,51 +114,58 @@ class DocumentsPage {
   }
 
   private async add(files: readonly File[]): Promise<void> {
-    const index = this.#index;
-    if (index === null) return;
+    const library = this.#library;
+    if (library === null) return;
     const most = (await this.isDemo()) ? PASSAGE_CHARACTERS.demo : PASSAGE_CHARACTERS.other;
     const problems: unknown[] = [];
+    this.#pending.add(...files.map(({ name }) => name));
     for (const file of files) {
       try {
         this.#view.state(`Reading ${file.name}`);
-        const document = await readDocumentFile(file, most);
-        await index.add([document], {
-          onProgress: (done, total) => {
-            this.#view.state(`Reading ${file.name}: ${done} of ${total} passages`);
-          },
+        await library.add(await readDocumentFile(file, most), (done, total) => {
+          this.#view.state(`Reading ${file.name}: ${done} of ${total} passages`);
         });
+        await this.changed();
       } catch (error) {
         problems.push(error);
       }
+      this.#pending.delete(file.name);
     }
-    await this.save(problems);
+    await this.show();
+    this.#view.problems(problems);
   }
 
   private async remove(id: string): Promise<void> {
-    await this.#index?.delete(id);
-    this.#locked.delete(id);
-    await this.save([]);
+    const problems: unknown[] = [];
+    try {
+      await this.#library?.delete(id);
+      this.#locked.delete(id);
+    } catch (error) {
+      problems.push(error);
+    }
+    await this.changed();
+    this.#view.problems(problems);
   }
 
-  private async save(problems: readonly unknown[]): Promise<void> {
-    let all = problems;
-    try {
-      await this.#index?.save();
-    } catch (error) {
-      all = [...problems, error];
-    }
+  private async changed(): Promise<void> {
+    this.#saved.postMessage(null);
     await this.show();
-    this.#view.problems(all);
+  }
+
+  /** Another tab has saved the index. */
+  private async reload(): Promise<void> {
+    await this.#library?.reload();
+    await this.show();
   }
 
   private async show(): Promise<void> {
-    this.#view.documents((await this.#index?.documents()) ?? [], this.#locked);
+    this.#view.documents((await this.#library?.index.documents()) ?? [], this.#locked.names);
   }
 
   private async ask(question: string): Promise<void> {
     this.#running.abort();
-    const index = this.#index;
-    if (index === null) return;
+    const index = this.#library?.index;
+    if (index === undefined) return;
     this.#running = new AbortController();
     const { signal } = this.#running;
     this.#view.begin(question);
@@ -156,7 +177,7 @@ class DocumentsPage {
     try {
       for await (const event of askDocuments(
         question,
-        { index, near, sides: this.#sides, locked: this.#locked, style },
+        { index, near, sides: this.#sides, locked: this.#locked.names, style },
         signal,
       )) {
         if (event.type === "sources") {
@@ -179,7 +200,7 @@ class DocumentsPage {
   }
 
   private async open(source: Source): Promise<void> {
-    const text = await this.#index?.textOf(source.document);
+    const text = await this.#library?.index.textOf(source.document);
     if (text != null) this.#view.read(source, text);
   }
 
@@ -193,9 +214,8 @@ class DocumentsPage {
   }
 }
 
-/** Start the worker that embeds and searches, and return the port of its index. */
-function startLibrary(): MessagePort {
-  const worker = new Worker("documents_worker.js", { type: "module" });
+/** A port on which the worker, which embeds and searches, serves the index as it is saved. */
+function connectLibrary(worker: Worker): MessagePort {
   const { port1, port2 } = new MessageChannel();
   const start: LibraryStart = { bundle: encoderAddress(), port: port2 };
   worker.postMessage(start, [port2]);

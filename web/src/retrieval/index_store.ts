@@ -94,7 +94,8 @@ export class IndexStore {
 
   /**
    * Replace the version ``previous`` (null for none) by one with the segments ``kept`` and a new one of ``added``.
-   * Throws StorageError if another tab or worker has saved the index meanwhile, or if there is no room.
+   * Throws StorageError if another tab or worker has saved the index meanwhile (with the detail ``savedElsewhere``), or
+   * if there is no room.
    */
   async write(
     name: string,
@@ -108,7 +109,7 @@ export class IndexStore {
       if ((current?.version ?? null) !== previous)
         throw new StorageError(
           `The index '${name}' was saved by another tab or worker; open it again, and repeat the changes`,
-          { index: name },
+          { index: name, savedElsewhere: true },
         );
       const folder = await this.root.getDirectoryHandle(folderOf(name), { create: true });
       const segments = [...kept];
