@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_pages import ask, light_server, new_chat, open_page, send
+from chat_pages import ask, light_server, markdown, new_chat, open_page, send
 from page_looks import DESK, NAMELESS, PHONE, SCREENSHOTS, look
 from playwright.sync_api import Browser, Page
+from waiting import wait_until
 
 from nearfar.compiler.browser.page_server import PageServer
 
@@ -31,6 +32,29 @@ SCRIPTED = """(pieces) => {
         yield { type: "done", text: "", finishReason: "stop", timings };
     };
 }"""
+# The stored conversations, as the page of a killed tab has left them.
+STORED = """() => new Promise((resolve, reject) => {
+    const request = indexedDB.open("nearfar conversations");
+    request.onerror = () => reject(request.error);
+    request.onsuccess = () => {
+        const all = request.result.transaction("conversations").objectStore("conversations").getAll();
+        all.onsuccess = () => { request.result.close(); resolve(all.result); };
+    };
+})"""
+# Makes the bundle ./other/ of a page, which has one other shard than ./bundle/, and lets no file grow.
+FULL = """(() => {
+    const real = window.fetch;
+    window.fetch = async (input, init) => {
+        const url = String(input.url ?? input);
+        if (!url.endsWith("/other/manifest.json")) return real(input, init);
+        const manifest = await (await real(url.replace("/other/", "/bundle/"))).json();
+        manifest.shards[0].sha256 = "0".repeat(64);
+        return new Response(JSON.stringify(manifest));
+    };
+    FileSystemWritableFileStream.prototype.truncate = async () => {
+        throw new DOMException("full", "QuotaExceededError");
+    };
+})()"""
 RICH = """<think>The reader wants **everything**.</think>
 
 # Sorting
@@ -294,6 +318,174 @@ def test_conversations_are_stored_found_renamed_exported_and_deleted(chat: Page)
     assert "Fruit & more" not in titles(chat)
 
 
+def stored(page: Page, question: str) -> list[dict[str, Any]]:
+    """The stored conversations that begin with a question."""
+    all_stored: list[dict[str, Any]] = page.evaluate(STORED)
+    return [conversation for conversation in all_stored if conversation["turns"][0]["question"] == question]
+
+
+def answers(page: Page, question: str) -> list[str]:
+    return [turn["answer"] for turn in stored(page, question)[0]["turns"]]
+
+
+def is_in_view(page: Page, selector: str) -> bool:
+    """Whether an element is between the bar and the composer."""
+    view = """(node) => {
+        const [{ top, bottom }, bar, composer] = [node, document.querySelector(".bar"),
+            document.querySelector("#composer")].map((each) => each.getBoundingClientRect());
+        return bottom > top && top >= bar.bottom - 1 && bottom <= composer.top + 30;
+    }"""
+    return bool(page.eval_on_selector(selector, view))
+
+
+def test_a_reload_in_mid_answer_loses_neither_question_nor_answer_nor_what_was_typed(
+    chat: Page, tmp_path: Path
+) -> None:
+    script(chat, "Half of", " it", None, " and the rest.")
+    send(chat, "what is saved?")
+    # The page saves while the answer goes on, as a tab that is killed has no time to.
+    wait_until(lambda: answers(chat, "what is saved?") == ["Half of it"])
+    assert [turn["unfinished"] for turn in stored(chat, "what is saved?")[0]["turns"]] == [True]
+    (tmp_path / "notes.md").write_text("kept")
+    chat.set_input_files("#attach-file", tmp_path / "notes.md")
+    chat.fill("#prompt", "a draft")
+    chat.fill("#system-prompt", "be kind")
+    chat.reload()
+    chat.wait_for_selector("body[data-state=ready]")
+    chat.evaluate("() => { window.generate = window.nearfar.engine.generate; }")
+    assert chat.locator(".question").all_text_contents() == ["You, privately: what is saved?"]
+    assert markdown(chat) == "Half of it"
+    assert "did not end" in (chat.text_content(".answer .cut-off") or "")
+    assert (chat.input_value("#prompt"), chat.input_value("#system-prompt")) == ("a draft", "be kind")
+    assert "notes.md" in (chat.text_content("#attachments .chip") or "")
+    assert chat.is_enabled("#send")
+    script(chat, "All of it.")
+    chat.click(".answer .regenerate:text-is('Answer again')")
+    chat.wait_for_selector(".answer .foot")
+    assert markdown(chat) == "All of it."
+    assert not chat.is_visible(".answer .cut-off")
+    assert chat.input_value("#prompt") == "a draft"
+    wait_until(lambda: answers(chat, "what is saved?") == ["All of it."])
+    assert ["unfinished" in turn for turn in stored(chat, "what is saved?")[0]["turns"]] == [False]
+
+
+def test_two_tabs_on_one_conversation_keep_both_texts_and_say_so(chat: Page) -> None:
+    script(chat, "fine")
+    ask(chat, "how are you?")
+    other = chat.context.new_page()
+    try:
+        other.goto(chat.url)
+        other.wait_for_selector("body[data-state=ready]")
+        other.click("#history-list .title:text-is('how are you?')")
+        assert markdown(other) == "fine"
+        ask(chat, "here")
+        other.wait_for_selector("#elsewhere:has-text('has changed in another tab')")
+        other.click("#show-elsewhere")
+        other.wait_for_selector(".question >> nth=1")
+        assert not other.is_visible("#elsewhere")
+        ask(chat, "here again")
+        other.wait_for_selector("#elsewhere:has-text('has changed in another tab')")
+        script(other, "hello")
+        ask(other, "there")
+        other.wait_for_selector("#elsewhere:has-text('continues here as a copy')")
+        other.wait_for_selector("#history-list .current .title:text-is('how are you? (copy)')")
+        questions = [[turn["question"] for turn in each["turns"]] for each in stored(other, "how are you?")]
+        assert sorted(questions) == [
+            ["how are you?", "here", "here again"],
+            ["how are you?", "here", "there"],
+        ]
+        # The other tab's list shows the copy, too.
+        chat.wait_for_selector("#history-list .title:text-is('how are you? (copy)')")
+        other.click(".actions button:text-is('Delete')")
+        other.click(".actions button:text-is('Really delete?')")
+        chat.wait_for_selector("#history-list .title:text-is('how are you? (copy)')", state="detached")
+        assert not chat.is_visible("#elsewhere")
+    finally:
+        other.close()
+
+
+def test_after_a_long_message_the_answer_or_the_error_is_in_view(chat: Page) -> None:
+    chat.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+    chat.evaluate("() => { window.countTokens = window.nearfar.engine.countTokens; }")
+    chat.evaluate("() => { window.nearfar.engine.countTokens = async () => 10; }")
+    script(chat, None, "Short.", None, "\n\nLines:\n\n" + "a line\n\n" * 40)
+    send(chat, "\n".join(f"line {number}" for number in range(41)))
+    chat.wait_for_selector(".answer[data-state=streaming]")
+    assert is_in_view(chat, ".answer .text")
+    chat.evaluate("() => window.release()")
+    chat.wait_for_selector(".answer .text:has-text('Short.')")
+    assert is_in_view(chat, ".answer .text")
+    # A reader who scrolls up stays there.
+    chat.evaluate("() => window.scrollTo(0, 0)")
+    chat.wait_for_function("() => document.documentElement.scrollTop === 0")
+    chat.evaluate("() => new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)))")
+    chat.evaluate("() => window.release()")
+    chat.wait_for_selector(".answer[data-state=done]")
+    assert chat.evaluate("() => document.documentElement.scrollTop") == 0
+    new_chat(chat)
+    chat.evaluate("() => { window.nearfar.engine.countTokens = window.countTokens; }")
+    ask(chat, "\n".join(f"too long {number}" for number in range(41)))
+    assert is_in_view(chat, ".answer .problem")
+    chat.screenshot(path=SCREENSHOTS / "long-phone-light.png")
+
+
+def test_saved_conversations_are_read_and_exported_without_a_model(chat: Page, server: PageServer) -> None:
+    script(chat, "**Kept.**")
+    ask(chat, "what is kept?")
+    page = chat.context.new_page()
+    try:
+        page.goto(f"{server.url}?bundle=./nowhere/")
+        page.wait_for_selector("#failure", state="visible")
+        for shown in look(page):
+            page.screenshot(path=SCREENSHOTS / f"failure-{shown}.png")
+        page.click("#open-history")
+        page.click("#history-list .title:text-is('what is kept?')")
+        assert page.text_content(".answer strong") == "Kept."
+        assert not page.is_visible("#failure")
+        assert "read and export" in (page.text_content("#near-words") or "")
+        assert not any(page.is_visible(part) for part in (".edit", ".regenerate", "#new-chat", "#composer"))
+        for shown in look(page):
+            page.screenshot(path=SCREENSHOTS / f"reading-{shown}.png")
+        page.evaluate(AXE.read_text())
+        tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+        found = page.evaluate("(tags) => window.axe.run(document, { runOnly: tags })", tags)
+        assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in found["violations"]] == []
+        page.click("#open-history")
+        with page.expect_download() as download:
+            page.click(".actions button:text-is('.md')")
+        assert "**Kept.**" in download.value.path().read_text()
+        page.keyboard.press("Escape")
+        page.click("#leave")
+        page.wait_for_selector("#failure", state="visible")
+        assert page.locator(".answer").count() == 0
+    finally:
+        page.close()
+
+
+def test_with_full_storage_the_page_lists_the_stored_models_and_deletes_them(chat: Page, server: PageServer) -> None:
+    page = chat.context.new_page()
+    try:
+        page.add_init_script(FULL)
+        page.goto(f"{server.url}?bundle=./other/")
+        page.wait_for_selector("#failure", state="visible")
+        assert "There is not enough storage: the model needs" in (page.text_content("#failure-message .what") or "")
+        assert "cache." not in (page.text_content("#failure-message") or "")
+        # The other item is the part of the new bundle that both share.
+        item = page.locator("#failure #stored-list li:has-text('last used')")
+        assert "qwen3" in (item.text_content() or "")
+        assert "MB" in (item.text_content() or "") or "kB" in (item.text_content() or "")
+        for shown in look(page):
+            page.screenshot(path=SCREENSHOTS / f"storage-{shown}.png")
+        item.locator("button").click()
+        item.locator("button:text-is('Really delete?')").click()
+        page.wait_for_selector("#failure #stored-list li:has-text('last used')", state="detached")
+        page.click("#stored-list button")
+        page.click("#stored-list button:text-is('Really delete?')")
+        page.wait_for_selector("#stored-help:has-text('stores no models')")
+    finally:
+        page.close()
+
+
 def test_an_earlier_message_is_edited_and_sent_again(chat: Page) -> None:
     script(chat, "fine")
     for text in ("one", "two", "three"):
@@ -317,7 +509,7 @@ def test_a_text_file_becomes_part_of_the_message(chat: Page, tmp_path: Path) -> 
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\x00\xff")
     (tmp_path / "large.txt").write_bytes(b"x" * 256_001)
     script(chat, "read")
-    for name, words in (("picture.png", "is not a text file"), ("large.txt", "at most 256 kB")):
+    for name, words in (("picture.png", "is an image"), ("large.txt", "at most 256 kB")):
         chat.set_input_files("#attach-file", tmp_path / name)
         chat.wait_for_selector(f"#attachment-problem:has-text('{words}')")
     transfer = chat.evaluate_handle(

@@ -243,7 +243,7 @@ def test_without_a_server_nothing_leaves_the_device_and_the_citation_lights_up(o
 def test_other_files_are_refused_by_name_and_add_nothing(opened: Opened) -> None:
     page = opened.page
     files = {
-        "photo.png": (b"\x89PNG\0\xff", "photo.png is neither a text file nor a PDF"),
+        "photo.png": (b"\x89PNG\0\xff", "photo.png is an image"),
         "broken.pdf": (b"%PDF-1.7\0\xff", "broken.pdf is not a PDF that can be read"),
         "locked.pdf": (encrypted(pdf_of(b"BT /F1 12 Tf (a) Tj ET")), "locked.pdf is encrypted"),
         "scan.pdf": (pdf_of(b"0 0 50 50 re f"), "scan.pdf has no text, only images"),

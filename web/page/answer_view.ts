@@ -75,10 +75,20 @@ export class AnswerView {
     this.start();
   }
 
-  /** Show an answer of a stored conversation. */
-  restore(written: string): void {
+  /** Show an answer of a stored conversation. ``unfinished``: it had not ended when it was stored. */
+  restore(written: string, unfinished: boolean): void {
     this.#text.append(written);
-    this.end(make("p", "timings", ""));
+    this.end(unfinished ? null : make("p", "timings", written === "" ? "Not answered" : ""));
+    if (!unfinished) return;
+    this.answer.dataset.interrupted = "";
+    const words =
+      "This answer did not end: the page was closed or loaded again before its end, or another tab is still writing it.";
+    this.answer.append(make("p", "cut-off quiet", words), this.againButton("Answer again", this.actions.regenerate));
+  }
+
+  /** Whether the answer is a stored one that had not ended. */
+  get isInterrupted(): boolean {
+    return this.answer.dataset.interrupted !== undefined;
   }
 
   /** Empty the answer, so that text can be appended. */
@@ -90,6 +100,7 @@ export class AnswerView {
     this.answer.replaceChildren(this.#text.element);
     this.answer.dataset.state = "streaming";
     this.answer.setAttribute("aria-busy", "true");
+    delete this.answer.dataset.interrupted;
     delete this.answer.dataset.ttftMs;
     delete this.answer.dataset.tokensPerSecond;
     delete this.answer.dataset.side;
@@ -149,14 +160,14 @@ export class AnswerView {
     problem.setAttribute("role", "alert");
     // A lost device answers nothing more, so the page must load the model again.
     const lost = error instanceof DeviceError;
-    const again = make("button", "plain regenerate", lost ? "Load the model again" : "Try again");
-    again.type = "button";
-    again.addEventListener("click", () => {
-      if (lost) location.reload();
-      else this.actions.regenerate();
-    });
+    const reload = (): void => {
+      location.reload();
+    };
     this.end(null);
-    this.answer.append(problem, again);
+    this.answer.append(
+      problem,
+      lost ? this.againButton("Load the model again", reload) : this.againButton("Try again", this.actions.regenerate),
+    );
   }
 
   /** Only the last answer can be regenerated. */
@@ -174,6 +185,13 @@ export class AnswerView {
     again.classList.add("regenerate");
     this.#tools.replaceChildren(this.copyButton(), again);
     this.answer.append(make("div", "foot", note, this.#tools));
+  }
+
+  private againButton(words: string, onClick: () => void): HTMLButtonElement {
+    const button = make("button", "plain regenerate", words);
+    button.type = "button";
+    button.addEventListener("click", onClick);
+    return button;
   }
 
   private copyButton(): HTMLButtonElement {

@@ -45,7 +45,8 @@ export class AttachmentTray {
   readonly #problem = element("attachment-problem", HTMLElement);
   #attachments: readonly Attachment[] = [];
 
-  constructor() {
+  /** ``changed`` is called when the files have changed. */
+  constructor(private readonly changed: () => void) {
     const input = element("attach-file", HTMLInputElement);
     element("attach", HTMLButtonElement).addEventListener("click", () => {
       input.click();
@@ -79,6 +80,7 @@ export class AttachmentTray {
   }
 
   private show(): void {
+    this.changed();
     this.#tray.hidden = this.#attachments.length === 0;
     this.#tray.replaceChildren(
       ...this.#attachments.map((attachment) => {

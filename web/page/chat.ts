@@ -8,6 +8,7 @@ import { AttachmentTray, withAttachments } from "./attachments.js";
 import type { BundleFacts } from "./bundle_facts.js";
 import type { Conversation, SavedTurn } from "./conversations.js";
 import { titleOf } from "./conversations.js";
+import { KeptDraft, readDraft } from "./draft.js";
 import { element } from "./elements.js";
 import type { FarAddress } from "./far_address.js";
 import { hostOf } from "./far_address.js";
@@ -18,6 +19,8 @@ import type { AnswerEnd, Answerer, ChatMessage, EngineInfo, Model, Settings } fr
 import type { Near, NearNotice } from "./near_notice.js";
 import { Network } from "./network.js";
 import { isContextFull } from "./problem_words.js";
+import type { Content } from "./saved_conversation.js";
+import { SavedConversation } from "./saved_conversation.js";
 import { SettingsForm } from "./settings.js";
 import { SideControls } from "./side_controls.js";
 import type { Sides } from "./sides.js";
@@ -41,16 +44,39 @@ interface Far {
 export class Chat {
   readonly #settings = new SettingsForm();
   readonly #turns: Turn[] = [];
-  readonly #tray = new AttachmentTray();
+  readonly #tray = new AttachmentTray(() => {
+    this.#draft.changed();
+  });
   readonly #history: History;
   readonly #system = element("system-prompt", HTMLTextAreaElement);
-  /** The id of the open conversation. */
-  #id: string = crypto.randomUUID();
+  readonly #saved = new SavedConversation({
+    content: () => this.content(),
+    store: (conversation, ended) => this.#history.save(conversation, ended),
+    copied: (id) => {
+      this.#history.select(id);
+      this.#view.elsewhere("copied");
+      this.#draft.changed();
+    },
+  });
+  readonly #draft = new KeptDraft(() => ({
+    id: this.#saved.id,
+    text: this.#view.typed,
+    attachments: this.#tray.attachments,
+    system: this.#system.value,
+    locked: this.#controls.private,
+  }));
+  /** Resolves when what the last page of this tab showed is shown again. */
+  readonly #restored: Promise<void>;
+  /** The turn that is being answered. */
+  #answering: Turn | null = null;
   /** The index of the turn that the message being typed replaces, with all later turns; null for a new turn. */
   #edited: number | null = null;
   readonly #view: View;
   readonly #network = new Network();
-  readonly #controls = new SideControls(this.#network, () => void this.save());
+  readonly #controls = new SideControls(this.#network, () => {
+    void this.#saved.now();
+    this.#draft.changed();
+  });
   readonly #form = new FarForm((address) => this.join(address));
   readonly #engine: Promise<Engine>;
   #near: Near = { state: "loading" };
@@ -83,6 +109,11 @@ export class Chat {
       cancelEdit: () => {
         this.edit(null);
       },
+      typed: () => {
+        this.#draft.changed();
+      },
+      showElsewhere: () => void this.reopen(),
+      leave: () => void this.clear(),
     });
     this.#history = new History({
       open: (conversation) => void this.open(conversation),
@@ -90,8 +121,19 @@ export class Chat {
       announce: (text) => {
         this.#view.announce(text);
       },
+      changedElsewhere: (id) => void this.compare(id),
     });
-    this.#system.addEventListener("change", () => void this.save());
+    this.#system.addEventListener("change", () => void this.#saved.now());
+    this.#system.addEventListener("input", () => {
+      this.#draft.changed();
+    });
+    // The last events of a page that a phone closes.
+    for (const event of ["visibilitychange", "pagehide"])
+      window.addEventListener(event, () => {
+        this.#saved.flush();
+        this.#draft.keep();
+      });
+    this.#restored = this.restore();
     this.#network.onSent = () => {
       this.#form.traffic(this.#network.sent);
     };
@@ -139,8 +181,12 @@ export class Chat {
 
   /** Show the sides that can answer now. */
   private async arrange(): Promise<void> {
+    await this.#restored;
     const facts = await this.facts;
-    if (!this.answerable) return;
+    if (!this.answerable) {
+      this.notice.show(this.#near, null);
+      return;
+    }
     const far = this.#far;
     document.body.dataset.near = this.#near.state;
     this.#view.present({
@@ -191,14 +237,14 @@ export class Chat {
   }
 
   /** Show a turn at the end of the conversation. */
-  private add({ question, attachments, private: isPrivate, answer }: SavedTurn): Turn {
+  private add({ question, attachments, private: isPrivate, answer, unfinished }: SavedTurn, isStored = false): Turn {
     const view = this.#view.addTurn(
       { text: question, attachments, private: isPrivate, edit: () => void this.editTurn(view) },
       this.#far?.host ?? null,
     );
-    if (answer !== "") view.restore(answer);
-    // A message that was typed without a server connected was not meant for a server.
-    const turn: Turn = { question, attachments, private: isPrivate || this.#far === null, view };
+    if (isStored) view.restore(answer, unfinished === true);
+    // A message that was typed without a server connected was not meant for a server. A stored one knows this already.
+    const turn: Turn = { question, attachments, private: isPrivate || (!isStored && this.#far === null), view };
     this.#turns.push(turn);
     return turn;
   }
@@ -238,49 +284,87 @@ export class Chat {
     this.#running.abort();
     await this.#answered;
     this.#turns.length = 0;
-    this.#id = crypto.randomUUID();
+    this.#saved.switchTo();
     this.#system.value = "";
     this.edit(null);
     this.showCarried();
     this.#history.select(null);
-    this.#view.clear();
+    this.#view.clear(this.answerable);
+    this.notice.show(this.#near, this.#far?.host ?? null);
+    this.#draft.changed();
   }
 
-  /** Show a stored conversation, which the user can continue. */
-  private async open({ id, system, turns, locked }: Conversation): Promise<void> {
+  /** Show a stored conversation, which the user can continue once a side can answer. */
+  private async open(stored: Conversation): Promise<void> {
     await this.clear();
-    this.#id = id;
-    this.#system.value = system;
-    for (const turn of turns) this.add(turn);
+    this.#saved.switchTo(stored);
+    this.#system.value = stored.system;
+    for (const turn of stored.turns) this.add(turn, true);
     this.showCarried();
-    if (locked) this.#controls.lock();
-    this.#history.select(id);
+    if (stored.locked) this.#controls.lock();
+    this.#history.select(stored.id);
+    if (!this.answerable) this.read();
+    this.#draft.changed();
   }
 
-  /** Store the conversation on this device, unless it is empty. */
-  private async save(): Promise<void> {
+  /** Show a conversation that nothing can continue now. */
+  private read(): void {
+    document.body.dataset.reading = "";
+    this.notice.show(this.#near, this.#far?.host ?? null);
+  }
+
+  /** Show the open conversation as another tab has stored it. */
+  private async reopen(): Promise<void> {
+    const stored = await this.#history.find(this.#saved.id);
+    if (stored === undefined) await this.clear();
+    else await this.open(stored);
+  }
+
+  /** Say so if another tab has changed the open conversation. */
+  private async compare(id: string): Promise<void> {
+    if (id !== this.#saved.id || this.#turns.length === 0) return;
+    const stored = await this.#history.find(id);
+    if (id !== this.#saved.id || stored?.revision === this.#saved.revision) return;
+    this.#view.elsewhere(stored === undefined ? "deleted" : "changed");
+  }
+
+  /** Show what the last page of this tab showed: its conversation, and what was typed. */
+  private async restore(): Promise<void> {
+    const draft = readDraft();
+    if (draft === null) return;
+    const stored = await this.#history.find(draft.id).catch(() => undefined);
+    if (stored !== undefined) await this.open(stored);
+    this.#system.value = draft.system;
+    this.#view.type(draft.text);
+    this.#tray.set(draft.attachments);
+    if (draft.locked) this.#controls.lock();
+  }
+
+  /** What is stored of the conversation on this device; null if it is empty. */
+  private content(): Content | null {
     const [first] = this.#turns;
-    if (first === undefined) return;
-    this.#history.select(this.#id);
-    await this.#history.save({
-      id: this.#id,
+    if (first === undefined) return null;
+    return {
       title: titleOf(first.question),
-      updatedMs: Date.now(),
       model: this.info?.model ?? null,
       system: this.#system.value,
       locked: this.#controls.private,
-      turns: this.#turns.map(({ question, attachments, private: isPrivate, view }) => ({
-        question,
-        attachments,
-        private: isPrivate,
-        answer: view.written,
+      turns: this.#turns.map((turn) => ({
+        question: turn.question,
+        attachments: turn.attachments,
+        private: turn.private,
+        answer: turn.view.written,
+        ...(turn === this.#answering || turn.view.isInterrupted ? { unfinished: true } : {}),
       })),
-    });
+    };
   }
 
   private async answer(turn: Turn, settings: Settings): Promise<void> {
     this.#running = new AbortController();
     const { signal } = this.#running;
+    this.#answering = turn;
+    this.#history.select(this.#saved.id);
+    void this.#saved.now();
     this.#view.forget(null, 0);
     try {
       turn.view.finish(await this.follow(turn, settings, signal), settings, this.info);
@@ -288,9 +372,10 @@ export class Chat {
       if (signal.aborted) turn.view.stopped();
       else turn.view.fail(error);
     }
+    this.#answering = null;
     this.showCarried();
     this.#view.end();
-    await this.save();
+    await this.#saved.now();
   }
 
   /** Show an answer as it arrives. If a side reports that the conversation is too long, drop the oldest turns. */
@@ -307,6 +392,7 @@ export class Chat {
           if (value.type === "dropped") this.forget(dropped + value.turns);
           else if (value.type === "route") turn.view.follow(value.route);
           else turn.view.append(value.text);
+          this.#saved.soon();
           this.#view.follow();
         }
       } catch (error) {

@@ -12,10 +12,14 @@ export interface SavedTurn {
   readonly private: boolean;
   /** Markdown, with the model's reasoning between <think> and </think>; "" if there is no answer. */
   readonly answer: string;
+  /** The answer had not ended when it was stored. */
+  readonly unfinished?: true;
 }
 
 export interface Conversation {
   readonly id: string;
+  /** Counts the changes of its content, so that a tab notices those of another one; 0 before the first. */
+  readonly revision: number;
   readonly title: string;
   readonly updatedMs: number;
   /** The model of this device at the last change; null if there was no model. */
@@ -48,16 +52,47 @@ export class ConversationStore {
 
   /** All conversations, the latest first. */
   async list(): Promise<readonly Conversation[]> {
-    return (await this.database.getAll("conversations")).sort((one, other) => other.updatedMs - one.updatedMs);
+    const stored = await this.database.getAll("conversations");
+    return stored.map(withRevision).sort((one, other) => other.updatedMs - one.updatedMs);
   }
 
-  async put(conversation: Conversation): Promise<void> {
-    await this.database.put("conversations", conversation);
+  /** Undefined if none with this id is stored. */
+  async get(id: string): Promise<Conversation | undefined> {
+    const stored = await this.database.get("conversations", id);
+    return stored && withRevision(stored);
+  }
+
+  /**
+   * Store a conversation that was read at its revision, under the title that it has now. Returns what is stored; null,
+   * and nothing changes, if it has another revision, or none, because another tab has changed or deleted it.
+   */
+  async update(conversation: Conversation): Promise<Conversation | null> {
+    const { store, done } = this.database.transaction("conversations", "readwrite");
+    const stored = await store.get(conversation.id);
+    const isKnown = (stored?.revision ?? 0) === conversation.revision;
+    const title = stored?.title ?? conversation.title;
+    const changed = { ...conversation, title, revision: conversation.revision + 1 };
+    if (isKnown) await store.put(changed);
+    await done;
+    return isKnown ? changed : null;
+  }
+
+  /** A title is not content, so tabs that show the conversation may go on. */
+  async rename(id: string, title: string): Promise<void> {
+    const { store, done } = this.database.transaction("conversations", "readwrite");
+    const stored = await store.get(id);
+    if (stored !== undefined) await store.put({ ...stored, title });
+    await done;
   }
 
   async delete(id: string): Promise<void> {
     await this.database.delete("conversations", id);
   }
+}
+
+/** Conversations of earlier versions of the page have no revision. */
+function withRevision(stored: Conversation): Conversation {
+  return { ...stored, revision: (stored as Partial<Conversation>).revision ?? 0 };
 }
 
 /** A title from the first question. */

@@ -9,6 +9,8 @@ export interface HistoryHandlers {
   /** The open conversation was deleted. */
   readonly removed: () => void;
   readonly announce: (text: string) => void;
+  /** Another tab has changed a conversation, or deleted it. */
+  readonly changedElsewhere: (id: string) => void;
 }
 
 export class History {
@@ -16,6 +18,8 @@ export class History {
   readonly #list = element("history-list", HTMLUListElement);
   readonly #note = element("history-note", HTMLElement);
   readonly #store = ConversationStore.open();
+  /** Tells other tabs the id of a conversation that was changed. */
+  readonly #channel = new BroadcastChannel("nearfar conversations");
   #conversations: readonly Conversation[] = [];
   #current: string | null = null;
 
@@ -23,7 +27,16 @@ export class History {
     this.#search.addEventListener("input", () => {
       this.show();
     });
+    this.#channel.addEventListener("message", ({ data }: MessageEvent<string>) => {
+      void this.refresh();
+      this.handlers.changedElsewhere(data);
+    });
     void this.refresh();
+  }
+
+  /** The stored conversation with this id; undefined if there is none. */
+  async find(id: string): Promise<Conversation | undefined> {
+    return (await this.#store)?.get(id);
   }
 
   /** Select the open conversation; null for a new one. */
@@ -32,23 +45,41 @@ export class History {
     this.show();
   }
 
-  /** Store a conversation. A title that the user has changed stays. */
-  async save(conversation: Conversation): Promise<void> {
-    const stored = this.#conversations.find(({ id }) => id === conversation.id);
-    await this.write(async (store) => store.put({ ...conversation, title: stored?.title ?? conversation.title }));
+  /**
+   * Store a conversation that was read at its revision. Resolves to its revision from now on; null if it was not stored,
+   * because another tab has changed it. ``ended``: whether it stays like this for a while.
+   */
+  async save(conversation: Conversation, ended: boolean): Promise<number | null> {
+    const saved = await this.write((store) => store.update(conversation));
+    if (saved === undefined || saved === null) return saved === null ? null : conversation.revision;
+    const isNew = saved.revision === 1;
+    const others = this.#conversations.filter(({ id }) => id !== saved.id);
+    this.#conversations = [saved, ...others];
+    if (!ended && !isNew) return saved.revision;
+    this.show();
+    this.#channel.postMessage(saved.id);
+    return saved.revision;
   }
 
-  private async write(change: (store: ConversationStore) => Promise<void>): Promise<void> {
+  /** Undefined if the browser stores nothing, or if the change failed, which is shown. */
+  private async write<T>(change: (store: ConversationStore) => Promise<T>): Promise<T | undefined> {
     const store = await this.#store;
-    if (store === null) return;
+    if (store === null) return undefined;
     try {
-      await change(store);
+      return await change(store);
     } catch {
       this.handlers.announce("The browser could not store this conversation");
       this.#note.textContent =
-        "The browser could not store the last change. Its storage may be full: delete conversations that you " +
-        "no longer need.";
+        "The browser could not store the last change. Its storage may be full: delete conversations or stored models " +
+        "that you no longer need.";
+      return undefined;
     }
+  }
+
+  /** Change a stored conversation from the list. */
+  private async change(id: string, change: (store: ConversationStore) => Promise<void>): Promise<void> {
+    await this.write(change);
+    this.#channel.postMessage(id);
     await this.refresh();
   }
 
@@ -115,7 +146,7 @@ export class History {
       if (!open) return;
       open = false;
       const typed = input.value.trim();
-      if (keep && typed !== "") void this.write(async (store) => store.put({ ...conversation, title: typed }));
+      if (keep && typed !== "") void this.change(conversation.id, (store) => store.rename(conversation.id, typed));
       else this.show();
     };
     input.addEventListener("keydown", (event) => {
@@ -133,7 +164,7 @@ export class History {
   }
 
   private async remove(id: string): Promise<void> {
-    await this.write(async (store) => store.delete(id));
+    await this.change(id, (store) => store.delete(id));
     this.handlers.announce("Deleted");
     if (id === this.#current) this.handlers.removed();
   }

@@ -6,7 +6,8 @@ import { errorKind, explain } from "./explain.js";
 import { formatBytes, formatParameters } from "./format.js";
 import type { LoadProgress } from "./model.js";
 import { loadState } from "./load_words.js";
-import { NearfarError } from "../src/index.js";
+import type { StoredModels } from "./stored_models.js";
+import { NearfarError, StorageError } from "../src/index.js";
 
 export class LoadView {
   readonly #start = performance.now();
@@ -41,7 +42,8 @@ export class LoadView {
   }
 
   /** Show that the model did not load and that no server answers. */
-  fail(error: unknown, bundle: string): void {
+  fail(error: unknown, bundle: string, stored: StoredModels): void {
+    if (error instanceof StorageError) stored.moveTo("failure-stored");
     document.body.dataset.state = "error";
     element("failure-kind", HTMLElement).textContent = errorKind(error);
     element("failure", HTMLElement).dataset.code = error instanceof NearfarError ? error.code : "unknown";

@@ -9,6 +9,7 @@ import { openModel } from "./model.js";
 import { offerModels } from "./model_picker.js";
 import { NearNotice } from "./near_notice.js";
 import { keepPage } from "./offline.js";
+import { StoredModels } from "./stored_models.js";
 
 declare global {
   interface Window {
@@ -35,14 +36,17 @@ async function main(): Promise<void> {
   });
   void chat.connect();
   void offerModels(bundle);
+  const stored = new StoredModels();
   try {
     const model = await opening;
     window.nearfar = { engine: model.engine };
     await chat.nearReady(model);
+    await stored.show();
   } catch (error) {
     console.error(error);
     loading.askServer();
-    if (!(await chat.nearFailed(error))) loading.fail(error, bundle);
+    await stored.show();
+    if (!(await chat.nearFailed(error))) loading.fail(error, bundle, stored);
   }
 }
 

@@ -4,6 +4,7 @@ import type { Question } from "./answer_view.js";
 import { AnswerView } from "./answer_view.js";
 import type { BundleFacts } from "./bundle_facts.js";
 import { element, make } from "./elements.js";
+import { FollowingScroll } from "./following_scroll.js";
 import { formatDispatches } from "./format.js";
 import { DEMO_MODELS } from "./demo_models.js";
 import type { EngineInfo } from "./model.js";
@@ -18,7 +19,22 @@ export interface Handlers {
   readonly regenerate: () => void;
   /** Stop editing an earlier message, and leave it as it is. */
   readonly cancelEdit: () => void;
+  /** The message being typed has changed. */
+  readonly typed: () => void;
+  /** Show the open conversation as another tab has stored it. */
+  readonly showElsewhere: () => void;
+  /** Leave a conversation that cannot be continued now. */
+  readonly leave: () => void;
 }
+
+/** What has become of the open conversation in another tab. */
+export type Elsewhere = "changed" | "deleted" | "copied";
+
+const ELSEWHERE: Readonly<Record<Elsewhere, string>> = {
+  changed: "This conversation has changed in another tab. What you send here continues it as a copy.",
+  deleted: "This conversation was deleted in another tab. What you send here stores it again.",
+  copied: "Another tab had changed this conversation, so it continues here as a copy. Both are in your conversations.",
+};
 
 /** The sides that answer. */
 export interface Answerers {
@@ -56,6 +72,7 @@ export class View {
   readonly #prompt = element("prompt", HTMLTextAreaElement);
   readonly #send = element("send", HTMLButtonElement);
   readonly #conversation = element("conversation", HTMLElement);
+  readonly #scroll = new FollowingScroll();
   #last: AnswerView | null = null;
 
   constructor(private readonly handlers: Handlers) {
@@ -65,6 +82,12 @@ export class View {
     });
     this.#prompt.addEventListener("input", () => {
       this.refresh();
+    });
+    element("show-elsewhere", HTMLButtonElement).addEventListener("click", () => {
+      this.handlers.showElsewhere();
+    });
+    element("leave", HTMLButtonElement).addEventListener("click", () => {
+      this.handlers.leave();
     });
     this.#prompt.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -111,8 +134,13 @@ export class View {
   private open(): void {
     document.body.dataset.state = "ready";
     for (const id of ["loading", "failure"]) element(id, HTMLElement).hidden = true;
-    for (const id of ["open-panel", "open-history", "composer"]) element(id, HTMLElement).hidden = false;
-    this.clear();
+    for (const id of ["open-panel", "composer"]) element(id, HTMLElement).hidden = false;
+    delete document.body.dataset.reading;
+    // A failure may have shown it.
+    element("panel-stored", HTMLElement).append(element("stored", HTMLElement));
+    // The conversation may already be there to read.
+    if (this.#last === null) this.clear(true);
+    else this.refresh();
   }
 
   private welcome(near: Near["state"], host: string): void {
@@ -135,19 +163,30 @@ export class View {
     element("welcome-line", HTMLElement).textContent = line ?? "";
   }
 
-  /** Show an empty conversation. */
-  clear(): void {
+  /** Show an empty conversation. Before a side can answer, this is the loading state or the failure. */
+  clear(answerable: boolean): void {
+    delete document.body.dataset.reading;
     this.#conversation.replaceChildren();
     this.#last = null;
-    this.show("welcome");
+    this.elsewhere(null);
+    this.show(answerable ? "welcome" : null);
     this.setBusy(false);
-    this.#prompt.focus();
+    if (answerable) this.#prompt.focus();
+  }
+
+  /** Say what has become of the conversation in another tab; null if nothing has. */
+  elsewhere(what: Elsewhere | null): void {
+    element("elsewhere", HTMLElement).hidden = what === null;
+    if (what === null) return;
+    element("elsewhere-words", HTMLElement).textContent = ELSEWHERE[what];
+    element("show-elsewhere", HTMLElement).hidden = what !== "changed";
   }
 
   /** Show a question and its empty answer. */
   addTurn(question: Question, far: string | null): AnswerView {
     this.show("conversation");
     this.#prompt.value = "";
+    this.refresh();
     const view = new AnswerView(question, far, {
       regenerate: this.handlers.regenerate,
       announce: (text) => {
@@ -167,7 +206,12 @@ export class View {
     view.answer.remove();
   }
 
-  /** Put an earlier question into the composer. */
+  /** The message being typed. */
+  get typed(): string {
+    return this.#prompt.value;
+  }
+
+  /** Put a text into the composer. */
   type(text: string): void {
     this.#prompt.value = text;
     this.refresh();
@@ -201,6 +245,7 @@ export class View {
     this.setBusy(true);
     this.announce("Answering");
     view.question.scrollIntoView({ block: "start" });
+    this.#scroll.begin(view.answer);
   }
 
   /** An answer has ended. */
@@ -212,8 +257,7 @@ export class View {
 
   /** Scroll to the end, unless the reader has scrolled up. */
   follow(): void {
-    const root = document.documentElement;
-    if (root.scrollHeight - root.scrollTop - root.clientHeight < 120) root.scrollTop = root.scrollHeight;
+    this.#scroll.follow();
   }
 
   /** Announce a text to screen readers. */
@@ -241,11 +285,12 @@ export class View {
   }
 
   private refresh(): void {
+    this.handlers.typed();
     this.#send.disabled = !this.busy && this.#prompt.value.trim() === "";
     this.#send.setAttribute("aria-label", this.busy ? "Stop" : "Send");
   }
 
-  private show(section: "welcome" | "conversation"): void {
+  private show(section: "welcome" | "conversation" | null): void {
     for (const id of ["welcome", "conversation"]) element(id, HTMLElement).hidden = id !== section;
     element("new-chat", HTMLElement).hidden = section !== "conversation";
   }

@@ -16,6 +16,7 @@ import { Network } from "../network.js";
 import { keepDocuments } from "../offline.js";
 import type { Sides } from "../sides.js";
 import { connectSides } from "../sides.js";
+import { StoredModels } from "../stored_models.js";
 import { askDocuments } from "./ask.js";
 import { citedParts } from "./citations.js";
 import { DocumentsView } from "./documents_view.js";
@@ -59,10 +60,15 @@ class DocumentsPage {
       else this.#locked.delete(id);
     },
     ask: (question) => void this.ask(question),
-    open: (source) => void this.open(source),
+    open: (source) => void this.read(source),
   });
 
   async start(): Promise<void> {
+    await this.open();
+    await new StoredModels().show();
+  }
+
+  private async open(): Promise<void> {
     const form: FarForm = new FarForm((address) => this.connect(address, form));
     this.#network.onSent = () => {
       form.traffic(this.#network.sent);
@@ -199,7 +205,7 @@ class DocumentsPage {
     }
   }
 
-  private async open(source: Source): Promise<void> {
+  private async read(source: Source): Promise<void> {
     const text = await this.#library?.index.textOf(source.document);
     if (text != null) this.#view.read(source, text);
   }

@@ -8,6 +8,7 @@ import { RequestError } from "../../src/index.js";
 
 const CONVERSATION = {
   id: "1",
+  revision: 1,
   title: "Fruit",
   updatedMs: 0,
   model: null,
