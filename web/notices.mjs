@@ -7,11 +7,11 @@ import { join } from "node:path";
 /** Modules that are not files of a package, and whose code they contain. */
 const VIRTUAL = { "xgrammar-wasm": "@mlc-ai/web-xgrammar" };
 
-/** Code inside a package's files whose license the package's own file does not have, from notices/. */
+/** Code inside a package's files whose license the package's own file does not have, and where it is here. */
 const INSIDE = {
-  "@mlc-ai/web-xgrammar": ["xgrammar", "picojson"],
+  "@mlc-ai/web-xgrammar": { xgrammar: "notices/xgrammar.txt", picojson: "../packaging/picojson-LICENSE" },
   // Its legacy build.
-  "pdfjs-dist": ["core-js"],
+  "pdfjs-dist": { "core-js": "notices/core-js.txt" },
 };
 
 /** Files of a package that are copied, not bundled, and have their own license. */
@@ -50,8 +50,8 @@ async function partsOf(name, folder) {
   if (texts.length === 0 && license === "Apache-2.0") texts.push("It has the Apache License, Version 2.0, above.");
   if (texts.length === 0) throw new Error(`${folder} has no license file; add its license (${license}) to notices.mjs`);
   const parts = [[`${name} ${version} (${license})`, ...texts].join("\n\n")];
-  for (const inside of INSIDE[name] ?? [])
-    parts.push(`${inside}, in ${name}\n\n${await readFile(`notices/${inside}.txt`, "utf8")}`);
+  for (const [inside, file] of Object.entries(INSIDE[name] ?? {}))
+    parts.push(`${inside}, in ${name}\n\n${await readFile(file, "utf8")}`);
   for (const [title, file] of Object.entries(COPIED[name] ?? {}))
     parts.push(`${title}\n\n${await readFile(join(folder, file), "utf8")}`);
   return parts;

@@ -126,7 +126,7 @@ def test_the_lock_of_a_conversation_is_closed_again_after_a_reload(chat: Page, f
     chat.wait_for_function(STORED_LOCK)
     chat.reload()
     chat.wait_for_selector("body[data-near=failed][data-state=ready]")
-    assert chat.get_attribute("#private", "aria-pressed") == "false"
+    assert chat.get_attribute("#private", "aria-pressed") == "true"
     chat.click("#history-list .title")
     chat.wait_for_selector("#private[aria-pressed=true]")
     assert chat.is_enabled("#private")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -51,6 +52,7 @@ The alarm code is secret-1234.
 Ana lives in Oslo.
 """
 DIARY = "Lena met the mayor."
+W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
 # Makes the page's engine answer with this text, whatever the length of the prompt.
 SCRIPTED = """(text) => {
     const engine = window.nearfar.engine;
@@ -202,6 +204,10 @@ def add(page: Page, files: dict[str, bytes]) -> None:
     page.set_input_files("#files", given)  # type: ignore[arg-type]
 
 
+def paragraph(text: str) -> str:
+    return f"<w:p><w:r><w:t>{text}</w:t></w:r></w:p>"
+
+
 def encrypted(pdf: bytes) -> bytes:
     """The PDF with a password that its readers need."""
     writer = PdfWriter(clone_from=BytesIO(pdf))
@@ -256,6 +262,37 @@ def test_other_files_are_refused_by_name_and_add_nothing(opened: Opened) -> None
         words for _, words in files.values()
     ]
     assert page.locator("#documents li").count() == 2
+
+
+def test_a_word_file_and_a_latin_1_text_are_read_and_stay_after_a_reload_in_mid_batch(
+    opened: Opened, tmp_path: Path
+) -> None:
+    page = opened.page
+    with zipfile.ZipFile(tmp_path / "crew.docx", "w") as archive:
+        archive.writestr("word/document.xml", f"<w:document {W}>{paragraph('Zoe mends sails.')}</w:document>")
+    add(page, {"crew.docx": (tmp_path / "crew.docx").read_bytes(), "cafe.txt": "Le café est à Oslo.".encode("latin-1")})
+    for name in ("crew.docx", "cafe.txt"):
+        page.wait_for_selector(f"#documents li:has-text('{name}')")
+    page.click("#documents li:has-text('crew.docx') button[aria-pressed]")
+    # The page closes while it reads the third file.
+    page.evaluate("""() => sessionStorage.setItem("nearfar pending documents", '["third.txt"]')""")
+    page.reload()
+    page.wait_for_selector("body[data-state=ready]")
+    assert sorted(page.locator("#documents .name").all_text_contents()) == [
+        "cafe.txt",
+        "crew.docx",
+        "diary.txt",
+        "town.md",
+    ]
+    assert "third.txt" in (page.text_content("#library-problems") or "")
+    locked = page.locator("#documents li:has-text('crew.docx') button[aria-pressed]")
+    assert locked.get_attribute("aria-pressed") == "true"
+    assert "Zoe" in ask(page, "Where is the café?", near="Zoe is there.")
+    assert "Le café est à Oslo." in page.evaluate("() => window.requests.at(-1)")
+    for name in ("crew.docx", "cafe.txt"):
+        page.click(f"#documents li:has-text('{name}') button[aria-label^=Remove]")
+        page.wait_for_selector(f"#documents li:has-text('{name}')", state="detached")
+    page.wait_for_function("() => document.querySelector('#library-problems').childElementCount === 0")
 
 
 def test_a_pdf_is_read_on_this_device_and_its_page_is_cited(opened: Opened) -> None:

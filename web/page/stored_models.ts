@@ -17,7 +17,10 @@ export class StoredModels {
   async show(): Promise<void> {
     const stored = await cache.list().catch(() => []);
     element("stored-help", HTMLElement).textContent = stored.length === 0 ? NONE : HELP;
-    this.#list.replaceChildren(...stored.map((bundle) => this.item(bundle)));
+    const names = stored.map(({ model }) => model);
+    this.#list.replaceChildren(
+      ...stored.map((bundle) => this.item(bundle, names.filter((name) => name === bundle.model).length > 1)),
+    );
   }
 
   /** Move the list, for example to the explanation of a failure. */
@@ -25,7 +28,8 @@ export class StoredModels {
     element(id, HTMLElement).append(element("stored", HTMLElement));
   }
 
-  private item({ url, model, bytes, complete, lastUsed }: StoredBundle): HTMLElement {
+  /** ``isTwin``: another one has the same name. */
+  private item({ url, model, bytes, complete, lastUsed }: StoredBundle, isTwin: boolean): HTMLElement {
     const remove = make("button", "plain", "Delete");
     remove.type = "button";
     remove.setAttribute("aria-label", `Delete ${model}`);
@@ -36,8 +40,9 @@ export class StoredModels {
       } else void this.remove(url);
     });
     const state = complete ? `last used ${lastUsed.toLocaleDateString()}` : "not complete";
-    const words = make("span", "help", `${formatBytes(bytes)}, ${state}`);
-    words.title = url;
+    const { host, pathname } = new URL(url);
+    const from = isTwin ? `, from ${host}${pathname}` : "";
+    const words = make("span", "help", `${formatBytes(bytes)}, ${state}${from}`);
     return make("li", "", make("span", "name", model, make("br"), words), remove);
   }
 
