@@ -462,30 +462,6 @@ def test_saved_conversations_are_read_and_exported_without_a_model(chat: Page, s
         page.close()
 
 
-def test_with_full_storage_the_page_lists_the_stored_models_and_deletes_them(chat: Page, server: PageServer) -> None:
-    page = chat.context.new_page()
-    try:
-        page.add_init_script(FULL)
-        page.goto(f"{server.url}?bundle=./other/")
-        page.wait_for_selector("#failure", state="visible")
-        assert "There is not enough storage: the model needs" in (page.text_content("#failure-message .what") or "")
-        assert "cache." not in (page.text_content("#failure-message") or "")
-        # The other item is the part of the new bundle that both share.
-        item = page.locator("#failure #stored-list li:has-text('last used')")
-        assert "qwen3" in (item.text_content() or "")
-        assert "MB" in (item.text_content() or "") or "kB" in (item.text_content() or "")
-        for shown in look(page):
-            page.screenshot(path=SCREENSHOTS / f"storage-{shown}.png")
-        item.locator("button").click()
-        item.locator("button:text-is('Really delete?')").click()
-        page.wait_for_selector("#failure #stored-list li:has-text('last used')", state="detached")
-        page.click("#stored-list button")
-        page.click("#stored-list button:text-is('Really delete?')")
-        page.wait_for_selector("#stored-help:has-text('stores no models')")
-    finally:
-        page.close()
-
-
 def test_an_earlier_message_is_edited_and_sent_again(chat: Page) -> None:
     script(chat, "fine")
     for text in ("one", "two", "three"):
@@ -593,3 +569,28 @@ def test_every_part_is_legible_and_large_enough_to_touch(chat: Page) -> None:
     chat.screenshot(path=SCREENSHOTS / "history-phone-light.png")
     chat.keyboard.press("Escape")
     chat.wait_for_selector("#history-search", state="hidden")
+
+
+def test_with_full_storage_the_page_lists_the_stored_models_and_deletes_them(chat: Page, server: PageServer) -> None:
+    """The last test, because it deletes the model that the others load."""
+    page = chat.context.new_page()
+    try:
+        page.add_init_script(FULL)
+        page.goto(f"{server.url}?bundle=./other/")
+        page.wait_for_selector("#failure", state="visible")
+        assert "There is not enough storage: the model needs" in (page.text_content("#failure-message .what") or "")
+        assert "cache." not in (page.text_content("#failure-message") or "")
+        # The other item is the part of the new bundle that both share.
+        item = page.locator("#failure #stored-list li:has-text('last used')")
+        assert "qwen3" in (item.text_content() or "")
+        assert "MB" in (item.text_content() or "") or "kB" in (item.text_content() or "")
+        for shown in look(page):
+            page.screenshot(path=SCREENSHOTS / f"storage-{shown}.png")
+        item.locator("button").click()
+        item.locator("button:text-is('Really delete?')").click()
+        page.wait_for_selector("#failure #stored-list li:has-text('last used')", state="detached")
+        page.click("#stored-list button")
+        page.click("#stored-list button:text-is('Really delete?')")
+        page.wait_for_selector("#stored-help:has-text('stores no models')")
+    finally:
+        page.close()
