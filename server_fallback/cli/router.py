@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..executors.executor import Executor
-    from ..router.decision.predictor import Components
+    from ..router.decision.predictor import Components, Predictor
     from ..router.fitting.evaluation import Evaluation, Interval
     from ..router.fitting.fit import FitResult
-    from ..router.fitting.pairs import Pair
+    from ..router.fitting.pairs import Array, Pair
     from ..router.fitting.prompts import Prompt
     from ..router.fitting.reliability import SideReport
 
@@ -248,6 +248,14 @@ async def open_far(options: argparse.Namespace, environment: Mapping[str, str]) 
 # --- fit ---
 
 
+def require_scikit_learn(step: str) -> None:
+    """Raises ToolError."""
+    try:
+        import sklearn  # noqa: F401
+    except ImportError as error:
+        raise ToolError(f"nearfar router {step} needs scikit-learn: pip install 'nearfar[router]'") from error
+
+
 def embedded(
     options: argparse.Namespace, *lists: list[Pair], components: Components | None = None
 ) -> tuple[str, list[list[Pair]]]:
@@ -275,9 +283,12 @@ def run_fit(options: argparse.Namespace) -> None:
 
     from rich.console import Console
 
+    from nearfar.compiler.cli.phases import progress_bars
+
+    require_scikit_learn("fit")
     from ..router.decision.policy import Policy
     from ..router.decision.predictor import Wanted
-    from ..router.fitting.fit import fit
+    from ..router.fitting.fit import STEPS, fit
     from ..router.fitting.pairs import read_pairs
 
     pairs, encoder = read_pairs(options.pairs), None
@@ -286,7 +297,16 @@ def run_fit(options: argparse.Namespace) -> None:
     wanted = None
     if options.min_quality is not None or options.max_far_share is not None:
         wanted = Wanted(quality=options.min_quality, far_share=options.max_far_share)
-    result = fit(pairs, wanted=wanted, signals="signals" in options.features, encoder=encoder)
+    with progress_bars(transient=True) as bars:
+        bars.start()
+        task = bars.add_task("fitting", total=STEPS)
+        result = fit(
+            pairs,
+            wanted=wanted,
+            signals="signals" in options.features,
+            encoder=encoder,
+            advance=lambda: bars.advance(task),
+        )
     policy = {
         "version": 1,
         "mode": "auto",
@@ -346,7 +366,6 @@ def run_eval(options: argparse.Namespace) -> None:
     from ..router.fitting.evaluation import evaluate
     from ..router.fitting.pairs import read_pairs, rights
     from ..router.fitting.plots import plot
-    from ..router.fitting.refits import scores_of_refits
     from ..router.fitting.scores import all_scores
 
     pairs, policy = read_pairs(options.pairs), Policy.read(options.policy)
@@ -360,7 +379,7 @@ def run_eval(options: argparse.Namespace) -> None:
     found = evaluate(*rights(pairs), scores, threshold)
     if fitted_on:
         assert predictor is not None
-        refits = scores_of_refits(fitted_on, predictor, pairs, options.refits or REFITS)
+        refits = refitted(fitted_on, predictor, pairs, options.refits or REFITS)
         found = evaluate(*rights(pairs), scores, threshold, refits)
     if options.plot is not None:
         plot(found, options.plot)
@@ -375,6 +394,19 @@ def run_eval(options: argparse.Namespace) -> None:
         f"{found.far_share:.1%} far and is right on {found.quality:.1%}",
         highlight=False,
     )
+
+
+def refitted(fitted_on: Sequence[Pair], predictor: Predictor, pairs: Sequence[Pair], count: int) -> Array:
+    """As `scores_of_refits`, with its progress."""
+    from nearfar.compiler.cli.phases import progress_bars
+
+    require_scikit_learn("eval --fitted-on")
+    from ..router.fitting.refits import scores_of_refits, steps
+
+    with progress_bars(transient=True) as bars:
+        bars.start()
+        task = bars.add_task("refitting", total=steps(count))
+        return scores_of_refits(fitted_on, predictor, pairs, count, lambda: bars.advance(task))
 
 
 def eval_table(found: Evaluation) -> Table:

@@ -16,7 +16,7 @@ from .decision.decide import decide
 from .decision.policy import Policy, Quality
 from .decision.situation import Situation
 from .sides.near import NearSide
-from .sides.sides import Sides, refusal
+from .sides.sides import Sides
 
 
 async def embed(sides: Sides, request: EmbeddingRequest, situation: Situation, call: Call) -> EmbeddingResponse:
@@ -32,11 +32,11 @@ async def embed(sides: Sides, request: EmbeddingRequest, situation: Situation, c
         return await near.executor.embed(request, call)
     decision = decide(rules, situation, private=await sides.is_private(situation))
     if decision.side is None or far is None:
-        raise refusal(decision.reason)
+        raise sides.refusal(decision, situation, embeds=True)
     if near is not None and near.embeds and sides.policy.mode != "far-only":
         await require_one_model(sides, near, call)
     if not await sides.reserve_request():
-        raise refusal("budget")
+        raise sides.refusal(replace(decision, side=None, reason="budget"), situation, embeds=True)
     answer = await far.embed(request, call)
     await sides.pay(answer.usage.prompt_tokens, 0)
     return answer

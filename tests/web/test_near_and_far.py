@@ -356,7 +356,7 @@ def test_without_near_far_answers_alone_and_the_page_explains_why(
         assert ended(page) == {"text": "27 + 58 = 85", "side": "far", "reason": "near_unavailable"}
         badge = page.text_content(".answer .sided") or ""
         assert badge.startswith("Far")
-        assert badge.endswith("no model on this device")
+        assert badge.endswith("no model was ready on this device")
         state = page.text_content("#far-state") or ""
         assert "every message that is not private" in state
         assert "Private messages are not sent" in state

@@ -35,7 +35,7 @@ const PROBLEMS: readonly (Problem & { readonly is: (error: unknown) => boolean }
   {
     // The router reports this code only if the server may not answer.
     is: (error) => error instanceof NearfarError && error.details.code === "near_unavailable",
-    what: "This message was not sent: it is private, or the policy uses no server, and this device has no model.",
+    what: "This message was not sent: it is private, or the policy uses no server, and no model is ready on this device.",
     fix: "Wait until the model has loaded, or start a new chat without the private text.",
   },
   {
@@ -45,8 +45,8 @@ const PROBLEMS: readonly (Problem & { readonly is: (error: unknown) => boolean }
   },
   {
     is: (error) => error instanceof Unavailable,
-    what: "Neither this device nor the server could answer.",
-    fix: "Try again in a moment, or check the connection to the server.",
+    what: "No side that may answer this message could do so.",
+    fix: "Try again in a moment, check the connection to the server, or let the policy choose the side.",
   },
   {
     is: (error) => error instanceof TypeError,

@@ -16,7 +16,7 @@ const WORDS: Readonly<
   prefer: "preferred",
   offline: "there is no network",
   circuit_open: (_, other) => `${other} failed a moment ago`,
-  near_unavailable: "no model on this device",
+  near_unavailable: "no model was ready on this device",
   context: (_, other) => `too long for ${other}`,
   tools: (_, other) => `${other} does not support tools`,
   vision: (_, other) => `${other} does not support images`,

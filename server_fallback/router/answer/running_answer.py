@@ -29,7 +29,7 @@ from ..decision.features import PROMPT_SIGNAL, SIGNALS
 from ..decision.situation import Message, Situation
 from ..sides.answer_piece import AnswerPiece
 from ..sides.continued import continued, limits
-from ..sides.sides import LACKS, Sides, refusal
+from ..sides.sides import Sides
 from ..sides.texts import conversation_of
 from .answer_machine import State, begin, step, timed_side
 from .attempt import Attempt, retry_seconds
@@ -136,7 +136,7 @@ class RunningAnswer(Generic[ChunkT]):
             decision = await sides.decide(situation, private=decision.private)
             self._situation = situation
         if decision.side is None:
-            raise refusal(decision.reason)
+            raise sides.refusal(decision, situation)
         return decision
 
     def _wants_signals(self, decision: Decision) -> bool:
@@ -355,7 +355,7 @@ class RunningAnswer(Generic[ChunkT]):
         if continue_from is not None:
             request = await far_continuation(sides, request, call, continue_from, self._shown)
         if not await sides.reserve_request():
-            raise QueueFull(LACKS["budget"], code="budget")
+            raise QueueFull("far: today's budget for it is spent", code="budget")
         attempt.sent = True
         return sides.far_answer(request, call, speculate=self._near_guesses())
 

@@ -74,9 +74,12 @@ class FileLedger:
     def _write(self, spent: Spent) -> None:
         # A process that reads meanwhile gets either the old file or the complete new one.
         written = self._path.with_name(f"{self._path.name}.new")
-        written.write_text(
-            json.dumps({"day": self._day(), "usd": spent.usd, "requests": spent.requests}), encoding="utf-8"
-        )
+        entry = json.dumps({"day": self._day(), "usd": spent.usd, "requests": spent.requests})
+        with written.open("w", encoding="utf-8") as file:
+            file.write(entry)
+            file.flush()
+            # Otherwise a machine that loses power may keep the new name and no content.
+            os.fsync(file.fileno())
         os.replace(written, self._path)
 
 

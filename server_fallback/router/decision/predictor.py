@@ -26,6 +26,8 @@ from .features import SIGNALS, FeatureName, text_features, text_terms
 from .situation import NearSignals
 
 Weight = Annotated[float, Field(ge=-1e9, le=1e9)]
+# Browsers load policies.
+MAX_TERMS = 65_536
 Term = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
@@ -82,7 +84,7 @@ class Predictor(Entry):
 
     version: Annotated[Literal[2], INTEGER]
     features: Annotated[tuple[FeatureName, ...], ITEMS]
-    terms: Annotated[tuple[Term, ...], Field(max_length=65_536), ITEMS]
+    terms: Annotated[tuple[Term, ...], Field(max_length=MAX_TERMS), ITEMS]
     mean: Annotated[tuple[Weight, ...], ITEMS]
     scale: Annotated[tuple[Annotated[float, Field(ge=1e-9, le=1e9)], ...], ITEMS]
     near: Weights

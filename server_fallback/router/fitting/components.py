@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from nearfar.compiler.errors import RequestError
-
-from .pairs import Array, Pair
+from .pairs import Array
 
 # Those that were measured; see router/README.md.
 COUNT = 4
@@ -23,26 +20,18 @@ class PrincipalComponents:
     mean: Array
     rows: Array
 
-    def of(self, pairs: Sequence[Pair]) -> Array:
-        """(n, K)."""
-        return (vectors(pairs) - self.mean) @ self.rows.T
+    def of(self, vectors: Array) -> Array:
+        """(n, E) -> (n, K)."""
+        return (vectors - self.mean) @ self.rows.T
 
 
-def principal_components(pairs: Sequence[Pair], count: int = COUNT) -> PrincipalComponents:
-    """At most ``count``: directions in which the vectors do not differ are left out."""
-    table = vectors(pairs)
-    mean = table.mean(0)
-    _, lengths, directions = np.linalg.svd(table - mean, full_matrices=False)
-    deviations = lengths / np.sqrt(len(pairs))
+def principal_components(vectors: Array, count: int = COUNT) -> PrincipalComponents:
+    """Of vectors (n, E), at most ``count``: directions in which they do not differ are left out."""
+    mean = vectors.mean(0)
+    _, lengths, directions = np.linalg.svd(vectors - mean, full_matrices=False)
+    deviations = lengths / np.sqrt(len(vectors))
     kept = min(count, int(np.sum(deviations**2 > MIN_VARIANCE)))
     # The sign of a component is arbitrary: its largest number is positive, on every machine.
     directions = directions[:kept]
     largest = directions[np.arange(kept), np.abs(directions).argmax(1)]
     return PrincipalComponents(mean, directions * np.sign(largest)[:, None] / deviations[:kept, None])
-
-
-def vectors(pairs: Sequence[Pair]) -> Array:
-    """(n, E). Raises RequestError for a pair without a vector."""
-    if any(pair.embedding is None for pair in pairs):
-        raise RequestError("a pair has no vector; embed the prompts with the model that the predictor names")
-    return np.array([pair.embedding for pair in pairs], np.float64)

@@ -7,16 +7,18 @@ of a fold nor its list of terms has seen the phrasings on which it is measured.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from scipy.sparse import csr_array, hstack
 
-from ..decision.features import SIGNALS, TEXT_FEATURES, FeatureName, text_features, text_terms
+from ..decision.features import FeatureName
+from ..decision.predictor import MAX_TERMS
 from .components import PrincipalComponents, principal_components
 from .logistic import Fold
-from .pairs import Array, Pair
+from .pairs import Array
+from .table import Table
 
 FOLDS = 5
 # A term of fewer pairs or of one group shows more about these than about new prompts.
@@ -44,67 +46,63 @@ class Design:
         components = [f"component {number}" for number in range(1, count + 1)]
         return [*self.features, *(f'"{term}"' for term in self.terms), *components]
 
-    def rows(self, pairs: Sequence[Pair]) -> Array:
-        """The inputs of the weights, (n, F + T + K), as `Predictor.inputs` computes them."""
-        standard = np.nan_to_num((values(pairs, self.features) - self.mean) / self.scale, nan=0.0)
-        columns = {term: column for column, term in enumerate(self.terms)}
-        known = np.zeros((len(pairs), len(self.terms)))
-        for row, pair in enumerate(pairs):
-            terms = text_terms(pair.prompt)
-            found = [columns[term] for term in terms if term in columns]
-            known[row, found] = len(found) / max(1, len(terms))
-        components = [] if self.components is None else [self.components.of(pairs)]
-        return np.hstack([standard, known, *components])
+    def rows(self, table: Table) -> Any:
+        """The inputs of the weights, sparse (n, F + T + K), as `Predictor.inputs` computes them."""
+        columns = [table.features.index(name) for name in self.features]
+        standard = np.nan_to_num((table.values[:, columns] - self.mean) / self.scale, nan=0.0)
+        blocks = [csr_array(standard), self._known(table)]
+        if self.components is not None:
+            assert table.vectors is not None
+            blocks.append(csr_array(self.components.of(table.vectors)))
+        rows = hstack(blocks, format="csr")
+        # scikit-learn reads no wider indices, and narrow ones need less memory.
+        rows.indices, rows.indptr = rows.indices.astype(np.int32), rows.indptr.astype(np.int32)
+        return rows
+
+    def _known(self, table: Table) -> Any:
+        """(n, T): for each term that a prompt has, the share of its terms that are among ``terms``."""
+        column_of = {term: column for column, term in enumerate(self.terms)}
+        column = np.array([column_of.get(term, -1) for term in table.terms], np.int64)
+        entries = table.counts.tocoo()
+        found = column[entries.col] >= 0
+        rows, numbers = entries.row[found], entries.data[found]
+        known = np.bincount(rows, weights=numbers, minlength=len(table))
+        share = known / np.maximum(1, table.counts.sum(axis=1))
+        return csr_array((share[rows], (rows, column[entries.col[found]])), shape=(len(table), len(self.terms)))
 
 
-def make_design(pairs: Sequence[Pair], *, signals: bool = False, embedding: bool = False) -> Design:
-    """A signal that no pair has is not a feature; if some pairs have it, the others count as their mean. With
-    ``embedding``, every pair must have a vector.
-    """
-    used = [name for name in SIGNALS if signals and any(signal(pair, name) is not None for pair in pairs)]
-    features: tuple[FeatureName, ...] = (*TEXT_FEATURES, *used)
-    table = values(pairs, features)
-    mean, scale = np.nanmean(table, axis=0), np.nanstd(table, axis=0)
+def make_design(table: Table) -> Design:
+    """A signal that no pair has is not a feature; if some pairs have it, the others count as their mean."""
+    used = np.flatnonzero(~np.isnan(table.values).all(axis=0))
+    values = table.values[:, used]
+    mean, scale = np.nanmean(values, axis=0), np.nanstd(values, axis=0)
     # A value that is the same in all pairs shows nothing, so any scale will do.
     scale[scale < MIN_SCALE] = 1.0
-    groups = defaultdict[str, set[str | int]](set)
-    counts = defaultdict[str, int](int)
-    for pair, group in zip(pairs, group_of_each(pairs), strict=True):
-        for term in set(text_terms(pair.prompt)):
-            counts[term] += 1
-            groups[term].add(group)
-    terms = sorted(term for term in counts if counts[term] >= MIN_TERM_PAIRS and len(groups[term]) >= MIN_TERM_GROUPS)
-    return Design(features, mean, scale, tuple(terms), principal_components(pairs) if embedding else None)
+    features = tuple(table.features[column] for column in used)
+    components = None if table.vectors is None else principal_components(table.vectors)
+    return Design(features, mean, scale, choose_terms(table), components)
 
 
-def make_folds(pairs: Sequence[Pair], *, signals: bool = False, embedding: bool = False) -> list[Fold]:
-    """Five folds of whole groups; a pair without a group is one by itself. With fewer groups than folds, groups do not
-    count.
-    """
-    groups = group_of_each(pairs)
-    order = {group: number for number, group in enumerate(dict.fromkeys(groups))}
-    numbers = np.array([order[group] for group in groups]) if len(order) >= FOLDS else np.arange(len(pairs))
+def choose_terms(table: Table) -> tuple[str, ...]:
+    """The terms of enough pairs and groups, sorted; the commonest if a policy cannot have all of them."""
+    pairs, count = table.counts.astype(bool).astype(np.int32), len(table)
+    members = csr_array(
+        (np.ones(count, np.int32), (table.groups, np.arange(count))), shape=(max(table.groups) + 1, count)
+    )
+    groups = members @ pairs
+    num_pairs, num_groups = (np.bincount(counts.indices, minlength=len(table.terms)) for counts in (pairs, groups))
+    enough = np.flatnonzero((num_pairs >= MIN_TERM_PAIRS) & (num_groups >= MIN_TERM_GROUPS))
+    commonest = sorted(enough, key=lambda index: (-num_pairs[index], table.terms[index]))[:MAX_TERMS]
+    return tuple(sorted(table.terms[index] for index in commonest))
+
+
+def make_folds(table: Table) -> list[Fold]:
+    """Five folds of whole groups. With fewer groups than folds, groups do not count."""
+    groups = table.groups
+    numbers = groups if groups.max() + 1 >= FOLDS else np.arange(len(table))
     folds = []
     for fold in range(FOLDS):
         held_out = numbers % FOLDS == fold
-        inside = [pair for pair, out in zip(pairs, held_out, strict=True) if not out]
-        folds.append(Fold(make_design(inside, signals=signals, embedding=embedding).rows(pairs), held_out))
+        design = make_design(table.take(np.flatnonzero(~held_out)))
+        folds.append(Fold(design.rows(table), held_out))
     return folds
-
-
-def group_of_each(pairs: Sequence[Pair]) -> list[str | int]:
-    return [index if pair.group is None else pair.group for index, pair in enumerate(pairs)]
-
-
-def values(pairs: Sequence[Pair], features: Sequence[FeatureName]) -> Array:
-    """(n, F); an unknown signal is NaN."""
-    rows = []
-    for pair in pairs:
-        known: dict[str, float | None] = {**text_features(pair.prompt)}
-        known |= {} if pair.near.signals is None else asdict(pair.near.signals)
-        rows.append([known.get(name) for name in features])
-    return np.array(rows, np.float64)
-
-
-def signal(pair: Pair, name: str) -> float | None:
-    return None if pair.near.signals is None else asdict(pair.near.signals)[name]

@@ -25,8 +25,10 @@ from nearfar.compiler.errors import RequestError
 from .pairs import Array
 
 Interval = tuple[float, float]
+Counts = npt.NDArray[np.uint16]
 
 RESAMPLES = 1000
+BLOCK = 50
 SEED = 2024
 CPT_LEVELS = (0.5, 0.8)
 
@@ -102,7 +104,7 @@ def evaluate(
     leader = next(iter(scores))
     sent = scores[leader] > threshold
     share, count = float(sent.mean()), len(gains)
-    weights = np.random.default_rng(SEED).multinomial(count, np.full(count, 1 / count), RESAMPLES).astype(np.float64)
+    weights = resamples(count)
     # A resample without a gap has nothing to recover.
     weights = weights[weights @ gains > 0]
     curves = {name: make_curve(near_quality, gains, score) for name, score in scores.items()}
@@ -146,14 +148,29 @@ def make_curve(near_quality: float, gains: Array, scores: Array) -> Curve:
     return Curve(shares, near_quality + np.concatenate([[0.0], np.cumsum(gains[order])[ends - 1] / count]))
 
 
-def measure(gains: Array, scores: Array, weights: Array) -> Array:
+def resamples(count: int) -> Counts:
+    """(RESAMPLES, count): how often each resample draws each of ``count`` prompts."""
+    rng, equal = np.random.default_rng(SEED), np.full(count, 1 / count)
+    drawn = np.empty((RESAMPLES, count), np.uint16)
+    for row in drawn:
+        row[:] = rng.multinomial(count, equal)
+    return drawn
+
+
+def measure(gains: Array, scores: Array, weights: Counts | Array) -> Array:
     """APGR, CPT(50 %) and CPT(80 %), (3, b), for b weightings of the prompts. gains, scores (n,), weights (b, n)."""
     order, ends = far_first(scores)
-    weights = weights[:, order]
+    # A block of weightings at a time, because each is needed as several tables of floats.
+    blocks = [weights[start : start + BLOCK] for start in range(0, len(weights), BLOCK)]
+    return np.hstack([measure_block(gains[order], block[:, order].astype(np.float64), ends) for block in blocks])
+
+
+def measure_block(gains: Array, weights: Array, ends: npt.NDArray[np.int64]) -> Array:
+    """As `measure`, of gains and weights in the order in which prompts are sent far, in groups with these ends."""
     totals = weights.sum(axis=1, keepdims=True)
     start = np.zeros((len(weights), 1))
     shares = np.hstack([start, np.cumsum(weights, axis=1)[:, ends - 1] / totals])
-    recovered = np.cumsum(weights * gains[order], axis=1)[:, ends - 1]
+    recovered = np.cumsum(weights * gains, axis=1)[:, ends - 1]
     recovered = np.hstack([start, recovered / recovered[:, -1:]])
     areas = np.sum(np.diff(shares, axis=1) * (recovered[:, 1:] + recovered[:, :-1]) / 2, axis=1)
     return np.stack([areas, *(first_reaching(shares, recovered, level) for level in CPT_LEVELS)])

@@ -7,7 +7,7 @@ regression was not fitted on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -16,13 +16,16 @@ import numpy as np
 from nearfar.compiler.errors import RequestError
 
 from ..decision.predictor import Calibration, Components, Fitted, Predictor, Wanted, Weights
-from .design import Design, make_design, make_folds
+from .design import FOLDS, Design, make_design, make_folds
 from .evaluation import far_first
 from .logistic import Array, CrossValidated, Logistic, fit_cross_validated, fit_platt, sigmoid
 from .pairs import Pair, rights
 from .reliability import SideReport, report
+from .table import read_table
 
 MIN_PAIRS = 20
+# One for each fold of each side.
+STEPS = 2 * FOLDS
 # Browsers load policies, so numbers are short: this many digits are enough.
 DIGITS = 6
 
@@ -40,12 +43,17 @@ class FitResult:
 
 
 def fit(
-    pairs: Sequence[Pair], *, wanted: Wanted | None = None, signals: bool = False, encoder: str | None = None
+    pairs: Sequence[Pair],
+    *,
+    wanted: Wanted | None = None,
+    signals: bool = False,
+    encoder: str | None = None,
+    advance: Callable[[], None] = lambda: None,
 ) -> FitResult:
     """``wanted``: the quality to reach with as few far requests as possible, or the share of requests that may be sent
     far. None: far answers whenever it is likelier to be right. ``signals``: near's signals are features too, so near
     begins every answer that the predictor decides. ``encoder`` is the name of the model that made the pairs' vectors,
-    whose principal components are then features too.
+    whose principal components are then features too. ``advance`` is called `STEPS` times.
 
     Raises RequestError for too few pairs, for a quality that the two sides cannot reach together, and for signals if no
     pair has any.
@@ -54,11 +62,11 @@ def fit(
         raise RequestError(f"{len(pairs)} pairs are too few to fit on; log at least {MIN_PAIRS}, better 1,000")
     if signals and all(pair.near.signals is None for pair in pairs):
         raise RequestError("no pair has near's signals; fit without them, or log a near side that reports them")
-    read = {"signals": signals, "embedding": encoder is not None}
-    design, folds = make_design(pairs, **read), make_folds(pairs, **read)
-    rows = design.rows(pairs)
+    table = read_table(pairs, signals=signals, embedding=encoder is not None)
+    design, folds = make_design(table), make_folds(table)
+    rows = design.rows(table)
     near_right, far_right = rights(pairs)
-    near, far = fit_cross_validated(rows, near_right, folds), fit_cross_validated(rows, far_right, folds)
+    near, far = (fit_cross_validated(rows, right, folds, advance=advance) for right in (near_right, far_right))
     near_platt, far_platt = fit_platt(near.out_of_fold, near_right), fit_platt(far.out_of_fold, far_right)
     near_chance, far_chance = calibrated(near.out_of_fold, near_platt), calibrated(far.out_of_fold, far_platt)
     gains = far_chance - near_chance
@@ -141,7 +149,7 @@ def choose_threshold(gains: Array, near_right: Array, far_right: Array, wanted: 
     return -1.0 if chosen == len(gains) else float(ranked[chosen - 1] + ranked[chosen]) / 2
 
 
-def calibrated(logits: Array, platt: tuple[float, float]) -> Array:
+def calibrated(logits: Array, platt: Sequence[float]) -> Array:
     return sigmoid(platt[0] * logits + platt[1])
 
 

@@ -6,7 +6,7 @@ predictors give to other prompts differ by the uncertainty of the fit (Efron 197
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -15,40 +15,57 @@ from nearfar.compiler.errors import RequestError
 from ..decision.features import SIGNALS
 from ..decision.predictor import Predictor
 from .design import make_design, make_folds
-from .fit import make_predictor
+from .fit import STEPS, calibrated
 from .logistic import fit_cross_validated, fit_logistic
 from .pairs import Array, Pair, rights
-from .scores import gains
+from .table import read_table
 
 SEED = 2025
 
 
-def scores_of_refits(pairs: Sequence[Pair], predictor: Predictor, prompts: Sequence[Pair], count: int) -> Array:
+def steps(count: int) -> int:
+    """How often `scores_of_refits` calls ``advance``."""
+    return STEPS + count
+
+
+def scores_of_refits(
+    pairs: Sequence[Pair],
+    predictor: Predictor,
+    prompts: Sequence[Pair],
+    count: int,
+    advance: Callable[[], None] = lambda: None,
+) -> Array:
     """The gains (count, n) that refits to ``pairs`` expect of ``prompts`` (n).
 
     The penalties are those of a fit to all pairs, and the calibration is the predictor's. A refit chooses its terms
-    again. Raises RequestError if the predictor was fitted on another number of pairs.
+    again; a pair that is drawn several times is still one group. Raises RequestError if the predictor was fitted on
+    another number of pairs.
     """
     if predictor.fitted is not None and predictor.fitted.pairs != len(pairs):
         raise RequestError(
             f"the policy was fitted on {predictor.fitted.pairs:,} pairs, but these are {len(pairs):,}; give the pairs "
             "that it was fitted on"
         )
-    embedding = predictor.embedding
-    read = {"signals": not set(SIGNALS).isdisjoint(predictor.features), "embedding": embedding is not None}
-    design, folds = make_design(pairs, **read), make_folds(pairs, **read)
-    rows = design.rows(pairs)
-    chosen = [fit_cross_validated(rows, right, folds) for right in rights(pairs)]
+    read = {"signals": not set(SIGNALS).isdisjoint(predictor.features), "embedding": predictor.embedding is not None}
+    table, asked = read_table(pairs, **read), read_table(prompts, **read)
+    design, folds = make_design(table), make_folds(table)
+    rows = design.rows(table)
+    calibration = (predictor.calibration.near, predictor.calibration.far)
+    sides = [
+        (right, fit_cross_validated(rows, right, folds, advance=advance).ridge, platt)
+        for right, platt in zip(rights(pairs), calibration, strict=True)
+    ]
     rng = np.random.default_rng(SEED)
     scores = np.zeros((count, len(prompts)))
     for refit in range(count):
-        drawn = [pairs[index] for index in rng.integers(len(pairs), size=len(pairs))]
-        drawn_design = make_design(drawn, **read)
-        drawn_rows = drawn_design.rows(drawn)
+        drawn = rng.integers(len(pairs), size=len(pairs))
+        drawn_table = table.take(drawn)
+        drawn_design = make_design(drawn_table)
+        drawn_rows, asked_rows = drawn_design.rows(drawn_table), drawn_design.rows(asked)
         near, far = (
-            fit_logistic(drawn_rows, right, side.ridge) for right, side in zip(rights(drawn), chosen, strict=True)
+            calibrated(fit_logistic(drawn_rows, right[drawn], ridge).logits(asked_rows), platt)
+            for right, ridge, platt in sides
         )
-        encoder = None if embedding is None else embedding.model
-        drawn_predictor = make_predictor(drawn_design, near, far, predictor.calibration, encoder=encoder)
-        scores[refit] = gains(drawn_predictor, prompts)
+        scores[refit] = far - near
+        advance()
     return scores

@@ -25,6 +25,7 @@ from ..decision.decision import Decision
 from ..decision.features import last_user_text
 from ..decision.policy import Policy
 from ..decision.prefix_memory import PrefixMemory
+from ..decision.refusal import refusal
 from ..decision.situation import CircuitState, FarState, NearState, Situation, Thermal
 from ..decision.situation import Message as WrittenMessage
 from ..decision.speed import Finished, Speed
@@ -213,6 +214,13 @@ class Sides:
             else self.far.answer(request, call)
         )
 
+    def refusal(self, decision: Decision, situation: Situation, *, embeds: bool = False) -> NearfarError:
+        """The error of a decision without a side. ``embeds``: as for `near_state`."""
+        near = "it has no model" if self.near is None else None
+        if self.near is not None and self.near.embeds != embeds:
+            near = "its model makes no embeddings" if embeds else "its model only makes embeddings"
+        return refusal(decision, situation, self.policy.mode, near)
+
     async def reserve_request(self) -> bool:
         """Reserve a request of today's budget; False if the budget is spent."""
         if self._ledger is None:
@@ -313,27 +321,3 @@ class Sides:
             return (await self.near.executor.tokenize(probe)).tokens == (await self.far.tokenize(probe, call)).tokens
         except RequestError:
             return False
-
-
-def refusal(reason: str) -> NearfarError:
-    """The error if no side may or can answer: the request's fault, or a condition that may pass."""
-    lack = reason.removeprefix("pinned_")
-    message = f"{LACKS[lack]}; it is pinned" if lack != reason else LACKS[lack]
-    return Unavailable(message, code=reason) if lack in PASSING else RequestError(message, code=reason)
-
-
-# These conditions may pass, so the same request may succeed later.
-PASSING = ("near_unavailable", "offline", "circuit_open", "budget")
-LACKS = {
-    "private": "the request is private, and the side that it is pinned to may not see it",
-    "mode": "the policy's mode forbids this side",
-    "near_unavailable": "the near model cannot answer now, and the far side may not or cannot",
-    "offline": "there is no far side, and the near one may not or cannot answer",
-    "circuit_open": "the side that may answer has failed and gets no requests for a while; try again soon",
-    "context": "prompt and answer exceed the maximum context length of the side that may answer; shorten the prompt, "
-    "or request fewer tokens",
-    "tools": "the side that may answer does not call tools; remove tools",
-    "vision": "the side that may answer does not read images; remove them",
-    "language": "the side that may answer does not know this language",
-    "budget": "today's budget for the far side is spent, and the near side may not or cannot answer",
-}

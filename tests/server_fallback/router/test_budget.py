@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,37 @@ def test_each_utc_day_starts_at_zero(tmp_path: Path) -> None:
     now[0] += 1
     assert ledger.today() == Spent()
     assert ledger.add(requests=1) == Spent(0.0, 1)
+
+
+@pytest.mark.skipif(not hasattr(time, "tzset"), reason="this platform cannot change its time zone")
+def test_the_day_is_a_utc_day_in_every_time_zone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = FileLedger(tmp_path / "ledger.json", clock=lambda: LATE)
+    try:
+        for zone in ("Pacific/Kiritimati", "Pacific/Honolulu"):
+            monkeypatch.setenv("TZ", zone)
+            time.tzset()
+            ledger.add(requests=1)
+            assert '"day": "2026-11-22"' in (tmp_path / "ledger.json").read_text()
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert ledger.today() == Spent(0.0, 2)
+
+
+def test_a_write_that_fails_leaves_the_old_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = FileLedger(tmp_path / "ledger.json", clock=lambda: LATE)
+    ledger.add(requests=1)
+    for step in ("fsync", "replace"):
+
+        def fail(*_: object) -> None:
+            raise OSError("the disk is full")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, step, fail)
+            with pytest.raises(OutputError, match="the disk is full"):
+                ledger.add(requests=1)
+        assert ledger.today() == Spent(0.0, 1)
+    assert ledger.add(requests=1) == Spent(0.0, 2)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"day": "2026-11-22", "usd": "1", "requests": 1}', "\udcff"])

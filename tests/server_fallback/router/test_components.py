@@ -25,6 +25,7 @@ from nearfar.server_fallback.router.fitting.fit import fit
 from nearfar.server_fallback.router.fitting.pairs import Pair
 from nearfar.server_fallback.router.fitting.refits import scores_of_refits
 from nearfar.server_fallback.router.fitting.scores import all_scores
+from nearfar.server_fallback.router.fitting.table import vectors_of
 
 
 def embedded_pairs(count: int, seed: int = 0) -> list[Pair]:
@@ -45,17 +46,17 @@ PAIRS, NEW = embedded_pairs(120), embedded_pairs(40, seed=1)
 
 
 def test_components_have_variance_1_and_a_known_sign() -> None:
-    found = principal_components(PAIRS)
-    values = found.of(PAIRS)
+    vectors = vectors_of(PAIRS)
+    found = principal_components(vectors)
+    values = found.of(vectors)
     # The vectors differ in only 4 of their 5 dimensions.
     assert values.shape == (120, 4)
     assert values.mean(0) == pytest.approx(0.0, abs=1e-9)
     assert np.cov(values.T, bias=True) == pytest.approx(np.eye(4), abs=1e-9)
     for row in found.rows:
         assert row[np.abs(row).argmax()] > 0
-    assert principal_components(PAIRS, 2).rows == pytest.approx(found.rows[:2])
-    flat = [pair.model_copy(update={"embedding": (0.5, 0.5)}) for pair in PAIRS]
-    assert principal_components(flat).rows.shape == (0, 2)
+    assert principal_components(vectors, 2).rows == pytest.approx(found.rows[:2])
+    assert principal_components(np.full((120, 2), 0.5)).rows.shape == (0, 2)
 
 
 def test_pairs_without_vectors_are_refused() -> None:

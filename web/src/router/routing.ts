@@ -72,7 +72,7 @@ export class Routing {
       choice = choose(policy, await situate(), staysNear);
     }
     if (choice.decision.side === null)
-      throw refusal(choice.decision, near.state === "ready" ? null : whyNoEngine(near));
+      throw refusal(choice.decision, choice.situation, policy.mode, near.state === "ready" ? null : whyNoEngine(near));
     return choice;
   }
 

@@ -1,6 +1,6 @@
 // The ledger of the far side's cost: days, and invalid texts.
 
-import { expect, test } from "vitest";
+import { expect, test, vi } from "vitest";
 
 import type { LedgerStore } from "../../src/router/decision/budget.js";
 import { StoredLedger, browserLedger } from "../../src/router/decision/budget.js";
@@ -23,6 +23,19 @@ test("the ledger adds up, is stored, and starts at zero with each UTC day", () =
   now += 1000;
   expect(ledger.today()).toEqual({ usd: 0, requests: 0 });
   expect(ledger.add({ requests: 1 })).toEqual({ usd: 0, requests: 1 });
+});
+
+test.each(["Pacific/Kiritimati", "Pacific/Honolulu"])("the day is a UTC day in the time zone %s", (zone) => {
+  vi.stubEnv("TZ", zone);
+  try {
+    // Otherwise this platform cannot change its time zone, and the test shows nothing.
+    expect(new Date(LATE).getTimezoneOffset()).not.toBe(0);
+    const store = memoryStore();
+    new StoredLedger(store, "ledger", () => LATE).add({ requests: 1 });
+    expect(store.getItem("ledger")).toContain('"day":"2026-11-22"');
+  } finally {
+    vi.unstubAllEnvs();
+  }
 });
 
 test("a ledger that Python wrote is read", () => {

@@ -2,6 +2,8 @@
 
 import type { NearfarError } from "../../errors.js";
 import { RequestError, Unavailable } from "../../errors.js";
+import type { Policy } from "./policy_schema.js";
+import type { Situation } from "./situation.js";
 
 export type Side = "near" | "far";
 /** Why a side, or the last remaining side, cannot answer. */
@@ -52,28 +54,46 @@ export interface Decision {
   readonly scores: Scores;
 }
 
-const WHY: Readonly<Record<Lack, string>> = {
-  private: "it is private, so it does not leave this device, and this device cannot answer it",
-  mode: "the policy's mode allows no side",
-  near_unavailable: "no model is ready on this device",
-  offline: "there is no network",
-  circuit_open: "the remaining side failed several times and gets no requests for a while",
-  context: "it is longer than the context of the remaining side",
-  tools: "the remaining side does not support tools",
-  vision: "the remaining side reads only text",
-  language: "the remaining side does not know the language",
-  budget: "today's budget is spent",
+/** What a side lacks, of which "it" is the side. */
+const WHY: Readonly<Record<Exclude<Lack, "private">, string>> = {
+  mode: "the policy's mode forbids it",
+  near_unavailable: "its model is not ready",
+  offline: "there is no connection to it",
+  circuit_open: "it failed several times and gets no requests for a while; try again soon",
+  context: "prompt and answer exceed its maximum context length; shorten the prompt, or request fewer tokens",
+  tools: "it does not call tools; remove tools",
+  vision: "it reads only text; remove the images",
+  language: "it does not know the language",
+  budget: "today's budget for it is spent",
 };
-/** For these, the same request would fail again later. */
-const PERMANENT: readonly Lack[] = ["private", "mode", "context", "tools", "vision", "language"];
+/** These conditions may pass, so the same request may succeed later. */
+const PASSING: readonly Lack[] = ["near_unavailable", "offline", "circuit_open", "budget"];
 
-/** The error of a decision without a side. ``near`` is the reason why there is no engine; null if there is one. */
-export function refusal({ reason }: Decision, near: string | null): NearfarError {
+/**
+ * The error of a decision without a side. ``near`` says why near's model cannot answer, if it is not available. A
+ * RequestError if the same request would fail again later, otherwise Unavailable.
+ */
+export function refusal(
+  decision: Decision,
+  situation: Pick<Situation, "pin" | "near">,
+  mode: Policy["mode"],
+  near: string | null = null,
+): NearfarError {
+  const { pin } = situation;
+  const { reason } = decision;
   const lack = reason.replace(/^pinned_/, "") as Lack;
-  const pinned = lack === reason ? "" : " and it is pinned to a side";
-  const more = near !== null && (lack === "private" || lack === "near_unavailable") ? ` (${near})` : "";
-  const message = `Nobody can answer the request: ${WHY[lack]}${pinned}${more}`;
-  return PERMANENT.includes(lack) && near === null
-    ? new RequestError(message, { code: reason })
-    : new Unavailable(message, { code: reason });
+  // Near may be available later, unless it would not be asked then either.
+  const passes = PASSING.includes(lack) || !(situation.near.available || pin === "far" || mode === "far-only");
+  const why = lack === "private" ? "" : lack === "near_unavailable" ? (near ?? WHY[lack]) : WHY[lack];
+  const message =
+    lack === "private"
+      ? "the request is private, so it does not leave this device, but it is pinned to far"
+      : pin !== null
+        ? `the request is pinned to ${pin}, which cannot answer: ${why}`
+        : decision.private
+          ? `the request is private, so only near may answer, which cannot: ${why}`
+          : mode === "near-only" || mode === "far-only"
+            ? `with the policy's mode ${mode} no other side answers, and this one cannot: ${why}`
+            : `neither side can answer; far cannot, because ${why}`;
+  return new (passes ? Unavailable : RequestError)(message, { code: reason });
 }

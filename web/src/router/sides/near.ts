@@ -65,7 +65,8 @@ export class NearSide implements Side {
 
   /** Throws Unavailable if there is no engine. */
   get ready(): EngineApi {
-    if (this.#engine === null) throw new Unavailable("There is no model on this device", { retryable: false });
+    if (this.#engine === null)
+      throw new Unavailable(`near: ${whyNoEngine(this)}`, { retryable: this.#state === "loading" });
     return this.#engine;
   }
 
@@ -155,10 +156,10 @@ export class NearSide implements Side {
 /** The reason why there is no engine. */
 export function whyNoEngine({ state, error }: Pick<NearSide, "state" | "error">): string {
   return state === "failed"
-    ? `the bundle was not loaded: ${messageOf(error)}`
+    ? `its model was not loaded: ${messageOf(error)}`
     : state === "loading"
-      ? "the bundle is still loading"
-      : "no model is on this device";
+      ? "its model is still loading"
+      : "it has no model";
 }
 
 function isEngine(option: NearOption): option is EngineApi {

@@ -1,0 +1,41 @@
+// The errors of decisions without a side: what they say, and whether the request may be sent again.
+
+import { readFileSync } from "node:fs";
+
+import { expect, test } from "vitest";
+
+import type { Decision } from "../../src/router/decision/decision.js";
+import { refusal } from "../../src/router/decision/decision.js";
+import type { Policy } from "../../src/router/decision/policy.js";
+import type { Situation } from "../../src/router/decision/situation.js";
+import { RequestError, Unavailable } from "../../src/errors.js";
+
+interface Case {
+  readonly name: string;
+  readonly reason: Decision["reason"];
+  readonly kind: "request" | "unavailable";
+  readonly message: string;
+  readonly pin?: Situation["pin"];
+  readonly private?: boolean;
+  readonly mode?: Policy["mode"];
+  readonly available?: boolean;
+  readonly near?: string;
+}
+
+const { cases } = JSON.parse(
+  readFileSync(new URL("../../../tests/conformance/router_refusals.json", import.meta.url), "utf8"),
+) as { readonly cases: readonly Case[] };
+
+test.each(cases)(
+  "conformance: $name",
+  ({ reason, kind, message, pin = null, private: isPrivate = false, mode = "prefer-near", available = true, near }) => {
+    const decision = { side: null, reason, private: isPrivate } as unknown as Decision;
+    const situation = { pin, near: { available } } as Situation;
+    const error = refusal(decision, situation, mode, near);
+    expect([error instanceof RequestError, error instanceof Unavailable]).toEqual([
+      kind === "request",
+      kind === "unavailable",
+    ]);
+    expect([error.message, error.details.code]).toEqual([message, reason]);
+  },
+);
