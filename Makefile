@@ -6,6 +6,8 @@
 # make mutate try plausible bugs one by one in copies of the tree, and print those that no test notices; ONLY=part of a name
 # make check  only linters and types
 # make format format every source and Markdown file
+# make figures write the figures in READMEs that code can print: sizes, counts, what benchmarks recorded
+# make install-size  the megabytes that each extra adds, in a fresh environment with packages of PyPI, for make figures
 # make web    the TypeScript runtime and its page
 # make mobile the files for an app's web view, and the package for React Native
 # make docs   a site of the READMEs and of the web package's types, in build/docs; a broken link is an error
@@ -63,7 +65,7 @@ PHONE_SOURCES := $(shell find mobile/react-native/src -type f 2>/dev/null) $(wil
 WEBVIEW_SOURCES := $(shell find mobile/webview/src -type f 2>/dev/null) $(wildcard mobile/webview/*.json mobile/webview/*.mjs)
 WEB_SOURCES := $(shell find web/src web/page web/tools -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs)
 
-.PHONY: demo-encoder recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-engine bench-streams bench-start bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm bench-best-bits bench-embed-web
+.PHONY: figures install-size demo-encoder recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-engine bench-streams bench-start bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm bench-best-bits bench-embed-web
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png --document README.md
@@ -77,7 +79,7 @@ serve: .venv/.serve
 test:
 	$(call every_part,$(BIN)/pytest $(WORKERS))
 
-# The exhaustive tests as well. The last line is the row for tests/README.md.
+# The exhaustive tests as well. The last line is the row that it writes into tests/README.md.
 test-all:
 	$(call every_part,NEARFAR_FUZZ_EXAMPLES=50 $(BIN)/pytest $(WORKERS) -m '' --junit-xml $(LOGS)/test-all.xml)
 	@$(BIN)/python tests/result_row.py $(LOGS)/test-all.xml
@@ -137,6 +139,19 @@ format: .venv/.dev web/node_modules/.installed
 	$(BIN)/ruff check --fix-only --quiet
 	$(BIN)/ruff format
 	web/node_modules/.bin/oxfmt .
+
+figures: .venv/.dev web/dist/.built mobile
+	$(BIN)/python tests/figures.py
+	web/node_modules/.bin/oxfmt $(shell git ls-files '*.md')
+
+# Without this machine's own settings of pip. The extra "cuda12" replaces "cuda".
+PUBLIC_PIP := env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL -u PIP_CONSTRAINT PIP_CONFIG_FILE=/dev/null
+install-size: web/node_modules/.installed
+	rm -rf build/install-size
+	$(PYTHON) -m venv build/install-size
+	$(PUBLIC_PIP) build/install-size/bin/pip wheel --quiet --no-deps --wheel-dir build/install-size .
+	$(PUBLIC_PIP) build/install-size/bin/pip install --quiet packaging "$$(echo build/install-size/nearfar-*.whl)[bench,cuda,demo,gguf,grpc,index,mlx,onnx,otel,sign]"
+	build/install-size/bin/python tests/install_size.py | tee tests/bench/results/install-size.json
 
 docs: web/node_modules/.installed
 	cd web && node node_modules/typedoc/bin/typedoc

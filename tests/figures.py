@@ -1,0 +1,129 @@
+"""Writes the figures in READMEs that code can print: `make figures`, or ``python tests/figures.py [--check]``.
+
+figures.toml lists the texts: each has a file and a ``{}`` for each of its values. The values are those of the built
+web package, of the list of mutations, and of what tests and benchmarks recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LIST = Path(__file__).with_suffix(".toml")
+NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
+
+
+class FigureError(Exception):
+    """A text of the list that a file lacks or has twice, or a value that does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    file: str
+    text: str
+    """With a ``{}`` for each value. Its spaces match any white space, so that tables and paragraphs can be wrapped."""
+    values: Sequence[str]
+    """Each is a kind of value in KINDS and its argument."""
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        parts = [r"\s+".join(map(re.escape, part.split(" "))) for part in self.text.split("{}")]
+        return re.compile(f"({NUMBER})".join(parts))
+
+    def fill(self, content: str) -> str:
+        """The file's content with the values as they are now. Raises FigureError."""
+        found = list(self.pattern.finditer(content))
+        if len(found) != 1:
+            raise FigureError(f"{self.file} contains {len(found)} times instead of once: {self.text}")
+        values = [value_of(value) for value in self.values]
+        if len(values) != self.text.count("{}"):
+            raise FigureError(f"{self.file}: {self.text}: has {self.text.count('{}')} places for {len(values)} values")
+        for index, value in reversed(list(enumerate(values, 1))):
+            start, end = found[0].span(index)
+            content = content[:start] + value + content[end:]
+        return content
+
+
+def read_figures() -> Sequence[Figure]:
+    return [Figure(**row) for row in tomllib.loads(LIST.read_text("utf-8"))["figure"]]
+
+
+def value_of(value: str) -> str:
+    kind, _, argument = value.partition(" ")
+    if kind not in KINDS:
+        raise FigureError(f"'{value}': the kinds of values are {', '.join(KINDS)}")
+    return KINDS[kind](argument)
+
+
+@cache
+def gzipped_kb(file: str) -> str:
+    """By Node.js, as web/size.mjs does, because zlibs differ by up to one percent."""
+    code = "process.stdout.write(String(zlib.gzipSync(fs.readFileSync(process.argv[1]), { level: 9 }).length))"
+    done = subprocess.run(["node", "-e", code, ROOT / file], check=True, capture_output=True, text=True)
+    return f"{int(done.stdout) / 1e3:,.0f}"
+
+
+def size_kb(file: str) -> str:
+    return f"{(ROOT / file).stat().st_size / 1e3:,.0f}"
+
+
+def mutations(_: str) -> str:
+    return str(len(tomllib.loads((ROOT / "tests/mutate/mutations.toml").read_text("utf-8"))["mutation"]))
+
+
+@cache
+def recorded(file: str) -> Mapping[str, float]:
+    return dict(json.loads((ROOT / file).read_text("utf-8")))
+
+
+def installed_mb(extra: str) -> str:
+    """What `make install-size` measured."""
+    return f"{recorded('tests/bench/results/install-size.json')[extra]:,}"
+
+
+def recall_percent(mode: str) -> str:
+    """The row of all questions in the encoder's README, which a test recomputes."""
+    text = (ROOT / "tests/demo_encoder/README.md").read_text("utf-8")
+    names, row = re.search(r"\| recall@5, percent +\|(.*)\|\n", text), re.search(r"\| all questions +\|(.*)\|\n", text)
+    if names is None or row is None:
+        raise FigureError("tests/demo_encoder/README.md lacks the recall of all questions")
+    columns = [name.split()[0] for name in names[1].split("|")]
+    return str(int(float(row[1].split("|")[columns.index(mode)]) + 0.5))
+
+
+KINDS: Mapping[str, Callable[[str], str]] = {
+    "gzipped_kb": gzipped_kb,
+    "size_kb": size_kb,
+    "mutations": mutations,
+    "installed_mb": installed_mb,
+    "recall_percent": recall_percent,
+}
+
+
+def outdated(root: Path = ROOT, *, write: bool = False) -> Sequence[str]:
+    """The files whose figures differ from the values. ``write``: change them. Raises FigureError."""
+    contents: dict[str, str] = {}
+    for figure in read_figures():
+        content = contents.get(figure.file) or (root / figure.file).read_text("utf-8")
+        contents[figure.file] = figure.fill(content)
+    changed = [file for file, content in contents.items() if content != (root / file).read_text("utf-8")]
+    if write:
+        for file in changed:
+            (root / file).write_text(contents[file], "utf-8")
+    return changed
+
+
+if __name__ == "__main__":
+    check = "--check" in sys.argv[1:]
+    files = outdated(write=not check)
+    if files:
+        print(f"{'outdated' if check else 'written'}: {', '.join(files)}")
+    sys.exit(1 if check and files else 0)
