@@ -21,6 +21,7 @@
 # make soak              24 clients during attacks for MINUTES=10 on this machine's CPU; ATTACKS=texts,grammar,... selects attacks
 # make bench-wire        speculation across the wire: the work that a near model's guesses save the server; FAR=folder for another far checkpoint
 # make bench-cpu         tokens per second on this machine's CPU; also llama.cpp, if llama-cpp-python is installed; MODEL=gemma-3-1b-it selects a model of compiler/arch/published, TYPE=Q4_K_M a file that llama.cpp quantizes
+# make bench-activations the error of the cpu target's activation dtypes on the demo model
 # make check-gguf        check that llama.cpp computes the same distributions from exported files
 # make bench-embed-web   milliseconds of embeddings in headless Chromium, also with Transformers.js
 # make bench-import      time and memory of compiling a GGUF file of a 7B model
@@ -65,7 +66,7 @@ PHONE_SOURCES := $(shell find mobile/react-native/src -type f 2>/dev/null) $(wil
 WEBVIEW_SOURCES := $(shell find mobile/webview/src -type f 2>/dev/null) $(wildcard mobile/webview/*.json mobile/webview/*.mjs)
 WEB_SOURCES := $(shell find web/src web/page web/tools -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs)
 
-.PHONY: figures install-size demo-encoder recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-engine bench-streams bench-start bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm bench-best-bits bench-embed-web
+.PHONY: bench-activations figures install-size demo-encoder recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-engine bench-streams bench-start bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm bench-best-bits bench-embed-web
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png --document README.md
@@ -189,6 +190,9 @@ bench-import: .venv/.dev
 
 bench-cpu-kernels: .venv/.dev
 	$(BIN)/python tests/bench/bench_cpu_kernels.py
+
+bench-activations: .venv/.dev
+	PYTHONPATH=tests $(BIN)/python tests/bench/bench_activations.py
 
 bench-cpu: .venv/.dev
 	$(BIN)/python tests/bench/bench_cpu.py $(if $(MODEL),--model '$(MODEL)') $(if $(TYPE),--file-type '$(TYPE)')
