@@ -1,12 +1,15 @@
-// The file system of expo-file-system (SDK 54 and later), whose calls are synchronous.
+// The file system of expo-file-system (SDK 54 and later). Since SDK 58, moving a file and reading and writing its bytes
+// return promises; before, these calls were synchronous. All of them are awaited, which both allow.
 
 import type { FileSystem } from "./file_system.js";
+
+type Bytes = Uint8Array<ArrayBuffer>;
 
 interface ExpoHandle {
   offset: number | null;
   readonly size: number | null;
-  readBytes(length: number): Uint8Array<ArrayBuffer>;
-  writeBytes(bytes: Uint8Array): void;
+  readBytes(length: number): Bytes | Promise<Bytes>;
+  writeBytes(bytes: Uint8Array): unknown;
   close(): void;
 }
 
@@ -15,7 +18,8 @@ interface ExpoFile {
   readonly size: number | null;
   open(): ExpoHandle;
   create(): void;
-  move(to: ExpoFile): unknown;
+  /** ``to`` is another instance of the package's class. */
+  move(to: never): unknown;
   delete(): void;
 }
 
@@ -34,10 +38,10 @@ export interface ExpoFileSystem {
 
 export function expoFiles({ File, Directory, Paths }: ExpoFileSystem): FileSystem {
   // ONNX Runtime accepts file:// too, so Expo's paths are used without changes.
-  const at = <T>(path: string, work: (handle: ExpoHandle) => T): T => {
+  const at = async <T>(path: string, work: (handle: ExpoHandle) => T | Promise<T>): Promise<T> => {
     const handle = new File(path).open();
     try {
-      return work(handle);
+      return await work(handle);
     } finally {
       handle.close();
     }
@@ -46,7 +50,7 @@ export function expoFiles({ File, Directory, Paths }: ExpoFileSystem): FileSyste
     for (const each of [new File(path), new Directory(path)]) if (each.exists) each.delete();
   };
   // Expo's calls throw. This turns the errors into rejected promises.
-  const later = async <T>(work: () => T): Promise<T> => Promise.resolve().then(work);
+  const later = async <T>(work: () => T | Promise<T>): Promise<T> => Promise.resolve().then(work);
   return {
     documents: Paths.document.uri.replace(/\/+$/, ""),
     size: (path) =>
@@ -62,12 +66,12 @@ export function expoFiles({ File, Directory, Paths }: ExpoFileSystem): FileSyste
         }),
       ),
     append: (path, bytes) =>
-      later(() => {
+      later(async () => {
         const file = new File(path);
         if (!file.exists) file.create();
-        at(path, (handle) => {
+        await at(path, async (handle) => {
           handle.offset = handle.size ?? 0;
-          handle.writeBytes(bytes);
+          await handle.writeBytes(bytes);
         });
       }),
     makeFolder: (path) =>
@@ -75,9 +79,9 @@ export function expoFiles({ File, Directory, Paths }: ExpoFileSystem): FileSyste
         new Directory(path).create({ intermediates: true, idempotent: true });
       }),
     move: (from, to) =>
-      later(() => {
+      later(async () => {
         remove(to);
-        new File(from).move(new File(to));
+        await new File(from).move(new File(to) as never);
       }),
     remove: (path) =>
       later(() => {

@@ -1,7 +1,10 @@
 import { createHash, randomBytes } from "node:crypto";
 
+import type * as FileSystem58 from "expo-file-system";
+import type * as FileSystem54 from "expo-file-system-54";
 import { expect, test } from "vitest";
 
+import type { ExpoFileSystem } from "../src/expo_files.js";
 import { expoFiles } from "../src/expo_files.js";
 import type { Globals } from "../src/fill_in.js";
 import { fillIn } from "../src/fill_in.js";
@@ -86,11 +89,21 @@ test("missing functions are added, and existing ones stay", () => {
 });
 
 /** A file system in memory with the interfaces of both packages. */
-function memory(): { readonly rnfs: Parameters<typeof rnfsFiles>[0]; readonly expo: Parameters<typeof expoFiles>[0] } {
+/** The types of both generations of the package are those that the adapter accepts. */
+type Fits<Package extends ExpoFileSystem> = Package;
+type Expo54 = Fits<typeof FileSystem54>;
+type Expo58 = Fits<typeof FileSystem58>;
+
+/** ``sdk``: since Expo SDK 58, moving, reading and writing end later, and fail if the file was closed before. */
+function memory(sdk: 54 | 58 = 58): {
+  readonly rnfs: Parameters<typeof rnfsFiles>[0];
+  readonly expo: Parameters<typeof expoFiles>[0];
+} {
   const files = new Map<string, Uint8Array<ArrayBuffer>>();
   const take = (path: string): Uint8Array<ArrayBuffer> => files.get(path) ?? new Uint8Array();
   const join = (path: string, bytes: Uint8Array): void =>
     void files.set(path, Uint8Array.from([...take(path), ...bytes]));
+  const timed = <T>(work: () => T): T | Promise<T> => (sdk === 54 ? work() : Promise.resolve().then(work));
   class ExpoFile {
     constructor(readonly uri: string) {}
     get exists(): boolean {
@@ -102,25 +115,37 @@ function memory(): { readonly rnfs: Parameters<typeof rnfsFiles>[0]; readonly ex
     create(): void {
       files.set(this.uri, new Uint8Array());
     }
-    move(to: ExpoFile): void {
-      files.set(to.uri, take(this.uri));
-      files.delete(this.uri);
+    move(to: ExpoFile): ReturnType<InstanceType<Expo54["File"] | Expo58["File"]>["move"]> {
+      const { uri } = this;
+      return timed(() => {
+        files.set(to.uri, take(uri));
+        files.delete(uri);
+      });
     }
     delete(): void {
       files.delete(this.uri);
     }
     open(): ReturnType<InstanceType<Parameters<typeof expoFiles>[0]["File"]>["open"]> {
       const { uri } = this;
+      let isOpen = true;
+      const whileOpen = <T>(work: () => T): T | Promise<T> =>
+        timed(() => {
+          if (!isOpen) throw new Error("the file is closed");
+          return work();
+        });
       return {
         offset: 0,
         size: take(uri).length,
         readBytes(length) {
-          return take(uri).slice(this.offset ?? 0, (this.offset ?? 0) + length);
+          return whileOpen(() => take(uri).slice(this.offset ?? 0, (this.offset ?? 0) + length));
         },
-        writeBytes: (bytes) => {
-          join(uri, bytes);
+        writeBytes: (bytes) =>
+          whileOpen(() => {
+            join(uri, bytes);
+          }),
+        close: () => {
+          isOpen = false;
         },
-        close: () => undefined,
       };
     }
   }
@@ -145,8 +170,7 @@ function memory(): { readonly rnfs: Parameters<typeof rnfsFiles>[0]; readonly ex
       },
       mkdir: () => Promise.resolve(),
       moveFile: async (from, to) => {
-        await Promise.resolve();
-        new ExpoFile(from).move(new ExpoFile(to));
+        await new ExpoFile(from).move(new ExpoFile(to));
       },
       unlink: (path) => Promise.resolve(files.delete(path)),
       hash: (path) => Promise.resolve(createHash("sha256").update(take(path)).digest("hex")),
@@ -161,7 +185,8 @@ function memory(): { readonly rnfs: Parameters<typeof rnfsFiles>[0]; readonly ex
 }
 
 test.each([
-  ["expo-file-system", () => expoFiles(memory().expo), "file:///documents"],
+  ["expo-file-system of SDK 54", () => expoFiles(memory(54).expo), "file:///documents"],
+  ["expo-file-system of SDK 58", () => expoFiles(memory(58).expo), "file:///documents"],
   ["react-native-fs", () => rnfsFiles(memory().rnfs), "/documents"],
 ] as const)("%s: the adapter reports the files that were written", async (_, make, documents) => {
   const files = make();
