@@ -145,14 +145,15 @@ figures: .venv/.dev web/dist/.built mobile
 	$(BIN)/python tests/figures.py
 	web/node_modules/.bin/oxfmt $(shell git ls-files '*.md')
 
-# Without this machine's own settings of pip. The extra "cuda12" replaces "cuda".
+# Without this machine's own settings of pip.
 PUBLIC_PIP := env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL -u PIP_CONSTRAINT PIP_CONFIG_FILE=/dev/null
-install-size: web/node_modules/.installed
+install-size: .venv/.dev web/node_modules/.installed
 	rm -rf build/install-size
 	$(PYTHON) -m venv build/install-size
 	$(PUBLIC_PIP) build/install-size/bin/pip wheel --quiet --no-deps --wheel-dir build/install-size .
-	$(PUBLIC_PIP) build/install-size/bin/pip install --quiet packaging "$$(echo build/install-size/nearfar-*.whl)[bench,cuda,demo,gguf,grpc,index,mlx,onnx,otel,sign]"
-	build/install-size/bin/python tests/install_size.py | tee tests/bench/results/install-size.json
+	$(PUBLIC_PIP) build/install-size/bin/pip install --quiet packaging "$$(echo build/install-size/nearfar-*.whl)[$$($(BIN)/python tests/install_size.py --extras)]"
+	build/install-size/bin/python tests/install_size.py $$($(BIN)/python tests/install_size.py --extras | tr , ' ') \
+		| tee tests/bench/results/install-size.json
 
 docs: web/node_modules/.installed
 	cd web && node node_modules/typedoc/bin/typedoc

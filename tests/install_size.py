@@ -1,15 +1,17 @@
 """What an extra of nearfar adds to an installation, by the metadata of the installed distributions.
 
-``python tests/install_size.py`` prints one line of JSON, in the environment of the Python that runs it: the megabytes
-of the compiler with its dependencies (``base``), and those that each completely installed extra adds.
+``python tests/install_size.py EXTRA...`` prints one line of JSON, in the environment of the Python that runs it: the
+megabytes of the compiler with its dependencies (``base``), and those that each extra adds. ``--extras`` prints the
+extras that users install, separated by commas.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence, Set
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distribution
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -20,8 +22,8 @@ PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text
 EXTRAS: Mapping[str, Sequence[str]] = PROJECT["optional-dependencies"]
 # What the extra "serve" may add.
 MAX_SERVE_MB = 300
-# For developers.
-NOT_MEASURED = {"dev"}
+# The first is for developers, the second replaces "cuda".
+MEASURED = sorted(EXTRAS.keys() - {"dev", "cuda12"})
 
 
 def closure(*extras: str) -> Set[str]:
@@ -53,16 +55,14 @@ def size_bytes(name: str) -> int:
     return sum(Path(str(file)).stat().st_size for file in files if Path(str(file)).is_file())
 
 
-def sizes_mb() -> Mapping[str, int]:
+def sizes_mb(extras: Sequence[str]) -> Mapping[str, int]:
+    """Raises PackageNotFoundError for an extra that is not installed."""
     base = closure()
     sizes = {"base": sum(map(size_bytes, base))}
-    for extra in EXTRAS.keys() - NOT_MEASURED:
-        try:
-            sizes[extra] = sum(map(size_bytes, closure(extra) - base))
-        except PackageNotFoundError:
-            continue
-    return {name: round(size / 1e6) for name, size in sorted(sizes.items())}
+    for extra in extras:
+        sizes[extra] = sum(map(size_bytes, closure(extra) - base))
+    return {name: round(size / 1e6) for name, size in sizes.items()}
 
 
 if __name__ == "__main__":
-    print(json.dumps(sizes_mb()))
+    print(",".join(MEASURED) if sys.argv[1:] == ["--extras"] else json.dumps(sizes_mb(sys.argv[1:])))

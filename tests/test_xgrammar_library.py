@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 import xgrammar_library
-from install_size import MAX_SERVE_MB, closure, size_bytes
+from conftest import ROOT
+from figures import read_figures
+from install_size import MAX_SERVE_MB, MEASURED, closure, size_bytes
 from packaging.requirements import Requirement
 from setuptools.errors import SetupError
 from xgrammar_library import Pin, install_library, pin, pins
 
 from nearfar.server_fallback.text.grammar.xgrammar_binding import XGRAMMAR_VERSION
 
-PYPROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 @pytest.fixture
@@ -103,3 +106,10 @@ def test_the_server_needs_no_torch_and_little_space() -> None:
     assert sum(map(size_bytes, added)) < MAX_SERVE_MB * 1e6
     names = {Requirement(text).name for text in PYPROJECT["project"]["optional-dependencies"]["serve"]}
     assert "xgrammar" not in names
+
+
+def test_the_size_of_every_extra_is_recorded_and_stated() -> None:
+    stated = {value for figure in read_figures() for value in figure.values}
+    recorded = json.loads((ROOT / "tests/bench/results/install-size.json").read_text())
+    assert sorted(recorded) == sorted(["base", *MEASURED]), "run make install-size"
+    assert {f"installed_mb {name}" for name in recorded} <= stated
