@@ -99,12 +99,34 @@ def recall_percent(mode: str) -> str:
     return str(int(float(row[1].split("|")[columns.index(mode)]) + 0.5))
 
 
+@cache
+def nodes(model: str) -> tuple[int, int]:
+    """The ops of a published model's graph, and the steps that the passes leave, for WebGPU in `q4f16`."""
+    from nearfar.compiler import quant
+    from nearfar.compiler.bundle.manifest import GENERATE
+    from nearfar.compiler.formats.huggingface import read_spec
+    from nearfar.compiler.measure.model_table import QUANTIZATION
+    from nearfar.compiler.measure.shapes import shape_checkpoint
+    from nearfar.compiler.passes import run_passes
+    from nearfar.compiler.pipeline.graphs import graphs_of
+    from nearfar.compiler.pipeline.target import load_target
+
+    spec = read_spec(ROOT / "compiler/arch/published" / f"{model}.json")
+    target = load_target("webgpu")
+    graph = graphs_of(shape_checkpoint(Path(model), spec), spec.max_position_embeddings)[GENERATE]
+    quantization = quant.by_name(QUANTIZATION)
+    fused = run_passes(graph, quantization, target.MAX_BINDING_BYTES, host_tables=target.HOST_TABLES)
+    return len(graph.nodes), len(fused.nodes)
+
+
 KINDS: Mapping[str, Callable[[str], str]] = {
     "gzipped_kb": gzipped_kb,
     "size_kb": size_kb,
     "mutations": mutations,
     "installed_mb": installed_mb,
     "recall_percent": recall_percent,
+    "ops": lambda model: str(nodes(model)[0]),
+    "steps": lambda model: str(nodes(model)[1]),
 }
 
 
