@@ -359,6 +359,9 @@ def test_a_reload_in_mid_answer_loses_neither_question_nor_answer_nor_what_was_t
     assert (chat.input_value("#prompt"), chat.input_value("#system-prompt")) == ("a draft", "be kind")
     assert "notes.md" in (chat.text_content("#attachments .chip") or "")
     assert chat.is_enabled("#send")
+    for shown in look(chat):
+        chat.screenshot(path=SCREENSHOTS / f"interrupted-{shown}.png")
+    chat.set_viewport_size({"width": DESK[0], "height": DESK[1]})
     script(chat, "All of it.")
     chat.click(".answer .regenerate:text-is('Answer again')")
     chat.wait_for_selector(".answer .foot")
@@ -380,6 +383,9 @@ def test_two_tabs_on_one_conversation_keep_both_texts_and_say_so(chat: Page) -> 
         assert markdown(other) == "fine"
         ask(chat, "here")
         other.wait_for_selector("#elsewhere:has-text('has changed in another tab')")
+        for shown in look(other):
+            other.screenshot(path=SCREENSHOTS / f"elsewhere-{shown}.png")
+        other.set_viewport_size({"width": DESK[0], "height": DESK[1]})
         other.click("#show-elsewhere")
         other.wait_for_selector(".question >> nth=1")
         assert not other.is_visible("#elsewhere")
