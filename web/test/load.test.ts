@@ -66,7 +66,6 @@ const whole: Answer = ({ method, headers }, response, bytes) => {
   response.end(method === "HEAD" ? undefined : bytes.subarray(from));
 };
 
-const hang: Answer = () => undefined;
 const omit: Answer = (_, response) => {
   response.writeHead(404).end();
 };
@@ -85,58 +84,58 @@ function cutOnce(then: Answer, chunked = false): Answer {
   };
 }
 
-/** Aborts a load after ``ms`` milliseconds. Returns its error, and the time from the abort to the error. */
-async function abortAfter(
-  ms: number,
-  bundle: string | Source,
-  options: LoadOptions = {},
-): Promise<{ readonly error: unknown; readonly lateMs: number }> {
+/** Aborts a load when ``reached`` resolves. Without the abort, the loads of these tests never end. */
+async function abortWhen(reached: Promise<void>, bundle: string | Source, options: LoadOptions = {}): Promise<unknown> {
   const controller = new AbortController();
-  let abortedAt = Infinity;
-  setTimeout(() => {
-    abortedAt = performance.now();
+  void reached.then(() => {
     controller.abort();
-  }, ms);
-  const error: unknown = await Engine.load(bundle, { gpu, ...options, signal: controller.signal }).catch(
-    (error: unknown) => error,
-  );
-  return { error, lateMs: performance.now() - abortedAt };
+  });
+  return Engine.load(bundle, { gpu, ...options, signal: controller.signal }).catch((error: unknown) => error);
+}
+
+/** A promise that resolves when its function is called. */
+function event(): { readonly happened: Promise<void>; readonly happens: () => void } {
+  let happens = (): void => undefined;
+  const happened = new Promise<void>((resolve) => (happens = resolve));
+  return { happened, happens };
 }
 
 const ABORTED = { name: "AbortError" };
-const SOON_MS = 1000;
 
 test.runIf(hasAdapter).each(["manifest.json", "tokenizer.json", SHARD, "kernels/sample.wgsl"])(
   "an abort ends a load whose %s hangs",
   async (path) => {
-    const { url } = await host({ [path]: hang });
-    const { error, lateMs } = await abortAfter(100, url);
-    expect(error).toMatchObject(ABORTED);
-    expect(lateMs).toBeLessThan(SOON_MS);
+    const { happened, happens } = event();
+    const { url } = await host({ [path]: happens });
+    expect(await abortWhen(happened, url)).toMatchObject(ABORTED);
   },
 );
 
 test.runIf(hasAdapter)(
   "an abort ends a load that waits for an adapter, for notes, or for a source that ignores the signal",
   async () => {
-    const never = (): Promise<never> => new Promise(() => undefined);
-    const noAdapter = { requestAdapter: never } as unknown as GPU;
-    const notes = { read: never, write: never };
-    const hanging: Source = { location: "hangs", open: never };
+    const [adapter, notes, source] = [event(), event(), event()];
+    const never = ({ happens }: typeof adapter) => {
+      return (): Promise<never> => {
+        happens();
+        return new Promise(() => undefined);
+      };
+    };
+    const noAdapter = { requestAdapter: never(adapter) } as unknown as GPU;
     const loads = [
-      abortAfter(20, memorySource(files), { gpu: noAdapter }),
-      abortAfter(20, memorySource(files), { notes }),
-      abortAfter(20, hanging),
+      abortWhen(adapter.happened, memorySource(files), { gpu: noAdapter }),
+      abortWhen(notes.happened, memorySource(files), { notes: { read: never(notes), write: never(notes) } }),
+      abortWhen(source.happened, { location: "hangs", open: never(source) }),
     ];
-    for (const { error, lateMs } of await Promise.all(loads)) {
-      expect(error).toMatchObject(ABORTED);
-      expect(lateMs).toBeLessThan(SOON_MS);
-    }
+    for (const error of await Promise.all(loads)) expect(error).toMatchObject(ABORTED);
   },
 );
 
 /** A GPU with devices whose method ``name`` never resolves, and the number of its destroyed devices. */
-function stuck(name: "createComputePipelineAsync"): { readonly gpu: GPU; destroyed: number; waiting: number } {
+function stuck(
+  name: "createComputePipelineAsync",
+  onWait: () => void,
+): { readonly gpu: GPU; destroyed: number; waiting: number } {
   const made = {
     destroyed: 0,
     waiting: 0,
@@ -150,7 +149,11 @@ function stuck(name: "createComputePipelineAsync"): { readonly gpu: GPU; destroy
             const device = await request?.(descriptor);
             const destroy = device?.destroy.bind(device);
             return Object.assign(device ?? {}, {
-              [name]: () => (made.waiting++, new Promise(() => undefined)),
+              [name]: () => {
+                made.waiting++;
+                onWait();
+                return new Promise(() => undefined);
+              },
               destroy: () => {
                 made.destroyed++;
                 destroy?.();
@@ -165,10 +168,9 @@ function stuck(name: "createComputePipelineAsync"): { readonly gpu: GPU; destroy
 }
 
 test.runIf(hasAdapter)("an abort while kernels compile frees the device at once", async () => {
-  const made = stuck("createComputePipelineAsync");
-  const { error, lateMs } = await abortAfter(300, memorySource(files), { gpu: made.gpu });
-  expect(error).toMatchObject(ABORTED);
-  expect(lateMs).toBeLessThan(SOON_MS);
+  const { happened, happens } = event();
+  const made = stuck("createComputePipelineAsync", happens);
+  expect(await abortWhen(happened, memorySource(files), { gpu: made.gpu })).toMatchObject(ABORTED);
   expect(made.waiting).toBeGreaterThan(0);
   expect(made.destroyed).toBe(1);
 });

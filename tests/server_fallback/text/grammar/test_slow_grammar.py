@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +53,6 @@ def accept(constraint: GrammarConstraint, text: bytes) -> None:
 
 
 def test_xgrammar_lets_other_threads_run_while_it_computes(grammar: Grammar) -> None:
-    matcher = grammar.constraint(SLOW).matcher
     stop, ticks, pace = threading.Event(), 0, 0.001
 
     def tick() -> None:
@@ -64,14 +62,19 @@ def test_xgrammar_lets_other_threads_run_while_it_computes(grammar: Grammar) -> 
 
     thread = threading.Thread(target=tick)
     thread.start()
-    started = time.perf_counter()
-    # One call.
-    assert matcher.accept_text("a" * 55)
-    seconds = time.perf_counter() - started
+    most = 0
+    # On a busy machine, the other thread may rest during a call. With the interpreter's lock it would during each.
+    for _ in range(100):
+        matcher = grammar.constraint(SLOW).matcher
+        before = ticks
+        # One call.
+        assert matcher.accept_text("a" * 55)
+        most = max(most, ticks - before)
+        if most >= 5:
+            break
     stop.set()
     thread.join()
-    assert seconds > 0.02
-    assert ticks >= 5
+    assert most >= 5
 
 
 def test_an_ambiguous_grammar_ends_its_answer_before_the_parser_grows_large(grammar: Grammar) -> None:
