@@ -249,6 +249,8 @@ class ToolFormatEntry(Entry):
 
 class TokenizerEntry(Entry):
     """``chat_template`` is Hugging Face's Jinja template; None if the model has none. Templates may use the tokens.
+    ``chat_tree`` is the template's syntax tree (`text/template_tree.py`), which browsers evaluate; None if it has a tag
+    that a tree cannot state.
 
     ``add_bos_token`` None: the tokenizer's file determines whether a text starts with the bos token. ``tools`` is the
     format of tool calls; None if the chat template has no tools or writes calls in an unknown format.
@@ -256,6 +258,7 @@ class TokenizerEntry(Entry):
 
     file: str
     chat_template: str | None
+    chat_tree: list[Any] | None
     bos_token: str | None
     eos_token: str | None
     pad_token: str | None

@@ -27,6 +27,7 @@ from ..ir.ops import Array
 from ..nearest import did_you_mean_folder
 from ..quant.base import FloatArray
 from ..quant.layout import rows_per_tile, stored_rows
+from ..text.chat_template import ChatTemplate
 from ..text.tool_formats import tool_format
 from .check import parse_manifest
 from .entries import FileEntry, TokenizerEntry
@@ -52,7 +53,7 @@ class Folder:
 
     def tokenizer_files(self) -> TokenizerFiles:
         entry = self.manifest.tokenizer
-        special = entry.model_dump(exclude={"file", "tools"})
+        special = entry.model_dump(exclude={"file", "tools", "chat_tree"})
         return TokenizerFiles.at(self.file(entry.file), **special)
 
     def size_bytes(self) -> int:
@@ -204,9 +205,12 @@ def sha256_of(path: Path) -> str:
 
 
 def tokenizer_entry(files: TokenizerFiles) -> TokenizerEntry:
+    """Raises CheckpointError if the chat template is not valid Jinja."""
+    template = None if files.chat_template is None else ChatTemplate(files.chat_template, {}).tree()
     return TokenizerEntry(
         file="tokenizer.json",
         chat_template=files.chat_template,
+        chat_tree=None if template is None or template.unsupported else template.data,
         bos_token=files.bos_token,
         eos_token=files.eos_token,
         pad_token=files.pad_token,

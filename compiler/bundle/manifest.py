@@ -35,7 +35,7 @@ from .entries import (
     WeightEntry,
 )
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 MANIFEST_FILE = "manifest.json"
 # The targets whose bundles are a framework's own files. Bundles of all other targets have our own plans.
 EXPORTS = ("onnx", "mlx")

@@ -112,9 +112,6 @@ def prompt_ids(bundle: Bundle) -> list[int]:
     manifest = bundle.manifest
     vocab_size, length = manifest.spec.vocab_size, min(LENGTH, manifest.context)
     tokenizer = Tokenizer(bundle.tokenizer_files())
-    if tokenizer.chat_template is not None:
-        # Report an invalid template now, not at the first chat.
-        tokenizer.chat_template.check()
     words = [token for token in tokenizer.encode(SENTENCE) if token < vocab_size][: length // 2]
     return words + spread(vocab_size, length - len(words))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import Any, NoReturn
@@ -22,6 +22,7 @@ import jinja2.utils
 
 from ..errors import CheckpointError, RequestError
 from .control_tokens import SENTINEL
+from .template_tree import TemplateTree, write_tree
 
 Message = Mapping[str, Any]
 # The name of a request's own template variables.
@@ -46,24 +47,37 @@ class ChatTemplate:
     separate process.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], clock: Callable[[], datetime] = datetime.now
+    ) -> None:
         self.source = source
+        self._clock = clock
         self.special_tokens = dict(special_tokens)
 
     def check(self) -> None:
         """Compile it. Raises CheckpointError if the source is not valid Jinja."""
         _ = self._template
 
+    def tree(self) -> TemplateTree:
+        """Its syntax tree. Raises CheckpointError as `check` does."""
+        self.check()
+        return write_tree(self._environment.parse(self.source))
+
+    @cached_property
+    def _environment(self) -> jinja2.Environment:
+        return _environment(self._clock)
+
     @cached_property
     def _template(self) -> jinja2.Template:
         try:
-            return _environment().from_string(self.source)
+            return self._environment.from_string(self.source)
         except jinja2.TemplateSyntaxError as error:
             raise CheckpointError(
                 f"chat template: line {error.lineno}: {error.message}; correct the checkpoint's chat template",
                 line=error.lineno,
             ) from error
-        except (jinja2.TemplateError, RecursionError) as error:
+        # Python's own compiler refuses `break` inside a block that is a function, and too many nested blocks.
+        except (jinja2.TemplateError, RecursionError, SyntaxError, AssertionError) as error:
             raise CheckpointError(f"chat template: {error}; correct the checkpoint's chat template") from error
 
     def render(
@@ -186,13 +200,13 @@ class _Namespace(jinja2.utils.Namespace):
         super().__setitem__(name, value)
 
 
-def _environment() -> jinja2.Environment:
+def _environment(clock: Callable[[], datetime]) -> jinja2.Environment:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols], finalize=_printed
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["strftime_now"] = lambda pattern: clock().strftime(pattern)
     environment.globals["dict"] = _make_dict
     environment.globals["namespace"] = _Namespace
     return environment
@@ -221,10 +235,6 @@ def _with_sentinels(escaped: str) -> str:
 
 def _raise_exception(message: str) -> NoReturn:
     raise _Refusal(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
 
 
 def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
@@ -262,8 +272,8 @@ def _open_arguments(message: dict[str, Any], index: int) -> None:
         arguments = function.get("arguments") if isinstance(function, dict) else None
         if isinstance(arguments, str):
             try:
-                arguments = json.loads(arguments or "{}")
-            except ValueError:
+                arguments = json.loads(arguments or "{}", parse_constant=_refuse_constant)
+            except (ValueError, RecursionError):
                 arguments = None
         if (
             not isinstance(function, dict)
@@ -276,6 +286,10 @@ def _open_arguments(message: dict[str, Any], index: int) -> None:
                 index=index,
             )
         function["arguments"] = arguments
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _template_line(error: BaseException) -> int | None:

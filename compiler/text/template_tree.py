@@ -8,12 +8,12 @@ except parameters, to their first value: 0 for none, 1 for the render call's var
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from jinja2 import nodes
 from jinja2.compiler import find_undeclared
+from jinja2 import nodes
 from jinja2.idtracking import VAR_LOAD_ALIAS, VAR_LOAD_PARAMETER, VAR_LOAD_RESOLVE, Symbols
 
 UNSET, GIVEN, OUTER = 0, 1, 2
@@ -32,7 +32,7 @@ Tree = list[Any]
 @dataclass(frozen=True, slots=True)
 class TemplateTree:
     """``body``: the statements, with ``scope``. ``filters``, ``tests`` and ``methods``: the names that the template
-    uses, except those that it computes. ``unsupported``: tags and expressions that a tree cannot state.
+    uses, except those that it computes, and ``functions`` those of the variables that it calls. ``unsupported``: tags and expressions that a tree cannot state.
     """
 
     scope: dict[str, int]
@@ -40,6 +40,7 @@ class TemplateTree:
     filters: frozenset[str]
     tests: frozenset[str]
     methods: frozenset[str]
+    functions: frozenset[str]
     unsupported: tuple[str, ...]
 
     @property
@@ -56,7 +57,7 @@ def write_tree(template: nodes.Template) -> TemplateTree:
     body = writer.body(template.body, symbols)
     return TemplateTree(
         _scope(symbols), body, frozenset(writer.filters), frozenset(writer.tests), frozenset(writer.methods),
-        tuple(dict.fromkeys(writer.unsupported)),
+        frozenset(writer.functions), tuple(dict.fromkeys(writer.unsupported)),
     )  # fmt: skip
 
 
@@ -75,6 +76,7 @@ class _Writer:
     filters: set[str] = field(default_factory=set)
     tests: set[str] = field(default_factory=set)
     methods: set[str] = field(default_factory=set)
+    functions: set[str] = field(default_factory=set)
     unsupported: list[str] = field(default_factory=list)
 
     # --- statements; ``symbols`` are those of the enclosing scope, as in jinja2.compiler.CodeGenerator ---
@@ -125,7 +127,14 @@ class _Writer:
         return []
 
     def output(self, child: nodes.Expr) -> Any:
-        return child.data if isinstance(child, nodes.TemplateData) else ["out", self.expression(child)]
+        """A text, or an expression that is written. Jinja2 too computes constant ones when it compiles."""
+        if isinstance(child, nodes.TemplateData):
+            return child.data
+        finalize: Callable[[Any], Any] = child.environment.finalize if child.environment else str
+        try:
+            return str(finalize(child.as_const()))
+        except Exception:  # Not a constant, or an error that rendering raises.
+            return ["out", self.expression(child)]
 
     def loop(self, node: nodes.For, symbols: Symbols) -> Tree:
         inner, test = Symbols(symbols), Symbols(symbols)
@@ -209,6 +218,8 @@ class _Writer:
             case nodes.Call():
                 if isinstance(node.node, nodes.Getattr):
                     self.methods.add(node.node.attr)
+                if isinstance(node.node, nodes.Name):
+                    self.functions.add(node.node.name)
                 return ["()", self.expression(node.node), *self.arguments(node)]
             case nodes.UnaryExpr():
                 return [UNARY[type(node)], self.expression(node.node)]

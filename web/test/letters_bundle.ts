@@ -3,6 +3,7 @@
 // model is always greedy, supports the bias but neither penalties nor the mask, and lists logits instead of
 // log-probabilities for the most likely tokens.
 
+import { templateEntry } from "./text/template_trees.js";
 import { createHash } from "node:crypto";
 
 import type { Expr, KernelEntry, Manifest, WeightEntry } from "../src/runtime/manifest.js";
@@ -269,7 +270,7 @@ export function lettersBundle(
     shards: [file("weights/00000.bin")],
     tokenizer: {
       file: "tokenizer.json",
-      chat_template: "{% for m in messages %}{{ m.content }}{% endfor %}",
+      ...templateEntry("{% for m in messages %}{{ m.content }}{% endfor %}"),
       ...NO_SPECIAL_TOKENS,
     },
     files: [file("tokenizer.json")],

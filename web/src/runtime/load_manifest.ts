@@ -329,6 +329,7 @@ const DESCRIPTION: Checks<Description> = {
   tokenizer: entry<TokenizerEntry>({
     file: fileName,
     chat_template: nullable(text),
+    chat_tree: nullable(list(anything)),
     bos_token: nullable(text),
     eos_token: nullable(text),
     pad_token: nullable(text),

@@ -6,7 +6,7 @@ export type Expr = number | string | readonly [string, Expr, Expr];
 /** [comparison, left, right], ["and", condition, condition], or null for always. */
 export type Condition = readonly [string, unknown, unknown] | null;
 
-export const FORMAT_VERSION = 4;
+export const FORMAT_VERSION = 5;
 
 /** The names of all dims; expr.ts describes them. */
 export const DIMS: readonly string[] = ["A", "B", "DR", "G", "L", "LW", "M", "N", "P", "PW", "R", "S", "T", "W"];
@@ -254,10 +254,11 @@ export interface ToolFormatEntry {
   readonly tokens: readonly string[];
 }
 
-/** ``chat_template`` is Hugging Face's Jinja template; None if the model has none. Templates may use the tokens. ``add_bos_token`` None: the tokenizer's file determines whether a text starts with the bos token. ``tools`` is the format of tool calls; None if the chat template has no tools or writes calls in an unknown format. */
+/** ``chat_template`` is Hugging Face's Jinja template; None if the model has none. Templates may use the tokens. ``chat_tree`` is the template's syntax tree (`text/template_tree.py`), which browsers evaluate; None if it has a tag that a tree cannot state. ``add_bos_token`` None: the tokenizer's file determines whether a text starts with the bos token. ``tools`` is the format of tool calls; None if the chat template has no tools or writes calls in an unknown format. */
 export interface TokenizerEntry {
   readonly file: string;
   readonly chat_template: string | null;
+  readonly chat_tree: readonly unknown[] | null;
   readonly bos_token: string | null;
   readonly eos_token: string | null;
   readonly pad_token: string | null;

@@ -4,7 +4,7 @@ import { RequestError, BundleError, messageOf } from "../errors.js";
 import type { Tree } from "./template/evaluate.js";
 import { evaluate } from "./template/evaluate.js";
 import { GLOBALS, Refusal } from "./template/globals.js";
-import { dumps, fromJs, loads } from "./template/json.js";
+import { dumps, loads } from "./template/json.js";
 import type { Value } from "./template/values.js";
 import { Dict, TemplateError, isList, truth } from "./template/values.js";
 
@@ -16,12 +16,11 @@ export interface TemplateParts {
   readonly specialTokens: Readonly<Record<string, string>>;
 }
 
-/** Plain JSON values. */
 export interface Chat {
-  readonly messages: readonly unknown[];
-  readonly tools: readonly unknown[] | null;
+  readonly messages: readonly Value[];
+  readonly tools: readonly Value[] | null;
   /** Further variables of the template, such as enable_thinking. */
-  readonly variables: Readonly<Record<string, unknown>>;
+  readonly variables: ReadonlyMap<string, Value>;
   readonly addGenerationPrompt: boolean;
 }
 
@@ -46,7 +45,7 @@ const SYSTEM_TOOLS = /message(\[['"]tools['"]\]|\.tools\b)/;
  * template fails.
  */
 export function renderChat(template: TemplateParts, chat: Chat, now: Date, marker?: Marker): string {
-  const reserved = Object.keys(chat.variables).find((name) => RESERVED.has(name));
+  const reserved = [...chat.variables.keys()].find((name) => RESERVED.has(name));
   if (reserved !== undefined) {
     throw new RequestError(`chat_template_kwargs cannot set '${reserved}', which the chat template has already`, {
       param: VARIABLES,
@@ -54,13 +53,13 @@ export function renderChat(template: TemplateParts, chat: Chat, now: Date, marke
   }
   const marked = (value: Value): Value => (marker === undefined ? value : markValue(value, marker));
   const messages = chat.messages.map((message, index) => {
-    const opened = readMessage(fromJs(message), index);
+    const opened = readMessage(message, index);
     return marker === undefined ? opened : markMessage(opened, marker);
   });
   const tools =
-    chat.tools?.map(fromJs).map((tool) => (marker === undefined ? tool : markExceptType(tool, marker))) ?? null;
+    chat.tools?.map((tool) => (marker === undefined ? tool : markExceptType(tool, marker))) ?? null;
   const given = new Map<string, Value>([
-    ...Object.entries(chat.variables).map(([name, value]) => [name, marked(fromJs(value))] as const),
+    ...Array.from(chat.variables, ([name, value]) => [name, marked(value)] as const),
     ["documents", null],
     ["add_generation_prompt", chat.addGenerationPrompt],
     ["messages", messages],

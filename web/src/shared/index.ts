@@ -2,13 +2,15 @@
 // receive and return JSON texts.
 
 import { BundleError, RequestError, messageOf } from "../errors.js";
-import type { Chat, TemplateParts } from "./chat.js";
+import type { TemplateParts } from "./chat.js";
 import { renderChat } from "./chat.js";
 import { LACKING_METHODS } from "./template/attributes.js";
 import { FILTERS, OPEN_FILTERS } from "./template/filters.js";
 import { LACKING_FUNCTIONS } from "./template/globals.js";
 import { TESTS } from "./template/tests.js";
-import { Unsupported } from "./template/values.js";
+import { loads } from "./template/json.js";
+import type { Value } from "./template/values.js";
+import { Dict, Unsupported, isList } from "./template/values.js";
 
 /** The names that templates may use here. */
 function supported(): string {
@@ -20,12 +22,25 @@ function supported(): string {
   });
 }
 
-/** Renders a chat: {text}, or {error, message} with the kind of the error. ``now``: year, month, and so on to ms. */
+/**
+ * Renders a chat: {text}, or {error, message} with the kind of the error. ``chat``: {messages, tools, variables,
+ * add_generation_prompt}. ``now``: year, month, and so on to milliseconds.
+ */
 function render(template: string, chat: string, now: string): string {
+  const read = loads(chat);
+  const part = (name: string): Value => (read instanceof Dict ? (read.get(name) ?? null) : null);
+  const [messages, tools, variables] = [part("messages"), part("tools"), part("variables")];
+  const pairs = variables instanceof Dict ? variables.pairs() : [];
   const [year = 0, month = 1, ...rest] = JSON.parse(now) as readonly number[];
   try {
     const date = new Date(year, month - 1, ...rest);
-    return JSON.stringify({ text: renderChat(JSON.parse(template) as TemplateParts, JSON.parse(chat) as Chat, date) });
+    const given = {
+      messages: isList(messages) ? messages : [],
+      tools: isList(tools) ? tools : null,
+      variables: new Map(Array.from(pairs, ([name, value]) => [String(name), value])),
+      addGenerationPrompt: part("add_generation_prompt") === true,
+    };
+    return JSON.stringify({ text: renderChat(JSON.parse(template) as TemplateParts, given, date) });
   } catch (error) {
     return JSON.stringify({ error: kindOf(error), message: messageOf(error) });
   }

@@ -3,6 +3,7 @@
 // without a sentinel is the template's own.
 
 import { RequestError } from "../errors.js";
+import { strip } from "../shared/template/text.js";
 
 /** A Unicode noncharacter, which is reserved for use inside a program. */
 export const SENTINEL = "\ufdd0";
@@ -29,14 +30,20 @@ export class ControlTokens {
     this.#inside = new RegExp(`(?=${anyOf(controls)})[^]`, "gu");
   }
 
-  /**
-   * The text with sentinels in each control token, and at an end that could become part of one. With ``infix``, also if
-   * the entire text is inside one.
-   */
-  mark(text: string, infix = false): string {
+  /** The text with sentinels in each control token, and at an end that could become part of one. */
+  mark(text: string): string {
+    return this.#marked(text, false);
+  }
+
+  /** Also if the entire text is inside a control token, which a template could complete. */
+  markInfix(text: string): string {
+    return this.#marked(text, true);
+  }
+
+  #marked(text: string, infix: boolean): string {
     if (text.includes(SENTINEL)) throw sentinelRefused();
-    // A template may trim the text.
-    const core = text.trim();
+    // A template may trim the text, of Python's white space.
+    const core = strip(text, undefined, "lr");
     const lead = text.indexOf(core);
     const trail = text.length - lead - core.length;
     const sizes = Array.from(
@@ -50,18 +57,6 @@ export class ControlTokens {
     return completed || sizes.some((size) => this.#suffixes.has(core.slice(0, size))) ? insert(lead) : marked;
   }
 
-  /**
-   * All strings of a message or tool, keys included, except its role and type. Arguments of calls must be parsed: JSON
-   * can escape any character.
-   */
-  markObject(value: object): object {
-    return mapped(value, (key, item) => {
-      if (key === "role" || key === "type") return item;
-      if (key === "tool_calls" && Array.isArray(item)) return item.map((call: object) => this.markObject(call));
-      return typeof item === "string" && "role" in value ? this.mark(item, true) : this.markValue(item);
-    });
-  }
-
   /** The control tokens that a tokenizer matches between sentinels: the leftmost one, and the longest of several. */
   find(marked: string): readonly Match[] {
     let [removed, end] = [0, 0];
@@ -72,14 +67,6 @@ export class ControlTokens {
       if (this.controls.includes(content)) found.push([index - removed, content]);
     }
     return found;
-  }
-
-  /** All strings of a JSON value, keys included. */
-  markValue(value: unknown): unknown {
-    if (typeof value === "string") return this.mark(value);
-    if (Array.isArray(value)) return value.map((item) => this.markValue(item));
-    if (typeof value !== "object" || value === null) return value;
-    return Object.fromEntries(Object.entries(value).map(([key, item]) => [this.mark(key), this.markValue(item)]));
   }
 }
 
@@ -98,10 +85,6 @@ export const spellsMarker = (template: string, token: string): boolean =>
 
 /** A text that represents a control token if the token's own text is plain text. */
 export const privateSpelling = (index: number): string => `${SENTINEL}${index}\ufdd1`;
-
-function mapped(value: object, change: (key: string, item: unknown) => unknown): object {
-  return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, change(key, item)]));
-}
 
 /** The longest of the words. */
 function anyOf(words: readonly string[]): string {

@@ -81,7 +81,9 @@ export class Tokenizer {
     this.#specialIds = new Set(silent.map(([id]) => id));
     this.#bosTokenId = entry.bos_token === null ? undefined : this.#backend.token_to_id(entry.bos_token);
     this.#chatTemplate =
-      entry.chat_template === null ? null : new ChatTemplate(entry.chat_template, specialTokens(entry), entry.tools);
+      entry.chat_template === null
+        ? null
+        : new ChatTemplate(entry.chat_template, entry.chat_tree, specialTokens(entry), entry.tools);
     const template = entry.chat_template ?? "";
     this.thinking = { reasoning: reasoningOf(template, this), canSwitch: template.includes("enable_thinking") };
   }

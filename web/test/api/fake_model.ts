@@ -10,6 +10,7 @@ import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../.
 import { RequestError } from "../../src/errors.js";
 import { Tokenizer } from "../../src/text/tokenizer.js";
 import { formatOf } from "../text/tool_formats.js";
+import { templateEntry } from "../text/template_trees.js";
 import { NO_TOKENS, byteLevelTokenizer } from "../text/tokenizers.js";
 
 // The comment makes the tokenizer detect Hermes' format of tool calls.
@@ -94,7 +95,7 @@ export function modelOf(source: TokenSource, rest: Partial<Model> = {}): Model {
     name: "fake",
     context: 4096,
     tokens: source,
-    text: new Tokenizer(byteLevelTokenizer(), { ...NO_TOKENS, chat_template: TEMPLATE, tools: formatOf("hermes") }),
+    text: new Tokenizer(byteLevelTokenizer(), { ...NO_TOKENS, ...templateEntry(TEMPLATE), tools: formatOf("hermes") }),
     ...rest,
   };
 }

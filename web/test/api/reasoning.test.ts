@@ -7,6 +7,7 @@ import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../.
 import { hasBit } from "../../src/grammar/constraint.js";
 import { Grammars } from "../../src/grammar/grammars.js";
 import { Tokenizer } from "../../src/text/tokenizer.js";
+import { templateEntry } from "../text/template_trees.js";
 import { NO_TOKENS, byteLevelTokenizer } from "../text/tokenizers.js";
 import { modelOf } from "./fake_model.js";
 
@@ -237,7 +238,7 @@ function reasoner(template: string, answers: readonly string[], special = false)
   ];
   const tokenizerJson = JSON.stringify({ ...json, added_tokens: added });
   const source = new ConstrainedSource(answers);
-  const text = new Tokenizer(tokenizerJson, { ...NO_TOKENS, eos_token: "</s>", chat_template: template });
+  const text = new Tokenizer(tokenizerJson, { ...NO_TOKENS, eos_token: "</s>", ...templateEntry(template) });
   const model: Model = modelOf(source, {
     text,
     grammar: new Grammars(tokenizerJson, { vocab_size: 260, eos_token_ids: [END] }),

@@ -3,8 +3,8 @@ import { readFileSync } from "node:fs";
 import { expect, test } from "vitest";
 
 import type { Message } from "../../src/text/chat_template.js";
-import { ChatTemplate } from "../../src/text/chat_template.js";
 import type { Tool } from "../../src/text/tools.js";
+import { templateOf } from "./template_trees.js";
 import { formatOf } from "./tool_formats.js";
 
 interface Case {
@@ -33,7 +33,7 @@ test.each([...new Set(VECTORS.cases.map(({ template }) => template))])(
   (name) => {
     const source = read(`chat_templates/${name}.jinja`);
     // Rendering only checks that there is a format.
-    const template = new ChatTemplate(source, VECTORS.special_tokens, formatOf("hermes"));
+    const template = templateOf(source, VECTORS.special_tokens, formatOf("hermes"));
     for (const { chat, tools, variables, text } of VECTORS.cases.filter((each) => each.template === name)) {
       const render = (): string =>
         template.render(VECTORS.chats[chat] ?? [], {
@@ -51,6 +51,6 @@ test("what an iteration has written before continue or break stays, as in Python
     "{% for m in messages %}{{ m.role }}{% if m.content == 'a' %}!{% continue %}{% endif %}{{ m.content }}" +
     "{% if m.content == 'b' %}{% break %}{% endif %},{% else %}none{% endfor %}";
   const render = (...contents: string[]): string =>
-    new ChatTemplate(source, {}).render(contents.map((content) => ({ role: "user", content })));
+    templateOf(source, {}).render(contents.map((content) => ({ role: "user", content })));
   expect([render("c", "a", "b", "c"), render("a"), render()]).toEqual(["userc,user!userb", "user!none", "none"]);
 });

@@ -7,6 +7,7 @@ import { Tokenizer } from "../../src/text/tokenizer.js";
 import type { Message } from "../../src/text/chat_template.js";
 import type { Tool } from "../../src/text/tools.js";
 import { formatOf } from "./tool_formats.js";
+import { templateEntry } from "./template_trees.js";
 import { NO_TOKENS } from "./tokenizers.js";
 
 interface Case {
@@ -34,7 +35,7 @@ const made = (name: string, chatTemplate = vectors.template): Tokenizer =>
     tools: formatOf("hermes"),
     bos_token: "<s>",
     eos_token: "</s>",
-    chat_template: chatTemplate,
+    ...templateEntry(chatTemplate),
   });
 
 test.each(vectors.cases)(
@@ -62,5 +63,5 @@ test("only text that could become part of a control token is marked", () => {
   expect(["a < b", "<think>", "user", "", " "].map(marked)).toEqual(["a < b", "<think>", "user", "", " "]);
   expect(marked("a<|end|><|user|>b")).toBe("a<!|end|><!|user|>b");
   expect([" a<|e ", "\n|>b", "<"].map(marked)).toEqual([" a<|e! ", "\n!|>b", "<!"]);
-  expect(controls.mark("user", true)).toBe(`${SENTINEL}user`);
+  expect(controls.markInfix("user")).toBe(`${SENTINEL}user`);
 });

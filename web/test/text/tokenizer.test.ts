@@ -3,6 +3,7 @@ import { expect, test } from "vitest";
 import { readVocabulary } from "../../src/grammar/vocabulary.js";
 import { Tokenizer } from "../../src/text/tokenizer.js";
 import { formatOf } from "./tool_formats.js";
+import { templateEntry } from "./template_trees.js";
 import { NO_TOKENS, byteFallbackTokenizer, byteLevelTokenizer } from "./tokenizers.js";
 
 const JSON_TEXT = byteLevelTokenizer();
@@ -32,13 +33,13 @@ test("add_bos_token wins over tokenizer.json", () => {
 test("a chat is rendered as transformers does, and its special tokens become single ones", () => {
   const chat_template =
     "{% for m in messages %}\n  {% if m.role == 'user' %}\n{{ bos_token }}{{ m.content }}{% endif %}\n{% endfor %}>";
-  const chat = new Tokenizer(JSON_TEXT, { ...NO_TOKENS, bos_token: "<s>", chat_template });
+  const chat = new Tokenizer(JSON_TEXT, { ...NO_TOKENS, bos_token: "<s>", ...templateEntry(chat_template) });
   expect(chat.encodeChat([{ role: "user", content: "a" }])).toEqual([256, 97, 62]);
 });
 
 test("a chat without a template, and messages that it refuses, are RequestErrors", () => {
   expect(() => tokenizer.encodeChat([{ role: "user", content: "a" }])).toThrow("has no chat template");
-  const strict = new Tokenizer(JSON_TEXT, { ...NO_TOKENS, chat_template: "{{ raise_exception('no roles') }}" });
+  const strict = new Tokenizer(JSON_TEXT, { ...NO_TOKENS, ...templateEntry("{{ raise_exception('no roles') }}") });
   expect(() => strict.encodeChat([{ role: "user", content: "a" }])).toThrow(
     "the chat template refuses these messages: no roles",
   );
@@ -46,9 +47,12 @@ test("a chat without a template, and messages that it refuses, are RequestErrors
   expect(() => strict.encodeChat(wrong)).toThrow("messages[0] must be an object");
 });
 
-test("a broken tokenizer or template is a BundleError", () => {
+test("a broken tokenizer, and a template that a browser cannot evaluate, are BundleErrors", () => {
   expect(() => new Tokenizer("{}", NO_TOKENS)).toThrow("tokenizer.json: cannot be loaded");
-  expect(() => new Tokenizer(JSON_TEXT, { ...NO_TOKENS, chat_template: "{% if %}" })).toThrow("chat template: ");
+  const chat = (tree: unknown[] | null) => () =>
+    new Tokenizer(JSON_TEXT, { ...NO_TOKENS, chat_template: "a", chat_tree: tree }).encodeChat([]);
+  expect(chat(null)).toThrow("only a server can evaluate");
+  expect(chat([{}, [["extends", "b"]]])).toThrow('chat template: the tree has an unknown statement: "extends"');
 });
 
 test("a byte-level tokenizer's tokens are the bytes that its characters stand for", () => {

@@ -5,6 +5,7 @@ import type { TokenizerEntry } from "../../src/runtime/manifest.js";
 export const NO_TOKENS: TokenizerEntry = {
   file: "tokenizer.json",
   chat_template: null,
+  chat_tree: null,
   bos_token: null,
   eos_token: null,
   pad_token: null,

@@ -5,7 +5,6 @@ import { expect, test } from "vitest";
 
 import { RequestError } from "../../src/errors.js";
 import type { Message } from "../../src/text/chat_template.js";
-import { ChatTemplate } from "../../src/text/chat_template.js";
 import type { ToolCallEvent } from "../../src/text/tool_call_stream.js";
 import { ToolCallStream } from "../../src/text/tool_call_stream.js";
 import type { Tool } from "../../src/text/tools.js";
@@ -32,7 +31,7 @@ const VECTORS = JSON.parse(
 test.each(VECTORS.cases)(
   "the template $template renders $chat as transformers does (tools: $tools)",
   ({ template, chat, tools, text }) => {
-    const rendered = new ChatTemplate(VECTORS.templates[template] ?? "", VECTORS.special_tokens, formatOf(template));
+    const rendered = templateOf(VECTORS.templates[template] ?? "", VECTORS.special_tokens, formatOf(template));
     expect(rendered.render(VECTORS.chats[chat] ?? [], tools ? { tools: VECTORS.tools } : {})).toBe(text);
   },
 );
@@ -46,7 +45,7 @@ const call = (args: unknown): Message => ({
 });
 
 test("arguments are given to the template as an object, however they came", () => {
-  const template = new ChatTemplate(TEMPLATE, {});
+  const template = templateOf(TEMPLATE, {});
   for (const args of ['{"a": 1}', { a: 1 }]) expect(template.render([call(args)])).toContain('{"a": 1}');
   expect(() => template.render([call("{")])).toThrow("messages[0].tool_calls must be");
   expect(() => template.render([{ role: "assistant", content: null }])).toThrow("messages[0] must be");
@@ -54,14 +53,14 @@ test("arguments are given to the template as an object, however they came", () =
 
 test("tools for a template that has none, and wrong tools, are RequestErrors", () => {
   const tool: Tool = { type: "function", function: { name: "f" } };
-  expect(() => new ChatTemplate("{{ messages }}", {}).render([], { tools: [tool] })).toThrow(
+  expect(() => templateOf("{{ messages }}", {}).render([], { tools: [tool] })).toThrow(
     "chat template has no tools",
   );
-  expect(() => new ChatTemplate(TEMPLATE, {}).render([], { tools: [tool, tool] })).toThrow(
+  expect(() => templateOf(TEMPLATE, {}).render([], { tools: [tool, tool] })).toThrow(
     "two functions of the name 'f'",
   );
   expect(() =>
-    new ChatTemplate(TEMPLATE, {}).render([], { tools: [{ type: "function", function: { name: "a b" } }] }),
+    templateOf(TEMPLATE, {}).render([], { tools: [{ type: "function", function: { name: "a b" } }] }),
   ).toThrow(RequestError);
   expect(() => toolGrammar(formatOf("hermes"), [tool], { type: "function", function: { name: "g" } })).toThrow(
     "names 'g'",

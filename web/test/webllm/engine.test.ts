@@ -13,6 +13,7 @@ import { CreateMLCEngine, MLCEngine, prebuiltAppConfig } from "../../src/webllm/
 import { Tokenizer } from "../../src/text/tokenizer.js";
 import type { FakeSource } from "../api/fake_model.js";
 import { modelOf, promptText } from "../api/fake_model.js";
+import { templateEntry } from "../text/template_trees.js";
 import { NO_TOKENS, byteLevelTokenizer } from "../text/tokenizers.js";
 import { encoderOf } from "../../src/encoders/index.js";
 import { fakeEncoder } from "../encoders/fake_encoder.js";
@@ -306,7 +307,7 @@ test("fields that change nothing are accepted", async () => {
 
 test("enable_thinking of extra_body sets the variable of the chat template, if the template has it", async () => {
   const template = "{{ messages[0].content }}{% if enable_thinking is defined %} {{ enable_thinking }}{% endif %}";
-  const text = new Tokenizer(byteLevelTokenizer(), { ...NO_TOKENS, chat_template: template });
+  const text = new Tokenizer(byteLevelTokenizer(), { ...NO_TOKENS, ...templateEntry(template) });
   const { load, source } = fakeLoad({ text }, "a");
   const engine = new MLCEngine({}, load);
   await engine.reload("/x/");

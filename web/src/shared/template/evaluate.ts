@@ -46,7 +46,9 @@ const ESCAPED_SENTINEL = /(?<!\\)((?:\\\\)*)\\ufdd0/g;
 /** The text of a template. Throws TemplateError, and Refusal for what the template itself refuses. */
 export function evaluate([names, body]: Tree, given: ReadonlyMap<string, Value>, now: Date): string {
   const values = new Map([...GLOBALS(now), ...given]);
-  return new Evaluation().captured(body, new Scope(values, null, names));
+  const out: string[] = [];
+  new Evaluation().run(body, new Scope(values, null, names), out);
+  return out.join("");
 }
 
 export const restoreSentinels = (escaped: string): string => escaped.replace(ESCAPED_SENTINEL, "$1\ufdd0");
@@ -54,13 +56,7 @@ export const restoreSentinels = (escaped: string): string => escaped.replace(ESC
 class Evaluation {
   #written = 0;
 
-  captured(body: List, scope: Scope): string {
-    const out: string[] = [];
-    this.run(body, scope, out);
-    return out.join("");
-  }
-
-  private run(body: List, scope: Scope, out: string[]): Ending {
+  run(body: List, scope: Scope, out: string[]): Ending {
     for (const statement of body) {
       const ending = typeof statement === "string" ? this.write(statement, out) : this.statement(statement as List, scope, out);
       if (ending !== undefined) return ending;
@@ -92,7 +88,11 @@ class Evaluation {
       case "capture": {
         const [target, names, body, filter] = parts as [Node, ScopeNames, List, Node];
         const inner = scope.inner(names);
-        const text = this.captured(body, inner);
+        const captured: string[] = [];
+        // A break or continue drops what the block has written.
+        const ending = this.run(body, inner, captured);
+        if (ending !== undefined) return ending;
+        const text = captured.join("");
         assign(target, scope, () => (filter === null ? text : this.value(filter, inner, text)));
         return undefined;
       }
@@ -107,8 +107,9 @@ class Evaluation {
       case "filter": {
         const [names, body, filter] = parts as [ScopeNames, List, Node];
         const inner = scope.inner(names);
-        const text = this.captured(body, inner);
-        return this.write(textual(this.value(filter, inner, text)), out);
+        const captured: string[] = [];
+        const ending = this.run(body, inner, captured);
+        return ending ?? this.write(textual(this.value(filter, inner, captured.join(""))), out);
       }
       case "with": {
         const [names, pairs, body] = parts as [ScopeNames, readonly [Node, Node][], List];
@@ -127,7 +128,7 @@ class Evaluation {
     throw new TemplateError(`the tree has an unknown statement: ${JSON.stringify(kind)}`);
   }
 
-  private loop(parts: List, scope: Scope, out: string[]): undefined {
+  private loop(parts: List, scope: Scope, out: string[]): Ending {
     const [target, values, names, body, other, test, kind] = parts as [
       Node,
       Node,
@@ -137,7 +138,7 @@ class Evaluation {
       readonly [ScopeNames, Node] | null,
       0 | 1 | 2,
     ];
-    const iteration = (value: Value, depth: number, to: string[]): void => {
+    const iteration = (value: Value, depth: number, to: string[]): Ending => {
       const inner = scope.inner(names);
       const chosen = test === null ? value : new Iterator(this.filtered(value, target, test, scope));
       const recurse =
@@ -157,9 +158,10 @@ class Evaluation {
         inner.enter();
         if (this.run(body, inner, to) === "break") break;
       }
-      if (empty && other !== null) this.run(other[1], scope.inner(other[0]), to);
+      // In the other part, break and continue are those of the enclosing loop.
+      return empty && other !== null ? this.run(other[1], scope.inner(other[0]), to) : undefined;
     };
-    iteration(this.value(values, scope), 0, out);
+    return iteration(this.value(values, scope), 0, out);
   }
 
   private *filtered(
@@ -185,7 +187,7 @@ class Evaluation {
       readonly string[],
     ];
     const reads = (variable: string): boolean => special.includes(variable) && !parameters.includes(variable);
-    const label = name ?? "anonymous";
+    const label = name ?? "";
     const attributes = new Map<string, Value>([
       ["name", name],
       ["arguments", new Tuple(parameters)],
@@ -221,7 +223,9 @@ class Evaluation {
         const missing = new Undefined(`parameter '${parameter}' was not provided`);
         inner.set(parameter, at < 0 ? missing : this.value(defaults[at], inner));
       }
-      return this.captured(body, inner);
+      const out: string[] = [];
+      this.run(body, inner, out);
+      return out.join("");
     };
     return new Callable(label, call, attributes);
   }

@@ -147,7 +147,9 @@ function indented(value: Value, width: Value = 4n, first: Value = false, blank: 
 }
 
 function toInt(value: Value, other: Value = 0n, base: Value = 10n): Value {
-  const exact = toInteger(value, integer(base));
+  // Only texts have a base; one that is not an integer is an error that int() ignores.
+  const radix = textOf(value) === undefined ? 10 : typeof base === "number" || !isNumber(base) ? -1 : integer(base);
+  const exact = toInteger(value, radix);
   if (exact !== undefined) return exact;
   const float = toFloat(value);
   return float === undefined || !Number.isFinite(float) ? other : BigInt(Math.trunc(float));

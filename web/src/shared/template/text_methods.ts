@@ -129,10 +129,10 @@ const METHODS: Readonly<Record<string, Method>> = {
   count: [
     "part start? stop? |",
     (text, part, start, stop) => {
+      const sought = required(part);
       const [from, to] = bounds(size(text), start, stop);
       if (from > size(text) || to < from) return 0n;
       const searched = points(text).slice(from, to).join("");
-      const sought = required(part);
       return BigInt(sought === "" ? size(searched) + 1 : searched.split(sought).length - 1);
     },
   ],

@@ -369,7 +369,8 @@ export function repr(value: Value): string {
   if (value instanceof Loop) return `<LoopContext ${value.index0 + 1}/${value.length}>`;
   if (value instanceof Range)
     return `range(${value.start}, ${value.stop}${value.step === 1n ? "" : `, ${value.step}`})`;
-  if (value instanceof Callable && value.attributes.size > 0) return `<Macro ${quoted(value.name)}>`;
+  if (value instanceof Callable && value.attributes.size > 0)
+    return `<Macro ${value.name === "" ? "anonymous" : quoted(value.name)}>`;
   throw new Unsupported(`a ${typeName(value)} is written, which Python writes with its address`);
 }
 
