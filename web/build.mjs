@@ -5,13 +5,13 @@ import { copyFile, cp, mkdir, readFile, readdir, rm, writeFile } from "node:fs/p
 
 import { build } from "esbuild";
 
-import { jinjaEsbuild } from "./jinja_module.mjs";
 import { noticesOf } from "./notices.mjs";
+import { SHARED_SCRIPT, sharedScript } from "./shared_script.mjs";
 import { tokenizersEsbuild } from "./tokenizers_module.mjs";
 import { xgrammarEsbuild } from "./xgrammar_module.mjs";
 
-// Hugging Face's packages, without what is not needed here.
-const packages = [jinjaEsbuild, tokenizersEsbuild];
+// Hugging Face's package, without what is not needed here.
+const packages = [tokenizersEsbuild];
 const common = {
   bundle: true,
   format: "esm",
@@ -187,6 +187,7 @@ await Promise.all([
   cp("node_modules/pdfjs-dist/cmaps", "dist/page/pdf/cmaps", { recursive: true }),
   // npm packs it from the package's folder.
   copyFile("../LICENSE", "LICENSE"),
+  sharedScript().then((text) => writeFile(SHARED_SCRIPT, text)),
   writeFile("dist/LICENSES.txt", await noticesOf(metafiles(built))),
   writeFile("dist/page/LICENSES.txt", await noticesOf(metafiles([page]))),
   copyFile("../server_fallback/router/fitting/demo_policy.json", "dist/page/demo_policy.json"),

@@ -3,8 +3,6 @@
 
 import { readFile } from "node:fs/promises";
 
-import { replaced } from "./jinja_module.mjs";
-
 // Each part of the package's file, and its replacement.
 const CHANGES = [
   // The decoder of speech recognition without a language model.
@@ -23,3 +21,13 @@ export const tokenizersEsbuild = {
     }));
   },
 };
+
+/** Throws if a part is missing. */
+function replaced(contents, changes, path) {
+  for (const [from, to] of changes) {
+    if (contents.split(from).length < 2)
+      throw new Error(`${path} does not contain ${from}; adapt its replacements to this version of the package`);
+    contents = typeof from === "string" ? contents.replaceAll(from, () => to) : contents.replace(from, to);
+  }
+  return contents;
+}

@@ -2,7 +2,6 @@ import { readFileSync, readdirSync } from "node:fs";
 
 import { defineConfig } from "vitest/config";
 
-import { jinjaVite } from "./jinja_module.mjs";
 import { xgrammarVite } from "./xgrammar_module.mjs";
 
 // REACT_FOLDER: the hooks' tests run on the React in this folder's node_modules, such as version 18.
@@ -23,12 +22,11 @@ const together = files.filter((file) => !alone.includes(file));
 
 // SwiftShader takes its time over a pipeline, so tests on a device get more than the default five seconds.
 export default defineConfig({
-  plugins: [jinjaVite, xgrammarVite],
+  plugins: [xgrammarVite],
   // The snippets of test/webllm import the package by its name.
   resolve: { alias: { ...alias, "@nearfar/web/webllm": `${import.meta.dirname}/src/webllm/index.ts` } },
   test: {
     testTimeout: 60_000,
-    server: { deps: { inline: [/@huggingface\/jinja/] } },
     projects: [
       { extends: true, test: { name: "together", include: together, isolate: false } },
       { extends: true, test: { name: "alone", include: alone } },

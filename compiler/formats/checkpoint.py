@@ -128,6 +128,17 @@ class TokenizerFiles:
     unk_token: str | None = None
     add_bos_token: bool | None = None
 
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """The tokens that a chat template may use, by the names of its variables."""
+        named = {
+            "bos_token": self.bos_token,
+            "eos_token": self.eos_token,
+            "pad_token": self.pad_token,
+            "unk_token": self.unk_token,
+        }
+        return {name: text for name, text in named.items() if text is not None}
+
     @staticmethod
     def at(path: Path, chat_template: str | None = None, **special: Any) -> TokenizerFiles:
         """The source for the tokenizer.json at ``path``. Raises CheckpointError."""

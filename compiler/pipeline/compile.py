@@ -33,6 +33,7 @@ from ..passes.add_lora import lora_entry
 from ..passes.quantize_kv import quantize_kv
 from ..passes.split_page_groups import split_page_groups
 from ..quant import Quantization
+from ..text.template_check import chat_notes
 from .context import paged_context, rotation_notes, unpaged_context
 from .export import export_model
 from .graphs import PAGE_SIZE, graphs_of, reads_complete_texts
@@ -177,7 +178,7 @@ def prepare(model: str, options: CompileOptions, progress: Progress, note: Note)
     check_options(options)
     progress("read", 0, 1)
     checkpoint = for_task(load(model, options.ignore_keys), options.task)
-    for text in checkpoint.notes:
+    for text in (*checkpoint.notes, *chat_notes(checkpoint.tokenizer)):
         note(text)
     progress("read", 1, 1)
     return prepare_checkpoint(model, checkpoint, options, note)

@@ -26,6 +26,7 @@ from ..formats.checkpoint import Checkpoint
 from ..ir.graph import Graph
 from ..ir.kv_format import KvName
 from ..ir.spec import Task
+from ..text.template_check import chat_notes
 from .context import model_context, rotation_notes
 from .graphs import graphs_of
 from .stored_forms import choose_quantization, keep_stored_forms
@@ -120,7 +121,7 @@ def prepare_export(
         quant.by_name(quantization, group_size)
     progress("read", 0, 1)
     checkpoint = for_task(load(model, ignore_keys), task).with_float_scales
-    for text in checkpoint.notes:
+    for text in (*checkpoint.notes, *chat_notes(checkpoint.tokenizer)):
         note(text)
     progress("read", 1, 1)
     spec = checkpoint.spec

@@ -6,9 +6,11 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from ..errors import CheckpointError, RequestError
+from ..formats.checkpoint import TokenizerFiles
 from ..shared.script import SharedScript
 from .chat_template import ChatTemplate
 from .control_tokens import SENTINEL
@@ -38,7 +40,7 @@ CHATS: Mapping[str, list[dict[str, Any]]] = {
     "a tool call": [_USER, _CALLS],
     "a tool call and its result": [_USER, _CALLS, _RESULT],
     "two results": [_USER, {**_CALLS, "tool_calls": [_CALL, _CALL]}, _RESULT, _RESULT, _USER],
-    "a call with a text": [_USER, {**_CALLS, "content": "I look."}, _RESULT, {"role": "assistant", "content": "3"}, _USER],
+    "a call with a text": [_USER, {**_CALLS, "content": "I look."}, _RESULT, _USER],
     "an image": [_IMAGE],
     "an image in a later turn": [_USER, {"role": "assistant", "content": "Hello"}, _IMAGE],
     "parts of text": [{"role": "user", "content": [{"type": "text", "text": " a"}, {"type": "text", "text": "b"}]}],
@@ -70,12 +72,23 @@ TOOLS = [
 VARIABLES: tuple[dict[str, Any], ...] = ({}, {"enable_thinking": True}, {"enable_thinking": False})
 
 
-def template_notes(source: str, special_tokens: Mapping[str, str]) -> Iterator[str]:
+def chat_notes(files: TokenizerFiles) -> tuple[str, ...]:
+    """`template_notes` of a model's chat template; empty if it has none."""
+    if files.chat_template is None:
+        return ()
+    return template_notes(files.chat_template, tuple(files.special_tokens.items()))
+
+
+@lru_cache(maxsize=64)
+def template_notes(source: str, special_tokens: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     """Sentences for the user: what the browser lacks to render a template, or where it renders another prompt.
 
     Raises CheckpointError if the template is not valid Jinja.
     """
-    template = ChatTemplate(source, special_tokens, clock=lambda: _NOW)
+    return tuple(_notes(ChatTemplate(source, dict(special_tokens), clock=lambda: _NOW)))
+
+
+def _notes(template: ChatTemplate) -> Iterator[str]:
     tree = template.tree()
     script = SharedScript()
     lacking = _lacking(template, script)

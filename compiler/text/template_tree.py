@@ -8,12 +8,12 @@ except parameters, to their first value: 0 for none, 1 for the render call's var
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from jinja2.compiler import find_undeclared
 from jinja2 import nodes
+from jinja2.compiler import find_undeclared
 from jinja2.idtracking import VAR_LOAD_ALIAS, VAR_LOAD_PARAMETER, VAR_LOAD_RESOLVE, Symbols
 
 UNSET, GIVEN, OUTER = 0, 1, 2
@@ -31,8 +31,9 @@ Tree = list[Any]
 
 @dataclass(frozen=True, slots=True)
 class TemplateTree:
-    """``body``: the statements, with ``scope``. ``filters``, ``tests`` and ``methods``: the names that the template
-    uses, except those that it computes, and ``functions`` those of the variables that it calls. ``unsupported``: tags and expressions that a tree cannot state.
+    """``body``: the statements, with ``scope``. ``filters``, ``tests``, ``methods`` and ``functions``: the names that
+    the template uses or calls, except those that it computes. ``unsupported``: tags and expressions that a tree cannot
+    state.
     """
 
     scope: dict[str, int]
@@ -130,7 +131,7 @@ class _Writer:
         """A text, or an expression that is written. Jinja2 too computes constant ones when it compiles."""
         if isinstance(child, nodes.TemplateData):
             return child.data
-        finalize: Callable[[Any], Any] = child.environment.finalize if child.environment else str
+        finalize = (child.environment and child.environment.finalize) or str
         try:
             return str(finalize(child.as_const()))
         except Exception:  # Not a constant, or an error that rendering raises.
@@ -181,7 +182,7 @@ class _Writer:
                 return ["tuple", *(self.target(item) for item in node.items)]
         raise AssertionError(f"Jinja2 assigns to no {type(node).__name__}")
 
-    def expression(self, node: nodes.Expr | None) -> Any:
+    def expression(self, node: nodes.Node | None) -> Any:
         match node:
             case None:
                 return ["body"]

@@ -51,13 +51,7 @@ class Tokenizer:
         self._backend = _load_backend(files)
         self._add_bos_token = files.add_bos_token
         self._bos_token_id = None if files.bos_token is None else self._backend.token_to_id(files.bos_token)
-        special_tokens = {
-            "bos_token": files.bos_token,
-            "eos_token": files.eos_token,
-            "pad_token": files.pad_token,
-            "unk_token": files.unk_token,
-        }
-        named = {name: text for name, text in special_tokens.items() if text is not None}
+        named = files.special_tokens
         added = self._backend.get_added_tokens_decoder()
         self._added = {token.content: token for token in added.values()}
         template = files.chat_template or ""

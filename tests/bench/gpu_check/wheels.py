@@ -50,7 +50,6 @@ NODE_FILES = (
     "dist/onnx.js",
     *(f"dist/tools/{tool}.js" for tool in ("adapter", "bench_gpu", "run_bundle")),
     *(f"node_modules/webgpu/{name}" for name in ("index.js", "package.json", "dist/linux-x64", "LICENSE.md")),
-    *(f"node_modules/@huggingface/jinja/{name}" for name in ("package.json", "dist/index.js", "LICENSE")),
     *(f"node_modules/@huggingface/tokenizers/{name}" for name in ("package.json", "dist/tokenizers.mjs", "LICENSE")),
 )
 

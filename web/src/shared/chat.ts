@@ -56,8 +56,7 @@ export function renderChat(template: TemplateParts, chat: Chat, now: Date, marke
     const opened = readMessage(message, index);
     return marker === undefined ? opened : markMessage(opened, marker);
   });
-  const tools =
-    chat.tools?.map((tool) => (marker === undefined ? tool : markExceptType(tool, marker))) ?? null;
+  const tools = chat.tools?.map((tool) => (marker === undefined ? tool : markExceptType(tool, marker))) ?? null;
   const given = new Map<string, Value>([
     ...Array.from(chat.variables, ([name, value]) => [name, marked(value)] as const),
     ["documents", null],
@@ -97,7 +96,13 @@ function withTools(
   const [system, rest] =
     first?.get("role") === "system"
       ? [first, messages.slice(1)]
-      : [new Dict([["role", "system"], ["content", ""]]), messages];
+      : [
+          new Dict([
+            ["role", "system"],
+            ["content", ""],
+          ]),
+          messages,
+        ];
   const functions = tools.map((tool) => {
     if (!(tool instanceof Dict)) throw new TemplateError("a tool must be an object");
     return tool.get("function") ?? tool;
@@ -152,9 +157,7 @@ function markMessage(message: Dict, marker: Marker): Dict {
 
 function markExceptType(value: Value, marker: Marker): Value {
   if (!(value instanceof Dict)) return markValue(value, marker);
-  return new Dict(
-    Array.from(value.pairs(), ([key, each]) => [key, key === "type" ? each : markValue(each, marker)]),
-  );
+  return new Dict(Array.from(value.pairs(), ([key, each]) => [key, key === "type" ? each : markValue(each, marker)]));
 }
 
 /** All strings of a value, keys included. */
@@ -162,7 +165,5 @@ function markValue(value: Value, marker: Marker): Value {
   if (typeof value === "string") return marker.mark(value);
   if (isList(value)) return value.map((each) => markValue(each, marker));
   if (!(value instanceof Dict)) return value;
-  return new Dict(
-    Array.from(value.pairs(), ([key, each]) => [markValue(key, marker), markValue(each, marker)]),
-  );
+  return new Dict(Array.from(value.pairs(), ([key, each]) => [markValue(key, marker), markValue(each, marker)]));
 }

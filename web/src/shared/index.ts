@@ -10,7 +10,7 @@ import { LACKING_FUNCTIONS } from "./template/globals.js";
 import { TESTS } from "./template/tests.js";
 import { loads } from "./template/json.js";
 import type { Value } from "./template/values.js";
-import { Dict, Unsupported, isList } from "./template/values.js";
+import { Dict, Unsupported, isList, str } from "./template/values.js";
 
 /** The names that templates may use here. */
 function supported(): string {
@@ -37,7 +37,7 @@ function render(template: string, chat: string, now: string): string {
     const given = {
       messages: isList(messages) ? messages : [],
       tools: isList(tools) ? tools : null,
-      variables: new Map(Array.from(pairs, ([name, value]) => [String(name), value])),
+      variables: new Map(Array.from(pairs, ([name, value]) => [str(name), value])),
       addGenerationPrompt: part("add_generation_prompt") === true,
     };
     return JSON.stringify({ text: renderChat(JSON.parse(template) as TemplateParts, given, date) });

@@ -21,14 +21,14 @@ test("a page instead of a manifest is a BundleError that advises to check the ad
 
 test("another format version is a BundleError that names both", () => {
   expect(() => checkManifest({ ...manifest, format_version: 99 })).toThrow(
-    "has format version 99, this @nearfar/web reads 4",
+    "has format version 99, this @nearfar/web reads 5",
   );
 });
 
 test("a bundle in the format without named plans is a BundleError that states what to do", () => {
   const { plans, ...older } = manifest;
   expect(() => checkManifest({ ...older, plan: plans.generate, format_version: 1 })).toThrow(
-    "has format version 1, this @nearfar/web reads 4; compile the bundle again, or use the @nearfar/web of its release",
+    "has format version 1, this @nearfar/web reads 5; compile the bundle again, or use the @nearfar/web of its release",
   );
 });
 

@@ -9,11 +9,11 @@ import type { ToolFormat } from "../../src/text/tools.js";
 const FILE = new URL("../../../tests/conformance/template_trees.json", import.meta.url);
 const TREES = JSON.parse(readFileSync(FILE, "utf8")) as Readonly<Record<string, unknown[]>>;
 
-/** The tree of a template. tests/compiler/text/template_trees.py adds it to the file. */
+/** The tree of a template. tests/template_trees.py adds it to the file. */
 export function treeOf(source: string): unknown[] {
   const tree = TREES[source];
   if (tree !== undefined) return tree;
-  throw new Error(`add ${JSON.stringify(source)} with .venv/bin/python tests/compiler/text/template_trees.py TEMPLATE`);
+  throw new Error(`add ${JSON.stringify(source)} with .venv/bin/python tests/template_trees.py TEMPLATE`);
 }
 
 /** A template, and its tree, as a manifest has them. */

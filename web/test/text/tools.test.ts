@@ -10,6 +10,7 @@ import { ToolCallStream } from "../../src/text/tool_call_stream.js";
 import type { Tool } from "../../src/text/tools.js";
 import { toolGrammar } from "../../src/text/tools.js";
 import { demoGrammars, pick } from "../grammar/pick.js";
+import { templateOf } from "./template_trees.js";
 import { CASES as VECTOR_CASES, FORMATS, formatOf } from "./tool_formats.js";
 
 interface Vectors {
@@ -53,12 +54,8 @@ test("arguments are given to the template as an object, however they came", () =
 
 test("tools for a template that has none, and wrong tools, are RequestErrors", () => {
   const tool: Tool = { type: "function", function: { name: "f" } };
-  expect(() => templateOf("{{ messages }}", {}).render([], { tools: [tool] })).toThrow(
-    "chat template has no tools",
-  );
-  expect(() => templateOf(TEMPLATE, {}).render([], { tools: [tool, tool] })).toThrow(
-    "two functions of the name 'f'",
-  );
+  expect(() => templateOf("{{ messages }}", {}).render([], { tools: [tool] })).toThrow("chat template has no tools");
+  expect(() => templateOf(TEMPLATE, {}).render([], { tools: [tool, tool] })).toThrow("two functions of the name 'f'");
   expect(() =>
     templateOf(TEMPLATE, {}).render([], { tools: [{ type: "function", function: { name: "a b" } }] }),
   ).toThrow(RequestError);

@@ -21,6 +21,7 @@ import {
   isList,
   iterate,
   repr,
+  str,
   textOf,
   typeName,
 } from "./values.js";
@@ -34,16 +35,46 @@ const CHANGING: Readonly<Record<string, readonly string[]>> = {
 const LACKING: Readonly<Record<string, readonly string[]>> = {
   str: ["encode", "isidentifier", "maketrans", "translate"],
   dict: ["fromkeys"],
-  int: ["as_integer_ratio", "bit_count", "bit_length", "conjugate", "denominator", "from_bytes", "imag", "numerator", "real", "to_bytes"],
+  int: [
+    "as_integer_ratio",
+    "bit_count",
+    "bit_length",
+    "conjugate",
+    "denominator",
+    "from_bytes",
+    "imag",
+    "numerator",
+    "real",
+    "to_bytes",
+  ],
   float: ["as_integer_ratio", "conjugate", "fromhex", "hex", "imag", "is_integer", "real"],
   generator: ["close", "send", "throw", "gi_code", "gi_frame", "gi_running", "gi_suspended", "gi_yieldfrom"],
 };
 const SAME: Readonly<Record<string, string>> = { Markup: "str", bool: "int" };
 const LIST_METHODS = ["copy", "count", "index"];
 const DICT_METHODS = ["copy", "get", "items", "keys", "values"];
-const LOOP_VALUES = ["index", "index0", "revindex", "revindex0", "first", "last", "length", "depth", "depth0", "previtem", "nextitem", "cycle", "changed"];
+const LOOP_VALUES = [
+  "index",
+  "index0",
+  "revindex",
+  "revindex0",
+  "first",
+  "last",
+  "length",
+  "depth",
+  "depth0",
+  "previtem",
+  "nextitem",
+  "cycle",
+  "changed",
+];
 
-export const METHODS: ReadonlySet<string> = new Set([...TEXT_METHODS, ...LIST_METHODS, ...DICT_METHODS, ...LOOP_VALUES]);
+export const METHODS: ReadonlySet<string> = new Set([
+  ...TEXT_METHODS,
+  ...LIST_METHODS,
+  ...DICT_METHODS,
+  ...LOOP_VALUES,
+]);
 /** Methods of Python's values that templates cannot call here, but in Python. */
 export const LACKING_METHODS: readonly string[] = Object.values(LACKING).flat();
 
@@ -105,12 +136,17 @@ export function ownAttribute(value: Value, name: string): Value | undefined {
 function formatter(value: Value, name: string): Callable {
   if (value instanceof Markup) throw new Unsupported(`'${name}' of a text that is marked as safe is not supported`);
   const lookup = (inner: Value, key: Value, isAttribute: boolean): Value =>
-    isAttribute ? attribute(inner, String(key)) : element(inner, key);
+    isAttribute ? attribute(inner, str(key)) : element(inner, key);
   return new Callable(name, (args, named) => {
-    if (name === "format") return formatBraces(String(value), args, named, lookup);
+    if (name === "format") return formatBraces(str(value), args, named, lookup);
     const [mapping = null] = bind(name, "mapping |", args, named);
     if (!(mapping instanceof Dict)) throw new TemplateError("format_map() argument must be a mapping");
-    return formatBraces(String(value), [], new Map(Array.from(mapping.pairs(), ([key, each]) => [String(key), each])), lookup);
+    return formatBraces(
+      str(value),
+      [],
+      new Map(Array.from(mapping.pairs(), ([key, each]) => [str(key), each])),
+      lookup,
+    );
   });
 }
 
@@ -136,7 +172,7 @@ function sequenceAttribute(sequence: readonly Value[] | Tuple | Range, name: str
   if (!LIST_METHODS.includes(name) || (name === "copy" && !isList(sequence))) return undefined;
   return new Callable(name, (args, named) => {
     const items = [...iterate(sequence)];
-    if (name === "copy") return bind(name, "", args, named), items;
+    if (name === "copy") return (bind(name, "", args, named), items);
     const [sought = null, start, stop] = bind(name, name === "count" ? "value |" : "value start? stop? |", args, named);
     if (name === "count") return BigInt(items.filter((each) => equal(each, sought)).length);
     const [from, to] = bounds(items.length, start, stop);
@@ -185,7 +221,6 @@ function loopAttribute(loop: Loop, name: string): Value | undefined {
   }
   return undefined;
 }
-
 
 const neighbour = (item: Value | undefined, which: string): Value =>
   item === undefined ? new Undefined(`there is no ${which} item`) : item;

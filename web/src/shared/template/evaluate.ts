@@ -31,7 +31,7 @@ import {
 } from "./values.js";
 
 /** A part of a tree: plain JSON. */
-export type Node = null | boolean | number | string | readonly Node[] | { readonly [name: string]: number };
+export type Node = null | boolean | number | string | readonly Node[] | ScopeNames;
 type List = readonly Node[];
 export type Tree = readonly [ScopeNames, List];
 
@@ -58,21 +58,23 @@ class Evaluation {
 
   run(body: List, scope: Scope, out: string[]): Ending {
     for (const statement of body) {
-      const ending = typeof statement === "string" ? this.write(statement, out) : this.statement(statement as List, scope, out);
+      const ending =
+        typeof statement === "string" ? this.write(statement, out) : this.statement(statement as List, scope, out);
       if (ending !== undefined) return ending;
     }
     return undefined;
   }
 
-  private write(text: string, out: string[]): undefined {
+  private write(text: string, out: string[]): Ending {
     out.push(text);
     this.#written += text.length;
     if (this.#written > MAX_PROMPT_CHARACTERS)
       throw new TemplateError(`it writes more than ${MAX_PROMPT_CHARACTERS} characters`);
+    return undefined;
   }
 
   private statement([kind, ...parts]: List, scope: Scope, out: string[]): Ending {
-    switch (kind) {
+    switch (kind as string) {
       case "out":
         return this.write(printed(this.value(parts[0], scope)), out);
       case "if": {
@@ -122,8 +124,9 @@ class Evaluation {
         return this.run(body, scope.inner(names), out);
       }
       case "break":
+        return "break";
       case "continue":
-        return kind;
+        return "continue";
     }
     throw new TemplateError(`the tree has an unknown statement: ${JSON.stringify(kind)}`);
   }
@@ -153,10 +156,12 @@ class Evaluation {
       if (kind > 0) inner.set("loop", loop);
       let empty = true;
       for (let item = loop.advance(); item !== undefined; item = loop.advance()) {
-        empty = false;
-        assign(target, inner, () => item as Value);
+        assign(target, inner, () => item);
         inner.enter();
-        if (this.run(body, inner, to) === "break") break;
+        const ending = this.run(body, inner, to);
+        // In Jinja2, the other part also follows a loop none of whose iterations has reached its end.
+        if (ending === undefined) empty = false;
+        if (ending === "break") break;
       }
       // In the other part, break and continue are those of the enclosing loop.
       return empty && other !== null ? this.run(other[1], scope.inner(other[0]), to) : undefined;
@@ -238,7 +243,7 @@ class Evaluation {
     const [kind, ...parts] = node as List;
     const at = (index: number): Value => this.value(parts[index], scope, text);
     const all = (): readonly Value[] => parts.map((_, index) => at(index));
-    switch (kind) {
+    switch (kind as string) {
       case "body":
         return text;
       case "name":
@@ -302,17 +307,21 @@ class Evaluation {
 
   private filter(value: Value, name: string, args: readonly Value[], named: Named): Value {
     if (!OPEN_FILTERS.includes(name) || name === "format") return callFilter(name, value, args, named);
-    const call = this.filter.bind(this) as typeof callFilterByName;
-    return callOpenFilter(name, value, args, named, (each, item, rest, options) => call(item, each, rest, options));
+    return callOpenFilter(name, value, args, named, (each, item, rest, options) =>
+      this.filter(item, each, rest, options),
+    );
   }
 
   private given([args, named, more, members]: List, scope: Scope): [readonly Value[], Named] {
     const values = ((args ?? []) as List).map((each) => this.value(each, scope));
-    const names = new Map(((named ?? []) as readonly [string, Node][]).map(([key, each]) => [key, this.value(each, scope)]));
+    const names = new Map(
+      ((named ?? []) as readonly [string, Node][]).map(([key, each]) => [key, this.value(each, scope)]),
+    );
     if (more) values.push(...iterate(this.value((more as List)[0], scope)));
     if (members) {
       const mapping = this.value((members as List)[0], scope);
-      if (!(mapping instanceof Dict)) throw new TemplateError(`argument after ** must be a mapping, not ${typeName(mapping)}`);
+      if (!(mapping instanceof Dict))
+        throw new TemplateError(`argument after ** must be a mapping, not ${typeName(mapping)}`);
       for (const [key, each] of mapping.pairs()) {
         const name = textOf(key);
         if (name === undefined || names.has(name)) throw new TemplateError(`the keyword ${repr(key)} is not valid`);
@@ -338,8 +347,6 @@ class Evaluation {
     return called.call(args, names);
   }
 }
-
-declare function callFilterByName(value: Value, name: string, args: readonly Value[], named: Named): Value;
 
 /** What a block writes must be a text. */
 function textual(value: Value): string {
@@ -392,12 +399,16 @@ function namespacesOf(target: Node | undefined): readonly string[] {
 const isArray = (node: Node | undefined): node is List => Array.isArray(node);
 
 function store(target: Node | undefined, scope: Scope, value: Value): void {
-  if (typeof target === "string") return scope.set(target, value);
+  if (typeof target === "string") {
+    scope.set(target, value);
+    return;
+  }
   const [kind, ...parts] = target as List;
   if (kind === "namespace") {
     const [name, key] = parts as [string, string];
     if (key.startsWith("_")) throw new TemplateError(`a namespace cannot hold '${key}'`);
-    return (scope.get(name) as Namespace).values.set(key, value);
+    (scope.get(name) as Namespace).values.set(key, value);
+    return;
   }
   const values = [...iterate(value)];
   if (values.length !== parts.length)

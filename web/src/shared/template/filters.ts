@@ -37,7 +37,12 @@ const softText = (value: Value): string | Markup => (value instanceof Markup ? v
 const textMethod =
   (name: string): Filter[1] =>
   (value, ...given) =>
-    callTextMethod(softText(value), name, given.filter((each) => each !== undefined) as Value[], new Map());
+    callTextMethod(
+      softText(value),
+      name,
+      given.filter((each) => each !== undefined),
+      new Map(),
+    );
 
 const defaulted: Filter = [
   "value default_value? boolean?",
@@ -90,9 +95,19 @@ const PLAIN: Readonly<Record<string, Filter>> = {
   round: ["value precision? method?", toRounded],
   safe: ["value", (value) => new Markup(str(value))],
   string: ["value |", softText],
-  title: ["s", (value) => str(value).split(/([-\s({[<]+)/).map(titleWord).join("")],
+  title: [
+    "s",
+    (value) =>
+      str(value)
+        .split(/([-\s({[<]+)/)
+        .map(titleWord)
+        .join(""),
+  ],
   tojson: ["value ensure_ascii? indent? separators? sort_keys?", toJson],
-  trim: ["value chars?", (value, chars = null) => same(value, strip(str(value), chars === null ? undefined : text(chars), "lr"))],
+  trim: [
+    "value chars?",
+    (value, chars = null) => same(value, strip(str(value), chars === null ? undefined : text(chars), "lr")),
+  ],
   truncate: ["s length? killwords? end? leeway?", truncated],
   upper: ["s", textMethod("upper")],
   wordcount: ["s", (value) => BigInt((str(value).match(/[\p{L}\p{N}_]+/gu) ?? []).length)],
@@ -163,11 +178,18 @@ function toRounded(value: Value, precision: Value = 0n, method: Value = "common"
   if (!isNumber(scaled)) throw new TemplateError(`must be real number, not ${typeName(scaled)}`);
   const number = Number(numeric(scaled));
   if (!Number.isFinite(number)) throw new TemplateError("cannot convert float infinity to integer");
-  const whole = typeof scaled === "bigint" ? scaled : BigInt(method === "ceil" ? Math.ceil(number) : Math.floor(number));
+  const whole =
+    typeof scaled === "bigint" ? scaled : BigInt(method === "ceil" ? Math.ceil(number) : Math.floor(number));
   return binary("/", whole, factor);
 }
 
-function toJson(value: Value, ascii: Value = false, indent: Value = null, separators: Value = null, sortKeys: Value = false): Value {
+function toJson(
+  value: Value,
+  ascii: Value = false,
+  indent: Value = null,
+  separators: Value = null,
+  sortKeys: Value = false,
+): Value {
   const level = indent === null ? undefined : (textOf(indent) ?? " ".repeat(Math.max(0, integer(indent))));
   const pair = separators instanceof Tuple ? separators.items : separators;
   if (pair !== null && !(isList(pair) && pair.length === 2)) throw new TemplateError("separators must be two texts");
@@ -175,13 +197,20 @@ function toJson(value: Value, ascii: Value = false, indent: Value = null, separa
   return dumps(value, { ensureAscii: truth(ascii), indent: level, separators: marks, sortKeys: truth(sortKeys) });
 }
 
-function truncated(value: Value, length_: Value = 255n, killWords: Value = false, end: Value = "...", leeway: Value = null): Value {
+function truncated(
+  value: Value,
+  length_: Value = 255n,
+  killWords: Value = false,
+  end: Value = "...",
+  leeway: Value = null,
+): Value {
   const [most, margin, mark] = [integer(length_), leeway === null ? 5 : integer(leeway), text(end)];
   if (most < size(mark) || margin < 0) throw new TemplateError("truncate: the length is too small");
   if (Number(lengthOf(value)) <= most + margin) return value;
-  const cut = points(text(value)).slice(0, most - size(mark)).join("");
+  const cut = points(text(value))
+    .slice(0, most - size(mark))
+    .join("");
   if (truth(killWords)) return same(value, cut + mark);
   const space = cut.lastIndexOf(" ");
   return same(value, (space === -1 ? cut : cut.slice(0, space)) + mark);
 }
-

@@ -27,20 +27,25 @@ export function formatPercent(template: Value, values: Value): Value {
   if (template instanceof Markup) throw new Unsupported("'%' on a text that is marked as safe is not supported");
   const given = values instanceof Tuple ? values.items : [values];
   let used = 0;
-  let named = false;
   const next = (): Value => {
     if (used >= given.length) throw new TemplateError("not enough arguments for format string");
     return given[used++] as Value;
   };
   const text = str(template).replace(
     PERCENT,
-    (_, name: string | undefined, flags: string, width: string | undefined, precision: string | undefined, kind: string) => {
+    (
+      _,
+      name: string | undefined,
+      flags: string,
+      width: string | undefined,
+      precision: string | undefined,
+      kind: string,
+    ) => {
       if (kind === "%" && name === undefined) return "%";
       if (width === "*" || precision === "*") throw new Unsupported("'*' in a format is not supported");
       let value: Value;
       if (name === undefined) value = next();
       else {
-        named = true;
         if (!(values instanceof Dict)) throw new TemplateError("format requires a mapping");
         const found = values.get(name);
         if (found === undefined) throw new TemplateError(`'${name}'`);
@@ -51,8 +56,7 @@ export function formatPercent(template: Value, values: Value): Value {
     },
   );
   const mapping = values instanceof Dict || isList(values) || values instanceof Undefined;
-  if (!named && used < given.length && !(mapping && !(values instanceof Tuple)))
-    throw new TemplateError("not all arguments converted during string formatting");
+  if (used < given.length && !mapping) throw new TemplateError("not all arguments converted during string formatting");
   return text;
 }
 
@@ -84,7 +88,14 @@ function percentField(value: Value, flags: string, width: number, precision: str
     throw new TemplateError(kind === "" ? "incomplete format" : `unsupported format character '${kind}'`);
   if (!isNumber(value)) throw new TemplateError(`must be real number, not ${typeName(value)}`);
   const number = Number(numeric(value));
-  return signed(isNegative(number), floatField(Math.abs(number), kind, digits ?? 6), sign, width, zero, left ? "<" : ">");
+  return signed(
+    isNegative(number),
+    floatField(Math.abs(number), kind, digits ?? 6),
+    sign,
+    width,
+    zero,
+    left ? "<" : ">",
+  );
 }
 
 const isNegative = (value: number): boolean => value < 0 || Object.is(value, -0);
@@ -201,10 +212,21 @@ export function formatField(value: Value, spec: string): string {
   if (text !== undefined) {
     if (kind !== "" && kind !== "s") throw new TemplateError(`Unknown format code '${kind}' for object of type 'str'`);
     if (sign !== "" || group !== "" || align === "=") throw new TemplateError(`format '${spec}' is not for a str`);
-    return padded(points(text).slice(0, precision === undefined ? undefined : Number(precision)).join(""), Number(width), align ?? "<", filler);
+    return padded(
+      points(text)
+        .slice(0, precision === undefined ? undefined : Number(precision))
+        .join(""),
+      Number(width),
+      align ?? "<",
+      filler,
+    );
   }
   if (!isNumber(value) || (typeof value === "boolean" && kind === ""))
-    throw value instanceof Undefined || isList(value) || value instanceof Dict || value === null || value instanceof Tuple
+    throw value instanceof Undefined ||
+      isList(value) ||
+      value instanceof Dict ||
+      value === null ||
+      value instanceof Tuple
       ? new TemplateError(`unsupported format string passed to ${typeName(value)}.__format__`)
       : new Unsupported(`the format '${spec}' of a ${typeName(value)} is not supported`);
   const number = numeric(value);
@@ -232,4 +254,3 @@ function numberField(number: bigint | number, kind: string, precision: string | 
   if (["", "n", "c"].includes(kind)) throw new Unsupported(`the format '${spec}' is not supported`);
   throw new TemplateError(`Unknown format code '${kind}' for object of type '${typeName(number)}'`);
 }
-

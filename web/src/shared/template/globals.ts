@@ -39,7 +39,7 @@ export function GLOBALS(now: Date): readonly (readonly [string, Value])[] {
 export const LACKING_FUNCTIONS = ["cycler", "joiner", "lipsum"];
 
 function range(args: readonly Value[], named: Named): Value {
-  const given = bind("range", "start stop? step? |", args, named).filter((each) => each !== undefined) as Value[];
+  const given = bind("range", "start stop? step? |", args, named).filter((each) => each !== undefined);
   const [first = 0n, second, third = 1n] = given.map((each) => BigInt(integer(each)));
   const [start, stop] = second === undefined ? [0n, first] : [first, second];
   if (third === 0n) throw new TemplateError("range() arg 3 must not be zero");

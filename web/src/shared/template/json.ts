@@ -6,25 +6,19 @@ import { Dict, TemplateError, Tuple, compare, floatRepr, isList, isNumber, textO
 
 /** A JSON value of JavaScript's, as Python reads it from the text that JSON.stringify writes. */
 export function fromJs(value: unknown): Value {
-  switch (typeof value) {
-    case "string":
-    case "boolean":
-      return value;
-    case "number":
-      if (!Number.isFinite(value)) return null;
-      return Number.isInteger(value) && Math.abs(value) < 1e21 ? BigInt(value) : value;
-    case "object": {
-      if (value === null) return null;
-      if (Array.isArray(value)) return value.map(fromJs);
-      const members = Object.entries(value).filter(([, member]) => member !== undefined);
-      return new Dict(members.map(([key, member]) => [key, fromJs(member)]));
-    }
-    default:
-      return null;
+  if (typeof value === "string" || typeof value === "boolean") return value;
+  if (typeof value === "number") {
+    if (!Number.isFinite(value)) return null;
+    return Number.isInteger(value) && Math.abs(value) < 1e21 ? BigInt(value) : value;
   }
+  if (typeof value !== "object" || value === null) return null;
+  if (Array.isArray(value)) return value.map(fromJs);
+  const members = Object.entries(value).filter(([, member]) => member !== undefined);
+  return new Dict(members.map(([key, member]) => [key, fromJs(member)]));
 }
 
-const TOKEN = /[\t\n\r ]*(?:("(?:[^"\\\x00-\x1f]|\\.)*")|(-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?)|(true|false|null)|([[\]{},:]))/y;
+const TOKEN =
+  /[\t\n\r ]*(?:("(?:[^"\\]|\\.)*")|(-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?)|(true|false|null)|([[\]{},:]))/y;
 const MAX_DEPTH = 500;
 
 /** The value of a JSON text. Throws SyntaxError. */
@@ -81,7 +75,10 @@ export interface DumpOptions {
 }
 
 /** json.dumps(). */
-export function dumps(value: Value, { ensureAscii = false, indent, separators, sortKeys = false }: DumpOptions): string {
+export function dumps(
+  value: Value,
+  { ensureAscii = false, indent, separators, sortKeys = false }: DumpOptions,
+): string {
   const [comma, colon] = separators ?? [indent === undefined ? ", " : ",", ": "];
   const quoted = (text: string): string => (ensureAscii ? asciiJson(text) : unicodeJson(text));
   const joined = (open: string, parts: readonly string[], close: string, depth: number): string => {
@@ -101,7 +98,13 @@ export function dumps(value: Value, { ensureAscii = false, indent, separators, s
     if (text !== undefined) return quoted(text);
     if (each === null || isNumber(each)) return plain(each);
     const items = each instanceof Tuple ? each.items : each;
-    if (isList(items)) return joined("[", items.map((part) => written(part, depth + 1)), "]", depth);
+    if (isList(items))
+      return joined(
+        "[",
+        items.map((part) => written(part, depth + 1)),
+        "]",
+        depth,
+      );
     if (!(each instanceof Dict)) throw new TemplateError(`Object of type ${typeName(each)} is not JSON serializable`);
     const pairs = [...each.pairs()];
     if (sortKeys) pairs.sort(([left], [right]) => comparedKeys(left, right));

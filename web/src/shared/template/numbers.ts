@@ -4,7 +4,8 @@ import { fixedDigits, points, strip } from "./text.js";
 import type { Value } from "./values.js";
 import { TemplateError, Undefined, isNumber, numeric, textOf, typeName } from "./values.js";
 
-const FLOAT = /^[-+]?(?:(?:\d+(?:_\d+)*\.?(?:\d+(?:_\d+)*)?|\.\d+(?:_\d+)*)(?:e[-+]?\d+(?:_\d+)*)?|inf(?:inity)?|nan)$/i;
+const FLOAT =
+  /^[-+]?(?:(?:\d+(?:_\d+)*\.?(?:\d+(?:_\d+)*)?|\.\d+(?:_\d+)*)(?:e[-+]?\d+(?:_\d+)*)?|inf(?:inity)?|nan)$/i;
 const PREFIXES: Readonly<Record<string, number>> = { b: 2, o: 8, x: 16 };
 
 /** float(value); undefined where Python raises TypeError or ValueError. */

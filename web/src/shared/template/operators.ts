@@ -35,16 +35,13 @@ export function binary(operator: string, left: Value, right: Value): Value {
 }
 
 function refused(operator: string, left: Value, right: Value): TemplateError {
-  return new TemplateError(
-    `unsupported operand type(s) for ${operator}: '${typeName(left)}' and '${typeName(right)}'`,
-  );
+  return new TemplateError(`unsupported operand type(s) for ${operator}: '${typeName(left)}' and '${typeName(right)}'`);
 }
 
 function concatenated(left: Value, right: Value): Value {
   const [text, other] = [textOf(left), textOf(right)];
   if (text !== undefined && other !== undefined) {
-    if (left instanceof Markup || right instanceof Markup)
-      return new Markup(escaped(left).text + escaped(right).text);
+    if (left instanceof Markup || right instanceof Markup) return new Markup(escaped(left).text + escaped(right).text);
     return text + other;
   }
   if (isList(left) && isList(right)) return [...left, ...right];
@@ -202,7 +199,10 @@ export function slice(value: Value, start: Value, stop: Value, step: Value): Val
   const indices = sliceIndices(items.length, start, stop, step);
   if (value instanceof Range) return slicedRange(value, indices, step);
   const chosen = indices.map((index) => items[index] as Value);
-  if (text !== undefined) return value instanceof Markup ? new Markup(chosen.join("")) : chosen.join("");
+  if (text !== undefined) {
+    const joined = chosen.map(str).join("");
+    return value instanceof Markup ? new Markup(joined) : joined;
+  }
   return value instanceof Tuple ? new Tuple(chosen) : chosen;
 }
 

@@ -97,7 +97,10 @@ export const SEQUENCE_FILTERS: Readonly<Record<string, Filter>> = {
     "value d? attribute?",
     (value, separator = "", attribute = null) => {
       const read = getter(attribute);
-      return joined(str(separator), Array.from(iterate(value), (item) => str(attribute === null ? item : read(item))));
+      return joined(
+        str(separator),
+        Array.from(iterate(value), (item) => str(attribute === null ? item : read(item))),
+      );
     },
   ],
   last: [
@@ -114,7 +117,9 @@ export const SEQUENCE_FILTERS: Readonly<Record<string, Filter>> = {
     "value",
     (value) => {
       const text = textOf(value);
-      return text === undefined ? new Iterator([...iterate(value)].toReversed(), "list_reverseiterator") : reversed(text);
+      return text === undefined
+        ? new Iterator([...iterate(value)].toReversed(), "list_reverseiterator")
+        : reversed(text);
     },
   ],
   slice: ["value slices fill_with?", (value, count = null, fill = null) => new Iterator(slices(value, count, fill))],
@@ -137,8 +142,7 @@ export const SEQUENCE_FILTERS: Readonly<Record<string, Filter>> = {
   ],
   unique: [
     "value case_sensitive? attribute?",
-    (value, caseSensitive = false, attribute = null) =>
-      new Iterator(unique(value, getter(attribute, caseSensitive))),
+    (value, caseSensitive = false, attribute = null) => new Iterator(unique(value, getter(attribute, caseSensitive))),
   ],
 };
 

@@ -3,8 +3,7 @@
 import { Unsupported } from "./values.js";
 
 const DAYS = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
-const MONTHS =
-  "January February March April May June July August September October November December".split(" ");
+const MONTHS = "January February March April May June July August September October November December".split(" ");
 
 export function strftime(pattern: string, date: Date): string {
   const two = (value: number, fill = "0"): string => String(value).padStart(2, fill);

@@ -5,7 +5,8 @@ const LEADING = new RegExp(`^[${SPACES}]+`);
 const TRAILING = new RegExp(`[${SPACES}]+$`);
 const ONLY_SPACES = new RegExp(`^[${SPACES}]+$`);
 const SPACE = new RegExp(`[${SPACES}]+`);
-const LINE_END = /\r\n|[\n-\r\x1c-\x1e\x85\u2028\u2029]/;
+const LINE_ENDS = "\\n-\\r\\x1c-\\x1e\\x85\\u2028\\u2029";
+const LINE_END = new RegExp(`\\r\\n|[${LINE_ENDS}]`);
 
 /** The code points of a text. */
 export function points(text: string): readonly string[] {

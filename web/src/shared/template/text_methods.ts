@@ -18,7 +18,18 @@ import {
   title,
 } from "./text.js";
 import type { Named, Value } from "./values.js";
-import { Markup, TemplateError, Tuple, Unsupported, isList, iterate, lengthOf, textOf, truth, typeName } from "./values.js";
+import {
+  Markup,
+  TemplateError,
+  Tuple,
+  Unsupported,
+  isList,
+  iterate,
+  lengthOf,
+  textOf,
+  truth,
+  typeName,
+} from "./values.js";
 
 type Given = readonly (Value | undefined)[];
 type Method = readonly [parameters: string, call: (text: string, ...given: Given) => Value];
@@ -142,7 +153,7 @@ const METHODS: Readonly<Record<string, Method>> = {
   index: ["part start? stop? |", found(false, true)],
   isalnum: ["", all(/[\p{L}\p{N}]/u)],
   isalpha: ["", all(/\p{L}/u)],
-  isascii: ["", (text) => !/[^\x00-\x7f]/.test(text)],
+  isascii: ["", (text) => points(text).every((character) => character <= "\x7f")],
   isdecimal: ["", all(/\p{Nd}/u)],
   isdigit: ["", all(/[\p{Nd}²³¹⁰⁴-⁹₀-₉①-⑨⑴-⑼⒈-⒐]/u)],
   islower: ["", (text) => hasCase(text, true)],
@@ -156,7 +167,10 @@ const METHODS: Readonly<Record<string, Method>> = {
   lower: ["", (text) => text.toLowerCase()],
   lstrip: ["chars? |", stripped("l")],
   partition: ["separator |", partitioned(false)],
-  removeprefix: ["part |", (text, part) => (text.startsWith(required(part)) ? text.slice(required(part).length) : text)],
+  removeprefix: [
+    "part |",
+    (text, part) => (text.startsWith(required(part)) ? text.slice(required(part).length) : text),
+  ],
   removesuffix: [
     "part |",
     (text, part) => (text.endsWith(required(part)) ? text.slice(0, text.length - required(part).length) : text),
@@ -179,7 +193,17 @@ const METHODS: Readonly<Record<string, Method>> = {
 };
 
 /** Methods whose arguments a text that is marked as safe escapes. */
-const ESCAPING = new Set(["join", "replace", "center", "ljust", "rjust", "partition", "rpartition", "zfill", "expandtabs"]);
+const ESCAPING = new Set([
+  "join",
+  "replace",
+  "center",
+  "ljust",
+  "rjust",
+  "partition",
+  "rpartition",
+  "zfill",
+  "expandtabs",
+]);
 
 export const TEXT_METHODS: readonly string[] = [...Object.keys(METHODS), "format", "format_map"];
 

@@ -63,7 +63,7 @@ export class Iterator {
     readonly kind = "generator",
   ) {
     const iterator = values[Symbol.iterator]();
-    this.next = () => iterator.next() as IteratorResult<Value>;
+    this.next = () => iterator.next();
   }
 
   *[Symbol.iterator](): Generator<Value, void> {
@@ -222,16 +222,10 @@ export function textOf(value: Value): string | undefined {
 
 export function typeName(value: Value): string {
   if (value === null) return "NoneType";
-  switch (typeof value) {
-    case "boolean":
-      return "bool";
-    case "bigint":
-      return "int";
-    case "number":
-      return "float";
-    case "string":
-      return "str";
-  }
+  if (typeof value === "boolean") return "bool";
+  if (typeof value === "bigint") return "int";
+  if (typeof value === "number") return "float";
+  if (typeof value === "string") return "str";
   if (isList(value)) return "list";
   if (value instanceof Callable) return "function";
   if (value instanceof Loop) return "LoopContext";
@@ -292,8 +286,7 @@ export function equal(left: Value, right: Value): boolean {
   if (left instanceof Undefined) return right instanceof Undefined;
   if (isList(left)) return isList(right) && allEqual(left, right);
   if (left instanceof Tuple) return right instanceof Tuple && allEqual(left.items, right.items);
-  if (left instanceof Range)
-    return right instanceof Range && allEqual([...iterate(left)], [...iterate(right)]);
+  if (left instanceof Range) return right instanceof Range && allEqual([...iterate(left)], [...iterate(right)]);
   if (left instanceof View && right instanceof View && left.kind !== "values" && right.kind !== "values")
     return left.dict.size === right.dict.size && left.items.every((item) => contains(right, item));
   if (!(left instanceof Dict && right instanceof Dict) || left.size !== right.size) return false;
@@ -321,8 +314,7 @@ export function compare(left: Value, right: Value): number {
   if (left instanceof Undefined) left.fail();
   if (right instanceof Undefined) right.fail();
   const lists = isList(left) && isList(right) ? [left, right] : undefined;
-  const [ones, others] =
-    lists ?? (left instanceof Tuple && right instanceof Tuple ? [left.items, right.items] : []);
+  const [ones, others] = lists ?? (left instanceof Tuple && right instanceof Tuple ? [left.items, right.items] : []);
   if (ones === undefined || others === undefined) {
     if (left instanceof View && right instanceof View) throw new Unsupported("views of dicts are not compared");
     throw new TemplateError(`'<' not supported between '${typeName(left)}' and '${typeName(right)}'`);
@@ -393,8 +385,8 @@ function quoted(text: string): string {
     if (isPrintable(character)) return character;
     const code = character.codePointAt(0) ?? 0;
     const known = { 9: "\\t", 10: "\\n", 13: "\\r" }[code];
-    const [letter, digits] = code < 256 ? ["x", 2] : code < 65536 ? ["u", 4] : ["U", 8];
-    return known ?? `\\${letter}${code.toString(16).padStart(Number(digits), "0")}`;
+    const letter = code < 256 ? "x" : code < 65536 ? "u" : "U";
+    return known ?? `\\${letter}${code.toString(16).padStart({ x: 2, u: 4, U: 8 }[letter], "0")}`;
   });
   return quote + escaped.join("") + quote;
 }

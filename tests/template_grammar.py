@@ -10,44 +10,206 @@ from hypothesis import strategies as st
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 TEXTS = (
-    "''", "'a'", "'Ab cd'", "' x '", "'😀é'", '"it\'s"', "'\\n\\n  def f():\\n'", "'a,b,,c'", "'<b>&amp;'", "'3'", "'-4.5'",
-    "'ß'", "'<think>a</think>b'", "'abcabc'", "'%s=%d'", "'{}-{0}'", "'{:>5}|{}'", "'HELLO world'", "'1_0'", "'\\t x'",
-)  # fmt: skip
-NUMBERS = ("0", "1", "2", "3", "7", "-1", "10", "100000000000000000000", "0.0", "1.5", "2.5", "-0.5", "1e16", "1e-5", "0.1")
+    "''",
+    "'a'",
+    "'Ab cd'",
+    "' x '",
+    "'😀é'",
+    '"it\'s"',
+    "'\\n\\n  def f():\\n'",
+    "'a,b,,c'",
+    "'<b>&amp;'",
+    "'3'",
+    "'-4.5'",
+    "'ß'",
+    "'<think>a</think>b'",
+    "'abcabc'",
+    "'%s=%d'",
+    "'{}-{0}'",
+    "'{:>5}|{}'",
+    "'HELLO world'",
+    "'1_0'",
+    "'\\t x'",
+)
+NUMBERS = (
+    "0",
+    "1",
+    "2",
+    "3",
+    "7",
+    "-1",
+    "10",
+    "100000000000000000000",
+    "0.0",
+    "1.5",
+    "2.5",
+    "-0.5",
+    "1e16",
+    "1e-5",
+    "0.1",
+)
 NAMES = ("s", "n", "f", "xs", "ds", "d", "t", "u", "messages", "z")
 VARIABLES: dict[str, Any] = {
-    "s": "Hello, 😀 wörld\n  b ", "n": 5, "f": 2.25, "xs": ["b", "a", "B", "", "c😀"], "t": True, "z": None,
+    "s": "Hello, 😀 wörld\n  b ",
+    "n": 5,
+    "f": 2.25,
+    "xs": ["b", "a", "B", "", "c😀"],
+    "t": True,
+    "z": None,
     "ds": [{"k": "x", "v": 2, "i": {"j": [1]}}, {"k": "Y", "v": 1, "i": {"j": []}}, {"k": "y", "v": 2.0}],
     "d": {"k": "v", "2": None, "items": [1, 2], "a<": {"b": [True, 1.0, "é\n"]}},
-}  # fmt: skip
+}
 MESSAGES = [{"role": "user", "content": " Hi "}, {"role": "assistant", "content": "<think>\nx\n</think>\n\n  y"}]
 PLAIN_FILTERS = (
-    "abs", "capitalize", "count", "first", "float", "int", "items", "join", "last", "length", "list", "lower", "max",
-    "min", "reverse", "round", "safe", "sort", "string", "sum", "title", "tojson", "trim", "unique", "upper",
-    "wordcount", "e", "forceescape", "dictsort", "default", "indent", "center",
-)  # fmt: skip
+    "abs",
+    "capitalize",
+    "count",
+    "first",
+    "float",
+    "int",
+    "items",
+    "join",
+    "last",
+    "length",
+    "list",
+    "lower",
+    "max",
+    "min",
+    "reverse",
+    "round",
+    "safe",
+    "sort",
+    "string",
+    "sum",
+    "title",
+    "tojson",
+    "trim",
+    "unique",
+    "upper",
+    "wordcount",
+    "e",
+    "forceescape",
+    "dictsort",
+    "default",
+    "indent",
+    "center",
+)
 PLAIN_TESTS = (
-    "boolean", "callable", "defined", "escaped", "even", "false", "float", "integer", "iterable", "lower", "mapping",
-    "none", "number", "odd", "sequence", "string", "true", "undefined", "upper",
-)  # fmt: skip
+    "boolean",
+    "callable",
+    "defined",
+    "escaped",
+    "even",
+    "false",
+    "float",
+    "integer",
+    "iterable",
+    "lower",
+    "mapping",
+    "none",
+    "number",
+    "odd",
+    "sequence",
+    "string",
+    "true",
+    "undefined",
+    "upper",
+)
 COMPARING_TESTS = ("eq", "ne", "lt", "le", "gt", "ge", "in", "divisibleby", "equalto", "==", "sameas")
 METHODS = (
-    "capitalize()", "casefold()", "isalnum()", "isalpha()", "isascii()", "isdecimal()", "isdigit()", "islower()",
-    "isnumeric()", "isprintable()", "isspace()", "istitle()", "isupper()", "lower()", "lstrip()", "rstrip()", "split()",
-    "rsplit()", "splitlines()", "strip()", "swapcase()", "title()", "upper()", "expandtabs()", "splitlines(true)",
-    "items()|list", "keys()|list", "values()|list", "copy()", "append(1)", "pop()", "update({})", "k", "i.j", "role",
-)  # fmt: skip
+    "capitalize()",
+    "casefold()",
+    "isalnum()",
+    "isalpha()",
+    "isascii()",
+    "isdecimal()",
+    "isdigit()",
+    "islower()",
+    "isnumeric()",
+    "isprintable()",
+    "isspace()",
+    "istitle()",
+    "isupper()",
+    "lower()",
+    "lstrip()",
+    "rstrip()",
+    "split()",
+    "rsplit()",
+    "splitlines()",
+    "strip()",
+    "swapcase()",
+    "title()",
+    "upper()",
+    "expandtabs()",
+    "splitlines(true)",
+    "items()|list",
+    "keys()|list",
+    "values()|list",
+    "copy()",
+    "append(1)",
+    "pop()",
+    "update({})",
+    "k",
+    "i.j",
+    "role",
+)
 METHODS_OF_ONE = (
-    "count", "endswith", "find", "index", "join", "lstrip", "partition", "removeprefix", "removesuffix", "rfind", "rindex",
-    "rpartition", "rsplit", "rstrip", "split", "startswith", "strip", "center", "ljust", "rjust", "zfill", "get", "format",
-)  # fmt: skip
+    "count",
+    "endswith",
+    "find",
+    "index",
+    "join",
+    "lstrip",
+    "partition",
+    "removeprefix",
+    "removesuffix",
+    "rfind",
+    "rindex",
+    "rpartition",
+    "rsplit",
+    "rstrip",
+    "split",
+    "startswith",
+    "strip",
+    "center",
+    "ljust",
+    "rjust",
+    "zfill",
+    "get",
+    "format",
+)
 METHODS_OF_TWO = ("replace", "split", "rsplit", "find", "count", "startswith", "center", "get", "index", "format")
 LOOP = (
-    "index", "index0", "revindex", "revindex0", "first", "last", "length", "depth", "previtem", "nextitem",
-    "cycle('a', 'b')", "changed(x)",
-)  # fmt: skip
+    "index",
+    "index0",
+    "revindex",
+    "revindex0",
+    "first",
+    "last",
+    "length",
+    "depth",
+    "previtem",
+    "nextitem",
+    "cycle('a', 'b')",
+    "changed(x)",
+)
 FORMATS = ("%s", "%d", "%5.1f", "%x", "%r", "%-6s|", "%05d", "%+d", "%e", "%g", "%c", "%%", "%(k)s", "%i %s")
-SPECS = ("{}", "{:>6}", "{:<6}|", "{:^7}", "{:05}", "{:.2f}", "{:,}", "{:x}", "{!r}", "{0[k]}", "{:+d}", "{:%}", "{:.3}", "{{}}")
+SPECS = (
+    "{}",
+    "{:>6}",
+    "{:<6}|",
+    "{:^7}",
+    "{:05}",
+    "{:.2f}",
+    "{:,}",
+    "{:x}",
+    "{!r}",
+    "{0[k]}",
+    "{:+d}",
+    "{:%}",
+    "{:.3}",
+    "{{}}",
+)
 
 
 def atom(draw: Draw) -> str:
@@ -92,7 +254,7 @@ def expression(draw: Draw, depth: int) -> str:
         case 13 | 14 | 15:
             return f"({inner()})|{pick(PLAIN_FILTERS)}"
         case 16 | 17:
-            return f"({inner()})|{argument_filter(draw, inner, pick)}"
+            return f"({inner()})|{argument_filter(inner, pick)}"
         case 18:
             return f"(({inner()}) is {'not ' if draw(st.booleans()) else ''}{pick(PLAIN_TESTS)})"
         case 19:
@@ -114,28 +276,67 @@ def expression(draw: Draw, depth: int) -> str:
     return f"({inner()} ** {pick(('0', '1', '2', '3', '-1', '0.5'))})"
 
 
-def argument_filter(draw: Draw, inner: Callable[[], str], pick: Callable[[tuple[str, ...]], str]) -> str:
+def argument_filter(inner: Callable[[], str], pick: Callable[[tuple[str, ...]], str]) -> str:
     test = pick((*COMPARING_TESTS, "in"))
     key = pick(("k", "v", "i.j", "role", "missing", "i.j.0"))
     chosen = pick(PLAIN_FILTERS)
     return pick(
         (
-            f"default({inner()})", f"default({inner()}, true)", f"join({inner()})", f"join(', ', attribute='{key}')",
-            f"map(attribute='{key}')|list", f"map(attribute='{key}', default={inner()})|list", f"map('{chosen}')|list",
-            f"selectattr('{key}')|list", f"rejectattr('{key}', '{test}', {inner()})|list", f"groupby('{key}')",
-            f"selectattr('{key}', '{test}', {inner()})|list", f"select('{test}', {inner()})|list", "select|list",
-            f"reject('{pick(PLAIN_TESTS)}')|list", f"sort(attribute='{key}')", "sort(reverse=true)",
-            "sort(case_sensitive=true)", f"unique(attribute='{key}')|list", f"batch({inner()})|list", "batch(2, 'x')|list",
-            f"slice({inner()})|list", "slice(2, 'x')|list", "dictsort(by='value')", "dictsort(reverse=true)",
-            f"indent({inner()})", "indent(2, true, true)", "indent('> ', blank=true)", f"replace({inner()}, {inner()})",
-            f"replace('a', 'b', {inner()})", f"round({inner()})", "round(1, 'ceil')", "round(0, 'floor')",
-            f"tojson(indent={inner()})", "tojson(ensure_ascii=true)", "tojson(sort_keys=true, separators=(',', ':'))",
-            f"trim({inner()})", f"truncate({inner()})", "truncate(8, true)", "truncate(8, leeway=0)", f"int({inner()})",
-            f"int(base={inner()})", f"float({inner()})", f"sum(attribute='{key}')", f"sum(start={inner()})",
-            f"min(attribute='{key}')", "max(case_sensitive=true)", f"format({inner()})", f"center({inner()})",
-            f"attr('{key}')", "list|first", "reverse|list", "items|list", "unique|list",
+            f"default({inner()})",
+            f"default({inner()}, true)",
+            f"join({inner()})",
+            f"join(', ', attribute='{key}')",
+            f"map(attribute='{key}')|list",
+            f"map(attribute='{key}', default={inner()})|list",
+            f"map('{chosen}')|list",
+            f"selectattr('{key}')|list",
+            f"rejectattr('{key}', '{test}', {inner()})|list",
+            f"groupby('{key}')",
+            f"selectattr('{key}', '{test}', {inner()})|list",
+            f"select('{test}', {inner()})|list",
+            "select|list",
+            f"reject('{pick(PLAIN_TESTS)}')|list",
+            f"sort(attribute='{key}')",
+            "sort(reverse=true)",
+            "sort(case_sensitive=true)",
+            f"unique(attribute='{key}')|list",
+            f"batch({inner()})|list",
+            "batch(2, 'x')|list",
+            f"slice({inner()})|list",
+            "slice(2, 'x')|list",
+            "dictsort(by='value')",
+            "dictsort(reverse=true)",
+            f"indent({inner()})",
+            "indent(2, true, true)",
+            "indent('> ', blank=true)",
+            f"replace({inner()}, {inner()})",
+            f"replace('a', 'b', {inner()})",
+            f"round({inner()})",
+            "round(1, 'ceil')",
+            "round(0, 'floor')",
+            f"tojson(indent={inner()})",
+            "tojson(ensure_ascii=true)",
+            "tojson(sort_keys=true, separators=(',', ':'))",
+            f"trim({inner()})",
+            f"truncate({inner()})",
+            "truncate(8, true)",
+            "truncate(8, leeway=0)",
+            f"int({inner()})",
+            f"int(base={inner()})",
+            f"float({inner()})",
+            f"sum(attribute='{key}')",
+            f"sum(start={inner()})",
+            f"min(attribute='{key}')",
+            "max(case_sensitive=true)",
+            f"format({inner()})",
+            f"center({inner()})",
+            f"attr('{key}')",
+            "list|first",
+            "reverse|list",
+            "items|list",
+            "unique|list",
         )
-    )  # fmt: skip
+    )
 
 
 def statements(draw: Draw, depth: int, in_loop: bool = False) -> str:
@@ -149,13 +350,16 @@ def statement(draw: Draw, depth: int, in_loop: bool) -> str:
     def body(loop: bool = in_loop) -> str:
         return statements(draw, depth - 1, loop)
 
+    def pick(values: tuple[str, ...]) -> str:
+        return str(draw(st.sampled_from(values)))
+
     if depth <= 0:
         return f"{{{{ {value()} }}}}"
     dash = draw(st.sampled_from(("", "", "-")))
     name = draw(st.sampled_from(("x", "y", "s", "n")))
     match draw(st.integers(0, 16)):
         case 0 | 1 | 2:
-            return draw(st.sampled_from(("", " ", "\n", "text\n  "))) + f"{{{{{dash} {value()} {dash}}}}}"
+            return pick(("", " ", "\n", "text\n  ")) + f"{{{{{dash} {value()} {dash}}}}}"
         case 3:
             return f"{{%{dash} set {name} = {value()} %}}\n"
         case 4:
@@ -184,15 +388,17 @@ def statement(draw: Draw, depth: int, in_loop: bool) -> str:
         case 12:
             return f"{{% with {name} = {value()}, y = {name} %}}{body()}{{{{ y }}}}{{% endwith %}}"
         case 13:
-            return f"{{% set ns = namespace({name}={value()}) %}}{{% set ns.x = {value()} %}}{{{{ ns.x }}}}{{{{ ns.{name} }}}}"
+            made = f"{{% set ns = namespace({name}={value()}) %}}{{% set ns.x = {value()} %}}"
+            return f"{made}{{{{ ns.x }}}}{{{{ ns.{name} }}}}"
         case 14:
             part = draw(st.sampled_from(("break", "continue"))) if in_loop else "set z = 1"
             return f"{{% if {value()} %}}{{% {part} %}}{{% endif %}}"
         case 15:
-            inner = draw(st.sampled_from(("{{ raw }}", "{# a #}{% raw %}{% if %}{% endraw %}", "{# c #}\n")))
+            inner = pick(("{{ raw }}", "{# a #}{% raw %}{% if %}{% endraw %}", "{# c #}\n"))
             return inner if inner.startswith("{#") else f"{{% raw %}}{inner}{{% endraw %}}"
+    marked = f"{{% generation %}}{body(False)}{{% endgeneration %}}"
     walk = "{% for x in [[1, [2]], [], 3] recursive %}{{ loop.depth }}{{ loop(x) if x is iterable else x }}"
-    return draw(st.sampled_from((walk + "{% else %}.{% endfor %}", f"{{% generation %}}{body(False)}{{% endgeneration %}}")))
+    return pick((walk + "{% else %}.{% endfor %}", marked))
 
 
 @st.composite

@@ -1,6 +1,6 @@
 """Writes tests/conformance/template_trees.json: the syntax trees of chat templates that the TypeScript tests render.
 
-    .venv/bin/python tests/compiler/text/template_trees.py [TEMPLATE ...]
+    .venv/bin/python tests/template_trees.py [TEMPLATE ...]
 
 adds templates, and writes every tree again.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from nearfar.compiler.text.chat_template import ChatTemplate
 
-FILE = Path(__file__).parents[2] / "conformance" / "template_trees.json"
+FILE = Path(__file__).parent / "conformance" / "template_trees.json"
 
 
 def read() -> dict[str, Any]:

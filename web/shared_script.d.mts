@@ -1,0 +1,2 @@
+export const SHARED_SCRIPT: string;
+export function sharedScript(): Promise<string>;
