@@ -54,3 +54,28 @@ test("what an iteration has written before continue or break stays, as in Python
     templateOf(source, {}).render(contents.map((content) => ({ role: "user", content })));
   expect([render("c", "a", "b", "c"), render("a"), render()]).toEqual(["userc,user!userb", "user!none", "none"]);
 });
+
+// What Jinja2 renders; null if it raises an error.
+const TRAPS: readonly (readonly [source: string, text: string | null])[] = [
+  ["{{ '\\n\\n  x'.lstrip('\\n') }}|{{ '.x.'.strip('.') }}", "  x|x"],
+  ["{{ '😀é'|length }}{{ '😀é'[1:] }}{% for c in '😀é' %}{{ loop.index }}{% endfor %}", "2é12"],
+  ["{{ missing.x }}", null],
+  ["{{ missing|length }}{{ missing|upper }}", "0"],
+  ["{{ 'aba'.count('a') }}{{ 'aba'.find('b') }}{{ 'a b c'.rsplit(' ', 1) }}", "21['a b', 'c']"],
+  ["{{ '%s-%05.1f' % ('a', 2.25) }}{{ 'a' * 2 }}{{ 3 is gt 2 }}", "a-002.2aaTrue"],
+  ["{% raw %}{{ x }}{% endraw %}{{ {'a': [1, 1.0, none]} }}", "{{ x }}{'a': [1, 1.0, None]}"],
+  ["{% set s = 'o' %}{% for x in [1, 2] %}{{ s }}{% set s = x %}{% endfor %}{{ s }}", "ooo"],
+];
+
+test.each(TRAPS)("%s renders as in Jinja2", (source, text) => {
+  const render = (): string => templateOf(source).render([]);
+  if (text === null) expect(render).toThrow("correct the checkpoint's chat template");
+  else expect(render()).toBe(text);
+});
+
+test("the arguments of a call keep the numbers and the order of their JSON", () => {
+  const args = '{"b": 1.0, "2": 12345678901234567890}';
+  const call = { id: "1", type: "function", function: { name: "f", arguments: args } };
+  const template = templateOf("{{ messages[0].tool_calls[0].function.arguments | tojson }}");
+  expect(template.render([{ role: "assistant", tool_calls: [call] }])).toBe(args);
+});
