@@ -8,6 +8,7 @@ import type { ChatCompletionCreateParamsBase } from "../../src/api/types.js";
 import { ToolCallStream } from "../../src/text/tool_call_stream.js";
 import { Tokenizer } from "../../src/text/tokenizer.js";
 import { formatOf } from "../text/tool_formats.js";
+import { templateEntry } from "../text/template_trees.js";
 import { NO_TOKENS, byteLevelTokenizer } from "../text/tokenizers.js";
 import { TEMPLATE, FakeSource, modelOf } from "./fake_model.js";
 
@@ -31,7 +32,7 @@ test.each<[answer: string | readonly number[], params: Params, content: string |
 ])("%j with %j", async (answer, params, content) => {
   const format = formatOf("hermes");
   const model = modelOf(new FakeSource([answer]), {
-    text: new Tokenizer(byteLevelTokenizer(), { ...NO_TOKENS, chat_template: TEMPLATE, tools: format }),
+    text: new Tokenizer(byteLevelTokenizer(), { ...NO_TOKENS, ...templateEntry(TEMPLATE), tools: format }),
     tools: { parser: (some) => new ToolCallStream(format, some), grammar: () => null },
   });
   const { choices } = await new ChatCompletions(model).create({

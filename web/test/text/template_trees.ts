@@ -1,13 +1,11 @@
 // The syntax trees of the tests' chat templates, which Python wrote: this package has no parser of Jinja.
 
-import { readFileSync } from "node:fs";
-
+import trees from "../../../tests/conformance/template_trees.json" with { type: "json" };
 import type { TokenizerEntry } from "../../src/runtime/manifest.js";
 import { ChatTemplate } from "../../src/text/chat_template.js";
 import type { ToolFormat } from "../../src/text/tools.js";
 
-const FILE = new URL("../../../tests/conformance/template_trees.json", import.meta.url);
-const TREES = JSON.parse(readFileSync(FILE, "utf8")) as Readonly<Record<string, unknown[]>>;
+const TREES = trees as unknown as Readonly<Record<string, unknown[]>>;
 
 /** The tree of a template. tests/template_trees.py adds it to the file. */
 export function treeOf(source: string): unknown[] {
