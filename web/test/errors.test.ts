@@ -1,3 +1,4 @@
+import { build } from "esbuild";
 import { expect, test } from "vitest";
 
 import { BundleError, DeviceError, NearfarError, errorFromJson } from "../src/errors.js";
@@ -31,4 +32,22 @@ test("only its own errors are instances of a derived class", () => {
     new Mine("") instanceof Mine,
     new Mine("") instanceof DeviceError,
   ]).toEqual([false, true, true]);
+});
+
+test("minified classes and their errors have the names of the source", async () => {
+  const { outputFiles } = await build({
+    entryPoints: ["src/errors.ts"],
+    bundle: true,
+    minify: true,
+    write: false,
+    format: "esm",
+    target: "es2022",
+  });
+  const code = Buffer.from(outputFiles[0]?.contents ?? []).toString("base64");
+  const minified = (await import(/* @vite-ignore */ `data:text/javascript;base64,${code}`)) as Record<string, unknown>;
+  const classes = Object.entries(minified).filter(
+    (entry): entry is [string, typeof BundleError] => typeof entry[1] === "function" && /^[A-Z]/.test(entry[0]),
+  );
+  expect(classes.length).toBe(7);
+  for (const [name, type] of classes) expect([type.name, new type("code").name]).toEqual([name, name]);
 });

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,10 +18,11 @@ from hash_model import VOCAB
 from hash_runner import MODEL, HashRunner
 from test_same_under_load import alone, answer, left_early, mixed_requests
 from tiny_models import VOCAB_SIZE
+from waiting import WAIT_SECONDS
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.errors import DeadlineExceeded, RequestError
-from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.batch import Batch, Limits, Output
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.request import FinishReason, Sampling, TokenRequest
@@ -101,7 +103,8 @@ def test_drafts_of_many_clients_beside_other_requests_change_no_answer(threaded:
 def can_verify(request: TokenRequest) -> bool:
     own = request.sampling
     penalties = own.repetition_penalty != 1 or own.frequency_penalty != 0 or own.presence_penalty != 0
-    return not penalties and not own.logit_bias and request.when_full == "stop" and request.constraint is None
+    masked = request.constraint is not None or request.min_tokens > 0
+    return not penalties and not own.logit_bias and request.when_full == "stop" and not masked
 
 
 def test_right_drafts_take_a_round_for_five_tokens_and_no_position_is_computed_twice() -> None:
@@ -157,14 +160,28 @@ def test_between_rounds_a_stream_holds_nothing_and_goes_on_when_its_pages_are_go
     run(work())
 
 
+class HeldRunner(HashRunner):
+    """Computes nothing before it is released."""
+
+    def __init__(self) -> None:
+        super().__init__(LIMITS, threaded=True)
+        self.released = threading.Event()
+
+    def _forward(self, batch: Batch, failure: Exception | None) -> Output:
+        assert self.released.wait(WAIT_SECONDS)
+        return super()._forward(batch, failure)
+
+
 def test_a_round_that_is_left_early_is_as_if_it_had_not_been() -> None:
     ((tokens, _),) = alone(HashRunner(LIMITS), LONG_MODEL, [LONG])
 
     async def work() -> None:
-        engine = TokenEngine(HashRunner(LIMITS, threaded=True, step_seconds=0.02), LONG_MODEL)
+        runner = HeldRunner()
+        engine = TokenEngine(runner, LONG_MODEL)
         stream = Verification(engine, LONG)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(stream.check(tokens[:4]), 0.005)
+        runner.released.set()
         assert stream.answered == 0
         assert (await stream.check(tokens[:4])).token_ids == tokens[:5]
         await settle(engine)
