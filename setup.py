@@ -9,6 +9,7 @@ from pathlib import Path
 from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
+from setuptools.command.editable_wheel import editable_wheel
 from setuptools.command.sdist import sdist
 
 sys.path.insert(0, str(Path(__file__).parent / "packaging"))
@@ -18,11 +19,18 @@ from xgrammar_library import install_library, pin
 
 class BuildPython(build_py):
     def run(self) -> None:
-        install_library()
         if not self.editable_mode:
+            install_library()
             build_page()
             # setuptools would add the files of an earlier build to the wheel, such as chunks of an older page.
             shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
+class EditableWheel(editable_wheel):
+    def run(self) -> None:
+        # Not in BuildPython, because setuptools continues without its errors here.
+        install_library()
         super().run()
 
 
@@ -45,5 +53,10 @@ class SourceDistribution(sdist):
 
 setup(
     distclass=NativeDistribution,
-    cmdclass={"build_py": BuildPython, "bdist_wheel": PlatformWheel, "sdist": SourceDistribution},
+    cmdclass={
+        "build_py": BuildPython,
+        "editable_wheel": EditableWheel,
+        "bdist_wheel": PlatformWheel,
+        "sdist": SourceDistribution,
+    },
 )

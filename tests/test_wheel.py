@@ -57,21 +57,26 @@ class Installed:
 
 
 @pytest.fixture(scope="module")
-def wheel(node: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
-    """Built from the files that git knows, with the npm packages of this checkout."""
-    folder = tmp_path_factory.mktemp("wheel")
-    clone = folder / "clone"
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that git knows, without xgrammar's library, and the npm packages of this checkout."""
+    folder = tmp_path_factory.mktemp("clone")
     listed = run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], ROOT)
     for name in listed.rstrip("\0").split("\0"):
         if (ROOT / name).is_file():
-            (clone / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, clone / name)
-    (clone / "web/node_modules").symlink_to(ROOT / "web/node_modules")
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    (folder / "web/node_modules").symlink_to(ROOT / "web/node_modules")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(node: str, clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
+    folder = tmp_path_factory.mktemp("wheel")
+    library = clone / xgrammar_library.FOLDER.relative_to(ROOT)
     if xgrammar_library.FOLDER.is_dir():
-        shutil.copytree(xgrammar_library.FOLDER, clone / xgrammar_library.FOLDER.relative_to(ROOT))
-    build = ("-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, clone)
-    run([sys.executable, *build], folder)
-    shutil.rmtree(clone)
+        shutil.copytree(xgrammar_library.FOLDER, library)
+    run([sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", folder, clone], folder)
+    shutil.rmtree(library)
     (found,) = folder.glob("*.whl")
     return found
 
@@ -120,6 +125,19 @@ def test_the_wheel_contains_the_page_and_the_library_with_their_licenses_and_not
     assert {name for name in names if name.startswith("nearfar/web/")} == {
         name for name in names if name.startswith(page)
     }
+
+
+def test_an_editable_install_without_a_network_fails_with_the_file_that_it_needs(clone: Path) -> None:
+    build = "import sys; from setuptools.build_meta import build_editable; build_editable(sys.argv[1])"
+    environment = {**os.environ, "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_NO_INDEX": "1"}
+    environment.pop(xgrammar_library.VARIABLE, None)
+    done = subprocess.run(
+        [sys.executable, "-c", build, clone / "build"],
+        cwd=clone, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert f"error: pip could not download {pin().file_name}" in done.stderr
+    assert "set NEARFAR_XGRAMMAR_WHEEL to its path" in done.stderr
 
 
 @pytest.mark.usefixtures("chromium")
