@@ -22,12 +22,13 @@ def load(model: str, ignore_keys: Collection[str] = ()) -> Checkpoint:
     do not compile, or RequestError for a key that cannot be ignored.
     """
     from .hub import download, hub_model
+    from .stop_tokens import with_stops
 
     # For impossible file names, the functions of os.path return False, whereas those of Path raise.
     path = os.path.expanduser(model)
     if os.path.exists(path):
         _require_utf8(model, os.path.realpath(path))
-        return _open(Path(path), ignore_keys)
+        return with_stops(_open(Path(path), ignore_keys))
     repository = hub_model(model)
     if model.lower().endswith(".gguf") and (repository is None or repository.choice is None):
         raise CheckpointError(f"{model}: there is no such file{_beside(Path(path))}", model=model)
@@ -38,7 +39,7 @@ def load(model: str, ignore_keys: Collection[str] = ()) -> Checkpoint:
             f"{did_you_mean_folder(Path(path))}",
             model=model,
         )
-    return _open(download(repository), ignore_keys)
+    return with_stops(_open(download(repository), ignore_keys))
 
 
 def _open(path: Path, ignore_keys: Collection[str]) -> Checkpoint:

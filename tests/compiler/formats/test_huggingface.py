@@ -212,6 +212,16 @@ def test_a_tokenizer_without_a_config_has_no_template(broken: Path) -> None:
     assert open_checkpoint(broken).tokenizer == TokenizerFiles.at(broken / "tokenizer.json")
 
 
+def test_ends_of_the_tokenizers_config_and_of_the_template_are_added(broken: Path) -> None:
+    """A finetune whose config.json still has the token of its base model."""
+    edit(broken / "config.json", lambda config: config.update(eos_token_id=7))
+    edit(broken / "generation_config.json", lambda config: config.pop("eos_token_id"))
+    assert open_checkpoint(broken).spec.eos_token_ids == (7,)
+    assert load(str(broken)).spec.eos_token_ids == (7, WORDS.index("</s>"))
+    (broken / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}<s>{% endfor %}")
+    assert load(str(broken)).spec.eos_token_ids == (7, WORDS.index("</s>"), WORDS.index("<s>"))
+
+
 def test_ends_of_generation_config_are_added(broken: Path) -> None:
     edit(broken / "generation_config.json", lambda config: config.update(eos_token_id=[5, 1, 7]))
     assert open_checkpoint(broken).spec.eos_token_ids == (1, 5, 7)

@@ -6,6 +6,7 @@ import shutil
 import struct
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from gguf_files import make_gguf
 from nearfar.compiler.errors import CheckpointError, NearfarError, UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.gguf.container import read_container
+from nearfar.compiler.formats.stop_tokens import with_stops
 
 KEYS_PLACE, TENSORS_PLACE = 16, 8
 # The memory that may be used to refuse a file with a replaced part.
@@ -272,6 +274,14 @@ def split(whole: Path, folder: Path, count: int = 3) -> list[Path]:
         path.write_bytes(start_of + bytes(-len(start_of) % 32) + data)
         paths.append(path)
     return paths
+
+
+def test_a_files_ids_and_its_templates_end_of_turn_end_answers(whole: Path) -> None:
+    """258 is </s>, the file's eos; its template writes nothing behind an answer."""
+    checkpoint = load(str(whole))
+    assert checkpoint.spec.eos_token_ids == (258,)
+    turned = replace(checkpoint.tokenizer, chat_template="{% for m in messages %}{{ m.content }}<s>{% endfor %}")
+    assert with_stops(replace(checkpoint, tokenizer=turned)).spec.eos_token_ids == (258, 257)
 
 
 def test_a_model_in_parts_is_that_of_one_file(whole: Path, tmp_path: Path) -> None:
