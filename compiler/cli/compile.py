@@ -76,8 +76,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--quantization",
         choices=quant.NAMES,
-        help=f"the weights' format (default: {quant.DEFAULT}; weights that the checkpoint stores quantized stay as "
-        "they are)",
+        help=f"the weights' format (default: {quant.DEFAULT}, and {quant.ENCODER_DEFAULT} of encoders; weights that "
+        "the checkpoint stores quantized stay as they are)",
     )
     parser.add_argument(
         "--requantize",

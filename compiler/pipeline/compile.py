@@ -28,6 +28,7 @@ from ..formats.checkpoint import Checkpoint
 from ..ir.kv_format import KvName, kv_format
 from ..ir.plan import join_plans, make_plan, union
 from ..ir.spec import ModelSpec, Task
+from ..measure.vector_loss import loss_notes
 from ..passes import run_passes
 from ..passes.add_lora import lora_entry
 from ..passes.quantize_kv import quantize_kv
@@ -144,6 +145,8 @@ def compile_model(
     """
     job = prepare(model, options, progress, note)
     if options.quality is None:
+        for text in loss_notes(job.checkpoint, job.quantization):
+            note(text)
         with new_folder(output, force=options.force) as folder:
             return Bundle(output, build(job, FolderStore(folder), progress))
     from ..calibration.best import calibrate

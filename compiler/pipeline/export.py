@@ -26,6 +26,7 @@ from ..formats.checkpoint import Checkpoint
 from ..ir.graph import Graph
 from ..ir.kv_format import KvName
 from ..ir.spec import Task
+from ..measure.vector_loss import loss_notes
 from ..text.template_check import chat_notes
 from .context import model_context, rotation_notes
 from .graphs import graphs_of
@@ -65,6 +66,8 @@ def export_model(
         model, target, quantization, requantize, group_size, activations, device, context, kv, task,
         ignore_keys, progress, note,
     )  # fmt: skip
+    for text in loss_notes(job.checkpoint, job.options.quantization):
+        note(text)
     with new_folder(output, force=force) as folder:
         job.exporter.export(
             job.checkpoint, job.graph, job.options, folder, lambda done, total: progress("weights", done, total)

@@ -36,8 +36,10 @@ def choose_quantization(
     quantization of weights that stay as they are.
     """
     forms = checkpoint.stored_forms
+    # The tokens of an encoder see those after them.
+    default = quant.DEFAULT if checkpoint.spec.causal else quant.ENCODER_DEFAULT
     if not forms:
-        return quant.by_name(requested or quant.DEFAULT, group), False
+        return quant.by_name(requested or default, group), False
     kinds = ", ".join(sorted(forms))
     if not requantize and (requested is not None or group is not None):
         flag = f"--group-size {group}" if requested is None else f"--quantization {requested}"
@@ -45,7 +47,7 @@ def choose_quantization(
             f"{flag}: the checkpoint's weights are already quantized ({kinds}), and to round them again costs "
             "accuracy; remove the option to use them as they are, or add --requantize"
         )
-    quantization = quant.by_name((requested or quant.DEFAULT) if requantize else UNQUANTIZED, group)
+    quantization = quant.by_name((requested or default) if requantize else UNQUANTIZED, group)
     for text in rounding_notes(checkpoint, quantization, keeps_forms=not requantize):
         note(text)
     return quantization, not requantize

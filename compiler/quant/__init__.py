@@ -15,6 +15,7 @@ from .q8 import Q8
 
 __all__ = [
     "DEFAULT",
+    "ENCODER_DEFAULT",
     "GROUPS",
     "NAMES",
     "ROW",
@@ -38,6 +39,8 @@ _FORMATS: dict[str, Q4 | Q8 | Dense] = {
 }
 NAMES = tuple(_FORMATS)
 DEFAULT = "q4f16"
+# With 4 bits, the vectors of a small encoder are far from the original's.
+ENCODER_DEFAULT = "q8f16"
 
 
 def by_name(name: str, group: int | None = None) -> Quantization:

@@ -91,7 +91,8 @@ def add_parser(commands: Any) -> None:
     local.add_argument(
         "--quantization",
         metavar="NAME",
-        help=f"quantization of compiled models (default: {quant.DEFAULT}; quantized checkpoints stay as they are)",
+        help=f"quantization of compiled models (default: {quant.DEFAULT}, and {quant.ENCODER_DEFAULT} of encoders; "
+        "quantized checkpoints stay as they are)",
     )
     local.add_argument(
         "--requantize",
