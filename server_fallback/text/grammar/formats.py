@@ -16,6 +16,8 @@ _LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,14}[A-Za-z0-9])?"
 _BYTE = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 
 _HEX_GROUP = "[0-9a-f]{1,4}"
+# Networks whose address has no bits after the prefix.
+_NETWORK = rf"{_BYTE}\.(0\.0\.0/8|{_BYTE}\.(0\.0/16|{_BYTE}\.(0/24|{_BYTE}/32)))"
 
 # Each pattern allows only texts of the format, but not all of them: a date is never the 29th of February.
 # RFC 3339, RFC 4122, RFC 5321, RFC 1123, RFC 2673, RFC 4291, RFC 3986.
@@ -31,7 +33,24 @@ FORMATS = {
     "ipv6": rf"({_HEX_GROUP}:){{7}}{_HEX_GROUP}",
     "uri": rf"https?://{_WORD}(\.{_WORD})*(:[1-9]\d{{0,3}})?(/[A-Za-z0-9._~-]*)*(\?[A-Za-z0-9._~=&-]*)?"
     r"(#[A-Za-z0-9._~-]*)?",
+    # pydantic's names.
+    **{
+        f"uuid{version}": f"[0-9a-f]{{8}}-[0-9a-f]{{4}}-{version}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}"
+        for version in (1, 3, 4, 5, 6, 7, 8)
+    },
+    "base64": "([A-Za-z0-9+/]{4})*([A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?",
+    "base64url": "([A-Za-z0-9_-]{4})*([A-Za-z0-9_-][AQgw]==|[A-Za-z0-9_-]{2}[AEIMQUYcgkosw048]=)?",
+    "ipvanyaddress": rf"{_BYTE}\.{_BYTE}\.{_BYTE}\.{_BYTE}",
+    **dict.fromkeys(("ipv4network", "ipvanynetwork"), _NETWORK),
+    **dict.fromkeys(("ipv4interface", "ipvanyinterface"), _NETWORK),
 }
+
+# A URI of at most this many characters, for schemas with a longer maxLength, such as pydantic's HttpUrl.
+SHORT_URI, SHORT_URI_LENGTH = "short uri", 226
+_SHORT_URI = rf"https?://{_LABEL}(\.{_LABEL}){{0,3}}(/[A-Za-z0-9._~=&?/-]{{0,150}})?"
+
+# pydantic's names for its types that accept every text: bytes, SecretStr and Path.
+UNRESTRICTED = frozenset(("binary", "password", "path"))
 
 _LEAP_YEAR = r"(\d\d[2468][048]|\d\d[13579][26]|\d\d0[48]|[02468][048]00|[13579][26]00)"
 _ANY_DATE = f"({_LEAP_YEAR}-02-29|{_DATE})"
@@ -84,6 +103,8 @@ def string_language(pattern: object, form: object, where: str) -> Language | Int
         raise RequestError(f"{where}.pattern must be a string")
     if form is None and pattern is not None:
         return parse_regex(pattern, f"{where}.pattern", search=True)
+    if form == SHORT_URI:
+        return parse_regex(_SHORT_URI, where)
     known = isinstance(form, str) and (form in FORMATS or (pattern is not None and form in _DEFINED_BY_PATTERN))
     if not isinstance(form, str) or not known:
         raise RequestError(f"{where}: the format {json_text(form)} is not one of {', '.join(FORMATS)}")

@@ -13,9 +13,10 @@ from typing import Any
 
 from nearfar.compiler.errors import RequestError
 
-from .automaton import Choice, language_rule, text_language
+from .automaton import Choice, Intersection, language_rule, text_language
 from .ebnf import RuleBook, literal
 from .marked_strings import MarkedStrings
+from .multiples import multiples
 from .number_range import integer_range, number_range
 from .regex import parse_regex
 from .schema_arrays import array_expression
@@ -224,16 +225,18 @@ class SchemaRules:
             is_finite = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
             if isinstance(value, bool) or not is_finite:
                 raise RequestError(f"{where}.{key} must be a number")
-        if "multipleOf" in schema and not (name == "integer" and schema["multipleOf"] == 1):
-            raise RequestError(
-                f"{where}: the keyword 'multipleOf' is not supported; remove it, or list the values with enum",
-                keyword="multipleOf",
-            )
+        steps = None if "multipleOf" not in schema else multiples(schema["multipleOf"], bounds, where)
+        if not bounds and steps is not None:
+            self._book.demand(len("0"))
+            return language_rule(self._book, steps, "value", where)
         if not bounds:
             self._book.demand(len("0"))
             return self._any_integer() if name == "integer" else self._any_number()
         numbers = integer_range(bounds, where) if name == "integer" else number_range(bounds, where)
-        return None if numbers is None else language_rule(self._book, numbers, "value", where)
+        if numbers is None:
+            return None
+        language = numbers if steps is None else Intersection((numbers, steps))
+        return language_rule(self._book, language, "value", where)
 
     def _literal(self, text: str) -> str:
         self._book.demand(len(text.encode(errors="surrogatepass")))

@@ -25,7 +25,11 @@ def array_expression(
     prefix = checked_list(schema.get("prefixItems", items if is_list else None), f"{where}.prefixItems")
     following = schema.get("additionalItems") if is_list else items
     if schema.get("uniqueItems") is True and (most is None or most > 1):
-        raise RequestError(f"{where}: the keyword 'uniqueItems' is not supported; remove it", keyword="uniqueItems")
+        raise RequestError(
+            f"{where}: the keyword 'uniqueItems' is not supported, because a grammar cannot compare items; remove it "
+            "(in pydantic, use a list instead of a set), and drop equal items from the answer",
+            keyword="uniqueItems",
+        )
     first = [value_of(item, f"{where}.prefixItems[{index}]") for index, item in enumerate(prefix[:most])]
     if None in first:
         return None

@@ -33,6 +33,8 @@ _ANNOTATIONS = {
         "example",
     ),
     *("deprecated", "readOnly", "writeOnly", "contentMediaType", "contentEncoding"),
+    # OpenAPI's: it names the property by which the branches of oneOf differ, whose constants are in them.
+    "discriminator",
 }
 # The keywords that apply to one type only. A schema without a type that has one of them means that type.
 _KEYWORDS = {

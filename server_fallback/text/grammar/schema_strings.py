@@ -10,7 +10,7 @@ from nearfar.compiler.errors import RequestError
 from .automaton import FOLLOWED, language_rule
 from .characters import Ranges, single, subtract
 from .ebnf import RuleBook, alternatives, char_class, literal, repeat
-from .formats import string_language
+from .formats import SHORT_URI, SHORT_URI_LENGTH, UNRESTRICTED, string_language
 from .regex import parse_regex
 from .schema_merge import json_text
 from .schema_parts import count_of
@@ -35,8 +35,14 @@ class StringRules:
     def of(self, schema: Mapping[str, Any], where: str) -> str | None:
         """The expression of a string that is valid in ``schema``; None if no string is. Raises RequestError."""
         least, most = count_of(schema, "minLength", where) or 0, count_of(schema, "maxLength", where)
+        if str(schema.get("format")) in UNRESTRICTED:
+            schema = {key: value for key, value in schema.items() if key != "format"}
         if "pattern" in schema or "format" in schema:
-            language = string_language(schema.get("pattern"), schema.get("format"), where)
+            form = schema.get("format")
+            if "pattern" not in schema and form == "uri" and most is not None and most >= SHORT_URI_LENGTH:
+                # The number of characters would be a state beside those of the format.
+                form, most = SHORT_URI, None
+            language = string_language(schema.get("pattern"), form, where)
             self._book.demand(len('""'))
             rule = language_rule(self._book, language, "string", where, least, most)
             if rule is None and "pattern" in schema and "format" in schema:

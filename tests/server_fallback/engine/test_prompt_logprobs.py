@@ -139,7 +139,12 @@ def test_mixed_requests_are_answered_as_without_beside_each_other_and_as_pages_r
             await engine.close()
 
     def wishes(request: TokenRequest) -> dict[str, Any]:
-        return {"max_tokens": request.max_tokens, "sampling": request.sampling, "priority": request.priority}
+        return {
+            "max_tokens": request.max_tokens,
+            "sampling": request.sampling,
+            "priority": request.priority,
+            "min_tokens": request.min_tokens,
+        }
 
     async def plain(engine: TokenEngine, request: TokenRequest) -> tuple[tuple[float, ...], Answer, int]:
         tokens: list[int] = []

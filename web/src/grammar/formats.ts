@@ -11,6 +11,8 @@ const WORD = "[A-Za-z0-9]+(-[A-Za-z0-9]+)*";
 const LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,14}[A-Za-z0-9])?";
 const BYTE = "(25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)";
 const HEX_GROUP = "[0-9a-f]{1,4}";
+/** Networks whose address has no bits after the prefix. */
+const NETWORK = `${BYTE}\\.(0\\.0\\.0/8|${BYTE}\\.(0\\.0/16|${BYTE}\\.(0/24|${BYTE}/32)))`;
 
 /**
  * Each pattern allows only texts of the format, but not all of them: a date is never the 29th of February. RFC 3339,
@@ -27,7 +29,29 @@ const FORMATS: Readonly<Record<string, string>> = {
   ipv4: `${BYTE}\\.${BYTE}\\.${BYTE}\\.${BYTE}`,
   ipv6: `(${HEX_GROUP}:){7}${HEX_GROUP}`,
   uri: `https?://${WORD}(\\.${WORD})*(:[1-9]\\d{0,3})?(/[A-Za-z0-9._~-]*)*(\\?[A-Za-z0-9._~=&-]*)?(#[A-Za-z0-9._~-]*)?`,
+  // pydantic's names.
+  ...Object.fromEntries(
+    [1, 3, 4, 5, 6, 7, 8].map((version) => [
+      `uuid${version}`,
+      `[0-9a-f]{8}-[0-9a-f]{4}-${version}[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}`,
+    ]),
+  ),
+  base64: "([A-Za-z0-9+/]{4})*([A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?",
+  base64url: "([A-Za-z0-9_-]{4})*([A-Za-z0-9_-][AQgw]==|[A-Za-z0-9_-]{2}[AEIMQUYcgkosw048]=)?",
+  ipvanyaddress: `${BYTE}\\.${BYTE}\\.${BYTE}\\.${BYTE}`,
+  ipv4network: NETWORK,
+  ipvanynetwork: NETWORK,
+  ipv4interface: NETWORK,
+  ipvanyinterface: NETWORK,
 };
+
+/** A URI of at most this many characters, for schemas with a longer maxLength, such as pydantic's HttpUrl. */
+export const SHORT_URI_LENGTH = 226;
+export const SHORT_URI = "short uri";
+const SHORT_URI_PATTERN = `https?://${LABEL}(\\.${LABEL}){0,3}(/[A-Za-z0-9._~=&?/-]{0,150})?`;
+
+/** pydantic's names for its types that accept every text: bytes, SecretStr and Path. */
+export const UNRESTRICTED: ReadonlySet<unknown> = new Set(["binary", "password", "path"]);
 
 const LEAP_YEAR = "(\\d\\d[2468][048]|\\d\\d[13579][26]|\\d\\d0[48]|[02468][048]00|[13579][26]00)";
 const ANY_DATE = `(${LEAP_YEAR}-02-29|${DATE})`;
@@ -78,6 +102,7 @@ const IMPLIED_PATTERNS: Readonly<Record<string, string>> = {
 export function stringLanguage(pattern: unknown, format: unknown, where: string): Language | Intersection {
   if (pattern !== undefined && typeof pattern !== "string") throw new RequestError(`${where}.pattern must be a string`);
   if (format === undefined && pattern !== undefined) return parseRegex(pattern, `${where}.pattern`, true);
+  if (format === SHORT_URI) return parseRegex(SHORT_URI_PATTERN, where);
   const name = String(format);
   const known = typeof format === "string" && Object.hasOwn(FORMATS, name) ? (FORMATS[name] ?? "") : null;
   const isDefined = pattern !== undefined && DEFINED_BY_PATTERN.has(format);

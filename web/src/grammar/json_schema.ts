@@ -6,6 +6,7 @@ import { RequestError, messageOf } from "../errors.js";
 import { languageRule, literalLanguage } from "./automaton.js";
 import type { RuleBook } from "./ebnf.js";
 import { literal, utf8Length } from "./ebnf.js";
+import { multiples } from "./multiples.js";
 import { integerRange, numberRange } from "./number_range.js";
 import { parseRegex } from "./regex.js";
 import { arrayExpression } from "./schema_arrays.js";
@@ -226,18 +227,16 @@ export class SchemaRules {
       if (schema[name] !== undefined && !Number.isFinite(schema[name]))
         throw new RequestError(`${where}.${name} must be a number`);
     }
-    if (schema.multipleOf !== undefined && !(type === "integer" && schema.multipleOf === 1)) {
-      throw new RequestError(
-        `${where}: the keyword 'multipleOf' is not supported; remove it, or list the values with enum`,
-        { keyword: "multipleOf" },
-      );
-    }
+    const steps = schema.multipleOf === undefined ? null : multiples(schema, where);
     if (names.every((name) => schema[name] === undefined)) {
       this.book.demand("0".length);
+      if (steps !== null) return languageRule(this.book, steps, "plain", where);
       return type === "integer" ? this.anyInteger() : this.anyNumber();
     }
     const range = (type === "integer" ? integerRange : numberRange)(schema, where);
-    return range === null ? null : languageRule(this.book, range, "plain", where);
+    if (range === null) return null;
+    const language = steps === null ? range : ({ kind: "intersection", parts: [range, steps] } as const);
+    return languageRule(this.book, language, "plain", where);
   }
 
   private literal(text: string): string {

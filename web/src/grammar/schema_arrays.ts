@@ -23,9 +23,11 @@ export function arrayExpression(
   const prefix = checkedList(schema.prefixItems ?? (isList ? schema.items : []), `${where}.prefixItems`);
   const following = isList ? schema.additionalItems : schema.items;
   if (schema.uniqueItems === true && max > 1) {
-    throw new RequestError(`${where}: the keyword 'uniqueItems' is not supported; remove it`, {
-      keyword: "uniqueItems",
-    });
+    throw new RequestError(
+      `${where}: the keyword 'uniqueItems' is not supported, because a grammar cannot compare items; remove it ` +
+        "(in pydantic, use a list instead of a set), and drop equal items from the answer",
+      { keyword: "uniqueItems" },
+    );
   }
   const first = prefix
     .slice(0, Math.min(prefix.length, max))

@@ -24,6 +24,8 @@ const ANNOTATIONS: ReadonlySet<string> = new Set([
   "default",
   "examples",
   "example",
+  // OpenAPI's: it names the property by which the branches of oneOf differ, whose constants are in them.
+  "discriminator",
   "deprecated",
   "readOnly",
   "writeOnly",

@@ -4,7 +4,7 @@ import { RequestError } from "../errors.js";
 import { languageRule } from "./automaton.js";
 import type { Ranges, RuleBook } from "./ebnf.js";
 import { alternatives, charClass, literal, repeat, single, subtract } from "./ebnf.js";
-import { stringLanguage } from "./formats.js";
+import { SHORT_URI, SHORT_URI_LENGTH, UNRESTRICTED, stringLanguage } from "./formats.js";
 import { parseRegex } from "./regex.js";
 import type { SchemaObject } from "./schema_merge.js";
 import { countOf } from "./schema_parts.js";
@@ -44,9 +44,14 @@ export class StringRules implements Strings {
 
   /** The expression of a string that is valid in ``schema``; null if no string is. Throws RequestError. */
   of(schema: SchemaObject, where: string): string | null {
-    const { pattern, format } = schema;
+    const { pattern } = schema;
+    let format = UNRESTRICTED.has(schema.format) ? undefined : schema.format;
     const min = countOf(schema.minLength, 0, `${where}.minLength`);
-    const max = countOf(schema.maxLength, Infinity, `${where}.maxLength`);
+    let max = countOf(schema.maxLength, Infinity, `${where}.maxLength`);
+    if (pattern === undefined && format === "uri" && max !== Infinity && max >= SHORT_URI_LENGTH) {
+      // The number of characters would be a state beside those of the format.
+      [format, max] = [SHORT_URI, Infinity];
+    }
     if (pattern !== undefined || format !== undefined) {
       const language = stringLanguage(pattern, format, where);
       this.book.demand('""'.length);
