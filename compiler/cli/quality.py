@@ -36,7 +36,7 @@ from ..measure.quality import (
     require_same_tokens,
 )
 from ..measure.report import weight_bytes_of
-from ..pipeline.target import RUNNERS, open_runner
+from ..pipeline.target import RUNNERS
 from ..runtime.batch import Limits
 from ..runtime.generate import PREFILL_CHUNK
 from ..text.tokenizer import Tokenizer
@@ -44,6 +44,7 @@ from .comparison import Comparison, bundle_entry, comparison_table
 from .model import add_ignore_key
 from .output import add_command, megabytes
 from .phases import progress_bars
+from .runner import open_command_runner
 from .sign import add_trust, trusted_keys
 from .vector_quality import run_vectors
 
@@ -154,7 +155,7 @@ def candidate_of(
         yield CheckpointCandidate(reference, list(reference.hidden(windows)))
         return
     limits = Limits(tokens=PREFILL_CHUNK, rows=PREFILL_CHUNK)
-    opened_runner = open_runner(runner or compared.manifest.target, compared, limits)
+    opened_runner = open_command_runner(runner, compared, limits)
     yield RunnerCandidate(opened_runner)
     opened_runner.close()
 

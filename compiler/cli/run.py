@@ -12,7 +12,7 @@ from ..bundle.folder import Bundle, ExportBundle, open_any
 from ..bundle.manifest import GENERATE
 from ..errors import RequestError
 from ..ir.sampling import Sampler
-from ..pipeline.target import RUNNERS, open_runner
+from ..pipeline.target import RUNNERS
 from ..runtime.batch import Limits, require_plan
 from ..text.stop_strings import StopAutomaton
 from ..text.tokenizer import Tokenizer
@@ -27,6 +27,7 @@ from .run_encoder import (
     refuse_encoder_options,
     require_dimensions,
 )
+from .runner import open_command_runner
 from .sign import add_trust, trusted_keys
 
 DEFAULT_MAX_TOKENS = 256
@@ -139,7 +140,7 @@ def run(options: argparse.Namespace) -> None:
     else:
         split = not options.no_split_special_tokens
         prompt = encode(tokenizer, text, raw=options.raw, split_special_tokens=split, system=options.system)
-    runner = open_runner(options.runner or bundle.manifest.target, bundle, Limits())
+    runner = open_command_runner(options.runner, bundle, Limits())
     try:
         answerer = Answerer(runner, tokenizer, sampler, stops)
         if text is None:
@@ -166,7 +167,7 @@ def encode_once(
         require_plan(bundle.manifest, GENERATE)
     require_dimensions(bundle.manifest, options.dimensions)
     encoded = encode_text(bundle.manifest, tokenizer, text or "", options.passage, truncate=options.truncate)
-    runner = open_runner(options.runner or bundle.manifest.target, bundle, Limits())
+    runner = open_command_runner(options.runner, bundle, Limits())
     try:
         print_encoded(runner, tokenizer, encoded, as_json=options.json, dimensions=options.dimensions)
     finally:

@@ -12,11 +12,12 @@ from rich.markup import escape
 
 from ..bundle.folder import open_any
 from ..errors import OutputError, RequestError, reason_of
-from ..pipeline.target import RUNNERS, open_runner
+from ..pipeline.target import RUNNERS
 from ..runtime.batch import Limits
 from ..runtime.generate import PREFILL_CHUNK, score
 from .output import add_command, print_json
 from .phases import progress_bars
+from .runner import open_command_runner
 from .sign import add_trust, trusted_keys
 
 
@@ -47,7 +48,7 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     token_ids = parse_tokens(options.tokens)
     bundle = open_any(options.bundle, trusted_keys(options))
-    runner = open_runner(options.runner or bundle.manifest.target, bundle, Limits(rows=PREFILL_CHUNK))
+    runner = open_command_runner(options.runner, bundle, Limits(rows=PREFILL_CHUNK))
     blocks = []
     with progress_bars(quiet=options.json) as bars:
         bars.start()

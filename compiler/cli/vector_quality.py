@@ -17,13 +17,13 @@ from ..measure.quality import require_same_tokens
 from ..measure.report import weight_bytes_of
 from ..measure.vector_quality import SearchTask, VectorQuality, compare_vectors, make_task
 from ..measure.vector_reference import VectorReference
-from ..pipeline.target import open_runner
 from ..runtime.batch import FloatArray, Limits
 from ..runtime.encoding import Text, encode
 from ..text.tokenizer import Tokenizer
 from .comparison import Comparison, bundle_entry, comparison_table
 from .output import megabytes
 from .phases import progress_bars
+from .runner import open_command_runner
 
 TEXTS_AT_ONCE = 64
 Compared = tuple[Bundle | ExportBundle, str, VectorQuality]
@@ -83,7 +83,7 @@ def measured(
 ) -> tuple[str, VectorQuality]:
     """The device, and the quality of the bundle's vectors on it."""
     limits = Limits(tokens=bundle.manifest.context, sequences=TEXTS_AT_ONCE)
-    opened = open_runner(runner or bundle.manifest.target, bundle, limits)
+    opened = open_command_runner(runner, bundle, limits)
     try:
         found = np.stack(encode(opened, [Text(text) for text in task.texts]))
         return opened.device, compare_vectors(task, expected, found, opened.device)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import os
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from nearfar.compiler.bundle.entries import ActivationEntry
@@ -51,7 +54,8 @@ def preferred_adapter(offered: Sequence[Collection[str]]) -> Any | None:
     import wgpu
 
     # wgpu may prefer OpenGL, and some limits of OpenGL are below WebGPU's defaults.
-    adapters = [each for each in wgpu.gpu.enumerate_adapters_sync() if each.info["backend_type"] != "OpenGL"]
+    with runtime_dir():
+        adapters = [each for each in wgpu.gpu.enumerate_adapters_sync() if each.info["backend_type"] != "OpenGL"]
 
     def rank(adapter: Any) -> tuple[int, int]:
         kind = adapter.info["adapter_type"]
@@ -59,6 +63,22 @@ def preferred_adapter(offered: Sequence[Collection[str]]) -> Any | None:
         return ADAPTER_TYPES.index(kind if kind in ADAPTER_TYPES else "Unknown"), first
 
     return min(adapters, key=rank, default=None)
+
+
+@contextmanager
+def runtime_dir() -> Iterator[None]:
+    """Without a desktop, Wayland's library prints an error about the missing XDG_RUNTIME_DIR for each driver that
+    looks for a display, which no computation needs. In an empty folder it finds none, and prints nothing.
+    """
+    if os.environ.get("XDG_RUNTIME_DIR"):
+        yield
+        return
+    with TemporaryDirectory() as folder:
+        os.environ["XDG_RUNTIME_DIR"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["XDG_RUNTIME_DIR"]
 
 
 def for_naga(code: str) -> str:

@@ -30,6 +30,7 @@ export interface LanguageModelCreateCoreOptions extends SamplingOptions {
 
 export interface LanguageModelCreateOptions extends LanguageModelCreateCoreOptions {
   readonly initialPrompts?: LanguageModelPrompt | undefined;
+  /** Ends the creation and, once the session is created, destroys it. */
   readonly signal?: AbortSignal | undefined;
   readonly monitor?: ((monitor: CreateMonitor) => void) | undefined;
 }
@@ -110,6 +111,10 @@ export function createLanguageModel(
           throw new DOMException(`The model ${ready.info.model} cannot call tools`, "NotSupportedError");
         const session = new LanguageModel(ready, sampling, [...tools]);
         if (initialPrompts !== undefined) await session.append(initialPrompts, { signal });
+        signal?.throwIfAborted();
+        signal?.addEventListener("abort", () => {
+          session.destroy(signal.reason);
+        });
         return session;
       } finally {
         monitors.delete(report);

@@ -114,9 +114,9 @@ export class LanguageModel extends EventTarget {
     return Promise.resolve(copy);
   }
 
-  /** Ends the running call, and every later call, with an AbortError. */
-  destroy(): void {
-    this.#destroyed.abort(new DOMException("The session was destroyed", "AbortError"));
+  /** Ends the running call, and every later call, with an AbortError or this reason. */
+  destroy(reason: unknown = new DOMException("The session was destroyed", "AbortError")): void {
+    this.#destroyed.abort(reason);
   }
 
   private answer(

@@ -164,6 +164,16 @@ test("destroy ends the running call and rejects later ones", async () => {
   await expect(chat.measureContextUsage("b")).rejects.toMatchObject({ name: "AbortError" });
 });
 
+test("the signal of create() destroys the session when it aborts later", async () => {
+  const controller = new AbortController();
+  const { session: chat, source } = await session(["abc"], { signal: controller.signal });
+  const answer = chat.prompt("a");
+  controller.abort(new Error("left the page"));
+  await expect(answer).rejects.toThrow("left the page");
+  await expect(chat.prompt("b")).rejects.toThrow("left the page");
+  expect(source.running).toBe(0);
+});
+
 test("sampling modes and raw parameters reach the engine", async () => {
   const { session: plain, source } = await session(["x"]);
   await plain.prompt("a");
