@@ -81,9 +81,9 @@ class HybridExecutor:
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:
         """As `encoding.embed`."""
-        messages = tuple(Message("user", text) for text in await self._texts(request.input))
-        others = tuple(text for text in (request.user, request.prompt_name) if text is not None)
-        situation = situation_of(request, messages, others)
+        # Each input is a prompt of its own, so they do not meet.
+        written = request.model_copy(update={"input": await self._texts(request.input)})
+        situation = situation_of(request, (), await asyncio.to_thread(other_texts, written))
         answer = await embed(self.sides, unlabelled_embedding(request), situation, call)
         return answer.model_copy(update={"model": self._name})
 

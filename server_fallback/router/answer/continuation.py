@@ -8,10 +8,10 @@ from ...executors.executor import Call
 from ...schema.chat import ChatCompletionRequest
 from ...schema.completions import CompletionRequest
 from ..sides.continued import (
-    client_prefix,
     continued,
     continued_ids,
     continues_as_tokens,
+    end_of_prompt,
     sets_template_variables,
 )
 from ..sides.sides import Sides
@@ -26,7 +26,7 @@ async def far_continuation(
     """
     assert sides.near is not None
     assert sides.far is not None
-    if await sides.matches_private(*client_prefix(request), text) or (
+    if await sides.matches_private(*end_of_prompt(request), text) or (
         shown.reasoning and await sides.matches_private(shown.reasoning)
     ):
         # Near may have written private text by itself, or completed what the client began.

@@ -2,13 +2,15 @@
 
 A pattern is searched in every reading of every text (see `readings`). The parts of a message are searched joined by
 nothing, by a space and by a line feed, because servers join them differently. They are also searched with a boundary
-between them: each part may begin or end a word there, and a match may continue from one part to the next.
+between them: each part may begin or end a word there, and a match may continue from one part to the next. So are the
+texts of all messages, which meet in the prompt: joined by a line feed, and with boundaries.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from time import monotonic
 from typing import Self
 
@@ -51,22 +53,25 @@ class PrivateCheck:
         labels = [*situation.labels, *(label for message in situation.messages for label in message.labels)]
         if not self.labels.isdisjoint(labels):
             return True
-        texts = dict.fromkeys((*(message.content for message in situation.messages), *situation.texts))
-        return self._any_match([*((text,) for text in texts), *(message.parts for message in situation.messages)])
+        messages = situation.messages
+        texts = dict.fromkeys((*(message.content for message in messages), *situation.texts))
+        groups = [*((text,) for text in texts), *(message.parts for message in messages)]
+        met = [text for message in messages for text in message.parts or (message.content,) if text]
+        return self._any_match(groups, met if len(messages) > 1 else ())
 
     def matches(self, *parts: str) -> bool:
         """Whether a text of these parts matches a pattern. Call it in a thread, as `is_private`."""
         return self._any_match([parts])
 
-    def _any_match(self, texts: Iterable[Sequence[str]]) -> bool:
+    def _any_match(self, groups: Iterable[Sequence[str]], met: Sequence[str] = ()) -> bool:
+        """Each of ``groups`` are the parts of a text; ``met`` are the texts of several messages."""
         if not self.patterns:
             return False
         deadline = monotonic() + SEARCH_SECONDS
         try:
             return any(
                 self._matches_reading(text, patterns, deadline)
-                for parts in texts
-                for text, patterns in self._joined(parts)
+                for text, patterns in chain(*map(self._joined, groups), self._met(met))
             )
         except TimeoutError:
             return True
@@ -76,6 +81,11 @@ class PrivateCheck:
         if len(parts) > 1:
             yield from ((separator.join(parts), self.patterns) for separator in (" ", "\n"))
             yield BOUNDARY.join(parts), self.across
+
+    def _met(self, texts: Sequence[str]) -> Iterator[tuple[str, tuple[regex.Pattern[str], ...]]]:
+        if len(texts) > 1:
+            yield "\n".join(texts), self.patterns
+            yield BOUNDARY.join(texts), self.across
 
     def _matches_reading(self, text: str, patterns: tuple[regex.Pattern[str], ...], deadline: float) -> bool:
         for reading in readings(text, ignore_case=self.ignore_case):

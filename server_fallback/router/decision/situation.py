@@ -27,7 +27,8 @@ _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 class Message:
     """``content`` is all the text, its parts joined by nothing.
 
-    ``parts`` are the texts of the parts if there are several, otherwise ().
+    ``parts`` are its texts in the order of the prompt if there are several, otherwise (): the reasoning, then the parts
+    of the content.
     """
 
     __pydantic_config__ = _STRICT
@@ -95,8 +96,8 @@ class NearSignals:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """``texts`` are all other texts that would leave the device with the request: arguments of tool calls, tool
-    definitions, schemas, stop strings, names.
+    """``texts`` are all other texts that would leave the device with the request, as `private_texts` lists them. They
+    meet no other text in the prompt.
 
     ``tools`` and ``vision``: whether the request needs them. ``embedding``: the vector of the last user message from
     the model that the policy's predictor names.

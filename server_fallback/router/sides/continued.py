@@ -37,11 +37,11 @@ def continued(
     return request.model_copy(update={**remaining, "messages": messages, "continue_final_message": True})
 
 
-def client_prefix(request: ChatCompletionRequest | CompletionRequest) -> tuple[str, ...]:
-    """The client's text that the answer continues: a completion's prompt, or the beginning of the answer."""
+def end_of_prompt(request: ChatCompletionRequest | CompletionRequest) -> tuple[str, ...]:
+    """The client's text that the answer meets: a completion's prompt, or the last message."""
     if isinstance(request, CompletionRequest):
         return (request.prompt,) if isinstance(request.prompt, str) else ()
-    return (request.messages[-1].text,) if request.continue_final_message else ()
+    return (request.messages[-1].text,)
 
 
 def continued_ids(

@@ -35,7 +35,7 @@ def embedding(
 
     async def work() -> object:
         async with hybrid(near, far, rules) as opened:
-            request = RoutedEmbeddingRequest(model="hybrid", input="x", **parameters)
+            request = RoutedEmbeddingRequest(**{"model": "hybrid", "input": "x", **parameters})
             try:
                 answer = await opened.executor.embed(request, Call("1"))
             except NearfarError as error:
@@ -52,6 +52,13 @@ def test_near_embeds_unless_a_rule_forbids_it() -> None:
     assert embedding(near, policy("far-only")) == FAR
     assert embedding(FakeNear(), policy()) == FAR
     assert embedding(None, policy()) == FAR
+
+
+def test_an_input_is_searched_by_itself_because_inputs_never_meet() -> None:
+    rules = policy("prefer-far", private={"patterns": [r"[0-9]{3}-[0-9]{2}-[0-9]{4}"]})
+    assert embedding(FakeNear(), rules, input=["n 123-45", "-6789"]) == FAR
+    assert embedding(FakeNear(), rules, input=["x", "123-45-6789"]) == "near_unavailable"
+    assert embedding(FakeNear(), rules, user="123-45-6789") == "near_unavailable"
 
 
 def test_a_label_that_the_policy_does_not_have_is_an_error_on_either_side() -> None:

@@ -186,6 +186,22 @@ def test_private_text_that_near_completed_does_not_leave() -> None:
     run(work())
 
 
+def test_private_text_that_near_completed_from_the_question_does_not_leave() -> None:
+    near = FakeNear("6789 it is", logprobs=(-0.1,) * 4 + (-9.0,))
+    rules = {
+        **EAGER,
+        "mode": "prefer-near",
+        "escalation": {"then": "continue", "min_mean_logprob": -1.0, "window_tokens": 1},
+    }
+
+    async def work() -> None:
+        async with recorded(near, rules) as (opened, _):
+            answer = await opened.chat.completions.create(messages=[{"role": "user", "content": "go on: 123-45-"}])
+            assert answer.choices[0].message.content == "6789 it is"
+
+    run(work())
+
+
 def test_a_private_request_pinned_to_far_is_an_error() -> None:
     async def work() -> None:
         async with recorded(FakeNear()) as (opened, _):
@@ -218,7 +234,7 @@ def test_the_url_of_an_image_is_searched_but_not_its_bytes() -> None:
         parts = [{"type": "image_url", "image_url": {"url": url, "detail": "low"}}]
         return other_texts(read_request({"model": "tiny", "messages": [{"role": "user", "content": parts}]}))
 
-    assert texts("data:image/png;base64,1234567890ab+/==") == ("url", "data:image/png;base64,", "detail", "low")
+    assert texts("data:image/png;base64,1234567890ab+/==") == ("data:image/png;base64,",)
     for text in (
         "https://here/a.png",
         "data:image/png;base64,123-45-6789",

@@ -14,7 +14,7 @@ from router_cases import VECTORS
 from nearfar.compiler.errors import RequestError
 from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.decision.privacy import PrivateCheck
-from nearfar.server_fallback.router.decision.schema import json_schema, typescript
+from nearfar.server_fallback.router.decision.schema import json_schema, typescript, typescript_texts
 
 ROOT = Path(__file__).parents[3]
 ROUTER = ROOT / "server_fallback/router"
@@ -23,7 +23,9 @@ EXAMPLES = re.findall(r"```json\n(.*?)```", (ROUTER / "README.md").read_text(enc
 
 def test_the_files_generated_from_the_policy_are_committed() -> None:
     assert (ROUTER / "decision/policy.schema.json").read_text(encoding="utf-8") == json_schema()
-    assert (ROOT / "web/src/router/decision/policy_schema.ts").read_text(encoding="utf-8") == typescript()
+    web = ROOT / "web/src/router/decision"
+    assert (web / "policy_schema.ts").read_text(encoding="utf-8") == typescript()
+    assert (web / "private_texts_schema.ts").read_text(encoding="utf-8") == typescript_texts()
 
 
 def test_every_accepted_policy_is_valid_in_its_schema() -> None:

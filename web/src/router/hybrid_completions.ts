@@ -21,7 +21,7 @@ import { readRequest } from "./request.js";
 import type { Routing } from "./routing.js";
 import type { AnswerItem } from "./answer/running_answer.js";
 import type { Side as AnsweringSide, SideRequest } from "./sides/sides.js";
-import { clientPrefix } from "./sides/sides.js";
+import { textOf } from "./sides/message_text.js";
 import type { Situation } from "./decision/situation.js";
 import { warmUp } from "./answer/warm_up.js";
 import { Watch } from "./answer/watch.js";
@@ -273,7 +273,9 @@ export class HybridCompletions {
         const { from } = request;
         if (
           from !== null &&
-          (check.matches(clientPrefix(request.params) ?? "", from.text) || check.matches(from.reasoning ?? ""))
+          // Near's text meets the last message, which it may also continue.
+          (check.matches(...request.params.messages.slice(-1).map(textOf), from.text) ||
+            check.matches(from.reasoning ?? ""))
         )
           throw new RequestError("Near's text is private, so it does not leave this device", { code: "private" });
         return far.answer({

@@ -18,8 +18,8 @@ import { RequestError, Unavailable } from "../errors.js";
 import type { Rules } from "./answer/answer_machine.js";
 import type { Choice } from "./choice_of_side.js";
 import type { Side } from "./decision/decision.js";
+import { privateTexts } from "./decision/private_texts.js";
 import type { HybridRequest } from "./request.js";
-import { textsIn } from "./request.js";
 import type { Routing } from "./routing.js";
 import type { FarSide } from "./sides/far.js";
 import type { Side as AnsweringSide } from "./sides/sides.js";
@@ -257,7 +257,8 @@ function requestOf(
     properties: {
       messages: [],
       labels: labels ?? [],
-      texts: [...textsIn({ ...body, model: undefined })],
+      // Each input is a prompt of its own, so they do not meet.
+      texts: [...privateTexts(body)].map(({ text }) => text),
       pin: pin ?? null,
       max_tokens: null,
       tools: false,

@@ -11,13 +11,11 @@ import type {
 } from "../api/types.js";
 import { RequestError } from "../errors.js";
 import { HYBRID_PARAMS } from "./hybrid_options.js";
-import { partsOf, textOf } from "./sides/message_text.js";
+import { meetingTexts, textOf } from "./sides/message_text.js";
 import type { PlainParams } from "./sides/sides.js";
 import type { Side } from "./decision/decision.js";
+import { privateTexts } from "./decision/private_texts.js";
 import type { Situation } from "./decision/situation.js";
-
-/** A URL that only claims to be base64 is searched as text. */
-const BEFORE_BYTES = /^data:[^,]*;base64,(?=[A-Za-z0-9+/]*={0,2}$)/;
 
 /** The parameters of Hybrid besides OpenAI's. */
 interface Routing {
@@ -92,9 +90,9 @@ export function readRequest(raw: HybridParams): HybridRequest {
       role: message.role,
       content: textOf(message),
       labels: own,
-      parts: partsOf(message),
+      parts: meetingTexts(message),
     })),
-    texts: [...textsIn({ ...rest, model: undefined, messages: messages.map(besideItsText) })],
+    texts: [...privateTexts({ ...rest, messages })].filter(({ meets }) => !meets).map(({ text }) => text),
     max_tokens: rest.max_tokens ?? rest.max_completion_tokens ?? null,
     tools: (rest.tools ?? []).length > 0 && rest.tool_choice !== "none",
     vision: messages.some(
@@ -123,38 +121,4 @@ function readLabels(
       param: `messages[${index}].labels`,
     });
   return { message, labels: own };
-}
-
-/** A message without its role and without the text that ``textOf`` returns. */
-function besideItsText(message: ChatCompletionMessageParam): unknown {
-  const { content } = message;
-  const parts = Array.isArray(content)
-    ? content.map((part: { readonly image_url?: unknown } | null) => ({
-        ...part,
-        type: undefined,
-        text: undefined,
-        image_url: withoutBytes(part?.image_url),
-      }))
-    : undefined;
-  return { ...message, role: undefined, content: undefined, parts };
-}
-
-/** An image whose URL is without its base64 bytes, in which a pattern would match only by chance. */
-function withoutBytes(image: unknown): unknown {
-  if (typeof image !== "object" || image === null || !("url" in image) || typeof image.url !== "string") return image;
-  return { ...image, url: BEFORE_BYTES.exec(image.url)?.[0] ?? image.url };
-}
-
-/** Every text in a value of any depth, including keys and numbers: everything that could contain something private. */
-export function* textsIn(root: unknown): Generator<string, void, undefined> {
-  const pending = [root];
-  while (pending.length > 0) {
-    const value = pending.pop();
-    if (typeof value === "string") yield value;
-    else if (typeof value === "number") yield String(value);
-    else if (Array.isArray(value)) for (const part of value) pending.push(part);
-    else if (typeof value === "object" && value !== null) {
-      for (const [key, part] of Object.entries(value)) if (part !== undefined) pending.push(key, part);
-    }
-  }
 }

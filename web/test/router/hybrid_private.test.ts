@@ -106,6 +106,17 @@ test("private text that near completed from the client's beginning does not leav
   expect(far.chats).toEqual([]);
 });
 
+test("private text that near completed from the question does not leave", async () => {
+  const { nf, far } = await setUp({
+    policy: { ...policy, mode: "prefer-near" },
+    scripts: [{ text: "1120 ", then: new DeviceError("lost") }],
+  });
+  await expect(
+    nf.chat.completions.create({ messages: [{ role: "user", content: "go on: 078-05-" }] }),
+  ).rejects.toMatchObject({ details: { code: "private" } });
+  expect(far.chats).toEqual([]);
+});
+
 test("labels, pins and cookies are never sent", async () => {
   const { nf, far } = await setUp({ policy });
   await nf.chat.completions.create({

@@ -2,7 +2,8 @@
 //
 // A pattern is searched in every reading of every text. The parts of a message are searched joined by nothing, by a
 // space and by a line feed, because servers join them differently. They are also searched with a boundary between them:
-// each part may begin or end a word there, and a match may continue into the next part.
+// each part may begin or end a word there, and a match may continue into the next part. So are the texts of all messages,
+// which meet in the prompt: joined by a line feed, and with boundaries.
 
 import type { Automaton } from "./automaton.js";
 import { Visits } from "./automaton.js";
@@ -28,10 +29,12 @@ export class PrivateCheck {
   isPrivate({ labels, messages, texts }: Situation): boolean {
     if ([...labels, ...messages.flatMap((message) => message.labels)].some((label) => this.labels.has(label)))
       return true;
-    return this.#anyMatch([
-      ...messages.flatMap(({ content, parts = [] }) => [[content], ...(parts.length > 1 ? [parts] : [])]),
+    const groups = [
+      ...messages.flatMap(({ content, parts = [] }) => [[content], ...(parts.length > 0 ? [parts] : [])]),
       ...texts.map((text) => [text]),
-    ]);
+    ];
+    const met = messages.flatMap(({ content, parts = [] }) => (parts.length > 0 ? parts : [content]));
+    return this.#anyMatch(groups, messages.length > 1 ? met.filter((text) => text !== "") : []);
   }
 
   /** Whether a text of these parts matches a pattern. */
@@ -39,15 +42,16 @@ export class PrivateCheck {
     return this.#anyMatch([parts]);
   }
 
-  /** Each text is a list of its parts. */
-  #anyMatch(texts: readonly (readonly string[])[]): boolean {
+  /** Each of ``groups`` are the parts of a text; ``met`` are the texts of several messages. */
+  #anyMatch(groups: readonly (readonly string[])[], met: readonly string[] = []): boolean {
     const visits = new Visits();
     const matchesText = (text: string, boundaries = false): boolean =>
       readings(text, this.ignoreCase).some((reading) =>
         this.patterns.some((pattern) => pattern.test(reading, boundaries, visits)),
       );
     if (this.patterns.length === 0) return false;
-    return texts.some((parts) => {
+    if (met.length > 1 && (matchesText(met.join("\n")) || matchesText(met.join(BOUNDARY), true))) return true;
+    return groups.some((parts) => {
       if (parts.length < 2) return matchesText(parts.join(""));
       return (
         ["", " ", "\n"].some((separator) => matchesText(parts.join(separator))) ||

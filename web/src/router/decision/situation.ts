@@ -14,7 +14,7 @@ export interface SituationMessage {
   /** All the text, its parts joined by nothing. */
   readonly content: string;
   readonly labels: readonly string[];
-  /** The texts of the parts, if there are several. */
+  /** The texts in the order of the prompt, if there are several: the reasoning, then the parts of the content. */
   readonly parts?: readonly string[];
 }
 
@@ -66,8 +66,8 @@ export interface Situation {
   readonly far: FarState;
   readonly labels: readonly string[];
   /**
-   * All other texts that would leave the device with the request: arguments of tool calls, tool definitions, schemas,
-   * stop strings, names.
+   * All other texts that would leave the device with the request, as `privateTexts` finds them. They meet no other
+   * text in the prompt.
    */
   readonly texts: readonly string[];
   readonly pin: Side | null;

@@ -1,0 +1,70 @@
+// Which texts of a request are searched for private patterns, and which of them meet in the prompt.
+
+import { readFileSync } from "node:fs";
+
+import { expect, test } from "vitest";
+
+import { PrivateCheck } from "../../src/router/decision/privacy.js";
+import { privateTexts } from "../../src/router/decision/private_texts.js";
+import { PRIVATE_TEXTS } from "../../src/router/decision/private_texts_schema.js";
+import type { Situation } from "../../src/router/decision/situation.js";
+import { HYBRID_PARAMS } from "../../src/router/hybrid_options.js";
+import type { HybridParams } from "../../src/router/request.js";
+import { readRequest } from "../../src/router/request.js";
+
+interface Case {
+  readonly name: string;
+  readonly request: HybridParams;
+  readonly texts: readonly string[];
+  readonly meeting: readonly string[];
+}
+
+interface Verdict extends Pick<Case, "name" | "request"> {
+  readonly pattern: string;
+  readonly private: boolean;
+}
+
+const vectors = JSON.parse(
+  readFileSync(new URL("../../../tests/conformance/private_texts.json", import.meta.url), "utf8"),
+) as {
+  readonly not_searched: readonly string[];
+  readonly texts: readonly Case[];
+  readonly verdicts: readonly Verdict[];
+};
+const unique = (texts: Iterable<string>): readonly string[] => [...new Set(texts)].sort();
+/** Parameters that this package does not have are left out. */
+const known = (request: HybridParams): HybridParams =>
+  Object.fromEntries(Object.entries(request).filter(([key]) => Object.hasOwn(HYBRID_PARAMS, key))) as never;
+
+test.each(vectors.texts)("conformance: $name", ({ request, texts, meeting }) => {
+  const { properties } = readRequest(known(request));
+  expect(unique(properties.texts)).toEqual(unique(texts));
+  expect(
+    properties.messages.flatMap(({ content, parts = [] }) => (parts.length > 0 ? parts : [content])).filter(Boolean),
+  ).toEqual(meeting.filter(Boolean));
+  const found = [...privateTexts(request)];
+  expect(found.filter(({ meets }) => meets).map(({ text }) => text)).toEqual(meeting);
+  expect(unique(found.filter(({ meets }) => !meets).map(({ text }) => text))).toEqual(unique(texts));
+});
+
+test.each(vectors.verdicts)("conformance: $name", ({ pattern, request, private: isPrivate }) => {
+  const check = PrivateCheck.of({ labels: [], patterns: [pattern], ignore_case: true });
+  expect(check.isPrivate(readRequest(known(request)).properties as unknown as Situation)).toBe(isPrivate);
+});
+
+test("every parameter is either searched or has no text", () => {
+  const decided = new Set([...vectors.not_searched, ...Object.keys(PRIVATE_TEXTS), "signal"]);
+  expect(Object.keys(HYBRID_PARAMS).filter((name) => !decided.has(name))).toEqual([]);
+});
+
+test("deep and unknown values are searched", () => {
+  let deep: unknown = "078-05-1120";
+  for (let depth = 0; depth < 5000; depth++) deep = [deep];
+  const messages = [{ role: "user", content: [{ type: "audio", data: { id: 12 } }] }];
+  expect([...privateTexts({ metadata: deep, messages })].map(({ text }) => text).sort()).toEqual([
+    "078-05-1120",
+    "12",
+    "data",
+    "id",
+  ]);
+});
