@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..engine_process.heartbeat import HANG_SECONDS
 from ..schema.common import MAX_CHOICES, MAX_STOPS
 from .keys import Keys
 
@@ -24,7 +25,8 @@ class ApiConfig:
     one body, ``body_memory_bytes`` for the bodies of all running requests. One client gets at most ``client_share``
     (above 0, at most 1) of the requests at once, the body memory, the connections, and the answers that a model can run
     and queue. A client is a key or, without keys, an address; connections count by address. ``trusted_proxies`` are the
-    addresses or networks whose X-Forwarded-For is believed.
+    addresses or networks whose X-Forwarded-For is believed. A front end or an engine that is silent for
+    ``hang_seconds`` is started again.
     """
 
     keys: Keys = field(default_factory=Keys)
@@ -46,3 +48,4 @@ class ApiConfig:
     header_timeout_seconds: float = 75.0
     draft_timeout_seconds: float = 30.0
     drain_seconds: float = 30.0
+    hang_seconds: float = HANG_SECONDS

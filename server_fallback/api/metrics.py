@@ -109,6 +109,7 @@ GAUGES = (
     ("nearfar:kv_cache_waste_perc", "Share of the slots in these pages that hold no token, 0 to 1.", "kv_waste"),
     ("nearfar:memory_bytes", "Memory that the model holds on its device.", "memory_bytes"),
     ("nearfar:model_ready", "1 if the model can answer, else 0.", "ready"),
+    ("nearfar:engine_heartbeat_age_seconds", "Time since the engine's process last responded.", "silent_seconds"),
 )
 COUNTERS = (
     ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_queries"),
@@ -117,6 +118,7 @@ COUNTERS = (
     ("vllm:spec_decode_num_draft_tokens", "Tokens in drafts.", "draft_tokens"),
     ("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", "accepted_tokens"),
     ("nearfar:engine_steps", "Steps of the device.", "steps"),
+    ("nearfar:engine_restarts", "Starts of the engine's process after it failed or hung.", "restarts"),
     ("nearfar:engine_overhead_seconds", "Time spent in the engine itself, over all steps.", "overhead_seconds"),
 )
 

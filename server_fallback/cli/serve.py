@@ -18,6 +18,7 @@ from nearfar.compiler.cli.sign import add_trust
 from nearfar.compiler.errors import RequestError, ToolError, Unavailable
 from nearfar.compiler.ir.kv_format import KV_NAMES
 
+from ..engine_process.heartbeat import HANG_SECONDS
 from .numbers import (
     NODE_PORT,
     count,
@@ -289,6 +290,10 @@ def add_access(parser: argparse.ArgumentParser) -> None:
         "--drain-seconds", type=seconds, default=30.0, metavar="S",
         help="time for requests to finish after SIGTERM or SIGHUP (default: %(default)s)",
     )  # fmt: skip
+    access.add_argument(
+        "--hang-seconds", type=seconds, default=HANG_SECONDS, metavar="S",
+        help="an engine or front end that does not respond for so long is started again (default: %(default)s)",
+    )  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> None:
@@ -415,4 +420,5 @@ def api_config(options: argparse.Namespace, environment: Mapping[str, str]) -> A
         trusted_proxies=tuple(options.trusted_proxy),
         lenient=options.lenient,
         drain_seconds=options.drain_seconds,
+        hang_seconds=options.hang_seconds,
     )

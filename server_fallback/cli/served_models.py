@@ -59,6 +59,7 @@ def make_opener(options: argparse.Namespace, environment: Mapping[str, str], pro
                 options.batch_delay_ms / 1000, options.batch_sizes, options.batch_tokens, options.batch_texts
             ),
             own_process=True,
+            hang_seconds=options.hang_seconds,
             shared=options.front_ends > 1,
         ),
         progress,

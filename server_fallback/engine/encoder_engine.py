@@ -76,6 +76,11 @@ class EncoderEngine:
         """A snapshot; callable from any thread."""
         return self._loop.stats()
 
+    @property
+    def step_seconds(self) -> float:
+        """How long the engine's thread has been busy with the current batch; 0 while it waits for requests."""
+        return self._inbox.busy_seconds
+
     async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None:
         """Refuse new requests, wait up to ``drain_seconds`` for unfinished ones, fail the others, and close the runner.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Condition
+from time import monotonic
 
 from nearfar.compiler.errors import NearfarError, QueueFull
 
@@ -37,6 +38,14 @@ class Inbox:
         self._has_messages = False
         self._unfinished = 0
         self._refusal: NearfarError | None = None
+        # When the engine's thread received messages last; None while it waits for some.
+        self._received_at: float | None = None
+
+    @property
+    def busy_seconds(self) -> float:
+        """The time since the engine's thread last received messages; 0 while it waits for some."""
+        received_at = self._received_at
+        return 0.0 if received_at is None else monotonic() - received_at
 
     @property
     def num_arrivals(self) -> int:
@@ -83,8 +92,10 @@ class Inbox:
     def receive(self, *, wait: bool, timeout_seconds: float | None = None) -> Messages:
         """Return the content; with ``wait``, wait until there is some, but no longer than ``timeout_seconds``."""
         with self._changed:
+            self._received_at = None
             if wait:
                 self._changed.wait_for(lambda: self._has_messages, timeout_seconds)
+            self._received_at = monotonic()
             messages, self._messages = self._messages, Messages(stop=self._messages.stop)
             self._has_messages = messages.stop
             return messages

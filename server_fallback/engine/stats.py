@@ -31,6 +31,7 @@ class EngineStats:
     cache. ``computed_tokens`` are positions that the device computed, ``generated_tokens`` those of answers.
     ``drafted_tokens`` are guesses that were checked, ``accepted_tokens`` those that were right. ``recoveries``: device
     failures that the engine survived; ``failure``: the one that ended it, after which every request fails.
+    ``restarts`` are those of the engine's process, and ``silent_seconds`` is the time since its last heartbeat.
 
     ``overhead_seconds`` is the time of the engine's own code in all steps: wall time of its thread, including waits for
     the masks of constrained answers, without drafting, the runner's calls and waits for the device; and for delivery,
@@ -53,6 +54,8 @@ class EngineStats:
     accepted_tokens: int
     recoveries: int
     failure: NearfarError | None = None
+    restarts: int = 0
+    silent_seconds: float = 0.0
     batches: BatchStats | None = None
 
     @property

@@ -71,4 +71,5 @@ class AttachedEngine(EngineClient):
             except (OSError, NearfarError):
                 continue
             self._refusal = self._again = None
+            self._restarts += 1
             return

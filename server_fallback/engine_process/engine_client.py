@@ -17,9 +17,11 @@ from ..engine.item_queue import ItemQueue
 from ..engine.request import Completion, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest, items_of
 from ..engine.stats import EngineStats
 from .connection import Connection
+from .heartbeat import Watch
 from .mask_service import MaskService
 from .messages import (
     Abandon,
+    Beat,
     Encode,
     Generate,
     Listen,
@@ -59,6 +61,9 @@ class EngineClient:
         self._calls: dict[int, asyncio.Future[FloatArray | None]] = {}
         self._masks = MaskService(self._send)
         self._stats = NOTHING
+        # While the process works, and while it is not closed.
+        self._watch: Watch | None = None
+        self._restarts = 0
 
     @property
     def context(self) -> int:
@@ -113,8 +118,14 @@ class EngineClient:
         return rows
 
     def stats(self) -> EngineStats:
-        """A snapshot, at most 0.1 s old. ``failure`` is set while the process is started again."""
-        return self._stats if self._refusal is None else replace(self._stats, failure=self._refusal)
+        """A snapshot, at most 0.1 s old. ``failure`` is set while the process is silent, or is started again."""
+        silent = 0.0 if self._watch is None else self._watch.silent_seconds
+        failure = self._refusal
+        if failure is None and self._watch is not None and not self._watch.is_ready:
+            failure = Unavailable(f"the process of the engine has been silent for {silent:.0f} s")
+        return replace(
+            self._stats, failure=failure or self._stats.failure, restarts=self._restarts, silent_seconds=silent
+        )
 
     # --- the connection ---
 
@@ -127,6 +138,10 @@ class EngineClient:
         self._opening = self._loop.create_future()
         self._send(first_message)
         self._opened = await self._opening
+        self._watch = Watch(self._opened.hang_seconds, self._on_hang)
+
+    def _on_hang(self) -> None:
+        """The process is silent. The server that started it ends it, and starts it again."""
 
     def _on_message(self, message: object) -> None:
         match message:
@@ -144,6 +159,9 @@ class EngineClient:
                 self._masks.run(message)
             case Stats(stats):
                 self._stats = stats
+            case Beat(step_seconds):
+                if self._watch is not None:
+                    self._watch.beat(step_seconds)
             case Returned(call, value, error):
                 future = self._calls.pop(call, None)
                 if future is not None and not future.done():
@@ -163,6 +181,9 @@ class EngineClient:
     def _fail_all(self, failure: NearfarError) -> None:
         """Fail all answers and calls: the connection has ended."""
         self._connection = None
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
         if self._opening is not None and not self._opening.done():
             self._opening.set_exception(DeviceError("the process of the engine ended while it opened the model"))
         queues, self._queues = self._queues, {}
@@ -193,9 +214,9 @@ class EngineClient:
             self._connection.send(message)
 
 
-def process_failed() -> DeviceError:
-    """The error of the answers of a crashed process."""
-    return DeviceError("the process of the engine failed and is started again; send the request again")
+def process_failed(what: str = "failed") -> DeviceError:
+    """The error of the answers of a process that crashed, or was ended because it hung."""
+    return DeviceError(f"the process of the engine {what} and is started again; send the request again")
 
 
 def process_restarts() -> Unavailable:

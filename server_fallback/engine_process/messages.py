@@ -21,6 +21,7 @@ from ..engine.masks import Masks
 from ..engine.request import TokenRequest
 from ..engine.stats import EngineStats
 from ..engine.token_engine import TokenEngine
+from .heartbeat import HANG_SECONDS
 
 # --- from a server ---
 
@@ -34,8 +35,11 @@ class EngineRecipe(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Open:
+    """The process sends beats that are noticed if they are missing for ``hang_seconds``; see `heartbeat.py`."""
+
     recipe: EngineRecipe
     max_mask_wait_seconds: float
+    hang_seconds: float = HANG_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,14 @@ class Opened:
     context: int
     max_drafts: int
     device: str
+    hang_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The event loop works, and the device's current step has taken ``step_seconds``, 0 without one."""
+
+    step_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from ..engine.encoder_engine import EncoderEngine
 from ..engine.token_engine import TokenEngine
 from ..garbage import collect_garbage_rarely
 from .connection import Connection
-from .messages import Attach, Close, Listen, Open, OpenFailed, Returned
+from .heartbeat import HANG_SECONDS, Heart, beat_seconds
+from .messages import Attach, Beat, Close, Listen, Open, OpenFailed, Returned
 from .remote_masks import RemoteMasks
 from .session import Session
 
@@ -48,6 +49,7 @@ class EngineServer:
         self._listener: asyncio.Server | None = None
         self._engine: TokenEngine | EncoderEngine | None = None
         self._masks: RemoteMasks | None = None
+        self._hang_seconds = HANG_SECONDS
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, connected: socket.socket) -> None:
@@ -74,7 +76,7 @@ class EngineServer:
             case Attach():
                 assert self._engine is not None
                 assert self._masks is not None
-                session.serve(self._engine, self._masks)
+                session.serve(self._engine, self._masks, self._hang_seconds)
             case Open() if session is self._owner:
                 self._run(self._open(message))
             case Listen() if session is self._owner:
@@ -94,8 +96,10 @@ class EngineServer:
             return
         collect_garbage_rarely()
         self._engine = engine
-        self._owner.serve(engine, self._masks)
+        self._hang_seconds = message.hang_seconds
+        self._owner.serve(engine, self._masks, self._hang_seconds)
         self._send_stats()
+        Heart(beat_seconds(self._hang_seconds), self._send_beat)
 
     async def _listen(self, message: Listen) -> None:
         def attach() -> Connection:
@@ -124,6 +128,12 @@ class EngineServer:
             # The engine has given up its device. Another process may be able to use it.
             self._ended.set()
         asyncio.get_running_loop().call_later(STATS_SECONDS, self._send_stats)
+
+    def _send_beat(self) -> None:
+        assert self._engine is not None
+        beat = Beat(self._engine.step_seconds)
+        for session in self._sessions():
+            session.connection.send(beat)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

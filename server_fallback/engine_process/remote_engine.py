@@ -21,6 +21,7 @@ from nearfar.compiler.runtime.batch import FloatArray
 from ..engine.config import EngineConfig
 from .connection import Connection
 from .engine_client import EngineClient, engine_closed, process_failed, process_restarts
+from .heartbeat import HANG_SECONDS
 from .messages import Close, EngineRecipe, Listen, LoadAdapter, Open, UnloadAdapter
 
 MAIN = "from nearfar.server_fallback.engine_process.process import main; main()"
@@ -32,9 +33,10 @@ EXIT_SECONDS = 15.0
 
 
 class RemoteEngine(EngineClient):
-    def __init__(self, recipe: EngineRecipe) -> None:
+    def __init__(self, recipe: EngineRecipe, hang_seconds: float = HANG_SECONDS) -> None:
         super().__init__()
-        self._recipe = recipe
+        self._recipe, self._hang_seconds = recipe, hang_seconds
+        self._hung = False
         self._process: subprocess.Popen[bytes] | None = None
         # The private folder with the socket for other servers.
         self._folder: Path | None = None
@@ -45,11 +47,11 @@ class RemoteEngine(EngineClient):
         self._crashes, self._opened_at = 0, 0.0
 
     @staticmethod
-    async def open(recipe: EngineRecipe) -> RemoteEngine:
-        """Start the process, and wait until its engine is open. Raises the errors of the recipe, and DeviceError if the
-        process ends.
+    async def open(recipe: EngineRecipe, hang_seconds: float = HANG_SECONDS) -> RemoteEngine:
+        """Start the process, and wait until its engine is open. It is started again if it crashes, or is silent for
+        ``hang_seconds``. Raises the errors of the recipe, and DeviceError if the process ends.
         """
-        engine = RemoteEngine(recipe)
+        engine = RemoteEngine(recipe, hang_seconds)
         try:
             await engine._start()
         except BaseException:
@@ -123,7 +125,7 @@ class RemoteEngine(EngineClient):
         self._ended.clear()
         connection = self._connection = Connection(self._on_message, self._on_end)
         await self._loop.create_unix_connection(lambda: connection, sock=ours)
-        await self._open(Open(self._recipe, EngineConfig().max_mask_wait_seconds))
+        await self._open(Open(self._recipe, EngineConfig().max_mask_wait_seconds, self._hang_seconds))
         self._opened_at = time.monotonic()
         for name, states in self._adapters.items():
             await self._call(lambda call, name=name, states=states: LoadAdapter(call, name, states))  # type: ignore[misc]
@@ -135,12 +137,20 @@ class RemoteEngine(EngineClient):
         Path(self._socket_path).unlink(missing_ok=True)
         await self._call(lambda call: Listen(call, self._socket_path))
 
+    def _on_hang(self) -> None:
+        """End the process, after which it is started again. This ends a stopped process too."""
+        assert self._process is not None
+        self._hung = True
+        self._process.kill()
+
     def _on_end(self) -> None:
-        """The process has ended: as requested, or by a crash."""
+        """The process has ended: as requested, by a crash, or because it hung."""
         self._ended.set()
         failure: NearfarError = engine_closed()
         if not self._closing:
-            failure, self._refusal = process_failed(), process_restarts()
+            what = f"did not respond for {self._hang_seconds:g} s" if self._hung else "failed"
+            failure, self._refusal = process_failed(what), process_restarts()
+        self._hung = False
         self._fail_all(failure)
         if not self._closing and self._opened is not None and self._restarting is None:
             self._restarting = asyncio.ensure_future(self._restart())
@@ -165,6 +175,7 @@ class RemoteEngine(EngineClient):
             except NearfarError:
                 continue
             self._refusal = self._restarting = None
+            self._restarts += 1
             return
 
 

@@ -49,11 +49,11 @@ class Session:
         self._with_others = set[int]()
         self._sent_stats: EngineStats | None = None
 
-    def serve(self, engine: TokenEngine | EncoderEngine, masks: RemoteMasks) -> None:
+    def serve(self, engine: TokenEngine | EncoderEngine, masks: RemoteMasks, hang_seconds: float) -> None:
         """Accept requests, and report this to the server."""
         self._engine, self._masks = engine, masks
         self.send_stats(engine.stats())
-        self.connection.send(Opened(engine.context, engine.max_drafts, engine.device))
+        self.connection.send(Opened(engine.context, engine.max_drafts, engine.device, hang_seconds))
 
     def send_stats(self, stats: EngineStats) -> None:
         """Send the engine's statistics if they have changed."""

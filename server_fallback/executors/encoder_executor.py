@@ -291,6 +291,8 @@ class EncoderExecutor:
             waiting=stats.waiting,
             memory_bytes=self._memory_bytes,
             steps=stats.steps,
+            restarts=stats.restarts,
+            silent_seconds=stats.silent_seconds,
             batches=stats.batches,
         )
 

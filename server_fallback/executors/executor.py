@@ -65,7 +65,8 @@ class ExecutorState:
     ``kv_usage`` and ``kv_waste`` are from 0 to 1; ``kv_waste`` is the share of the used slots that hold no token. The
     rest are counts since the start: tokens looked up in the prefix cache and found there, preempted requests, draft
     tokens and accepted ones, steps of the device, and the seconds that the engine itself took in them. ``batches`` are
-    those of texts that are embedded or scored.
+    those of texts that are embedded or scored. ``restarts`` and ``silent_seconds``, the time since the last heartbeat,
+    are those of the engine's process; None if it has none.
     """
 
     ready: bool
@@ -83,6 +84,8 @@ class ExecutorState:
     steps: int = 0
     overhead_seconds: float = 0.0
     batches: BatchStats | None = None
+    restarts: int = 0
+    silent_seconds: float | None = None
 
 
 class Executor(Protocol):

@@ -339,6 +339,8 @@ class LocalExecutor:
             draft_tokens=stats.drafted_tokens,
             accepted_tokens=stats.accepted_tokens,
             steps=stats.steps,
+            restarts=stats.restarts,
+            silent_seconds=stats.silent_seconds,
             overhead_seconds=stats.overhead_seconds,
         )
 

@@ -25,6 +25,7 @@ from ..engine.speculation import Speculation
 from ..engine.text_queue import Batching
 from ..engine.token_engine import TokenEngine
 from ..engine_process.engine_client import is_supported
+from ..engine_process.heartbeat import HANG_SECONDS
 from ..engine_process.remote_engine import RemoteEngine
 from ..text.grammar.grammar_compiler import GrammarCompiler
 from ..text.text_workers import TextWorkers
@@ -65,7 +66,8 @@ class LocalOptions:
     of clients (`schema/verify.py`) that a step checks, for all clients together. ``trust``: if not empty, bundles must
     be signed with one of these keys. Bundles that are compiled here need no signature. ``batching`` is for models of
     embeddings and scores. ``own_process``: each model's
-    engine gets a process, if the system supports that; ``shared``: front ends use the models, and this process does
+    engine gets a process, if the system supports that, which is started again if it is silent for ``hang_seconds``;
+    ``shared``: front ends use the models, and this process does
     not.
     """
 
@@ -86,6 +88,7 @@ class LocalOptions:
     trust: tuple[TrustedKey, ...] = ()
     batching: Batching = field(default_factory=Batching)
     own_process: bool = False
+    hang_seconds: float = HANG_SECONDS
     shared: bool = False
 
 
@@ -135,7 +138,7 @@ class LocalOpener:
         engine: RemoteEngine | EncoderEngine
         share = None
         if options.own_process and is_supported():
-            engine = await RemoteEngine.open(recipe)
+            engine = await RemoteEngine.open(recipe, options.hang_seconds)
             if options.shared:
                 share = LocalShare(planned.bundle, text.name, await engine.share(), planned.memory.total_bytes)
         else:
@@ -158,7 +161,7 @@ class LocalOpener:
         engine: RemoteEngine | TokenEngine
         share = None
         if options.own_process and is_supported():
-            engine = await RemoteEngine.open(recipe)
+            engine = await RemoteEngine.open(recipe, options.hang_seconds)
             if options.shared:
                 share = LocalShare(planned.bundle, text.name, await engine.share(), memory_bytes)
         else:

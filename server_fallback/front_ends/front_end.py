@@ -14,6 +14,8 @@ from ..api.app import create_app
 from ..api.log import configure_logs
 from ..api.server import Server, loop_factory, prepare_process
 from ..api.traces import open_traces
+from ..engine_process.heartbeat import Heart, beat_seconds
+from ..engine_process.messages import Beat
 from .link import Link
 from .messages import Begin, Publish
 from .shared_limits import SharedLimits
@@ -61,6 +63,8 @@ async def serve(connected: socket.socket, listener: socket.socket) -> None:
     if message is None:
         return
     app = create_app(models, message.config, open_traces(os.environ), limits=SharedLimits(link))
+    heart = Heart(beat_seconds(message.config.hang_seconds), lambda: link.send(Beat()))
     server = Server(app, ends_process=True)
     await server.serve(sockets=[listener])
+    heart.stop()
     await link.close()

@@ -19,6 +19,8 @@ from ..api.limiter import Limiter
 from ..api.log import log_event
 from ..api.metrics import SHARED_FOLDER
 from ..engine_process.connection import Connection
+from ..engine_process.heartbeat import Watch
+from ..engine_process.messages import Beat
 from .held_requests import HeldRequests
 from .messages import Admit, Begin, Change, Publish, Published, Release, Returned, TakeAnswers, TakeBody
 
@@ -46,6 +48,8 @@ class FrontEndProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._published = -1
+        # From the first beat on.
+        self._watch: Watch | None = None
         self._has_published = asyncio.Condition()
         self._stopping = False
         self._ended = asyncio.Event()
@@ -115,15 +119,28 @@ class FrontEndProcess:
                 self._requests.release(message)
             case Change():
                 self._on_change(self, message)
+            case Beat():
+                if self._watch is None:
+                    self._watch = Watch(self._config.hang_seconds, self._on_hang)
+                self._watch.beat()
             case Published(version):
                 self._published = version
                 self._run(self._notify())
             case _:
                 raise TypeError(f"the main process does not know the message {message!r}")
 
+    def _on_hang(self) -> None:
+        """End the process, after which it is started again. This ends a stopped process too."""
+        assert self._process is not None
+        log_event("front_end_hung", logging.ERROR, front_end=self.pid, seconds=self._config.hang_seconds)
+        self._process.kill()
+
     def _on_end(self) -> None:
         """The process has ended: as requested, or by a crash."""
         self._connection, self._published = None, -1
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
         self._requests.release_all()
         self._run(self._after_end())
 

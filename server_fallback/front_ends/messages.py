@@ -11,6 +11,7 @@ from nearfar.compiler.ir.spec import Task
 
 from ..api.config import ApiConfig
 from ..api.keys import ApiKey
+from ..engine_process.messages import Beat
 from ..executors.local_share import LocalShare
 from ..schema.models import LoadAdapterRequest, LoadRequest, UnloadAdapterRequest, UnloadRequest
 
@@ -101,4 +102,4 @@ class Change:
     change: LoadRequest | UnloadRequest | LoadAdapterRequest | UnloadAdapterRequest
 
 
-FromFrontEnd = Published | Admit | TakeAnswers | TakeBody | Release | Change
+FromFrontEnd = Beat | Published | Admit | TakeAnswers | TakeBody | Release | Change

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from websockets.asyncio.client import connect
+from websockets.exceptions import WebSocketException
 
 from .honest_requests import CHAT, COMPLETIONS, EMBEDDING, EMBEDDINGS, MODEL, TOKENIZE
 from .servers import ADMIN_KEY, SLOW_BODY_KEY, write_model
@@ -26,6 +28,7 @@ TIMEOUT_SECONDS = 60.0
 PAUSE_SECONDS = 0.3
 # Just below the server's limit for a body.
 LONG = 4_000_000
+INFER = "/v2/models/embedding/infer"
 # Every private and every public message to the gateway contains its mark.
 PRIVATE_MARK, PUBLIC_MARK = "zebra", "giraffe"
 SECRET = "123-45-6789"
@@ -276,6 +279,55 @@ async def forged(attack: Attack) -> None:
         await asyncio.sleep(PAUSE_SECONDS)
 
 
+async def structure(attack: Attack) -> None:
+    """Sends JSON of many keys, many empty objects, deep lists and many numbers, over HTTP and over the WebSocket."""
+    keys = b"{" + b",".join(b'"k%07d":0' % number for number in range(250_000)) + b"}"
+    lists = b"[" * 90 + b",".join([b"[]"] * 1_200_000) + b"]" * 90
+    objects = b'{"model": "soak", "messages": [' + b",".join([b"{}"] * 1_000_000) + b"]}"
+    numbers = b'{"model": "embedding", "input": [' + b",".join([b"1"] * 1_500_000) + b"]}"
+    bodies = ((CHAT, keys), (CHAT, lists), (CHAT, objects), (EMBEDDINGS, numbers), (INFER, keys))
+
+    async def http(first: int) -> None:
+        for number in count(first):
+            await attack.post(*bodies[number % len(bodies)])
+
+    async def socket() -> None:
+        key = attack.client.headers["Authorization"]
+        url = f"{attack.url.replace('http', 'ws', 1)}/v1/nearfar/verify"
+        while True:
+            with suppress(OSError, WebSocketException):
+                async with connect(url, additional_headers={"Authorization": key}) as connection:
+                    await connection.send(keys.decode())
+                    answer = json.loads(await connection.recv())
+                    attack.statuses[400 if "error" in answer else 200] += 1
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    await asyncio.gather(*(http(first) for first in range(6)), socket())
+
+
+async def encoder(attack: Attack) -> None:
+    """Sends texts of 3 MB to the embedding model, which fit no context: to be refused, and to be shortened."""
+    long = ("a " * 1_500_000, "!" * 3_000_000, "hello, world. " * 200_000, "\u65e5\u672c" * 400_000)
+
+    async def embed(first: int) -> None:
+        for number in count(first):
+            body = {"model": EMBEDDING, "input": long[number % len(long)], "truncate": bool(number % 2)}
+            await attack.post(EMBEDDINGS, body)
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    await asyncio.gather(*(embed(first) for first in range(6)))
+
+
+async def queue(attack: Attack) -> None:
+    """Sends 200 chats of one client at once. Only the share of a client may limit them."""
+    while True:
+        found = await asyncio.gather(*(attack.chat(f"what is {number} + 58?") for number in range(200)))
+        for answer in found:
+            if answer is not None and answer.status_code == 429 and "one client may have" not in answer.text:
+                attack.findings.append(f"another limit than a client's share: {answer.text[:200]}")
+        await asyncio.sleep(PAUSE_SECONDS)
+
+
 ATTACKS: dict[str, Callable[[Attack], Awaitable[None]]] = {
     "gateway": gateway,
     "texts": texts,
@@ -285,6 +337,9 @@ ATTACKS: dict[str, Callable[[Attack], Awaitable[None]]] = {
     "broken": broken,
     "flood": flood,
     "forged": forged,
+    "structure": structure,
+    "encoder": encoder,
+    "queue": queue,
 }
 
 
@@ -299,7 +354,7 @@ def run_attacks(
         os.nice(19)
 
     async def run_one(name: str) -> Attack:
-        limits = httpx.Limits(max_connections=64)
+        limits = httpx.Limits(max_connections=256)
         async with httpx.AsyncClient(headers={"Authorization": f"Bearer {key}"}, limits=limits) as client:
             attack = Attack(url, gateway_url, folder, client)
             with suppress(TimeoutError):

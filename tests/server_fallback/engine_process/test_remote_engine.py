@@ -31,7 +31,7 @@ from nearfar.server_fallback.engine import mask_task
 from nearfar.server_fallback.engine.encode_job import EncodeRequest
 from nearfar.server_fallback.engine.request import Completion, GeneratedToken, Sampling, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
-from nearfar.server_fallback.engine_process import remote_engine
+from nearfar.server_fallback.engine_process import heartbeat, remote_engine
 from nearfar.server_fallback.engine_process.connection import HEADER_BYTES
 from nearfar.server_fallback.engine_process.engine_client import is_supported
 from nearfar.server_fallback.engine_process.messages import Open
@@ -165,6 +165,62 @@ def test_a_crash_fails_running_answers_and_the_engine_restarts(monkeypatch: pyte
             assert engine.pid != crashed
 
     run(work())
+
+
+def test_a_process_that_is_silent_is_not_ready_and_is_then_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_engine, "FIRST_RESTART_SECONDS", 0.1)
+
+    async def work() -> None:
+        engine = await RemoteEngine.open(HashRecipe(step_seconds=0.02), hang_seconds=4.0)
+        running = asyncio.ensure_future(items(engine, max_tokens=40, ignore_eos=True))
+        await until(lambda: engine.stats().generated_tokens >= 3)
+        stopped = engine.pid
+        assert stopped is not None
+        os.kill(stopped, signal.SIGSTOP)
+        await until(lambda: engine.stats().failure is not None)
+        assert "silent for" in str(engine.stats().failure)
+        assert engine.stats().silent_seconds > 0
+        with pytest.raises(DeviceError, match="did not respond for 4 s and is started again"):
+            await running
+        await until(lambda: engine.stats().restarts == 1 and engine.stats().failure is None)
+        tokens, _ = await items(engine)
+        assert [token.token_id for token in tokens] == answer_of(PROMPT, 6, 64)[0]
+        assert engine.pid != stopped
+        await engine.close()
+        assert not is_running(stopped)
+
+    run(work())
+
+
+def test_a_device_that_hangs_is_noticed_although_its_process_responds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "STEP_FACTOR", 0.01)
+
+    async def work() -> None:
+        engine = await RemoteEngine.open(HashRecipe(step_seconds=10_000.0), hang_seconds=WAIT_SECONDS)
+        with pytest.raises(DeviceError, match="did not respond"):
+            await items(engine)
+        await engine.close()
+
+    run(work())
+
+
+def test_an_idle_process_and_one_with_a_suspended_server_are_not_silent() -> None:
+    async def work() -> list[str]:
+        hung: list[str] = []
+        watch = heartbeat.Watch(0.4, lambda: hung.append("hung"))
+        heart = heartbeat.Heart(0.02, lambda: watch.beat(0.0))
+        await asyncio.sleep(0.1)
+        # This process does not run: nothing beats, and nothing counts.
+        time.sleep(0.6)
+        await asyncio.sleep(0.1)
+        heart.stop()
+        assert hung == []
+        assert watch.is_ready
+        await until(lambda: hung == ["hung"])
+        assert not watch.is_ready
+        return hung
+
+    assert asyncio.run(work()) == ["hung"]
 
 
 def test_an_engine_that_gives_up_its_device_gets_another_process(

@@ -80,7 +80,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     for model in ("demo", "demo-encoder"):
         compile_for_server(model, folder, context=256)
     arguments = ["demo", "demo-encoder", "--front-ends", "2", "--target", "cpu", "--context", "256"]
-    with serving(*arguments, "--api-keys", str(folder / "keys.toml"), folder=folder) as (process, url):
+    arguments += ["--hang-seconds", "8", "--api-keys", str(folder / "keys.toml")]
+    with serving(*arguments, folder=folder) as (process, url):
         require_found(folder / "log")
         yield Served(process, url, folder / "log")
 
@@ -150,8 +151,17 @@ def test_a_front_end_that_crashes_fails_its_own_requests_and_is_started_again(se
             _ = list(lines)
     wait_until(lambda: len(server.front_ends() - before) == 1)
     assert victim not in server.front_ends()
-    (ended,) = server.lines("front_end_ended")
+    ended = server.lines("front_end_ended")[-1]
     assert (ended["front_end"], ended["status"]) == (victim, -signal.SIGKILL)
+    wait_until(lambda: len(server.front_ends()) == 2 and all(server.ask().status_code == 200 for _ in range(8)))
+
+
+def test_a_front_end_that_hangs_is_started_again_and_its_connections_are_answered(server: Served) -> None:
+    before = server.front_ends()
+    victim = min(before)
+    os.kill(victim, signal.SIGSTOP)
+    wait_until(lambda: len(server.front_ends() - before) == 1)
+    assert server.lines("front_end_hung")[-1]["front_end"] == victim
     wait_until(lambda: len(server.front_ends()) == 2 and all(server.ask().status_code == 200 for _ in range(8)))
 
 
