@@ -304,7 +304,7 @@ class Tokenizer:
         of the text, if they have so many. The first beginning is likely to have. There are none if the tokenizer or the
         text allows no cut.
         """
-        size = first = _CHARACTERS_PER_TOKEN * count
+        size = first = _CHARACTERS_PER_TOKEN * max(count, 1)
         while size < len(text) and self._borders is not None:
             border = border_before(self._borders, text, size)
             # If a longer part's ends do not agree either, they never do.

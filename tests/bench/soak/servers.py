@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,7 +16,7 @@ from pathlib import Path
 import httpx
 import psutil  # type: ignore[import-untyped]
 from recording_proxy import RecordingProxy, recording_proxy
-from serving_process import START_SECONDS, Process, gateway, nearfar_serve
+from serving_process import NEARFAR, START_SECONDS, Process, gateway, nearfar_serve
 from tiny_adapters import SELF_ATTENTION, make_adapter
 from tiny_models import make_embedding_checkpoint
 
@@ -67,14 +68,12 @@ def soaked(folder: Path, threads: int, *, with_gateway: bool) -> Iterator[Soaked
     )
     (folder / "policy.json").write_text(json.dumps(POLICY))
     environment = {"NEARFAR_CACHE": str(folder / "cache")}
-    models = [str(folder / MODEL), str(folder / EMBEDDING)]
+    models = [str(folder / "bundles" / MODEL), str(folder / EMBEDDING)]
     common = [
         "--threads",
         str(threads),
         "--api-keys",
         str(folder / "keys.toml"),
-        "--lora-rank",
-        "4",
         "--kv-memory",
         "64MB",
     ]
@@ -119,6 +118,12 @@ def make_models(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / MODEL).exists():
         write_model(folder / MODEL, TEMPLATE)
+    bundle = folder / "bundles" / MODEL
+    if not bundle.exists():
+        # --lora-rank of `nearfar serve` would apply to the embedding model too, which has no adapters.
+        bundle.parent.mkdir(exist_ok=True)
+        command = [*NEARFAR, "compile", str(folder / MODEL), "-o", str(bundle), "--target", "cpu", "--lora-rank", "4"]
+        subprocess.run(command, check=True)
     for index, name in enumerate(ADAPTERS):
         if not (folder / name).exists():
             make_adapter(folder / name, CHECKPOINT, SELF_ATTENTION[: index + 1], rank=index + 1, alpha=4, seed=index)
