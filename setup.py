@@ -12,7 +12,7 @@ from setuptools.command.build_py import build_py
 from setuptools.command.editable_wheel import editable_wheel
 from setuptools.command.sdist import sdist
 
-sys.path.insert(0, str(Path(__file__).parent / "packaging"))
+sys.path.insert(0, str(Path(__file__).parent / ".packaging"))
 from web_page import build_page
 from xgrammar_library import install_library, pin
 

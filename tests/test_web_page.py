@@ -1,4 +1,4 @@
-"""packaging/web_page.py: when the build of a wheel builds the page, and why it cannot."""
+""".packaging/web_page.py: when the build of a wheel builds the page, and why it cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""packaging/xgrammar_library.py: the library that the build puts beside our binding, and the pins of pyproject.toml."""
+""".packaging/xgrammar_library.py: the library beside our binding, and the pins of pyproject.toml."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ const VIRTUAL = { "xgrammar-wasm": "@mlc-ai/web-xgrammar" };
 
 /** Code inside a package's files whose license the package's own file does not have, and where it is here. */
 const INSIDE = {
-  "@mlc-ai/web-xgrammar": { xgrammar: "notices/xgrammar.txt", picojson: "../packaging/picojson-LICENSE" },
+  "@mlc-ai/web-xgrammar": { xgrammar: "notices/xgrammar.txt", picojson: "../.packaging/picojson-LICENSE" },
   // Its legacy build.
   "pdfjs-dist": { "core-js": "notices/core-js.txt" },
 };

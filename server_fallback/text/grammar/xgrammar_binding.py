@@ -3,7 +3,7 @@
 `import xgrammar` loads both (230 MB and a second), for functions that we do not call. Its native library needs neither:
 this module loads the library through tvm_ffi and wraps the functions as xgrammar's own classes do. It fits one version
 of xgrammar, which pyproject.toml pins; a test compares it with the package. The calls release the GIL. The build puts
-the library into a folder beside this file (packaging/xgrammar_library.py).
+the library into a folder beside this file (.packaging/xgrammar_library.py).
 
 Import this module only where it is used, because it loads the library. The import raises ToolError if there is neither.
 """

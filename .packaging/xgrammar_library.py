@@ -2,7 +2,7 @@
 
 pip would install the package xgrammar with torch, transformers and triton: 5 GB, none of which the library needs. So
 the build takes the library, 3 MB, from the wheel that xgrammar publishes for the platform. pyproject.toml pins the
-version and the hashes. setup.py calls this module; `python packaging/xgrammar_library.py` does it for a checkout.
+version and the hashes. setup.py calls this module; `python .packaging/xgrammar_library.py` does it for a checkout.
 """
 
 from __future__ import annotations
