@@ -109,8 +109,14 @@ def calibrate(
     progress: Progress = lambda *_: None,
 ) -> tuple[Quantized, Finished]:
     """`quantize_best` with the calibration text of a file, or with one that the model writes itself; see `samples.py`.
-    ``bits`` None: DEFAULT_BITS.
+    ``bits`` None: DEFAULT_BITS. An embedding model is fitted by its vectors; see `vectors.py`.
     """
+    if checkpoint.embedding is not None:
+        from .vectors import fit_vectors, sample_texts
+
+        # It takes too little time to store finished parts.
+        texts = sample_texts(checkpoint, file)
+        return fit_vectors(checkpoint, texts, DEFAULT_BITS if bits is None else bits, progress), Finished(None)
     if file is not None:
         sample = read_sample(checkpoint, file)
     else:

@@ -66,14 +66,7 @@ def read_sample(checkpoint: Checkpoint, file: Path) -> Sample:
     """The first tokens of a text, in windows that are spread over it if it is longer. Raises RequestError for a file
     that cannot be read or that is too short.
     """
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(
-            f"--calibration {file}: cannot be read: {reason_of(error)}; pass a file of UTF-8 text"
-        ) from error
-    if not text.strip():
-        raise RequestError(f"--calibration {file}: is empty; pass a text of at least {LEAST_TOKENS} tokens")
+    text = read_text(file)
     window = min(WINDOW, checkpoint.spec.max_position_embeddings)
     windows = make_windows(Tokenizer(checkpoint.tokenizer), text, window)
     tokens = sum(map(len, windows))
@@ -85,6 +78,19 @@ def read_sample(checkpoint: Checkpoint, file: Path) -> Sample:
     most = max(1, tokens_for(checkpoint) // window)
     chosen = np.unique(np.linspace(0, len(windows) - 1, min(most, len(windows))).astype(int))
     return Sample([windows[index] for index in chosen], window, file.name)
+
+
+def read_text(file: Path) -> str:
+    """A calibration text. Raises RequestError for a file that cannot be read, or that is empty."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(
+            f"--calibration {file}: cannot be read: {reason_of(error)}; pass a file of UTF-8 text"
+        ) from error
+    if not text.strip():
+        raise RequestError(f"--calibration {file}: is empty; pass a text of at least {LEAST_TOKENS} tokens")
+    return text
 
 
 def tokens_for(checkpoint: Checkpoint) -> int:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..ir.graph import Node, Parameter
+from ..ir.graph import Graph, Node, Parameter
 from ..ir.ops import Array
 from ..quant.base import FloatArray
 from ..runtime.graph_walk import Execution
@@ -61,12 +61,26 @@ def walk_matrices(
 
     A table that is also the head is only visited as the table.
     """
-    graph = model.graph
-    executions = [Execution(graph, *window_inputs(group, window)) for group in groups_of_windows(windows)]
-    stop = next(index for index, node in enumerate(graph.nodes) if model.rows in node.outputs.values()) + 1
+    executions = [Execution(model.graph, *window_inputs(group, window)) for group in groups_of_windows(windows)]
+    rows = walk_executions(model.graph, model.rows, executions, weights, visit, progress)
+    visited = {name for node in model.graph.nodes if node != model.head for name in node.inputs.values()}
+    if model.head_weight.name not in visited:
+        visit(model.head_weight, Inputs(rows))
+    return rows
+
+
+def walk_executions(
+    graph: Graph,
+    last: str,
+    executions: Sequence[Execution],
+    weights: Weights,
+    visit: Visit,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> list[FloatArray]:
+    """Visit the matrices of the nodes up to the value ``last``, which is returned for each execution."""
+    stop = next(index for index, node in enumerate(graph.nodes) if last in node.outputs.values()) + 1
     nodes = graph.nodes[:stop]
     last_use = {name: index for index, node in enumerate(nodes) for name in node.inputs.values()}
-    visited: set[str] = set()
     for index, node in enumerate(nodes):
         progress(index, stop + 1)
         parameters: dict[str, Array] = {}
@@ -78,19 +92,14 @@ def walk_matrices(
                 parameters[role] = weights(parameter)
             else:
                 parameters[role] = visit(parameter, inputs_of(node, executions))
-                visited.add(name)
         for execution in executions:
             execution.run(node, parameters, node.attrs)
         for name in set(node.inputs.values()):
             if name in graph.values and last_use[name] == index:
                 for execution in executions:
                     execution.free(name)
-    rows = [execution.values[model.rows] for execution in executions]
-    if model.head_weight.name not in visited:
-        progress(stop, stop + 1)
-        visit(model.head_weight, Inputs(rows))
     progress(stop + 1, stop + 1)
-    return rows
+    return [execution.values[last] for execution in executions]
 
 
 def inputs_of(node: Node, executions: Sequence[Execution]) -> Inputs:

@@ -218,7 +218,11 @@ def quality_facts(record: Record) -> str:
         f"{record.method}; {record.calibration_tokens:,} tokens of {record.calibration}",
         f"matrices of each format: {formats}",
     ]
-    if record.tuned_divergence is not None:
+    if record.cosine_mean is not None:
+        lines.append(
+            f"cosine of the calibration texts' vectors: {record.cosine_mean:.4f}, worst {record.cosine_min:.4f}"
+        )
+    elif record.tuned_divergence is not None:
         lines.append(
             f"KL on held-out calibration text: {record.fitted_divergence:.3g} nats after the fit, "
             f"{record.tuned_divergence:.3g} at the end"

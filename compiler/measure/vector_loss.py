@@ -54,7 +54,7 @@ def loss_notes(checkpoint: Checkpoint, quantization: Quantization) -> Iterator[s
     yield (
         f"{checkpoint.path}: with {quantization.name}, the vectors of {len(texts)} texts have a cosine of "
         f"{cosines.mean():.4f} on average with those of the original weights, {cosines.min():.4f} at worst; "
-        "--quantization q8f16 is closer"
+        "--quantization q8f16, or --quality best with as few bits, is closer"
     )
 
 

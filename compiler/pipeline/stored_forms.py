@@ -55,7 +55,7 @@ def choose_quantization(
 
 def require_fittable(checkpoint: Checkpoint, *, requantize: bool) -> None:
     """Raises UnsupportedModel for a checkpoint that --quality best does not fit: its weights are quantized already, and
-    the user does not want to ``requantize`` them, or it makes embeddings.
+    the user does not want to ``requantize`` them, or it makes scores.
     """
     forms = checkpoint.stored_forms
     if forms and not requantize:
@@ -63,9 +63,9 @@ def require_fittable(checkpoint: Checkpoint, *, requantize: bool) -> None:
             f"{checkpoint.path}: its weights are already quantized ({', '.join(sorted(forms))}), and --quality best "
             "would round rounded weights; give the original checkpoint, remove --quality, or add --requantize"
         )
-    if checkpoint.embedding is not None:
+    if checkpoint.classifier is not None:
         raise UnsupportedModel(
-            f"{checkpoint.path}: makes embeddings, and --quality best compares next tokens; remove --quality"
+            f"{checkpoint.path}: makes scores, and --quality best compares next tokens or vectors; remove --quality"
         )
 
 

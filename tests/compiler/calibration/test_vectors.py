@@ -1,0 +1,54 @@
+"""--quality best of embedding models: formats and codes by the vectors, within the budget of bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_encoders import make_encoder
+
+from nearfar.compiler.calibration.vectors import BUILT_IN, fit_vectors, sample_texts
+from nearfar.compiler.errors import RequestError
+from nearfar.compiler.formats import load
+from nearfar.compiler.formats.checkpoint import Checkpoint
+from nearfar.compiler.measure.vector_loss import RoundedReference
+from nearfar.compiler.measure.vector_quality import unit_rows
+from nearfar.compiler.measure.vector_reference import VectorReference
+from nearfar.compiler.quant import by_name
+
+
+@pytest.fixture(params=["bert", "gemma3_text"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpoint:
+    make_encoder(request.param, "mean_tokens", tmp_path)
+    return load(str(tmp_path))
+
+
+def test_the_vectors_are_nearer_than_those_of_rounding_within_the_budget(checkpoint: Checkpoint) -> None:
+    sample = sample_texts(checkpoint, None)
+    assert sample.source == BUILT_IN
+    texts = sample.windows[:9]
+    quantized = fit_vectors(checkpoint, sample, 5.5)
+    record = quantized.record
+    assert 4.5 < record.bits <= 5.5
+    assert record.cosine_mean is not None
+    assert record.cosine_min is not None
+    fitted = VectorReference(checkpoint, sample.window)
+    fitted._graph, fitted.checkpoint = quantized.on(fitted._graph), quantized.checkpoint(checkpoint)
+    expected = unit_rows(VectorReference(checkpoint, sample.window).vectors(texts))
+    rounded = unit_rows(RoundedReference(checkpoint, sample.window, by_name("q4f16")).vectors(texts))
+    found = unit_rows(fitted.vectors(texts))
+    assert (1 - (expected * found).sum(axis=1)).mean() < (1 - (expected * rounded).sum(axis=1)).mean()
+    assert 0 < 1 - record.cosine_mean <= 1 - record.cosine_min < 0.1
+    # More bits are nearer.
+    more = fit_vectors(checkpoint, sample, 7).record
+    assert more.cosine_mean is not None
+    assert more.bits > record.bits
+    assert more.cosine_mean > record.cosine_mean
+
+
+def test_a_budget_that_cannot_be_met_and_a_short_text_are_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="cannot be met"):
+        fit_vectors(checkpoint, sample_texts(checkpoint, None), 1.2)
+    (tmp_path / "short.txt").write_text("Too short.")
+    with pytest.raises(RequestError, match="pass paragraphs of at least 1024 tokens"):
+        sample_texts(checkpoint, tmp_path / "short.txt")
