@@ -99,6 +99,7 @@ withEngine("progress starts with the manifest, counts every byte and kernel, and
     totalBytes: total,
     compiledKernels: 6,
     totalKernels: 6,
+    selfTestRuns: 2,
   });
 });
 
