@@ -14,7 +14,7 @@ from ..runtime.batch import Limits, Runner
 
 def open_command_runner(name: str | None, bundle: Bundle | ExportBundle, limits: Limits) -> Runner:
     """``name`` is that of ``--runner``, None if it was not given. Raises what `open_runner` raises; a device that is
-    found and fails is an error.
+    found and fails is an error, whose message names the reference.
     """
     if name is None and isinstance(bundle, Bundle):
         try:
@@ -22,4 +22,10 @@ def open_command_runner(name: str | None, bundle: Bundle | ExportBundle, limits:
         except DeviceError as error:
             print(f"note: {error.message}. Running on the CPU with the slow numpy runner instead.", file=sys.stderr)
             name = "numpy"
-    return open_runner(name or bundle.manifest.target, bundle, limits)
+    name = name or bundle.manifest.target
+    try:
+        return open_runner(name, bundle, limits)
+    except DeviceError as error:
+        if name == "numpy" or not isinstance(bundle, Bundle):
+            raise
+        raise DeviceError(f"{error.message}; or use --runner numpy", **error.details) from error

@@ -45,7 +45,7 @@ def check_runner(runner: PlanRunner, manifest: Manifest) -> None:
         raise DeviceError(
             f"{runner.device}: computes {manifest.model} incorrectly: {fault}, and at most {tolerance:.3g} is "
             f"rounding; "
-            "try --runner numpy, or compile the model again",
+            "compile the model again, or for another --target",
             deviation=deviation if np.isfinite(deviation) else None, tolerance=tolerance,
         )  # fmt: skip
 

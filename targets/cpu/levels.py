@@ -133,5 +133,6 @@ def require(arch: str | None, found: frozenset[str]) -> None:
     missing = [name for name in ARCHS[arch].base if name not in found]
     if missing:
         raise DeviceError(
-            f"this processor lacks {', '.join(missing)}, which the cpu target's kernels require; use --runner numpy"
+            f"this processor lacks {', '.join(missing)}, which the cpu target's kernels require; compile the model "
+            "for ONNX Runtime (nearfar compile MODEL --target onnx)"
         )

@@ -167,7 +167,8 @@ class NvidiaDriver:
         except (ImportError, RuntimeError) as error:
             raise DeviceError(
                 f"CUDA cannot be used here ({error}); it needs an NVIDIA GPU with its driver and pip install "
-                "'nearfar[cuda]', or 'nearfar[cuda12]' for a driver older than 580; or use --runner numpy"
+                "'nearfar[cuda]', or 'nearfar[cuda12]' for a driver older than 580; or compile the "
+                "model for the CPU (nearfar compile MODEL --target cpu)"
             ) from error
         self._device = self._check(driver.cuDeviceGet(0))
         name = self._check(driver.cuDeviceGetName(100, self._device))

@@ -42,7 +42,7 @@ def find_adapter(manifest: Manifest, activation: str | None, path: Path) -> tupl
     if adapter is None:
         raise DeviceError(
             "no WebGPU adapter was found; install a Vulkan driver (Debian: apt-get install mesa-vulkan-drivers), or "
-            "use --runner numpy"
+            "compile the model for the CPU (nearfar compile MODEL --target cpu)"
         )
     return adapter, choose_activation(manifest, set(adapter.features), activation, path)
 
@@ -106,6 +106,5 @@ def choose_activation(manifest: Manifest, features: set[str], requested: str | N
             return entry
     missing = ", ".join(sorted(set(offered[-1].needs) - features))
     raise DeviceError(
-        f"{path}: needs {missing}, which this device does not have; compile it with --activations float16 float32, or "
-        f"use --runner numpy"
+        f"{path}: needs {missing}, which this device does not have; compile it with --activations float16 float32"
     )

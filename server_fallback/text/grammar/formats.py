@@ -45,8 +45,8 @@ FORMATS = {
     **dict.fromkeys(("ipv4interface", "ipvanyinterface"), _NETWORK),
 }
 
-# A URI of at most this many characters, for schemas with a longer maxLength, such as pydantic's HttpUrl.
-SHORT_URI, SHORT_URI_LENGTH = "short uri", 226
+# The texts of `short_uri` have at most this many characters.
+SHORT_URI_LENGTH = 226
 _SHORT_URI = rf"https?://{_LABEL}(\.{_LABEL}){{0,3}}(/[A-Za-z0-9._~=&?/-]{{0,150}})?"
 
 # pydantic's names for its types that accept every text: bytes, SecretStr and Path.
@@ -94,6 +94,11 @@ _IMPLIED_PATTERNS = {
 }
 
 
+def short_uri(where: str) -> Language:
+    """URIs for schemas with a maxLength of at least SHORT_URI_LENGTH, such as pydantic's HttpUrl."""
+    return parse_regex(_SHORT_URI, where)
+
+
 def string_language(pattern: object, form: object, where: str) -> Language | Intersection:
     """The texts that match ``pattern`` and have the format ``form``; at least one of them is not None.
 
@@ -103,11 +108,12 @@ def string_language(pattern: object, form: object, where: str) -> Language | Int
         raise RequestError(f"{where}.pattern must be a string")
     if form is None and pattern is not None:
         return parse_regex(pattern, f"{where}.pattern", search=True)
-    if form == SHORT_URI:
-        return parse_regex(_SHORT_URI, where)
     known = isinstance(form, str) and (form in FORMATS or (pattern is not None and form in _DEFINED_BY_PATTERN))
     if not isinstance(form, str) or not known:
-        raise RequestError(f"{where}: the format {json_text(form)} is not one of {', '.join(FORMATS)}")
+        raise RequestError(
+            f"{where}: the format {json_text(form)} is not one of {', '.join(FORMATS)}; remove it (in "
+            "pydantic, declare a str), or replace it by a pattern"
+        )
     if pattern is None or _IMPLIED_PATTERNS.get(form) == pattern:
         return parse_regex(FORMATS[form], where)
     language = parse_regex(pattern, f"{where}.pattern", search=True)

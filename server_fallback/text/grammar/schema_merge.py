@@ -63,8 +63,9 @@ def assertions(schema: Mapping[str, Any], where: str) -> dict[str, Any]:
     remaining = {key: value for key, value in schema.items() if key not in _ANNOTATIONS and not key.startswith("x-")}
     for key in remaining:
         if key not in _KNOWN:
+            inner = " (in pydantic, declare the type itself, without Json)" if key == "contentSchema" else ""
             raise RequestError(
-                f"{where}: the keyword '{key}' is not supported; remove it or rewrite the schema without it",
+                f"{where}: the keyword '{key}' is not supported; remove it or rewrite the schema without it{inner}",
                 keyword=key,
             )
     for key, names in (("type", list_of(remaining.get("type"))), ("required", remaining.get("required", []))):

@@ -7,10 +7,10 @@ from typing import Any
 
 from nearfar.compiler.errors import RequestError
 
-from .automaton import FOLLOWED, language_rule
+from .automaton import FOLLOWED, Intersection, Language, language_rule
 from .characters import Ranges, single, subtract
 from .ebnf import RuleBook, alternatives, char_class, literal, repeat
-from .formats import SHORT_URI, SHORT_URI_LENGTH, UNRESTRICTED, string_language
+from .formats import SHORT_URI_LENGTH, UNRESTRICTED, short_uri, string_language
 from .regex import parse_regex
 from .schema_merge import json_text
 from .schema_parts import count_of
@@ -39,10 +39,12 @@ class StringRules:
             schema = {key: value for key, value in schema.items() if key != "format"}
         if "pattern" in schema or "format" in schema:
             form = schema.get("format")
+            language: Language | Intersection
             if "pattern" not in schema and form == "uri" and most is not None and most >= SHORT_URI_LENGTH:
                 # The number of characters would be a state beside those of the format.
-                form, most = SHORT_URI, None
-            language = string_language(schema.get("pattern"), form, where)
+                language, most = short_uri(where), None
+            else:
+                language = string_language(schema.get("pattern"), form, where)
             self._book.demand(len('""'))
             rule = language_rule(self._book, language, "string", where, least, most)
             if rule is None and "pattern" in schema and "format" in schema:

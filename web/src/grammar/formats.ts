@@ -45,9 +45,8 @@ const FORMATS: Readonly<Record<string, string>> = {
   ipvanyinterface: NETWORK,
 };
 
-/** A URI of at most this many characters, for schemas with a longer maxLength, such as pydantic's HttpUrl. */
+/** The texts of `shortUri` have at most this many characters. */
 export const SHORT_URI_LENGTH = 226;
-export const SHORT_URI = "short uri";
 const SHORT_URI_PATTERN = `https?://${LABEL}(\\.${LABEL}){0,3}(/[A-Za-z0-9._~=&?/-]{0,150})?`;
 
 /** pydantic's names for its types that accept every text: bytes, SecretStr and Path. */
@@ -95,6 +94,11 @@ const IMPLIED_PATTERNS: Readonly<Record<string, string>> = {
     "(?:\\.[a-zA-Z0-9](?:[-0-9a-zA-Z]{0,61}[0-9a-zA-Z])?)*\\.?$",
 };
 
+/** URIs for schemas with a maxLength of at least SHORT_URI_LENGTH, such as pydantic's HttpUrl. */
+export function shortUri(where: string): Language {
+  return parseRegex(SHORT_URI_PATTERN, where);
+}
+
 /**
  * The texts that match ``pattern`` and have the ``format``; at least one of them is not undefined. Throws RequestError
  * for a pattern or a format that a grammar cannot enforce; ``where`` names the schema.
@@ -102,13 +106,13 @@ const IMPLIED_PATTERNS: Readonly<Record<string, string>> = {
 export function stringLanguage(pattern: unknown, format: unknown, where: string): Language | Intersection {
   if (pattern !== undefined && typeof pattern !== "string") throw new RequestError(`${where}.pattern must be a string`);
   if (format === undefined && pattern !== undefined) return parseRegex(pattern, `${where}.pattern`, true);
-  if (format === SHORT_URI) return parseRegex(SHORT_URI_PATTERN, where);
   const name = String(format);
   const known = typeof format === "string" && Object.hasOwn(FORMATS, name) ? (FORMATS[name] ?? "") : null;
   const isDefined = pattern !== undefined && DEFINED_BY_PATTERN.has(format);
   if (known === null && !isDefined) {
     throw new RequestError(
-      `${where}: the format ${JSON.stringify(format)} is not one of ${Object.keys(FORMATS).join(", ")}`,
+      `${where}: the format ${JSON.stringify(format)} is not one of ${Object.keys(FORMATS).join(", ")}; ` +
+        "remove it (in pydantic, declare a str), or replace it by a pattern",
     );
   }
   if (pattern === undefined || IMPLIED_PATTERNS[name] === pattern) return parseRegex(known ?? "", where);

@@ -59,13 +59,12 @@ export function isObject(value: unknown): value is SchemaObject {
 export function assertions(schema: SchemaObject, where: string): SchemaObject {
   const kept = Object.entries(schema).filter(([key]) => !ANNOTATIONS.has(key) && !key.startsWith("x-"));
   for (const [key] of kept) {
-    if (!KNOWN.has(key))
-      throw new RequestError(
-        `${where}: the keyword '${key}' is not supported; remove it or rewrite the schema without it`,
-        {
-          keyword: key,
-        },
-      );
+    if (KNOWN.has(key)) continue;
+    const inner = key === "contentSchema" ? " (in pydantic, declare the type itself, without Json)" : "";
+    throw new RequestError(
+      `${where}: the keyword '${key}' is not supported; remove it or rewrite the schema without it${inner}`,
+      { keyword: key },
+    );
   }
   return Object.fromEntries(kept);
 }

@@ -4,7 +4,7 @@ import { RequestError } from "../errors.js";
 import { languageRule } from "./automaton.js";
 import type { Ranges, RuleBook } from "./ebnf.js";
 import { alternatives, charClass, literal, repeat, single, subtract } from "./ebnf.js";
-import { SHORT_URI, SHORT_URI_LENGTH, UNRESTRICTED, stringLanguage } from "./formats.js";
+import { SHORT_URI_LENGTH, UNRESTRICTED, shortUri, stringLanguage } from "./formats.js";
 import { parseRegex } from "./regex.js";
 import type { SchemaObject } from "./schema_merge.js";
 import { countOf } from "./schema_parts.js";
@@ -45,17 +45,15 @@ export class StringRules implements Strings {
   /** The expression of a string that is valid in ``schema``; null if no string is. Throws RequestError. */
   of(schema: SchemaObject, where: string): string | null {
     const { pattern } = schema;
-    let format = UNRESTRICTED.has(schema.format) ? undefined : schema.format;
+    const format = UNRESTRICTED.has(schema.format) ? undefined : schema.format;
     const min = countOf(schema.minLength, 0, `${where}.minLength`);
-    let max = countOf(schema.maxLength, Infinity, `${where}.maxLength`);
-    if (pattern === undefined && format === "uri" && max !== Infinity && max >= SHORT_URI_LENGTH) {
-      // The number of characters would be a state beside those of the format.
-      [format, max] = [SHORT_URI, Infinity];
-    }
+    const max = countOf(schema.maxLength, Infinity, `${where}.maxLength`);
     if (pattern !== undefined || format !== undefined) {
-      const language = stringLanguage(pattern, format, where);
+      // Counted characters would be a state beside those of the format.
+      const isShort = pattern === undefined && format === "uri" && max !== Infinity && max >= SHORT_URI_LENGTH;
+      const language = isShort ? shortUri(where) : stringLanguage(pattern, format, where);
       this.book.demand('""'.length);
-      const rule = languageRule(this.book, language, "json", where, { min, max });
+      const rule = languageRule(this.book, language, "json", where, { min, max: isShort ? Infinity : max });
       if (rule === null && pattern !== undefined && format !== undefined) {
         // The grammar's form of a format leaves out some of its texts, so this does not prove that none exists.
         throw new RequestError(
