@@ -8,6 +8,7 @@ web/src/encoders/tokenizer/word_borders.ts.
 from __future__ import annotations
 
 import re
+from string import punctuation
 from typing import Any
 
 from .token_bound import component_parts
@@ -20,14 +21,19 @@ _LOCAL_NORMALIZERS = frozenset(
      "StripAccents")
 )  # fmt: skip
 _PLAIN = re.compile(r"[!-~一-鿿]*")
-_PUNCTUATION = r"[!-/:-@\[-`{-~]"
+_MARK = r"[!-/:-@\[-`{-~]"
 # Kinds of borders, each with texts on its two sides, which show whether a tokenizer divides there.
 KINDS = (
-    # A space between letters or digits.
-    (r"(?<=[^\W_]) (?=[^\W_])", (("ab", " cd"), ("12", " éß"), ("日本", " 34"))),
-    # Two ideographs, or two punctuation marks, each of which is a word for BERT.
+    # A space behind a letter, a digit or a mark, in front of a letter or a digit.
+    (
+        rf"(?<=[^\W_]|{_MARK}) (?=[^\W_])",
+        (("ab", " cd"), ("12", " éß"), ("日本", " 34"), *((f"a{mark}", " b") for mark in punctuation)),
+    ),
+    # Two ideographs, two marks, or a mark and a letter, which are words of their own for BERT.
     (r"(?<=[一-鿿])(?=[一-鿿])", (("日", "本"), ("中文", "字符"))),
-    (f"(?<={_PUNCTUATION})(?={_PUNCTUATION})", (("!", "!"), ("a.", ",b"), ("#", "-"))),
+    (f"(?<={_MARK})(?={_MARK})", tuple((f"a{mark}", ",b") for mark in punctuation)),
+    # Not of marks in the names of special tokens, such as "[CLS]".
+    (r"(?<=[!-.:;=?@\\^-`{-~])(?=[^\W_])", tuple((f"a{mark}", "b") for mark in "!.:;=?@\\^_`{~")),
 )
 
 

@@ -15,7 +15,8 @@ export interface EncodingEngine {
 }
 
 export interface TextTokenizer {
-  tokens(text: string): Tokens;
+  /** The tokens of a text, or of a beginning that has more than ``count``. */
+  tokens(text: string, count?: number): Tokens;
   joined(first: Tokens, second: Tokens | null): JoinedTokens;
   numAdded(isPair: boolean): number;
   beginning(text: string, count: number): string;

@@ -108,17 +108,19 @@ export class TextReader {
 
   #joined(first: string, second: string, limit: number, maxSecond: number | null | undefined): ReadText {
     const { tokenizer } = this.model;
-    const [query, document] = [tokenizer.tokens(first), tokenizer.tokens(second)];
+    const most = Math.min(limit, this.model.context);
+    const [query, document] = [tokenizer.tokens(first, most), tokenizer.tokens(second, most)];
     const room = limit - tokenizer.numAdded(true) - query.ids.length;
     if (room < 1) {
       throw new RequestError(
-        `This model's maximum context length is ${limit} tokens. However, the query has ${query.ids.length} tokens, ` +
+        `This model's maximum context length is ${limit} tokens. However, the query has ` +
+          `${query.isBeginning === true ? "at least " : ""}${query.ids.length} tokens, ` +
           "which leaves none for a document; shorten it",
         { code: "context_length_exceeded" },
       );
     }
     const ids = document.ids.slice(0, Math.min(room, maxSecond ?? Infinity));
-    return { ...tokenizer.joined(query, { ids, spans: null }), spans: null };
+    return { ...tokenizer.joined(query, { ...document, ids, spans: null }), spans: null };
   }
 
   /** A pair in the classifier's template. Only the template writes control tokens. */
@@ -142,10 +144,10 @@ export class TextReader {
     if (text === "") throw isEmpty(name);
     const { tokenizer } = this.model;
     const read = named(name, () => {
-      const { ids, spans } = tokenizer.tokens(prefix + text);
+      const tokens = tokenizer.tokens(prefix + text, this.maxTokens ?? this.model.context);
       const room = Math.max(0, (this.maxTokens ?? Infinity) - tokenizer.numAdded(false));
-      const first = { ids: ids.slice(0, room), spans: spans?.slice(0, room) ?? null };
-      return tokenizer.joined(first, null);
+      const [ids, spans] = [tokens.ids.slice(0, room), tokens.spans?.slice(0, room) ?? null];
+      return tokenizer.joined({ ...tokens, ids, spans }, null);
     });
     const inText = (index: number): number => Math.max(0, index - prefix.length);
     const spans = read.spans?.map((span) => span && ([inText(span[0]), inText(span[1])] as const)) ?? null;
@@ -159,12 +161,13 @@ export class TextReader {
 
   #checked(read: ReadText, name: string): ReadText {
     const { context, vocabSize } = this.model;
-    const { ids } = read;
+    const { ids, isBeginning } = read;
+    const numTokens = (isBeginning === true ? "at least " : "") + String(ids.length);
     if (ids.length === 0) throw new RequestError(`${name} is empty; give it at least one token`, { param: name });
     if (ids.length > context) {
       throw new RequestError(
-        `This model's maximum context length is ${context} tokens. However, ${name} has ${ids.length} tokens; shorten ` +
-          "it, or set truncate to true",
+        `This model's maximum context length is ${context} tokens. However, ${name} has ${numTokens} tokens; ` +
+          "shorten it, or set truncate to true",
         { param: name, code: "context_length_exceeded" },
       );
     }

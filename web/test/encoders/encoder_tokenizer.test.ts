@@ -48,6 +48,35 @@ describe.each(Object.keys(VECTORS.tokenizers))("%s", (name) => {
     expect(spans?.map((span) => span ?? [0, 0])).toEqual(known[1]);
   });
 
+  test("a long text is tokenized only at its beginning, with the tokens of the whole", () => {
+    const parts = [...VECTORS.texts.filter((text) => !text.includes("[CLS]")), "xxx", "日本語", "!", "hello world "];
+    let seed = 1;
+    const random = (most: number): number => (seed = (seed * 48271) % 2147483647) % most;
+    let beginnings = 0;
+    for (let round = 0; round < 60; round++) {
+      const some = Array.from({ length: 1 + random(4) }, () => parts[random(parts.length)]);
+      const text = some.join(random(2) === 0 ? " " : "").repeat(1 + random(6));
+      const count = 1 + random(20);
+      const whole = tokenizer.tokens(text);
+      const found = tokenizer.tokens(text, count);
+      beginnings += Number(found.isBeginning === true);
+      expect(found.ids.slice(0, count + 1)).toEqual(whole.ids.slice(0, count + 1));
+      expect(found.spans?.slice(0, count)).toEqual(whole.spans?.slice(0, count));
+      expect(tokenizer.beginning(text, count)).toBe(text.slice(0, whole.spans?.[count]?.[0]));
+    }
+    expect(beginnings).toBeGreaterThan(10);
+  });
+
+  test.each(["a ", "hello, world. ", "f(x, y) ", ...(name.startsWith("bert") ? ["日本語中文", "!", "a.b_"] : [])])(
+    "of many %j, no more is read than a context may need",
+    (text) => {
+      const { ids, isBeginning } = tokenizer.tokens(text.repeat(10_000), 256);
+      expect(isBeginning).toBe(true);
+      expect(ids.length).toBeGreaterThan(256);
+      expect(ids.length).toBeLessThan(4 * 8 * 256);
+    },
+  );
+
   test("pairs in one sequence", () => {
     const found = VECTORS.pairs.map(([first, second]) => {
       const { ids, types } = tokenizer.joined(tokenizer.tokens(first), tokenizer.tokens(second));

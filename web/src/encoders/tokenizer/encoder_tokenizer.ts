@@ -9,6 +9,7 @@ import type { TokenizerEntry } from "../../runtime/manifest.js";
 import type { Tokenizer } from "../../text/tokenizer.js";
 import type { AddedToken } from "./added_tokens.js";
 import { AddedTokens } from "./added_tokens.js";
+import { alignedText } from "./aligned.js";
 import type { JoinedPart } from "./joining.js";
 import { joiningOf } from "./joining.js";
 import type { PieceModel } from "./models.js";
@@ -16,6 +17,7 @@ import { Unigram, WordPiece } from "./models.js";
 import type { Part } from "./normalizers.js";
 import { normalizerOf } from "./normalizers.js";
 import { preTokenizerOf } from "./pre_tokenizers.js";
+import { beginnings, bordersOf, byteLevelBorders } from "./word_borders.js";
 
 /** The place of a token: indexes of the text's string; null for special tokens. */
 export type Span = readonly [start: number, end: number] | null;
@@ -24,6 +26,8 @@ export type Span = readonly [start: number, end: number] | null;
 export interface Tokens {
   readonly ids: readonly number[];
   readonly spans: readonly Span[] | null;
+  /** Whether these are the tokens of a beginning of the text; the number of all of its tokens is not known. */
+  readonly isBeginning?: boolean;
 }
 
 export interface JoinedTokens extends Tokens {
@@ -44,6 +48,7 @@ export class EncoderTokenizer {
   readonly #exact: ExactTokenizer | null;
   readonly #bos: number | undefined;
   readonly #trims: boolean;
+  readonly #borders: RegExp | null;
 
   /**
    * ``json`` is the text of tokenizer.json, and ``tokenizer`` the same for generating text. Throws BundleError for a part
@@ -61,6 +66,7 @@ export class EncoderTokenizer {
       this.#exact =
         type === "WordPiece" || type === "Unigram" ? new ExactTokenizer(parsed, (id) => tokenizer.isControl(id)) : null;
       this.#trims = trimsOffsets(parsed.post_processor);
+      this.#borders = this.#exact === null ? bordersOfBytes(parsed) : this.#exact.borders;
     } catch (error) {
       throw new BundleError(
         `${entry.file}: ${messageOf(error)}; use a newer @nearfar/web, or another model`,
@@ -71,13 +77,24 @@ export class EncoderTokenizer {
     this.#bos = entry.bos_token === null ? undefined : tokenizer.tokenId(entry.bos_token);
   }
 
-  /** Control tokens that the text spells out are split. Throws RequestError for a text that is not Unicode. */
-  tokens(text: string): Tokens {
+  /**
+   * The tokens of a text, or of a beginning that has more than ``count``, which are its first tokens. Control tokens that
+   * the text spells out are split. Throws RequestError for a text that is not Unicode.
+   */
+  tokens(text: string, count = Infinity): Tokens {
     if (/\p{Surrogate}/u.test(text)) {
       throw new RequestError("the text contains half of a surrogate pair, which is not Unicode text; remove it", {
         code: "invalid_text",
       });
     }
+    for (const part of beginnings(this.#borders, text, count)) {
+      const found = this.#all(part);
+      if (found.ids.length > count) return { ...found, isBeginning: true };
+    }
+    return this.#all(text);
+  }
+
+  #all(text: string): Tokens {
     if (this.#exact !== null) return this.#exact.tokens(text);
     const ids = this.tokenizer.encode(text, false);
     return { ids, spans: this.#byteSpans(text, ids) };
@@ -86,7 +103,8 @@ export class EncoderTokenizer {
   /** The tokens of one or two texts in one sequence, with the special tokens. */
   joined(first: Tokens, second: Tokens | null): JoinedTokens {
     const parts = second === null ? this.#joining.single : this.#joining.pair;
-    const result = { ids: [] as number[], types: [] as number[], spans: [] as Span[] };
+    const isBeginning = first.isBeginning === true || second?.isBeginning === true;
+    const result = { ids: [] as number[], types: [] as number[], spans: [] as Span[], isBeginning };
     for (const { source, type } of parts) {
       const { ids, spans } =
         source === "first" ? first : source === "second" ? (second ?? first) : { ids: [source], spans: null };
@@ -101,7 +119,7 @@ export class EncoderTokenizer {
     // tokenizer_config.json adds a bos token that tokenizer.json does not, or forbids it.
     const ids = adds ? [bos, ...result.ids] : result.ids.slice(1);
     const spans = known === null ? null : adds ? [null, ...known] : known.slice(1);
-    return { ids, types: ids.map(() => 0), spans };
+    return { ids, types: ids.map(() => 0), spans, isBeginning };
   }
 
   /** The number of special tokens that `joined` adds. */
@@ -115,9 +133,9 @@ export class EncoderTokenizer {
 
   /** The part of a text that its first tokens stand for. Throws RequestError if the places of tokens are not known. */
   beginning(text: string, count: number): string {
-    const { ids, spans } = this.tokens(text);
+    const { ids, spans } = this.tokens(text, count);
     if (ids.length <= count) return text;
-    const span = (spans ?? this.tokens(text.normalize("NFC")).spans)?.[count];
+    const span = (spans ?? this.tokens(text.normalize("NFC"), count).spans)?.[count];
     if (span == null)
       throw new RequestError("This model's tokenizer does not report the places of tokens; shorten the text yourself");
     return (spans === null ? text.normalize("NFC") : text).slice(0, span[0]);
@@ -163,10 +181,17 @@ export class EncoderTokenizer {
   }
 }
 
+/** Other normalizers and patterns may join what is on the two sides of a space. */
+function bordersOfBytes({ normalizer, pre_tokenizer: part, added_tokens: added = [] }: TokenizerJson): RegExp | null {
+  const divides = part?.type === "ByteLevel" && part.use_regex !== false && (normalizer?.type ?? "NFC") === "NFC";
+  return divides ? byteLevelBorders(added.map(({ content }) => content)) : null;
+}
+
 /** Words that are kept with their pieces. */
 const CACHED_WORDS = 10_000;
 
 class ExactTokenizer {
+  readonly borders: RegExp | null;
   readonly #added: AddedTokens;
   readonly #divide: ReturnType<typeof preTokenizerOf>;
   readonly #model: PieceModel;
@@ -177,8 +202,15 @@ class ExactTokenizer {
     /** Whether an id is that of a control token, which text cannot become. */
     private readonly isControl: (id: number) => boolean,
   ) {
-    this.#added = new AddedTokens(added, normalizerOf(normalizer));
+    const normalize = normalizerOf(normalizer);
+    this.#added = new AddedTokens(added, normalize);
     this.#divide = preTokenizerOf(pre_tokenizer);
+    const words = (text: string): readonly string[] =>
+      this.#divide(normalize(alignedText(text))).map(({ chars }) => chars.join(""));
+    this.borders = bordersOf(
+      (text) => words(text).filter((word) => word !== ""),
+      added.map(({ content }) => content),
+    );
     const part = model ?? { type: "" };
     this.#model = part.type === "WordPiece" ? new WordPiece(part) : new Unigram(part);
   }

@@ -1,0 +1,75 @@
+// Where a text may be cut so that the tokens of its beginning are the first tokens of the whole: between two words that a
+// tokenizer always divides. compiler/text/word_borders.py has the same borders.
+
+/** A long text is cut near the end of a part. A part without a border there is made longer. */
+const WINDOW = 4096;
+/** More than most texts have. */
+const CHARACTERS_PER_TOKEN = 8;
+const MARKS = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~";
+const MARK = "[!-/:-@\\[-`{-~]";
+const WORD = "[\\p{L}\\p{N}]";
+
+interface Kind {
+  readonly pattern: string;
+  /** Texts on its two sides, which show whether a tokenizer divides there. */
+  readonly sides: readonly (readonly [left: string, right: string])[];
+}
+
+/** A space behind a letter, a digit or a mark, in front of a letter or a digit. */
+const SPACE: Kind = {
+  pattern: `(?<=${WORD}|${MARK}) (?=${WORD})`,
+  sides: [["ab", " cd"], ["12", " éß"], ["日本", " 34"], ...Array.from(MARKS, (mark) => [`a${mark}`, " b"] as const)],
+};
+const KINDS: readonly Kind[] = [
+  SPACE,
+  // Two ideographs, two marks, or a mark and a letter, which are words of their own for BERT.
+  {
+    pattern: "(?<=[一-鿿])(?=[一-鿿])",
+    sides: [
+      ["日", "本"],
+      ["中文", "字符"],
+    ],
+  },
+  { pattern: `(?<=${MARK})(?=${MARK})`, sides: Array.from(MARKS, (mark) => [`a${mark}`, ",b"] as const) },
+  // Not of marks in the names of special tokens, such as "[CLS]".
+  {
+    pattern: `(?<=[!-.:;=?@\\\\^-\`{-~])(?=${WORD})`,
+    sides: Array.from("!.:;=?@\\^_`{~", (mark) => [`a${mark}`, "b"] as const),
+  },
+];
+
+/** A pattern of the borders for a tokenizer that makes ``words`` of a text, null if it has none. */
+export function bordersOf(words: (text: string) => readonly string[], added: readonly string[]): RegExp | null {
+  const divides = (left: string, right: string): boolean =>
+    JSON.stringify([...words(left), ...words(right)]) === JSON.stringify(words(left + right));
+  return union(
+    KINDS.filter(({ sides }) => sides.every(([left, right]) => divides(left, right))),
+    added,
+  );
+}
+
+/** The borders of GPT-2's pattern, whose words begin with their space. */
+export function byteLevelBorders(added: readonly string[]): RegExp | null {
+  return union([SPACE], added);
+}
+
+/** A border is not inside an added token. */
+function union(kinds: readonly Kind[], added: readonly string[]): RegExp | null {
+  const patterns = kinds
+    .map(({ pattern }) => pattern)
+    .filter((pattern) => !added.some((name) => new RegExp(pattern, "u").test(name)));
+  return patterns.length === 0 ? null : new RegExp(patterns.join("|"), "gu");
+}
+
+/**
+ * Beginnings of a text that end at a border, each four times as long as the one before. The first is likely to have more
+ * than ``count`` tokens.
+ */
+export function* beginnings(borders: RegExp | null, text: string, count: number): Generator<string> {
+  if (borders === null) return;
+  for (let size = CHARACTERS_PER_TOKEN * Math.max(count, 1); size < text.length; size *= 4) {
+    const from = Math.max(0, size - WINDOW);
+    const last = [...text.slice(from, size).matchAll(borders)].at(-1);
+    if (last !== undefined) yield text.slice(0, from + last.index);
+  }
+}
