@@ -3,7 +3,7 @@
 A pattern is searched in every reading of every text (see `readings`). The parts of a message are searched joined by
 nothing, by a space and by a line feed, because servers join them differently. They are also searched with a boundary
 between them: each part may begin or end a word there, and a match may continue from one part to the next. So are the
-texts of all messages, which meet in the prompt: joined by a line feed, and with boundaries.
+texts of all messages, which meet in the prompt: joined by a space, by a line feed, and with boundaries.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class PrivateCheck:
 
     def _met(self, texts: Sequence[str]) -> Iterator[tuple[str, tuple[regex.Pattern[str], ...]]]:
         if len(texts) > 1:
-            yield "\n".join(texts), self.patterns
+            yield from ((separator.join(texts), self.patterns) for separator in (" ", "\n"))
             yield BOUNDARY.join(texts), self.across
 
     def _matches_reading(self, text: str, patterns: tuple[regex.Pattern[str], ...], deadline: float) -> bool:

@@ -115,6 +115,7 @@ TRAPS = (
     "{{ 'ß'.upper() }}{{ 'ǆ'.title() }}{{ 'a\\x1cb'.split() }}",
     "{% for x in range(10) recursive %}{{ x }}{% endfor %}{{ range(1000000) }}",
     "{{ '{:>5}|{0}'.format('a') }}",
+    "{{ '{:>6}|{:,}|{}'.format(t, t, t) }}",
     "{{ 'a' < 'B' }}{{ 'a' < 1 }}",
     "{% for x in xs if x %}{{ loop.last }}{{ loop.nextitem }}{{ loop.previtem }}{% endfor %}",
     "{{ 0.1 + 0.2 }}{{ 2.5|round }}{{ 0.25|round(1) }}",

@@ -3,7 +3,7 @@
 // A pattern is searched in every reading of every text. The parts of a message are searched joined by nothing, by a
 // space and by a line feed, because servers join them differently. They are also searched with a boundary between them:
 // each part may begin or end a word there, and a match may continue into the next part. So are the texts of all messages,
-// which meet in the prompt: joined by a line feed, and with boundaries.
+// which meet in the prompt: joined by a space, by a line feed, and with boundaries.
 
 import type { Automaton } from "./automaton.js";
 import { Visits } from "./automaton.js";
@@ -50,7 +50,10 @@ export class PrivateCheck {
         this.patterns.some((pattern) => pattern.test(reading, boundaries, visits)),
       );
     if (this.patterns.length === 0) return false;
-    if (met.length > 1 && (matchesText(met.join("\n")) || matchesText(met.join(BOUNDARY), true))) return true;
+    const meets =
+      met.length > 1 &&
+      ([" ", "\n"].some((separator) => matchesText(met.join(separator))) || matchesText(met.join(BOUNDARY), true));
+    if (meets) return true;
     return groups.some((parts) => {
       if (parts.length < 2) return matchesText(parts.join(""));
       return (

@@ -221,7 +221,7 @@ export function formatField(value: Value, spec: string): string {
       filler,
     );
   }
-  if (!isNumber(value) || (typeof value === "boolean" && kind === ""))
+  if (!isNumber(value))
     throw value instanceof Undefined ||
       isList(value) ||
       value instanceof Dict ||
