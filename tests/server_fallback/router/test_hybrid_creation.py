@@ -85,12 +85,16 @@ def test_without_a_network_near_answers_and_far_is_retried_later() -> None:
     async def work() -> None:
         await far.start()
         await far.die()
-        rules = policy("prefer-far", breaker={"open_ms": 20})
+        rules = policy("prefer-far")
         async with await Hybrid.create(near=FakeNear(), far=Far(far.url), policy=rules) as opened:
-            assert outcome(await opened.chat.completions.create(messages=QUESTION))[1:3] == ("near", "circuit_open")
+            now, circuit = [0.0], opened.executor.sides.circuits["far"]
+            circuit._clock = lambda: now[0]
             async with running(far):
-                while (answer := outcome(await opened.chat.completions.create(messages=QUESTION)))[1] == "near":
-                    continue
+                for _ in range(2):
+                    answer = outcome(await opened.chat.completions.create(messages=QUESTION))
+                    assert answer[1:3] == ("near", "circuit_open")
+                now[0] += circuit.seconds_until_trial
+                answer = outcome(await opened.chat.completions.create(messages=QUESTION))
                 assert answer == ("far says", "far", "prefer", None)
 
     run(work())
