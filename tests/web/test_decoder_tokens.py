@@ -50,6 +50,8 @@ def make_talkative(family: str, folder: Path) -> None:
             if model.config.tie_word_embeddings and name.split(".")[-2].startswith("post_"):
                 parameter.add_(MORE_BEHIND)
     save(model, folder)
+    # No token ends its answers.
+    (folder / "tokenizer_config.json").unlink()
 
 
 @pytest.fixture(scope="module")

@@ -68,13 +68,13 @@ def address(bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactor
         shutil.copy(PAGE.parent / script, site)
     (site / "index.html").write_text(HTML)
     (site / "start.js").write_text(START)
-    shutil.copytree(bundle, site / "bundle")
-    lighten(site / "bundle")
-    # A model whose answers end, as answers with a grammar must.
-    shutil.copytree(site / "bundle", site / "ending")
-    manifest = json.loads((site / "ending/manifest.json").read_text())
-    manifest["spec"]["eos_token_ids"] = [END_TOKEN]
-    (site / "ending/manifest.json").write_text(json.dumps(manifest))
+    # Only one model's answers end, as answers with a grammar must.
+    for name, ends in {"bundle": [], "ending": [END_TOKEN]}.items():
+        shutil.copytree(bundle, site / name)
+        lighten(site / name)
+        manifest = json.loads((site / name / "manifest.json").read_text())
+        manifest["spec"]["eos_token_ids"] = ends
+        (site / name / "manifest.json").write_text(json.dumps(manifest))
     with serve(site) as url:
         yield url
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tarfile
 import tomllib
-from importlib.util import find_spec
+from importlib.metadata import Distribution
 from pathlib import Path
 
 WHEELS, PYTHON_FOLDER, NODE_FOLDER = "build/gpu-wheels", "build/gpu-python", "build/gpu-node"
@@ -36,7 +36,7 @@ def install_wheels(root: Path) -> Path:
         folder.mkdir(parents=True)
         if wheels:
             packed = [wheel for wheel in wheels if wheel.name.startswith("pip-")]
-            pip = ["-m", "pip"] if find_spec("pip") else [str(wheel / "pip") for wheel in packed]
+            pip = ["-m", "pip"] if any(Distribution.discover(name="pip")) else [str(wheel / "pip") for wheel in packed]
             options = ["--quiet", "--disable-pip-version-check", "--root-user-action=ignore", "--no-cache-dir"]
             options += ["--no-index", "--no-deps", "--no-compile", "--target", str(folder)]
             subprocess.run([sys.executable, *pip, "install", *options, *map(str, wheels)], check=True)

@@ -152,7 +152,7 @@ def test_mixed_requests_with_keys_and_values_of_integers_are_answered_as_each_al
     model = TokenModel.of(bundle.manifest)
 
     def runner() -> ReferenceRunner:
-        return ReferenceRunner(bundle, limits=Limits(tokens=64, sequences=8, rows=8, pages=8), activation="float32")
+        return ReferenceRunner(bundle, limits=Limits(tokens=64, sequences=8, rows=8, pages=6), activation="float32")
 
     assert under_load(runner(), model, requests, mixed_requests(4, VOCAB_SIZE, (3, 20), 8)) == alone(
         runner(), model, requests
