@@ -21,6 +21,7 @@ from ..bundle.manifest import MANIFEST_FILE, ExportManifest
 from ..bundle.signature import TrustedKey
 from ..errors import RequestError, reason_of
 from ..formats import Checkpoint, load
+from ..formats.config import NoSuchKey
 from ..formats.hub import hub_model
 from ..measure.checkpoint_reference import CheckpointReference
 from ..measure.quality import (
@@ -99,9 +100,13 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     trust = trusted_keys(options)
-    checkpoint = load(options.reference, options.ignore_keys)
+    used: set[str] = set()
+    checkpoint = load_ignoring(options.reference, options.ignore_keys, used)
     text = read_text(options.text)
-    candidates = [opened(name, trust, options.ignore_keys) for name in options.bundles]
+    candidates = [opened(name, trust, options.ignore_keys, used) for name in options.bundles]
+    if unused := [key for key in options.ignore_keys if key not in used]:
+        # Raises the error for a key that no model has.
+        load(options.reference, unused)
     if checkpoint.embedding is not None:
         run_vectors(options, checkpoint, candidates, text)
         return
@@ -132,13 +137,27 @@ def run(options: argparse.Namespace) -> None:
     Comparison(window, entries, table(results), summary, devices).print(options)
 
 
-def opened(name: str, trust: Sequence[TrustedKey], ignore_keys: Sequence[str]) -> Compared:
+def opened(name: str, trust: Sequence[TrustedKey], ignore_keys: Sequence[str], used: set[str]) -> Compared:
     """A bundle; anything else is loaded as a checkpoint is. Raises BundleError or CheckpointError."""
     path = Path(name)
     if (path / MANIFEST_FILE).is_file() or (not path.exists() and hub_model(name) is None):
         return open_any(path, trust)
-    # The reference has the keys; a GGUF file of the same model has none of them.
-    return load(name, () if name.lower().endswith(".gguf") else ignore_keys)
+    return load_ignoring(name, ignore_keys, used)
+
+
+def load_ignoring(name: str, ignore_keys: Sequence[str], used: set[str]) -> Checkpoint:
+    """The checkpoint without those of the keys that it has, which are added to ``used``: a GGUF file of a model has
+    other keys than its config.json.
+    """
+    own = list(dict.fromkeys(ignore_keys))
+    while True:
+        try:
+            checkpoint = load(name, own)
+        except NoSuchKey as error:
+            own.remove(str(error.details["key"]))
+        else:
+            used.update(own)
+            return checkpoint
 
 
 def longest(compared: Compared) -> int:

@@ -237,8 +237,14 @@ class ConfigReader:
         return CheckpointError(message, file=self.where, key=key)
 
 
+class NoSuchKey(RequestError):
+    """A key that the user wants to ignore, ``details["key"]``, is not in the file."""
+
+
 def require_skippable(skipped: Collection[str], values: Mapping[str, Any], where: str) -> None:
-    """Raises RequestError for a key that must not be skipped, or that the file does not have at any depth."""
+    """Raises RequestError for a key that must not be skipped, NoSuchKey for one that the file does not have at any
+    depth.
+    """
     for key in skipped:
         if key in PACKING_KEYS:
             raise RequestError(
@@ -247,7 +253,7 @@ def require_skippable(skipped: Collection[str], values: Mapping[str, Any], where
                 key=key,
             )
         if key not in (known := set(_all_keys(values))):
-            raise RequestError(f"{IGNORE} {key}: {where} has no such key{did_you_mean(key, known)}", key=key)
+            raise NoSuchKey(f"{IGNORE} {key}: {where} has no such key{did_you_mean(key, known)}", key=key)
 
 
 def _all_keys(values: Mapping[str, Any]) -> Iterator[str]:

@@ -39,9 +39,7 @@ class Metadata:
 
     def integer(self, key: str, default: int | None = None) -> int:
         """An integer of at least 0; an array of one value for all layers counts as that value."""
-        value = self._take(key, default)
-        if isinstance(value, np.ndarray) and len(value) and (value == value[0]).all():
-            value = value[0].item()
+        value = _same_for_all(self._take(key, default))
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise self._wrong(key, value, "an integer, the same for all layers")
         return value
@@ -79,7 +77,7 @@ class Metadata:
 
     def texts(self, key: str) -> list[str]:
         value = self._take(key, None)
-        if not isinstance(value, list):
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self._wrong(key, value, "a list of texts")
         return value
 
@@ -98,7 +96,10 @@ class Metadata:
 
     def expect(self, key: str, *values: object) -> None:
         """Raises UnsupportedModel if the key is present with another value."""
-        if self.has(key) and (value := self._take(key, None)) not in values:
+        if not self.has(key):
+            return
+        value = _same_for_all(self._take(key, None))
+        if isinstance(value, np.ndarray) or value not in values:
             raise UnsupportedModel(
                 f"{self.path}: {self._full(key)!r} is {value!r}, which is not supported; supported: "
                 f"{', '.join(map(repr, values))}",
@@ -155,3 +156,10 @@ class Metadata:
             f"{self.path}: {self._full(key)!r} is {shown}, expected {expected}; download it again",
             file=str(self.path), key=key,
         )  # fmt: skip
+
+
+def _same_for_all(value: Any) -> Any:
+    """The number that an array repeats for all layers; any other value as it is."""
+    if isinstance(value, np.ndarray) and len(value) and (value == value[0]).all():
+        return value[0].item()
+    return value

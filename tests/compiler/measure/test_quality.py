@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf_files import make_gguf
 from plain_target import compile_plain
 from tiny_models import ARCHITECTURES, VOCAB_SIZE
 from tolerances import F32, relative_error
@@ -201,6 +202,24 @@ def test_the_command_prints_json_and_a_table(
     # The third window contains the beginning of the text between the markers.
     assert f"{3 * 40 - len(TEXT) - 1} tokens in windows of 40" in printed
     assert "computed by numpy" in printed
+
+
+def test_each_model_ignores_those_of_the_keys_that_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, file = tmp_path / "folder", make_gguf("llama", tmp_path / "folder", llama__odd_size=3)[0]
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "odd": 7}))
+    (folder / "tokenizer.json").write_text(load(str(file), ["llama.odd_size"]).tokenizer.content)
+    file = file.rename(tmp_path / "model.gguf")
+    (tmp_path / "text").write_text("abc" * 20)
+    command = ["quality", str(file), "--reference", str(folder), "--text", str(tmp_path / "text"), "--json"]
+    keys = ["--ignore-key", "odd", "--ignore-key", "llama.odd_size"]
+    assert main([*command, *keys]) == 0
+    assert json.loads(capsys.readouterr().out)["bundles"][0]["kl_mean"] < 1e-9
+    for missing in ("odd", "llama.odd_size"):
+        assert main([*command, "--ignore-key", missing]) != 0
+    capsys.readouterr()
+    assert main([*command, *keys, "--ignore-key", "oddest"]) != 0
+    assert "--ignore-key oddest: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -119,3 +119,29 @@ def test_more_heads_than_columns_are_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(checkpoint, "read_parts", lambda _: changed)
     with pytest.raises(CheckpointError, match=r"'qwen2\.attention\.head_count' is 129, more than .* is 128"):
         load(str(whole.path))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("llama.attention.value_length", np.array([32, 16]), r"'llama\.attention\.value_length' is array\(\[32, 16\]\)"),
+        ("llama.attention.value_length", np.array([]), r"'llama\.attention\.value_length' is array"),
+        ("tokenizer.ggml.merges", ["a b", None], r"'tokenizer\.ggml\.merges' is .* expected a list of texts"),
+        ("tokenizer.ggml.tokens", [1, 2], r"'tokenizer\.ggml\.tokens' is .* expected a list of texts"),
+    ],
+)
+def test_lists_of_other_values_are_named(
+    key: str, value: object, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = read_container(make_gguf("llama", tmp_path)[0])
+    monkeypatch.setattr(checkpoint, "read_parts", lambda _: replace(whole, metadata={**whole.metadata, key: value}))
+    with pytest.raises(CheckpointError, match=message):
+        load(str(whole.path))
+
+
+def test_a_length_for_each_layer_may_be_the_same_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, expected = make_gguf("llama", tmp_path)
+    whole = read_container(path)
+    lengths = {f"llama.attention.{name}_length": np.array([32, 32]) for name in ("key", "value")}
+    monkeypatch.setattr(checkpoint, "read_parts", lambda _: replace(whole, metadata={**whole.metadata, **lengths}))
+    assert relative_error(logits_of(path), expected) < LIMIT
