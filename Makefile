@@ -23,6 +23,7 @@
 # make bench-cpu         tokens per second on this machine's CPU; also llama.cpp, if llama-cpp-python is installed; MODEL=gemma-3-1b-it selects a model of compiler/arch/published, TYPE=Q4_K_M a file that llama.cpp quantizes
 # make bench-activations the error of the cpu target's activation dtypes on the demo model
 # make check-gguf        check that llama.cpp computes the same distributions from exported files
+# make bench-encoder-loss  what weight formats cost a real encoder; MODEL=folder of sentence-transformers
 # make bench-embed-web   milliseconds of embeddings in headless Chromium, also with Transformers.js
 # make bench-import      time and memory of compiling a GGUF file of a 7B model
 # make bench-cpu-kernels the projection kernels on this machine's CPU, by weight format
@@ -66,7 +67,7 @@ PHONE_SOURCES := $(shell find mobile/react-native/src -type f 2>/dev/null) $(wil
 WEBVIEW_SOURCES := $(shell find mobile/webview/src -type f 2>/dev/null) $(wildcard mobile/webview/*.json mobile/webview/*.mjs)
 WEB_SOURCES := $(shell find web/src web/page web/tools -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs)
 
-.PHONY: bench-activations figures install-size demo-encoder recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-engine bench-streams bench-start bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm bench-best-bits bench-embed-web
+.PHONY: bench-activations figures install-size demo-encoder recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-engine bench-streams bench-start bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm bench-best-bits bench-embed-web bench-encoder-loss
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png --document README.md
@@ -200,6 +201,9 @@ bench-cpu: .venv/.dev
 
 bench-embed: .venv/.dev
 	$(BIN)/python tests/bench/bench_embed.py
+
+bench-encoder-loss: .venv/.dev
+	$(BIN)/python tests/bench/bench_encoder_loss.py $(if $(MODEL),--model '$(MODEL)')
 
 bench-embed-web: .venv/.dev web/dist/.built | chromium
 	PYTHONPATH=tests $(BIN)/python tests/bench/bench_embed_web.py

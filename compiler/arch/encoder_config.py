@@ -13,7 +13,7 @@ from .rope_config import DEFAULT_ROPE_THETA
 # Keys of encoders that do not change their results, besides those of all models.
 ENCODER_HARMLESS = frozenset(
     {
-        "architectures", "attention_probs_dropout_prob", "classifier_dropout", "cls_token_id", "decoder_bias",
+        "architectures", "cls_token_id", "decoder_bias",
         "directionality", "is_encoder_decoder", "language", "mask_token_id", "model_type", "name", "output_past",
         "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type",
         "pos_token_id", "sentence_transformers", "summary_activation", "summary_first_dropout",

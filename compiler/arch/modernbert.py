@@ -20,7 +20,7 @@ HEAD = HeadLayout(dense=[("head.dense", "gelu")], dense_bias=False, norm="head.n
 GLOBAL_THETA, LOCAL_THETA = 160_000.0, 10_000.0
 HARMLESS = frozenset(
     {
-        "classifier_dropout", "classifier_pooling", "compile_fallback", "decoder_bias", "deterministic_flash_attn",
+        "classifier_pooling", "compile_fallback", "decoder_bias", "deterministic_flash_attn",
         "initializer_cutoff_factor", "reference_compile", "repad_logits_with_grad", "sparse_pred_ignore_index",
         "sparse_prediction",
     }

@@ -36,8 +36,9 @@ OF_GENERATION = frozenset(
 # What only a training computes: dropout, noise, the first values of weights, losses.
 OF_TRAINING = frozenset(
     {
-        "attention_dropout", "attn_dropout", "attn_pdrop", "dropout", "emb_pdrop", "embd_pdrop", "embed_dropout",
-        "embedding_dropout", "ffn_dropout", "hidden_dropout", "hidden_dropout_prob", "init_std", "initializer_factor",
+        "attention_dropout", "attention_probs_dropout_prob", "attn_dropout", "attn_pdrop", "classifier_dropout",
+        "dropout", "emb_pdrop", "embd_pdrop", "embed_dropout", "embedding_dropout", "ffn_dropout", "hidden_dropout",
+        "hidden_dropout_prob", "init_std", "initializer_factor",
         "initializer_range", "initializer_std", "layerdrop", "loss_type", "mlp_dropout", "neftune_noise_alpha",
         "resid_dropout", "resid_pdrop", "residual_dropout", "router_aux_loss_coef", "router_jitter_noise",
         "router_z_loss_coef",

@@ -68,7 +68,9 @@ def main() -> None:
         **{name: partial(rounded, checkpoint, name) for name in ROUNDED},
         **{f"best {bits:g}": partial(best, checkpoint, bits) for bits in options.bits},
     }
-    print("| weights | bits a weight | mean cosine | worst cosine | same first document | same ten documents | seconds |")
+    print(
+        "| weights | bits a weight | mean cosine | worst cosine | same first document | same ten documents | seconds |"
+    )
     print("|---|---|---|---|---|---|---|", flush=True)
     formats = {name: measured(name, make, task, expected) for name, make in makers.items()}
     answer = {

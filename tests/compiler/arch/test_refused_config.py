@@ -80,6 +80,7 @@ TRAINERS_KEYS: dict[str, Any] = {
     "unsloth_version": "2026.3.3", "unsloth_fixed": True, "_attn_implementation_autoset": True,
     "_attn_implementation": "sdpa", "attn_implementation": "flash_attention_2", "id2label": {"0": "LABEL_0"},
     "label2id": {"LABEL_0": 0}, "embd_pdrop": 0.1, "resid_pdrop": 0.1, "attn_pdrop": 0.1, "hidden_dropout": 0.1,
+    "attention_probs_dropout_prob": 0.1, "classifier_dropout": 0.1,
     "neftune_noise_alpha": 5.0, "model_name": "unsloth/Qwen3-0.6B", "peft_version": "0.18.0", "max_seq_length": 2048,
     "router_aux_loss_coef": 0.01, "initializer_factor": 1.0, "gradient_checkpointing": True, "min_p": 0.05,
     "trust_remote_code": True, "use_flash_attention_2": True, "loss_type": "ForCausalLMLoss",

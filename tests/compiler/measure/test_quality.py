@@ -208,7 +208,7 @@ def test_each_model_ignores_those_of_the_keys_that_it_has(tmp_path: Path, capsys
     folder, file = tmp_path / "folder", make_gguf("llama", tmp_path / "folder", llama__odd_size=3)[0]
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "odd": 7}))
-    (folder / "tokenizer.json").write_text(load(str(file), ["llama.odd_size"]).tokenizer.content)
+    (folder / "tokenizer.json").write_bytes(load(str(file), ["llama.odd_size"]).tokenizer.content)
     file = file.rename(tmp_path / "model.gguf")
     (tmp_path / "text").write_text("abc" * 20)
     command = ["quality", str(file), "--reference", str(folder), "--text", str(tmp_path / "text"), "--json"]

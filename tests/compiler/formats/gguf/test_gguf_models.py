@@ -124,7 +124,11 @@ def test_more_heads_than_columns_are_named(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("llama.attention.value_length", np.array([32, 16]), r"'llama\.attention\.value_length' is array\(\[32, 16\]\)"),
+        (
+            "llama.attention.value_length",
+            np.array([32, 16]),
+            r"'llama\.attention\.value_length' is array\(\[32, 16\]\)",
+        ),
         ("llama.attention.value_length", np.array([]), r"'llama\.attention\.value_length' is array"),
         ("tokenizer.ggml.merges", ["a b", None], r"'tokenizer\.ggml\.merges' is .* expected a list of texts"),
         ("tokenizer.ggml.tokens", [1, 2], r"'tokenizer\.ggml\.tokens' is .* expected a list of texts"),
