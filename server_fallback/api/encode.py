@@ -18,7 +18,7 @@ OPTIONAL = ("route", *REQUESTED[1:])
 def chat_json(answer: ChatCompletion) -> bytes:
     value = answer.model_dump(mode="json")
     for choice in value["choices"]:
-        for key in ("tool_calls", "reasoning_content"):
+        for key in ("tool_calls", "function_call", "reasoning_content"):
             if choice["message"][key] is None:
                 del choice["message"][key]
     return _json(value)
@@ -84,7 +84,12 @@ def _only_text(chunk: ChatCompletionChunk | CompletionChunk) -> str | None:
     if isinstance(choice, CompletionChoice):
         return choice.text
     delta = choice.delta
-    alone = delta.role is None and delta.reasoning_content is None and delta.tool_calls is None
+    alone = (
+        delta.role is None
+        and delta.reasoning_content is None
+        and delta.tool_calls is None
+        and delta.function_call is None
+    )
     return delta.content if alone else None
 
 

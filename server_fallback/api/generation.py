@@ -16,6 +16,7 @@ from ..schema.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionReq
 from ..schema.common import GenerationRequest
 from ..schema.completions import Completion, CompletionChunk, CompletionRequest
 from ..schema.fold import fold_chat, fold_completion
+from ..schema.functions import with_function_calls
 from ..schema.pipeline import StepTime
 from ..schema.routed import RoutedChatRequest, RoutedCompletionRequest
 from ..text.writer import Sink
@@ -79,11 +80,13 @@ async def _answer_chat(service: Service, body: ChatCompletionRequest, request: R
     exchange = exchange_of(request)
     check_calls(body.messages)
     executor = await _begin(service, body, 1, exchange)
-    if body.stream and isinstance(executor, Relays):
+    if body.stream and isinstance(executor, Relays) and body.functions is None:
         encode = partial(_event, chat_chunk_json, body)
         relay = partial(executor.relay_chat, body, _call(service, body, exchange), encode)
         return _relayed(service, executor, relay, body, exchange)
     chunks = service.metrics.measured(executor.chat(body, _call(service, body, exchange)), body.model, exchange)
+    if body.functions is not None:
+        chunks = with_function_calls(chunks)
     report_queue = _queue_reporter(service, executor, body.model, exchange)
     if body.stream:
         return EventStream(_events(chunks, body, chat_chunk_json), exchange, service.drain, report_queue)

@@ -22,6 +22,7 @@ from ..executors.executor import Call, Executor
 from ..executors.registry import default_name
 from ..schema.chat import ChatCompletion, ChatCompletionChunk
 from ..schema.fold import fold_chat
+from ..schema.functions import with_function_calls
 from ..schema.routed import RoutedChatRequest
 from .decision.budget import Ledger
 from .decision.policy import Policy
@@ -126,6 +127,8 @@ class Completions:
         request = read_request({"model": self._name, **parameters})
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         chunks = self._executor.chat(request, Call(str(uuid4()), request.priority or 0, deadline))
+        if request.functions is not None:
+            chunks = with_function_calls(chunks)
         return chunks if stream else await fold_chat(chunks)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AliasChoices, BeforeValidator, Field
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from .common import (
@@ -17,6 +17,18 @@ from .common import (
     TokenLogprob,
     Unused,
     Usage,
+)
+from .functions import (
+    FunctionCall,
+    FunctionCallDelta,
+    NamedFunction,
+    NamedToolChoice,
+    Parsed,
+    PlainFunction,
+    Tool,
+    ToolCall,
+    as_tool_messages,
+    as_tools,
 )
 from .pipeline import PipelineTrace
 from .route import Route
@@ -51,10 +63,6 @@ class ImagePart(Request):
 Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
-# The value that a client parsed from a message's text: accepted when it is sent back, and never passed on.
-Parsed = Annotated[Any, Field(exclude=True)]
-
-
 def require_few_parts(messages: object) -> object:
     """Reject messages with too many parts and calls in total, before each is validated."""
     if isinstance(messages, list) and len(messages) <= MAX_MESSAGES:
@@ -69,42 +77,22 @@ def require_few_parts(messages: object) -> object:
     return messages
 
 
-class FunctionCall(Request):
-    """The fields after ``arguments`` appear in messages that clients send back."""
-
-    name: str
-    arguments: str
-    parsed_arguments: Parsed = None
-    provider_specific_fields: Unused = None
-
-
-class ToolCall(Request):
-    """The fields after ``function`` appear in messages that clients send back. The calls are in the order of the
-    list.
-    """
-
-    id: str
-    type: Literal["function"] = "function"
-    function: FunctionCall
-    index: Annotated[int | None, Field(exclude=True)] = None
-    provider_specific_fields: Unused = None
-
-
 class Message(Request):
     """``content`` is text, or parts: texts, and images for servers whose models accept them. The fields after
     ``refusal`` appear in messages that clients send back.
     """
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Annotated[Items[Part], Field(max_length=MAX_PARTS)] | None = None
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: Annotated[Items[ToolCall], Field(max_length=MAX_TOOL_CALLS)] | None = None
     refusal: str | None = None
+    # The older form of ``tool_calls``; see `functions`.
+    function_call: Annotated[FunctionCall | None, Field(exclude=True)] = None
     parsed: Parsed = None
     annotations: Unused = None
     audio: Unused = None
-    function_call: Unused = None
     # DeepSeek's name, and vLLM's newer one.
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -126,25 +114,13 @@ class Message(Request):
         return [part for part in self.content if isinstance(part, ImagePart)] if isinstance(self.content, list) else []
 
 
-class Function(Request):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class Tool(Request):
-    type: Literal["function"]
-    function: Function
-
-
-class NamedFunction(Request):
-    name: str
-
-
-class NamedToolChoice(Request):
-    type: Literal["function"]
-    function: NamedFunction
+AnyMessage = TypeVar("AnyMessage", bound=Message)
+Messages = Annotated[
+    Items[AnyMessage],
+    Field(min_length=1, max_length=MAX_MESSAGES),
+    BeforeValidator(require_few_parts),
+    AfterValidator(as_tool_messages),
+]
 
 
 class JsonSchema(Request):
@@ -194,9 +170,7 @@ class ChatCompletionRequest(GenerationRequest):
     ``thinking_token_budget`` and ``verbosity`` reach the chat template, and how they limit the reasoning.
     """
 
-    messages: Annotated[
-        Items[Message], Field(min_length=1, max_length=MAX_MESSAGES), BeforeValidator(require_few_parts)
-    ]
+    messages: Messages[Message]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
@@ -205,6 +179,9 @@ class ChatCompletionRequest(GenerationRequest):
     tools: Annotated[Items[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    # The older form of ``tools`` and ``tool_choice``, which they become; see `functions`.
+    functions: Annotated[Items[PlainFunction] | None, Field(max_length=MAX_TOOLS, exclude=True)] = None
+    function_call: Annotated[Literal["none", "auto"] | NamedFunction | None, Field(exclude=True)] = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
@@ -223,15 +200,14 @@ class ChatCompletionRequest(GenerationRequest):
     # Extension: the last message is the start of the answer, which continues it.
     continue_final_message: bool | None = None
 
+    @model_validator(mode="after")
+    def _with_tools(self) -> Self:
+        return as_tools(self)
+
 
 class ChatLogprobs(Answer):
     content: list[TokenLogprob] | None = None
     refusal: None = None
-
-
-class FunctionCallDelta(Answer):
-    name: str | None = None
-    arguments: str | None = None
 
 
 class ToolCallDelta(Answer):
@@ -250,6 +226,7 @@ class Delta(Answer):
         None
     )
     tool_calls: list[ToolCallDelta] | None = None
+    function_call: FunctionCallDelta | None = None
 
 
 class ChunkChoice(Answer):
@@ -263,8 +240,10 @@ class ChunkChoice(Answer):
 
     @property
     def has_text(self) -> bool:
-        """Text, reasoning, or a part of a tool call."""
-        return bool(self.delta.content or self.delta.reasoning_content or self.delta.tool_calls)
+        """Text, reasoning, or a part of a call."""
+        return bool(
+            self.delta.content or self.delta.reasoning_content or self.delta.tool_calls or self.delta.function_call
+        )
 
 
 class ChatCompletionChunk(Answer):
@@ -298,6 +277,7 @@ class AnswerMessage(Answer):
     reasoning_content: str | None = None
     refusal: None = None
     tool_calls: list[AnswerToolCall] | None = None
+    function_call: AnswerFunction | None = None
 
 
 class ChatChoice(Answer):

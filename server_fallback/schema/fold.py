@@ -26,6 +26,7 @@ from .chat import (
 )
 from .common import FinishReason, TokenLogprob
 from .completions import Completion, CompletionChoice, CompletionChunk, CompletionLogprobs
+from .functions import FunctionCallDelta
 from .pipeline import PipelineTrace
 from .route import Route
 
@@ -93,11 +94,10 @@ def fold_calls(deltas: Iterable[ToolCallDelta]) -> list[AnswerToolCall]:
     """The tool calls that the parts of one answer add up to."""
     calls: dict[int, _CallParts] = {}
     for delta in deltas:
-        calls.setdefault(delta.index, _CallParts()).add(delta)
-    return [
-        AnswerToolCall(id=call.id, function=AnswerFunction(name=call.name, arguments="".join(call.arguments)))
-        for _, call in sorted(calls.items())
-    ]
+        call = calls.setdefault(delta.index, _CallParts())
+        call.id = delta.id or call.id
+        call.add(delta.function)
+    return [AnswerToolCall(id=call.id, function=call.function) for _, call in sorted(calls.items())]
 
 
 @dataclass(slots=True)
@@ -106,11 +106,14 @@ class _CallParts:
     name: str = ""
     arguments: list[str] = field(default_factory=list)
 
-    def add(self, delta: ToolCallDelta) -> None:
-        self.id = delta.id or self.id
-        if delta.function is not None:
-            self.name = delta.function.name or self.name
-            self.arguments.append(delta.function.arguments or "")
+    def add(self, function: FunctionCallDelta | None) -> None:
+        if function is not None:
+            self.name = function.name or self.name
+            self.arguments.append(function.arguments or "")
+
+    @property
+    def function(self) -> AnswerFunction:
+        return AnswerFunction(name=self.name, arguments="".join(self.arguments))
 
 
 @dataclass(slots=True)
@@ -118,6 +121,7 @@ class _ChatParts:
     texts: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[ToolCallDelta] = field(default_factory=list)
+    function: _CallParts = field(default_factory=_CallParts)
     logprobs: list[TokenLogprob] | None = None
     token_ids: list[int] | None = None
     finish_reason: FinishReason | None = None
@@ -126,6 +130,7 @@ class _ChatParts:
         self.texts.append(choice.delta.content or "")
         self.reasoning.append(choice.delta.reasoning_content or "")
         self.calls += choice.delta.tool_calls or ()
+        self.function.add(choice.delta.function_call)
         if choice.logprobs is not None:
             self.logprobs = self.logprobs or []
             self.logprobs += choice.logprobs.content or ()
@@ -138,13 +143,15 @@ class _ChatParts:
             raise _cut_off()
         text, reasoning = "".join(self.texts), "".join(self.reasoning) or None
         calls = fold_calls(self.calls)
+        function = self.function.function if self.function.name else None
         return ChatChoice(
             index=index,
             # A message with only calls or reasoning has no content.
             message=AnswerMessage(
-                content=None if (calls or reasoning) and not text else text,
+                content=None if (calls or function or reasoning) and not text else text,
                 reasoning_content=reasoning,
                 tool_calls=calls or None,
+                function_call=function,
             ),
             logprobs=None if self.logprobs is None else ChatLogprobs(content=self.logprobs),
             finish_reason=self.finish_reason,

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, Field
 
-from .chat import MAX_MESSAGES, ChatCompletionRequest, Message, require_few_parts
+from .chat import ChatCompletionRequest, Message, Messages
 from .common import Items
 from .completions import CompletionRequest
 from .embeddings import EmbeddingRequest
@@ -31,9 +31,7 @@ class RoutedChatRequest(ChatCompletionRequest):
     answering model must support.
     """
 
-    messages: Annotated[  # type: ignore[assignment]
-        Items[RoutedMessage], Field(min_length=1, max_length=MAX_MESSAGES), BeforeValidator(require_few_parts)
-    ]
+    messages: Messages[RoutedMessage]  # type: ignore[assignment]
     labels: Labels | None = None
     pin: Side | None = None
     language: Language | None = None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from .chat import MAX_MESSAGES, MAX_TOOLS, Message, Tool, require_few_parts
+from .chat import MAX_TOOLS, Message, Messages
 from .common import Answer, Items, Request
+from .functions import Tool
 
 
 class TokenizeRequest(Request):
@@ -17,10 +18,7 @@ class TokenizeRequest(Request):
 
     model: str
     prompt: str | None = None
-    messages: (
-        Annotated[Items[Message], Field(min_length=1, max_length=MAX_MESSAGES), BeforeValidator(require_few_parts)]
-        | None
-    ) = None
+    messages: Messages[Message] | None = None
     tools: Annotated[Items[Tool], Field(max_length=MAX_TOOLS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True

@@ -11,9 +11,10 @@ from typing import Any, Generic
 from nearfar.compiler.bundle.entries import ToolFormatEntry
 
 from ..engine.request import PromptLogprobs, TokenRequest
-from ..schema.chat import ChatCompletionChunk, ChatLogprobs, ChunkChoice, Delta, FunctionCallDelta, ToolCallDelta
+from ..schema.chat import ChatCompletionChunk, ChatLogprobs, ChunkChoice, Delta, ToolCallDelta
 from ..schema.common import FinishReason, TokenLogprob, TopLogprob
 from ..schema.common import PromptLogprobs as PromptLogprobsList
+from ..schema.functions import FunctionCallDelta
 from .answers import Part, usage_of
 from .choice import ChoiceEnd, Piece, TokenSpan
 from .prompt_tokens import prompt_logprobs

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.text.tokenizer import Tokenizer
 
-from ..schema.chat import ImagePart, Message, Tool
+from ..schema.chat import ImagePart, Message
+from ..schema.functions import Tool
 from .reasoning import Reasoning, State
 from .requests import check_length
 

@@ -19,10 +19,10 @@ from ..schema.chat import (
     JsonSchemaFormat,
     RegexFormat,
     ResponseFormat,
-    Tool,
 )
 from ..schema.common import GenerationRequest, StructuredOutputs
 from ..schema.completions import CompletionRequest
+from ..schema.functions import Tool
 from .grammar.source import CallsOrForm, EbnfSource, FormSource, GrammarSource, JsonSource, RegexSource, call_begins
 from .json_structure import structure_error
 from .tools import check_tools, tool_grammar

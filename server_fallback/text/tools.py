@@ -10,7 +10,7 @@ from typing import Any, Literal
 from nearfar.compiler.bundle.entries import ToolFormatEntry
 from nearfar.compiler.errors import RequestError
 
-from ..schema.chat import NamedToolChoice, Tool
+from ..schema.functions import NamedToolChoice, Tool
 from .grammar.source import CallsOrForm, FormSource, GrammarSource, Tag, TagsSource
 from .text_properties import text_properties
 

@@ -38,6 +38,7 @@ _MESSAGE = {
     "tool_call_id": "text",
     "refusal": "text",
     "tool_calls": {"id": "text", "type": "none", "index": "none", "function": _FUNCTION, "*": "json"},
+    "function_call": _FUNCTION,
     "*": "json",
 }
 _TOOL_FUNCTION = {"name": "text", "description": "text", "parameters": "json", "strict": "none", "*": "json"}
@@ -57,6 +58,8 @@ PRIVATE_TEXTS: Mapping[str, Any] = {
     "documents": "json",
     "suffix": "text",
     "tools": {"type": "none", "function": _TOOL_FUNCTION, "*": "json"},
+    "functions": _TOOL_FUNCTION,
+    "function_call": {"name": "text", "*": "json"},
     "tool_choice": {"type": "none", "function": {"name": "text", "*": "json"}, "*": "json"},
     "response_format": _FORMAT,
     "structured_outputs": {

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from pydantic import BaseModel
 
-from ...schema.chat import AnswerToolCall, ChatCompletionRequest, TextPart, ToolCall
+from ...schema.chat import AnswerToolCall, ChatCompletionRequest, TextPart
 from ...schema.chat import Message as ChatMessage
 from ...schema.common import GenerationRequest
+from ...schema.functions import ToolCall
 from ..decision.private_texts import private_texts
 from ..decision.situation import Message
 

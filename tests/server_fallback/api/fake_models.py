@@ -16,13 +16,13 @@ from nearfar.server_fallback.schema.chat import (
     ChatLogprobs,
     ChunkChoice,
     Delta,
-    FunctionCallDelta,
     ToolCallDelta,
 )
 from nearfar.server_fallback.schema.common import PromptTokensDetails, TokenLogprob, TopLogprob, Usage
 from nearfar.server_fallback.schema.completions import CompletionChoice, CompletionChunk, CompletionRequest
 from nearfar.server_fallback.schema.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse
 from nearfar.server_fallback.schema.encoding import EncodingUsage
+from nearfar.server_fallback.schema.functions import FunctionCallDelta
 from nearfar.server_fallback.schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest
 from nearfar.server_fallback.schema.tokenize import (
     DetokenizeRequest,

@@ -43,7 +43,6 @@ def test_fields_that_clients_send_back_are_accepted_and_never_forwarded(sent: di
     [
         ("annotations", [{"type": "url_citation"}]),
         ("audio", {"id": "a"}),
-        ("function_call", {"name": "f", "arguments": "{}"}),
         ("reasoning_content", ["because"]),
         ("provider_specific_fields", {"refusal": None, "thinking": [{"text": "because"}]}),
         ("temperament", None),

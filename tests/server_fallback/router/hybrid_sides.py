@@ -22,13 +22,13 @@ from nearfar.server_fallback.schema.chat import (
     ChatLogprobs,
     ChunkChoice,
     Delta,
-    FunctionCallDelta,
     ToolCallDelta,
 )
 from nearfar.server_fallback.schema.common import FinishReason, TokenLogprob, TopLogprob, Usage
 from nearfar.server_fallback.schema.completions import CompletionChoice, CompletionChunk, CompletionRequest
 from nearfar.server_fallback.schema.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse
 from nearfar.server_fallback.schema.encoding import EncodingUsage
+from nearfar.server_fallback.schema.functions import FunctionCallDelta
 from nearfar.server_fallback.schema.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,

@@ -173,6 +173,7 @@ function finishReason(reason: ChatFinishReason | undefined): LanguageModelV4Fini
     case "length":
       return { unified: reason, raw: reason };
     case "tool_calls":
+    case "function_call":
       return { unified: "tool-calls", raw: reason };
     case "content_filter":
       return { unified: "content-filter", raw: reason };

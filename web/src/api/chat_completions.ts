@@ -4,6 +4,7 @@ import type { TokenRequest } from "../engine/request.js";
 import { RequestError } from "../errors.js";
 import { answerAll, foldHead, promptFields } from "./answers.js";
 import { encodeChat } from "./chat_prompt.js";
+import { asTools } from "./functions.js";
 import type { AnswerText, AnswerToken } from "./choice.js";
 import type { Model, TextCodec, ToolCallParser } from "./model.js";
 import { named } from "./model.js";
@@ -48,11 +49,15 @@ export class ChatCompletions {
     params: ChatCompletionCreateParams,
     options: RequestOptions = {},
   ): Promise<ChatCompletion | Stream<ChatCompletionChunk>> {
-    const { stream = false, ...request } = readParams(params, CHAT_PARAMS);
+    const { stream = false, ...given } = readParams(params, CHAT_PARAMS);
+    const { params: request, answered } = asTools(given);
     const answer = await this.#prepare(request, options);
+    const chunksOf: typeof answer = async function* (cancelled, withUsage) {
+      for await (const chunk of answer(cancelled, withUsage)) yield answered(chunk);
+    };
     return stream
-      ? new Stream((signal) => answer(signal, request.stream_options?.include_usage === true))
-      : foldChat(answer(new AbortController().signal, true));
+      ? new Stream((signal) => chunksOf(signal, request.stream_options?.include_usage === true))
+      : foldChat(chunksOf(new AbortController().signal, true));
   }
 
   /** Checks the complete request before anything is generated. */
@@ -307,10 +312,18 @@ export async function foldChat(
         });
         call.function.arguments += described?.arguments ?? "";
       }
+      if (delta.function_call !== undefined) {
+        const { name = "", arguments: text = "" } = delta.function_call;
+        const called = (choice.message.function_call ??= { name, arguments: "" });
+        called.arguments += text;
+      }
     }
   }
   for (const { message } of choices)
-    if (message.content === "" && (message.tool_calls ?? message.reasoning_content) !== undefined)
+    if (
+      message.content === "" &&
+      (message.tool_calls ?? message.function_call ?? message.reasoning_content) !== undefined
+    )
       message.content = null;
   return { ...(head as ChatCompletion), object: "chat.completion", choices };
 }

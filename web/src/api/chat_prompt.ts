@@ -3,6 +3,7 @@
 import { RequestError } from "../errors.js";
 import type { Message } from "../text/chat_template.js";
 import type { State } from "../text/reasoning.js";
+import { asToolMessages } from "./functions.js";
 import type { TextCodec } from "./model.js";
 import { shown } from "./params.js";
 import type { ChatCompletionMessageParam, FunctionTool } from "./types.js";
@@ -40,7 +41,7 @@ export function encodeChat(
 ): ChatPrompt {
   if (messages.length === 0)
     throw new RequestError("messages is empty; give it at least one message", { param: "messages" });
-  const parsed = messages.map(readMessage);
+  const parsed = asToolMessages(messages).map(readMessage);
   const { reasoning } = text.thinking;
   const prompt = (rendered: readonly Message[]): ChatPrompt => {
     const ids = text.encodeChat(rendered, options);

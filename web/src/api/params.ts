@@ -108,6 +108,11 @@ export const CHAT_PARAMS: Checks = {
     (value) => isObject(value) || only("none", "auto", "required").holds(value),
   ),
   parallel_tool_calls: boolean,
+  functions: list,
+  function_call: check(
+    '"none", "auto" or an object with a name',
+    (value) => (isObject(value) && text.holds(value.name)) || only("none", "auto").holds(value),
+  ),
   continue_final_message: boolean,
   chat_template_kwargs: object,
   enable_thinking: boolean,

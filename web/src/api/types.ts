@@ -115,6 +115,15 @@ export interface ChatCompletionMessageParam {
   /** Extension, for an assistant's message: its reasoning, as in an answer. vLLM calls it reasoning. */
   readonly reasoning_content?: string | null | undefined;
   readonly reasoning?: string | null | undefined;
+  /** The older form of ``tool_calls``. */
+  readonly function_call?: { readonly name: string; readonly arguments: string } | null | undefined;
+}
+
+/** A function in the older form of tools. */
+export interface ChatCompletionFunction {
+  readonly name: string;
+  readonly description?: string | undefined;
+  readonly parameters?: Readonly<Record<string, unknown>> | undefined;
 }
 
 export interface ChatCompletionMessageToolCallParam {
@@ -173,6 +182,10 @@ export interface ChatCompletionCreateParamsBase extends CommonParams, ThinkingPa
   readonly tools?: readonly ChatCompletionTool[] | undefined;
   readonly tool_choice?: ChatCompletionToolChoiceOption | undefined;
   readonly parallel_tool_calls?: boolean | undefined;
+  /** The older form of ``tools``: answers have at most one call, as ``function_call``. */
+  readonly functions?: readonly ChatCompletionFunction[] | undefined;
+  /** The older form of ``tool_choice``. */
+  readonly function_call?: "none" | "auto" | { readonly name: string } | undefined;
   /** Extension: the last message is the start of the answer, and the model continues it. */
   readonly continue_final_message?: boolean | null | undefined;
   readonly metadata?: Readonly<Record<string, string>> | null | undefined;
@@ -212,7 +225,7 @@ export interface ChatCompletionLogprobs {
   refusal: null;
 }
 
-export type ChatFinishReason = "stop" | "length" | "tool_calls" | "content_filter";
+export type ChatFinishReason = "stop" | "length" | "tool_calls" | "content_filter" | "function_call";
 
 export interface ChatCompletionMessage {
   role: "assistant";
@@ -221,6 +234,8 @@ export interface ChatCompletionMessage {
   reasoning_content?: string;
   refusal: null;
   tool_calls?: ChatCompletionMessageToolCall[];
+  /** The call, if the request has ``functions``. */
+  function_call?: { name: string; arguments: string };
 }
 
 export interface ChatCompletionChoice {
@@ -271,6 +286,7 @@ export interface ChatCompletionDelta {
   /** Extension. */
   reasoning_content?: string;
   tool_calls?: ChatCompletionToolCallDelta[];
+  function_call?: { name?: string; arguments?: string };
 }
 
 export interface ChatCompletionChunkChoice {

@@ -82,7 +82,7 @@ export class HybridCompletions {
   async #completion(request: HybridRequest, choice: Choice, signal: AbortSignal): Promise<ChatCompletion> {
     const chunks: ChatCompletionChunk[] = [];
     for await (const item of this.#run(request, choice, signal)) {
-      if (item.type === "chunk") chunks.push(item.chunk);
+      if (item.type === "chunk") chunks.push(request.answered(item.chunk));
       else chunks.length = 0;
     }
     const route = chunks.findLast((chunk) => chunk.route !== undefined)?.route;
@@ -97,7 +97,7 @@ export class HybridCompletions {
     for await (const item of this.#run(request, choice, signal)) {
       // The next chunk's route reports that the text was withdrawn.
       if (item.type === "withdraw") continue;
-      const { usage, ...chunk } = item.chunk;
+      const { usage, ...chunk } = request.answered(item.chunk);
       if (request.includeUsage) yield { ...chunk, usage: usage ?? null };
       else if (chunk.choices.length > 0) yield chunk;
     }

@@ -1,6 +1,8 @@
 // Reads a request to the router: OpenAI's parameters with labels and a pin. It separates what may be sent to a side
 // from what only the router reads.
 
+import type { Tooled } from "../api/functions.js";
+import { asToolMessages, asTools } from "../api/functions.js";
 import type { Given } from "../api/params.js";
 import { isStrings, readParams, shown } from "../api/params.js";
 import type {
@@ -37,6 +39,7 @@ export type HybridParams = HybridParamsNonStreaming | HybridParamsStreaming;
 
 export interface HybridRequest {
   readonly params: PlainParams;
+  readonly answered: Tooled<object>["answered"];
   readonly streamed: boolean;
   readonly includeUsage: boolean;
   readonly signal: AbortSignal | undefined;
@@ -61,8 +64,9 @@ export function readRequest(raw: HybridParams): HybridRequest {
     signal,
     stream_options: streamOptions,
     messages: labelled = [],
-    ...rest
+    ...given
   } = known;
+  const { params: rest, answered } = asTools(given);
   if (n !== 1)
     throw new RequestError(`n is ${n}, but each answer is routed by itself; send n requests`, { param: "n" });
   for (const param of ["prompt_logprobs", "return_token_ids"] as const) {
@@ -82,14 +86,14 @@ export function readRequest(raw: HybridParams): HybridRequest {
   if (labelled.length === 0)
     throw new RequestError("messages is empty; give it at least one message", { param: "messages" });
   const read = labelled.map(readLabels);
-  const messages = read.map(({ message }) => message);
+  const messages = asToolMessages(read.map(({ message }) => message));
   const properties = {
     labels,
     pin,
-    messages: read.map(({ message, labels: own }) => ({
+    messages: messages.map((message, index) => ({
       role: message.role,
       content: textOf(message),
-      labels: own,
+      labels: read[index]?.labels ?? [],
       parts: meetingTexts(message),
     })),
     texts: [...privateTexts({ ...rest, messages })].filter(({ meets }) => !meets).map(({ text }) => text),
@@ -103,6 +107,7 @@ export function readRequest(raw: HybridParams): HybridRequest {
   };
   return {
     params: { ...rest, messages },
+    answered,
     streamed: stream,
     includeUsage: streamOptions?.include_usage === true,
     signal,

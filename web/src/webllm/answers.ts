@@ -88,6 +88,8 @@ function usageOf(
 
 function reason(finishReason: ours.ChatFinishReason, { interrupted }: AnswerContext): ChatCompletionFinishReason {
   if (finishReason === "content_filter") return "stop";
+  // WebLLM's requests have no functions.
+  if (finishReason === "function_call") return "tool_calls";
   return finishReason === "stop" && interrupted() ? "abort" : finishReason;
 }
 

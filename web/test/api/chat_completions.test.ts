@@ -337,7 +337,11 @@ test("an error of the engine is thrown after every other choice has ended", asyn
 
 test.each([
   [{ audio: {} }, "audio", "'audio' is not supported; supported: messages"],
-  [{ functions: [] }, "functions", "'functions' is not supported"],
+  [{ functions: [{ name: "f" }], tool_choice: "auto" }, "functions", "use one of the two forms"],
+  [{ functions: [{ name: "f", strict: true }] }, "functions[0]", "{ name, description, parameters }"],
+  [{ functions: [{ name: "f" }], function_call: { name: "g" } }, "function_call", "but functions has f"],
+  [{ function_call: { name: "f" } }, "function_call", "but functions has none"],
+  [{ function_call: "required" }, "function_call", '"none", "auto" or an object with a name'],
   [{ constructor: 1 }, "constructor", "'constructor' is not supported"],
   [{ temperature: 3 }, "temperature", "temperature is 3, it must be a number from 0 to 2"],
   [{ n: 0 }, "n", "an integer from 1 to 128"],
@@ -359,7 +363,7 @@ test.each([
   [{ tools: [{ type: "custom" }] }, "tools[0]", 'it must be { type: "function"'],
   [{ tool_choice: "required" }, "tool_choice", "there are no tools"],
   [{ messages: [] }, "messages", "messages is empty"],
-  [{ messages: [{ role: "function", content: "a" }] }, "messages[0]", 'has role "function"'],
+  [{ messages: [{ role: "critic", content: "a" }] }, "messages[0]", 'has role "critic"'],
   [
     { messages: [{ role: "user", content: [{ type: "image_url" }] }] },
     "messages[0].content[0]",

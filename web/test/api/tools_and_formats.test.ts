@@ -3,6 +3,7 @@
 import { expect, test } from "vitest";
 
 import { ChatCompletions } from "../../src/api/chat_completions.js";
+import { asToolMessages } from "../../src/api/functions.js";
 import type { ToolCallParser } from "../../src/api/model.js";
 import type { ChatCompletionTool } from "../../src/api/types.js";
 import { RequestError } from "../../src/errors.js";
@@ -11,7 +12,8 @@ import type { ToolCallEvent } from "../../src/text/tool_call_stream.js";
 import { FakeSource, modelOf } from "./fake_model.js";
 
 const messages = [{ role: "user", content: "hi" }] as const;
-const WEATHER: ChatCompletionTool = { type: "function", function: { name: "weather", parameters: { type: "object" } } };
+const WEATHER_FUNCTION = { name: "weather", parameters: { type: "object" } };
+const WEATHER: ChatCompletionTool = { type: "function", function: WEATHER_FUNCTION };
 
 /** Calls have the form <name arguments>, and the arguments arrive one character at a time. */
 function angleParser(): ToolCallParser {
@@ -114,6 +116,49 @@ test("an answer with only calls has null content, and parallel_tool_calls: false
   const { choices } = await completions.create({ messages, tools: [WEATHER], parallel_tool_calls: false });
   expect(choices[0]?.message.content).toBeNull();
   expect(choices[0]?.message.tool_calls?.length).toBe(1);
+});
+
+test("functions are the older form of tools, of which an answer calls one", async () => {
+  const { completions, specs } = withTools("<weather {1}><weather {2}>");
+  const { choices } = await completions.create({
+    messages,
+    functions: [WEATHER_FUNCTION],
+    function_call: { name: "weather" },
+  });
+  expect(choices[0]).toEqual({
+    index: 0,
+    message: {
+      role: "assistant",
+      content: null,
+      refusal: null,
+      function_call: { name: "weather", arguments: "{1}" },
+    },
+    logprobs: null,
+    finish_reason: "function_call",
+  });
+  expect(specs[0]).toMatchObject({ schema: { tools: 1, choice: { type: "function", function: { name: "weather" } } } });
+  const chunks = [];
+  for await (const chunk of await completions.create({ messages, functions: [WEATHER_FUNCTION], stream: true }))
+    chunks.push(chunk);
+  const deltas = chunks.flatMap(({ choices: [choice] }) => choice?.delta.function_call ?? []);
+  expect(deltas[0]).toEqual({ name: "weather", arguments: "" });
+  expect(deltas.map(({ arguments: text = "" }) => text).join("")).toBe("{1}");
+  expect(chunks.some(({ choices: [choice] }) => choice?.delta.tool_calls)).toBe(false);
+  expect(chunks.at(-1)?.choices[0]?.finish_reason).toBe("function_call");
+});
+
+test("calls and results of functions are read as those of tools", () => {
+  const call = { name: "weather", arguments: "{}" };
+  const called = { role: "assistant", content: null, function_call: call } as const;
+  const result = { role: "function", name: "weather", content: "warm" } as const;
+  const read = asToolMessages([...messages, called, result, called]);
+  expect(read.slice(messages.length)).toEqual([
+    { role: "assistant", content: null, tool_calls: [{ id: "call00001", type: "function", function: call }] },
+    { role: "tool", name: "weather", content: "warm", tool_call_id: "call00001" },
+    { role: "assistant", content: null, tool_calls: [{ id: "call00003", type: "function", function: call }] },
+  ]);
+  const both = { ...called, tool_calls: [{ id: "a", type: "function", function: call }] };
+  expect(() => asToolMessages([both])).toThrow("messages[0].function_call and tool_calls mean the same");
 });
 
 test("tool_choice none leaves the text unchanged, and required forces a call with a grammar", async () => {

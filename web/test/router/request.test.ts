@@ -33,3 +33,20 @@ test("the URL of an image is searched, but not its bytes", () => {
     expect(texts(text)).toContain(text);
   }
 });
+
+test("functions are sent as tools, and their names, schemas and calls are searched", () => {
+  const { params, properties } = readRequest({
+    messages: [
+      { role: "user", content: "hi" },
+      { role: "assistant", content: null, function_call: { name: "weather", arguments: '{"a":"secret 2"}' } },
+      { role: "function", name: "weather", content: "warm", labels: ["l"] },
+    ],
+    functions: [{ name: "weather", description: "secret 1" }],
+  });
+  expect(Object.keys(params)).not.toContain("functions");
+  expect(params.tools).toEqual([{ type: "function", function: { name: "weather", description: "secret 1" } }]);
+  expect(params.messages.map(({ role }) => role)).toEqual(["user", "assistant", "tool"]);
+  expect(properties.messages.at(-1)?.labels).toEqual(["l"]);
+  expect(properties.tools).toBe(true);
+  for (const text of ["weather", "secret 1", "secret 2"]) expect(properties.texts).toContain(text);
+});

@@ -14,7 +14,7 @@ from picking import END, SHAPES, TOKENS, Grammar, pick
 
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.text.tool_formats import FORMATS
-from nearfar.server_fallback.schema.chat import Function, Tool
+from nearfar.server_fallback.schema.functions import Function, Tool
 from nearfar.server_fallback.text.grammar import worker
 from nearfar.server_fallback.text.grammar.bounded import BoundedConstraint
 from nearfar.server_fallback.text.grammar.constraint import GrammarConstraint

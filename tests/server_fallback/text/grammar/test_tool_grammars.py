@@ -14,7 +14,7 @@ from picking import Grammar, pick
 
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.text.tool_formats import FORMATS
-from nearfar.server_fallback.schema.chat import Tool
+from nearfar.server_fallback.schema.functions import Tool
 from nearfar.server_fallback.text.grammar.rules import source_rules
 from nearfar.server_fallback.text.grammar.source import GrammarSource
 from nearfar.server_fallback.text.tool_call_stream import ArgumentsEvent, CallEvent, ToolCallStream
