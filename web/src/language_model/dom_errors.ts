@@ -6,7 +6,8 @@ import { NearfarError, messageOf } from "../errors.js";
 export function domError(error: unknown): unknown {
   if (error instanceof DOMException || error instanceof TypeError || error instanceof RangeError) return error;
   const isUnsupported =
-    error instanceof NearfarError && (error.param === "response_format" || "missing" in error.details);
+    error instanceof NearfarError &&
+    (["response_format", "enable_thinking"].includes(error.param ?? "") || "missing" in error.details);
   const name = isUnsupported ? "NotSupportedError" : "UnknownError";
   return new DOMException(messageOf(error), name);
 }

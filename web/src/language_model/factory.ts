@@ -11,7 +11,7 @@ import type { LanguageModelPrompt } from "./prompt.js";
 import { canonicalPrompt } from "./prompt.js";
 import type { SamplingOptions } from "./sampling.js";
 import { readSampling } from "./sampling.js";
-import { LanguageModel } from "./session.js";
+import { LanguageModel, checkThinking } from "./session.js";
 import type { LanguageModelTool } from "./tools.js";
 import { checkTools } from "./tools.js";
 
@@ -26,6 +26,8 @@ export interface LanguageModelCreateCoreOptions extends SamplingOptions {
   readonly expectedInputs?: readonly LanguageModelExpected[] | undefined;
   readonly expectedOutputs?: readonly LanguageModelExpected[] | undefined;
   readonly tools?: readonly LanguageModelTool[] | undefined;
+  /** Extension: switches the reasoning of a model on or off, whose chat template has the variable enable_thinking. */
+  readonly thinking?: boolean | undefined;
 }
 
 export interface LanguageModelCreateOptions extends LanguageModelCreateCoreOptions {
@@ -94,10 +96,11 @@ export function createLanguageModel(
       return bundle !== undefined && (await isStored(bundle)) ? "available" : "downloadable";
     },
     async create(options = {}) {
-      const { signal, monitor, initialPrompts, tools = [] } = options;
+      const { signal, monitor, initialPrompts, tools = [], thinking } = options;
       signal?.throwIfAborted();
       const sampling = readSampling(options);
       checkTools(tools);
+      checkThinking(thinking);
       if (!isSupported(options)) throw new DOMException("This model reads and writes text", "NotSupportedError");
       // Check them before the download.
       if (initialPrompts !== undefined) canonicalPrompt(initialPrompts, true);
@@ -109,7 +112,7 @@ export function createLanguageModel(
         report(1);
         if (tools.length > 0 && !ready.info.tools)
           throw new DOMException(`The model ${ready.info.model} cannot call tools`, "NotSupportedError");
-        const session = new LanguageModel(ready, sampling, [...tools]);
+        const session = new LanguageModel(ready, sampling, [...tools], thinking);
         if (initialPrompts !== undefined) await session.append(initialPrompts, { signal });
         signal?.throwIfAborted();
         signal?.addEventListener("abort", () => {

@@ -19,6 +19,8 @@ export interface LanguageModelPromptOptions {
   /** A JSON schema, or a RegExp. */
   readonly responseConstraint?: object | undefined;
   readonly omitResponseConstraintInput?: boolean | undefined;
+  /** Extension: as in `create`, for this prompt only. */
+  readonly thinking?: boolean | undefined;
   readonly signal?: AbortSignal | undefined;
 }
 
@@ -44,6 +46,7 @@ export class LanguageModel extends EventTarget {
     private readonly engine: EngineApi,
     private readonly sampling: Sampling,
     private readonly tools: readonly LanguageModelTool[] = [],
+    private readonly thinking?: boolean,
   ) {
     super();
     this.contextWindow = engine.info.context;
@@ -99,16 +102,17 @@ export class LanguageModel extends EventTarget {
 
   /** The number of tokens that prompt() would add for this input. */
   async measureContextUsage(input: LanguageModelPrompt, options: LanguageModelPromptOptions = {}): Promise<number> {
-    const { signal } = options;
+    const { signal, thinking } = options;
+    checkThinking(thinking);
     const prompt = withConstraint(canonicalPrompt(input, this.#messages.length === 0), options);
     anySignal(signal, this.#destroyed.signal).throwIfAborted();
-    return Math.max(0, (await this.count([...this.#messages, ...prompt])) - this.#contextUsage);
+    return Math.max(0, (await this.count([...this.#messages, ...prompt], thinking)) - this.#contextUsage);
   }
 
   /** A new session that continues this session's conversation. */
   async clone({ signal }: SignalOption = {}): Promise<LanguageModel> {
     anySignal(signal, this.#destroyed.signal).throwIfAborted();
-    const copy = new LanguageModel(this.engine, this.sampling, this.tools);
+    const copy = new LanguageModel(this.engine, this.sampling, this.tools, this.thinking);
     copy.#messages = this.#messages;
     copy.#contextUsage = this.#contextUsage;
     return Promise.resolve(copy);
@@ -125,16 +129,18 @@ export class LanguageModel extends EventTarget {
     onText: (text: string) => void,
   ): Promise<string> {
     return this.inTurn(options.signal, async (signal) => {
+      checkThinking(options.thinking);
+      const { thinking = this.thinking } = options;
       const added = canonicalPrompt(input, this.#messages.length === 0);
       let prompt = withConstraint(added, options);
       const steps: TextMessage[] = [];
       let text = "";
       for (let round = 0; ; round++) {
         // The answer needs at least one token.
-        const { retained } = await this.makeRoom([...prompt, ...steps], this.contextWindow - 1);
+        const { retained } = await this.makeRoom([...prompt, ...steps], this.contextWindow - 1, thinking);
         const answer = await this.complete(
           [...retained, ...prompt, ...steps],
-          options.responseConstraint,
+          { constraint: options.responseConstraint, thinking },
           signal,
           onText,
         );
@@ -179,7 +185,7 @@ export class LanguageModel extends EventTarget {
   /** One answer of the engine: its text and its tool calls. */
   private async complete(
     messages: readonly TextMessage[],
-    constraint: object | undefined,
+    { constraint, thinking }: { readonly constraint: object | undefined; readonly thinking: boolean | undefined },
     signal: AbortSignal,
     onText: (text: string) => void,
   ): Promise<{ readonly text: string; readonly calls: readonly ToolCall[] }> {
@@ -190,6 +196,7 @@ export class LanguageModel extends EventTarget {
         top_k: this.topK,
         continue_final_message: isPrefixed(messages),
         response_format: responseFormat(constraint),
+        enable_thinking: thinking,
         ...this.toolParams(),
         stream: true,
       },
@@ -222,10 +229,11 @@ export class LanguageModel extends EventTarget {
   private async makeRoom(
     added: readonly TextMessage[],
     most: number,
+    thinking = this.thinking,
   ): Promise<{ readonly retained: readonly TextMessage[]; readonly usage: number }> {
     let retained = this.#messages;
     for (;;) {
-      const usage = await this.count([...retained, ...added]);
+      const usage = await this.count([...retained, ...added], thinking);
       if (usage <= most) {
         if (retained.length < this.#messages.length) this.overflow();
         return { retained, usage };
@@ -243,10 +251,14 @@ export class LanguageModel extends EventTarget {
     this.oncontextoverflow?.(event);
   }
 
-  private async count(messages: readonly TextMessage[]): Promise<number> {
+  private async count(messages: readonly TextMessage[], thinking = this.thinking): Promise<number> {
     if (messages.length === 0) return 0;
     return this.engine
-      .countTokens(messages.map(chatMessage), { continueFinalMessage: isPrefixed(messages), ...this.toolParams() })
+      .countTokens(messages.map(chatMessage), {
+        continueFinalMessage: isPrefixed(messages),
+        ...(thinking !== undefined && { variables: { enable_thinking: thinking } }),
+        ...this.toolParams(),
+      })
       .catch((error: unknown) => {
         throw domError(error);
       });
@@ -267,6 +279,12 @@ export class LanguageModel extends EventTarget {
       signal,
     );
   }
+}
+
+/** Throws TypeError. A text such as "off" would be true if it were converted. */
+export function checkThinking(thinking: unknown): void {
+  if (thinking !== undefined && typeof thinking !== "boolean")
+    throw new TypeError(`thinking is a ${typeof thinking}, it must be true or false`);
 }
 
 const chatMessage = ({ role, content, calls, callId }: TextMessage): ChatCompletionMessageParam => ({

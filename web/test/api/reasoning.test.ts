@@ -6,10 +6,11 @@ import type { ChatCompletionCreateParamsNonStreaming } from "../../src/api/types
 import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../../src/engine/request.js";
 import { hasBit } from "../../src/grammar/constraint.js";
 import { Grammars } from "../../src/grammar/grammars.js";
+import { createLanguageModel } from "../../src/language_model/index.js";
 import { Tokenizer } from "../../src/text/tokenizer.js";
 import { templateEntry } from "../text/template_trees.js";
 import { NO_TOKENS, byteLevelTokenizer } from "../text/tokenizers.js";
-import { modelOf } from "./fake_model.js";
+import { fakeEngine, modelOf } from "./fake_model.js";
 
 const [OPEN, CLOSE, END] = [257, 258, 259];
 const messages = [{ role: "user", content: "hi" }] as const;
@@ -55,6 +56,36 @@ test.each([
     ...each("Yes.", "content"),
     {},
   ]);
+});
+
+test("a session of the Prompt API switches the reasoning, which is never part of its text", async () => {
+  const thought = "<think>\nHm.\n</think>\n\nYes.";
+  const { model, prompt } = reasoner(HYBRID, [thought, "Yes.", "Yes.", thought]);
+  const factory = createLanguageModel(fakeEngine(model));
+  const chat = await factory.create();
+  expect(await chat.prompt("a")).toBe("Yes.");
+  const pieces: string[] = [];
+  for await (const piece of chat.promptStreaming("b", { thinking: false })) pieces.push(piece);
+  expect(pieces.join("")).toBe("Yes.");
+  const off = await (await factory.create({ thinking: false })).clone();
+  expect(await off.prompt("c")).toBe("Yes.");
+  expect(await off.prompt("d", { thinking: true })).toBe("Yes.");
+  const closed = "[assistant]<think>\n\n</think>\n\n";
+  expect([0, 1, 2, 3].map((index) => prompt(index).endsWith(closed))).toEqual([false, true, true, false]);
+  expect(await off.measureContextUsage("e")).toBeGreaterThan(await off.measureContextUsage("e", { thinking: true }));
+});
+
+test("a session refuses to switch what the model lacks, and values that are not booleans", async () => {
+  const factory = createLanguageModel(fakeEngine(reasoner(OPENED, ["Yes."]).model));
+  const wrong = { thinking: "off" as unknown as boolean };
+  await expect(factory.create(wrong)).rejects.toThrow(TypeError);
+  const chat = await factory.create();
+  await expect(chat.prompt("a", wrong)).rejects.toThrow("thinking is a string, it must be true or false");
+  await expect(chat.prompt("a", { thinking: false })).rejects.toMatchObject({
+    name: "NotSupportedError",
+    message: expect.stringContaining("enable_thinking") as string,
+  });
+  expect(chat.contextUsage).toBe(0);
 });
 
 test("reasoning that never ends leaves no content", async () => {
@@ -249,7 +280,7 @@ function reasoner(template: string, answers: readonly string[], special = false)
   ]);
   const prompt = (index: number): string =>
     (source.requests[index]?.promptIds ?? []).map((id) => names.get(id) ?? String.fromCharCode(id)).join("");
-  return { completions: new ChatCompletions(model), source, prompt };
+  return { model, completions: new ChatCompletions(model), source, prompt };
 }
 
 /** The token ids of a text, with the markers as single tokens. */
