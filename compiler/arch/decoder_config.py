@@ -52,7 +52,7 @@ def read_decoder_config(
     Reads all keys and finishes the reader. Raises CheckpointError for wrong values, and UnsupportedModel for values
     that need mathematics that we do not compile.
     """
-    _require_plain_decoder(config, harmless)
+    _require_plain_decoder(config)
     model_type = config.text("model_type")
     hidden_size = config.integer("hidden_size")
     num_heads = config.integer("num_attention_heads")
@@ -68,6 +68,10 @@ def read_decoder_config(
     window_rope = None if ropes is None or len(set(ropes.values())) == 1 else ropes["sliding_attention"]
     rope = read_rope(config, sizes) if ropes is None else ropes["full_attention"]
     max_position_embeddings = longest_context(config, rope, max_position_embeddings)
+    # With false, transformers lets the tokens of any decoder see those after them.
+    causal = config.flag("is_causal", default=True)
+    if windows and not causal:
+        raise config.unsupported("is_causal", "'is_causal' is false, which is not supported beside sliding windows")
     spec = ModelSpec(
         model_type=model_type,
         vocab_size=vocab_size,
@@ -88,6 +92,7 @@ def read_decoder_config(
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
         windows=windows,
+        causal=causal,
         bos_token_id=config.optional_integer("bos_token_id", minimum=0),
         eos_token_ids=config.token_ids("eos_token_id"),
     )
@@ -196,7 +201,7 @@ def _layer_types(config: ConfigReader, num_layers: int, *supported: str) -> tupl
     return layer_types
 
 
-def _require_plain_decoder(config: ConfigReader, harmless: frozenset[str]) -> None:
+def _require_plain_decoder(config: ConfigReader) -> None:
     architectures = config.texts("architectures")
     # Embedding models may be saved without a head, as "Qwen3Model". "Qwen2ForRewardModel" is another kind of model.
     if architectures and not any(
@@ -208,8 +213,6 @@ def _require_plain_decoder(config: ConfigReader, harmless: frozenset[str]) -> No
             f"'architectures' is {list(architectures)}, not a language model ('...ForCausalLM'), nor a classifier "
             f"('...{OF_TEXTS}', '...{OF_TOKENS}')",
         )
-    if "pretraining_tp" not in harmless:
-        config.expect("pretraining_tp", 1, None)
     config.expect("rope_interleaved", False)
     config.expect("use_mrope", False)
     config.expect("is_encoder_decoder", False)

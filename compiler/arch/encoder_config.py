@@ -13,13 +13,9 @@ from .rope_config import DEFAULT_ROPE_THETA
 # Keys of encoders that do not change their results, besides those of all models.
 ENCODER_HARMLESS = frozenset(
     {
-        "architectures", "cls_token_id", "decoder_bias",
-        "directionality", "is_encoder_decoder", "language", "mask_token_id", "model_type", "name", "output_past",
-        "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type",
-        "pos_token_id", "sentence_transformers", "summary_activation", "summary_first_dropout",
-        "summary_proj_to_labels", "summary_type", "summary_use_proj", "sbert_ce_default_activation_function",
-        "tie_weights_", "tie_word_embeddings",
-        "vocab_pad_token_id", "matryoshka_dimensions", "is_matryoshka",
+        "architectures", "decoder_bias", "directionality", "is_encoder_decoder", "model_type", "pooler_fc_size",
+        "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type", "pos_token_id",
+        "tie_weights_", "tie_word_embeddings", "vocab_pad_token_id",
     }
 )  # fmt: skip
 

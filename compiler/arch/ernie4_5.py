@@ -11,9 +11,6 @@ from .decoder_config import read_activation, read_decoder_config
 
 __all__ = ["forward", "read_config"]
 
-# Code on the hub.
-HARMLESS = frozenset({"auto_map"})
-
 forward = partial(decoder.forward, layout=decoder.DecoderLayout(interleaved=True))
 
 
@@ -32,5 +29,4 @@ def read_config(config: ConfigReader) -> ModelSpec:
         default_theta=500_000.0,
         tied=True,
         default_eps=1e-5,
-        harmless=HARMLESS,
     )

@@ -65,4 +65,4 @@ def read_config(config: ConfigReader) -> ModelSpec:
         tied=True,
         default_eps=1e-6,
     )
-    return replace(spec, causal=not bidirectional, **numbers)
+    return replace(spec, causal=spec.causal and not bidirectional, **numbers)

@@ -49,7 +49,7 @@ FIXED: Mapping[str, object] = {
 # Keys of that code that have no effect in a trained model of this form.
 HARMLESS = frozenset(
     {
-        "auto_map", "dense_seq_output", "fused_bias_fc", "fused_dropout_add_ln", "last_layer_subset",
+        "dense_seq_output", "fused_bias_fc", "fused_dropout_add_ln", "last_layer_subset",
         "max_trained_positions", "pad_vocab_size_multiple", "pooler_activation", "reorder_and_upcast_attn",
         "use_flash_attn", "use_xentropy",
     }

@@ -19,8 +19,6 @@ LAYOUT = decoder.DecoderLayout(
         "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
     }
 )
-# Dropout rates, and code on the hub.
-HARMLESS = frozenset({"auto_map"})
 
 forward = partial(decoder.forward, layout=LAYOUT)
 
@@ -40,5 +38,4 @@ def read_config(config: ConfigReader) -> ModelSpec:
         head_dim=None,
         windows=read_sliding_window(config, default=None),
         rotates_parts=True,
-        harmless=HARMLESS,
     )

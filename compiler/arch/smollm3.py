@@ -40,6 +40,6 @@ def read_config(config: ConfigReader) -> ModelSpec:
         windows=windows_of(config, kinds, window),
         default_theta=2_000_000.0,
         tied=True,
-        harmless=frozenset({"max_window_layers", "pretraining_tp"}),
+        harmless=frozenset({"max_window_layers"}),
     )
     return replace(spec, unrotated=tuple(layer for layer, rotates in enumerate(rotated) if not rotates))

@@ -40,21 +40,50 @@ STATE_CLASSES = re.compile(
     r"class \w*(DeltaAttention|Lightning|Mamba|Mixer2?|Recurrent|Rwkv|SSM|ShortConv|xLSTM)\w*\(nn"
 )
 EXPERTS = re.compile(r"\b(num_experts|num_local_experts|n_routed_experts|moe_num_experts|moe_intermediate_size)\b")
-# Families that only their repositories' own code computes.
-ON_THE_HUB: dict[str, tuple[str, str | None]] = {
-    **dict.fromkeys(("baichuan", "falcon3", "internlm", "internlm2", "minicpm", "openelm"), ("decoder", "llama")),
-    **dict.fromkeys(("phi3small", "phi4", "phi4flash"), ("decoder", "phi3")),
-    **dict.fromkeys(("solar", "yi"), ("decoder", "llama")),
-    **dict.fromkeys(("phi3_v", "phi4mm"), ("vision-language", "llava")),
-    "deepseek": ("experts", "llama"), "new": ("encoder", "bert"), "qwen": ("decoder", "qwen2"),
-    "ultravox": ("speech", "voxtral"),
-}  # fmt: skip
+# Families that only their repositories' own code computes, or another library: their kind, the nearest family that
+# compiles, and their names.
+ON_THE_HUB: tuple[tuple[str, str | None, str], ...] = (
+    ("decoder", "llama", "Motif afm7 aquila baichuan baichuan_m1 btlm codeshell crystalcoder deci falcon3 gpt_refact "
+        "internlm internlm2 jais lille-130m longllama minicpm mixformer-sequential nanbeige nemotron-nas openelm "
+        "orion phi-msft plamo plamo3 RefinedWeb RefinedWebModel skywork solar telechat telechat2 telechat3 TeleFLM "
+        "xverse yi yuan zhinao"),
+    ("decoder", "glm4", "chatglm"),
+    ("decoder", "mistral", "nvembed"),
+    ("decoder", "olmo2", "hf_olmo"),
+    ("decoder", "phi3", "phi3small phi4 phi4flash"),
+    ("decoder", "qwen2", "mimo qwen"),
+    ("decoder", "stablelm", "stablelm_alpha stablelm_epoch"),
+    ("states", None, "deltanet delta_net gated_deltanet gla hgrn2 hymba mamba_ssm plamo2 retnet rwkv5 rwkv6 "
+        "rwkv7 stripedhyena"),
+    ("experts", None, "minimax_m1 minimax_text_01"),
+    ("experts", "llama", "Klear arctic bailing_moe bailing_moe_v2 bailing_moe_v3 deepseek grok-1 grok1 kimi_k2 "
+        "phixtral skywork_moe step3_text youtu_llm"),
+    ("experts", "hunyuan_v1_dense", "hunyuan"),
+    ("encoder", "bert", "NewModel jina_bert jina_bert_v2 mosaic_bert neobert new"),
+    ("encoder", "nomic_bert", "nomic_bert_moe"),
+    ("encoder", "xlm-roberta", "xlm-roberta-flash xlm_roberta_flash"),
+    ("vision-language", "idefics3", "h2ovl_chat"),
+    ("vision-language", "internvl", "Eagle2 NVLM_D Llama_Nemotron_Nano_VL internvl_chat skywork_chat"),
+    ("vision-language", "llava", "KeyeVL bunny-llama bunny-phi bunny-qwen2 cogvlm cogvlm2 deepseek_vl_v2 glm-4v "
+        "hcxvisionmodel internlmxcomposer internlmxcomposer2 keye kimi_vl llava_llama llava_mistral llava_phi minicpmo "
+        "minicpmv molmo moondream1 moondream2 moondream3 mplug_owl2 mplug_owl3 multi_modality ovis phi3_v phi4mm "
+        "step3_vl vila"),
+    ("vision-language", "llava_onevision", "llava_qwen"),
+    ("speech", "voxtral", "ultravox"),
+    ("speech", None, "kimi_audio parler_tts step_audio"),
+    ("image", None, "SegformerForSemanticSegmentation birefnet jina_clip"),
+    ("other", None, "Dream llada sdar"),
+)  # fmt: skip
 
 
 def main() -> None:
-    types = sorted((ON_THE_HUB | read_types()).items())
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in types)
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in sorted(all_types().items()))
     (Path(__file__).parent / FILE).write_text("{\n" + lines + "\n}\n")
+
+
+def all_types() -> dict[str, tuple[str, str | None]]:
+    on_the_hub = {name: (kind, near) for kind, near, names in ON_THE_HUB for name in names.split()}
+    return on_the_hub | read_types()
 
 
 def read_types() -> dict[str, tuple[str, str | None]]:

@@ -20,9 +20,9 @@ from ..bundle.folder import Bundle, ExportBundle, open_any
 from ..bundle.manifest import MANIFEST_FILE, ExportManifest
 from ..bundle.signature import TrustedKey
 from ..errors import RequestError, reason_of
-from ..formats import Checkpoint, load
-from ..formats.config import NoSuchKey
+from ..formats import Checkpoint
 from ..formats.hub import hub_model
+from ..formats.ignored_keys import IgnoredKeys
 from ..measure.checkpoint_reference import CheckpointReference
 from ..measure.quality import (
     DEFAULT_WINDOW,
@@ -100,13 +100,11 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     trust = trusted_keys(options)
-    used: set[str] = set()
-    checkpoint = load_ignoring(options.reference, options.ignore_keys, used)
+    keys = IgnoredKeys(options.ignore_keys)
+    checkpoint = keys.load(options.reference)
     text = read_text(options.text)
-    candidates = [opened(name, trust, options.ignore_keys, used) for name in options.bundles]
-    if unused := [key for key in options.ignore_keys if key not in used]:
-        # Raises the error for a key that no model has.
-        load(options.reference, unused)
+    candidates = [opened(name, trust, keys) for name in options.bundles]
+    keys.require_found()
     if checkpoint.embedding is not None:
         run_vectors(options, checkpoint, candidates, text)
         return
@@ -137,27 +135,12 @@ def run(options: argparse.Namespace) -> None:
     Comparison(window, entries, table(results), summary, devices).print(options)
 
 
-def opened(name: str, trust: Sequence[TrustedKey], ignore_keys: Sequence[str], used: set[str]) -> Compared:
+def opened(name: str, trust: Sequence[TrustedKey], keys: IgnoredKeys) -> Compared:
     """A bundle; anything else is loaded as a checkpoint is. Raises BundleError or CheckpointError."""
     path = Path(name)
     if (path / MANIFEST_FILE).is_file() or (not path.exists() and hub_model(name) is None):
         return open_any(path, trust)
-    return load_ignoring(name, ignore_keys, used)
-
-
-def load_ignoring(name: str, ignore_keys: Sequence[str], used: set[str]) -> Checkpoint:
-    """The checkpoint without those of the keys that it has, which are added to ``used``: a GGUF file of a model has
-    other keys than its config.json.
-    """
-    own = list(dict.fromkeys(ignore_keys))
-    while True:
-        try:
-            checkpoint = load(name, own)
-        except NoSuchKey as error:
-            own.remove(str(error.details["key"]))
-        else:
-            used.update(own)
-            return checkpoint
+    return keys.load(name)
 
 
 def longest(compared: Compared) -> int:

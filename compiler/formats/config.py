@@ -237,13 +237,9 @@ class ConfigReader:
         return CheckpointError(message, file=self.where, key=key)
 
 
-class NoSuchKey(RequestError):
-    """A key that the user wants to ignore, ``details["key"]``, is not in the file."""
-
-
 def require_skippable(skipped: Collection[str], values: Mapping[str, Any], where: str) -> None:
-    """Raises RequestError for a key that must not be skipped, NoSuchKey for one that the file does not have at any
-    depth.
+    """Raises RequestError for a key that must not be skipped, and for one that the file does not have at any depth,
+    which is then ``details["missing_key"]``.
     """
     for key in skipped:
         if key in PACKING_KEYS:
@@ -253,7 +249,7 @@ def require_skippable(skipped: Collection[str], values: Mapping[str, Any], where
                 key=key,
             )
         if key not in (known := set(_all_keys(values))):
-            raise NoSuchKey(f"{IGNORE} {key}: {where} has no such key{did_you_mean(key, known)}", key=key)
+            raise RequestError(f"{IGNORE} {key}: {where} has no such key{did_you_mean(key, known)}", missing_key=key)
 
 
 def _all_keys(values: Mapping[str, Any]) -> Iterator[str]:

@@ -99,11 +99,11 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
     makes_text = embedding is None and classifier is None
     if makes_text and not spec.causal:
         raise UnsupportedModel(
-            f"{path}: its tokens see those after them ('use_bidirectional_attention'), so it generates no text, and "
-            f"{MODULES_FILE}, which says how it makes vectors, is missing; download that too"
+            f"{path}: its tokens see those after them ('is_causal' or 'use_bidirectional_attention'), so it generates "
+            f"no text, and {MODULES_FILE}, which says how it makes vectors, is missing; download that too"
         )
     stored = _read_tensors(path)
-    notes: list[str] = []
+    notes = _notes_on_code(path)
     tensors: Mapping[str, Tensor] = stored
     activation_scales: Mapping[str, ActivationScales] = {}
     if quantization is not None:
@@ -147,7 +147,8 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
 def _open_encoder(path: Path, spec: ModelSpec, encoder: Encoder) -> Checkpoint:
     """The checkpoint of an encoder: an embedding model or a classifier."""
     config_path = path / "config.json"
-    config, notes = with_activation(path, read_json_object(config_path)), []
+    config = with_activation(path, read_json_object(config_path))
+    notes = _notes_on_code(path)
     vectors = read_sentence_transformer(path, spec.hidden_size)
     classifier = read_classifier(config, str(config_path)) if vectors is None else None
     if vectors is None and classifier is None:
@@ -174,6 +175,18 @@ def _open_encoder(path: Path, spec: ModelSpec, encoder: Encoder) -> Checkpoint:
         classifier=classifier,
         max_tokens=read_length(path)[0],
     )
+
+
+def _notes_on_code(path: Path) -> list[str]:
+    """A note if the repository has its own code for a model that transformers computes without it."""
+    config = read_json_object(path / "config.json")
+    code = config.get("auto_map")
+    if not isinstance(code, dict) or not any(name.startswith("AutoModel") for name in code):
+        return []
+    return [
+        f"{path}: the repository's own code ('auto_map') is not used; the model computes what transformers computes "
+        f"for model_type {config['model_type']!r} without it"
+    ]
 
 
 def _read_spec(path: Path, ignore_keys: Collection[str]) -> tuple[ModelSpec, Quantization | None]:

@@ -305,6 +305,7 @@ def run(options: argparse.Namespace) -> None:
     from ..api.server import bind, run_server
     from ..api.traces import open_traces
     from ..executors.devices import default_target, models_memory_bytes
+    from ..executors.local_opener import LocalOpener
     from ..executors.registry import Registry
     from ..pipelines.opener import PipelineOpener
     from .announcement import Announcement
@@ -320,7 +321,7 @@ def run(options: argparse.Namespace) -> None:
         if options.pipeline:
             raise RequestError("--pipeline: pipelines are served by one process; leave --front-ends at 1")
     announcement = Announcement()
-    opener = make_opener(options, os.environ, announcement.progress)
+    inner = make_opener(options, os.environ, announcement.progress)
     config = api_config(options, os.environ)
     traces = open_traces(os.environ)
     requests = load_requests(options, os.environ)
@@ -329,7 +330,7 @@ def run(options: argparse.Namespace) -> None:
     listeners = [bind(options.host, options.port, shared=several)]
     address = listeners[0].getsockname()
     listeners += [bind(options.host, address[1], shared=True) for _ in range(options.front_ends - 1)]
-    opener = PipelineOpener(opener)
+    opener = PipelineOpener(inner)
     registry = Registry(opener, options.memory or models_memory_bytes(options.target or default_target()))
     opener.models = registry
     configure_logs(sys.stderr)
@@ -347,6 +348,8 @@ def run(options: argparse.Namespace) -> None:
             with announcement.loading():
                 for request in requests:
                     await ModelChanges(models).load(request)
+                if isinstance(inner, LocalOpener):
+                    inner.require_ignored_keys()
         except Unavailable:
             if registry.closed:
                 # The server was stopped while a model loaded, which is not an error.

@@ -15,6 +15,7 @@ from nearfar.compiler.bundle.manifest import MANIFEST_FILE, Manifest
 from nearfar.compiler.bundle.signature import TrustedKey
 from nearfar.compiler.demo import DEMOS
 from nearfar.compiler.errors import RequestError, reason_of
+from nearfar.compiler.formats.ignored_keys import IgnoredKeys
 from nearfar.compiler.ir.kv_format import KvName
 from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.runtime.inputs import require_known_inputs
@@ -58,7 +59,7 @@ Progress = Callable[[str, str, int, int], None]
 class LocalOptions:
     """``target`` None: a GPU if there is one, else the CPU. ``target`` to ``ignore_keys`` apply to checkpoints that are
     compiled; bundles have their own. ``quantization`` None: the checkpoint's own, or the compiler's default;
-    ``requantize`` converts the checkpoint's own.
+    ``requantize`` converts the checkpoint's own. ``ignore_keys``: each checkpoint ignores those that it has.
 
     ``max_sequences`` None: DEFAULT_SEQUENCES. ``kv_memory_bytes`` None: a share of the device's memory.
     ``max_adapters``: slots for LoRA adapters in a bundle that supports them. ``draft``: "ngram", or a smaller model
@@ -97,8 +98,13 @@ class LocalOpener:
 
     def __init__(self, options: LocalOptions, progress: Progress = lambda *_: None) -> None:
         self._options, self._progress = options, progress
+        self._ignored_keys = IgnoredKeys(options.ignore_keys)
         # One process for all models.
         self._compiler = GrammarCompiler()
+
+    def require_ignored_keys(self) -> None:
+        """Raises RequestError for a key to ignore that no model had so far."""
+        self._ignored_keys.require_found()
 
     async def prepare(self, model: str, name: str | None) -> Opening:
         """Raises BundleError, CheckpointError, RequestError and the other errors of compiling."""
@@ -222,8 +228,17 @@ class LocalOpener:
             context=options.context,
             kv=options.kv,
             lora_rank=options.lora_rank,
-            ignore_keys=options.ignore_keys,
+            ignore_keys=self._ignored_keys.keys,
         )
         name = str(path) if is_folder else model
-        bundle = await compiled(name, wanted, lambda phase, done, total: self._progress(model, phase, done, total))
-        return await asyncio.to_thread(open_any, bundle)
+        while True:
+            try:
+                bundle = await compiled(
+                    name, wanted, lambda phase, done, total: self._progress(model, phase, done, total)
+                )
+            except RequestError as error:
+                # The compiler reads the model's file first, so nothing was compiled yet.
+                wanted = replace(wanted, ignore_keys=self._ignored_keys.without_missing(wanted.ignore_keys, error))
+            else:
+                self._ignored_keys.found(wanted.ignore_keys)
+                return await asyncio.to_thread(open_any, bundle)

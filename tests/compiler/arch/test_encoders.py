@@ -46,6 +46,14 @@ def test_vectors_are_the_means_of_transformers_rows(family: str, tmp_path: Path)
     assert relative_error(unit, found[1] / np.linalg.norm(found[1])) < F32
 
 
+def test_a_decoder_that_is_not_causal_sees_complete_texts(tmp_path: Path) -> None:
+    model = make_encoder("qwen3", "mean_tokens", tmp_path / "checkpoint", is_causal=False)
+    _, runner = compiled(tmp_path / "checkpoint", tmp_path)
+    vectors = encode(runner, [Text(text) for text in TEXTS[:4]])
+    for text, vector in zip(TEXTS, vectors, strict=False):
+        assert relative_error(vector, rows_of(model, text).mean(axis=0)) < F32, len(text)
+
+
 @pytest.mark.parametrize(("family", "head"), [
     (family, head)
     for family, own in FAMILIES.items()

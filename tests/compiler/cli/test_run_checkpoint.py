@@ -12,11 +12,12 @@ import pytest
 from nearfar.compiler.bundle.folder import open_any
 from nearfar.compiler.cli import main
 from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.errors import ToolError
+from nearfar.compiler.errors import RequestError, ToolError, UnsupportedModel
+from nearfar.compiler.formats import load
 from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.server_fallback.executors import default_bundle, local_opener
 from nearfar.server_fallback.executors.bundle_cache import bundle_path
-from nearfar.server_fallback.executors.compile_process import Progress
+from nearfar.server_fallback.executors.compile_process import Progress, error_of
 from nearfar.server_fallback.executors.default_bundle import default_options
 from nearfar.server_fallback.executors.local_opener import LocalOpener, LocalOptions
 
@@ -80,6 +81,42 @@ def test_serve_compiles_with_the_same_options(ignored: tuple[str, ...], monkeypa
     with pytest.raises(ToolError):
         asyncio.run(LocalOpener(LocalOptions(ignore_keys=ignored)).prepare("demo", None))
     assert requested == [(str(CHECKPOINT), default_options(ignored))]
+
+
+def test_each_served_model_ignores_the_keys_that_it_has(
+    light_demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, key in (("first", "odd"), ("second", "odder")):
+        shutil.copytree(CHECKPOINT, tmp_path / name)
+        config = json.loads((CHECKPOINT / "config.json").read_text())
+        (tmp_path / name / "config.json").write_text(json.dumps({**config, key: 7}))
+    compiled_with = []
+
+    async def compiled(model: str, options: CompileOptions, *_: object) -> Path:
+        try:
+            load(model, options.ignore_keys)
+        except RequestError as error:
+            # It comes from another process.
+            raise error_of(json.loads(json.dumps(error.to_json()))) from None
+        compiled_with.append((Path(model).name, options.ignore_keys))
+        return light_demo
+
+    monkeypatch.setattr(local_opener, "compiled", compiled)
+
+    def serve(ignored: tuple[str, ...], *names: str) -> None:
+        opener = LocalOpener(LocalOptions(ignore_keys=ignored))
+        for name in names:
+            asyncio.run(opener.prepare(str(tmp_path / name), name))
+        opener.require_ignored_keys()
+
+    serve(("odd", "odder"), "first", "second")
+    assert compiled_with == [("first", ("odd",)), ("second", ("odder",))]
+    with pytest.raises(UnsupportedModel, match="unknown key 'odder' = 7"):
+        serve(("odd",), "first", "second")
+    with pytest.raises(RequestError, match=r"--ignore-key od: .*has no such key; did you mean 'odd'\?"):
+        serve(("odd", "od"), "first")
+    with pytest.raises(RequestError, match=r"--ignore-key model_type: .* the compiler reads 'model_type'"):
+        serve(("odd", "model_type"), "first")
 
 
 @pytest.mark.usefixtures("cache")

@@ -212,6 +212,18 @@ def test_a_tokenizer_without_a_config_has_no_template(broken: Path) -> None:
     assert open_checkpoint(broken).tokenizer == TokenizerFiles.at(broken / "tokenizer.json")
 
 
+def test_code_of_the_repository_is_not_used_and_a_note_says_so(broken: Path) -> None:
+    config = json.loads((broken / "config.json").read_text())
+    for code, is_noted in (
+        ({"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}, True),
+        ({"AutoConfig": "configuration_own.OwnConfig"}, False),
+    ):
+        (broken / "config.json").write_text(json.dumps({**config, "auto_map": code}))
+        notes = [note for note in open_checkpoint(broken).notes if "'auto_map'" in note]
+        assert len(notes) == is_noted
+        assert not notes or notes[0].endswith("what transformers computes for model_type 'llama' without it")
+
+
 def test_ends_of_the_tokenizers_config_and_of_the_template_are_added(broken: Path) -> None:
     """A finetune whose config.json still has the token of its base model."""
     edit(broken / "config.json", lambda config: config.update(eos_token_id=7))

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +303,14 @@ def test_invalid_options_are_errors_that_state_why(
     arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert message in fails(capsys, *arguments)
+
+
+def test_keys_to_ignore_are_refused_if_all_models_are_bundles(
+    compile_tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = str(compile_tiny("qwen3", "q4f32", target="cpu"))
+    message = fails(capsys, bundle, "--port", "0", "--ignore-key", "odd")
+    assert "--ignore-key odd: is for models, and all of these are bundles" in message
 
 
 def test_a_port_that_is_taken_is_found_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
