@@ -39,6 +39,7 @@ def main() -> None:
 async def serve(connected: socket.socket, listener: socket.socket) -> None:
     begin: asyncio.Future[Begin | None] = asyncio.get_running_loop().create_future()
     server: Server | None = None
+    has_ended = False
 
     def on_message(message: object) -> None:
         match message:
@@ -51,6 +52,9 @@ async def serve(connected: socket.socket, listener: socket.socket) -> None:
 
     def on_end() -> None:
         """The main process was killed, and its engines have ended with it."""
+        nonlocal has_ended
+        has_ended = True
+        models.has_published.set()
         if server is not None:
             server.should_exit = True
         elif not begin.done():
@@ -64,6 +68,10 @@ async def serve(connected: socket.socket, listener: socket.socket) -> None:
         return
     app = create_app(models, message.config, open_traces(os.environ), limits=SharedLimits(link))
     heart = Heart(beat_seconds(message.config.hang_seconds), lambda: link.send(Beat()))
+    # Connections that wait since the front end before this one ended need the models.
+    await models.has_published.wait()
+    if has_ended:
+        return
     server = Server(app, ends_process=True)
     await server.serve(sockets=[listener])
     heart.stop()

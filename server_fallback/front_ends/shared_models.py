@@ -6,9 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from nearfar.compiler.errors import NearfarError
+from nearfar.compiler.errors import DeviceError, NearfarError, Unavailable
 
 from ..api.log import log_event
 from ..executors.executor import Executor, ExecutorState
@@ -21,6 +22,8 @@ from ..text.grammar.grammar_compiler import GrammarCompiler
 from .link import Link
 from .messages import Change, Publish, Published, SharedModel
 
+RETRY_SECONDS = 0.5
+
 
 class SharedModels:
     """Implements `Models`. Changes are those of the main process, which publishes them to all front ends."""
@@ -32,6 +35,8 @@ class SharedModels:
         # The sockets of their engines.
         self._opened: dict[str, str] = {}
         self._publishing = asyncio.Lock()
+        # Set once the models of the first message are in use.
+        self.has_published = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -92,6 +97,7 @@ class SharedModels:
                     self._table.remove(entry)
                     self._run(self._close(entry, UNLOAD_DRAIN_SECONDS))
             await asyncio.gather(*(self._update(model) for model in message.models))
+            self.has_published.set()
             self._link.send(Published(message.version))
 
     async def _update(self, model: SharedModel) -> None:
@@ -107,12 +113,23 @@ class SharedModels:
 
     async def _open(self, entry: Entry, share: LocalShare) -> None:
         try:
-            executor: Executor = await open_shared(share, self._compiler)
+            await self._attach(entry, share)
         except NearfarError as error:
-            # The model stays "loading" here; other front ends may have it.
+            # The model is "loading" here; other front ends may have it.
             log_event("model_not_shared", logging.ERROR, name=entry.name, error=error.code, message=error.message)
-            return
-        if self._closed:
+            if isinstance(error, DeviceError | Unavailable):
+                self._run(self._open_later(entry, share))
+
+    async def _open_later(self, entry: Entry, share: LocalShare) -> None:
+        """The main process starts a failed engine again, or gives up and unloads the model."""
+        while entry.executor is None and self._table.get(entry.name) is entry:
+            await asyncio.sleep(RETRY_SECONDS)
+            with suppress(NearfarError):
+                await self._attach(entry, share)
+
+    async def _attach(self, entry: Entry, share: LocalShare) -> None:
+        executor: Executor = await open_shared(share, self._compiler)
+        if self._closed or entry.executor is not None or self._table.get(entry.name) is not entry:
             await executor.close()
             return
         entry.executor, self._opened[entry.name] = executor, share.socket

@@ -23,7 +23,8 @@ class JsonLine(BaseModel):
     def read(cls, path: Path) -> list[Self]:
         """Read all lines of a file. Raises RequestError, which names the line, for one that cannot be read."""
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            # str.splitlines would also end a line at U+2028, which JSON strings may contain.
+            lines = path.read_text(encoding="utf-8-sig").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise RequestError(
                 f"{path}: cannot be read: {reason_of(error)}; give a file of UTF-8 JSON lines"

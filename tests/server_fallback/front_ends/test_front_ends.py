@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,6 +161,10 @@ def test_a_front_end_that_hangs_is_started_again_and_its_connections_are_answere
     before = server.front_ends()
     victim = min(before)
     os.kill(victim, signal.SIGSTOP)
+    with ThreadPoolExecutor(12) as threads:
+        # The kernel gives half of these connections to the victim, and the others to the other one.
+        answers = list(threads.map(lambda _: server.ask(), range(12)))
+    assert [answer.status_code for answer in answers] == [200] * 12
     wait_until(lambda: len(server.front_ends() - before) == 1)
     assert server.lines("front_end_hung")[-1]["front_end"] == victim
     wait_until(lambda: len(server.front_ends()) == 2 and all(server.ask().status_code == 200 for _ in range(8)))

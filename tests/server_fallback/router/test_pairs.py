@@ -39,6 +39,13 @@ def test_a_bad_line_is_named(lines: str, message: str, tmp_path: Path) -> None:
         Prompt.read(tmp_path / "p.jsonl")
 
 
+def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
+    prompts = ["a\u2028b\u2029c\x85d", "e"]
+    lines = "\r\n".join(f'{{"prompt": "{prompt}"}}' for prompt in prompts)
+    (tmp_path / "p.jsonl").write_text("\ufeff" + lines, encoding="utf-8", newline="")
+    assert [line.prompt for line in Prompt.read(tmp_path / "p.jsonl")] == prompts
+
+
 def test_pairs_must_be_judged(tmp_path: Path) -> None:
     file = tmp_path / "pairs.jsonl"
     file.write_text(PAIR.replace("RIGHT", "true"))

@@ -1,0 +1,93 @@
+"""The models of a front end whose engines fail or come late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+from fake_models import FakeExecutor
+
+from nearfar.compiler.bundle.folder import Bundle
+from nearfar.compiler.errors import CheckpointError, DeviceError, NearfarError, Unavailable
+from nearfar.server_fallback.executors.executor import Executor
+from nearfar.server_fallback.executors.local_share import LocalShare
+from nearfar.server_fallback.front_ends import shared_models
+from nearfar.server_fallback.front_ends.link import Link
+from nearfar.server_fallback.front_ends.messages import Publish, Published, SharedModel
+from nearfar.server_fallback.front_ends.shared_models import SharedModels
+
+SHARE = LocalShare(cast(Bundle, None), "m", "/engine.socket", None)
+MODEL = SharedModel("m", "./m", 0, ("alias",), (), "generate", None, 0, SHARE)
+
+
+class Sent:
+    """Collects the messages to the main process."""
+
+    def __init__(self) -> None:
+        self.messages: list[object] = []
+
+    def send(self, message: object) -> None:
+        self.messages.append(message)
+
+
+async def published(
+    monkeypatch: pytest.MonkeyPatch, errors: Sequence[NearfarError]
+) -> tuple[SharedModels, list[NearfarError], Sent]:
+    """Models of a front end, after one message. Opening the engine fails with each error, and then succeeds."""
+    left = list(errors)
+
+    async def open_shared(share: LocalShare, compiler: object) -> Executor:  # noqa: ARG001
+        assert share is SHARE
+        if left:
+            raise left.pop(0)
+        return cast(Executor, FakeExecutor())
+
+    monkeypatch.setattr(shared_models, "open_shared", open_shared)
+    monkeypatch.setattr(shared_models, "RETRY_SECONDS", 0.0)
+    sent = Sent()
+    models = SharedModels(cast(Link, sent))
+    models.publish(Publish(7, (MODEL,)))
+    await models.has_published.wait()
+    assert sent.messages == [Published(7)]
+    return models, left, sent
+
+
+async def turns() -> None:
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+def test_an_engine_that_is_started_again_is_opened_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        models, _, _ = await published(monkeypatch, [Unavailable("a"), DeviceError("b"), Unavailable("c")])
+        assert not models.states()["m"].ready
+        await turns()
+        assert models.states()["m"].ready
+        assert [card.id for card in models.cards()] == ["m", "alias"]
+        await models.close(0.0)
+
+    asyncio.run(work())
+
+
+def test_an_engine_is_not_opened_for_a_model_that_was_unloaded_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        models, left, _ = await published(monkeypatch, [Unavailable("refused")] * 1000)
+        models.publish(Publish(8, ()))
+        await turns()
+        attempts = len(left)
+        await turns()
+        assert len(left) == attempts
+        assert models.states() == {}
+
+    asyncio.run(work())
+
+
+def test_a_model_that_cannot_be_read_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        models, _, _ = await published(monkeypatch, [CheckpointError("tokenizer.json: is not JSON")])
+        await turns()
+        assert not models.states()["m"].ready
+
+    asyncio.run(work())
