@@ -182,7 +182,7 @@ bench-upstream: .venv/.dev
 	$(BIN)/python tests/bench/bench_upstream.py
 
 soak: .venv/.dev
-	PYTHONPATH=tests:tests/bench $(BIN)/python -m soak --minutes $(or $(MINUTES),10) $(if $(filter undefined,$(origin ATTACKS)),,--attacks '$(ATTACKS)')
+	PYTHONPATH=tests:tests/bench $(BIN)/python -m soak --minutes $(or $(MINUTES),10) $(if $(filter undefined,$(origin ATTACKS)),,--attacks '$(ATTACKS)') $(if $(SINK),--sink)
 
 bench-wire: .venv/.dev
 	PYTHONPATH=tests $(BIN)/python tests/bench/bench_wire.py $(if $(FAR),--far '$(FAR)' --tasks far)

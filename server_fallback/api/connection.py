@@ -15,11 +15,17 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode
 
 from .connections import Connections
 from .stream_sink import EXTENSION
 
 MAX_HEADER_BYTES = 64 << 10
+# Frames of a WebSocket between two messages that the app takes: a message may come in fragments, with pings and pongs
+# between them. A frame of 7 bytes takes as long to read as one of some kilobytes.
+MAX_FRAMES = 1024
+# These bytes are read before their frames are counted.
+COUNTED_BYTES = 4 << 10
 
 
 class Connection(HttpToolsProtocol):
@@ -132,11 +138,31 @@ class Connection(HttpToolsProtocol):
 
 
 class SocketConnection(WebSocketsSansIOProtocol):
-    """A connection that became a WebSocket."""
+    """A connection that became a WebSocket. It ends when its client sends too many frames."""
 
     def __init__(self, *arguments: Any, open_connections: Connections, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._open_connections = open_connections
+        self._frames = 0
+
+    def data_received(self, data: bytes) -> None:
+        for at in range(0, len(data), COUNTED_BYTES):
+            if self.transport.is_closing():
+                return
+            super().data_received(data[at : at + COUNTED_BYTES])
+
+    def handle_events(self) -> None:
+        self._frames += len(self.conn.events)
+        if self._frames > MAX_FRAMES:
+            self.conn.fail(CloseCode.POLICY_VIOLATION, f"more than {MAX_FRAMES} frames before a message was read")
+            self.handle_parser_exception()
+        else:
+            super().handle_events()
+
+    async def receive(self) -> Any:
+        message = await super().receive()
+        self._frames = 0
+        return message
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._open_connections.release(self.transport)

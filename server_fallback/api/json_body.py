@@ -15,7 +15,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
-from ..text.json_structure import structure_error
+from ..text.json_structure import JsonStructure, structure_error
 from .errors import ApiError
 
 # Each unknown key gives an error of its own, and building half a million of them takes seconds.
@@ -36,23 +36,29 @@ async def read_json_body(
     stored, and may raise ApiError.
 
     Raises ApiError: 415 for another content type, 413 over ``max_bytes`` (counted as the bytes arrive, whatever
-    Content-Length states), 408 for a body that does not arrive in time.
+    Content-Length states), 400 as soon as the structure is too large, 408 for a body that does not arrive in time.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     # A page of another site can send text/plain without a CORS preflight request, but not JSON.
     if content_type != "application/json":
         given = f"is {printable(content_type)!r}" if content_type else "is missing"
         raise ApiError(415, f"the Content-Type {given}; send application/json", "unsupported_content_type")
-    return await read_body(request, max_bytes, timeout_seconds, hold)
+    return await read_body(request, max_bytes, timeout_seconds, hold, JsonStructure())
 
 
 async def read_body(
-    request: Request, max_bytes: int, timeout_seconds: float, hold: Callable[[int], Awaitable[None]] | None = None
+    request: Request,
+    max_bytes: int,
+    timeout_seconds: float,
+    hold: Callable[[int], Awaitable[None]] | None = None,
+    structure: JsonStructure | None = None,
 ) -> bytes:
-    """The bytes of a body. Raises the errors of `read_json_body` that do not depend on its headers."""
+    """The bytes of a body; ``structure`` is None unless all of it is JSON. Raises the errors of `read_json_body` that
+    do not depend on its headers.
+    """
     try:
         async with asyncio.timeout(timeout_seconds):
-            return await _read(request, max_bytes, hold)
+            return await _read(request, max_bytes, hold, structure)
     except TimeoutError:
         message = f"the body did not arrive within {timeout_seconds:g} s"
         raise ApiError(408, message, "body_timeout", headers={"Connection": "close"}) from None
@@ -60,8 +66,12 @@ async def read_body(
 
 def parse_json(body: bytes) -> Any:
     """Raises ApiError (400)."""
-    if (wrong := structure_error(body)) is not None:
-        raise _bad(f"the body {wrong}")
+    _require_structure(structure_error(body))
+    return parse_counted_json(body)
+
+
+def parse_counted_json(body: bytes) -> Any:
+    """The value of a body whose structure was counted while it was read. Raises ApiError (400)."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -94,7 +104,12 @@ def check_inner_json(text: str, param: str) -> None:
         return
 
 
-async def _read(request: Request, max_bytes: int, hold: Callable[[int], Awaitable[None]] | None) -> bytes:
+async def _read(
+    request: Request,
+    max_bytes: int,
+    hold: Callable[[int], Awaitable[None]] | None,
+    structure: JsonStructure | None,
+) -> bytes:
     declared = request.headers.get("content-length", "")
     refusal: ApiError | None = None
     if declared.isascii() and declared.isdigit() and len(declared) < MAX_LENGTH_DIGITS and int(declared) > max_bytes:
@@ -111,6 +126,9 @@ async def _read(request: Request, max_bytes: int, hold: Callable[[int], Awaitabl
             if refusal is None and size > max_bytes:
                 refusal = _too_large(max_bytes)
             if refusal is None:
+                if structure is not None:
+                    # The error is sent at once, and the connection discards what still arrives of the body.
+                    _require_structure(structure.error_of(part))
                 try:
                     if hold is not None:
                         await hold(len(part))
@@ -130,6 +148,11 @@ async def _read(request: Request, max_bytes: int, hold: Callable[[int], Awaitabl
 def _too_large(max_bytes: int) -> ApiError:
     message = f"the body is larger than {max_bytes} bytes, the limit of this server"
     return ApiError(413, message, "body_too_large", headers={"Connection": "close"})
+
+
+def _require_structure(error: str | None) -> None:
+    if error is not None:
+        raise _bad(f"the body {error}")
 
 
 def _bad(message: str) -> ApiError:

@@ -19,7 +19,7 @@ from ..schema.common import ErrorResponse
 from .drain import SHUTTING_DOWN
 from .errors import ApiError
 from .exchange import exchange_of
-from .json_body import parse_json, read_json_body
+from .json_body import parse_counted_json, read_json_body
 from .keys import ApiKey, Keys
 from .lenient import IGNORED_HEADER, ignored_header, without_unknown
 from .service import service_of
@@ -69,7 +69,7 @@ class KeyedRoute(APIRoute):
                 data = await read_json_body(
                     request, service.config.max_body_bytes, service.config.body_timeout_seconds, admission.body
                 )
-                body = await service.parsed(parse_json, data, exchange.client)
+                body = await service.parsed(parse_counted_json, data, exchange.client)
                 model = self.body_field.field_info.annotation
                 if service.config.lenient and isinstance(model, type) and (ignored := without_unknown(model, body)):
                     exchange.answer_headers[IGNORED_HEADER] = ignored_header(ignored)

@@ -36,6 +36,10 @@ CONNECT_TIMEOUT_SECONDS = 5.0
 CHECK_TIMEOUT_SECONDS = 5.0
 # A server that accepts a request and then sends nothing for this long has lost it.
 READ_TIMEOUT_SECONDS = 600.0
+# 2,048 vectors of 4,096 numbers as text have 170 MB.
+MAX_ANSWER_BYTES = 256 << 20
+# Only the beginning of an error's message is shown.
+MAX_ERROR_BYTES = 1 << 20
 # The escape of half of a surrogate pair.
 HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -122,7 +126,11 @@ class Upstream:
     async def request(self, method: str, path: str, body: Mapping[str, Any] | None, call: Call) -> dict[str, Any]:
         """The object in the server's answer. Raises the errors of `stream`."""
         async with self._sent(method, path, body, call) as response:
-            return self._object((await before(call.deadline, response.aread())).decode(errors="replace"))
+            answer = await before(call.deadline, beginning_of(response, MAX_ANSWER_BYTES))
+            if len(answer) > MAX_ANSWER_BYTES:
+                too_long = f"{self.url}: the answer has more than {MAX_ANSWER_BYTES >> 20} MB"
+                raise DeviceError(too_long, upstream=self.url)
+            return self._object(answer.decode(errors="replace"))
 
     async def check(self) -> None:
         """Request the list of models, a route that every such server has, and report the outcome to the circuit.
@@ -131,7 +139,8 @@ class Upstream:
         time.
         """
         try:
-            response = await self.client.get(f"{self.url}/v1/models", timeout=CHECK_TIMEOUT_SECONDS)
+            async with self.client.stream("GET", f"{self.url}/v1/models", timeout=CHECK_TIMEOUT_SECONDS) as response:
+                await beginning_of(response, MAX_ERROR_BYTES)
         except httpx.TimeoutException:
             if self.outstanding == 0:
                 self.circuit.failed()
@@ -166,9 +175,8 @@ class Upstream:
             if self.observe_headers is not None:
                 self.observe_headers(response.headers)
             if not response.is_success:
-                raise refusal(
-                    self.url, response, (await before(call.deadline, response.aread())).decode(errors="replace")
-                )
+                answer = await before(call.deadline, beginning_of(response, MAX_ERROR_BYTES))
+                raise refusal(self.url, response, answer.decode(errors="replace"))
             self.circuit.succeeded()
             yield response
         except httpx.HTTPError as error:
@@ -239,6 +247,17 @@ def reader_of(
         return part or b""
 
     return read_decoded
+
+
+async def beginning_of(response: httpx.Response, most_bytes: int) -> bytes:
+    """The body, or more than ``most_bytes`` of a longer one: a server may send without end, or compressed."""
+    parts, size = list[bytes](), 0
+    async for part in response.aiter_bytes():
+        parts.append(part)
+        size += len(part)
+        if size > most_bytes:
+            break
+    return b"".join(parts)
 
 
 def as_uuid(request_id: str) -> str:

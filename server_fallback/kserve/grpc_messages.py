@@ -13,8 +13,8 @@ from nearfar.compiler.errors import RequestError
 
 SERVICE = "inference.GRPCInferenceService"
 DESCRIPTORS = Path(__file__).with_name("inference.binpb")
-# A request has a few inputs, outputs and parameters.
-MAX_FIELDS = 1024
+# A request has a few inputs, outputs and parameters, and may have 2,048 texts, each a field of its tensor.
+MAX_FIELDS = 4096
 # The sizes of the kinds of fields that have a fixed one.
 FIXED_BYTES = {1: 8, 5: 4}
 
@@ -42,20 +42,22 @@ def parse_message(name: str, data: bytes) -> Any:
     """
     from google.protobuf.message import DecodeError
 
-    if _has_too_many_fields(data):
+    kind = message(name)
+    if _fields_left(kind.DESCRIPTOR, data, MAX_FIELDS) < 0:
         raise RequestError(f"the message has more than {MAX_FIELDS:,} fields; send less in one request")
     try:
-        return message(name).FromString(data)
+        return kind.FromString(data)
     except DecodeError:
         raise RequestError(f"the bytes are not a {name}") from None
 
 
-def _has_too_many_fields(data: bytes) -> bool:
-    """Whether a message has too many fields at its top level. Source: the wire format of Protocol Buffers."""
+def _fields_left(descriptor: Any, data: bytes, most: int) -> int:
+    """``most`` without the number of fields of a message and of the messages in it; negative if there are more. Source:
+    the wire format of Protocol Buffers.
+    """
     at = 0
-    for _ in range(MAX_FIELDS):
-        if at >= len(data):
-            return False
+    while at < len(data) and most >= 0:
+        most -= 1
         tag, at = _varint(data, at)
         kind = tag & 7
         if kind == 0:
@@ -64,11 +66,14 @@ def _has_too_many_fields(data: bytes) -> bool:
             at += FIXED_BYTES[kind]
         elif kind == 2:
             size, at = _varint(data, at)
+            field = descriptor.fields_by_number.get(tag >> 3)
+            if field is not None and field.message_type is not None:
+                most = _fields_left(field.message_type, data[at : at + size], most)
             at += size
         else:
             # Groups, which these messages do not have: the library refuses or skips them.
-            return False
-    return at < len(data)
+            break
+    return most
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

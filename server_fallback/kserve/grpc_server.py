@@ -22,6 +22,7 @@ from ..api.log import log_event, log_failure
 from ..api.route import authorize
 from ..api.service import Service
 from ..api.traces import context_headers
+from ..text.json_structure import MAX_VALUES
 from .grpc_messages import SERVICE, message, parse_message
 from .http_routes import (
     EXTENSIONS,
@@ -33,7 +34,7 @@ from .http_routes import (
     server_is_ready,
 )
 from .model_tensors import PLATFORM, VERSION, TensorForm, encoder_of, form_of, infer
-from .tensors import Tensor, from_bytes, from_values
+from .tensors import MAX_DIMS, Tensor, from_bytes, from_values
 
 if TYPE_CHECKING:
     import grpc
@@ -267,11 +268,17 @@ def _inputs(request: Any) -> list[Tensor]:
         raise RequestError(f"{len(request.inputs)} inputs, but {len(raw)} raw_input_contents", param="inputs")
     found = []
     for index, each in enumerate(request.inputs):
-        shape = list(each.shape)
+        # A wrong shape may be long.
+        shape = list(each.shape[: MAX_DIMS + 1])
         if raw:
             found.append(from_bytes(each.name, each.datatype, shape, raw[index]))
         else:
             values = getattr(each.contents, CONTENTS.get(each.datatype, "bytes_contents"))
+            if len(values) > MAX_VALUES:
+                raise RequestError(
+                    f"input {each.name!r}: more than {MAX_VALUES:,} values; send them in raw_input_contents",
+                    param=each.name,
+                )
             found.append(from_values(each.name, each.datatype, shape, list(values)))
     return found
 

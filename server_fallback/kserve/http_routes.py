@@ -22,6 +22,7 @@ from ..api.json_body import parse_json, printable, read_body
 from ..api.route import KeyedRoute
 from ..api.service import Service
 from ..executors.executor import Call, UnknownModel
+from ..text.json_structure import JsonStructure
 from .model_tensors import PLATFORM, VERSION, ModelForm, encoder_of, form_of, infer
 from .tensors import Tensor, flattened, from_bytes, from_values
 
@@ -166,8 +167,10 @@ async def _read(service: Service, request: Request, exchange: Exchange) -> tuple
         raise ApiError(415, f"send application/json or {OCTETS}", "unsupported_content_type")
     assert exchange.admission is not None
     config = service.config
-    body = await read_body(request, config.max_body_bytes, config.body_timeout_seconds, exchange.admission.body)
     length = request.headers.get(HEADER_LENGTH)
+    structure = JsonStructure() if length is None else None
+    limits = (config.max_body_bytes, config.body_timeout_seconds)
+    body = await read_body(request, *limits, exchange.admission.body, structure)
     end = len(body)
     if length is not None:
         if not (length.isascii() and length.isdigit() and len(length) < 12 and int(length) <= len(body)):

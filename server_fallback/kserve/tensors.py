@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from nearfar.compiler.errors import RequestError
 
+from ..text.json_structure import MAX_PARTS
+
 DTYPES: dict[str, np.dtype[Any]] = {"INT32": np.dtype("<i4"), "INT64": np.dtype("<i8"), "FP32": np.dtype("<f4")}
 MAX_DIMS = 8
 
@@ -50,6 +52,8 @@ def from_bytes(name: str, datatype: str, shape: Sequence[int], raw: bytes) -> Te
     """Raises RequestError for another datatype, or if the bytes are not those of the shape."""
     count = num_elements(name, shape)
     if datatype == "BYTES":
+        if count > MAX_PARTS:
+            raise RequestError(f"input {name!r}: {count} elements of BYTES; send at most {MAX_PARTS:,}", param=name)
         texts, at = list[bytes](), 0
         while at + 4 <= len(raw) and len(texts) < count:
             (size,) = struct.unpack_from("<I", raw, at)
@@ -80,8 +84,8 @@ def from_values(name: str, datatype: str, shape: Sequence[int], values: Sequence
         texts = [value.encode() if isinstance(value, str) else value for value in values]
         return Tensor(name, datatype, tuple(shape), texts)
     dtype = _dtype(name, datatype)
-    kinds = int if dtype.kind == "i" else (int, float)
-    if not all(isinstance(value, kinds) and not isinstance(value, bool) for value in values):
+    kinds = {int} if dtype.kind == "i" else {int, float}
+    if not set(map(type, values)) <= kinds:
         raise RequestError(f"input {name!r}: {datatype} must be numbers", param=name)
     try:
         array = np.array(values, dtype).reshape(shape)

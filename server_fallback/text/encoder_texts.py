@@ -12,7 +12,7 @@ from nearfar.compiler.text.pair_text import encode_in_template
 from nearfar.compiler.text.tokenizer import EncodedText, Tokenizer
 
 from ..schema.encoding import EncodingRequest
-from .requests import check_length, check_prompt, context_overflow
+from .requests import check_length, check_prompt
 
 # A bound for texts that are not shortened, so that the tokenizer reports their real length.
 UNLIMITED = sys.maxsize
@@ -136,9 +136,7 @@ class TextReader:
         return EncodedText(encoded.ids, encoded.token_types, characters)
 
     def _ids(self, ids: list[int], name: str) -> EncodedText:
-        check_prompt(ids, self.vocab_size, max(self.context, len(ids)), name)
-        if len(ids) > (self.max_tokens or self.context):
-            if self.max_tokens is None:
-                raise context_overflow(name, f"{len(ids)}", self.context)
-            ids = ids[: self.max_tokens]
-        return EncodedText(list(ids), [0] * len(ids), [])
+        # Only what remains of a list is checked, as of a text.
+        ids = ids[: self.max_tokens]
+        check_prompt(ids, self.vocab_size, self.context, name)
+        return EncodedText(ids, [0] * len(ids), [])

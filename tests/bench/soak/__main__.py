@@ -3,6 +3,7 @@
     make soak MINUTES=10                              # all attacks; 2 of the minutes without them
     make soak MINUTES=1 ATTACKS=grammar,masks         # only these
     make soak MINUTES=10 ATTACKS=                     # no attacks, only load
+    make soak MINUTES=1 ATTACKS=structure SINK=1      # the attacking process alone: it does not use the server
 
 It exits with 0 if every criterion of `report.py` holds and with 1 otherwise. It writes build/soak/soak.json and the
 servers' logs.
@@ -51,6 +52,9 @@ def main() -> None:
     parser.add_argument(
         "--attacks", default=",".join(ATTACKS), help="attacks, separated by commas (default: all): %(default)s"
     )
+    parser.add_argument(
+        "--sink", action="store_true", help="attack a server that only reads, in the process of the attacks"
+    )
     parser.add_argument("--threads", type=int, default=2, help="threads of the server's model (default: %(default)s)")
     parser.add_argument(
         "--folder",
@@ -86,7 +90,9 @@ def soak(servers: Soaked, options: argparse.Namespace, names: list[str], console
     baseline = asyncio.run(run_phase(url, expected, options.clients, baseline_seconds, options.think_seconds, 1))
     console.print(f"and for {attack_seconds:.0f} s with {', '.join(names) or 'no attacks'}", highlight=False)
     gateway_url = servers.gateway.url if servers.gateway is not None else None
-    arguments = (names, url, gateway_url, folder, ATTACKER_KEY, attack_seconds + EXTRA_SECONDS, folder / "attacks.json")
+    attacked_url = None if options.sink else url
+    attack_seconds_in_all, results = attack_seconds + EXTRA_SECONDS, folder / "attacks.json"
+    arguments = (names, attacked_url, gateway_url, folder, ATTACKER_KEY, attack_seconds_in_all, results)
     attacker = spawn.Process(target=run_attacks, args=arguments)
     attacker.start()
     attacked = asyncio.run(run_phase(url, expected, options.clients, attack_seconds, options.think_seconds, 2))

@@ -9,9 +9,10 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -23,9 +24,13 @@ from websockets.exceptions import WebSocketException
 
 from .honest_requests import CHAT, COMPLETIONS, EMBEDDING, EMBEDDINGS, MODEL, TOKENIZE
 from .servers import ADMIN_KEY, SLOW_BODY_KEY, write_model
+from .sink import sink
 
 TIMEOUT_SECONDS = 60.0
 PAUSE_SECONDS = 0.3
+# The requests of one attack: at first, and then for each second. A bounded attack is the same for a slow server and for
+# a fast one, and does not use up the processors of the machine that runs both.
+FIRST_REQUESTS, REQUESTS_PER_SECOND = 200, 20.0
 # Just below the server's limit for a body.
 LONG = 4_000_000
 INFER = "/v2/models/embedding/infer"
@@ -60,12 +65,21 @@ class Attack:
     client: httpx.AsyncClient
     statuses: Counter[int] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)
+    _started: float = field(default_factory=time.monotonic)
+    _begun: int = 0
+
+    async def turn(self) -> None:
+        """Wait until the attack may send one more request."""
+        self._begun += 1
+        begins = self._started + (self._begun - FIRST_REQUESTS) / REQUESTS_PER_SECOND
+        await asyncio.sleep(max(0.0, begins - time.monotonic()))
 
     async def post(
         self, path: str, body: object, *, seconds: float = TIMEOUT_SECONDS, url: str | None = None
     ) -> httpx.Response | None:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
+        await self.turn()
         try:
             response = await self.client.post(
                 (url or self.url) + path, content=content, headers=headers, timeout=seconds
@@ -290,11 +304,13 @@ async def structure(attack: Attack) -> None:
     async def http(first: int) -> None:
         for number in count(first):
             await attack.post(*bodies[number % len(bodies)])
+            await asyncio.sleep(PAUSE_SECONDS)
 
     async def socket() -> None:
         key = attack.client.headers["Authorization"]
         url = f"{attack.url.replace('http', 'ws', 1)}/v1/nearfar/verify"
         while True:
+            await attack.turn()
             with suppress(OSError, WebSocketException):
                 async with connect(url, additional_headers={"Authorization": key}) as connection:
                     await connection.send(keys.decode())
@@ -344,16 +360,16 @@ ATTACKS: dict[str, Callable[[Attack], Awaitable[None]]] = {
 
 
 def run_attacks(
-    names: list[str], url: str, gateway_url: str | None, folder: Path, key: str, seconds: float, results: Path
+    names: list[str], url: str | None, gateway_url: str | None, folder: Path, key: str, seconds: float, results: Path
 ) -> None:
     """Runs the attacks in a process of its own, because 4 MB bodies would delay the honest clients' clocks. The process
-    has the lowest priority: real attackers do not compute on the server's machine. Writes {name: {statuses, findings}}
-    as JSON.
+    has the lowest priority: real attackers do not compute on the server's machine. Without a ``url``, it attacks a sink
+    of its own. Writes {name: {statuses, findings}} as JSON.
     """
     if sys.platform != "win32":
         os.nice(19)
 
-    async def run_one(name: str) -> Attack:
+    async def run_one(name: str, url: str) -> Attack:
         limits = httpx.Limits(max_connections=256)
         async with httpx.AsyncClient(headers={"Authorization": f"Bearer {key}"}, limits=limits) as client:
             attack = Attack(url, gateway_url, folder, client)
@@ -362,7 +378,8 @@ def run_attacks(
             return attack
 
     async def run_all() -> list[Attack]:
-        return await asyncio.gather(*(run_one(name) for name in names))
+        async with nullcontext(url) if url is not None else sink() as attacked:
+            return await asyncio.gather(*(run_one(name, attacked) for name in names))
 
     done = asyncio.run(run_all())
     found = {

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import httpx
 import pytest
@@ -18,7 +18,7 @@ from waiting import WAIT_SECONDS, wait_until
 
 from nearfar.compiler.errors import RequestError
 from nearfar.server_fallback.api.config import ApiConfig
-from nearfar.server_fallback.api.connection import MAX_HEADER_BYTES
+from nearfar.server_fallback.api.connection import MAX_FRAMES, MAX_HEADER_BYTES
 from nearfar.server_fallback.api.server import bind
 
 CROWDED = ApiConfig(max_connections=8)
@@ -71,6 +71,15 @@ def read_to_end(sock: socket.socket) -> bytes:
     except ConnectionResetError:
         pass
     return b"".join(parts)
+
+
+def read_until_closed(sock: socket.socket) -> bytes:
+    """What arrives up to the frame that closes a WebSocket, or the end of the connection."""
+    found = b""
+    with suppress(ConnectionResetError):
+        while b"\x88" not in found and (part := sock.recv(1 << 16)):
+            found += part
+    return found
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -156,6 +165,35 @@ def test_a_body_that_is_too_large_is_a_413_however_it_is_sent(port: int) -> None
             f"http://127.0.0.1:{port}/v1/chat/completions", content=content, headers=headers, timeout=60
         )
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+
+
+OPEN_SOCKET = (
+    b"GET /v1/nearfar/verify HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("begin", "each", "end"),
+    [
+        (b"\x01\x81\0\0\0\0{", b"\x00\x81\0\0\0\0a", b"\x80\x81\0\0\0\0a"),
+        (b"", b"\x8a\x80\0\0\0\0", b"\x81\x81\0\0\0\0a"),
+        (b"", b"\x89\x80\0\0\0\0", b"\x81\x81\0\0\0\0a"),
+    ],
+    ids=["fragments", "pongs", "pings"],
+)
+def test_a_socket_that_sends_too_many_frames_is_closed_before_they_are_read(
+    port: int, begin: bytes, each: bytes, end: bytes
+) -> None:
+    for frames, is_answered in ((MAX_FRAMES - 2, True), (2 * MAX_FRAMES, False)):
+        with connect(port) as sock:
+            sock.sendall(OPEN_SOCKET)
+            while not sock.recv(4096).endswith(b"\r\n\r\n"):
+                pass
+            sock.sendall(begin + each * frames + end)
+            # The message is not JSON, which an error answers.
+            assert (b"invalid_json" in read_until_closed(sock)) is is_answered
+    assert alive(port)
 
 
 def test_requests_on_one_connection_are_answered_in_order(port: int, models: FakeModels) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import tracemalloc
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -15,7 +16,7 @@ from starlette.types import Message
 
 from nearfar.server_fallback.api.errors import ApiError
 from nearfar.server_fallback.api.json_body import MAX_KEYS, check_inner_json, parse_json, read_json_body
-from nearfar.server_fallback.text.json_structure import MAX_DEPTH, MAX_PARTS, structure_error
+from nearfar.server_fallback.text.json_structure import MAX_DEPTH, MAX_PARTS, MAX_VALUES, JsonStructure, structure_error
 
 TOO_MANY_PARTS = [
     b"{" + b",".join(b'"k%d":0' % number for number in range(MAX_PARTS)) + b"}",
@@ -23,6 +24,7 @@ TOO_MANY_PARTS = [
     b"[" + b",".join([b"[]"] * MAX_PARTS) + b"]",
     b"[" + b",".join([b"{}"] * MAX_PARTS) + b"]",
     b"[" + b",".join([b"1.5"] * MAX_PARTS) + b"]",
+    b"[" + b",".join([b"1e5"] * MAX_PARTS) + b"]",
 ]
 JSON_VALUES = st.recursive(
     st.none()
@@ -60,6 +62,7 @@ def test_json_round_trips_unchanged(value: object) -> None:
         (b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), "nests deeper"),
         (b'{"a":' * 5000 + b"1" + b"}" * 5000, "nests deeper"),
         (b"[" * 50_000, "nests deeper"),
+        (b"[" + b"1," * MAX_VALUES + b"1]", "more than 327,680 values"),
         (b"{" + b",".join(b'"%d":1' % number for number in range(MAX_KEYS + 1)) + b"}", f"{MAX_KEYS + 1} keys"),
         *((each, "strings, objects, arrays and fractions") for each in TOO_MANY_PARTS),
     ],
@@ -94,9 +97,24 @@ def test_marks_inside_strings_are_not_parts_of_the_structure(value: object) -> N
     assert structure_error(quoted.join([b"[" * (MAX_DEPTH + 1), b"]" * (MAX_DEPTH + 1)])) is not None
 
 
+@given(JSON_VALUES, st.randoms(use_true_random=False))
+@settings(max_examples=30, phases=[Phase.generate], deadline=None)
+def test_structure_is_the_same_in_pieces(value: object, random: Random) -> None:
+    text = json.dumps([value, '\\"[{', "\\", "[{"]).encode()
+    for depth in (1, MAX_DEPTH - 1, MAX_DEPTH + 1):
+        whole = b"[" * depth + text + b"]" * depth
+        structure, at, is_refused = JsonStructure(), 0, False
+        while at < len(whole):
+            size = random.randrange(1, 12)
+            is_refused = structure.error_of(whole[at : at + size]) is not None or is_refused
+            at += size
+        assert is_refused is (structure_error(whole) is not None)
+        assert is_refused or depth <= MAX_DEPTH
+
+
 def test_requests_at_the_limits_are_accepted() -> None:
     assert len(parse_json(b"[" + b",".join([b'""'] * (MAX_PARTS - 1)) + b"]")) == MAX_PARTS - 1
-    assert len(parse_json(b"[" + b"1," * 1_000_000 + b"1]")) == 1_000_001
+    assert len(parse_json(b"[" + b"1," * (MAX_VALUES - 1) + b"1]")) == MAX_VALUES
     siblings = b",".join([b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1)] * 100)
     assert len(parse_json(b"[" + siblings + b"]")) == 100
     parse_json(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH)
@@ -123,6 +141,16 @@ def read(
     ]
     request = Request({"type": "http", "method": "POST", "headers": given, "path": "/"}, receive)
     return parse_json(asyncio.run(read_json_body(request, max_bytes, 0.05)))
+
+
+@pytest.mark.parametrize("body", [*TOO_MANY_PARTS, b"[" * 1000, b"[" + b"1," * MAX_VALUES])
+def test_a_body_with_too_much_structure_is_refused_before_its_end(body: bytes) -> None:
+    parts = [body[at : at + 65_536] for at in range(0, len(body), 65_536)]
+    with pytest.raises(ApiError) as refused:
+        read(parts, 1 << 30, endless=True)
+    assert refused.value.status == 400
+    # The connection discards the rest, so the client may read this answer.
+    assert "Connection" not in refused.value.headers
 
 
 def test_a_body_of_the_most_bytes_is_read_and_of_one_more_is_not() -> None:

@@ -196,14 +196,19 @@ def test_every_error_below_v2_can_be_read_by_triton_s_client(served: LiveServer,
 
 def test_a_message_of_grpc_with_too_many_fields_is_not_parsed() -> None:
     request = message("ModelInferRequest")(model_name="m", id="x" * 300)
-    request.inputs.add(name="text", datatype="BYTES", shape=[1]).contents.bytes_contents.extend([b"ab"] * 5000)
-    for number in range(1000):
+    texts = request.inputs.add(name="text", datatype="BYTES", shape=[1]).contents.bytes_contents
+    texts.extend([b"ab"] * 2048)
+    for number in range(100):
         request.parameters[f"p{number}"].int64_param = number
     assert parse_message("ModelInferRequest", request.SerializeToString()) == request
     for field in (b"\x22\x00", b"\x2a\x00", b"\x3a\x02ab", b"\x50\x80\x01", b"\x55abcd", b"\x51abcdefgh"):
         parse_message("ModelInferRequest", field * MAX_FIELDS)
-        with pytest.raises(RequestError, match="more than 1,024 fields"):
+        with pytest.raises(RequestError, match="more than 4,096 fields"):
             parse_message("ModelInferRequest", field * (MAX_FIELDS + 1))
+    # The fields of one tensor, too.
+    texts.extend([b""] * MAX_FIELDS)
+    with pytest.raises(RequestError, match="more than 4,096 fields"):
+        parse_message("ModelInferRequest", request.SerializeToString())
     for broken in (b"\x22", b"\x22\xff", b"\xff" * 20, b"\x0a\x05ab"):
         with pytest.raises(RequestError, match="are not a ModelInferRequest"):
             parse_message("ModelInferRequest", broken)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fake_openai import USAGE, chunk, text_chunks
 from waiting import WAIT_SECONDS
 
-from nearfar.compiler.errors import Unavailable
-from nearfar.server_fallback.executors import upstream_answers
+from nearfar.compiler.errors import DeviceError, Unavailable
+from nearfar.server_fallback.executors import upstream, upstream_answers
+from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.upstream_answers import in_our_form
 from nearfar.server_fallback.executors.upstream_bounds import Bounds, bounds_of
 from nearfar.server_fallback.schema.completions import CompletionRequest
@@ -131,3 +133,26 @@ def test_an_answer_is_cut_at_max_tokens_whatever_its_length_claims_to_be(case: d
     values = [*(chunk(piece) for piece in case["pieces"]), chunk(finish="stop"), *usage]
     bounds = Bounds(tokens=case["limit"], counts_pieces=case["counts_pieces"])
     assert answer(*values, bounds=bounds)[:2] == ({0: case["text"]}, {0: case["finish_reason"]})
+
+
+@pytest.mark.parametrize(("status", "message"), [(200, "more than 0 MB"), (500, "x" * 100)])
+def test_an_answer_without_end_is_read_up_to_a_bound(
+    monkeypatch: pytest.MonkeyPatch, status: int, message: str
+) -> None:
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while sent < 1000:
+            sent += 1
+            yield b"x" * 100
+
+    async def ask() -> None:
+        client = httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(status, content=endless())))
+        await upstream.Upstream("http://there", client).request("POST", "/v1/embeddings", {}, Call("r"))
+
+    monkeypatch.setattr(upstream, "MAX_ANSWER_BYTES", 350)
+    monkeypatch.setattr(upstream, "MAX_ERROR_BYTES", 350)
+    with pytest.raises(DeviceError, match=message):
+        asyncio.run(ask())
+    assert sent == 4
