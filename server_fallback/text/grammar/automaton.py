@@ -19,12 +19,12 @@ _MOST_STATES = 1500
 _MOST_ENDINGS = 200
 # An escaped character of a JSON string has at most six bytes.
 _LONGEST_CHARACTER = 6
+_DOT: Ranges = single(".")
 _JSON_ESCAPED: Ranges = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
 # The part of an answer that a language's texts are: all of it, a JSON value, or a JSON string after its opening quote.
 Context = Literal["answer", "value", "string"]
 # A lookahead for what follows a JSON value or a name. Without it, xgrammar must try each token that ends a value
-# against
-# everything that may follow.
+# against everything that may follow.
 FOLLOWED = "(= [ \\n\\t]* [,}\\]:])"
 
 
@@ -54,7 +54,18 @@ class Repeat:
     most: int | None
 
 
-Language = Set | Series | Choice | Repeat
+@dataclass(frozen=True, slots=True)
+class Multiple:
+    """The decimals of at most ``places`` digits behind the point that are multiples of ``whole`` / 10^places.
+
+    Zeros may lead, and nothing at all counts as 0: it belongs into an intersection with a language of numbers.
+    """
+
+    whole: int
+    places: int
+
+
+Language = Set | Series | Choice | Repeat | Multiple
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +105,9 @@ def language_rule(
     automaton = _Nfa(where)
     ends = [automaton.add(part) for part in (language.parts if isinstance(language, Intersection) else (language,))]
     atoms = automaton.atoms()
-    states = automaton.states(*ends[0], atoms)
-    for start, end in ends[1:]:
-        states = _intersection(states, automaton.states(start, end, atoms), where)
+    states, *others = (_minimal(_useful(automaton.states(start, end, atoms))) for start, end in ends)
+    for other in others:
+        states = _intersection(states, other, where)
     states = _minimal(_useful(_of_length(states, least, most, where)))
     return _write_rules(book, states, atoms, context, where) if states else None
 
@@ -130,6 +141,8 @@ class _Nfa:
                     self._epsilon[last].append(end)
             case Repeat(of, least, most):
                 end = self._repeat(start, of, least, most)
+            case Multiple(whole, places):
+                end = self._multiple(start, whole, places)
         return start, end
 
     def atoms(self) -> Ranges:
@@ -192,6 +205,28 @@ class _Nfa:
             self._epsilon[stop].append(final)
         return final
 
+    def _multiple(self, start: int, whole: int, places: int) -> int:
+        """A state is the number of digits behind the point, and the remainder of all digits by ``whole``."""
+        end = self._state()
+        layers = [[self._state() for _ in range(whole)] for _ in range(places + 1)]
+        self._epsilon[start].append(layers[0][0])
+        self._edges[start].append((single("-"), layers[0][0]))
+        for count, layer in enumerate(layers):
+            for remainder, state in enumerate(layer):
+                if remainder * 10 ** (places - count) % whole == 0:
+                    self._epsilon[state].append(end)
+                behind = state
+                if count == 0 and places > 0:
+                    behind = self._state()
+                    self._edges[state].append((_DOT, behind))
+                for digit in range(10):
+                    to, edge = (10 * remainder + digit) % whole, single(str(digit))
+                    if count == 0:
+                        self._edges[state].append((edge, layer[to]))
+                    if count < places:
+                        self._edges[behind].append((edge, layers[count + 1][to]))
+        return end
+
     def _closure(self, members: set[int]) -> frozenset[int]:
         closed, pending = set(members), list(members)
         while pending:
@@ -211,6 +246,8 @@ class _Nfa:
 
 def _intersection(left: Sequence[_State], right: Sequence[_State], where: str) -> list[_State]:
     """The product construction: a state is a pair of states, one of each automaton."""
+    if not left or not right:
+        return []
     pairs = [(0, 0)]
     ids = {(0, 0): 0}
     states: list[_State] = []
@@ -233,7 +270,7 @@ def _intersection(left: Sequence[_State], right: Sequence[_State], where: str) -
 
 def _of_length(states: Sequence[_State], least: int, most: int | None, where: str) -> list[_State]:
     """The texts of a length. State (q, n) is q after n characters, where n stops at ``least``, or at ``most`` + 1."""
-    if least == 0 and most is None:
+    if not states or (least == 0 and most is None):
         return list(states)
     top = least if most is None else most + 1
     if len(states) * (top + 1) > _MOST_STATES:
@@ -251,7 +288,7 @@ def _of_length(states: Sequence[_State], least: int, most: int | None, where: st
 def _useful(states: Sequence[_State]) -> list[_State]:
     """The states that lead to the end of a text; none if the start does not."""
     distance = _distances(states)
-    if distance[0] is None:
+    if not states or distance[0] is None:
         return []
     reached = {0: 0}
     pending = [0]

@@ -16,21 +16,19 @@ from nearfar.compiler.errors import RequestError
 from .automaton import Choice, Intersection, language_rule, text_language
 from .ebnf import RuleBook, literal
 from .marked_strings import MarkedStrings
-from .multiples import multiples
+from .multiples import multiples, unsupported_multiple
 from .number_range import integer_range, number_range
 from .regex import parse_regex
 from .schema_arrays import array_expression
 from .schema_merge import (
     TYPES,
     Schema,
+    allowed_constants,
     assertions,
     constants_of,
     exclusive,
-    json_text,
-    list_of,
     merge,
     resolve,
-    type_of_value,
     types_of,
 )
 from .schema_objects import ObjectRules
@@ -41,7 +39,8 @@ from .schema_strings import StringRules
 _MAX_DEPTH = 100
 # A double holds this number of digits exactly.
 _INTEGER = r"-?(0|[1-9]\d{0,14})"
-_NUMBER = rf"{_INTEGER}(\.\d{{1,15}})?([eE][+-]?\d{{1,2}})?"
+_DECIMAL = rf"{_INTEGER}(\.\d{{1,15}})?"
+_NUMBER = rf"{_DECIMAL}([eE][+-]?\d{{1,2}})?"
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
@@ -155,7 +154,7 @@ class SchemaRules:
             case "integer" | "number":
                 return self._number(name, schema, where)
             case "array":
-                return array_expression(self._book, schema, where, self.of)
+                return array_expression(self._book, schema, where, self.of, self.expand)
             case _:
                 return self._objects.of(schema, where)
 
@@ -198,22 +197,8 @@ class SchemaRules:
                     )
 
     def _constants(self, schema: Mapping[str, Any], where: str) -> str | None:
-        other = next((key for key in schema if key not in ("type", "const", "enum")), None)
-        if other is not None:
-            raise RequestError(
-                f"{where}: '{other}' is beside const or enum; list only the values that it allows", keyword=other
-            )
-        values = [schema["const"]] if "const" in schema else schema["enum"]
-        types = types_of(schema)
-        allowed = [
-            value
-            for value in values
-            if type_of_value(value) in types or (type_of_value(value) == "integer" and "number" in types)
-        ]
-        if "const" in schema and "enum" in schema:
-            listed = [json_text(value) for value in list_of(schema["enum"])]
-            allowed = [value for value in allowed if json_text(value) in listed]
-        texts = list(dict.fromkeys(self._strings.constant(value, where) for value in allowed))
+        values = allowed_constants(schema, where)
+        texts = list(dict.fromkeys(self._strings.constant(value, where) for value in values))
         if len(texts) < 2:
             return self._literal(texts[0]) if texts else None
         return language_rule(self._book, Choice(tuple(text_language(text) for text in texts)), "value", where)
@@ -225,18 +210,25 @@ class SchemaRules:
             is_finite = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
             if isinstance(value, bool) or not is_finite:
                 raise RequestError(f"{where}.{key} must be a number")
-        steps = None if "multipleOf" not in schema else multiples(schema["multipleOf"], bounds, where)
-        if not bounds and steps is not None:
-            self._book.demand(len("0"))
-            return language_rule(self._book, steps, "value", where)
+        is_integer, step = name == "integer", schema.get("multipleOf")
         if not bounds:
             self._book.demand(len("0"))
-            return self._any_integer() if name == "integer" else self._any_number()
-        numbers = integer_range(bounds, where) if name == "integer" else number_range(bounds, where)
+        if not bounds and step is None:
+            return self._any_integer() if is_integer else self._any_number()
+        numbers = (
+            (integer_range(bounds, where) if is_integer else number_range(bounds, where))
+            if bounds
+            else parse_regex(_INTEGER if is_integer else _DECIMAL, where)
+        )
         if numbers is None:
             return None
-        language = numbers if steps is None else Intersection((numbers, steps))
-        return language_rule(self._book, language, "value", where)
+        if step is None:
+            return language_rule(self._book, numbers, "value", where)
+        steps = multiples(step, bounds, where)
+        try:
+            return language_rule(self._book, Intersection((numbers, steps)), "value", where)
+        except RequestError as error:
+            raise unsupported_multiple(step, where) from error
 
     def _literal(self, text: str) -> str:
         self._book.demand(len(text.encode(errors="surrogatepass")))

@@ -8,15 +8,22 @@ from typing import Any
 from nearfar.compiler.errors import RequestError
 
 from .ebnf import RuleBook, repeat
+from .schema_merge import Schema
 from .schema_parts import checked_list, choice, count_of, space
+from .schema_sets import listed_values, set_expression, unsupported_set
 
 
 def array_expression(
-    book: RuleBook, schema: Mapping[str, Any], where: str, value_of: Callable[[object, str], str | None]
+    book: RuleBook,
+    schema: Mapping[str, Any],
+    where: str,
+    value_of: Callable[[object, str], str | None],
+    expand: Callable[[object, str], Schema],
 ) -> str | None:
     """The expression of an array that is valid in ``schema``; None if no array is. Raises RequestError.
 
-    ``value_of`` gives the expression of an item from its schema and its location.
+    From the schema of an item and its location, ``value_of`` gives its expression, and ``expand`` the schema that it
+    refers to.
     """
     least, most = count_of(schema, "minItems", where) or 0, count_of(schema, "maxItems", where)
     items = schema.get("items")
@@ -24,12 +31,13 @@ def array_expression(
     is_list = isinstance(items, list)
     prefix = checked_list(schema.get("prefixItems", items if is_list else None), f"{where}.prefixItems")
     following = schema.get("additionalItems") if is_list else items
-    if schema.get("uniqueItems") is True and (most is None or most > 1):
-        raise RequestError(
-            f"{where}: the keyword 'uniqueItems' is not supported, because a grammar cannot compare items; remove it "
-            "(in pydantic, use a list instead of a set), and drop equal items from the answer",
-            keyword="uniqueItems",
-        )
+    if not isinstance(schema.get("uniqueItems", False), bool):
+        raise RequestError(f"{where}.uniqueItems must be true or false", keyword="uniqueItems")
+    if schema.get("uniqueItems") and (most is None or most > 1):
+        values = None if prefix or following is None else listed_values(following, f"{where}.items", expand)
+        if values is None:
+            raise unsupported_set(where)
+        return set_expression(book, values, least, most, where, lambda value: value_of(value, f"{where}.items") or '""')
     first = [value_of(item, f"{where}.prefixItems[{index}]") for index, item in enumerate(prefix[:most])]
     if None in first:
         return None

@@ -174,6 +174,25 @@ def constants_of(schema: Mapping[str, Any]) -> list[str] | None:
     return [json_text(value) for value in values] if isinstance(values, list) else None
 
 
+def allowed_constants(schema: Mapping[str, Any], where: str) -> list[Any]:
+    """The values that const, enum and type allow. Raises RequestError for any other keyword."""
+    other = next((key for key in schema if key not in ("type", "const", "enum")), None)
+    if other is not None:
+        raise RequestError(
+            f"{where}: '{other}' is beside const or enum; list only the values that it allows", keyword=other
+        )
+    types = types_of(schema)
+    allowed = [
+        value
+        for value in ([schema["const"]] if "const" in schema else schema["enum"])
+        if type_of_value(value) in types or (type_of_value(value) == "integer" and "number" in types)
+    ]
+    if "const" in schema and "enum" in schema:
+        listed = [json_text(value) for value in list_of(schema["enum"])]
+        allowed = [value for value in allowed if json_text(value) in listed]
+    return allowed
+
+
 def json_text(value: Any) -> str:
     """The value as JSON without spaces, and with whole numbers without a point."""
     return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)

@@ -3,12 +3,23 @@
 
 import { RequestError } from "../errors.js";
 import type { Ranges, RuleBook } from "./ebnf.js";
-import { ANY, alternatives, characters, intersect, literal, subtract, union } from "./ebnf.js";
+import { ANY, alternatives, characters, intersect, literal, single, subtract, union } from "./ebnf.js";
 
 export type Language =
   | { readonly kind: "set"; readonly set: Ranges }
   | { readonly kind: "sequence" | "choice"; readonly parts: readonly Language[] }
-  | { readonly kind: "repeat"; readonly of: Language; readonly min: number; readonly max: number };
+  | { readonly kind: "repeat"; readonly of: Language; readonly min: number; readonly max: number }
+  | Multiple;
+
+/**
+ * The decimals of at most ``places`` digits behind the point that are multiples of ``whole`` / 10^places. Zeros may
+ * lead, and nothing at all counts as 0: it belongs into an intersection with a language of numbers.
+ */
+interface Multiple {
+  readonly kind: "multiple";
+  readonly whole: number;
+  readonly places: number;
+}
 
 /** The texts that are in each of the languages. */
 export interface Intersection {
@@ -63,7 +74,7 @@ export function languageRule(
   const ends = (language.kind === "intersection" ? language.parts : [language]).map((part) => automaton.add(part));
   const atoms = automaton.atoms();
   const all = ends
-    .map(([start, end]) => automaton.states(start, end, atoms))
+    .map(([start, end]) => minimal(useful(automaton.states(start, end, atoms))))
     .reduce((left, right) => intersection(left, right, where));
   const states = minimal(useful(ofLength(all, length, where)));
   if (states.length === 0) return null;
@@ -120,9 +131,37 @@ class Nfa {
         for (const stop of [...stops, end]) this.#epsilon[stop]?.push(final);
         return [start, final];
       }
+      case "multiple":
+        return this.multiple(language);
       default:
         return language satisfies never;
     }
+  }
+
+  /** A state is the number of digits behind the point, and the remainder of all digits by ``whole``. */
+  private multiple({ whole, places }: Multiple): [number, number] {
+    const [start, end] = [this.state(), this.state()];
+    const layers = Array.from({ length: places + 1 }, () => Array.from({ length: whole }, () => this.state()));
+    const first = layers[0]?.[0] ?? start;
+    this.#epsilon[start]?.push(first);
+    this.#edges[start]?.push({ set: single("-"), to: first });
+    layers.forEach((layer, count) => {
+      layer.forEach((state, remainder) => {
+        if ((remainder * 10 ** (places - count)) % whole === 0) this.#epsilon[state]?.push(end);
+        let behind = state;
+        if (count === 0 && places > 0) {
+          behind = this.state();
+          this.#edges[state]?.push({ set: single("."), to: behind });
+        }
+        for (let digit = 0; digit < 10; digit++) {
+          const [set, to] = [single(String(digit)), (10 * remainder + digit) % whole];
+          if (count === 0) this.#edges[state]?.push({ set, to: layer[to] ?? end });
+          const next = layers[count + 1]?.[to];
+          if (next !== undefined) this.#edges[behind]?.push({ set, to: next });
+        }
+      });
+    });
+    return [start, end];
   }
 
   /** Ranges of characters that no set separates. */
@@ -225,7 +264,7 @@ function ofLength(states: readonly State[], { min, max }: Length, where: string)
 /** The states that lead to the end of a text; none if the start does not. */
 function useful(states: readonly State[]): State[] {
   const distance = distances(states);
-  const reached = new Set<number>(distance[0] === Infinity ? [] : [0]);
+  const reached = new Set<number>((distance[0] ?? Infinity) === Infinity ? [] : [0]);
   for (const id of reached)
     for (const to of states[id]?.next ?? []) if (to >= 0 && distance[to] !== Infinity) reached.add(to);
   const renamed = new Map([...reached].map((id, index) => [id, index]));

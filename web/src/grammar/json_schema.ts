@@ -6,21 +6,20 @@ import { RequestError, messageOf } from "../errors.js";
 import { languageRule, literalLanguage } from "./automaton.js";
 import type { RuleBook } from "./ebnf.js";
 import { literal, utf8Length } from "./ebnf.js";
-import { multiples } from "./multiples.js";
+import { multiples, unsupportedMultiple } from "./multiples.js";
 import { integerRange, numberRange } from "./number_range.js";
 import { parseRegex } from "./regex.js";
 import { arrayExpression } from "./schema_arrays.js";
 import type { JsonType, Schema, SchemaObject } from "./schema_merge.js";
 import {
   TYPES,
+  allowedConstants,
   assertions,
   constantsOf,
   exclusive,
   isObject,
-  listOf,
   merge,
   resolve,
-  typeOfValue,
   typesOf,
 } from "./schema_merge.js";
 import { ObjectRules } from "./schema_objects.js";
@@ -32,7 +31,8 @@ import { StringRules } from "./schema_strings.js";
 const MAX_DEPTH = 100;
 // A double holds this number of digits exactly.
 const INTEGER = "-?(0|[1-9]\\d{0,14})";
-const NUMBER = `${INTEGER}(\\.\\d{1,15})?([eE][+-]?\\d{1,2})?`;
+const DECIMAL = `${INTEGER}(\\.\\d{1,15})?`;
+const NUMBER = `${DECIMAL}([eE][+-]?\\d{1,2})?`;
 
 /** Returns the schema that ``schema`` is, or that it is the text of. Throws RequestError if it is not a schema. */
 export function parseSchema(schema: unknown): Schema {
@@ -155,7 +155,13 @@ export class SchemaRules {
       case "number":
         return this.number(type, schema, where);
       case "array":
-        return arrayExpression(this.book, schema, where, (item, at) => this.of(item, at));
+        return arrayExpression(
+          this.book,
+          schema,
+          where,
+          (item, at) => this.of(item, at),
+          (item, at) => this.expand(item, at),
+        );
       case "object":
         return this.#objects.of(schema, where);
       default:
@@ -204,19 +210,7 @@ export class SchemaRules {
   }
 
   private constants(schema: SchemaObject, where: string): string | null {
-    const { type, const: constant, enum: values, ...others } = schema;
-    const [other] = Object.keys(others);
-    if (other !== undefined)
-      throw new RequestError(`${where}: '${other}' is beside const or enum; list only the values that it allows`, {
-        keyword: other,
-      });
-    if (values !== undefined && !Array.isArray(values)) throw new RequestError(`${where}.enum must be a list`);
-    const types = listOf(type);
-    const allowed = (constant === undefined ? ((values ?? [constant]) as unknown[]) : [constant]).filter((value) => {
-      const valueType = typeOfValue(value);
-      return type === undefined || types.includes(valueType) || (valueType === "integer" && types.includes("number"));
-    });
-    const texts = [...new Set(allowed.map((value) => this.strings.constant(value, where)))];
+    const texts = [...new Set(allowedConstants(schema, where).map((value) => this.strings.constant(value, where)))];
     if (texts.length < 2) return texts[0] === undefined ? null : this.literal(texts[0]);
     return languageRule(this.book, { kind: "choice", parts: texts.map(literalLanguage) }, "plain", where);
   }
@@ -227,16 +221,21 @@ export class SchemaRules {
       if (schema[name] !== undefined && !Number.isFinite(schema[name]))
         throw new RequestError(`${where}.${name} must be a number`);
     }
-    const steps = schema.multipleOf === undefined ? null : multiples(schema, where);
-    if (names.every((name) => schema[name] === undefined)) {
-      this.book.demand("0".length);
-      if (steps !== null) return languageRule(this.book, steps, "plain", where);
-      return type === "integer" ? this.anyInteger() : this.anyNumber();
+    const isInteger = type === "integer";
+    const { multipleOf: step } = schema;
+    const bounded = names.some((name) => schema[name] !== undefined);
+    if (!bounded) this.book.demand("0".length);
+    if (!bounded && step === undefined) return isInteger ? this.anyInteger() : this.anyNumber();
+    const numbers = bounded
+      ? (isInteger ? integerRange : numberRange)(schema, where)
+      : parseRegex(isInteger ? INTEGER : DECIMAL, where);
+    if (numbers === null || step === undefined) return numbers && languageRule(this.book, numbers, "plain", where);
+    const steps = multiples(schema, where);
+    try {
+      return languageRule(this.book, { kind: "intersection", parts: [numbers, steps] }, "plain", where);
+    } catch (error) {
+      throw error instanceof RequestError ? unsupportedMultiple(step, where) : error;
     }
-    const range = (type === "integer" ? integerRange : numberRange)(schema, where);
-    if (range === null) return null;
-    const language = steps === null ? range : ({ kind: "intersection", parts: [range, steps] } as const);
-    return languageRule(this.book, language, "plain", where);
   }
 
   private literal(text: string): string {

@@ -31,7 +31,7 @@ const DOT = character(".");
  */
 export function integerRange(bounds: Bounds, where: string): Language | null {
   const [low, high] = ends(bounds, where, LARGEST_INTEGER);
-  const digits = decimals(bounds);
+  const digits = decimals(boundsOf(bounds));
   const scale = 10n ** BigInt(digits);
   const first = low.open ? floor(low.value, scale) + 1n : -floor(-low.value, scale);
   const last = high.open ? -floor(-high.value, scale) - 1n : floor(high.value, scale);
@@ -46,7 +46,7 @@ export function integerRange(bounds: Bounds, where: string): Language | null {
  * bound with more digits than that behind the point, or if the bounds allow only larger numbers.
  */
 export function numberRange(bounds: Bounds, where: string): Language | null {
-  const digits = decimals(bounds);
+  const digits = decimals(boundsOf(bounds));
   const [low, high] = ends(bounds, where, LARGEST);
   const zero: End = { value: 0n, open: false };
   const minus = (end: End): End => ({ value: -end.value, open: end.open });
@@ -121,14 +121,13 @@ function sameWidth(low: string, high: string): Language[][] {
 
 /** The ends of the range within -largest to largest. Bounds outside of that hold anyway. */
 function ends(bounds: Bounds, where: string, largest: bigint): [End, End] {
-  const digits = decimals(bounds);
+  const digits = decimals(boundsOf(bounds));
   const scale = 10n ** BigInt(digits);
   const values = new Map<(typeof NAMES)[number], bigint>();
   for (const name of NAMES) {
     const bound = bounds[name];
     if (bound === undefined) continue;
-    const [integral = "", fraction = ""] = plain(bound).split(".");
-    const value = BigInt(integral + fraction.padEnd(digits, "0"));
+    const value = scaled(bound, digits);
     const isLower = name === "minimum" || name === "exclusiveMinimum";
     if (digits > 15 || (isLower ? value : -value) > largest * scale) {
       throw new RequestError(
@@ -154,9 +153,19 @@ function ends(bounds: Bounds, where: string, largest: bigint): [End, End] {
   return [low, high];
 }
 
-/** Digits behind the point of the bound that has the most. */
-function decimals(bounds: Bounds): number {
-  return Math.max(...NAMES.map((name) => (plain(bounds[name] ?? 0).split(".")[1] ?? "").length));
+function boundsOf(bounds: Bounds): number[] {
+  return NAMES.flatMap((name) => bounds[name] ?? []);
+}
+
+/** Digits behind the point of the number that has the most. */
+export function decimals(values: readonly number[]): number {
+  return Math.max(0, ...values.map((value) => (plain(value).split(".")[1] ?? "").length));
+}
+
+/** The number times 10^digits, if it has at most that many digits behind the point. */
+export function scaled(value: number, digits: number): bigint {
+  const [integral = "", fraction = ""] = plain(value).split(".");
+  return BigInt(integral + fraction.padEnd(digits, "0"));
 }
 
 /** The number without an exponent. */
@@ -190,7 +199,7 @@ function character(text: string): Language {
   return { kind: "set", set: single(text) };
 }
 
-function floor(value: bigint, step: bigint): bigint {
+export function floor(value: bigint, step: bigint): bigint {
   return value / step - (value % step < 0n ? 1n : 0n);
 }
 

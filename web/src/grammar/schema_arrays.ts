@@ -3,18 +3,20 @@
 import { RequestError } from "../errors.js";
 import type { RuleBook } from "./ebnf.js";
 import { repeat } from "./ebnf.js";
-import type { SchemaObject } from "./schema_merge.js";
+import type { Schema, SchemaObject } from "./schema_merge.js";
 import { checkedList, choice, countOf, space } from "./schema_parts.js";
+import { listedValues, setExpression, unsupportedSet } from "./schema_sets.js";
 
 /**
- * The expression of an array that is valid in ``schema``; null if no array is. ``valueOf`` gives the expression of an
- * item from its schema and its location. Throws RequestError.
+ * The expression of an array that is valid in ``schema``; null if no array is. From the schema of an item and its
+ * location, ``valueOf`` gives its expression, and ``expand`` the schema that it refers to. Throws RequestError.
  */
 export function arrayExpression(
   book: RuleBook,
   schema: SchemaObject,
   where: string,
   valueOf: (schema: unknown, where: string) => string | null,
+  expand: (schema: Schema, where: string) => Schema,
 ): string | null {
   const min = countOf(schema.minItems, 0, `${where}.minItems`);
   const max = countOf(schema.maxItems, Infinity, `${where}.maxItems`);
@@ -22,12 +24,14 @@ export function arrayExpression(
   const isList = Array.isArray(schema.items);
   const prefix = checkedList(schema.prefixItems ?? (isList ? schema.items : []), `${where}.prefixItems`);
   const following = isList ? schema.additionalItems : schema.items;
-  if (schema.uniqueItems === true && max > 1) {
-    throw new RequestError(
-      `${where}: the keyword 'uniqueItems' is not supported, because a grammar cannot compare items; remove it ` +
-        "(in pydantic, use a list instead of a set), and drop equal items from the answer",
-      { keyword: "uniqueItems" },
-    );
+  const { uniqueItems = false } = schema;
+  if (typeof uniqueItems !== "boolean")
+    throw new RequestError(`${where}.uniqueItems must be true or false`, { keyword: "uniqueItems" });
+  if (uniqueItems && max > 1) {
+    const one = `${where}.items`;
+    const listed = prefix.length > 0 || following === undefined ? null : listedValues(following as Schema, one, expand);
+    if (listed === null) throw unsupportedSet(where);
+    return setExpression(book, listed, { min, max }, where, (value) => valueOf(value, one) ?? '""');
   }
   const first = prefix
     .slice(0, Math.min(prefix.length, max))

@@ -146,6 +146,25 @@ export function constantsOf(schema: SchemaObject): readonly string[] | null {
   return values === null ? null : values.map((value) => JSON.stringify(value));
 }
 
+/** The values that const, enum and type allow. Throws RequestError for any other keyword. */
+export function allowedConstants(schema: SchemaObject, where: string): readonly unknown[] {
+  const { type, const: constant, enum: values, ...others } = schema;
+  const [other] = Object.keys(others);
+  if (other !== undefined)
+    throw new RequestError(`${where}: '${other}' is beside const or enum; list only the values that it allows`, {
+      keyword: other,
+    });
+  if (values !== undefined && !Array.isArray(values)) throw new RequestError(`${where}.enum must be a list`);
+  const types = listOf(type);
+  const listed = values?.map((value) => JSON.stringify(value));
+  return (Object.hasOwn(schema, "const") ? [constant] : (values as readonly unknown[])).filter((value) => {
+    const valueType = typeOfValue(value);
+    const ofType = type === undefined || types.includes(valueType);
+    const isListed = listed === undefined || listed.includes(JSON.stringify(value));
+    return isListed && (ofType || (valueType === "integer" && types.includes("number")));
+  });
+}
+
 export function listOf(value: unknown): readonly unknown[] {
   return value === undefined ? [] : Array.isArray(value) ? (value as unknown[]) : [value];
 }
