@@ -60,7 +60,7 @@ def check_request(request: TokenRequest, model: TokenModel, adapters: Collection
     check("temperature", sampling.temperature, lambda value: 0 <= value < math.inf, "0 or more")
     check("top_k", sampling.top_k, integer(0), "an integer of at least 0")
     check("top_p", sampling.top_p, lambda value: 0 < value <= 1, "above 0 and at most 1")
-    check("min_p", sampling.min_p, lambda value: 0 <= value < 1, "at least 0 and below 1")
+    check("min_p", sampling.min_p, lambda value: 0 <= value <= 1, "from 0 to 1")
     check("repetition_penalty", sampling.repetition_penalty, lambda value: 0 < value < math.inf, "above 0")
     check("frequency_penalty", sampling.frequency_penalty, math.isfinite, "a number")
     check("presence_penalty", sampling.presence_penalty, math.isfinite, "a number")

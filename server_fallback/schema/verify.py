@@ -45,7 +45,7 @@ class VerifyOpen(Request):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
-    min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Int64 | None = None
     priority: Int64 | None = None
 

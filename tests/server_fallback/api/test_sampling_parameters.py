@@ -107,6 +107,15 @@ def test_each_parameter_becomes_one_setting_of_its_row(bundle: Bundle, path: str
         assert flag == (1 if any("penalty" in name for name in parameters) else 0), parameters
 
 
+def test_the_engine_accepts_every_bound_of_the_api(bundle: Bundle) -> None:
+    bounds: list[dict[str, Any]] = [
+        {"temperature": 2, "top_p": 1, "top_k": -1, "min_p": 1, "frequency_penalty": 2, "presence_penalty": 2},
+        {"temperature": 0, "top_p": 1e-30, "top_k": 1, "min_p": 0, "frequency_penalty": -2, "presence_penalty": -2},
+    ]
+    found, _ = answers(bundle, "/v1/completions", *({"prompt": PROMPT, "max_tokens": 1, **each} for each in bounds))
+    assert len(found) == len(bounds)
+
+
 def test_the_bias_and_the_prompts_tokens_are_written_to_the_slot(bundle: Bundle) -> None:
     body = {"prompt": PROMPT, "max_tokens": 1, "logit_bias": {"5": -100, "7": 2.5}, "presence_penalty": 1}
     _, runner = answers(bundle, "/v1/completions", body)

@@ -37,7 +37,7 @@ from nearfar.server_fallback.engine.request import Sampling, TokenRequest
         ({"sampling": Sampling(temperature="warm")}, "temperature"),  # type: ignore[arg-type]
         ({"sampling": Sampling(top_k=-1)}, "top_k"),
         ({"sampling": Sampling(top_p=0)}, "top_p"),
-        ({"sampling": Sampling(min_p=1)}, "min_p"),
+        ({"sampling": Sampling(min_p=1.01)}, "min_p"),
         ({"sampling": Sampling(repetition_penalty=0)}, "repetition_penalty"),
         ({"sampling": Sampling(frequency_penalty=float("inf"))}, "frequency_penalty"),
         ({"sampling": Sampling(presence_penalty=float("nan"))}, "presence_penalty"),

@@ -42,7 +42,7 @@ export const signal = check("an AbortSignal", (value) => value instanceof AbortS
 
 const COMMON: Checks = {
   temperature: number(0, 2),
-  top_p: number(0, 1),
+  top_p: check("a number above 0 and at most 1", (value) => typeof value === "number" && value > 0 && value <= 1),
   n: integer(1, 128),
   max_tokens: integer(1, Infinity),
   stop: check("a string, or at most 4 strings, none of them empty", (value) => {

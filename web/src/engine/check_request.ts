@@ -28,7 +28,7 @@ export function checkRequest(request: TokenRequest, vocabSize: number, context: 
   check("temperature", sampling.temperature, isFrom(0), "0 or more");
   check("topK", sampling.topK, isInteger(0), "an integer of at least 0");
   check("topP", sampling.topP, (value) => value > 0 && value <= 1, "above 0 and at most 1");
-  check("minP", sampling.minP, (value) => value >= 0 && value < 1, "at least 0 and below 1");
+  check("minP", sampling.minP, (value) => value >= 0 && value <= 1, "from 0 to 1");
   check("repetitionPenalty", sampling.repetitionPenalty, (value) => value > 0 && Number.isFinite(value), "above 0");
   check("frequencyPenalty", sampling.frequencyPenalty, Number.isFinite, "a number");
   check("presencePenalty", sampling.presencePenalty, Number.isFinite, "a number");

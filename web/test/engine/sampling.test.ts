@@ -83,6 +83,17 @@ test.each(cases)("%s: the parameter %s becomes one setting of each row", async (
   }
 });
 
+test.each([
+  { temperature: 2, top_p: 1, top_k: -1, min_p: 1, frequency_penalty: 2, presence_penalty: 2 },
+  { temperature: 0, top_p: 1e-30, top_k: 1, min_p: 0, frequency_penalty: -2, presence_penalty: -2 },
+])("the engine accepts every bound of the API: %j", async (params) => {
+  expect(rowsOf((await received(params, "text")).batches)).toHaveLength(TOKENS);
+});
+
+test("the API refuses a top_p of 0 by its own name", async () => {
+  await expect(received({ top_p: 0 }, "text")).rejects.toThrow("top_p is 0, it must be a number above 0");
+});
+
 test("the bias and the prompt's tokens are written to the slot", async () => {
   const runner = await received({ logit_bias: { 5: -100, 7: 2.5 }, presence_penalty: 1 }, "chat");
   expect(rowsOf(runner.batches)[0]?.flags).toBe(1 | 2);

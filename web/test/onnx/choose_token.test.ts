@@ -86,6 +86,12 @@ test("a top_p that needs many tokens keeps the smallest set of most likely token
   );
 });
 
+// As a float32, the largest number of a generator is 1.
+test.each([0, 1 - 2 ** -24, 1 - 2 ** -32])("the draw %d chooses a token that is kept", (draw) => {
+  const settings = settingsAt(settingsRow({ temperature: 1, topK: 2, draw }), 0);
+  expect(chooseToken(Float32Array.from([0, 3, 1, 2, 1]), settings)).toBe(draw === 0 ? 1 : 3);
+});
+
 test("a logit that is not a number gives no token", () => {
   expect(chooseToken(Float32Array.from([1, NaN, 2]), settingsAt(settingsRow({}), 0))).toBe(-1);
 });
