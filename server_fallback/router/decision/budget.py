@@ -55,9 +55,11 @@ class FileLedger:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(self._path.with_name(f"{self._path.name}.lock")):
-                spent = self.today()
+                # Read once: a spending that is read before midnight must not be written as the next day's.
+                day = self._day()
+                spent = entry_of(self._read(), day)
                 spent = Spent(spent.usd + usd, spent.requests + requests)
-                self._write(spent)
+                self._write(day, spent)
         except OSError as error:
             raise OutputError(f"{self._path}: the ledger of the far side's costs cannot be written: {error}") from error
         return spent
@@ -71,10 +73,10 @@ class FileLedger:
         except (OSError, UnicodeDecodeError):
             return None
 
-    def _write(self, spent: Spent) -> None:
+    def _write(self, day: str, spent: Spent) -> None:
         # A process that reads meanwhile gets either the old file or the complete new one.
         written = self._path.with_name(f"{self._path.name}.new")
-        entry = json.dumps({"day": self._day(), "usd": spent.usd, "requests": spent.requests})
+        entry = json.dumps({"day": day, "usd": spent.usd, "requests": spent.requests})
         with written.open("w", encoding="utf-8") as file:
             file.write(entry)
             file.flush()

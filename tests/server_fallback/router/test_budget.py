@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -32,6 +33,13 @@ def test_each_utc_day_starts_at_zero(tmp_path: Path) -> None:
     now[0] += 1
     assert ledger.today() == Spent()
     assert ledger.add(requests=1) == Spent(0.0, 1)
+
+
+def test_midnight_during_an_addition_does_not_carry_a_day_over(tmp_path: Path) -> None:
+    FileLedger(tmp_path / "ledger.json", clock=lambda: LATE).add(usd=9.0, requests=9)
+    times = itertools.count(LATE)
+    FileLedger(tmp_path / "ledger.json", clock=lambda: next(times)).add(requests=1)
+    assert FileLedger(tmp_path / "ledger.json", clock=lambda: LATE + 1).today() == Spent()
 
 
 @pytest.mark.skipif(not hasattr(time, "tzset"), reason="this platform cannot change its time zone")

@@ -25,6 +25,14 @@ test("the ledger adds up, is stored, and starts at zero with each UTC day", () =
   expect(ledger.add({ requests: 1 })).toEqual({ usd: 0, requests: 1 });
 });
 
+test("midnight during an addition does not carry a day over", () => {
+  const store = memoryStore();
+  new StoredLedger(store, "ledger", () => LATE).add({ usd: 9, requests: 9 });
+  let now = LATE;
+  new StoredLedger(store, "ledger", () => (now += 1000) - 1000).add({ requests: 1 });
+  expect(new StoredLedger(store, "ledger", () => LATE + 1000).today()).toEqual({ usd: 0, requests: 0 });
+});
+
 test.each(["Pacific/Kiritimati", "Pacific/Honolulu"])("the day is a UTC day in the time zone %s", (zone) => {
   vi.stubEnv("TZ", zone);
   try {

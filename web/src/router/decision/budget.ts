@@ -40,9 +40,11 @@ export class StoredLedger implements Ledger {
   }
 
   add({ usd = 0, requests = 0 }: Partial<Spent>): Spent {
-    const before = this.today();
+    // Read once: a spending that is read before midnight must not be written as the next day's.
+    const day = this.#day();
+    const before = spentOn(this.store.getItem(this.key), day);
     const spent = { usd: before.usd + usd, requests: before.requests + requests };
-    this.store.setItem(this.key, JSON.stringify({ day: this.#day(), ...spent }));
+    this.store.setItem(this.key, JSON.stringify({ day, ...spent }));
     return spent;
   }
 
