@@ -19,7 +19,7 @@ def add_parser(commands: Any) -> None:
         commands, "index", run, example="nearfar index ./handbook -o handbook.store --model ./e5-small"
     )
     parser.add_argument(
-        "folder", metavar="FOLDER", type=Path, help="documents: text, Markdown, HTML and PDF, in subfolders too"
+        "folder", metavar="FOLDER", type=Path, help="documents: text, Markdown, HTML, Word and PDF, in subfolders too"
     )
     parser.add_argument("-o", "--output", metavar="STORE", type=Path, required=True, help="the file of the store")
     parser.add_argument("--model", required=True, help="an embedding model, as for nearfar serve")

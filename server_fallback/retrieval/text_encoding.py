@@ -26,7 +26,9 @@ def decode_text(data: bytes, *, html: bool = False) -> str | None:
     Latin-1.
     """
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return _decoded(data, "utf-16")
+        text = _decoded(data, "utf-16")
+        # The mark of UTF-32 begins with that of UTF-16.
+        return None if text is None or "\0" in text else text
     text = _decoded(data, "utf-8-sig")
     if text is not None and "\0" not in text:
         return text

@@ -13,8 +13,11 @@ const META_BYTES = 1024;
  */
 export function decodeText(bytes: Uint8Array, { html = false } = {}): string | null {
   const [first, second] = bytes;
-  if (first === 0xff && second === 0xfe) return decoded(bytes, "utf-16le");
-  if (first === 0xfe && second === 0xff) return decoded(bytes, "utf-16be");
+  if ((first === 0xff && second === 0xfe) || (first === 0xfe && second === 0xff)) {
+    const text = decoded(bytes, first === 0xff ? "utf-16le" : "utf-16be");
+    // The mark of UTF-32 begins with that of UTF-16.
+    return text === null || text.includes("\0") ? null : text;
+  }
   const text = decoded(bytes, "utf-8");
   if (text !== null && !text.includes("\0")) return text;
   const named = html ? META_CHARSET.exec(decoded(bytes.subarray(0, META_BYTES), "latin1") ?? "")?.[1] : undefined;

@@ -20,23 +20,45 @@ function isSame(first: readonly string[], second: readonly string[]): boolean {
 }
 
 const GRANULARITIES = ["sentence", "word", "grapheme"] as const;
+/** In UTF-16 units. V8 copies the text for each of its segments, so it gets a long text in windows. */
+const WINDOW = 1024;
+/** Where a segment ends may depend on this number of units after it. */
+const LOOKAHEAD = 64;
 
 function divide(text: string, block: Block, maxCharacters: number, level = 0): Block[] {
   if (block.end - block.start <= maxCharacters) return [block];
   const granularity = GRANULARITIES[level];
   // One grapheme may be longer than any limit.
   if (granularity === undefined) return [block];
-  const segments = new Intl.Segmenter("en", { granularity }).segment(text.slice(block.start, block.end));
+  const segmenter = new Intl.Segmenter("en", { granularity });
   const parts: Block[] = [];
-  for (const { index, segment } of segments) {
-    const start = block.start + index;
-    const piece = { ...block, start, end: start + segment.length };
+  let start = block.start;
+  for (const end of segmentEnds(text.slice(block.start, block.end), segmenter)) {
+    const piece = { ...block, start, end: block.start + end };
+    start = piece.end;
     const last = parts.at(-1);
     if (last !== undefined && piece.end - last.start <= maxCharacters)
       parts[parts.length - 1] = { ...last, end: piece.end };
     else parts.push(piece);
   }
   return parts.flatMap((part) => divide(text, part, maxCharacters, level + 1)).flatMap((part) => trimmed(text, part));
+}
+
+/** The offsets at which the segments of ``text`` end. */
+export function* segmentEnds(text: string, segmenter: Intl.Segmenter): Generator<number> {
+  let window = WINDOW;
+  for (let from = 0; from < text.length;) {
+    const part = text.slice(from, from + window);
+    const known = from + window < text.length ? part.length - LOOKAHEAD : part.length;
+    let end = 0;
+    for (const { index, segment } of segmenter.segment(part)) {
+      if (index + segment.length > known) break;
+      end = index + segment.length;
+      yield from + end;
+    }
+    from += end;
+    window = end === 0 ? 2 * window : WINDOW;
+  }
 }
 
 /** The block without white space at its ends; nothing if there is nothing else. */

@@ -1,8 +1,9 @@
-import { expect, test } from "vitest";
+import { expect, test, vi } from "vitest";
 import fc from "fast-check";
 
 import type { DocumentFormat } from "../../src/retrieval/document.js";
 import { DOCUMENT_FORMATS, readDocument } from "../../src/retrieval/document.js";
+import { segmentEnds } from "../../src/retrieval/pack.js";
 
 const texts = (source: string, format: DocumentFormat, maxCharacters = 600): string[] =>
   readDocument(source, { format, maxCharacters }).passages.map(({ text }) => text);
@@ -14,6 +15,55 @@ test("paragraphs of one text are packed until a passage is full", () => {
     "One line\nand another.\n\nA second paragraph.",
     "A third one, which is a bit longer.",
   ]);
+});
+
+test.each(["word", "grapheme"] as const)("a long text is divided in windows by %s", (granularity) => {
+  const segment = vi.spyOn(Intl.Segmenter.prototype, "segment");
+  try {
+    const source = (granularity === "word" ? "some words and " : "x".repeat(16)).repeat(1000);
+    const passages = texts(source, "text");
+    expect(passages.join("").replaceAll(" ", "")).toBe(source.replaceAll(" ", ""));
+    const windows = segment.mock.calls.filter(
+      (_, call) => (segment.mock.contexts[call] as Intl.Segmenter).resolvedOptions().granularity === granularity,
+    );
+    expect(windows.length).toBeGreaterThan(1);
+    for (const [window] of windows) expect(window.length).toBeLessThanOrEqual(1024);
+  } finally {
+    segment.mockRestore();
+  }
+});
+
+test("windows change no passage", () => {
+  const words = [
+    "a",
+    "I.",
+    "e.g.b",
+    "3.14",
+    "Mr. ",
+    "End. ",
+    "End.) ",
+    "née",
+    "🇩🇪",
+    "👩‍👩‍👧",
+    "日本語。",
+    "don't",
+    " ",
+    "\r\n",
+    "?! ",
+    "x".repeat(70),
+  ];
+  const text = fc.array(fc.constantFrom(...words), { minLength: 200, maxLength: 500 }).map((parts) => parts.join(""));
+  const ends = (source: string, granularity: "sentence" | "word" | "grapheme", windowed: boolean): number[] => {
+    const segmenter = new Intl.Segmenter("en", { granularity });
+    if (windowed) return [...segmentEnds(source, segmenter)];
+    return [...segmenter.segment(source)].map(({ index, segment }) => index + segment.length);
+  };
+  fc.assert(
+    fc.property(text, fc.constantFrom("sentence" as const, "word" as const, "grapheme" as const), (source, kind) => {
+      expect(ends(source, kind, true)).toEqual(ends(source, kind, false));
+    }),
+    { numRuns: 40, seed: 1 },
+  );
 });
 
 test("Markdown passages do not cross headings, and know the headings above them", () => {
