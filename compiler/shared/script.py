@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from datetime import datetime
 from importlib.resources import files
 from typing import Any
@@ -11,8 +12,10 @@ FILE = "shared.js"
 # Enough for the largest prompt. A template that loops must not take a machine's memory or time.
 MEMORY_BYTES = 512 * 2**20
 CALL_SECONDS = 30
-# Templates nest: a tree's depth is the script's depth of calls.
+# Templates and schemas nest: a tree's depth is the script's depth of calls.
 STACK_BYTES = 4 * 2**20
+_OUT_OF_MEMORY = ("InternalError: out of memory", "InternalError: stack overflow")
+_of_thread = threading.local()
 
 
 class SharedScript:
@@ -27,26 +30,46 @@ class SharedScript:
         context.set_time_limit(CALL_SECONDS)
         context.eval(source())
         self._context = context
-        self._render = context.eval("nearfar.render")
+        self._functions: dict[str, Any] = {}
+
+    @classmethod
+    def of_thread(cls) -> SharedScript:
+        """The script of this thread, which its first call makes."""
+        if not hasattr(_of_thread, "script"):
+            _of_thread.script = cls()
+        script: SharedScript = _of_thread.script
+        return script
+
+    def call(self, name: str, *arguments: str) -> Any:
+        """What a function of `web/src/shared/index.ts` returns for JSON texts.
+
+        For an exception this is {"error", "message"} with the kind of the error. Raises MemoryError.
+        """
+        import quickjs
+
+        if name not in self._functions:
+            self._functions[name] = self._context.eval(f"nearfar.{name}")
+        try:
+            return json.loads(self._functions[name](*arguments))
+        except quickjs.JSException as error:
+            message = str(error).strip()
+            if message.startswith(_OUT_OF_MEMORY):
+                raise MemoryError(message) from None
+            return {"error": "internal", "message": message}
 
     def supported(self) -> dict[str, list[str]]:
         """The names of "filters" and "tests" that the browser has, and of "lacking_methods" and "lacking_functions"
         that only Jinja2 has.
         """
-        names: dict[str, list[str]] = json.loads(self._context.eval("nearfar.supported()"))
+        names: dict[str, list[str]] = self.call("supported")
         return names
 
     def render(self, template: str, chat: dict[str, Any], now: datetime) -> dict[str, str]:
         """A chat's prompt as the browser renders it: {"text"}, or {"error", "message"}. ``template`` is JSON; see
         `web/src/shared/index.ts`.
         """
-        import quickjs
-
         time = [now.year, now.month, now.day, now.hour, now.minute, now.second, now.microsecond // 1000]
-        try:
-            answer: dict[str, str] = json.loads(self._render(template, json.dumps(chat), json.dumps(time)))
-        except quickjs.JSException as error:
-            return {"error": "internal", "message": str(error).strip()}
+        answer: dict[str, str] = self.call("render", template, json.dumps(chat), json.dumps(time))
         return answer
 
 

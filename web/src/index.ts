@@ -26,7 +26,7 @@ export {
 export type { GrammarConstraint } from "./grammar/constraint.js";
 export { Grammars } from "./grammar/grammars.js";
 export type { GrammarModule } from "./grammar/index.js";
-export type { GrammarSource, TagSource } from "./grammar/source.js";
+export type { GrammarSource, TagSource } from "./shared/grammar/source.js";
 export type { AdapterEntry, TunedRow, TuningEntry } from "./runtime/manifest.js";
 export type { Notes } from "./runtime/notes.js";
 export type { Bytes, Expected, OnBytes, Part, Source } from "./runtime/source.js";

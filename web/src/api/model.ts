@@ -2,7 +2,7 @@
 
 import type { Constraint, TokenSource } from "../engine/request.js";
 import type { ReasoningStart } from "../grammar/reasoning_constraint.js";
-import type { GrammarSource } from "../grammar/source.js";
+import type { GrammarSource } from "../shared/grammar/source.js";
 import type { Message } from "../text/chat_template.js";
 import type { Decoder } from "../text/text_stream.js";
 import type { ThinkingModel } from "../text/thinking.js";

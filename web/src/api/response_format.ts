@@ -3,7 +3,7 @@
 import type { Constraint, TokenRequest } from "../engine/request.js";
 import { RequestError } from "../errors.js";
 import type { ReasoningStart } from "../grammar/reasoning_constraint.js";
-import type { GrammarSource } from "../grammar/source.js";
+import type { GrammarSource } from "../shared/grammar/source.js";
 import type { Model, ToolFormat } from "./model.js";
 import type { Given } from "./params.js";
 import { shown } from "./params.js";

@@ -5,7 +5,7 @@ import { DeviceError, RequestError, messageOf } from "../errors.js";
 import type { GrammarConstraint } from "./constraint.js";
 import type { GrammarCompiler, GrammarModule } from "./index.js";
 import type { ReasoningStart } from "./reasoning_constraint.js";
-import type { GrammarSource } from "./source.js";
+import type { GrammarSource } from "../shared/grammar/source.js";
 
 export class Grammars {
   #compiler: Promise<GrammarCompiler> | null = null;

@@ -1,19 +1,15 @@
 // The grammar compiler, which turns sources into constraints. It is a separate chunk, because it contains the wasm.
 
-import { argumentsExpression } from "./argument_syntax.js";
-import { languageRule } from "./automaton.js";
 import type { TokenShapes } from "./bounded.js";
 import { BoundedConstraint } from "./bounded.js";
 import { Shortener } from "./completion.js";
 import type { GrammarConstraint } from "./constraint.js";
 import { MatcherConstraint, setBit } from "./constraint.js";
-import { RequestError } from "../errors.js";
-import { RuleBook, STRING_LITERAL, alternatives, literal, literalBytes, utf8Length } from "./ebnf.js";
-import { parseSchema, schemaExpression } from "./json_schema.js";
-import { parseRegex } from "./regex.js";
 import { ReasoningConstraint } from "./reasoning_constraint.js";
 import type { ReasoningStart } from "./reasoning_constraint.js";
-import type { GrammarSource } from "./source.js";
+import type { Rules } from "../shared/grammar/rules.js";
+import { sourceRules } from "../shared/grammar/rules.js";
+import type { GrammarSource } from "../shared/grammar/source.js";
 import { TimedConstraint } from "./timed.js";
 import type { Vocabulary, VocabularySpec } from "./vocabulary.js";
 import { readVocabulary } from "./vocabulary.js";
@@ -21,32 +17,16 @@ import { GrammarWasm } from "./wasm.js";
 import type { Handle } from "./xgrammar.js";
 
 export type { GrammarConstraint } from "./constraint.js";
-export type { GrammarSource, TagSource } from "./source.js";
+export type { GrammarSource, TagSource } from "../shared/grammar/source.js";
 export type { Vocabulary } from "./vocabulary.js";
 export { readVocabulary } from "./vocabulary.js";
 
 /** Compiled grammars kept; the oldest goes first. */
 const MOST_KEPT = 32;
-// A token can open nested JSON whose closing text is a few bytes for each of its own bytes.
-const LEAST_RESERVE = 64;
-// Mistral's ids of calls: letters and digits (the validators of mistral-common).
-const ID_LENGTH = 9;
 
-/** A source as xgrammar reads it. */
-export interface Rules {
-  readonly text: string;
-  /** Texts that may complete an answer. */
-  readonly endings: readonly string[];
-  /** At least how many tokens one token can add to the shortest completion. */
-  readonly reserve: number;
-}
-
-interface Compiled {
+interface Compiled extends Omit<Rules, "text"> {
   readonly wasm: GrammarWasm;
   readonly grammar: Handle;
-  readonly endings: readonly string[];
-  /** At least how many tokens one token can add to the shortest completion. */
-  readonly reserve: number;
 }
 
 /** Creates grammar compilers. */
@@ -130,64 +110,10 @@ export class GrammarCompiler {
   }
 
   private async compile(source: GrammarSource): Promise<Compiled> {
-    const { text, endings, reserve } = ebnf(source);
+    const { text, endings, reserve } = sourceRules(source);
     if (this.#wasm === null || this.#wasm.broken) this.#wasm = await GrammarWasm.load(this.vocabulary);
     return { wasm: this.#wasm, grammar: this.#wasm.compile(text), endings, reserve };
   }
-}
-
-/** The rules of a source as text. Throws RequestError. */
-export function ebnf(source: GrammarSource): Rules {
-  const book = new RuleBook();
-  switch (source.kind) {
-    case "json_object":
-      return rooted(book, schemaExpression(book, { type: "object" }));
-    case "json_schema":
-      return rooted(book, schemaExpression(book, parseSchema(source.schema)));
-    case "regex": {
-      const where = "The regular expression";
-      const rule = languageRule(book, parseRegex(source.pattern, where), "plain", where);
-      if (rule === null) throw new RequestError(`${where} matches no text`);
-      return rooted(book, rule);
-    }
-    case "ebnf":
-      return {
-        text: source.grammar,
-        endings: longestFirst([...source.grammar.matchAll(STRING_LITERAL)].map(([, inner = ""]) => inner)),
-        reserve: LEAST_RESERVE + literalBytes(source.grammar),
-      };
-    case "tags": {
-      const { separator, begin = "", end = "", gap = "" } = source;
-      const tags = source.tags.map(({ begin, middle = "", schema, end }) => {
-        book.demand(utf8Length(begin + middle + end));
-        let head = literal(begin + middle);
-        if (gap !== "") {
-          book.demand(utf8Length(gap) + ID_LENGTH);
-          const id = book.once("call_id", () => `${literal(gap)} [A-Za-z0-9]{${ID_LENGTH}} | ""`);
-          head = `${literal(begin)} ${id} ${literal(middle)}`;
-        }
-        const value = argumentsExpression(book, parseSchema(schema), source.arguments);
-        return book.add("way", `${head} ${value} ${literal(end)}`);
-      });
-      const one = book.add("tag", alternatives(tags));
-      book.demand(utf8Length((separator ?? "") + begin + end));
-      if (begin !== "") book.endings.add(end);
-      const calls = separator === null ? one : `${one} (${literal(separator)} ${one})*`;
-      return rooted(book, begin === "" ? calls : `${literal(begin)} ${calls} ${literal(end)}`);
-    }
-    default:
-      return source satisfies never;
-  }
-}
-
-function rooted(book: RuleBook, expression: string): Rules {
-  const reserve = LEAST_RESERVE + book.demanded + book.longestEnd;
-  return { text: `root ::= ${expression}\n${book.toString()}`, endings: longestFirst([...book.endings]), reserve };
-}
-
-/** A long ending is tried first, because a short one may also be a part of a repetition. */
-function longestFirst(endings: readonly string[]): readonly string[] {
-  return [...endings].sort((a, b) => b.length - a.length);
 }
 
 function tokenShapes({ tokens }: Vocabulary): TokenShapes {

@@ -4,6 +4,8 @@
 import { BundleError, RequestError, messageOf } from "../errors.js";
 import type { TemplateParts } from "./chat.js";
 import { renderChat } from "./chat.js";
+import type { ServerSource } from "./grammar/rules.js";
+import { sourceRules } from "./grammar/rules.js";
 import { LACKING_METHODS } from "./template/attributes.js";
 import { FILTERS, OPEN_FILTERS } from "./template/filters.js";
 import { LACKING_FUNCTIONS } from "./template/globals.js";
@@ -46,10 +48,20 @@ function render(template: string, chat: string, now: string): string {
   }
 }
 
+/** The rules of a ServerSource for the server's xgrammar: Rules, or {error, message, details}. */
+function grammarRules(source: string): string {
+  try {
+    return JSON.stringify(sourceRules(JSON.parse(source) as ServerSource, false));
+  } catch (error) {
+    const details = error instanceof RequestError ? error.details : {};
+    return JSON.stringify({ error: kindOf(error), message: messageOf(error), details });
+  }
+}
+
 function kindOf(error: unknown): string {
   if (error instanceof RequestError) return "request";
   if (!(error instanceof BundleError)) return "internal";
   return error.cause instanceof Unsupported ? "unsupported" : "template";
 }
 
-Object.assign(globalThis, { nearfar: { supported, render } });
+Object.assign(globalThis, { nearfar: { supported, render, grammarRules } });

@@ -2,7 +2,8 @@
 // grammar of calls.
 
 import { RequestError } from "../errors.js";
-import type { GrammarSource } from "../grammar/source.js";
+import { isText } from "../shared/grammar/schema_parts.js";
+import type { GrammarSource } from "../shared/grammar/source.js";
 import type { ToolFormatEntry } from "../runtime/manifest.js";
 
 /** As in OpenAI's chat completions. */
@@ -93,11 +94,4 @@ export function textParameters(tools: readonly Tool[], name: string): ReadonlySe
   const schema = tools.find((tool) => tool.function.name === name)?.function.parameters;
   const { properties } = Object(schema) as { readonly properties?: object };
   return new Set(Object.entries(properties ?? {}).flatMap(([key, value]) => (isText(value) ? [key] : [])));
-}
-
-/** Whether every value of a schema is a string: by its type, or by its constants if it has no type. */
-export function isText(schema: unknown): boolean {
-  const { type, const: constant, enum: values = [constant] } = Object(schema) as Readonly<Record<string, unknown>>;
-  if (type !== undefined) return type === "string" || JSON.stringify(type) === '["string"]';
-  return Array.isArray(values) && values.length > 0 && values.every((value) => typeof value === "string");
 }

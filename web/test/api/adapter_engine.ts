@@ -3,7 +3,7 @@
 
 import type { EngineApi } from "../../src/api/engine_api.js";
 import type { Model } from "../../src/api/model.js";
-import type { GrammarSource } from "../../src/grammar/source.js";
+import type { GrammarSource } from "../../src/shared/grammar/source.js";
 import { encoderOf } from "../../src/encoders/index.js";
 import { ToolCallStream } from "../../src/text/tool_call_stream.js";
 import { fakeEncoder } from "../encoders/fake_encoder.js";

@@ -7,7 +7,7 @@ import { asToolMessages } from "../../src/api/functions.js";
 import type { ToolCallParser } from "../../src/api/model.js";
 import type { ChatCompletionTool } from "../../src/api/types.js";
 import { RequestError } from "../../src/errors.js";
-import type { GrammarSource } from "../../src/grammar/source.js";
+import type { GrammarSource } from "../../src/shared/grammar/source.js";
 import type { ToolCallEvent } from "../../src/text/tool_call_stream.js";
 import { FakeSource, modelOf } from "./fake_model.js";
 

@@ -1,11 +1,15 @@
 // Which texts a grammar accepts, without tokens and masks.
 
-import { ebnf } from "../../src/grammar/index.js";
+import { sourceRules } from "../../src/shared/grammar/rules.js";
 import type { GrammarWasm } from "../../src/grammar/wasm.js";
 
 /** Whether the grammar of ``source`` accepts each complete text. */
-export function accepts(wasm: GrammarWasm, source: Parameters<typeof ebnf>[0], texts: readonly string[]): boolean[] {
-  const grammar = wasm.compile(ebnf(source).text);
+export function accepts(
+  wasm: GrammarWasm,
+  source: Parameters<typeof sourceRules>[0],
+  texts: readonly string[],
+): boolean[] {
+  const grammar = wasm.compile(sourceRules(source).text);
   const accepted = texts.map((text) => {
     const matcher = wasm.matcher(grammar);
     const isComplete = (text === "" || matcher.acceptText(text)) && matcher.complete();

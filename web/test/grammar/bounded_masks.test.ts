@@ -5,7 +5,7 @@ import { expect, test } from "vitest";
 
 import type { RequestError } from "../../src/errors.js";
 import { hasBit } from "../../src/grammar/constraint.js";
-import type { GrammarSource } from "../../src/grammar/source.js";
+import type { GrammarSource } from "../../src/shared/grammar/source.js";
 import { SPEC, demoGrammars } from "./pick.js";
 
 interface Case {

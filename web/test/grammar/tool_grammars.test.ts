@@ -1,6 +1,6 @@
 import { beforeAll, expect, test } from "vitest";
 
-import { ebnf } from "../../src/grammar/index.js";
+import { sourceRules } from "../../src/shared/grammar/rules.js";
 import { GrammarWasm } from "../../src/grammar/wasm.js";
 import { toolGrammar } from "../../src/text/tools.js";
 import { FORMATS, GRAMMAR, formatOf } from "../text/tool_formats.js";
@@ -40,5 +40,5 @@ test.each([
     "required",
   );
   if (source === null) throw new Error("no grammar");
-  expect(() => ebnf(source)).toThrow(message);
+  expect(() => sourceRules(source)).toThrow(message);
 });

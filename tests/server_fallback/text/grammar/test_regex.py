@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from picking import Grammar
 
 from nearfar.compiler.errors import RequestError
-from nearfar.server_fallback.text.grammar.regex import parse_regex
+from nearfar.server_fallback.text.grammar.rules import source_rules
 from nearfar.server_fallback.text.grammar.source import JsonSource, RegexSource
 
 # Python's own regular expressions interpret these in the same way.
@@ -105,7 +105,7 @@ def test_a_grammar_accepts_the_texts_that_its_expression_matches(grammar: Gramma
 )
 def test_patterns_that_are_not_regular_are_refused(pattern: str, message: str) -> None:
     with pytest.raises(RequestError) as error:
-        parse_regex(pattern, "here")
+        source_rules(RegexSource(pattern))
     assert message in error.value.message
 
 
@@ -113,7 +113,7 @@ def test_patterns_that_are_not_regular_are_refused(pattern: str, message: str) -
 @given(st.text(r"ab01()[]{}*+?|^$\-,.xdwsSuU", max_size=12))
 def test_any_text_is_an_expression_or_refused(pattern: str) -> None:
     with suppress(RequestError):
-        parse_regex(pattern, "here")
+        source_rules(RegexSource(pattern))
 
 
 BOUND = st.one_of(st.integers(-130, 130), st.integers(-2500, 2500).map(lambda value: value / 100))

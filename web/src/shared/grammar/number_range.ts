@@ -1,6 +1,6 @@
 // Writes the numbers between bounds as languages of digits, without exponents and with few digits.
 
-import { RequestError } from "../errors.js";
+import { RequestError } from "../../errors.js";
 import type { Language } from "./automaton.js";
 import { single } from "./ebnf.js";
 

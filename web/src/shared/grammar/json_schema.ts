@@ -2,7 +2,7 @@
 // The rules allow a part of what the schema allows: properties come in the schema's order, and a schema that names
 // properties allows no others.
 
-import { RequestError, messageOf } from "../errors.js";
+import { RequestError, messageOf } from "../../errors.js";
 import { languageRule, literalLanguage } from "./automaton.js";
 import type { RuleBook } from "./ebnf.js";
 import { literal, utf8Length } from "./ebnf.js";
@@ -212,27 +212,30 @@ export class SchemaRules {
   private constants(schema: SchemaObject, where: string): string | null {
     const texts = [...new Set(allowedConstants(schema, where).map((value) => this.strings.constant(value, where)))];
     if (texts.length < 2) return texts[0] === undefined ? null : this.literal(texts[0]);
-    return languageRule(this.book, { kind: "choice", parts: texts.map(literalLanguage) }, "plain", where);
+    return languageRule(this.book, { kind: "choice", parts: texts.map(literalLanguage) }, "value", where);
   }
 
   private number(type: "integer" | "number", schema: SchemaObject, where: string): string | null {
-    const names = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"] as const;
-    for (const name of names) {
-      if (schema[name] !== undefined && !Number.isFinite(schema[name]))
-        throw new RequestError(`${where}.${name} must be a number`);
+    const bounds: Record<string, number> = {};
+    for (const name of ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]) {
+      const bound = schema[name];
+      if (bound === undefined) continue;
+      if (typeof bound !== "number" || Number.isNaN(bound)) throw new RequestError(`${where}.${name} must be a number`);
+      // Of an integer that no double holds, JSON.parse makes an infinity.
+      bounds[name] = Math.min(Math.max(bound, -Number.MAX_VALUE), Number.MAX_VALUE);
     }
     const isInteger = type === "integer";
     const { multipleOf: step } = schema;
-    const bounded = names.some((name) => schema[name] !== undefined);
+    const bounded = Object.keys(bounds).length > 0;
     if (!bounded) this.book.demand("0".length);
     if (!bounded && step === undefined) return isInteger ? this.anyInteger() : this.anyNumber();
     const numbers = bounded
-      ? (isInteger ? integerRange : numberRange)(schema, where)
+      ? (isInteger ? integerRange : numberRange)(bounds, where)
       : parseRegex(isInteger ? INTEGER : DECIMAL, where);
-    if (numbers === null || step === undefined) return numbers && languageRule(this.book, numbers, "plain", where);
-    const steps = multiples(schema, where);
+    if (numbers === null || step === undefined) return numbers && languageRule(this.book, numbers, "value", where);
+    const steps = multiples({ ...schema, ...bounds }, where);
     try {
-      return languageRule(this.book, { kind: "intersection", parts: [numbers, steps] }, "plain", where);
+      return languageRule(this.book, { kind: "intersection", parts: [numbers, steps] }, "value", where);
     } catch (error) {
       throw error instanceof RequestError ? unsupportedMultiple(step, where) : error;
     }
@@ -258,14 +261,14 @@ export class SchemaRules {
   private anyInteger(): string {
     return this.book.once(
       "any_integer",
-      () => languageRule(this.book, parseRegex(INTEGER, this.top), "plain", this.top) ?? "",
+      () => languageRule(this.book, parseRegex(INTEGER, this.top), "value", this.top) ?? "",
     );
   }
 
   private anyNumber(): string {
     return this.book.once(
       "any_number",
-      () => languageRule(this.book, parseRegex(NUMBER, this.top), "plain", this.top) ?? "",
+      () => languageRule(this.book, parseRegex(NUMBER, this.top), "value", this.top) ?? "",
     );
   }
 }

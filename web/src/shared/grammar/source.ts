@@ -1,6 +1,6 @@
 // The kinds of grammar that a request can require.
 
-import type { ToolFormatEntry } from "../runtime/manifest.js";
+import type { ToolFormatEntry } from "../../runtime/manifest.js";
 
 export type GrammarSource =
   /** Any JSON object. */

@@ -1,6 +1,6 @@
 // Grammar rules for JSON arrays whose items are all different, if few values are listed for an item.
 
-import { RequestError } from "../errors.js";
+import { RequestError } from "../../errors.js";
 import type { RuleBook } from "./ebnf.js";
 import type { Schema, SchemaObject } from "./schema_merge.js";
 import { allowedConstants, constantsOf, merge, typesOf } from "./schema_merge.js";

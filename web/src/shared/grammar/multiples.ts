@@ -1,6 +1,6 @@
 // Writes the multiples of a number as a language of digits.
 
-import { RequestError } from "../errors.js";
+import { RequestError } from "../../errors.js";
 import type { Language } from "./automaton.js";
 import { literalLanguage } from "./automaton.js";
 import { decimals, floor, scaled } from "./number_range.js";

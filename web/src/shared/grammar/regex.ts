@@ -1,7 +1,7 @@
 // Parses a regular expression in ECMAScript's syntax into a language. Constructs beyond regular languages (lookaround,
 // back references, word boundaries) is refused.
 
-import { RequestError, messageOf } from "../errors.js";
+import { RequestError, messageOf } from "../../errors.js";
 import type { Language } from "./automaton.js";
 import type { Ranges } from "./ebnf.js";
 import { ANY, intersect, single, subtract, union } from "./ebnf.js";
@@ -32,6 +32,9 @@ const CLASSES: Readonly<Record<string, Ranges>> = {
   S: subtract(ANY, SPACE),
 };
 const CONTROLS: Readonly<Record<string, string>> = { t: "\t", n: "\n", r: "\r", f: "\f", v: "\v", "0": "\0" };
+const MAX_DEPTH = 100;
+// An escape, a class, or the parenthesis of a group that captures.
+const PARTS = /\\.|\[(?:\\.|[^\]\\])*\]|\((?!\?)/gsu;
 const NOTHING: Language = { kind: "sequence", parts: [] };
 const ANYTHING: Language = { kind: "repeat", of: { kind: "set", set: ANY }, min: 0, max: Infinity };
 
@@ -46,6 +49,7 @@ export function parseRegex(pattern: string, where: string, search = false): Lang
 class RegexParser {
   readonly #characters: readonly string[];
   #at = 0;
+  #depth = 0;
 
   constructor(
     private readonly pattern: string,
@@ -56,12 +60,14 @@ class RegexParser {
   }
 
   parse(): Language {
+    // QuickJS allows 255 groups that capture.
+    const pattern = this.pattern.replace(PARTS, (part) => (part === "(" ? "(?:" : part));
     try {
-      new RegExp(this.pattern, "u");
+      new RegExp(pattern, "u");
     } catch {
       try {
         // Escapes such as \- are wrong with the flag only.
-        new RegExp(this.pattern);
+        new RegExp(pattern);
       } catch (error) {
         throw this.refusal(`is not a regular expression (${messageOf(error)})`);
       }
@@ -72,8 +78,10 @@ class RegexParser {
   }
 
   private alternation(top: boolean): Language {
+    if (++this.#depth > MAX_DEPTH) throw this.refusal("is nested too deep");
     const parts = [this.sequence(top)];
     while (this.take("|")) parts.push(this.sequence(top));
+    this.#depth--;
     return { kind: "choice", parts };
   }
 

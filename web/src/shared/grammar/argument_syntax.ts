@@ -2,15 +2,15 @@
 // ToolFormatEntry. "gemma": `{key:<|"|>text<|"|>,other:[1,true]}`. "xml": `<parameter=key>` elements in a row, whose
 // text is a string itself, or JSON for all other types.
 
-import { RequestError } from "../errors.js";
-import type { ToolFormatEntry } from "../runtime/manifest.js";
-import { isText } from "../text/tools.js";
+import { RequestError } from "../../errors.js";
+import type { ToolFormatEntry } from "../../runtime/manifest.js";
 import type { RuleBook } from "./ebnf.js";
 import { literal } from "./ebnf.js";
 import { SchemaRules, schemaExpression } from "./json_schema.js";
 import { MarkedStrings } from "./marked_strings.js";
 import type { Schema } from "./schema_merge.js";
 import { ObjectRules } from "./schema_objects.js";
+import { isText } from "./schema_parts.js";
 
 const WHERE = "The function's parameters";
 const XML_END = "\n</parameter>\n";

@@ -1,7 +1,7 @@
 // Combines JSON Schemas: resolves references, and merges allOf and sibling keywords. It also tests whether branches of
 // oneOf exclude each other. A keyword that cannot be merged is refused.
 
-import { RequestError } from "../errors.js";
+import { RequestError } from "../../errors.js";
 
 export type Schema = boolean | SchemaObject;
 export type SchemaObject = Readonly<Record<string, unknown>>;
@@ -66,6 +66,15 @@ export function assertions(schema: SchemaObject, where: string): SchemaObject {
       { keyword: key },
     );
   }
+  const { type, required = [], enum: values = [] } = schema;
+  for (const [key, names] of [
+    ["type", listOf(type)],
+    ["required", required],
+  ] as const) {
+    if (!Array.isArray(names) || !names.every((name) => typeof name === "string"))
+      throw new RequestError(`${where}.${key} must be a list of names`);
+  }
+  if (!Array.isArray(values)) throw new RequestError(`${where}.enum must be a list`);
   return Object.fromEntries(kept);
 }
 
@@ -154,9 +163,12 @@ export function allowedConstants(schema: SchemaObject, where: string): readonly 
     throw new RequestError(`${where}: '${other}' is beside const or enum; list only the values that it allows`, {
       keyword: other,
     });
-  if (values !== undefined && !Array.isArray(values)) throw new RequestError(`${where}.enum must be a list`);
+  const all = [constant, ...((values ?? []) as readonly unknown[])];
+  const inexact = all.find((value) => Number.isInteger(value) && !Number.isSafeInteger(value));
+  if (inexact !== undefined)
+    throw new RequestError(`${where}: the integer ${String(inexact)} is beyond 2^53; declare it as a string`);
   const types = listOf(type);
-  const listed = values?.map((value) => JSON.stringify(value));
+  const listed = (values as readonly unknown[] | undefined)?.map((value) => JSON.stringify(value));
   return (Object.hasOwn(schema, "const") ? [constant] : (values as readonly unknown[])).filter((value) => {
     const valueType = typeOfValue(value);
     const ofType = type === undefined || types.includes(valueType);

@@ -1,7 +1,7 @@
 // Grammar rules for strings without escapes, which end at a marker that they cannot contain. Formats of tool calls have
 // such strings: Gemma 4's between `<|"|>`, and the text of an XML element.
 
-import { RequestError } from "../errors.js";
+import { RequestError } from "../../errors.js";
 import { languageRule } from "./automaton.js";
 import type { RuleBook } from "./ebnf.js";
 import { literal, repeat } from "./ebnf.js";
@@ -46,7 +46,7 @@ export class MarkedStrings implements Strings {
       const language = stringLanguage(pattern, format, where);
       const parts = language.kind === "intersection" ? language.parts : [language];
       const safe = parseRegex(`([^${first}]|${first}+[^${first}\\${second}])*${first}*`, where);
-      const rule = languageRule(this.book, { kind: "intersection", parts: [...parts, safe] }, "plain", where, {
+      const rule = languageRule(this.book, { kind: "intersection", parts: [...parts, safe] }, "answer", where, {
         min,
         max,
       });

@@ -1,7 +1,7 @@
 // Writes regular languages as grammar rules: one rule for each state of a minimal deterministic automaton. Such rules
 // have only one way to read a text, because xgrammar 0.1.27 joins alternatives that begin or end alike wrongly.
 
-import { RequestError } from "../errors.js";
+import { RequestError } from "../../errors.js";
 import type { Ranges, RuleBook } from "./ebnf.js";
 import { ANY, alternatives, characters, intersect, literal, single, subtract, union } from "./ebnf.js";
 
@@ -27,8 +27,10 @@ export interface Intersection {
   readonly parts: readonly Language[];
 }
 
-/** How characters are written: as they are, or as the inside of a JSON string. */
-export type Encoding = "plain" | "json";
+/**
+ * What of an answer the texts of a language are: all of it, a JSON value, or a JSON string after its opening quote.
+ */
+export type Context = "answer" | "value" | "string";
 
 interface Length {
   readonly min: number;
@@ -41,6 +43,11 @@ interface State {
   readonly next: readonly number[];
 }
 
+/**
+ * A lookahead for what follows a JSON value or a name. Without it, xgrammar must try each token that ends a value against
+ * everything that may follow.
+ */
+export const FOLLOWED = "(= [ \\n\\t]* [,}\\]:])";
 const MOST_STATES = 1500;
 const MOST_ENDINGS = 200;
 // An escaped character of a JSON string has at most six bytes.
@@ -60,13 +67,14 @@ export function literalLanguage(text: string): Language {
 
 /**
  * Adds the rules of ``language`` to ``book``, and the shortest ends of its texts to the book's endings; returns the
- * name of the first rule, or null if the language has no text of that length. Throws RequestError if the automaton is
+ * name of the first rule, or null if the language has no text of that length. In the context
+ * "string" the texts end with the closing quote. Throws RequestError if the automaton is
  * too large; ``where`` names it.
  */
 export function languageRule(
   book: RuleBook,
   language: Language | Intersection,
-  encoding: Encoding,
+  context: Context,
   where: string,
   length: Length = { min: 0, max: Infinity },
 ): string | null {
@@ -78,7 +86,7 @@ export function languageRule(
     .reduce((left, right) => intersection(left, right, where));
   const states = minimal(useful(ofLength(all, length, where)));
   if (states.length === 0) return null;
-  return writeRules(book, states, atoms, encoding, where);
+  return writeRules(book, states, atoms, context, where);
 }
 
 /** Thompson's construction. */
@@ -314,15 +322,10 @@ function minimal(states: readonly State[]): State[] {
     .map(([, { accepting, next }]) => ({ accepting, next: next.map((to) => (to < 0 ? -1 : (block[to] ?? -1))) }));
 }
 
-function writeRules(
-  book: RuleBook,
-  states: readonly State[],
-  atoms: Ranges,
-  encoding: Encoding,
-  where: string,
-): string {
+function writeRules(book: RuleBook, states: readonly State[], atoms: Ranges, context: Context, where: string): string {
   const names = states.map(() => book.reserve("state"));
-  const written = (set: Ranges): readonly string[] => encode(set, encoding, where);
+  const end = context === "string" ? literal('"') : '""';
+  const written = (set: Ranges): readonly string[] => encode(set, context, where);
   states.forEach(({ accepting, next }, id) => {
     const sets = new Map<number, Ranges>();
     next.forEach((to, index) => {
@@ -333,15 +336,15 @@ function writeRules(
     sets.delete(id);
     const onward = [...sets].map(([to, set]) => `${alternatives(written(set))} ${names[to] ?? ""}`);
     const loop = own === undefined ? "" : `${alternatives(written(own))}* `;
-    const ways = [...(accepting ? ['""'] : []), ...onward];
-    book.define(names[id] ?? "", `${loop}${alternatives(ways)}`);
+    const ways = [...(accepting ? [end] : []), ...onward];
+    book.define(names[id] ?? "", `(${loop}${alternatives(ways)})${context === "answer" ? "" : ` ${FOLLOWED}`}`);
   });
-  addEndings(book, states, atoms, encoding);
+  addEndings(book, states, atoms, context);
   return names[0] ?? "";
 }
 
 /** Adds the shortest text from each of the first states to an end. */
-function addEndings(book: RuleBook, states: readonly State[], atoms: Ranges, encoding: Encoding): void {
+function addEndings(book: RuleBook, states: readonly State[], atoms: Ranges, context: Context): void {
   const distance = distances(states);
   book.longestEnd = Math.max(book.longestEnd, LONGEST_CHARACTER * Math.max(...distance));
   for (let id = 0; id < states.length && book.endings.size < MOST_ENDINGS; id++) {
@@ -353,22 +356,22 @@ function addEndings(book: RuleBook, states: readonly State[], atoms: Ranges, enc
       const best =
         nearer.find((index) => /[a-z0-9]/i.test(String.fromCodePoint(atoms[index]?.[0] ?? 0))) ?? nearer[0] ?? 0;
       const character = String.fromCodePoint(atoms[best]?.[0] ?? 0);
-      text += encoding === "json" ? JSON.stringify(character).slice(1, -1) : character;
+      text += context === "string" ? JSON.stringify(character).slice(1, -1) : character;
       at = next[best] ?? 0;
     }
     if (text !== "") book.endings.add(text);
   }
 }
 
-function encode(set: Ranges, encoding: Encoding, where: string): readonly string[] {
-  const plain = characters(encoding === "json" ? subtract(set, JSON_ESCAPED) : set);
+function encode(set: Ranges, context: Context, where: string): readonly string[] {
+  const plain = characters(context === "string" ? subtract(set, JSON_ESCAPED) : set);
   if (plain === null) {
     throw new RequestError(
       `${where}: distinguishes too many non-ASCII characters; list at most 2000 of them, or allow all of them`,
     );
   }
   const escaped: string[] = [];
-  if (encoding === "json") {
+  if (context === "string") {
     for (const [first, last] of intersect(set, JSON_ESCAPED)) {
       for (let code = first; code <= last; code++)
         escaped.push(literal(JSON.stringify(String.fromCodePoint(code)).slice(1, -1)));

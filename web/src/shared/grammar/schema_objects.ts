@@ -1,6 +1,6 @@
 // Grammar rules for JSON objects: their named properties in the schema's order, then further properties.
 
-import { RequestError } from "../errors.js";
+import { RequestError } from "../../errors.js";
 import type { RuleBook } from "./ebnf.js";
 import { repeat, utf8Length } from "./ebnf.js";
 import type { Schema, SchemaObject } from "./schema_merge.js";

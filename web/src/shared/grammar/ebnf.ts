@@ -1,6 +1,6 @@
 // EBNF as xgrammar reads it: a book of rules, and the spelling of literals and of character classes.
 
-import { RequestError } from "../errors.js";
+import { RequestError } from "../../errors.js";
 
 /** Inclusive code point ranges, ascending and apart. */
 export type Ranges = readonly (readonly [number, number])[];
@@ -16,6 +16,8 @@ export const PAST_ASCII: Ranges = subtract(ANY, [[0, 0x7f]]);
 // Characters past ASCII that are written out one by one.
 const MOST_SINGLE = 2000;
 export const STRING_LITERAL = /"((?:[^"\\]|\\.)*)"/g;
+// A part of a rule's body.
+const ITEM = /"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|[A-Za-z_]\w*|[()|*+?]|\{\d+(?:,\d*)?\}/g;
 // Past this, compiling takes seconds.
 const MAX_SIZE = 400_000;
 
@@ -31,6 +33,9 @@ export class RuleBook {
   demanded = 0;
   readonly #rules = new Map<string, string>();
   #size = 0;
+
+  /** ``joins``: whether the compiler is xgrammar 0.1, which joins alternatives wrongly that are not rules by themselves. */
+  constructor(readonly joins: boolean) {}
 
   /** A name that no rule has yet. */
   reserve(hint: string): string {
@@ -64,9 +69,78 @@ export class RuleBook {
     this.demanded += numBytes;
   }
 
-  toString(): string {
-    return [...this.#rules].map(([name, body]) => `${name} ::= ${body}\n`).join("");
+  /**
+   * The grammar whose texts are those of ``expression``. Throws RequestError if every text of the expression is
+   * infinite.
+   */
+  rooted(expression: string): string {
+    if (!this.ends(expression)) {
+      throw new RequestError(
+        "The JSON schema allows no finite value: a required part contains itself; make that part optional",
+      );
+    }
+    const rules = [...this.#rules].map(([name, body]) => `${name} ::= ${body}\n`);
+    return `root ::= ${expression}\n${rules.join("")}`;
   }
+
+  /** Whether any text of the expression is finite. Finds the rules with a finite text until no more are found. */
+  private ends(expression: string): boolean {
+    const bodies = [...this.#rules].map(([name, body]) => [name, itemsOf(body)] as const);
+    const ending = new Set<string>();
+    for (let count = -1; count < ending.size;) {
+      count = ending.size;
+      // Most rules name earlier rules.
+      for (const [name, items] of bodies)
+        if (!ending.has(name) && new Reader(items, ending).alternatives()) ending.add(name);
+    }
+    return new Reader(itemsOf(expression), ending).alternatives();
+  }
+}
+
+/** Whether an expression has a finite text, given the rules that have one. */
+class Reader {
+  #at = 0;
+
+  constructor(
+    private readonly items: readonly string[],
+    private readonly ending: ReadonlySet<string>,
+  ) {}
+
+  alternatives(): boolean {
+    let ends = this.sequence();
+    while (this.peek() === "|") {
+      this.#at++;
+      ends = this.sequence() || ends;
+    }
+    return ends;
+  }
+
+  private sequence(): boolean {
+    let ends = true;
+    while (!["", "|", ")"].includes(this.peek())) ends = this.item() && ends;
+    return ends;
+  }
+
+  private item(): boolean {
+    const item = this.peek();
+    this.#at++;
+    let ends = /^["[]/.test(item) || this.ending.has(item);
+    if (item === "(") {
+      ends = this.alternatives();
+      this.#at++;
+    }
+    if (!/^[*+?{]/.test(this.peek())) return ends;
+    const repetition = this.items[this.#at++] ?? "";
+    return ends || /^([*?]|\{0)/.test(repetition);
+  }
+
+  private peek(): string {
+    return this.items[this.#at] ?? "";
+  }
+}
+
+function itemsOf(body: string): readonly string[] {
+  return body.match(ITEM) ?? [];
 }
 
 /** The maximum number of bytes of the string literals in some EBNF. */
@@ -78,8 +152,14 @@ export function literalBytes(body: string): number {
   );
 }
 
+/** The bytes of a text in UTF-8. QuickJS has no TextEncoder. */
 export function utf8Length(text: string): number {
-  return new TextEncoder().encode(text).length;
+  let length = 0;
+  for (const character of text) {
+    const code = character.codePointAt(0) ?? 0;
+    length += code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+  }
+  return length;
 }
 
 export function literal(text: string): string {

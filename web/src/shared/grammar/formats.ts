@@ -1,6 +1,6 @@
 // The formats of JSON Schema strings as patterns, alone and beside a `pattern` of the schema.
 
-import { RequestError } from "../errors.js";
+import { RequestError } from "../../errors.js";
 import type { Intersection, Language } from "./automaton.js";
 import { parseRegex } from "./regex.js";
 

@@ -1,6 +1,6 @@
 // Grammar rules for JSON arrays: their leading items, their other items and their length.
 
-import { RequestError } from "../errors.js";
+import { RequestError } from "../../errors.js";
 import type { RuleBook } from "./ebnf.js";
 import { repeat } from "./ebnf.js";
 import type { Schema, SchemaObject } from "./schema_merge.js";
