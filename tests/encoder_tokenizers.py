@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -32,7 +32,8 @@ TEXTS = (
     "",
 )
 PAIRS = (("What is a boat?", "A boat floats on water."), ("日本", "naïve 🦊"), ("a", ""))
-UNKNOWN = {"bert-uncased": "[UNK]", "bert-cased": "[UNK]", "xlm-roberta": "<unk>"}
+UNKNOWN = {"bert-uncased": "[UNK]", "bert-cased": "[UNK]", "xlm-roberta": "<unk>", "roberta": "<unk>", "qwen": None,
+           "gemma": "<unk>"}  # fmt: skip
 # Rules of a small normalization: from code points to code points.
 RULES = (("a\u0301", "á"), ("e\u0301", "é"), ("\ufb01", "fi"), ("①", "1"), ("\u3000", " "), ("\t", " "), ("\n", " "),
          ("\r", " "), ("\u00a0", " "), ("\u200b", ""), ("\u00ad", ""), ("½", "1⁄2"), ("ｆ", "f"), ("ｶ\uff9e", "ガ"),
@@ -79,7 +80,61 @@ def tokenizers() -> dict[str, Any]:
     tokenizer.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>"])
     tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
     found["xlm-roberta"] = json.loads(tokenizer.to_str())
-    return found
+    return found | byte_pair_tokenizers()
+
+
+def byte_pair_tokenizers() -> dict[str, Any]:
+    """Of byte-pair encoding, with long tokens of one character and merges that meet in the middle of characters."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    from nearfar.compiler.formats.byte_level import WORDS
+
+    words = ("hello", "world", " the", " boat", "!!!!!!!!", "日本", "本語日", "é", "    ", "\n\n\n\n", "ing", "xx")
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    spelled = [bytes_.pre_tokenize_str(word)[0][0] for word in words]
+    # The last byte of one character and the first of the next.
+    spelled.append(spelled[5][2:4])
+    merges = merges_of(spelled)
+    names = ["<s>", "</s>", "<unk>", *sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
+    model = models.BPE({name: index for index, name in enumerate(names)}, merges)
+    roberta = Tokenizer(model)
+    roberta.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    roberta.decoder = decoders.ByteLevel()
+    roberta.post_processor = processors.RobertaProcessing(("</s>", 1), ("<s>", 0))
+    roberta.add_special_tokens(["<s>", "</s>", "<unk>", AddedToken("<mask>", lstrip=True)])
+    qwen = Tokenizer(model)
+    qwen.normalizer = normalizers.NFC()
+    split = pre_tokenizers.Split(Regex(WORDS["qwen2"].patterns[0]), "isolated")
+    qwen.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_])
+    qwen.decoder = decoders.ByteLevel()
+    qwen.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
+    )
+    qwen.add_special_tokens(["<s>", "</s>"])
+    merges = merges_of([word.replace(" ", "▁") for word in words])
+    letters = sorted({letter for word in words for letter in word.replace(" ", "▁")})
+    names = ["<s>", "</s>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *letters, *map("".join, merges)]
+    vocab = {name: index for index, name in enumerate(names)}
+    gemma = Tokenizer(models.BPE(vocab, merges, byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    gemma.normalizer = normalizers.Replace(" ", "▁")
+    gemma.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    gemma.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    gemma.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> <s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    gemma.add_special_tokens(["<s>", "</s>", "<unk>"])
+    return {name: json.loads(each.to_str()) for name, each in (("roberta", roberta), ("qwen", qwen), ("gemma", gemma))}
+
+
+def merges_of(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Merges that make each word a token: of halves for a repeated character, else from its beginning."""
+    pairs: dict[tuple[str, str], None] = {}
+    for word in words:
+        repeats = len(set(word)) == 1
+        sizes = [1 << power for power in range(len(word).bit_length() - 1)] if repeats else range(1, len(word))
+        for size in sizes:
+            pairs.setdefault((word[:size], word[size : 2 * size] if repeats else word[size]))
+    return list(pairs)
 
 
 def charsmap() -> bytes:
@@ -131,9 +186,12 @@ def utf16(text: str, span: tuple[int, int]) -> Iterator[int]:
 
 
 def vectors() -> dict[str, Any]:
+    from nearfar.compiler.text.stable_tokens import PATTERNS
+
     models = tokenizers()
     return {
         "texts": TEXTS,
+        "patterns": sorted(PATTERNS),
         "pairs": PAIRS,
         "unknown": UNKNOWN,
         "tokenizers": models,

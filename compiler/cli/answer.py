@@ -14,7 +14,8 @@ from ..ir.sampling import Sampler
 from ..runtime.batch import Runner
 from ..runtime.generate import Timings, generate
 from ..text.stop_strings import StopAutomaton, StopStrings
-from ..text.tokenizer import TextStream, Tokenizer
+from ..text.text_stream import TextStream
+from ..text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,9 @@ _GPT4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _WHITE
 )
+# Where their words end may depend on the end of a long run of letters: of "日" and capitals, a word ends behind "日" if
+# no small letter follows the capitals, and else behind it.
+FAR_READING = frozenset({_TEKKEN, _GPT4O})
 
 
 @dataclass(frozen=True, slots=True)

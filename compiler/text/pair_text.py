@@ -28,7 +28,9 @@ def encode_in_template(
         assert marked is not None
         return tokenizer.encode_rendered(PLACEHOLDER.sub(lambda found: marked[found[1]], template))
 
-    # A document that cannot fit is not encoded as a whole.
+    # Texts that cannot fit are not encoded as a whole.
+    if tokenizer.least_tokens(query, max_tokens) > max_tokens:
+        raise _leaves_none(max_tokens, f"more than {max_tokens}")
     if tokenizer.least_tokens(document, max_tokens) <= max_tokens:
         ids = encode(document)
         if len(ids) <= max_tokens:
@@ -39,8 +41,12 @@ def encode_in_template(
         ids = encode(tokenizer.beginning(document, room))
         if len(ids) <= max_tokens:
             return ids
-    raise RequestError(
+    raise _leaves_none(max_tokens, str(around))
+
+
+def _leaves_none(max_tokens: int, num_tokens: str) -> RequestError:
+    return RequestError(
         f"This model's maximum context length is {max_tokens} tokens. However, the query and its template have "
-        f"{around} tokens, which leaves none for a document; shorten it",
+        f"{num_tokens} tokens, which leaves none for a document; shorten it",
         code="context_length_exceeded",
     )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 # NFC composes characters: at most 7 bytes of UTF-8 (U+1FBE U+0308 U+0301) become 2 (U+0390).
 _NFC_SHRINK = 4
+# The name of a single byte's token in byte-fallback tokenizers.
+BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _KEEPING_PRE_TOKENIZERS = ("ByteLevel", "Metaspace", "Digits")
 
 
@@ -19,7 +22,6 @@ def bytes_per_token(backend: Any) -> int | None:
     normalizer other than NFC, Prepend and a Replace that does not shorten, a pre-tokenizer that removes text, an added
     token that absorbs white space, or an unknown token.
     """
-    model = backend.model
     vocab: dict[str, int] = backend.get_vocab(with_added_tokens=False)
     normalizers, pre_tokenizers = (
         component_parts(backend.normalizer, "normalizers"),
@@ -27,10 +29,8 @@ def bytes_per_token(backend: Any) -> int | None:
     )
     added = backend.get_added_tokens_decoder().values()
     byte_level = any(part["type"] == "ByteLevel" for part in pre_tokenizers)
-    every_byte = _has_byte_level(vocab) if byte_level else _falls_back_to_bytes(model, vocab)
     keeps = (
-        type(model).__name__ == "BPE"
-        and every_byte
+        bytes_are_tokens(backend)
         and all(part["type"] == "NFC" or _grows(part) for part in normalizers)
         and all(_keeps(part) for part in pre_tokenizers)
         and not any(token.lstrip or token.rstrip for token in added)
@@ -41,6 +41,17 @@ def bytes_per_token(backend: Any) -> int | None:
     longest = max(len(name) if byte_level else len(name.encode()) for name in vocab)
     longest = max([longest, *(len(token.content.encode()) for token in added)])
     return longest * (_NFC_SHRINK if any(part["type"] == "NFC" for part in normalizers) else 1)
+
+
+def bytes_are_tokens(backend: Any) -> bool:
+    """Whether a `tokenizers.Tokenizer` is of BPE and encodes every byte, so that no text is unknown."""
+    model = backend.model
+    if type(model).__name__ != "BPE":
+        return False
+    vocab: dict[str, int] = backend.get_vocab(with_added_tokens=False)
+    if any(part["type"] == "ByteLevel" for part in component_parts(backend.pre_tokenizer, "pretokenizers")):
+        return _has_byte_level(vocab)
+    return _falls_back_to_bytes(model, vocab)
 
 
 def component_parts(component: Any, several: str) -> list[Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""Tokenizer converts text and chats to token ids and back; TextStream converts a stream of ids to text.
+"""Tokenizer converts text and chats to token ids and back.
 
 The tokenizers library implements tokenizer.json; this file adds the chat template and the bos flag of
 tokenizer_config.json.
@@ -7,9 +7,8 @@ tokenizer_config.json.
 from __future__ import annotations
 
 import json
-import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,17 +16,14 @@ from typing import Any
 from ..errors import RequestError
 from ..formats.checkpoint import TokenizerFiles
 from ..formats.tokenizer_files import load_backend
+from .beginnings import Beginnings
 from .chat_template import ChatTemplate, Message
 from .control_tokens import SENTINEL, ControlTokens, private_spelling, sentinel_refused, spells_marker
-from .token_bound import bytes_per_token
+from .token_bound import BYTE_TOKEN, bytes_per_token
 from .tool_formats import tool_format
-from .word_borders import border_before, border_pattern, is_plain, least_pieces, longest_piece
+from .word_borders import least_pieces
 
-# The name of a single byte's token in byte-fallback tokenizers.
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _REPLACEMENT = "\ufffd"
-# More than most texts have.
-_CHARACTERS_PER_TOKEN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,22 +80,21 @@ class Tokenizer:
 
     def prepare(self) -> None:
         """Compute cached values now, so that the first request does not wait for them."""
-        _ = self.bytes_per_token, self._borders, self._longest_piece, self._splitting
+        _ = self.bytes_per_token, self._beginnings, self._splitting
 
     def least_tokens(self, text: str, most: int) -> int:
         """A lower bound on the number of the text's tokens; 0 if no bound is known.
 
         It comes from the text's length, or is ``most`` + 1 if the text's beginning has more than ``most`` tokens.
         """
-        limit = self.bytes_per_token
-        if limit is not None:
-            return -(-len(text.encode(errors="replace")) // limit)
-        for part in self._beginnings(text, most):
-            if len(self._encode(self._backend, part, add_special_tokens=False)) > most:
-                return most + 1
-        longest = self._longest_piece
+        limit, longest = self.bytes_per_token, self._beginnings.longest
+        least = 0 if limit is None else -(-len(text.encode(errors="replace")) // limit)
+        if least > most:
+            return least
+        if self._beginnings.encoding_beyond(text, most, lambda part: self._encoded(self._backend, part)) is not None:
+            return most + 1
         part = "" if longest is None else text[: 2 * longest * (most + 1)]
-        return 0 if longest is None or len(part) == len(text) else least_pieces(self._backend, part, longest)
+        return least if longest is None or len(part) == len(text) else least_pieces(self._backend, part, longest)
 
     def encode(self, text: str, add_special_tokens: bool = True, split_special_tokens: bool = True) -> list[int]:
         """The token ids of a text. Raises RequestError for a text that cannot be encoded.
@@ -268,7 +263,7 @@ class Tokenizer:
     def is_byte_token(self, token_id: int) -> bool:
         """Whether the token is one byte, so that its character depends on its neighbours."""
         token = self._backend.id_to_token(token_id)
-        return token is not None and _BYTE_TOKEN.fullmatch(token) is not None
+        return token is not None and BYTE_TOKEN.fullmatch(token) is not None
 
     def _with_bos(self, ids: list[int], add_special_tokens: bool, *, starts_with_bos: bool) -> list[int]:
         """Add or remove the bos token as tokenizer_config.json requires. ``starts_with_bos``: the text itself starts
@@ -286,55 +281,30 @@ class Tokenizer:
             # Unlike `encode`, `encode_batch_fast` releases the GIL. It computes no offsets.
             [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeEncodeError) as error:
-            raise RequestError(
-                "the text contains half of a surrogate pair, which is not Unicode text; remove it", code="invalid_text"
-            ) from error
+            raise _not_unicode() from error
         ids: list[int] = encoding.ids
         return ids
 
     def _encoding_beyond(self, text: str, count: int) -> Any:
         """The `_encoding` of a text, or of a beginning that has more than ``count`` tokens."""
-        for part in self._beginnings(text, count):
-            if len((encoding := self._encoding(part)).ids) > count:
-                return encoding
-        return self._encoding(text)
-
-    def _beginnings(self, text: str, count: int) -> Iterator[str]:
-        """Beginnings of a text, each four times as long as the one before, whose first ``count`` + 1 tokens are those
-        of the text, if they have so many. The first beginning is likely to have. There are none if the tokenizer or the
-        text allows no cut.
-        """
-        size = first = _CHARACTERS_PER_TOKEN * max(count, 1)
-        while size < len(text) and self._borders is not None:
-            border = border_before(self._borders, text, size)
-            # If a longer part's ends do not agree either, they never do.
-            if border is not None or (size <= 4 * first and self._ends_agree(text, size, count)):
-                yield text[: border or size]
-            size *= 4
-
-    def _ends_agree(self, text: str, size: int, count: int) -> bool:
-        """Whether no end of the text's beginning changes its first ``count`` + 1 tokens; see `longest_piece`."""
-        longest = self._longest_piece
-        if longest is None or not is_plain(self._backend, text[size - longest : size + 1]):
-            return False
-        ends = [text[:end] for end in range(size - longest + 1, size + 1)]
-        found = self._backend.encode_batch_fast(ends, add_special_tokens=False)
-        first = found[0].ids[: count + 1]
-        return len(first) > count and all(each.ids[: count + 1] == first for each in found)
+        found = self._beginnings.encoding_beyond(text, count, self._encoding)
+        return self._encoding(text) if found is None else found
 
     def _encoding(self, text: str) -> Any:
         """The library's encoding of a text without special tokens, whose control tokens are split."""
+        encoding = self._encoded(self._backend, text)
+        if self._forged(encoding.ids):
+            if SENTINEL in text:
+                raise sentinel_refused()
+            encoding = self._encoded(self._splitting.backend, text)
+            self._require_split(self._forged(encoding.ids) == 0)
+        return encoding
+
+    def _encoded(self, backend: Any, text: str) -> Any:
         try:
-            [encoding] = self._backend.encode_batch([text], add_special_tokens=False)
-            if self._forged(encoding.ids):
-                if SENTINEL in text:
-                    raise sentinel_refused()
-                [encoding] = self._splitting.backend.encode_batch([text], add_special_tokens=False)
-                self._require_split(self._forged(encoding.ids) == 0)
+            [encoding] = backend.encode_batch([text], add_special_tokens=False)
         except (TypeError, UnicodeEncodeError) as error:
-            raise RequestError(
-                "the text contains half of a surrogate pair, which is not Unicode text; remove it", code="invalid_text"
-            ) from error
+            raise _not_unicode() from error
         return encoding
 
     def _forged(self, ids: Iterable[int]) -> int:
@@ -351,12 +321,8 @@ class Tokenizer:
             )
 
     @cached_property
-    def _borders(self) -> re.Pattern[str] | None:
-        return border_pattern(self._backend)
-
-    @cached_property
-    def _longest_piece(self) -> int | None:
-        return longest_piece(self._backend)
+    def _beginnings(self) -> Beginnings:
+        return Beginnings.of(self._backend)
 
     @cached_property
     def _splitting(self) -> _Splitting:
@@ -403,6 +369,12 @@ class _Splitting:
         return self.real_ids.get(token_id, token_id)
 
 
+def _not_unicode() -> RequestError:
+    return RequestError(
+        "the text contains half of a surrogate pair, which is not Unicode text; remove it", code="invalid_text"
+    )
+
+
 def _load_backend(files: TokenizerFiles) -> Any:
     backend = load_backend(files.content, files.where)
     # tokenizer.json may enable truncation and padding, as in the last training run.
@@ -427,60 +399,3 @@ def _decodes_alone(decoder: Any) -> bool:
 def _alike(kind: Any, token: Any, content: str, *, special: bool) -> Any:
     flags = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
     return kind(content, special=special, **flags)
-
-
-class TextStream:
-    """Converts token ids to text, one by one. The results of `feed` and `finish` together are `decode` of all ids.
-
-    Text is held back while its last character may still change: an incomplete UTF-8 sequence, or a run of byte tokens.
-    The text of a token that does not depend on its neighbours is decoded only once. For others, each step decodes the
-    tokens since the last but one emitted text, because decoders treat the first token differently.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
-        self._ids: list[int] = []
-        self._in_byte_run = False
-        self._window_start = 0
-        self._window_text = ""
-        self._emitted_until = 0
-        self._emitted_chars = 0
-
-    def feed(self, token_id: int) -> str:
-        """The text that this token completes, which is usually its own text; "" while text is held back."""
-        if self._skip_special_tokens and not self._in_byte_run and self._emitted_until == len(self._ids):
-            text = self._tokenizer.text_of(token_id)
-            if text is not None:
-                self._ids.append(token_id)
-                self._window_start = self._emitted_until = len(self._ids)
-                self._window_text = ""
-                self._emitted_chars += len(text)
-                return text
-        self._ids.append(token_id)
-        if self._tokenizer.is_byte_token(token_id):
-            self._in_byte_run = True
-            return ""
-        if self._in_byte_run and not self._tokenizer.decode([token_id], self._skip_special_tokens):
-            # A token without text, such as a special one, does not end a run of byte tokens.
-            return ""
-        self._in_byte_run = False
-        text = self._decode(self._window_start)
-        if len(text) <= len(self._window_text) or text.endswith(_REPLACEMENT) or not text.startswith(self._window_text):
-            return ""
-        delta = text[len(self._window_text) :]
-        self._window_start, self._emitted_until = self._emitted_until, len(self._ids)
-        self._window_text = self._decode(self._window_start)
-        self._emitted_chars += len(delta)
-        return delta
-
-    def finish(self) -> str:
-        """The text that is still held back. An incomplete character becomes U+FFFD. The stream accepts no more tokens
-        after this.
-        """
-        delta = self._decode(0)[self._emitted_chars :]
-        self._emitted_chars += len(delta)
-        return delta
-
-    def _decode(self, start: int) -> str:
-        return self._tokenizer.decode(self._ids[start:], self._skip_special_tokens)

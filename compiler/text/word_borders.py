@@ -8,6 +8,7 @@ web/src/encoders/tokenizer/word_borders.ts.
 from __future__ import annotations
 
 import re
+import unicodedata
 from string import punctuation
 from typing import Any
 
@@ -20,7 +21,7 @@ _LOCAL_NORMALIZERS = frozenset(
     ("BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Prepend", "Replace",
      "StripAccents")
 )  # fmt: skip
-_PLAIN = re.compile(r"[!-~一-鿿]*")
+_PLAIN = re.compile(r"[^\s▁]*")
 _MARK = r"[!-/:-@\[-`{-~]"
 # Kinds of borders, each with texts on its two sides, which show whether a tokenizer divides there.
 KINDS = (
@@ -85,12 +86,13 @@ def least_pieces(backend: Any, text: str, longest: int) -> int:
 
 
 def is_plain(backend: Any, text: str) -> bool:
-    """Whether each character of a text is a letter, a digit or a mark of ASCII, or an ideograph, that the normalizer
-    leaves as it is.
+    """Whether the normalizer leaves a text and each of its characters as they are, and none is white space or a mark
+    that belongs to the character before it.
     """
-    if not _PLAIN.fullmatch(text):
+    if not _PLAIN.fullmatch(text) or any(map(unicodedata.combining, text)):
         return False
-    return backend.normalizer is None or backend.normalizer.normalize_str(text).endswith(text)
+    normalize = (lambda part: part) if backend.normalizer is None else backend.normalizer.normalize_str
+    return all(normalize(part).endswith(part) for part in (text, *set(text)))
 
 
 def _divides(backend: Any, left: str, right: str) -> bool:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nearfar.compiler.text.stop_strings import StopAutomaton, StopStrings
-from nearfar.compiler.text.tokenizer import TextStream, Tokenizer
+from nearfar.compiler.text.text_stream import TextStream
+from nearfar.compiler.text.tokenizer import Tokenizer
 
 from ..engine.request import (
     Completion,

@@ -58,7 +58,9 @@ def write_score(folder: Path, true_id: int = TRUE, false_id: int | None = FALSE,
         file.unlink()
 
 
-def test_the_score_is_the_difference_of_two_logits_after_the_template(checkpoint: Path, tmp_path: Path) -> None:
+def test_the_score_is_the_difference_of_two_logits_after_the_template(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
     import transformers
 
@@ -87,6 +89,18 @@ def test_the_score_is_the_difference_of_two_logits_after_the_template(checkpoint
     assert len(encode_in_template(tokenizer, classifier, "what?", "that" * 30, 90)) == 90
     with pytest.raises(RequestError, match="leaves none for a document"):
         encode_in_template(tokenizer, classifier, "what?" * 20, "that", 90)
+    # Texts that cannot fit are not encoded as a whole.
+    read, encode_all = list[int](), tokenizer._encode
+
+    def encode_some(backend: Any, text: str, add_special_tokens: bool) -> list[int]:
+        read.append(len(text))
+        return encode_all(backend, text, add_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "_encode", encode_some)
+    assert len(encode_in_template(tokenizer, classifier, "what?", "that" * 30_000, 90)) == 90
+    with pytest.raises(RequestError, match="the query and its template have more than 90 tokens"):
+        encode_in_template(tokenizer, classifier, "what?" * 30_000, "that", 90)
+    assert max(read) < 2000
     write_score(folder, false_id=None)
     write_json(folder / "config_sentence_transformers.json", activation_fn="torch.nn.modules.linear.Identity")
     alone = compile_plain(folder, tmp_path / "alone", "f32", 90)

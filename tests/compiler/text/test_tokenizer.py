@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from nearfar.compiler.errors import CheckpointError, RequestError
 from nearfar.compiler.formats.checkpoint import TokenizerFiles
-from nearfar.compiler.text.tokenizer import TextStream, Tokenizer
+from nearfar.compiler.text.text_stream import TextStream
+from nearfar.compiler.text.tokenizer import Tokenizer
 
 SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 TEXTS = [

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from nearfar.compiler.errors import BundleError, RequestError
 from nearfar.compiler.formats.checkpoint import TokenizerFiles
-from nearfar.compiler.text.tokenizer import TextStream, Tokenizer
+from nearfar.compiler.text.text_stream import TextStream
+from nearfar.compiler.text.tokenizer import Tokenizer
 from nearfar.server_fallback.text.vocabulary import Vocabulary, read_vocabulary
 
 DEMO = Path(__file__).parents[3] / "compiler/demo/nearfar-demo/tokenizer.json"
