@@ -17,6 +17,8 @@ export interface EncodingEngine {
 export interface TextTokenizer {
   /** The tokens of a text, or of a beginning that has more than ``count``. */
   tokens(text: string, count?: number): Tokens;
+  /** Whether a text is known to have more than ``count`` tokens. Short texts are not read. */
+  exceeds(text: string, count: number): boolean;
   joined(first: Tokens, second: Tokens | null): JoinedTokens;
   numAdded(isPair: boolean): number;
   beginning(text: string, count: number): string;

@@ -133,10 +133,27 @@ export class TextReader {
     const { tokenizer } = this.model;
     let document = maxDocument == null ? values.document : tokenizer.beginning(values.document, maxDocument);
     const encode = (text: string): readonly number[] => tokenizer.template(template, { ...values, document: text });
+    // Texts that cannot fit are not encoded as a whole.
+    const most = Math.min(limit, this.model.context);
+    const leavesNone = (numTokens: string): RequestError =>
+      new RequestError(
+        `This model's maximum context length is ${most} tokens. However, the query and its template have ` +
+          `${numTokens} tokens, which leaves none for a document; shorten it`,
+        { code: "context_length_exceeded" },
+      );
+    if (tokenizer.exceeds(values.query, most)) throw leavesNone(`more than ${most}`);
+    if (tokenizer.exceeds(document, most)) {
+      if (limit === Infinity) return { ...tokenizer.tokens(document, most), types: [] };
+      document = tokenizer.beginning(document, most);
+    }
     let ids = encode(document);
-    // The tokens at the document's end depend on the template's text.
-    for (let room = ids.length > limit ? limit - encode("").length : 0; ids.length > limit && room > 0; room--)
-      ids = encode((document = tokenizer.beginning(document, room)));
+    if (ids.length > limit) {
+      const around = encode("").length;
+      // The tokens at the document's end depend on the template's text.
+      for (let room = limit - around; ids.length > limit && room > 0; room--)
+        ids = encode((document = tokenizer.beginning(document, room)));
+      if (ids.length > limit) throw leavesNone(String(around));
+    }
     return { ids, types: ids.map(() => 0), spans: null };
   }
 

@@ -178,6 +178,27 @@ export class Tokenizer {
     return this.#backend.token_to_id(token);
   }
 
+  /** Whether an id is that of an added token, which is found in the text itself. */
+  isAdded(id: number): boolean {
+    return this.#addedIds.has(id);
+  }
+
+  /** The name of a token, "" for ids without one. */
+  tokenName(id: number): string {
+    return this.#backend.id_to_token(id) ?? "";
+  }
+
+  /** The words of a normalized text, as the model spells them. ``isFirst``: no added token is in front of it. */
+  words(text: string, isFirst: boolean): readonly string[] {
+    const options = { section_index: isFirst ? 0 : 1 };
+    return this.#backend.pre_tokenizer === null ? [text] : this.#backend.pre_tokenizer.pre_tokenize(text, options);
+  }
+
+  /** The names of the tokens of one such word. */
+  pieces(word: string): readonly string[] {
+    return this.#backend.model?.encode([word]) ?? [];
+  }
+
   private forgeable(ids: readonly number[]): readonly number[] {
     return ids.filter((id) => this.#forgeable.has(id));
   }

@@ -1,8 +1,9 @@
-import { expect, test } from "vitest";
+import { expect, test, vi } from "vitest";
 
 import { classify } from "../../src/encoders/classify.js";
 import type { TokenText } from "../../src/encoders/encoder_model.js";
 import { rerank, score } from "../../src/encoders/ranking.js";
+import { Tokenizer } from "../../src/text/tokenizer.js";
 import { CLASSIFIER, EMBEDDING, fakeEncoder } from "./fake_encoder.js";
 
 /** A reranker whose score is the number of tokens of type 1. */
@@ -43,6 +44,29 @@ test("a template writes the pair, and only it writes control tokens", async () =
   await rerank(model, { query: "q", documents: ["{query}", "<s>", "x".repeat(40)], truncate: true }, {});
   const texts = inputs.map(({ ids }) => ids.map((id) => (id === 256 ? "^" : String.fromCharCode(id))).join(""));
   expect(texts).toEqual(["^i|q|{query}^", "^i|q|<s>^", "^i|q|xxxxxxxxxx^"]);
+});
+
+test("of texts that cannot fit into a template, only beginnings are read", async () => {
+  const classifier = { ...CLASSIFIER, template: "<s>{query}|{document}<s>" };
+  const { model, inputs } = fakeEncoder({ embedding: null, classifier }, () => [1]);
+  const read = vi.spyOn(Tokenizer.prototype, "encode");
+  const template = vi.spyOn(Tokenizer.prototype, "encodeTemplate");
+  const long = "x!".repeat(100_000);
+  await rerank(model, { query: "q", documents: [long], truncate: true }, {});
+  expect(inputs.map(({ ids }) => ids.length)).toEqual([16]);
+  await rerank(model, { query: "q", documents: [long], max_tokens_per_doc: 3 }, {});
+  expect(inputs.map(({ ids }) => ids.length)).toEqual([16, 7]);
+  await expect(rerank(model, { query: "q", documents: [long] }, {})).rejects.toThrow(
+    /maximum context length is 16 tokens. However, documents\[0\] has at least \d{2,3} tokens/u,
+  );
+  await expect(rerank(model, { query: long, documents: ["a"], truncate: true }, {})).rejects.toThrow(
+    "the query and its template have more than 16 tokens",
+  );
+  const texts = [
+    ...read.mock.calls.map(([text]) => text),
+    ...template.mock.calls.flatMap(([, values]) => Object.values(values)),
+  ];
+  expect(Math.max(...texts.map(({ length }) => length))).toBeLessThan(1000);
 });
 
 test("an embedding model ranks by cosines, with its prompts for queries and documents", async () => {

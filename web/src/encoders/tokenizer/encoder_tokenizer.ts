@@ -10,6 +10,8 @@ import type { Tokenizer } from "../../text/tokenizer.js";
 import type { AddedToken } from "./added_tokens.js";
 import { AddedTokens } from "./added_tokens.js";
 import { alignedText } from "./aligned.js";
+import type { UnigramEnds } from "./beginnings.js";
+import { Beginnings } from "./beginnings.js";
 import type { JoinedPart } from "./joining.js";
 import { joiningOf } from "./joining.js";
 import type { PieceModel } from "./models.js";
@@ -17,7 +19,8 @@ import { Unigram, WordPiece } from "./models.js";
 import type { Part } from "./normalizers.js";
 import { normalizerOf } from "./normalizers.js";
 import { preTokenizerOf } from "./pre_tokenizers.js";
-import { beginnings, bordersOf, byteLevelBorders } from "./word_borders.js";
+import { StableTokens } from "./stable_tokens.js";
+import { bordersOf, byteLevelBorders } from "./word_borders.js";
 
 /** The place of a token: indexes of the text's string; null for special tokens. */
 export type Span = readonly [start: number, end: number] | null;
@@ -47,8 +50,9 @@ export class EncoderTokenizer {
   readonly #joining: ReturnType<typeof joiningOf>;
   readonly #exact: ExactTokenizer | null;
   readonly #bos: number | undefined;
-  readonly #trims: boolean;
-  readonly #borders: RegExp | null;
+  /** Whether the places of tokens are without their spaces, and whether a text begins with a space that was added. */
+  readonly #trimming: { readonly addsSpace: boolean } | null;
+  readonly #beginnings: Beginnings;
 
   /**
    * ``json`` is the text of tokenizer.json, and ``tokenizer`` the same for generating text. Throws BundleError for a part
@@ -65,8 +69,11 @@ export class EncoderTokenizer {
       this.#joining = joiningOf(parsed.post_processor);
       this.#exact =
         type === "WordPiece" || type === "Unigram" ? new ExactTokenizer(parsed, (id) => tokenizer.isControl(id)) : null;
-      this.#trims = trimsOffsets(parsed.post_processor);
-      this.#borders = this.#exact === null ? bordersOfBytes(parsed) : this.#exact.borders;
+      this.#trimming = trimmingOf(parsed.post_processor);
+      this.#beginnings =
+        this.#exact === null
+          ? new Beginnings(bordersOfBytes(parsed), StableTokens.of(parsed, tokenizer), null)
+          : new Beginnings(this.#exact.borders, null, this.#exact.unigram);
     } catch (error) {
       throw new BundleError(
         `${entry.file}: ${messageOf(error)}; use a newer @nearfar/web, or another model`,
@@ -87,11 +94,13 @@ export class EncoderTokenizer {
         code: "invalid_text",
       });
     }
-    for (const part of beginnings(this.#borders, text, count)) {
-      const found = this.#all(part);
-      if (found.ids.length > count) return { ...found, isBeginning: true };
-    }
-    return this.#all(text);
+    const found = this.#beginnings.beyond(text, count, (part) => this.#all(part));
+    return found === null ? this.#all(text) : { ...found, isBeginning: true };
+  }
+
+  /** Whether a text is known to have more than ``count`` tokens. Short texts are not read. */
+  exceeds(text: string, count: number): boolean {
+    return this.#beginnings.beyond(text, count, (part) => this.#all(part)) !== null;
   }
 
   #all(text: string): Tokens {
@@ -167,14 +176,18 @@ export class EncoderTokenizer {
     if (found.length !== bytes.length + added || bytes.some((byte, index) => byte !== found[index + added]))
       return null;
     let from = -added;
-    return tokens.map(({ length }): Span => {
+    return tokens.map(({ length }, index): Span => {
       const [first, last] = [places[Math.max(from, 0)], places[from + length - 1]];
       from += length;
       if (first === undefined || last === undefined) return null;
       let [start, stop] = [first[0], last[1]];
-      if (this.#trims) {
-        while (start < stop && /\s/u.test(text[start] ?? "")) start++;
-        while (stop > start && /\s/u.test(text[stop - 1] ?? "")) stop--;
+      if (this.#trimming !== null) {
+        const name = this.tokenizer.tokenName(ids[index] ?? -1);
+        const trailing = /Ġ*$/.exec(name)?.[0].length ?? 0;
+        let leading = /^Ġ*/.exec(name)?.[0].length ?? 0;
+        if (leading > 0 && start === 0 && this.#trimming.addsSpace) leading--;
+        start = Math.min(start + leading, stop);
+        if (stop >= trailing) stop = Math.max(stop - trailing, start);
       }
       return [start, stop];
     });
@@ -192,6 +205,7 @@ const CACHED_WORDS = 10_000;
 
 class ExactTokenizer {
   readonly borders: RegExp | null;
+  readonly unigram: UnigramEnds | null;
   readonly #added: AddedTokens;
   readonly #divide: ReturnType<typeof preTokenizerOf>;
   readonly #model: PieceModel;
@@ -212,7 +226,18 @@ class ExactTokenizer {
       added.map(({ content }) => content),
     );
     const part = model ?? { type: "" };
-    this.#model = part.type === "WordPiece" ? new WordPiece(part) : new Unigram(part);
+    const normalized = (text: string): string => normalize(alignedText(text)).chars.join("");
+    const unigram = part.type === "WordPiece" ? null : new Unigram(part);
+    this.#model = unigram ?? new WordPiece(part);
+    this.unigram =
+      unigram === null || this.borders === null
+        ? null
+        : {
+            longest: unigram.longest,
+            isPlain: (text) =>
+              !/[\s▁\p{M}]/u.test(text) && [text, ...new Set(text)].every((each) => normalized(each).endsWith(each)),
+            ids: (text) => this.tokens(text).ids,
+          };
   }
 
   tokens(text: string): Tokens {
@@ -258,8 +283,10 @@ class ExactTokenizer {
   }
 }
 
-function trimsOffsets(part: Part | null | undefined): boolean {
-  if (part == null) return false;
-  if (part.type === "Sequence") return (part.processors as readonly Part[]).some(trimsOffsets);
-  return (part.type === "ByteLevel" || part.type === "RobertaProcessing") && part.trim_offsets !== false;
+function trimmingOf(part: Part | null | undefined): { readonly addsSpace: boolean } | null {
+  if (part == null) return null;
+  if (part.type === "Sequence")
+    return (part.processors as readonly Part[]).map(trimmingOf).find((each) => each !== null) ?? null;
+  const trims = (part.type === "ByteLevel" || part.type === "RobertaProcessing") && part.trim_offsets !== false;
+  return trims ? { addsSpace: part.add_prefix_space !== false } : null;
 }

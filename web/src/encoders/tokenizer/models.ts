@@ -64,6 +64,8 @@ const UNKNOWN_PENALTY = 10;
 
 /** The most likely pieces (Kudo 2018). Adjacent unknown characters are one piece. */
 export class Unigram implements PieceModel {
+  /** The number of characters of the longest piece. */
+  readonly longest: number;
   readonly #ids = new Map<string, number>();
   readonly #scores: readonly number[];
   readonly #unknown: number | null;
@@ -81,6 +83,7 @@ export class Unigram implements PieceModel {
       const [first = ""] = chars;
       this.#longest.set(first, Math.max(this.#longest.get(first) ?? 0, chars.length));
     });
+    this.longest = Math.max(...this.#longest.values());
     this.#unknown = part.unk_id === undefined ? null : (part.unk_id as number | null);
     this.#unknownScore = this.#scores.reduce((least, score) => Math.min(least, score), Infinity) - UNKNOWN_PENALTY;
     this.#byteFallback = part.byte_fallback === true;

@@ -3,8 +3,6 @@
 
 /** A long text is cut near the end of a part. A part without a border there is made longer. */
 const WINDOW = 4096;
-/** More than most texts have. */
-const CHARACTERS_PER_TOKEN = 8;
 const MARKS = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~";
 const MARK = "[!-/:-@\\[-`{-~]";
 const WORD = "[\\p{L}\\p{N}]";
@@ -61,15 +59,9 @@ function union(kinds: readonly Kind[], added: readonly string[]): RegExp | null 
   return patterns.length === 0 ? null : new RegExp(patterns.join("|"), "gu");
 }
 
-/**
- * Beginnings of a text that end at a border, each four times as long as the one before. The first is likely to have more
- * than ``count`` tokens.
- */
-export function* beginnings(borders: RegExp | null, text: string, count: number): Generator<string> {
-  if (borders === null) return;
-  for (let size = CHARACTERS_PER_TOKEN * Math.max(count, 1); size < text.length; size *= 4) {
-    const from = Math.max(0, size - WINDOW);
-    const last = [...text.slice(from, size).matchAll(borders)].at(-1);
-    if (last !== undefined) yield text.slice(0, from + last.index);
-  }
+/** The last border at most `WINDOW` characters before ``size``; null if there is none. */
+export function borderBefore(borders: RegExp, text: string, size: number): number | null {
+  const from = Math.max(0, size - WINDOW);
+  const last = [...text.slice(from, size).matchAll(borders)].at(-1);
+  return last === undefined ? null : from + last.index;
 }
