@@ -43,7 +43,6 @@ from ..text.scores import (
 )
 from .executor import Abilities, Call, ExecutorState
 from .local_share import LocalShare
-from .long_texts import in_thread_if_long
 from .text_model import TextModel
 from .token_routes import text_of_tokens, tokens_of_text
 
@@ -92,7 +91,9 @@ class EncoderExecutor:
             raise RequestError("this model scores texts and makes no embeddings; use an embedding model", param="model")
         prefix = prompt_of(spec, request)
         check_dimensions(spec, request.dimensions)
-        texts = await self._read(request, request.input, lambda reader: reader.texts(request.input, "input", prefix))
+        texts = await self._read(
+            request, request.input, call.client, lambda reader: reader.texts(request.input, "input", prefix)
+        )
         rows = await self.encode(texts, call)
         vectors = shortened(rows, spec, request.dimensions)
         as_text = request.encoding_format == "base64"
@@ -159,7 +160,10 @@ class EncoderExecutor:
         if classifier is None:
             raise RequestError("this model makes embeddings and has no classes; use a classifier", param="model")
         texts = await self._read(
-            request, request.input, lambda reader: reader.texts(request.input, "input", offsets=classifier.per_token)
+            request,
+            request.input,
+            call.client,
+            lambda reader: reader.texts(request.input, "input", offsets=classifier.per_token),
         )
         probs = probabilities(await self.encode(texts, call), classifier)
         labels, data, begin = classifier.labels, list[Classification](), 0
@@ -210,7 +214,7 @@ class EncoderExecutor:
             raise RequestError("this model scores texts and makes no embeddings; use an embedding model", param="model")
         prefix = search_prompt(spec, QUERY_PROMPTS if is_query else DOCUMENT_PROMPTS)
         request = EncodingRequest(model=self.model.name, truncate=True)
-        read = await self._read(request, texts, lambda reader: reader.texts(list(texts), "input", prefix))
+        read = await self._read(request, texts, call.client, lambda reader: reader.texts(list(texts), "input", prefix))
         return unit_rows(await self.encode(read, call))
 
     async def _relevance(
@@ -227,7 +231,9 @@ class EncoderExecutor:
         if classifier is not None:
             check_relevance(classifier)
             pairs = list(zip(first, second, strict=True))
-            read = await self._read(request, pairs, lambda reader: reader.pairs(pairs, names, max_second, classifier))
+            read = await self._read(
+                request, pairs, call.client, lambda reader: reader.pairs(pairs, names, max_second, classifier)
+            )
             return relevance(await self.encode(read, call), classifier), _usage(read)
         assert spec is not None
         queries = list(dict.fromkeys(first))
@@ -239,17 +245,17 @@ class EncoderExecutor:
                 *reader.limited(max_second).texts(list(second), "documents", document_prompt),
             ]
 
-        read = await self._read(request, [queries, second], read_both)
+        read = await self._read(request, [queries, second], call.client, read_both)
         vectors = unit_rows(await self.encode(read, call))
         of_query = {query: vectors[index] for index, query in enumerate(queries)}
         of_first = np.stack([of_query[text] for text in first])
         return np.einsum("ne,ne->n", of_first, vectors[len(queries) :]), _usage(read)
 
     async def _read(
-        self, request: EncodingRequest, given: object, read: Callable[[TextReader], list[EncodedText]]
+        self, request: EncodingRequest, given: object, client: str, read: Callable[[TextReader], list[EncodedText]]
     ) -> list[EncodedText]:
         reader = TextReader.of(request, self.model.tokenizer, self.model.vocab_size, self.context)
-        return await in_thread_if_long(given, lambda: read(reader))
+        return await self.model.long_texts.run(given, client, lambda: read(reader))
 
     # --- the rest of an executor ---
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from nearfar.compiler.errors import DeadlineExceeded, NearfarError, RequestError
-from nearfar.compiler.ir.sampling import ALTERNATIVES, WORD
+from nearfar.compiler.ir.sampling import WORD
 from nearfar.compiler.text.stop_strings import StopAutomaton
 
 from ..engine.request import (
@@ -30,7 +30,7 @@ from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeReq
 from ..schema.verify import MAX_DRAFTS, VerifyOpen
 from ..text.answers import Answer, Choice, PieceSink, written_answer
 from ..text.chat import ChatAnswer, ChatForm
-from ..text.chat_prompt import Chat, ChatPrompt, check_chat_length, encode_rendered, mark_chat, read_chat, render_chat
+from ..text.chat_prompt import Chat, ChatPrompt, encode_rendered, mark_chat, read_chat, render_chat
 from ..text.choice import AnswerText, Piece, answer_choice
 from ..text.completion import CompletionAnswer, CompletionForm, Prompt, read_prompts
 from ..text.grammar.bounded import BoundedConstraint
@@ -57,7 +57,6 @@ from ..text.writer import ChunkWriter, Sink, Writer, Written
 from .event_writer import EventWriter
 from .executor import Abilities, Call, Encode, EventBlock, ExecutorState
 from .local_share import LocalShare
-from .long_texts import in_thread_if_long
 from .observed_tokens import ObservedTokens
 from .text_model import TextModel
 from .token_routes import text_of_tokens, tokens_of_text
@@ -146,7 +145,7 @@ class LocalExecutor:
         if request.top_logprobs is not None and not request.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
         check_min_tokens(request, max_tokens)
-        form = await in_thread_if_long(request, lambda: answer_format(request, model.tools))
+        form = await model.long_texts.run(request, call.client, lambda: answer_format(request, model.tools))
         template = model.tokenizer.chat_template
         thinking = read_thinking(
             request,
@@ -163,7 +162,7 @@ class LocalExecutor:
         prompt, state = await self._chat_prompt(chat, call.client)
         check_prompt(prompt, model.vocab_size, self.context, "messages")
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
-        terms = self._terms(call, max_tokens, logprobs, _prompt_alternatives(request, None))
+        terms = self._terms(call, max_tokens, logprobs, request.prompt_logprobs)
         requests = await self._constrained(token_requests(prompt, request, terms), form.grammar, form.param, call)
         if state != "content" and (form.grammar is not None or thinking.budget is not None):
             requests = [self._reasoning_first(each, state, thinking.budget) for each in requests]
@@ -217,7 +216,7 @@ class LocalExecutor:
         check_min_tokens(request, request.max_tokens)
         grammar, param = requested_grammar(request)
         prompts = await self._prompts(
-            request.prompt, "prompt", split_special_tokens=request.split_special_tokens is not False
+            request.prompt, "prompt", call.client, split_special_tokens=request.split_special_tokens is not False
         )
         if len(prompts) * n > MAX_ANSWERS:
             raise RequestError(
@@ -225,15 +224,17 @@ class LocalExecutor:
                 param="prompt",
             )
         echoes_tokens = bool(request.echo) and request.logprobs is not None
-        alternatives = _prompt_alternatives(request, request.logprobs if echoes_tokens else None)
-        terms = self._terms(call, request.max_tokens, request.logprobs, alternatives)
+        listed = [
+            each for each in (request.prompt_logprobs, request.logprobs if echoes_tokens else None) if each is not None
+        ]
+        terms = self._terms(call, request.max_tokens, request.logprobs, max(listed, default=None))
         requests = [
             each
             for prompt in prompts
             for each in await self._constrained(token_requests(prompt.ids, request, terms), grammar, param, call)
         ]
         echoes = [prompt.text(model.tokenizer) for prompt in prompts for _ in range(n)] if request.echo else []
-        vocabulary = await self._vocabulary(request.logprobs is not None or alternatives is not None)
+        vocabulary = await self._vocabulary(request.logprobs is not None or bool(listed))
         form = CompletionForm(
             model.name,
             model.tokenizer,
@@ -349,20 +350,17 @@ class LocalExecutor:
 
     async def _chat_prompt(self, chat: Chat, client: str) -> ChatPrompt:
         """Raises RequestError. A prompt that is many times too long is refused before it is rendered or encoded."""
-        tokenizer, template = self._model.tokenizer, self._workers.template
+        tokenizer, template, run = self._model.tokenizer, self._workers.template, self._model.long_texts.run
         texts = [chat.messages, chat.options]
         try:
-            check_chat_length(tokenizer, chat, self.context)
-            marked = await in_thread_if_long(texts, lambda: mark_chat(tokenizer, chat))
+            marked = await run(texts, client, lambda: mark_chat(tokenizer, chat, self.context))
             if template is None:
-                text = await in_thread_if_long(texts, lambda: render_chat(tokenizer, marked))
+                text = await run(texts, client, lambda: render_chat(tokenizer, marked))
             else:
                 text = await template.render(marked.messages, marked.options, client)
             reasoning = self._model.reasoning
             begun = [text, chat.begun, chat.begun_reasoning]
-            return await in_thread_if_long(
-                begun, lambda: encode_rendered(tokenizer, marked, text, self.context, reasoning)
-            )
+            return await run(begun, client, lambda: encode_rendered(tokenizer, marked, text, self.context, reasoning))
         except RequestError as error:
             raise RequestError(error.message, **{"param": "messages", **error.details}) from error
 
@@ -433,11 +431,17 @@ class LocalExecutor:
         )
 
     async def _prompts(
-        self, given: str | list[int] | list[str] | list[list[int]], param: str, *, split_special_tokens: bool = True
+        self,
+        given: str | list[int] | list[str] | list[list[int]],
+        param: str,
+        client: str,
+        *,
+        split_special_tokens: bool = True,
     ) -> list[Prompt]:
         model, context = self._model, self.context
-        return await in_thread_if_long(
+        return await model.long_texts.run(
             given,
+            client,
             lambda: read_prompts(
                 model.tokenizer, given, model.vocab_size, context, param, split_special_tokens=split_special_tokens
             ),
@@ -452,13 +456,6 @@ def _piece_sink(
 ) -> Sink[Piece] | None:
     """The sink for the pieces of an answer, None if it has none or several choices."""
     return None if sink is None or len(requests) != 1 else PieceSink(answer, sink)
-
-
-def _prompt_alternatives(request: GenerationRequest, echoed: int | None) -> int | None:
-    """How many alternatives each token of the prompt gets, None for no log-probabilities. ``echoed`` are those of an
-    echo. A rank needs all that the device lists.
-    """
-    return echoed if request.prompt_logprobs is None else ALTERNATIVES
 
 
 def _max_tokens(request: ChatCompletionRequest) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +16,7 @@ from nearfar.compiler.text.tool_formats import tool_format
 
 from ..text.reasoning import Reasoning
 from ..text.vocabulary import Vocabulary, read_vocabulary
+from .long_texts import LongTexts
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class TextModel:
     classifier: ClassifierSpec | None = None
     num_token_types: int = 0
     identity: str = ""
+    long_texts: LongTexts = field(default_factory=LongTexts, compare=False)
 
     @staticmethod
     def of(bundle: Folder, name: str) -> TextModel:

@@ -6,7 +6,6 @@ from nearfar.compiler.errors import RequestError
 
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest
 from ..text.requests import check_length
-from .long_texts import in_thread_if_long
 from .text_model import TextModel
 
 
@@ -19,7 +18,7 @@ async def tokens_of_text(model: TextModel, context: int, text: str, request: Tok
         check_length(model.tokenizer, text, context, "prompt")
         return model.tokenizer.encode(text, request.add_special_tokens, request.split_special_tokens)
 
-    return await in_thread_if_long(text, encode)
+    return await model.long_texts.run(text, "", encode)
 
 
 async def text_of_tokens(model: TextModel, request: DetokenizeRequest) -> DetokenizeResponse:
@@ -29,7 +28,7 @@ async def text_of_tokens(model: TextModel, request: DetokenizeRequest) -> Detoke
         raise RequestError(
             f"tokens contains id {wrong}; this model's ids are 0 to {model.vocab_size - 1}", param="tokens"
         )
-    text = await in_thread_if_long(
-        request.tokens, lambda: model.tokenizer.decode(request.tokens, skip_special_tokens=False)
+    text = await model.long_texts.run(
+        request.tokens, "", lambda: model.tokenizer.decode(request.tokens, skip_special_tokens=False)
     )
     return DetokenizeResponse(prompt=text)

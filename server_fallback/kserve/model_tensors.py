@@ -22,7 +22,6 @@ from nearfar.compiler.text.tokenizer import EncodedText
 
 from ..executors.encoder_executor import EncoderExecutor
 from ..executors.executor import Call, Executor
-from ..executors.long_texts import in_thread_if_long
 from ..schema.encoding import EncodingRequest
 from ..text.encoder_texts import TextReader
 from ..text.requests import check_prompt
@@ -98,7 +97,7 @@ async def infer(
         raise RequestError(f"give either {TEXT} or {IDS}", param=TEXT)
     masks = None
     if TEXT in given:
-        texts = await _read_texts(executor, given, truncate=truncate, max_texts=max_texts)
+        texts = await _read_texts(executor, given, call.client, truncate=truncate, max_texts=max_texts)
     else:
         texts, masks = _read_ids(executor, given, max_texts)
     rows = await executor.encode(texts, call)
@@ -125,7 +124,7 @@ def _output(
 
 
 async def _read_texts(
-    executor: EncoderExecutor, given: Mapping[str, Tensor], *, truncate: bool, max_texts: int
+    executor: EncoderExecutor, given: Mapping[str, Tensor], client: str, *, truncate: bool, max_texts: int
 ) -> list[EncodedText]:
     model = executor.model
     if others := [name for name in given if name not in (TEXT, PAIR)]:
@@ -141,13 +140,15 @@ async def _read_texts(
         pairs = list(zip(firsts, seconds, strict=True))
         classifier = model.classifier
         assert classifier is not None
-        return await in_thread_if_long(
-            pairs, lambda: reader.pairs(pairs, [f"{PAIR}[{index}]" for index in range(len(pairs))], None, classifier)
+        return await model.long_texts.run(
+            pairs,
+            client,
+            lambda: reader.pairs(pairs, [f"{PAIR}[{index}]" for index in range(len(pairs))], None, classifier),
         )
     if model.classifier is not None and model.classifier.relevance is not None:
         raise RequestError(f"this model scores pairs of texts; give {PAIR} too", param=PAIR)
     prefix = "" if model.embedding is None else prompt_text(model.embedding, None)
-    return await in_thread_if_long(firsts, lambda: reader.texts(firsts, TEXT, prefix))
+    return await model.long_texts.run(firsts, client, lambda: reader.texts(firsts, TEXT, prefix))
 
 
 def _strings(tensor: Tensor, max_texts: int) -> list[str]:

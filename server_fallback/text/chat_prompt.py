@@ -73,8 +73,13 @@ def check_chat_length(tokenizer: Tokenizer, chat: Chat, context: int) -> None:
         check_length(tokenizer, "".join(texts), context, "messages")
 
 
-def mark_chat(tokenizer: Tokenizer, chat: Chat) -> Chat:
-    """The chat with marks wherever its text could become a control token (see `Tokenizer.mark_chat`)."""
+def mark_chat(tokenizer: Tokenizer, chat: Chat, context: int | None = None) -> Chat:
+    """The chat with marks wherever its text could become a control token (see `Tokenizer.mark_chat`).
+
+    Raises RequestError for a chat that cannot fit into ``context``, before its template is rendered.
+    """
+    if context is not None:
+        check_chat_length(tokenizer, chat, context)
     messages, tools = tokenizer.mark_chat(chat.messages, chat.options["tools"])
     variables = tokenizer.mark_variables(chat.options["variables"])
     return replace(chat, messages=messages, options={**chat.options, "tools": tools, "variables": variables})

@@ -19,6 +19,7 @@ from nearfar.compiler.ir.spec import EmbeddingSpec
 from nearfar.server_fallback.executors.encoder_executor import EncoderExecutor
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.local import LocalExecutor
+from nearfar.server_fallback.executors.long_texts import INLINE_CHARACTERS, LongTexts
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest
 from nearfar.server_fallback.schema.completions import CompletionRequest
 from nearfar.server_fallback.schema.embeddings import EmbeddingRequest
@@ -189,3 +190,64 @@ def test_the_first_text_that_is_too_long_is_refused_before_the_others_are_encode
     with pytest.raises(RequestError, match=r"However, input\[1\] has 2\d{4} tokens"):
         asyncio.run(local.embed(request, Call("test")))
     assert len(backend.threads) == 2
+
+
+class Works:
+    """Work that ends when it is allowed to, on the threads of `LongTexts`."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.may_end = threading.Event()
+
+    def named(self, name: str) -> Callable[[], str]:
+        def work() -> str:
+            self.started.append(name)
+            assert self.may_end.wait(60)
+            return name
+
+        return work
+
+    async def until_started(self, count: int) -> None:
+        while len(self.started) < count:
+            await asyncio.sleep(0.001)
+
+
+LONG_TEXT = "x" * (INLINE_CHARACTERS + 1)
+
+
+def test_one_long_text_of_a_client_is_read_at_a_time_beside_those_of_others() -> None:
+    async def run() -> list[str]:
+        texts, works = LongTexts(threads=2), Works()
+        mine = [asyncio.create_task(texts.run(LONG_TEXT, "a", works.named(f"a{index}"))) for index in range(3)]
+        await works.until_started(1)
+        other = asyncio.create_task(texts.run(LONG_TEXT, "b", works.named("b")))
+        await works.until_started(2)
+        assert works.started == ["a0", "b"]
+        assert await texts.run("short", "a", lambda: "short") == "short"
+        works.may_end.set()
+        assert await asyncio.gather(*mine, other) == ["a0", "a1", "a2", "b"]
+        assert not texts._turns
+        return works.started
+
+    assert asyncio.run(run()) == ["a0", "b", "a1", "a2"]
+
+
+def test_a_client_that_hangs_up_has_its_next_turn_when_the_thread_is_free() -> None:
+    async def run() -> None:
+        texts, works = LongTexts(threads=2), Works()
+        first, second = (asyncio.create_task(texts.run(LONG_TEXT, "a", works.named(name))) for name in ("1", "2"))
+        await works.until_started(1)
+        first.cancel()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert (works.started, first.done()) == (["1"], False)
+        second.cancel()
+        works.may_end.set()
+        ended = await asyncio.gather(first, second, return_exceptions=True)
+        assert [type(each) for each in ended] == [asyncio.CancelledError] * 2
+        assert works.started == ["1"]
+        assert not texts._turns
+        with pytest.raises(ZeroDivisionError):
+            await texts.run(LONG_TEXT, "a", lambda: 1 // 0)
+
+    asyncio.run(run())
