@@ -33,7 +33,7 @@ from .decision.situation import FarState, Message, NearState, Situation
 from .encoding import embed
 from .sides.continued import limits
 from .sides.sides import Sides
-from .sides.texts import messages_of, other_texts
+from .sides.texts import texts_of
 
 
 class HybridExecutor:
@@ -52,7 +52,7 @@ class HybridExecutor:
 
     async def chat(self, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk, None]:
         one_answer(request)
-        situation = situation_of(request, messages_of(request), await asyncio.to_thread(other_texts, request))
+        situation = situation_of(request, *await asyncio.to_thread(texts_of, request))
         situation = replace(
             situation,
             max_tokens=min(limits(request).values(), default=None),
@@ -72,7 +72,8 @@ class HybridExecutor:
                 "echo, best_of and suffix are not supported when two sides may answer; remove them", param="echo"
             )
         prompt = Message("user", await self._text(request.prompt))
-        situation = replace(situation_of(request, (prompt,), other_texts(request)), max_tokens=request.max_tokens)
+        _, texts = await asyncio.to_thread(texts_of, request)
+        situation = replace(situation_of(request, (prompt,), texts), max_tokens=request.max_tokens)
         plain = unlabelled_completion(request)
         answer = RunningAnswer(self.sides, plain, situation, CompletionForm(self._name, plain), call)
         async with aclosing(answer.chunks()) as chunks:
@@ -83,7 +84,8 @@ class HybridExecutor:
         """As `encoding.embed`."""
         # Each input is a prompt of its own, so they do not meet.
         written = request.model_copy(update={"input": await self._texts(request.input)})
-        situation = situation_of(request, (), await asyncio.to_thread(other_texts, written))
+        _, texts = await asyncio.to_thread(texts_of, written)
+        situation = situation_of(request, (), texts)
         answer = await embed(self.sides, unlabelled_embedding(request), situation, call)
         return answer.model_copy(update={"model": self._name})
 

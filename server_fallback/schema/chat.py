@@ -60,7 +60,14 @@ class ImagePart(Request):
     image_url: ImageUrl
 
 
-Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+class RefusalPart(Request):
+    """Of an assistant's message that OpenAI's models wrote. No template knows it, so only a far side may accept it."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+Part = Annotated[TextPart | ImagePart | RefusalPart, Field(discriminator="type")]
 
 
 def require_few_parts(messages: object) -> object:

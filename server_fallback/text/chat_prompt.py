@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.text.tokenizer import Tokenizer
 
-from ..schema.chat import ImagePart, Message
+from ..schema.chat import ImagePart, Message, RefusalPart
 from ..schema.functions import Tool
 from .reasoning import Reasoning, State
 from .requests import check_length
@@ -121,6 +121,11 @@ def _read(message: Message, where: str) -> Mapping[str, Any]:
     """
     if message.refusal:
         raise RequestError(f"{where} has 'refusal', which is not supported", param=f"{where}.refusal")
+    if isinstance(message.content, list) and any(isinstance(part, RefusalPart) for part in message.content):
+        raise RequestError(
+            f"{where}.content has a part of type 'refusal'; this model reads parts of type 'text' only",
+            param=f"{where}.content",
+        )
     content = message.content
     reasoning = message.reasoning_content or message.reasoning
     if content is None and not (message.role == "assistant" and (message.tool_calls or reasoning)):

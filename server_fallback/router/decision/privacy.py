@@ -55,7 +55,7 @@ class PrivateCheck:
             return True
         messages = situation.messages
         texts = dict.fromkeys((*(message.content for message in messages), *situation.texts))
-        groups = [*((text,) for text in texts), *(message.parts for message in messages)]
+        groups = [*((text,) if isinstance(text, str) else text for text in texts), *(each.parts for each in messages)]
         met = [text for message in messages for text in message.parts or (message.content,) if text]
         return self._any_match(groups, met if len(messages) > 1 else ())
 

@@ -7,36 +7,45 @@ tests/conformance/private_texts.json requires the same texts of both. A value is
     "prompt"     a text that meets its neighbours in the prompt: it is searched together with them
     "url"        the address of an image, without its base64 bytes, in which a pattern would match only by chance
     "json"       any JSON: all of its texts, keys and numbers, because a number is as private as its digits
-    "json_text"  JSON in a text: the text itself, and what it contains without its escapes
+    "json_text"  JSON in a text: the text itself, and its strings and numbers, without escapes
     "none"       nothing to search: a parameter that selects, or a number that samples
     {...}        an object: its keys in the order of the prompt; "*" describes any other key and is searched with it
 
-A list is described by its items. Several descriptions, in a list, are for values of several kinds: a text, an object.
-A key that is not described, and a value of another kind, are not searched.
+A list is described by its items. Several descriptions, in a list, are for values of several kinds (a text, an object),
+or for all that one text is. A key that is not described, and a value of another kind, are not searched.
+
+A number is searched as JavaScript writes it, and an integer also by all of its digits. A page has lost the last digits
+of an integer above 2^53 before it asks, so only in Python are these its own; in a text both routers read them.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
 _JSON_FORM = ["json", "json_text"]
-_FUNCTION = {"name": "text", "arguments": "json_text", "*": "json"}
+_FUNCTION = {"name": "prompt", "arguments": ["prompt", "json_text"], "*": "json"}
+_PART = {
+    "type": "none",
+    "text": "prompt",
+    "refusal": "prompt",
+    "image_url": {"url": "url", "detail": "none", "*": "json"},
+    "*": "json",
+}
+# Chat templates write a name before the content, and calls after it.
 _MESSAGE = {
     "role": "none",
     "labels": "none",
+    "name": "prompt",
     "reasoning_content": "prompt",
     "reasoning": "prompt",
-    "content": [
-        "prompt",
-        {"type": "none", "text": "prompt", "image_url": {"url": "url", "detail": "none", "*": "json"}, "*": "json"},
-    ],
-    "name": "text",
+    "content": ["prompt", _PART],
+    "refusal": "prompt",
     "tool_call_id": "text",
-    "refusal": "text",
     "tool_calls": {"id": "text", "type": "none", "index": "none", "function": _FUNCTION, "*": "json"},
     "function_call": _FUNCTION,
     "*": "json",
@@ -85,6 +94,11 @@ PRIVATE_TEXTS: Mapping[str, Any] = {
 
 # A URL that only claims to be base64 is searched as text.
 _BEFORE_BYTES = re.compile(r"data:[^,]*;base64,(?=[A-Za-z0-9+/]*={0,2}\Z)")
+# A string of JSON, without its quotes, or a number. A string that does not end ends with the text, so that the time is
+# linear.
+_JSON_VALUE = re.compile(
+    r'"([^"\\]*+(?:\\.[^"\\]*+)*+)(?:"|\\?\Z)|(-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)', re.DOTALL
+)
 
 
 def private_texts(request: Mapping[str, Any], description: Any = PRIVATE_TEXTS) -> Iterator[tuple[str, str]]:
@@ -107,7 +121,7 @@ def private_texts(request: Mapping[str, Any], description: Any = PRIVATE_TEXTS) 
         kind = next((kind for kind in ("prompt", "text", "url", "json_text", "json") if kind in kinds), None)
         if kind is not None:
             yield "prompt" if kind == "prompt" else "text", without_bytes(request) if kind == "url" else request
-        if kind == "json_text":
+        if "json_text" in kinds:
             yield from (("text", text) for text in within_text(request))
 
 
@@ -124,25 +138,50 @@ def within(value: Any) -> Iterator[str]:
         elif isinstance(value, list | tuple):
             pending += value
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield number_text(value)
+            yield from number_texts(value)
 
 
 def within_text(text: str) -> Iterator[str]:
-    """The texts of JSON in a text, without their escapes; nothing if it is not JSON."""
+    """The strings and numbers of JSON in a text, without their escapes; of a text that is not JSON, what looks so."""
+    for match in _JSON_VALUE.finditer(text):
+        string, number = match.groups()
+        if number is None:
+            yield unescaped(string)
+        else:
+            yield number
+            # Of other numbers this is what is written.
+            if len(number) > 15 or number.startswith("0") or not number.isdigit():
+                yield from number_texts(float(number))
+
+
+def unescaped(string: str) -> str:
+    """A string of JSON without its escapes, or as it is if they are not JSON's."""
+    if "\\" not in string:
+        return string
     try:
-        return within(json.loads(text))
-    except (ValueError, RecursionError):
-        return iter(())
+        return str(json.loads(f'"{string}"'))
+    except ValueError:
+        return string
 
 
-def number_text(value: float) -> str:
-    """A number as JavaScript writes it (ECMA-262, Number::toString)."""
-    if isinstance(value, int) or value == 0:
-        return str(int(value))
-    digits = repr(value)
-    if 1e-6 <= abs(value) < 1e21:
-        return f"{Decimal(digits):f}".removesuffix(".0")
-    return re.sub(r"e([+-])0+", r"e\1", digits).replace(".0e", "e")
+def number_texts(value: float) -> Iterator[str]:
+    """A number as JavaScript writes it (ECMA-262, Number::toString), and a large one by all of its digits."""
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf if value > 0 else -math.inf
+    digits = repr(number)
+    if math.isinf(number):
+        yield "Infinity" if number > 0 else "-Infinity"
+    elif number == 0:
+        yield "0"
+    elif 1e-6 <= abs(number) < 1e21:
+        yield f"{Decimal(digits):f}".removesuffix(".0")
+    else:
+        yield re.sub(r"e([+-])0+", r"e\1", digits).replace(".0e", "e")
+    if abs(value) > 2**53:
+        # Unlike str, Decimal writes any number of digits; those of a number this large are an integer's.
+        yield from (f"{Decimal(each):f}" for each in {value, number} if isinstance(each, int) or math.isfinite(each))
 
 
 def without_bytes(url: str) -> str:

@@ -27,8 +27,8 @@ _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 class Message:
     """``content`` is all the text, its parts joined by nothing.
 
-    ``parts`` are its texts in the order of the prompt if there are several, otherwise (): the reasoning, then the parts
-    of the content.
+    ``parts`` are its texts in the order of the prompt if there are several, otherwise (): the name, the reasoning, the
+    parts of the content, then the names and arguments of its calls.
     """
 
     __pydantic_config__ = _STRICT
@@ -97,7 +97,7 @@ class NearSignals:
 @dataclass(frozen=True, slots=True)
 class Situation:
     """``texts`` are all other texts that would leave the device with the request, as `private_texts` lists them. They
-    meet no other text in the prompt.
+    meet no other text in the prompt; texts that meet only one another, such as a query and a document, are a tuple.
 
     ``tools`` and ``vision``: whether the request needs them. ``embedding``: the vector of the last user message from
     the model that the policy's predictor names.
@@ -109,7 +109,7 @@ class Situation:
     near: NearState
     far: FarState
     labels: tuple[str, ...] = ()
-    texts: tuple[str, ...] = ()
+    texts: tuple[str | tuple[str, ...], ...] = ()
     pin: Side | None = None
     max_tokens: int | None = None
     tools: bool = False

@@ -5,35 +5,37 @@ the device with it.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from pydantic import BaseModel
 
-from ...schema.chat import AnswerToolCall, ChatCompletionRequest, TextPart
-from ...schema.chat import Message as ChatMessage
+from ...schema.chat import AnswerToolCall, ChatCompletionRequest
 from ...schema.common import GenerationRequest
 from ...schema.functions import ToolCall
 from ..decision.private_texts import private_texts
 from ..decision.situation import Message
 
 
-def messages_of(request: ChatCompletionRequest) -> tuple[Message, ...]:
-    return tuple(
-        Message(each.role, each.text, tuple(getattr(each, "labels", None) or ()), parts_of(each))
-        for each in request.messages
-    )
+def texts_of(request: BaseModel) -> tuple[tuple[Message, ...], tuple[str, ...]]:
+    """The messages of a request, and every text of it that meets no other in the prompt, as `private_texts` finds them.
 
-
-def parts_of(message: ChatMessage) -> tuple[str, ...]:
-    """The texts of a message in the order of the prompt, if there are several: the reasoning, then the content's
-    parts.
+    It may take long, so call it in a thread.
     """
-    content = message.content
-    parts = content if isinstance(content, list) else ()
-    reasoning = [text for text in (message.reasoning_content, message.reasoning) if text is not None]
-    texts = [content] if isinstance(content, str) else [part.text for part in parts if isinstance(part, TextPart)]
-    return (*reasoning, *texts) if reasoning or parts else ()
+    dumped = request.model_dump(by_alias=True, exclude_none=True)
+    messages = request.messages if isinstance(request, ChatCompletionRequest) else ()
+    found = [list(private_texts({"messages": [each]})) for each in dumped.pop("messages", ())]
+    texts = [text for kind, text in chain(*found, private_texts(dumped)) if kind != "prompt"]
+    return tuple(
+        Message(each.role, each.text, tuple(getattr(each, "labels", None) or ()), _parts(each.text, own))
+        for each, own in zip(messages, found, strict=True)
+    ), tuple(texts)
+
+
+def _parts(content: str, found: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    parts = tuple(text for kind, text in found if kind == "prompt" and text)
+    return parts if parts != (content,) else ()
 
 
 def conversation_of(request: GenerationRequest, messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -53,12 +55,3 @@ def with_calls(text: str, calls: Sequence[ToolCall | AnswerToolCall]) -> str:
         if calls
         else text
     )
-
-
-def other_texts(request: BaseModel) -> tuple[str, ...]:
-    """Every text that the client wrote besides the messages' own, as `private_texts` finds them.
-
-    It may take long, so call it in a thread.
-    """
-    dumped = request.model_dump(by_alias=True, exclude_none=True)
-    return tuple(text for kind, text in private_texts(dumped) if kind != "prompt")

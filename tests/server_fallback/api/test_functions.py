@@ -15,7 +15,7 @@ from fake_source import executor
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.executors.dialect import DIALECTS, generation_body
-from nearfar.server_fallback.router.sides.texts import other_texts
+from nearfar.server_fallback.router.sides.texts import texts_of
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest
 from nearfar.server_fallback.schema.routed import RoutedChatRequest
 from nearfar.server_fallback.schema.tokenize import TokenizeRequest
@@ -93,7 +93,7 @@ def test_functions_are_private_texts() -> None:
     secret = {"name": "weather", "description": "secret 1", "parameters": {"title": "secret 2"}}
     call = {"role": "assistant", "function_call": {"name": "weather", "arguments": '{"a": "secret 3"}'}}
     request = RoutedChatRequest.model_validate({**HI, "messages": [*HI["messages"], call], "functions": [secret]})
-    texts = other_texts(request)
+    texts = texts_of(request)[1]
     assert {"weather", "secret 1", "secret 2", "secret 3"} <= set(texts)
 
 

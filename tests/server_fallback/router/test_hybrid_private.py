@@ -19,7 +19,7 @@ from nearfar.compiler.errors import DeviceError, NearfarError, RequestError
 from nearfar.server_fallback.router.decision import privacy
 from nearfar.server_fallback.router.hybrid import Hybrid, read_request
 from nearfar.server_fallback.router.sides.far import Far
-from nearfar.server_fallback.router.sides.texts import other_texts
+from nearfar.server_fallback.router.sides.texts import texts_of
 
 SECRET = "my number is 123-45-6789"
 # Every setting that could make a request leave, all at once.
@@ -232,7 +232,7 @@ def test_a_private_image_is_sent_to_no_side(text: str, url: str) -> None:
 def test_the_url_of_an_image_is_searched_but_not_its_bytes() -> None:
     def texts(url: str) -> tuple[str, ...]:
         parts = [{"type": "image_url", "image_url": {"url": url, "detail": "low"}}]
-        return other_texts(read_request({"model": "tiny", "messages": [{"role": "user", "content": parts}]}))
+        return texts_of(read_request({"model": "tiny", "messages": [{"role": "user", "content": parts}]}))[1]
 
     assert texts("data:image/png;base64,1234567890ab+/==") == ("data:image/png;base64,",)
     for text in (
@@ -281,7 +281,7 @@ def test_other_requests_run_while_a_long_text_is_searched(monkeypatch: pytest.Mo
 )
 def test_formats_and_template_variables_are_searched(given: dict[str, Any]) -> None:
     request = read_request({"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **given})
-    assert any(SECRET in text for text in other_texts(request))
+    assert any(SECRET in text for text in texts_of(request)[1])
 
 
 def test_private_texts_reach_neither_far_nor_the_gateway_s_log(caplog: pytest.LogCaptureFixture) -> None:

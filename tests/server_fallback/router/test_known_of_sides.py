@@ -17,7 +17,7 @@ from nearfar.server_fallback.router.decision.speed import FarQueue
 from nearfar.server_fallback.router.hybrid import Hybrid, read_request
 from nearfar.server_fallback.router.hybrid_executor import situation_of
 from nearfar.server_fallback.router.sides.sides import Sides
-from nearfar.server_fallback.router.sides.texts import messages_of
+from nearfar.server_fallback.router.sides.texts import texts_of
 from nearfar.server_fallback.schema.chat import ChatCompletion
 from nearfar.server_fallback.schema.common import Usage
 
@@ -28,7 +28,7 @@ WEATHER = {"type": "function", "function": {"name": "f", "parameters": {"type": 
 
 async def situation(opened: Hybrid, messages: list[Any]) -> Situation:
     request = read_request({"model": "hybrid", "messages": messages})
-    return await opened.executor.sides.situation(situation_of(request, messages_of(request), ()), request)
+    return await opened.executor.sides.situation(situation_of(request, texts_of(request)[0], ()), request)
 
 
 async def cached(opened: Hybrid, messages: list[Any]) -> tuple[int, int]:

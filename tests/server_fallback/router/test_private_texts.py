@@ -12,7 +12,7 @@ from nearfar.server_fallback.router.decision.privacy import PrivateCheck
 from nearfar.server_fallback.router.decision.private_texts import PRIVATE_TEXTS, private_texts
 from nearfar.server_fallback.router.hybrid import read_request
 from nearfar.server_fallback.router.hybrid_executor import situation_of
-from nearfar.server_fallback.router.sides.texts import messages_of, other_texts
+from nearfar.server_fallback.router.sides.texts import texts_of
 from nearfar.server_fallback.schema.routed import RoutedChatRequest, RoutedCompletionRequest, RoutedEmbeddingRequest
 
 VECTORS: dict[str, Any] = json.loads(
@@ -23,8 +23,10 @@ VECTORS: dict[str, Any] = json.loads(
 @pytest.mark.parametrize("case", VECTORS["texts"], ids=lambda case: case["name"])
 def test_texts_match_the_conformance_cases(case: dict[str, Any]) -> None:
     request = read_request({"model": "tiny", **case["request"]})
-    assert sorted(set(other_texts(request))) == sorted(set(case["texts"]))
-    assert [text for message in messages_of(request) for text in message.parts or (message.content,)] == case["meeting"]
+    messages, texts = texts_of(request)
+    assert sorted(set(texts)) == sorted(set(case["texts"]))
+    meeting = [text for message in messages for text in message.parts or (message.content,)]
+    assert [*filter(None, meeting)] == [*filter(None, case["meeting"])]
     # The definition finds the same in the request as a client sends it.
     found = list(private_texts(case["request"]))
     assert [text for kind, text in found if kind == "prompt"] == case["meeting"]
@@ -34,7 +36,7 @@ def test_texts_match_the_conformance_cases(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", VECTORS["verdicts"], ids=lambda case: case["name"])
 def test_verdicts_match_the_conformance_cases(case: dict[str, Any]) -> None:
     request = read_request({"model": "tiny", **case["request"]})
-    situation = situation_of(request, messages_of(request), other_texts(request))
+    situation = situation_of(request, *texts_of(request))
     check = PrivateCheck.of((), (case["pattern"],), ignore_case=True)
     assert check.is_private(situation) is case["private"]
 

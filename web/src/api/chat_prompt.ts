@@ -5,7 +5,7 @@ import type { Message } from "../text/chat_template.js";
 import type { State } from "../text/reasoning.js";
 import { asToolMessages } from "./functions.js";
 import type { TextCodec } from "./model.js";
-import { shown } from "./params.js";
+import { isEmpty, shown } from "./params.js";
 import type { ChatCompletionMessageParam, FunctionTool } from "./types.js";
 
 const ROLES: readonly string[] = [
@@ -108,11 +108,6 @@ function readContent(content: ChatCompletionMessageParam["content"], where: stri
       return text;
     })
     .join("");
-}
-
-/** Whether a value is null, empty, or an object of only such values, as clients send it back from an answer. */
-function isEmpty(value: unknown): boolean {
-  return (value ?? "") === "" || (typeof value === "object" && Object.values(Object(value) as object).every(isEmpty));
 }
 
 function refused(where: string, problem: string): RequestError {

@@ -61,8 +61,8 @@ export function asToolMessages(messages: readonly ChatCompletionMessageParam[]):
     // Some chat templates require ids of nine letters and digits.
     const id = `call${String(index).padStart(5, "0")}`;
     const { function_call: call, ...rest } = Object(message) as ChatCompletionMessageParam;
-    if (rest.role === "function") return { ...rest, role: "tool", tool_call_id: ids.get(rest.name) ?? id };
-    if (!isGiven(call)) return message;
+    if (!isGiven(call))
+      return rest.role === "function" ? { ...rest, role: "tool", tool_call_id: ids.get(rest.name) ?? id } : message;
     const where = `messages[${index}].function_call`;
     if (isGiven(rest.tool_calls)) throw refused(where, "and tool_calls mean the same; use one of them");
     if (typeof call?.name !== "string" || typeof call.arguments !== "string")

@@ -17,6 +17,11 @@ export type Given<T> = { readonly [K in keyof T]?: Exclude<T[K], null | undefine
 
 export const isObject = (value: unknown): value is Record<string, unknown> =>
   typeof value === "object" && value !== null && !Array.isArray(value);
+/** Whether a value is null, empty, or an object of only such values, as clients send it back from an answer. */
+export function isEmpty(value: unknown): boolean {
+  return (value ?? "") === "" || (typeof value === "object" && Object.values(Object(value) as object).every(isEmpty));
+}
+
 export const check = (range: string, holds: (value: unknown) => boolean): Check => ({ range, holds });
 const number = (least: number, most: number): Check =>
   check(

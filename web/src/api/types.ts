@@ -103,6 +103,8 @@ export interface CompletionTimings {
 export interface ChatCompletionContentPart {
   readonly type: string;
   readonly text?: string;
+  /** Of a part of the type "refusal" in an assistant's message, which only a far side may accept. */
+  readonly refusal?: string;
 }
 
 export interface ChatCompletionMessageParam {

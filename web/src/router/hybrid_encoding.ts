@@ -257,8 +257,8 @@ function requestOf(
     properties: {
       messages: [],
       labels: labels ?? [],
-      // Each input is a prompt of its own, so they do not meet.
-      texts: [...privateTexts(body)].map(({ text }) => text),
+      // Each input is a prompt of its own, so they do not meet, but a query meets each document.
+      texts: [...[...privateTexts(body)].map(({ text }) => text), ...pairsOf(body)],
       pin: pin ?? null,
       max_tokens: null,
       tools: false,
@@ -266,4 +266,12 @@ function requestOf(
       language: language ?? null,
     },
   };
+}
+
+/** Texts that meet only each other: the query of a ranking with each of its documents. */
+function pairsOf({ query, documents }: EncodingRequest["body"]): readonly (readonly string[])[] {
+  if (typeof query !== "string" || !Array.isArray(documents)) return [];
+  return documents
+    .map((document: unknown) => (isObject(document) ? document.text : document))
+    .flatMap((text) => (typeof text === "string" ? [[query, text]] : []));
 }

@@ -4,7 +4,7 @@
 import type { Tooled } from "../api/functions.js";
 import { asToolMessages, asTools } from "../api/functions.js";
 import type { Given } from "../api/params.js";
-import { isStrings, readParams, shown } from "../api/params.js";
+import { isEmpty, isObject, isStrings, readParams, shown } from "../api/params.js";
 import type {
   ChatCompletionCreateParamsBase,
   ChatCompletionCreateParamsNonStreaming,
@@ -13,11 +13,15 @@ import type {
 } from "../api/types.js";
 import { RequestError } from "../errors.js";
 import { HYBRID_PARAMS } from "./hybrid_options.js";
-import { meetingTexts, textOf } from "./sides/message_text.js";
+import { textOf } from "./sides/message_text.js";
 import type { PlainParams } from "./sides/sides.js";
 import type { Side } from "./decision/decision.js";
+import type { PrivateText } from "./decision/private_texts.js";
 import { privateTexts } from "./decision/private_texts.js";
 import type { Situation } from "./decision/situation.js";
+
+/** Of an answer; an application's objects, which JSON may not even write. */
+const ALWAYS_LEFT_OUT: readonly string[] = ["parsed", "parsed_arguments", "index"];
 
 /** The parameters of Hybrid besides OpenAI's. */
 interface Routing {
@@ -87,6 +91,7 @@ export function readRequest(raw: HybridParams): HybridRequest {
     throw new RequestError("messages is empty; give it at least one message", { param: "messages" });
   const read = labelled.map(readLabels);
   const messages = asToolMessages(read.map(({ message }) => message));
+  const found = messages.map((message) => [...privateTexts({ messages: [message] })]);
   const properties = {
     labels,
     pin,
@@ -94,14 +99,15 @@ export function readRequest(raw: HybridParams): HybridRequest {
       role: message.role,
       content: textOf(message),
       labels: read[index]?.labels ?? [],
-      parts: meetingTexts(message),
+      parts: partsOf(textOf(message), found[index] ?? []),
     })),
-    texts: [...privateTexts({ ...rest, messages })].filter(({ meets }) => !meets).map(({ text }) => text),
+    texts: [...found.flat(), ...privateTexts(rest)].filter(({ meets }) => !meets).map(({ text }) => text),
     max_tokens: rest.max_tokens ?? rest.max_completion_tokens ?? null,
     tools: (rest.tools ?? []).length > 0 && rest.tool_choice !== "none",
     vision: messages.some(
       ({ content }) =>
-        Array.isArray(content) && content.some((part: { readonly type?: unknown } | null) => part?.type !== "text"),
+        Array.isArray(content) &&
+        content.some((part: { readonly type?: unknown } | null) => part?.type !== "text" && part?.type !== "refusal"),
     ),
     language,
   };
@@ -115,7 +121,12 @@ export function readRequest(raw: HybridParams): HybridRequest {
   };
 }
 
-/** A message without its labels, and the labels. */
+function partsOf(content: string, found: readonly PrivateText[]): readonly string[] {
+  const parts = found.filter(({ meets, text }) => meets && text !== "").map(({ text }) => text);
+  return parts.length === 1 && parts[0] === content ? [] : parts;
+}
+
+/** A message without its labels and as `asSent`, and the labels. */
 function readLabels(
   { labels, ...message }: Routing["messages"][number],
   index: number,
@@ -125,5 +136,37 @@ function readLabels(
     throw new RequestError(`messages[${index}].labels is ${shown(own)}, it must be a list of strings`, {
       param: `messages[${index}].labels`,
     });
-  return { message, labels: own };
+  return { message: asSent(message), labels: own };
+}
+
+/**
+ * A message without what clients send back from an answer and no template reads: the content's parsed form, and empty
+ * fields of other servers.
+ */
+function asSent(message: ChatCompletionMessageParam): ChatCompletionMessageParam {
+  const { tool_calls: calls, function_call: older, ...rest } = message;
+  const called = (given: unknown): unknown => without(given, ["parsed_arguments", "provider_specific_fields"]);
+  const call = (given: unknown): unknown => {
+    const kept = without(given, ["index", "provider_specific_fields"]);
+    return isObject(kept) ? { ...kept, function: called(kept.function) } : kept;
+  };
+  return {
+    ...(without(rest, [
+      "parsed",
+      "annotations",
+      "audio",
+      "thinking_blocks",
+      "provider_specific_fields",
+    ]) as typeof rest),
+    ...(older !== undefined && { function_call: called(older) as typeof older }),
+    ...(calls !== undefined && { tool_calls: (Array.isArray(calls) ? calls.map(call) : calls) as typeof calls }),
+  };
+}
+
+/** An object without these fields, but a field of another server only if it is empty. */
+function without(given: unknown, fields: readonly string[]): unknown {
+  if (!isObject(given)) return given;
+  const isLeftOut = (key: string, value: unknown): boolean =>
+    fields.includes(key) && (ALWAYS_LEFT_OUT.includes(key) || isEmpty(value));
+  return Object.fromEntries(Object.entries(given).filter(([key, value]) => !isLeftOut(key, value)));
 }

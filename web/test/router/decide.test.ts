@@ -127,7 +127,7 @@ test("every situation is decided, and private requests never go far", () => {
         return;
       }
       const { side, private: isPrivate } = decide(policy, situation);
-      const allTexts = [...situation.messages.map(({ content }) => content), ...situation.texts];
+      const allTexts = [...situation.messages.map(({ content }) => content), ...situation.texts.flat()];
       const found = policy.private.patterns.length > 0 && allTexts.some((part) => /[0-9]{3}/.test(part));
       if (found || bears.some((label) => policy.private.labels.includes(label))) expect(isPrivate).toBe(true);
       if (isPrivate || policy.mode === "near-only") expect(side).not.toBe("far");

@@ -224,3 +224,16 @@ test("rerank is answered by one side, and private documents stay", async () => {
   expect([own.route.side, own.route.reason, side.rerank.mock.calls.length]).toEqual(["near", "private", 1]);
   expect(bodies).toHaveLength(1);
 });
+
+test.each([
+  ["cre", ["boat", { text: "t 47" }], "near"],
+  ["my secre", ["boat", "t47"], "near"],
+  // Documents meet no other document.
+  ["boat", ["my secre", "t 47"], "far"],
+  ["t 47", ["my secre"], "far"],
+])("a query %j meets each of the documents %j", async (query, documents, side) => {
+  const found = { id: "1", object: "list", model: "minilm", results: [{ index: 0, relevance_score: 0.5 }] };
+  const rules = { patterns: ["(my se)?cret ?47"] };
+  const { nf } = await setUp({ mode: "prefer-far", private: rules }, [found]);
+  expect((await nf.rerank({ query, documents })).route.side).toBe(side);
+});

@@ -20,7 +20,7 @@ test("an image needs a side that reads images, and is sent unchanged", () => {
 });
 
 test("the URL of an image is searched, but not its bytes", () => {
-  const texts = (url: string): readonly string[] => readRequest(withImage(url)).properties.texts;
+  const texts = (url: string): readonly string[] => readRequest(withImage(url)).properties.texts.flat();
   const bytes = "1234567890ab+/==";
   expect(texts(`data:image/png;base64,${bytes}`)).toContain("data:image/png;base64,");
   expect(texts(`data:image/png;base64,${bytes}`).join(" ")).not.toContain(bytes);

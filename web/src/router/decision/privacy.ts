@@ -31,7 +31,7 @@ export class PrivateCheck {
       return true;
     const groups = [
       ...messages.flatMap(({ content, parts = [] }) => [[content], ...(parts.length > 0 ? [parts] : [])]),
-      ...texts.map((text) => [text]),
+      ...texts.map((text) => (typeof text === "string" ? [text] : text)),
     ];
     const met = messages.flatMap(({ content, parts = [] }) => (parts.length > 0 ? parts : [content]));
     return this.#anyMatch(groups, messages.length > 1 ? met.filter((text) => text !== "") : []);

@@ -12,12 +12,23 @@ type Keys = { readonly [key in string]: Description };
 
 /** A URL that only claims to be base64 is searched as text. */
 const BEFORE_BYTES = /^data:[^,]*;base64,(?=[A-Za-z0-9+/]*={0,2}$)/;
+/**
+ * A string of JSON, without its quotes, or a number. A string that does not end ends with the text, so that the time is
+ * linear.
+ */
+const JSON_VALUE = /"([^"\\]*(?:\\[^][^"\\]*)*)(?:"|\\?$)|(-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)/g;
 
-/** The texts of a request that are searched. ``meets``: in the prompt it meets the texts beside it. */
+/** ``meets``: in the prompt it meets the texts beside it. */
+export interface PrivateText {
+  readonly text: string;
+  readonly meets: boolean;
+}
+
+/** The texts of a request that are searched. */
 export function* privateTexts(
   value: unknown,
   description: Description = PRIVATE_TEXTS,
-): Generator<{ readonly text: string; readonly meets: boolean }, void, undefined> {
+): Generator<PrivateText, void, undefined> {
   const kinds: readonly Description[] = Array.isArray(description) ? description : [description];
   const all = function* (inner: unknown) {
     for (const text of textsWithin(inner)) yield { text, meets: false };
@@ -26,7 +37,7 @@ export function* privateTexts(
     const kind = ["prompt", "text", "url", "json_text", "json"].find((each) => kinds.includes(each as Leaf));
     if (kind !== undefined)
       yield { text: kind === "url" ? (BEFORE_BYTES.exec(value)?.[0] ?? value) : value, meets: kind === "prompt" };
-    if (kind === "json_text") yield* all(parsed(value));
+    if (kinds.includes("json_text")) for (const text of textsWithinText(value)) yield { text, meets: false };
   } else if (kinds.includes("json")) yield* all(value);
   else if (Array.isArray(value)) for (const item of value) yield* privateTexts(item, description);
   else if (typeof value === "object" && value !== null) {
@@ -49,7 +60,7 @@ function* textsWithin(root: unknown): Generator<string, void, undefined> {
   while (pending.length > 0) {
     const value = pending.pop();
     if (typeof value === "string") yield value;
-    else if (typeof value === "number") yield String(value);
+    else if (typeof value === "number") yield* numberTexts(value);
     else if (Array.isArray(value)) for (const part of value) pending.push(part);
     else if (typeof value === "object" && value !== null) {
       for (const [key, part] of Object.entries(value)) if (part !== undefined) pending.push(key, part);
@@ -57,10 +68,29 @@ function* textsWithin(root: unknown): Generator<string, void, undefined> {
   }
 }
 
-function parsed(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return null;
+/** The strings and numbers of JSON in a text, without their escapes; of a text that is not JSON, what looks so. */
+function* textsWithinText(json: string): Generator<string, void, undefined> {
+  for (const [, string, number = ""] of json.matchAll(JSON_VALUE)) {
+    if (string !== undefined) yield unescaped(string);
+    else {
+      yield number;
+      yield* numberTexts(Number(number));
+    }
   }
+}
+
+/** A string of JSON without its escapes, or as it is if they are not JSON's. */
+function unescaped(string: string): string {
+  if (!string.includes("\\")) return string;
+  try {
+    return String(JSON.parse(`"${string}"`));
+  } catch {
+    return string;
+  }
+}
+
+/** A number, and an integer by all of its digits. */
+function* numberTexts(value: number): Generator<string, void, undefined> {
+  yield String(value);
+  if (Number.isInteger(value) && Math.abs(value) > 2 ** 53) yield String(BigInt(value));
 }

@@ -14,7 +14,10 @@ export interface SituationMessage {
   /** All the text, its parts joined by nothing. */
   readonly content: string;
   readonly labels: readonly string[];
-  /** The texts in the order of the prompt, if there are several: the reasoning, then the parts of the content. */
+  /**
+   * The texts in the order of the prompt, if there are several: the name, the reasoning, the parts of the content, then
+   * the names and arguments of its calls.
+   */
   readonly parts?: readonly string[];
 }
 
@@ -67,9 +70,9 @@ export interface Situation {
   readonly labels: readonly string[];
   /**
    * All other texts that would leave the device with the request, as `privateTexts` finds them. They meet no other
-   * text in the prompt.
+   * text in the prompt; texts that meet only one another, such as a query and a document, are a list.
    */
-  readonly texts: readonly string[];
+  readonly texts: readonly (string | readonly string[])[];
   readonly pin: Side | null;
   readonly max_tokens: number | null;
   /** Whether the request needs tools; likewise vision. */

@@ -7,22 +7,6 @@ export function textOf(message: ChatCompletionMessageParam): string {
   return typeof message.content === "string" ? message.content : partsOf(message).join("");
 }
 
-/**
- * The texts of a message in the order of the prompt, if there are several: its reasoning, then its content's parts.
- */
-export function meetingTexts(message: ChatCompletionMessageParam): readonly string[] {
-  const {
-    content,
-    reasoning_content: long,
-    reasoning: short,
-  } = message as typeof message & {
-    readonly reasoning?: unknown;
-  };
-  const thoughts = [long, short].filter((text) => typeof text === "string");
-  const texts = typeof content === "string" ? [content] : partsOf(message);
-  return thoughts.length > 0 || typeof content !== "string" ? [...thoughts, ...texts] : [];
-}
-
 /** The texts of a message's parts, "" for parts that are not text. */
 function partsOf({ content }: ChatCompletionMessageParam): readonly string[] {
   return Array.isArray(content)
