@@ -138,7 +138,7 @@ def test_every_situation_is_decided_and_private_requests_never_go_far(policy: Po
             decide(policy, situation)
         return
     decision = decide(policy, situation)
-    texts = [*(message.content for message in situation.messages), *situation.texts]
+    texts = [*(message.content for message in situation.messages), *map("".join, situation.texts)]
     found = policy.private.patterns and any(re.search("[0-9]{3}", text) for text in texts)
     if found or bears & set(policy.private.labels):
         assert decision.private
