@@ -139,13 +139,17 @@ def _vocab_size(where: Path, records: Mapping[str, SafetensorsTensor]) -> int:
 
 
 def _ends(chat: ConfigReader, template: object, tokenizer: TokenizerFiles) -> list[int]:
-    """The tokens that end an answer. mlc-llm writes 2 if it found none, so only special tokens count."""
-    named = list(chat.token_ids("eos_token_id"))
-    if isinstance(template, dict):
-        named += ConfigReader(template, f"{chat.where}: conv_template").token_ids("stop_token_ids")
+    """The tokens that end an answer. mlc-llm writes 2 if it found none, so only special tokens count, and those that
+    'stop_str' spells, which is where it has the end of a ChatML turn.
+    """
     added = json.loads(tokenizer.content).get("added_tokens") or []
     special = {token["id"] for token in added if token.get("special")}
-    return list(dict.fromkeys(each for each in named if each in special))
+    named, spelled = list(chat.token_ids("eos_token_id")), []
+    if isinstance(template, dict):
+        named += ConfigReader(template, f"{chat.where}: conv_template").token_ids("stop_token_ids")
+        texts = template.get("stop_str") or ()
+        spelled = [token["id"] for token in added if token["content"] in ([texts] if isinstance(texts, str) else texts)]
+    return list(dict.fromkeys([*(each for each in named if each in special), *spelled]))
 
 
 def _notes(path: Path, config: Mapping[str, Any], tokenizer: TokenizerFiles) -> list[str]:

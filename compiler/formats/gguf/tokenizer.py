@@ -33,7 +33,7 @@ from .metadata import Metadata
 ENDS = frozenset(
     {
         "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|eom_id|>", "<|endoftext|>",
-        "<|end_of_text|>", "<eos>", "</s>",
+        "<|end_of_text|>", "<eos>", "</s>", "<end_of_utterance>", "<EOT>", "<｜end▁of▁sentence｜>",
     }
 )  # fmt: skip
 

@@ -272,6 +272,20 @@ def with_keys(**values: Any) -> Change:
     return change
 
 
+@pytest.mark.parametrize("texts", ["<|im_end|>", ["\n\n", "<|im_end|>"]])
+def test_a_token_that_stop_str_spells_ends_an_answer(texts: object, llama: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(llama, tmp_path / "mlc"))
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    # As in a finetune of Llama for ChatML.
+    content["added_tokens"].append(
+        {**content["added_tokens"][-1], "id": 258, "content": "<|im_end|>", "special": False}
+    )
+    path.write_text(json.dumps(content))
+    in_config(conv_template={"name": "chatml", "stop_str": texts, "stop_token_ids": [2]})(folder, {})
+    assert load(str(folder)).spec.eos_token_ids == (257, 258)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
