@@ -1,6 +1,7 @@
 """Makes the tokenizer.json of a model whose folder has only a vocabulary: vocab.json and merges.txt (byte-level BPE),
-or vocab.txt (WordPiece). `tokenizer_class` of tokenizer_config.json says which rules are meant; they are those of
-transformers' classes (models/*/tokenization_*.py), as are the special tokens of files that name none.
+or vocab.txt (WordPiece). `tokenizer_class` of tokenizer_config.json or config.json says which rules are meant, or
+config.json's model_type; they are those of transformers' classes (models/*/tokenization_*.py), as are the special
+tokens of files that name none.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def rules_of(config: TokenizerConfig) -> Rules | None:
     if not found:
         return None
     known = {name: rules for classes in found for name, rules in classes.items()}
-    name = config.values.get("tokenizer_class")
+    name = config.values.get("tokenizer_class") or _class_of_model(path / "config.json")
     rules = known.get(name.removesuffix("Fast")) if isinstance(name, str) else None
     if rules is None:
         raise UnsupportedModel(
@@ -57,6 +58,12 @@ def rules_of(config: TokenizerConfig) -> Rules | None:
             "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
     return rules
+
+
+def _class_of_model(file: Path) -> object:
+    """The class of tokenizers that config.json names, or that its model has in transformers."""
+    values = read_json_object(file) if file.is_file() else {}
+    return values.get("tokenizer_class") or CLASSES.get(str(values.get("model_type")))
 
 
 def _gpt2(config: TokenizerConfig) -> dict[str, Any]:
@@ -107,6 +114,12 @@ BYTE_LEVEL = {
     "RobertaTokenizer": Rules(ROBERTA_TOKENS, _roberta),
 }
 WORDPIECE = dict.fromkeys(("BertTokenizer", "DistilBertTokenizer"), Rules(BERT_TOKENS, _bert))
+# The classes of models (transformers, models/auto/tokenization_auto.py).
+CLASSES = {
+    **dict.fromkeys(("bert", "distilbert", "nomic_bert"), "BertTokenizer"),
+    **dict.fromkeys(("qwen2", "qwen2_5_vl", "qwen2_vl", "qwen3", "qwen3_vl"), "Qwen2Tokenizer"),
+    "roberta": "RobertaTokenizer",
+}
 
 
 def _vocabulary(path: Path) -> tuple[dict[str, int], list[list[str]]]:

@@ -93,6 +93,32 @@ def test_the_ids_are_those_of_transformers(
         assert pair.type_ids == together["token_type_ids"]
 
 
+@pytest.mark.parametrize("added", [{}, {"<|im_start|>": 600, "<|im_end|>": 601, "<extra>": 602}])
+@pytest.mark.parametrize(
+    ("make", "config"),
+    [
+        (byte_level_model, {"model_type": "qwen2"}),
+        (byte_level_model, {"model_type": "roberta"}),
+        (byte_level_model, {"model_type": "llama", "tokenizer_class": "GPT2Tokenizer"}),
+        (word_piece_model, {"model_type": "bert"}),
+    ],
+    ids=["qwen2", "roberta", "llama", "bert"],
+)
+def test_the_model_says_which_rules_a_vocabulary_alone_has(
+    make: Callable[[], Any], config: Mapping[str, str], added: Mapping[str, int], tmp_path: Path
+) -> None:
+    import transformers
+
+    make().save(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if added:
+        (tmp_path / "added_tokens.json").write_text(json.dumps(added))
+    expected = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    own = Tokenizer.from_buffer(read_tokenizer_files(tmp_path, VOCAB_SIZE + len(added) + 4).content)
+    for text in (*TEXTS, *random_texts(40), "a<|im_start|>b <extra> c<|im_end|>", "<s>x</s>[SEP]<|endoftext|>"):
+        assert own.encode(text).ids == expected(text)["input_ids"], text
+
+
 def test_a_class_that_is_not_known_is_named_with_the_way_to_a_tokenizer_json(tmp_path: Path) -> None:
     write(tmp_path, byte_level_model(), {"tokenizer_class": "BlenderbotTokenizer"})
     with pytest.raises(
