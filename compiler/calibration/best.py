@@ -40,7 +40,7 @@ from .tune import TunedMatrix, Tuner, tune
 
 DEFAULT_BITS = 4.5
 # Part of the fingerprint, because results of other versions must not be continued.
-VERSION = 1
+VERSION = 2
 SEED = 20
 # The number of rows of a matrix on which each candidate format is tried.
 SAMPLED_ROWS = 48

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from ..errors import RequestError
 from ..ir.graph import Graph
@@ -22,6 +26,8 @@ CANDIDATES = (
     Codes(6, 64, "", HALF),
     Codes(8, 64, "", HALF),
 )
+# The parts into which a budget is divided.
+STEPS = 1 << 15
 # Modules whose matrices share a format, because one kernel computes them together.
 TOGETHER = (("q_proj", "k_proj"), ("gate_proj", "up_proj"))
 
@@ -56,67 +62,42 @@ def units_of(graph: Graph, names: Sequence[str]) -> list[tuple[str, ...]]:
     return [tuple(each) for each in units.values()]
 
 
-def hull(unit: Unit) -> list[Codes]:
-    """The formats of a unit from the smallest on, each with the largest gain a bit from the one before it."""
-    chosen = [min(unit.bits, key=lambda form: (unit.bits[form], unit.costs[form]))]
-    while True:
-        here = chosen[-1]
-        better = [
-            form for form in unit.bits if unit.costs[form] < unit.costs[here] and unit.bits[form] > unit.bits[here]
-        ]
-        if not better:
-            return chosen
-        chosen.append(max(better, key=lambda form: (gain(unit, here, form), -unit.bits[form])))
-
-
-def gain(unit: Unit, before: Codes, after: Codes) -> float:
-    return (unit.costs[before] - unit.costs[after]) / (unit.bits[after] - unit.bits[before])
-
-
 def choose(units: Sequence[Unit], bits: float) -> dict[str, Codes]:
-    """The format of every matrix, with at most ``bits`` bits a weight on average.
+    """The format of every matrix, with at most ``bits`` bits a weight on average: the least cost of all choices, except
+    that each unit's bits are rounded up to a STEPS-th of the budget if they have no larger divisor in common.
 
     Raises RequestError for a budget that no choice meets, or that every choice meets.
     """
-    hulls = [hull(unit) for unit in units]
     weights = sum(unit.weights for unit in units)
-    places = [0] * len(units)
-    used = sum(unit.bits[forms[0]] for unit, forms in zip(units, hulls, strict=True))
-    most = sum(max(unit.bits.values()) for unit in units)
-    if not used <= bits * weights <= most:
+    least, most = (sum(end(unit.bits.values()) for unit in units) for end in (min, max))
+    if not least <= bits * weights <= most:
         raise RequestError(
-            f"--bits {bits:g}: cannot be met: this model's matrices can have between {used / weights:.2f} and "
+            f"--bits {bits:g}: cannot be met: this model's matrices can have between {least / weights:.2f} and "
             f"{most / weights:.2f} bits a weight; choose a number between the two"
         )
-    left = int(bits * weights) - used
-    while True:
-        upgrades = []
-        for index, (unit, forms, place) in enumerate(zip(units, hulls, places, strict=True)):
-            if place + 1 < len(forms) and unit.bits[forms[place + 1]] - unit.bits[forms[place]] <= left:
-                upgrades.append((gain(unit, forms[place], forms[place + 1]), index))
-        if not upgrades:
-            break
-        _, index = max(upgrades)
-        unit, forms = units[index], hulls[index]
-        left -= unit.bits[forms[places[index] + 1]] - unit.bits[forms[places[index]]]
-        places[index] += 1
-    chosen = {index: forms[place] for index, (forms, place) in enumerate(zip(hulls, places, strict=True))}
-    fill(units, chosen, left)
-    return {name: chosen[index] for index, unit in enumerate(units) for name in unit.names}
+    # Bits above the smallest formats, so that the smallest choice always fits.
+    spare = int(bits * weights) - least
+    shared = math.gcd(*(size - min(unit.bits.values()) for unit in units for size in unit.bits.values())) or 1
+    step = shared * max(1, -(-spare // (shared * STEPS)))
+    total = spare // step
+    # The least cost of the units so far, by the number of steps that they may spend.
+    costs = np.zeros(total + 1)
+    choices: list[npt.NDArray[np.int8]] = []
+    for unit in units:
+        with_form = np.full((len(unit.bits), total + 1), np.inf)
+        for index, form in enumerate(unit.bits):
+            steps = steps_of(unit, form, step)
+            if steps <= total:
+                with_form[index, steps:] = costs[: total + 1 - steps] + unit.costs[form]
+        choices.append(with_form.argmin(axis=0).astype(np.int8))
+        costs = with_form.min(axis=0)
+    chosen: dict[str, Codes] = {}
+    for unit, best in zip(reversed(units), reversed(choices), strict=True):
+        form = tuple(unit.bits)[best[total]]
+        total -= steps_of(unit, form, step)
+        chosen |= dict.fromkeys(unit.names, form)
+    return chosen
 
 
-def fill(units: Sequence[Unit], chosen: dict[int, Codes], left: int) -> None:
-    """Spend what is left on formats beside the hulls."""
-    while True:
-        found = None
-        for index, unit in enumerate(units):
-            here = chosen[index]
-            for form, size in unit.bits.items():
-                saved = unit.costs[here] - unit.costs[form]
-                if size - unit.bits[here] <= left and saved > 0 and (found is None or saved > found[0]):
-                    found = saved, index, form
-        if found is None:
-            return
-        _, index, form = found
-        left -= units[index].bits[form] - units[index].bits[chosen[index]]
-        chosen[index] = form
+def steps_of(unit: Unit, form: Codes, step: int) -> int:
+    return -(-(unit.bits[form] - min(unit.bits.values())) // step)
