@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tiny_encoders import make_encoder
+from tolerances import relative_error
 
+from nearfar.compiler.calibration import vectors
+from nearfar.compiler.calibration.choice import CANDIDATES
+from nearfar.compiler.calibration.fit import Fitted, fit
 from nearfar.compiler.calibration.vectors import BUILT_IN, fit_vectors, sample_texts
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.formats import load
@@ -15,6 +20,8 @@ from nearfar.compiler.measure.vector_loss import RoundedReference
 from nearfar.compiler.measure.vector_quality import unit_rows
 from nearfar.compiler.measure.vector_reference import VectorReference
 from nearfar.compiler.quant import by_name
+from nearfar.compiler.quant.base import FloatArray
+from nearfar.compiler.quant.codes import Codes
 
 
 @pytest.fixture(params=["bert", "gemma3_text"])
@@ -44,6 +51,29 @@ def test_the_vectors_are_nearer_than_those_of_rounding_within_the_budget(checkpo
     assert more.cosine_mean is not None
     assert more.bits > record.bits
     assert more.cosine_mean > record.cosine_mean
+
+
+def test_a_matrix_is_fitted_to_inputs_with_the_errors_of_earlier_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_encoder("bert", "mean_tokens", tmp_path)
+    checkpoint = load(str(tmp_path))
+    sample = sample_texts(checkpoint, None)
+    few = replace(sample, windows=sample.windows[:5])
+    hessians: dict[int, FloatArray] = {}
+    for form in CANDIDATES[0], CANDIDATES[-1]:
+
+        def recorded(matrix: FloatArray, hessian: FloatArray, form: Codes, sweeps: int) -> Fitted:
+            hessians[form.bits] = hessian
+            return fit(matrix, hessian, form, min(sweeps, 1))
+
+        monkeypatch.setattr(vectors, "fit", recorded)
+        monkeypatch.setattr(
+            vectors, "choose", lambda units, _, form=form: {name: form for unit in units for name in unit.names}
+        )
+        fit_vectors(checkpoint, few, 4.5)
+    # The inputs of the last matrix, after matrices of 2 and of 8 bits.
+    assert relative_error(hessians[2], hessians[8]) > 0.05
 
 
 def test_a_budget_that_cannot_be_met_and_a_short_text_are_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
