@@ -22,17 +22,17 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import CheckpointError, QuantizationError, UnsupportedModel
+from ..errors import CheckpointError, QuantizationError
 from ..quant import ROW, Codes
 from ..quant.base import Array, FloatArray
 from ..quant.codes import WIDTHS
 from .checkpoint import DequantizedMatrix, QuantizedTensors, StoredMatrix, Tensor
 from .compressed_tensors_scheme import MXFP8, NVFP4, Scheme, Schemes, read_schemes
 from .config import ConfigReader
-from .packed_columns import Packing, column_groups, part, require
+from .fp4_blocks import fp4_matrix
+from .packed_columns import Packing, codes_of, column_groups, part, require
 from .safetensors_file import SafetensorsTensor
 from .scale_grid import EXPONENTS, FLOAT8, FLOATS, ScaleGrid, float8_matrix, float8_note
-from .small_floats import FP4_CODES
 
 OF_WEIGHTS = re.compile(r"weight(_packed|_scale|_zero_point|_shape|_g_idx|_global_scale)?")
 OF_ACTIVATIONS = re.compile(r"(input|output)_(scale|zero_point|global_scale)")
@@ -150,24 +150,22 @@ class _Module:
         is_nvidia = scheme.format == NVFP4
         scales = self._scales((rows, columns), scheme, (FLOAT8,) if is_nvidia else EXPONENTS)
         self._require_symmetric(scheme)
-        # The code is twice the value.
-        factor = np.float32(2)
+        divisor = np.float32(1)
         if is_nvidia:
             whole = ScaleGrid.of(self._part("weight_global_scale"), (1, 1), (1, 1), ("F32",), self.schemes.where)
-            factor *= whole.rows(0, 1)[0, 0]
-        form = self._form(5, scales, "")
-        return StoredMatrix(
-            f"{self.name}.weight", (rows, columns), form, partial(_fp4_planes, weight, scales, factor, form)
+            divisor = whole.rows(0, 1)[0, 0]
+        return fp4_matrix(
+            f"{self.name}.weight",
+            weight.integers,
+            lambda start, stop: scales.rows(start, stop) / divisor,
+            (rows, columns),
+            self._form(5, scales, ""),
         )
 
     def _form(self, bits: int, scales: ScaleGrid, offset: str) -> Codes:
-        try:
-            group = ROW if scales.size[1] == 1 else scales.block[1]
-            return Codes(bits, group, offset, "float16" if scales.tensor.dtype == "F16" else "float32")
-        except QuantizationError as error:
-            raise UnsupportedModel(
-                f"{self.schemes.where}: {self.name}: {error.message}", key="group_size", module=self.name
-            ) from error
+        group = ROW if scales.size[1] == 1 else scales.block[1]
+        scale = "float16" if scales.tensor.dtype == "F16" else "float32"
+        return codes_of(bits, group, offset, scale, where=self.schemes.where, module=self.name)
 
     def _scales(self, shape: tuple[int, int], scheme: Scheme, dtypes: tuple[str, ...]) -> ScaleGrid:
         return ScaleGrid.of(self._part("weight_scale"), shape, scheme.block, dtypes, self.schemes.where)
@@ -251,14 +249,6 @@ class _Integers:
             )
         codes: npt.NDArray[np.uint8] = stored.view(np.uint8) + np.uint8(zero)
         return codes
-
-
-def _fp4_planes(
-    weight: SafetensorsTensor, scales: ScaleGrid, factor: np.float32, form: Codes, start: int, stop: int
-) -> dict[str, Array]:
-    pairs = weight.integers(start, stop)
-    codes = FP4_CODES[np.stack((pairs & 15, pairs >> 4), axis=-1)].reshape(len(pairs), -1)
-    return form.store(codes, scales.rows(start, stop) / factor)
 
 
 def _is_weight(name: str, tensor: SafetensorsTensor) -> bool:

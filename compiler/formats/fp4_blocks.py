@@ -31,10 +31,11 @@ def fp4_matrix(
     pairs: Callable[[int, int], npt.NDArray[np.uint8]],
     scales: Callable[[int, int], FloatArray],
     shape: tuple[int, int],
-    block: int,
+    form: Codes,
 ) -> StoredMatrix:
-    """``pairs(start, stop)`` reads rows (n, K / 2) of pairs, ``scales(start, stop)`` their scales (n, K / block)."""
-    form = Codes(5, block)
+    """``pairs(start, stop)`` reads rows (n, K / 2) of pairs, ``scales(start, stop)`` their scales (n, groups).
+    ``form``: 5 bits, in the same groups.
+    """
 
     def planes(start: int, stop: int) -> dict[str, Array]:
         stored = pairs(start, stop)
@@ -77,7 +78,7 @@ class Mxfp4Quantization:
             lambda start, stop: blocks.integers(start, stop).reshape(stop - start, -1),
             lambda start, stop: powers_of_two(scales.integers(start, stop)),
             (rows, groups * BLOCK),
-            BLOCK,
+            Codes(5, BLOCK),
         )
 
 

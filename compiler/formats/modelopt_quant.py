@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import UnsupportedModel
+from ..quant import Codes
 from .checkpoint import QuantizedTensors, Tensor
 from .config import ConfigReader
 from .fp4_blocks import fp4_matrix
@@ -63,7 +64,7 @@ class ModelOptQuantization:
         grid = ScaleGrid.of(scale, shape, (1, GROUP), (FLOAT8,), self.where)
         factor = ScaleGrid.of(whole, (1, 1), (1, 1), FLOATS, self.where).rows(0, 1)[0, 0]
         return fp4_matrix(
-            weight.name, weight.integers, lambda start, stop: grid.rows(start, stop) * factor, shape, GROUP
+            weight.name, weight.integers, lambda start, stop: grid.rows(start, stop) * factor, shape, Codes(5, GROUP)
         )
 
 

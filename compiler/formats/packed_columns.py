@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, QuantizationError, UnsupportedModel
+from ..quant import Codes
 from .safetensors_file import SafetensorsTensor
 
 Codes8 = npt.NDArray[np.uint8]
@@ -121,6 +122,14 @@ def require(tensor: SafetensorsTensor, shape: tuple[int, ...], dtypes: tuple[str
             f"{' or '.join(dtypes)} of {list(shape)} ({where}); download the checkpoint again",
             tensor=tensor.name,
         )
+
+
+def codes_of(bits: int, group: int, offset: str, scale: str = "float32", *, where: str, module: str) -> Codes:
+    """The format of a module's matrix. Raises UnsupportedModel for groups that no kernel reads."""
+    try:
+        return Codes(bits, group, offset, scale)
+    except QuantizationError as error:
+        raise UnsupportedModel(f"{where}: {module}: {error.message}", key="group_size", module=module) from error
 
 
 def part(module: str, kind: str, tensors: Mapping[str, SafetensorsTensor], where: str) -> SafetensorsTensor:

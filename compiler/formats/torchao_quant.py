@@ -28,7 +28,7 @@ from ..quant.base import Array
 from ..quant.codes import WIDTHS
 from .checkpoint import QuantizedTensors, StoredMatrix, Tensor
 from .config import ConfigReader
-from .packed_columns import part, require
+from .packed_columns import codes_of, part, require
 from .safetensors_file import SafetensorsTensor, read_metadata
 from .scale_grid import FLOATS
 
@@ -116,13 +116,11 @@ class TorchAoQuantization:
         return StoredMatrix(name, (rows, columns), form, partial(_intx_planes, qdata, scale, zero, form))
 
     def _form(self, name: str, bits: int, columns: int, groups: int, offset: str) -> Codes:
-        group = ROW if groups == 1 else columns // max(1, groups)
-        try:
-            if groups > 1 and group * groups != columns:
-                raise QuantizationError(f"{groups} groups do not divide {columns} columns")
-            return Codes(bits, group, offset)
-        except QuantizationError as error:
-            raise UnsupportedModel(f"{self.where}: {name}: {error.message}", tensor=name) from error
+        if groups < 1 or columns % groups:
+            raise UnsupportedModel(
+                f"{self.where}: {name}: {groups} groups do not divide {columns} columns", tensor=name
+            )
+        return codes_of(bits, ROW if groups == 1 else columns // groups, offset, where=self.where, module=name)
 
 
 def read_quantization(config: ConfigReader) -> TorchAoQuantization:
