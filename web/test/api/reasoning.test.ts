@@ -75,6 +75,15 @@ test("a session of the Prompt API switches the reasoning, which is never part of
   expect(await off.measureContextUsage("e")).toBeGreaterThan(await off.measureContextUsage("e", { thinking: true }));
 });
 
+test("a prompt that fits only while the model may reason is refused without reasoning", async () => {
+  const { model } = reasoner(HYBRID, ["Yes."]);
+  const size = await (await createLanguageModel(fakeEngine(model)).create()).measureContextUsage("a");
+  const factory = createLanguageModel(fakeEngine(model, size + 1));
+  expect(await (await factory.create()).prompt("a")).toBe("Yes.");
+  const refused = (await factory.create()).prompt("a", { thinking: false });
+  await expect(refused).rejects.toMatchObject({ name: "QuotaExceededError" });
+});
+
 test("a session refuses to switch what the model lacks, and values that are not booleans", async () => {
   const factory = createLanguageModel(fakeEngine(reasoner(OPENED, ["Yes."]).model));
   const wrong = { thinking: "off" as unknown as boolean };
@@ -85,6 +94,7 @@ test("a session refuses to switch what the model lacks, and values that are not 
     name: "NotSupportedError",
     message: expect.stringContaining("enable_thinking") as string,
   });
+  await expect(chat.measureContextUsage("a", wrong)).rejects.toThrow(TypeError);
   expect(chat.contextUsage).toBe(0);
 });
 
