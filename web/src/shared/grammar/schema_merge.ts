@@ -166,7 +166,7 @@ export function allowedConstants(schema: SchemaObject, where: string): readonly 
   const all = [constant, ...((values ?? []) as readonly unknown[])];
   const inexact = all.find((value) => Number.isInteger(value) && !Number.isSafeInteger(value));
   if (inexact !== undefined)
-    throw new RequestError(`${where}: the integer ${String(inexact)} is beyond 2^53; declare it as a string`);
+    throw new RequestError(`${where}: the integer ${JSON.stringify(inexact)} is beyond 2^53; declare it as a string`);
   const types = listOf(type);
   const listed = (values as readonly unknown[] | undefined)?.map((value) => JSON.stringify(value));
   return (Object.hasOwn(schema, "const") ? [constant] : (values as readonly unknown[])).filter((value) => {
