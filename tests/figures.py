@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = Path(__file__).with_suffix(".toml")
@@ -80,13 +81,20 @@ def mutations(_: str) -> str:
 
 
 @cache
-def recorded(file: str) -> Mapping[str, float]:
+def recorded(file: str) -> Mapping[str, Any]:
     return dict(json.loads((ROOT / file).read_text("utf-8")))
 
 
 def installed_mb(extra: str) -> str:
     """What `make install-size` measured."""
     return f"{recorded('tests/bench/results/install-size.json')[extra]:,}"
+
+
+def soak(run_and_field: str) -> str:
+    """What `soak.record` recorded of a run, in seconds or as a number."""
+    run, field = run_and_field.split()
+    value = recorded("tests/bench/results/soak.json")["runs"][run][field]
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
 
 
 def recall_percent(mode: str) -> str:
@@ -125,6 +133,7 @@ KINDS: Mapping[str, Callable[[str], str]] = {
     "mutations": mutations,
     "installed_mb": installed_mb,
     "recall_percent": recall_percent,
+    "soak": soak,
     "ops": lambda model: str(nodes(model)[0]),
     "steps": lambda model: str(nodes(model)[1]),
 }
