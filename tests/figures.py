@@ -107,6 +107,15 @@ def recall_percent(mode: str) -> str:
     return str(int(float(row[1].split("|")[columns.index(mode)]) + 0.5))
 
 
+def encoder_loss(argument: str) -> str:
+    """What `make bench-encoder-loss` measured: the name of a format, and the key of its figure."""
+    name, _, key = argument.rpartition(" ")
+    figure = json.loads((ROOT / "tests/bench/results/encoder-loss.json").read_text("utf-8"))["formats"][name][key]
+    if key.startswith("top"):
+        return f"{100 * figure:.0f}"
+    return f"{figure:.4f}" if key.startswith("cosine") else f"{round(figure, 2):g}"
+
+
 @cache
 def nodes(model: str) -> tuple[int, int]:
     """The ops of a published model's graph, and the steps that the passes leave, for WebGPU in `q4f16`."""
@@ -134,6 +143,7 @@ KINDS: Mapping[str, Callable[[str], str]] = {
     "installed_mb": installed_mb,
     "recall_percent": recall_percent,
     "soak": soak,
+    "encoder_loss": encoder_loss,
     "ops": lambda model: str(nodes(model)[0]),
     "steps": lambda model: str(nodes(model)[1]),
 }
