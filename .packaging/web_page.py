@@ -11,7 +11,17 @@ from setuptools.errors import SetupError
 
 WEB = Path(__file__).resolve().parents[1] / "web"
 INDEX = WEB / "dist/page/index.html"
-SOURCES = ("*.json", "*.mjs", "src/**/*", "page/**/*")
+SOURCES = (
+    "*.json",
+    "*.mjs",
+    "src/**/*",
+    "page/**/*",
+    "notices/*",
+    "../LICENSE",
+    "../.packaging/picojson-LICENSE",
+    "../server_fallback/router/fitting/demo_policy.json",
+)
+"""What build.mjs reads for the page, relative to web/."""
 
 
 def build_page() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import web_page
+from conftest import ROOT
 from setuptools.errors import SetupError
 
 
@@ -54,6 +56,15 @@ def test_the_page_is_built_if_a_source_is_newer(web: Path, node: Callable[[], li
     web_page.build_page()
     assert node() == ["node build.mjs"]
     assert (web / "dist/page/index.html").read_text() == "second"
+
+
+def test_each_file_that_the_build_reads_outside_of_its_sources_is_an_input() -> None:
+    scripts = "".join((ROOT / "web" / name).read_text() for name in ("build.mjs", "notices.mjs"))
+    paths = {ROOT / "web" / path for path in re.findall(r'"((?:\.\./|notices/)[^"$]+)"', scripts)}
+    read = {path.resolve() for path in paths if path.is_file()}
+    assert {"LICENSE", "core-js.txt", "demo_policy.json"} <= {path.name for path in read}
+    inputs = {file.resolve() for pattern in web_page.SOURCES for file in web_page.WEB.glob(pattern)}
+    assert read <= inputs
 
 
 def test_a_failed_build_of_the_page_fails_with_its_output(web: Path, node: Callable[[], list[str]]) -> None:
