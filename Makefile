@@ -65,7 +65,8 @@ WORKERS := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 PHONE_SOURCES := $(shell find mobile/react-native/src -type f 2>/dev/null) $(wildcard mobile/react-native/*.json mobile/react-native/*.mjs)
 WEBVIEW_SOURCES := $(shell find mobile/webview/src -type f 2>/dev/null) $(wildcard mobile/webview/*.json mobile/webview/*.mjs)
-WEB_SOURCES := $(shell find web/src web/page web/tools web/notices -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs) LICENSE .packaging/picojson-LICENSE \
+WEB_SOURCES := $(shell find web/src web/page web/tools web/notices -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs) \
+  LICENSE .packaging/picojson-LICENSE \
   server_fallback/router/fitting/demo_policy.json
 
 .PHONY: bench-activations figures install-size demo-encoder recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-engine bench-streams bench-start bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm bench-best-bits bench-embed-web bench-encoder-loss
