@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from nearfar.compiler.bundle.folder import chat_tree_entry
 from nearfar.compiler.text.chat_template import ChatTemplate
 
 FILE = Path(__file__).parent / "conformance" / "template_trees.json"
@@ -24,7 +25,8 @@ def read() -> dict[str, Any]:
 
 def text_of(sources: list[str]) -> str:
     """The file's content: one line for each template."""
-    trees = {source: ChatTemplate(source, {}).tree().data for source in sorted(sources)}
+    entries = {source: chat_tree_entry(ChatTemplate(source, {})) for source in sorted(sources)}
+    trees = {source: None if entry is None else entry.model_dump() for source, entry in entries.items()}
     lines = (
         f"{json.dumps(source, ensure_ascii=False)}:{json.dumps(tree, ensure_ascii=False, separators=(',', ':'))}"
         for source, tree in trees.items()

@@ -22,6 +22,7 @@ from ..ir.expr import COMPARISONS, OPERATORS, Condition, Expr
 from ..ir.spec import RopeSpec
 from ..quant.layout import stored_shape
 from .check_steps import check_steps
+from .digest import text_sha256
 from .entries import FileEntry, LoraEntry, SelfTestEntry, VectorTestEntry, WeightEntry, shards_of
 from .fault import Fault, require
 from .file_name import is_plain_name
@@ -206,6 +207,12 @@ def check_description(manifest: Description) -> None:
         require(0 <= token < MAX_COUNT, "spec", f"has token id {token}")
     require(
         is_in(manifest.tokenizer.file, manifest.files), "tokenizer.file", f"{manifest.tokenizer.file!r} is not in files"
+    )
+    tree, template = manifest.tokenizer.chat_tree, manifest.tokenizer.chat_template or ""
+    require(
+        tree is None or tree.template_sha256 == text_sha256(template),
+        "tokenizer.chat_template",
+        "has changed since chat_tree was made of it; change the checkpoint's template",
     )
 
 

@@ -247,10 +247,19 @@ class ToolFormatEntry(Entry):
     tokens: list[str]
 
 
+class ChatTreeEntry(Entry):
+    """The syntax ``tree`` of a chat template (`text/template_tree.py`), and the hash of the template's text in UTF-8.
+    ``content`` is the form in which the template reads the content of a message.
+    """
+
+    tree: list[Any]
+    template_sha256: str
+    content: Literal["text", "parts"]
+
+
 class TokenizerEntry(Entry):
     """``chat_template`` is Hugging Face's Jinja template; None if the model has none. Templates may use the tokens.
-    ``chat_tree`` is the template's syntax tree (`text/template_tree.py`), which browsers evaluate; None if it has a tag
-    that a tree cannot state.
+    ``chat_tree`` is what browsers evaluate; None if the template has a tag that a tree cannot state.
 
     ``add_bos_token`` None: the tokenizer's file determines whether a text starts with the bos token. ``tools`` is the
     format of tool calls; None if the chat template has no tools or writes calls in an unknown format.
@@ -258,7 +267,7 @@ class TokenizerEntry(Entry):
 
     file: str
     chat_template: str | None
-    chat_tree: list[Any] | None
+    chat_tree: ChatTreeEntry | None
     bos_token: str | None
     eos_token: str | None
     pad_token: str | None

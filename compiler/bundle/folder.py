@@ -30,7 +30,8 @@ from ..quant.layout import rows_per_tile, stored_rows
 from ..text.chat_template import ChatTemplate
 from ..text.tool_formats import tool_format
 from .check import parse_manifest
-from .entries import FileEntry, TokenizerEntry
+from .digest import text_sha256
+from .entries import ChatTreeEntry, FileEntry, TokenizerEntry
 from .file_name import file_in
 from .manifest import MANIFEST_FILE, Description, ExportManifest, Manifest
 from .signature import TrustedKey, verify_signature
@@ -206,11 +207,11 @@ def sha256_of(path: Path) -> str:
 
 def tokenizer_entry(files: TokenizerFiles) -> TokenizerEntry:
     """Raises CheckpointError if the chat template is not valid Jinja."""
-    template = None if files.chat_template is None else ChatTemplate(files.chat_template, {}).tree()
+    template = None if files.chat_template is None else ChatTemplate(files.chat_template, files.special_tokens)
     return TokenizerEntry(
         file="tokenizer.json",
         chat_template=files.chat_template,
-        chat_tree=None if template is None or template.unsupported else template.data,
+        chat_tree=None if template is None else chat_tree_entry(template),
         bos_token=files.bos_token,
         eos_token=files.eos_token,
         pad_token=files.pad_token,
@@ -218,3 +219,10 @@ def tokenizer_entry(files: TokenizerFiles) -> TokenizerEntry:
         add_bos_token=files.add_bos_token,
         tools=tool_format(files.chat_template),
     )
+
+
+def chat_tree_entry(template: ChatTemplate) -> ChatTreeEntry | None:
+    tree = template.tree()
+    if tree.unsupported:
+        return None
+    return ChatTreeEntry(tree=tree.data, template_sha256=text_sha256(template.source), content=template.content_form)

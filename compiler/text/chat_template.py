@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import jinja2
 import jinja2.exceptions
@@ -25,6 +25,7 @@ from .control_tokens import SENTINEL
 from .template_tree import TemplateTree, write_tree
 
 Message = Mapping[str, Any]
+ContentForm = Literal["text", "parts"]
 # The name of a request's own template variables.
 VARIABLES = "chat_template_kwargs"
 # Names of values that a template always receives, here or in transformers.
@@ -34,6 +35,8 @@ RESERVED = frozenset(
 )  # fmt: skip
 # The maximum number of characters of a prompt. The longest contexts, of a million tokens, have fewer.
 MAX_PROMPT_CHARACTERS = 16 * 2**20
+# A text that no template writes itself.
+_PROBE = "Zebra7"
 # A message's own tools.
 _SYSTEM_TOOLS = re.compile(r"""message(\[['"]tools['"]\]|\.tools\b)""")
 # If an even number of backslashes precedes it, they are literal backslashes.
@@ -76,8 +79,9 @@ class ChatTemplate:
                 f"chat template: line {error.lineno}: {error.message}; correct the checkpoint's chat template",
                 line=error.lineno,
             ) from error
-        # Python's own compiler refuses `break` inside a block that is a function, and too many nested blocks.
-        except (jinja2.TemplateError, RecursionError, SyntaxError, AssertionError) as error:
+        # Python's own compiler refuses `break` inside a block that is a function, too many nested blocks, and
+        # constants of more than 4,300 digits.
+        except (jinja2.TemplateError, RecursionError, SyntaxError, AssertionError, ValueError) as error:
             raise CheckpointError(f"chat template: {error}; correct the checkpoint's chat template") from error
 
     def render(
@@ -95,21 +99,36 @@ class ChatTemplate:
         for a variable with a reserved name; CheckpointError if the template is not valid Jinja, fails, or writes more
         than MAX_PROMPT_CHARACTERS.
         """
-        template, own = self._template, self._checked(variables or {})
+        own = self._checked(variables or {})
         values = _plain_json({"messages": list(messages), "tools": None if tools is None else list(tools)})
         for index, message in enumerate(values["messages"]):
             if not isinstance(message, dict) or not isinstance(message.get("role"), str):
                 raise RequestError(f"messages[{index}] must be an object with a string 'role'", index=index)
             _open_arguments(message, index)
+            if self.content_form == "parts" and isinstance(message.get("content"), str):
+                message["content"] = _parts(message["content"])
+        return self._written({**own, "add_generation_prompt": add_generation_prompt, **values})
+
+    @cached_property
+    def content_form(self) -> ContentForm:
+        """The form in which it reads a message's content: "text", or "parts" for the templates that iterate over a list
+        of parts and write nothing of a text, such as those of SmolVLM and LLaVA. Found by rendering, as minja does.
+        """
+        return "parts" if not self._keeps(_PROBE) and self._keeps(_parts(_PROBE)) else "text"
+
+    def _keeps(self, content: Any) -> bool:
+        message = {"role": "user", "content": content}
+        try:
+            return _PROBE in self._written({"add_generation_prompt": False, "messages": [message], "tools": None})
+        except (CheckpointError, RequestError):
+            return False
+
+    def _written(self, given: dict[str, Any]) -> str:
+        """Its output. Raises the errors of `render`."""
+        template = self._template
         try:
             # Like transformers, pass `documents` too, and only the special tokens that exist.
-            inputs = {
-                **own,
-                "documents": None,
-                "add_generation_prompt": add_generation_prompt,
-                **values,
-                **self.special_tokens,
-            }
+            inputs = {"documents": None, **given, **self.special_tokens}
             return _joined(template.generate(_with_tools(self.source, inputs)))
         except _Refusal as error:
             raise RequestError(f"the chat template refuses these messages: {error}") from error
@@ -153,6 +172,10 @@ def _with_tools(source: str, inputs: dict[str, Any]) -> dict[str, Any]:
         functions = [tool.get("function", tool) for tool in tools]
         return {**inputs, "messages": [{"tools": _to_json(functions), **first}, *rest]}
     return inputs
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
 
 
 def _joined(parts: Iterable[str]) -> str:

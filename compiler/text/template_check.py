@@ -97,6 +97,12 @@ def _notes(template: ChatTemplate) -> Iterator[str]:
             f"chat template: it uses {', '.join(lacking)}, which a browser cannot evaluate; chats that need it work "
             "only on a server, so rewrite that part for a browser"
         )
+    lost = " and ".join(_lost_roles(template))
+    if lost:
+        yield (
+            f"chat template: it loses what messages with the role {lost} say, as a text and as a list of parts; "
+            "correct the checkpoint's chat template"
+        )
     if tree.unsupported:
         return
     problem = _first_difference(template, script)
@@ -105,6 +111,18 @@ def _notes(template: ChatTemplate) -> Iterator[str]:
 
 
 _NOW = datetime(2026, 2, 3, 4, 5, 6, 7000)
+
+
+def _lost_roles(template: ChatTemplate) -> Iterator[str]:
+    """The roles whose messages the template accepts and does not write."""
+    probe = "Quokka3"
+    for role, before, behind in (("user", [], []), ("assistant", [_USER], []), ("system", [], [_USER])):
+        try:
+            text = template.render([*before, {"role": role, "content": probe}, *behind], add_generation_prompt=False)
+        except (CheckpointError, RequestError):
+            continue
+        if probe not in text:
+            yield role
 
 
 def _lacking(template: ChatTemplate, script: SharedScript) -> list[str]:
@@ -120,7 +138,12 @@ def _lacking(template: ChatTemplate, script: SharedScript) -> list[str]:
 
 def _first_difference(template: ChatTemplate, script: SharedScript) -> str | None:
     parts = json.dumps(
-        {"source": template.source, "tree": template.tree().data, "specialTokens": template.special_tokens}
+        {
+            "source": template.source,
+            "tree": template.tree().data,
+            "content": template.content_form,
+            "specialTokens": template.special_tokens,
+        }
     )
     for (name, messages), tools, prompt, variables in itertools.product(
         CHATS.items(), (None, TOOLS), (True, False), VARIABLES

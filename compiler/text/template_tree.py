@@ -8,6 +8,7 @@ except parameters, to their first value: 0 for none, 1 for the render call's var
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,8 @@ BINARY = {
 }  # fmt: skip
 UNARY = {nodes.Not: "not", nodes.Neg: "neg", nodes.Pos: "pos"}
 COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "lteq": "<=", "gt": ">", "gteq": ">=", "in": "in", "notin": "not in"}
+# Tags that Jinja2 names otherwise than a template does.
+_TAGS = {"fromimport": "from", "scopedevalcontextmodifier": "autoescape"}
 # JSON's numbers are exact in every language up to here.
 _SAFE_INTEGER = 2**53 - 1
 
@@ -56,6 +59,8 @@ def write_tree(template: nodes.Template) -> TemplateTree:
     symbols = Symbols()
     symbols.analyze_node(template)
     body = writer.body(template.body, symbols)
+    if "self" in find_undeclared(template.body, ("self",)):
+        writer.unsupported.append("the variable 'self'")
     return TemplateTree(
         _scope(symbols), body, frozenset(writer.filters), frozenset(writer.tests), frozenset(writer.methods),
         frozenset(writer.functions), tuple(dict.fromkeys(writer.unsupported)),
@@ -124,7 +129,8 @@ class _Writer:
                 return [["break"]]
             case nodes.Continue():
                 return [["continue"]]
-        self.unsupported.append(f"the tag {type(node).__name__.lower()!r}")
+        name = type(node).__name__.lower()
+        self.unsupported.append(f"the tag {_TAGS.get(name, name)!r}")
         return []
 
     def output(self, child: nodes.Expr) -> Any:
@@ -132,10 +138,8 @@ class _Writer:
         if isinstance(child, nodes.TemplateData):
             return child.data
         finalize = (child.environment and child.environment.finalize) or str
-        try:
-            return str(finalize(child.as_const()))
-        except Exception:  # Not a constant, or an error that rendering raises.
-            return ["out", self.expression(child)]
+        folded = _folded(child)
+        return ["out", self.expression(child)] if folded is None else str(finalize(folded[0]))
 
     def loop(self, node: nodes.For, symbols: Symbols) -> Tree:
         inner, test = Symbols(symbols), Symbols(symbols)
@@ -183,11 +187,14 @@ class _Writer:
         raise AssertionError(f"Jinja2 assigns to no {type(node).__name__}")
 
     def expression(self, node: nodes.Node | None) -> Any:
+        folded = _folded(node) if isinstance(node, nodes.Expr) else None
+        if folded is not None and _is_plain(folded[0]):
+            return self.constant(folded[0])
         match node:
             case None:
                 return ["body"]
             case nodes.Const():
-                return _constant(node.value)
+                return self.constant(node.value)
             case nodes.Name():
                 return ["name", node.name]
             case nodes.TemplateData():
@@ -229,6 +236,21 @@ class _Writer:
         self.unsupported.append(f"the expression {type(node).__name__.lower()!r}")
         return None
 
+    def constant(self, value: Any) -> Any:
+        match value:
+            case float():
+                if not math.isfinite(value):
+                    # Jinja2 compiles it to a name, inf or nan, that does not exist.
+                    self.unsupported.append("a constant that is not a finite number")
+                return ["float", repr(value)]
+            case list() | tuple():
+                return [type(value).__name__, *map(self.constant, value)]
+            case dict():
+                return ["dict", *(self.constant(each) for pair in value.items() for each in pair)]
+            case int() if abs(value) > _SAFE_INTEGER:
+                return ["int", str(value)]
+        return value
+
     def filtered(self, node: nodes.Filter) -> Tree:
         self.filters.add(node.name)
         arguments = self.arguments(node)
@@ -257,9 +279,21 @@ def _inner(symbols: Symbols, node: nodes.Node) -> Symbols:
     return inner
 
 
-def _constant(value: Any) -> Any:
-    if isinstance(value, float):
-        return ["float", repr(value)]
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _SAFE_INTEGER:
-        return ["int", str(value)]
-    return value
+def _folded(node: nodes.Expr) -> tuple[Any] | None:
+    """The value of a constant expression, which Jinja2 too computes when it compiles: rendering refuses some of them,
+    such as a slice of a number. None for other expressions, and for errors, which rendering raises.
+    """
+    try:
+        value = node.as_const()
+        # An address, such as a generator's, differs each time.
+        return None if " at 0x" in repr(value) else (value,)
+    except Exception:  # A filter can raise any error.
+        return None
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is dict:
+        return all(_is_plain(each) for pair in value.items() for each in pair)
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)

@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 from static_site import serve
 
 from nearfar.compiler.browser.chromium import FLAGS
+from nearfar.compiler.bundle.folder import chat_tree_entry
 from nearfar.compiler.text.chat_template import ChatTemplate
 from nearfar.compiler.text.tool_formats import tool_format
 
@@ -63,7 +64,9 @@ def give_tools(bundle: Path) -> None:
     manifest = json.loads((bundle / "manifest.json").read_text())
     template = manifest["tokenizer"]["chat_template"].replace("['user', 'assistant']", "['user', 'assistant', 'tool']")
     manifest["tokenizer"]["chat_template"] = template = "{# tools: <tool_call> #}" + template
-    manifest["tokenizer"]["chat_tree"] = ChatTemplate(template, {}).tree().data
+    tree = chat_tree_entry(ChatTemplate(template, {}))
+    assert tree is not None
+    manifest["tokenizer"]["chat_tree"] = tree.model_dump()
     tools = tool_format(template)
     assert tools is not None
     manifest["tokenizer"]["tools"] = tools.model_dump()

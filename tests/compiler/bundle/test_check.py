@@ -118,6 +118,8 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "a plane of another name": lambda m: first_plane(m).update(name="w"),
     "a weight of more rows": lambda m: next(iter(m["weights"].values())).update(shape=[10**6, 72]),
     "a larger vocabulary": lambda m: m["spec"].update(vocab_size=510),
+    "an edited chat template": lambda m: m["tokenizer"].update(chat_template="{{ messages[-1].content }}"),
+    "no chat template of a tree": lambda m: m["tokenizer"].update(chat_template=None),
     "no layers": lambda m: m["spec"].update(num_layers=0),
     "a context of more tokens than arrays hold": lambda m: (
         m.update(context=2**25),

@@ -77,6 +77,11 @@ def test_a_token_inside_a_turn_does_not_end_it() -> None:
     assert end_of_turn(files(CHATML)) == "<|im_end|>"
 
 
+def test_a_template_that_reads_parts_has_its_end_of_turn() -> None:
+    template = (FAMILIES / "smolvlm.jinja").read_text()
+    assert end_of_turn(files(template, None, "<end_of_utterance>")) == "<end_of_utterance>"
+
+
 def test_a_template_without_an_end_of_turn_has_the_next_turns_marker_or_none() -> None:
     assert end_of_turn(files("{% for m in messages %}<|user|>{{ m.content }}\n{% endfor %}")) == "<|user|>"
     assert end_of_turn(files("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")) is None

@@ -16,11 +16,14 @@ FOLDER = Path(__file__).parents[2] / "conformance"
 VECTORS: dict[str, Any] = json.loads((FOLDER / "chat_templates.json").read_text())
 NAMES = sorted(path.stem for path in (FOLDER / "chat_templates").glob("*.jinja"))
 FORMATS = {
+    "llava": None, "smolvlm": None,
     "command_r7b": None, "ernie4_5": None, "exaone4": "hermes", "glm4": None, "hunyuan": None,
     "gemma2": None, "gemma3": None, "gemma4": "gemma4", "granite3": "granite", "llama3": "llama3",
     "mistral_v13": "mistral_named", "mistral_v3": "mistral", "olmo2": None, "phi3": None, "phi4_mini": "phi4_mini",
     "qwen3": "hermes", "qwen3_coder": "qwen3_coder", "smollm3": "hermes",
 }  # fmt: skip
+# The templates that read a list of parts, and lose a text.
+READ_PARTS = ("llava", "smolvlm")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -56,7 +59,12 @@ def test_a_familys_template_renders_as_in_transformers(name: str) -> None:
 
 
 def by_hand(name: str, messages: list[Any], tools: list[Any] | None) -> tuple[list[Any], list[Any] | None, Any]:
-    """Adds tools in the way that callers of transformers do for templates that do not read the variable ``tools``."""
+    """Adds tools in the way that callers of transformers do for templates that do not read the variable ``tools``, and
+    lists of parts for templates that do not read texts.
+    """
+    if name in READ_PARTS:
+        parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
+        return parts, tools, {}
     if tools and name == "smollm3":
         return messages, None, {"xml_tools": tools}
     if tools and name == "phi4_mini":
@@ -69,3 +77,9 @@ def by_hand(name: str, messages: list[Any], tools: list[Any] | None) -> tuple[li
 def test_each_familys_format_of_calls_is_found_in_its_template() -> None:
     found = {name: tool_format((FOLDER / "chat_templates" / f"{name}.jinja").read_text()) for name in NAMES}
     assert {name: None if form is None else form.name for name, form in found.items()} == FORMATS
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_form_of_content_that_a_template_reads_is_found_by_rendering(name: str) -> None:
+    template = ChatTemplate((FOLDER / "chat_templates" / f"{name}.jinja").read_text(), VECTORS["special_tokens"])
+    assert template.content_form == ("parts" if name in READ_PARTS else "text")

@@ -11,6 +11,7 @@ import type {
   AdapterEntry,
   BindingEntry,
   BufferEntry,
+  ChatTreeEntry,
   ClassifierSpec,
   ConstantEntry,
   Description,
@@ -43,7 +44,7 @@ import type {
 import { DIMS, FORMAT_VERSION } from "./manifest.js";
 import { disagreement } from "./check_agreement.js";
 import { isComparison, isOperator } from "./expr.js";
-import { readFile } from "./read_file.js";
+import { readFile, sha256 } from "./read_file.js";
 import type { Source } from "./source.js";
 
 /**
@@ -62,7 +63,18 @@ export async function loadManifest(source: Source, signal: AbortSignal): Promise
       { cause: error },
     );
   }
-  return checkManifest(data);
+  const manifest = checkManifest(data);
+  await checkTemplate(manifest.tokenizer);
+  return manifest;
+}
+
+/** A chat template that was edited in the manifest would be rendered by its old tree. */
+async function checkTemplate({ chat_template: template, chat_tree: tree }: TokenizerEntry): Promise<void> {
+  if (tree === null || tree.template_sha256 === (await sha256(new TextEncoder().encode(template ?? "")))) return;
+  throw new BundleError(
+    `${MANIFEST_FILE}: tokenizer.chat_template has changed since chat_tree was made of it; change the checkpoint's template, and compile the bundle again`,
+    { file: MANIFEST_FILE, key: "tokenizer.chat_template" },
+  );
 }
 
 export function checkManifest(data: unknown): AnyManifest {
@@ -329,7 +341,9 @@ const DESCRIPTION: Checks<Description> = {
   tokenizer: entry<TokenizerEntry>({
     file: fileName,
     chat_template: nullable(text),
-    chat_tree: nullable(list(anything)),
+    chat_tree: nullable(
+      entry<ChatTreeEntry>({ tree: list(anything), template_sha256: hash, content: oneOf("text", "parts") }),
+    ),
     bos_token: nullable(text),
     eos_token: nullable(text),
     pad_token: nullable(text),

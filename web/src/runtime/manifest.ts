@@ -254,11 +254,18 @@ export interface ToolFormatEntry {
   readonly tokens: readonly string[];
 }
 
-/** ``chat_template`` is Hugging Face's Jinja template; None if the model has none. Templates may use the tokens. ``chat_tree`` is the template's syntax tree (`text/template_tree.py`), which browsers evaluate; None if it has a tag that a tree cannot state. ``add_bos_token`` None: the tokenizer's file determines whether a text starts with the bos token. ``tools`` is the format of tool calls; None if the chat template has no tools or writes calls in an unknown format. */
+/** The syntax ``tree`` of a chat template (`text/template_tree.py`), and the hash of the template's text in UTF-8. ``content`` is the form in which the template reads the content of a message. */
+export interface ChatTreeEntry {
+  readonly tree: readonly unknown[];
+  readonly template_sha256: string;
+  readonly content: "text" | "parts";
+}
+
+/** ``chat_template`` is Hugging Face's Jinja template; None if the model has none. Templates may use the tokens. ``chat_tree`` is what browsers evaluate; None if the template has a tag that a tree cannot state. ``add_bos_token`` None: the tokenizer's file determines whether a text starts with the bos token. ``tools`` is the format of tool calls; None if the chat template has no tools or writes calls in an unknown format. */
 export interface TokenizerEntry {
   readonly file: string;
   readonly chat_template: string | null;
-  readonly chat_tree: readonly unknown[] | null;
+  readonly chat_tree: ChatTreeEntry | null;
   readonly bos_token: string | null;
   readonly eos_token: string | null;
   readonly pad_token: string | null;

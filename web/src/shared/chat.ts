@@ -13,6 +13,8 @@ export interface TemplateParts {
   readonly source: string;
   /** The syntax tree, which compiler/text/template_tree.py writes. */
   readonly tree: Tree;
+  /** The form in which the template reads a message's content. */
+  readonly content: "text" | "parts";
   readonly specialTokens: Readonly<Record<string, string>>;
 }
 
@@ -51,14 +53,14 @@ export function renderChat(template: TemplateParts, chat: Chat, now: Date, marke
       param: VARIABLES,
     });
   }
-  const marked = (value: Value): Value => (marker === undefined ? value : markValue(value, marker));
   const messages = chat.messages.map((message, index) => {
     const opened = readMessage(message, index);
-    return marker === undefined ? opened : markMessage(opened, marker);
+    const marked = marker === undefined ? opened : markMessage(opened, marker);
+    return template.content === "parts" ? withParts(marked) : marked;
   });
   const tools = chat.tools?.map((tool) => (marker === undefined ? tool : markExceptType(tool, marker))) ?? null;
   const given = new Map<string, Value>([
-    ...Array.from(chat.variables, ([name, value]) => [name, marked(value)] as const),
+    ...Array.from(chat.variables, ([name, value]) => [name, marker === undefined ? value : markValue(value, marker)] as const),
     ["documents", null],
     ["add_generation_prompt", chat.addGenerationPrompt],
     ["messages", messages],
@@ -121,6 +123,19 @@ function readMessage(message: Value, index: number): Dict {
   opened.set("content", truth(content) ? content : "");
   opened.set("tool_calls", isList(calls) ? calls.map((call) => readCall(call, index)) : readCall(calls, index));
   return opened;
+}
+
+/** With the list of parts that a template reads in place of a text. */
+function withParts(message: Dict): Dict {
+  const text = message.get("content") ?? null;
+  if (typeof text !== "string") return message;
+  const part = new Dict([
+    ["type", "text"],
+    ["text", text],
+  ]);
+  const result = new Dict(message.pairs());
+  result.set("content", [part]);
+  return result;
 }
 
 function readCall(call: Value, index: number): Dict {

@@ -1,6 +1,7 @@
 // Renders messages to the text of a prompt with a checkpoint's chat template, as transformers does.
 
 import { BundleError, RequestError } from "../errors.js";
+import type { ChatTreeEntry } from "../runtime/manifest.js";
 import type { Marker } from "../shared/chat.js";
 import { renderChat } from "../shared/chat.js";
 import type { Tree } from "../shared/template/evaluate.js";
@@ -36,12 +37,12 @@ export interface RenderOptions {
 
 export class ChatTemplate {
   /**
-   * ``tree`` is the syntax tree of ``source``, which the manifest holds; null if a browser cannot evaluate the template.
+   * ``entry`` is the syntax tree of ``source``, which the manifest holds; null if a browser cannot evaluate the template.
    * ``toolFormat`` is the template's format of tool calls; null if it has none or an unknown one.
    */
   constructor(
     private readonly source: string,
-    private readonly tree: readonly unknown[] | null,
+    private readonly entry: ChatTreeEntry | null,
     private readonly specialTokens: Readonly<Record<string, string>>,
     readonly toolFormat: ToolFormat | null = null,
   ) {}
@@ -60,7 +61,7 @@ export class ChatTemplate {
         );
       }
     }
-    if (this.tree === null)
+    if (this.entry === null)
       throw new BundleError("This model's chat template has parts that only a server can evaluate; chat on a server");
     messages.forEach(requireText);
     const chat = {
@@ -70,7 +71,13 @@ export class ChatTemplate {
       addGenerationPrompt: true,
     };
     const { source, specialTokens } = this;
-    return renderChat({ source, tree: this.tree as Tree, specialTokens }, chat, new Date(), marker);
+    const { content } = this.entry;
+    return renderChat(
+      { source, tree: this.entry.tree as unknown as Tree, content, specialTokens },
+      chat,
+      new Date(),
+      marker,
+    );
   }
 }
 

@@ -19,6 +19,14 @@ test("a page instead of a manifest is a BundleError that advises to check the ad
   );
 });
 
+test("a chat template that was edited after its tree was made is a BundleError", async () => {
+  const tokenizer = { ...manifest.tokenizer, chat_template: "{{ messages[-1].content }}" };
+  const source = memorySource({ "manifest.json": bytesOf(JSON.stringify({ ...manifest, tokenizer })) });
+  await expect(loadManifest(source, SIGNAL)).rejects.toThrow(
+    "tokenizer.chat_template has changed since chat_tree was made of it",
+  );
+});
+
 test("another format version is a BundleError that names both", () => {
   expect(() => checkManifest({ ...manifest, format_version: 99 })).toThrow(
     "has format version 99, this @nearfar/web reads 5",

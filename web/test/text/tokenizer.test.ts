@@ -49,8 +49,10 @@ test("a chat without a template, and messages that it refuses, are RequestErrors
 
 test("a broken tokenizer, and a template that a browser cannot evaluate, are BundleErrors", () => {
   expect(() => new Tokenizer("{}", NO_TOKENS)).toThrow("tokenizer.json: cannot be loaded");
-  const chat = (tree: unknown[] | null) => () =>
-    new Tokenizer(JSON_TEXT, { ...NO_TOKENS, chat_template: "a", chat_tree: tree }).encodeChat([]);
+  const chat = (tree: unknown[] | null) => () => {
+    const entry = tree === null ? null : ({ tree, template_sha256: "", content: "text" } as const);
+    new Tokenizer(JSON_TEXT, { ...NO_TOKENS, chat_template: "a", chat_tree: entry }).encodeChat([]);
+  };
   expect(chat(null)).toThrow("only a server can evaluate");
   expect(chat([{}, [["extends", "b"]]])).toThrow('chat template: the tree has an unknown statement: "extends"');
 });

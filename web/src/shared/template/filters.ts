@@ -7,7 +7,7 @@ import { rounded, toFloat, toInteger } from "./numbers.js";
 import { binary, escaped, integer } from "./operators.js";
 import { bind } from "./parameters.js";
 import { SEQUENCE_FILTERS } from "./sequence_filters.js";
-import { points, replace, size, splitLines, strip } from "./text.js";
+import { SPACES, points, replace, size, splitLines, strip } from "./text.js";
 import { callTextMethod, centered } from "./text_methods.js";
 import type { Named, Value } from "./values.js";
 import {
@@ -16,6 +16,7 @@ import {
   TemplateError,
   Tuple,
   Undefined,
+  Unsupported,
   isList,
   isNumber,
   lengthOf,
@@ -30,6 +31,8 @@ import {
 export type CallFilter = (name: string, value: Value, args: readonly Value[], named: Named) => Value;
 type Given = readonly (Value | undefined)[];
 export type Filter = readonly [parameters: string, call: (value: Value, ...given: Given) => Value];
+
+const WORD_START = new RegExp(`([-${SPACES}({[<]+)`);
 
 /** A str as it is, other values as their text. */
 const softText = (value: Value): string | Markup => (value instanceof Markup ? value : str(value));
@@ -70,7 +73,7 @@ const PLAIN: Readonly<Record<string, Filter>> = {
     (value, width = 80n) => {
       const text = str(value);
       const missing = integer(width) - size(text);
-      if (missing > 2 ** 20) throw new TemplateError("a text's width is too large");
+      if (missing > 2 ** 20) throw new Unsupported("a text's width is too large");
       return same(value, missing <= 0 ? text : centered(text, missing, " "));
     },
   ],
@@ -99,7 +102,7 @@ const PLAIN: Readonly<Record<string, Filter>> = {
     "s",
     (value) =>
       str(value)
-        .split(/([-\s({[<]+)/)
+        .split(WORD_START)
         .map(titleWord)
         .join(""),
   ],
@@ -176,11 +179,10 @@ function toRounded(value: Value, precision: Value = 0n, method: Value = "common"
   const factor = binary("**", 10n, precision);
   const scaled = binary("*", value, factor);
   if (!isNumber(scaled)) throw new TemplateError(`must be real number, not ${typeName(scaled)}`);
-  const number = Number(numeric(scaled));
+  const number = numeric(scaled);
+  if (typeof number === "bigint") return binary("/", number, factor);
   if (!Number.isFinite(number)) throw new TemplateError("cannot convert float infinity to integer");
-  const whole =
-    typeof scaled === "bigint" ? scaled : BigInt(method === "ceil" ? Math.ceil(number) : Math.floor(number));
-  return binary("/", whole, factor);
+  return binary("/", BigInt(method === "ceil" ? Math.ceil(number) : Math.floor(number)), factor);
 }
 
 function toJson(
@@ -190,7 +192,8 @@ function toJson(
   separators: Value = null,
   sortKeys: Value = false,
 ): Value {
-  const level = indent === null ? undefined : (textOf(indent) ?? " ".repeat(Math.max(0, integer(indent))));
+  // json.dumps() writes a str without a look at the indent.
+  const level = indent === null || textOf(value) !== undefined ? undefined : (textOf(indent) ?? " ".repeat(Math.max(0, integer(indent))));
   const pair = separators instanceof Tuple ? separators.items : separators;
   if (pair !== null && !(isList(pair) && pair.length === 2)) throw new TemplateError("separators must be two texts");
   const marks = pair === null ? undefined : ([text(pair[0] ?? null), text(pair[1] ?? null)] as const);

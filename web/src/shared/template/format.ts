@@ -1,6 +1,7 @@
 // Python's `text % values` and text.format(...).
 
-import { fixedDigits, points, size } from "./text.js";
+import { exponential, fixedDigits } from "./digits.js";
+import { points, size } from "./text.js";
 import type { Named, Value } from "./values.js";
 import {
   Dict,
@@ -9,10 +10,12 @@ import {
   Tuple,
   Undefined,
   Unsupported,
+  decimal,
   floatRepr,
   isList,
   isNumber,
   numeric,
+  real,
   repr,
   str,
   textOf,
@@ -87,7 +90,7 @@ function percentField(value: Value, flags: string, width: number, precision: str
   if (!"eEfFgG".includes(kind) || kind === "")
     throw new TemplateError(kind === "" ? "incomplete format" : `unsupported format character '${kind}'`);
   if (!isNumber(value)) throw new TemplateError(`must be real number, not ${typeName(value)}`);
-  const number = Number(numeric(value));
+  const number = real(value);
   return signed(
     isNegative(number),
     floatField(Math.abs(number), kind, digits ?? 6),
@@ -108,7 +111,8 @@ function truncated(value: bigint | number): bigint {
 
 function digitsOf(value: bigint, kind: string): string {
   const magnitude = value < 0n ? -value : value;
-  const text = magnitude.toString({ x: 16, X: 16, o: 8, b: 2 }[kind] ?? 10);
+  const radix = { x: 16, X: 16, o: 8, b: 2 }[kind];
+  const text = radix === undefined ? decimal(magnitude) : magnitude.toString(radix);
   return kind === "X" ? text.toUpperCase() : text;
 }
 
@@ -127,18 +131,14 @@ function floatField(value: number, kind: string, digits: number): string {
   return upper ? text.toUpperCase() : text;
 }
 
-function exponential(value: number, digits: number): string {
-  const [mantissa = "", power = "0"] = value.toExponential(digits).split("e");
-  return `${mantissa}e${power.startsWith("-") ? "-" : "+"}${power.slice(1).padStart(2, "0")}`;
-}
-
-/** "%g": ``digits`` significant digits, without zeros at the end. */
-function general(value: number, digits: number): string {
+/** "%g": ``digits`` significant digits, without zeros at the end. The format without a letter has ".0" for none. */
+function general(value: number, digits: number, decimals: "" | ".0" = ""): string {
   const rounded = exponential(value, digits - 1);
   const power = Number(rounded.split("e")[1]);
-  if (power >= -4 && power < digits) {
-    const text = fixedDigits(value, digits - 1 - power);
-    return text.includes(".") ? text.replace(/\.?0+$/, "") : text;
+  if (power >= -4 && power < digits - (decimals === "" ? 0 : 1)) {
+    const [whole = "", part = ""] = fixedDigits(value, digits - 1 - power).split(".");
+    const shown = part.replace(/0+$/, "");
+    return whole + (shown === "" ? decimals : `.${shown}`);
   }
   const [mantissa = "", exponent = ""] = rounded.split("e");
   return `${mantissa.includes(".") ? mantissa.replace(/\.?0+$/, "") : mantissa}e${exponent}`;
@@ -150,7 +150,7 @@ function signed(negative: boolean, text: string, sign: string, width: number, ze
 }
 
 function padded(text: string, width: number, align: string, fill: string): string {
-  if (width > MAX_WIDTH) throw new TemplateError("a field's width is too large");
+  if (width > MAX_WIDTH) throw new Unsupported("a field's width is too large");
   const missing = Math.max(0, width - size(text));
   if (align === "<") return text + fill.repeat(missing);
   if (align === ">") return fill.repeat(missing) + text;
@@ -247,10 +247,13 @@ function numberField(number: bigint | number, kind: string, precision: string | 
     if (precision !== undefined) throw new TemplateError("Precision not allowed in integer format specifier");
     return digitsOf(number, kind);
   }
-  const magnitude = Math.abs(Number(number));
+  const magnitude = Math.abs(real(number));
   if (kind === "%") return `${floatField(magnitude * 100, "f", Number(precision ?? 6))}%`;
   if (kind !== "" && "eEfFgG".includes(kind)) return floatField(magnitude, kind, Number(precision ?? 6));
-  if (kind === "" && precision === undefined) return floatRepr(magnitude);
-  if (["", "n", "c"].includes(kind)) throw new Unsupported(`the format '${spec}' is not supported`);
+  if (kind === "") {
+    const isShortest = precision === undefined || !Number.isFinite(magnitude);
+    return isShortest ? floatRepr(magnitude) : general(magnitude, Math.max(1, Number(precision)), ".0");
+  }
+  if (["n", "c"].includes(kind)) throw new Unsupported(`the format '${spec}' is not supported`);
   throw new TemplateError(`Unknown format code '${kind}' for object of type '${typeName(number)}'`);
 }

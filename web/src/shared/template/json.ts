@@ -2,14 +2,14 @@
 
 import { compareTexts, points } from "./text.js";
 import type { Value } from "./values.js";
-import { Dict, TemplateError, Tuple, compare, floatRepr, isList, isNumber, textOf, typeName } from "./values.js";
+import { Dict, TemplateError, Tuple, compare, decimal, floatRepr, isList, isNumber, textOf, typeName } from "./values.js";
 
 /** A JSON value of JavaScript's, as Python reads it from the text that JSON.stringify writes. */
 export function fromJs(value: unknown): Value {
   if (typeof value === "string" || typeof value === "boolean") return value;
   if (typeof value === "number") {
     if (!Number.isFinite(value)) return null;
-    return Number.isInteger(value) && Math.abs(value) < 1e21 ? BigInt(value) : value;
+    return Number.isInteger(value) && Math.abs(value) < 1e21 ? BigInt(JSON.stringify(value)) : value;
   }
   if (typeof value !== "object" || value === null) return null;
   if (Array.isArray(value)) return value.map(fromJs);
@@ -119,7 +119,7 @@ function comparedKeys(left: Value, right: Value): number {
 }
 
 function plain(value: null | boolean | bigint | number): string {
-  if (typeof value !== "number") return String(value);
+  if (typeof value !== "number") return typeof value === "bigint" ? decimal(value) : String(value);
   if (Number.isFinite(value)) return floatRepr(value);
   return Number.isNaN(value) ? "NaN" : value < 0 ? "-Infinity" : "Infinity";
 }

@@ -1,5 +1,6 @@
 // Python's operators on values: arithmetic, concatenation, repetition, items and slices.
 
+import { quotient } from "./digits.js";
 import { formatPercent } from "./format.js";
 import { points } from "./text.js";
 import type { Value } from "./values.js";
@@ -15,6 +16,7 @@ import {
   isList,
   isNumber,
   numeric,
+  real,
   str,
   textOf,
   typeName,
@@ -22,7 +24,7 @@ import {
 
 // A template is untrusted: no value may take the memory of a page.
 const MAX_ITEMS = 2 ** 24;
-const MAX_BITS = 2 ** 14;
+const MAX_BITS = 2 ** 15;
 
 export function binary(operator: string, left: Value, right: Value): Value {
   if (operator === "%" && textOf(left) !== undefined) return formatPercent(left, right);
@@ -62,7 +64,7 @@ function repeated(value: Value, times: Value): Value {
   if ((items === undefined && text === undefined) || !isNumber(times) || typeof times === "number")
     throw refused("*", value, times);
   const count = Math.max(0, Number(times));
-  if (count * (items ?? text ?? "").length > MAX_ITEMS) throw new TemplateError("a repeated value is too long");
+  if (count * (items ?? text ?? "").length > MAX_ITEMS) throw new Unsupported("a repeated value is too long");
   if (items === undefined) {
     const result = (text ?? "").repeat(count);
     return value instanceof Markup ? new Markup(result) : result;
@@ -73,7 +75,7 @@ function repeated(value: Value, times: Value): Value {
 
 function arithmetic(operator: string, left: bigint | number, right: bigint | number): Value {
   if (typeof left === "bigint" && typeof right === "bigint") return integers(operator, left, right);
-  return floats(operator, Number(left), Number(right));
+  return floats(operator, real(left), real(right));
 }
 
 function integers(operator: string, left: bigint, right: bigint): Value {
@@ -86,7 +88,7 @@ function integers(operator: string, left: bigint, right: bigint): Value {
       return left * right;
     case "/":
       if (right === 0n) throw new TemplateError("division by zero");
-      return Number(left) / Number(right);
+      return divided(left, right);
     case "//":
     case "%": {
       if (right === 0n) throw new TemplateError("integer division or modulo by zero");
@@ -96,11 +98,18 @@ function integers(operator: string, left: bigint, right: bigint): Value {
       return operator === "%" ? (below ? rest + right : rest) : left / right - (below ? 1n : 0n);
     }
     default:
-      if (right < 0n) return floats(operator, Number(left), Number(right));
+      if (right < 0n) return floats(operator, real(left), real(right));
       if (left !== 0n && Number(right) * left.toString(2).length > MAX_BITS)
-        throw new TemplateError("a power is too large");
+        throw new Unsupported("a power is too large");
       return left ** right;
   }
+}
+
+function divided(left: bigint, right: bigint): number {
+  const result = quotient(left, right);
+  if (result === undefined) throw new Unsupported("a quotient of ints that is nearly 0 is not supported");
+  if (!Number.isFinite(result)) throw new TemplateError("integer division result too large for a float");
+  return result;
 }
 
 function floats(operator: string, left: number, right: number): Value {

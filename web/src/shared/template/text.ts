@@ -1,6 +1,7 @@
 // Python's strings: sequences of code points, with Python's white space, lines and letter case.
 
-const SPACES = "\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000";
+/** The inside of a regular expression's class. */
+export const SPACES = "\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000";
 const LEADING = new RegExp(`^[${SPACES}]+`);
 const TRAILING = new RegExp(`[${SPACES}]+$`);
 const ONLY_SPACES = new RegExp(`^[${SPACES}]+$`);
@@ -104,55 +105,85 @@ export const isUpperCharacter = (character: string): boolean => /\p{Uppercase}/u
 export function hasCase(text: string, lower: boolean): boolean {
   const [wanted, other] = lower ? [isLowerCharacter, isUpperCharacter] : [isUpperCharacter, isLowerCharacter];
   const characters = points(text);
-  return characters.some(wanted) && !characters.some((each) => other(each) || /\p{Lt}/u.test(each));
+  return characters.some(wanted) && !characters.some((each) => other(each) || isTitleCharacter(each));
 }
 
-/** A character as the first of a word. */
-export function titleCharacter(character: string): string {
-  const code = character.codePointAt(0) ?? 0;
-  const digraph = code >= 0x1c4 && code <= 0x1cc ? 0x1c5 + 3 * Math.floor((code - 0x1c4) / 3) : undefined;
-  if (digraph !== undefined || (code >= 0x1f1 && code <= 0x1f3)) return String.fromCodePoint(digraph ?? 0x1f2);
-  if (/\p{Script=Georgian}/u.test(character)) return character;
-  const [first = "", ...rest] = points(character.toUpperCase());
+const isTitleCharacter = (character: string): boolean => /\p{Lt}/u.test(character);
+
+/** str.istitle(): words start with a capital letter, and have no other. */
+export function isTitle(text: string): boolean {
+  let [inWord, found] = [false, false];
+  for (const character of points(text)) {
+    const capital = isUpperCharacter(character) || isTitleCharacter(character);
+    const letter = capital || isLowerCharacter(character);
+    if (letter && capital === inWord) return false;
+    inWord = letter;
+    found ||= letter;
+  }
+  return found;
+}
+
+/** The characters in lower case. A final sigma depends on the characters around it. */
+function lowered(text: string): readonly string[] {
+  // İ is the only character that becomes two.
+  const lower = points(text.replaceAll("İ", "I").toLowerCase());
+  return points(text).map((character, index) => (character === "İ" ? "i̇" : (lower[index] ?? "")));
+}
+
+/** A character as the first of a word, by the title case of Unicode's SpecialCasing.txt. */
+function titleCharacter(character: string): string {
+  // Each Latin digraph has three forms in a row, of which the second is for titles.
+  const digraph = "ǄǅǆǇǈǉǊǋǌǱǲǳ".indexOf(character);
+  if (digraph !== -1) return "ǅǈǋǲ"[Math.floor(digraph / 3)] ?? "";
+  if (/^[ა-ჿ]/.test(character)) return character;
+  const upper = character.toUpperCase();
+  if (character === "ŉ") return upper;
+  if (/^[ᾀ-῿]/.test(character) && /.Ι$/.test(upper)) {
+    const subscribed = upper.replace(/Ι$/, "\u0345");
+    return subscribed.length === 2 ? subscribed.normalize("NFC") : subscribed;
+  }
+  const [first = "", ...rest] = points(upper);
   return first + rest.join("").toLowerCase();
 }
 
 export function capitalize(text: string): string {
-  const [first = "", ...rest] = points(text);
-  return titleCharacter(first) + rest.join("").toLowerCase();
+  const [first = ""] = points(text);
+  return titleCharacter(first) + lowered(text).slice(1).join("");
 }
 
 /** str.title(): words are runs of letters that have a case. */
 export function title(text: string): string {
-  const lowered = text.toLowerCase();
-  let inWord = false;
-  return points(size(lowered) === size(text) ? text : lowered)
-    .map((character) => {
-      const result = inWord ? character.toLowerCase() : titleCharacter(character);
-      inWord = isCased(character);
-      return result;
-    })
+  const [characters, lower] = [points(text), lowered(text)];
+  return characters
+    .map((character, index) => (isCased(characters[index - 1] ?? "") ? (lower[index] ?? "") : titleCharacter(character)))
     .join("");
 }
 
 export function swapCase(text: string): string {
+  const lower = lowered(text);
   return points(text)
-    .map((each) => (isUpperCharacter(each) ? each.toLowerCase() : isLowerCharacter(each) ? each.toUpperCase() : each))
+    .map((each, at) => (isUpperCharacter(each) ? lower[at] : isLowerCharacter(each) ? each.toUpperCase() : each))
     .join("");
 }
 
-/** A finite number with ``digits`` decimals, rounded to even where its exact value is in the middle. */
-export function fixedDigits(value: number, digits: number): string {
-  const sign = value < 0 || Object.is(value, -0) ? "-" : "";
-  const magnitude = Math.abs(value);
-  if (magnitude >= 1e21) return `${sign}${BigInt(magnitude)}${digits > 0 ? `.${"0".repeat(digits)}` : ""}`;
-  // 100 decimals, the most that JavaScript writes, are exact for all but tiny numbers.
-  const [whole = "0", decimals = ""] = magnitude.toFixed(100).split(".");
-  if (digits >= 100) return `${sign}${whole}.${decimals.padEnd(digits, "0")}`;
-  const rest = decimals.slice(digits);
-  const kept = BigInt(whole + decimals.slice(0, digits));
-  const half = `5${"0".repeat(rest.length - 1)}`;
-  const up = rest > half || (rest === half && kept % 2n === 1n);
-  const text = String(kept + (up ? 1n : 0n)).padStart(digits + 1, "0");
-  return sign + (digits === 0 ? text : `${text.slice(0, -digits)}.${text.slice(-digits)}`);
+/** str.casefold(): the full case folding of Unicode's CaseFolding.txt. */
+export function caseFolded(text: string): string {
+  return points(text)
+    .map((character) => {
+      if (character === "ı") return character;
+      if (/[Ꭰ-ᏽꭰ-ꮿ]/.test(character)) return character.toUpperCase();
+      return character.toLowerCase().toUpperCase().toLowerCase();
+    })
+    .join("");
+}
+
+/** With decimal digits of any script as those of ASCII, which int() and float() read alike. */
+export function asciiDigits(text: string): string {
+  return text.replace(/[^\P{Nd}0-9]/gu, (digit) => {
+    // Each script has its ten digits in a row.
+    const code = digit.codePointAt(0) ?? 0;
+    let zero = code;
+    while (/\p{Nd}/u.test(String.fromCodePoint(zero - 1))) zero -= 1;
+    return String((code - zero) % 10);
+  });
 }

@@ -4,10 +4,12 @@ import { bounds, integer } from "./operators.js";
 import { bind } from "./parameters.js";
 import {
   capitalize,
+  caseFolded,
   find,
   hasCase,
   isPrintable,
   isSpace,
+  isTitle,
   points,
   replace,
   size,
@@ -117,7 +119,7 @@ const justified =
     const filler = fill === undefined ? " " : required(fill);
     if (size(filler) !== 1) throw new TemplateError("The fill character must be exactly one character long");
     const missing = integer(width ?? null) - size(text);
-    if (missing > 2 ** 20) throw new TemplateError("a text's width is too large");
+    if (missing > 2 ** 20) throw new Unsupported("a text's width is too large");
     return missing <= 0 ? text : pad(text, missing, filler);
   };
 
@@ -128,6 +130,12 @@ export function centered(text: string, missing: number, fill: string): string {
   return fill.repeat(left) + text + fill.repeat(missing - left);
 }
 
+// Unicode's numeric types, which regular expressions lack: digits that are no decimal digits, and ideographs of numbers.
+const DIGIT =
+  /[\p{Nd}²³¹፩-፱᧚⁰⁴-⁹₀-₉①-⑨⑴-⑼⒈-⒐⓪⓵-⓽⓿❶-❾➀-➈➊-➒𐩀-𐩃𐹠-𐹨𑁒-𑁚🄀-🄊]/u;
+const NUMERIC =
+  /[\p{N}㐅㒃㠪㭍一七万三九二五亖亿什仟仨伍佰億兆兩八六十千卄卅卌叁参參叄四壱壹幺廾廿弌弍弎弐拾捌柒漆玖百肆萬貮貳贰阡陆陌陸零\uf96b\uf973\uf978\uf9b2\uf9d1\uf9d3\uf9fd𠀁𠁤𠃢𠄡𠤪𠦃𠦌𠦜𠫪𠫽𠬙𢎐𢦘𣬛𦉭\u{2f890}]/u;
+
 const all =
   (pattern: RegExp): Method[1] =>
   (text) =>
@@ -135,7 +143,7 @@ const all =
 
 const METHODS: Readonly<Record<string, Method>> = {
   capitalize: ["", capitalize],
-  casefold: ["", (text) => text.toLowerCase().replaceAll("ß", "ss").replaceAll("ς", "σ")],
+  casefold: ["", caseFolded],
   center: ["width fill? |", justified(centered)],
   count: [
     "part start? stop? |",
@@ -155,12 +163,12 @@ const METHODS: Readonly<Record<string, Method>> = {
   isalpha: ["", all(/\p{L}/u)],
   isascii: ["", (text) => points(text).every((character) => character <= "\x7f")],
   isdecimal: ["", all(/\p{Nd}/u)],
-  isdigit: ["", all(/[\p{Nd}²³¹⁰⁴-⁹₀-₉①-⑨⑴-⑼⒈-⒐]/u)],
+  isdigit: ["", all(DIGIT)],
   islower: ["", (text) => hasCase(text, true)],
-  isnumeric: ["", all(/\p{N}/u)],
+  isnumeric: ["", all(NUMERIC)],
   isprintable: ["", (text) => points(text).every(isPrintable)],
   isspace: ["", isSpace],
-  istitle: ["", (text) => text === title(text) && text.toLowerCase() !== text.toUpperCase()],
+  istitle: ["", isTitle],
   isupper: ["", (text) => hasCase(text, false)],
   join: ["items |", (text, items) => joined(text, items ?? null)],
   ljust: ["width fill? |", justified((text, missing, fill) => text + fill.repeat(missing))],
@@ -250,7 +258,7 @@ function expandTabs(text: string, tabs: number): string {
 }
 
 function zeroFilled(text: string, width: number): string {
-  if (width > 2 ** 20) throw new TemplateError("a text's width is too large");
+  if (width > 2 ** 20) throw new Unsupported("a text's width is too large");
   const missing = Math.max(0, width - Number(lengthOf(text)));
   const sign = /^[-+]/.exec(text)?.[0] ?? "";
   return sign + "0".repeat(missing) + text.slice(sign.length);

@@ -2,7 +2,8 @@
 //
 // None is null, a bool is a boolean, an int is a bigint, a float is a number, a str is a string, a list is an array.
 
-import { compareTexts, fixedDigits, isPrintable, points } from "./text.js";
+import { fixedDigits } from "./digits.js";
+import { compareTexts, isPrintable, points } from "./text.js";
 
 export type Value =
   | null
@@ -303,6 +304,25 @@ const allEqual = (left: readonly Value[], right: readonly Value[]): boolean =>
 export const numeric = (value: boolean | bigint | number): bigint | number =>
   typeof value === "boolean" ? (value ? 1n : 0n) : value;
 
+/** A number as a float. Throws TemplateError for an int that is too large. */
+export function real(value: boolean | bigint | number): number {
+  const result = Number(value);
+  if (typeof value === "bigint" && !Number.isFinite(result))
+    throw new TemplateError("int too large to convert to float");
+  return result;
+}
+
+/** Python reads and writes no longer ints in decimal digits. */
+export const MAX_DIGITS = 4300;
+
+/** An int's digits. */
+export function decimal(value: bigint): string {
+  const digits = String(value);
+  if (digits.length > MAX_DIGITS + (value < 0n ? 1 : 0))
+    throw new TemplateError(`Exceeds the limit (${MAX_DIGITS} digits) for integer string conversion`);
+  return digits;
+}
+
 /** Negative, 0 or positive as left is less than, equal to or greater than right; NaN if neither. */
 export function compare(left: Value, right: Value): number {
   if (isNumber(left) && isNumber(right)) {
@@ -348,7 +368,7 @@ export function str(value: Value): string {
 export function repr(value: Value): string {
   if (value === null) return "None";
   if (typeof value === "boolean") return value ? "True" : "False";
-  if (typeof value === "bigint") return String(value);
+  if (typeof value === "bigint") return decimal(value);
   if (typeof value === "number") return floatRepr(value);
   if (typeof value === "string") return quoted(value);
   if (isList(value)) return `[${value.map(repr).join(", ")}]`;
