@@ -65,6 +65,18 @@ const TRAPS: readonly (readonly [source: string, text: string | null])[] = [
   ["{{ '%s-%05.1f' % ('a', 2.25) }}{{ 'a' * 2 }}{{ 3 is gt 2 }}", "a-002.2aaTrue"],
   ["{% raw %}{{ x }}{% endraw %}{{ {'a': [1, 1.0, none]} }}", "{{ x }}{'a': [1, 1.0, None]}"],
   ["{% set s = 'o' %}{% for x in [1, 2] %}{{ s }}{% set s = x %}{% endfor %}{{ s }}", "ooo"],
+  [
+    "{% set e = ''.join(messages) %}{{ ('ΑΣ ΣΑΣ ŉǆ ᾳ ﬁ' ~ e).title() }} {{ ('ΑΣ' ~ e).swapcase() }} {{ ('ßſΣςᾳıᎠ' ~ e).casefold() }}",
+    "Ας Σας ʼNǆ ᾼ Fi ας sssσσαιıᎠ",
+  ],
+  [
+    "{% set e = ''.join(messages) %}{{ ('١٢' ~ e)|int }} {{ ('１.５' ~ e)|float }} {{ ('①' ~ e).isdigit() }} {{ ('一' ~ e).isnumeric() }}",
+    "12 1.5 True True",
+  ],
+  [
+    "{% set n = messages|length %}{{ 10 ** (400 + n) / 10 ** 399 }} {{ '%.0e' % (2.5 + n) }} {{ (25.0 + n)|round(-1) }}",
+    "10.0 2e+00 20.0",
+  ],
 ];
 
 test.each(TRAPS)("%s renders as in Jinja2", (source, text) => {
