@@ -60,7 +60,10 @@ export function renderChat(template: TemplateParts, chat: Chat, now: Date, marke
   });
   const tools = chat.tools?.map((tool) => (marker === undefined ? tool : markExceptType(tool, marker))) ?? null;
   const given = new Map<string, Value>([
-    ...Array.from(chat.variables, ([name, value]) => [name, marker === undefined ? value : markValue(value, marker)] as const),
+    ...Array.from(
+      chat.variables,
+      ([name, value]) => [name, marker === undefined ? value : markValue(value, marker)] as const,
+    ),
     ["documents", null],
     ["add_generation_prompt", chat.addGenerationPrompt],
     ["messages", messages],

@@ -98,14 +98,7 @@ const PLAIN: Readonly<Record<string, Filter>> = {
   round: ["value precision? method?", toRounded],
   safe: ["value", (value) => new Markup(str(value))],
   string: ["value |", softText],
-  title: [
-    "s",
-    (value) =>
-      str(value)
-        .split(WORD_START)
-        .map(titleWord)
-        .join(""),
-  ],
+  title: ["s", (value) => str(value).split(WORD_START).map(titleWord).join("")],
   tojson: ["value ensure_ascii? indent? separators? sort_keys?", toJson],
   trim: [
     "value chars?",
@@ -193,7 +186,10 @@ function toJson(
   sortKeys: Value = false,
 ): Value {
   // json.dumps() writes a str without a look at the indent.
-  const level = indent === null || textOf(value) !== undefined ? undefined : (textOf(indent) ?? " ".repeat(Math.max(0, integer(indent))));
+  const level =
+    indent === null || textOf(value) !== undefined
+      ? undefined
+      : (textOf(indent) ?? " ".repeat(Math.max(0, integer(indent))));
   const pair = separators instanceof Tuple ? separators.items : separators;
   if (pair !== null && !(isList(pair) && pair.length === 2)) throw new TemplateError("separators must be two texts");
   const marks = pair === null ? undefined : ([text(pair[0] ?? null), text(pair[1] ?? null)] as const);

@@ -2,7 +2,18 @@
 
 import { compareTexts, points } from "./text.js";
 import type { Value } from "./values.js";
-import { Dict, TemplateError, Tuple, compare, decimal, floatRepr, isList, isNumber, textOf, typeName } from "./values.js";
+import {
+  Dict,
+  TemplateError,
+  Tuple,
+  compare,
+  decimal,
+  floatRepr,
+  isList,
+  isNumber,
+  textOf,
+  typeName,
+} from "./values.js";
 
 /** A JSON value of JavaScript's, as Python reads it from the text that JSON.stringify writes. */
 export function fromJs(value: unknown): Value {

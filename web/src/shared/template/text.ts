@@ -155,7 +155,9 @@ export function capitalize(text: string): string {
 export function title(text: string): string {
   const [characters, lower] = [points(text), lowered(text)];
   return characters
-    .map((character, index) => (isCased(characters[index - 1] ?? "") ? (lower[index] ?? "") : titleCharacter(character)))
+    .map((character, index) =>
+      isCased(characters[index - 1] ?? "") ? (lower[index] ?? "") : titleCharacter(character),
+    )
     .join("");
 }
 
