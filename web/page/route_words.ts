@@ -1,7 +1,7 @@
 // Says in plain words why a side answered.
 
 import type { DecisionReason } from "../src/router/decision/decision.js";
-import type { SwitchReason } from "../src/router/answer/events.js";
+import type { SwitchReason } from "../src/shared/router/events.js";
 import type { Route, Side } from "./model.js";
 
 const OTHER = { near: "far", far: "near" } as const;

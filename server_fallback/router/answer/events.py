@@ -1,9 +1,9 @@
 """The events of one answer, and the effects that its driver must carry out: the input and output of
-`answer_machine.step`.
+`AnswerMachine.step`.
 
-Both are data. Their JSON form is an object of their fields and a ``type``, the same in both languages;
-tests/conformance/router_traces.json uses it. A side is "near" or "far". ``attempt`` counts the attempts of that side in
-this answer from 1, to distinguish late output of a cancelled or failed attempt from output of the next one.
+Both are data. Their JSON form is an object of their fields and a ``type`` (`web/src/shared/router/events.ts`). A side
+is "near" or "far". ``attempt`` counts the attempts of that side in this answer from 1, to distinguish late output of a
+cancelled or failed attempt from output of the next one.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Escalate:
-    """The near answer goes wrong (see `watch.Watch`)."""
+    """The near answer goes wrong (see `AnswerMachine.watch`)."""
 
     reason: EscalationReason
 
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """The near answer begins to go wrong (see `watch.Watch.doubts`)."""
+    """The near answer begins to go wrong (see `AnswerMachine.doubts`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,35 +207,34 @@ class CircuitOutcome:
 
 Effect = Ask | Warm | Cancel | Emit | Withdraw | Switch | Finish | Fail | Timer | CancelTimer | CircuitOutcome
 
-EVENTS: Mapping[str, type[Event]] = {
-    "start": Start,
-    "token": Token,
-    "end": End,
-    "failed": Failed,
-    "tick": Tick,
-    "escalate": Escalate,
-    "doubt": Doubt,
-    "abort": Abort,
+EVENTS: Mapping[type[Event], str] = {
+    Start: "start",
+    Token: "token",
+    End: "end",
+    Failed: "failed",
+    Tick: "tick",
+    Escalate: "escalate",
+    Doubt: "doubt",
+    Abort: "abort",
 }
-EFFECTS: Mapping[type[Effect], str] = {
-    Ask: "ask",
-    Warm: "warm",
-    Cancel: "cancel",
-    Emit: "emit",
-    Withdraw: "withdraw",
-    Switch: "switch",
-    Finish: "finish",
-    Fail: "fail",
-    Timer: "timer",
-    CancelTimer: "cancel_timer",
-    CircuitOutcome: "circuit",
+EFFECTS: Mapping[str, type[Effect]] = {
+    "ask": Ask,
+    "warm": Warm,
+    "cancel": Cancel,
+    "emit": Emit,
+    "withdraw": Withdraw,
+    "switch": Switch,
+    "finish": Finish,
+    "fail": Fail,
+    "timer": Timer,
+    "cancel_timer": CancelTimer,
+    "circuit": CircuitOutcome,
 }
 
 
-def event_of_json(value: Mapping[str, Any]) -> Event:
-    """Raises KeyError for an unknown type, and TypeError if the fields do not match the type."""
-    return EVENTS[value["type"]](**{name: field for name, field in value.items() if name != "type"})
+def event_json(event: Event) -> dict[str, Any]:
+    return {"type": EVENTS[type(event)], **asdict(event)}
 
 
-def effect_json(effect: Effect) -> dict[str, Any]:
-    return {"type": EFFECTS[type(effect)], **asdict(effect)}
+def effect_of_json(value: Mapping[str, Any]) -> Effect:
+    return EFFECTS[value["type"]](**{name: field for name, field in value.items() if name != "type"})

@@ -1,4 +1,4 @@
-"""The rules of one answer: what the policy and the far server allow. `answer_machine.begin` reads them."""
+"""The rules of one answer: what the policy and the far server allow. `AnswerMachine` reads them."""
 
 from __future__ import annotations
 

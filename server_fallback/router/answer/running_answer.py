@@ -1,6 +1,6 @@
 """RunningAnswer: one answer of a pair of sides. It carries out the effects of the answer machine.
 
-    sides' streams, timers --> updates --> events --> answer_machine.step --> effects --> chunks for the client
+    sides' streams, timers --> updates --> events --> AnswerMachine.step --> effects --> chunks for the client
 
 Each attempt of a side runs in its own task and puts its output into one queue, which only this class reads. Closing the
 generator of `chunks` ends all attempts, and returns when they have ended.
@@ -26,12 +26,13 @@ from ...schema.route import Route, Side
 from ..decision.decide import may_guess
 from ..decision.decision import Decision
 from ..decision.features import PROMPT_SIGNAL, SIGNALS
+from ..decision.policy import Escalation
 from ..decision.situation import Message, Situation
 from ..sides.answer_piece import AnswerPiece
 from ..sides.continued import continued, limits
 from ..sides.sides import Sides
 from ..sides.texts import conversation_of
-from .answer_machine import State, begin, step, timed_side
+from .answer_machine import AnswerMachine, WatchedToken
 from .attempt import Attempt, retry_seconds
 from .continuation import far_continuation
 from .events import (
@@ -63,7 +64,6 @@ from .shown import Shown
 from .signals import SIGNAL_TOKENS, near_signals
 from .timers import Due, Timers
 from .warm_up import WarmUp
-from .watch import Watch
 
 # The number of alternatives of a token from which its entropy is computed.
 TOP = 20
@@ -100,8 +100,7 @@ class RunningAnswer(Generic[ChunkT]):
         self._shown = Shown()
         self._over = False
         self._decision: Decision
-        self._state: State
-        self._watch: Watch | None = None
+        self._machine: AnswerMachine | None = None
 
     async def chunks(self) -> AsyncGenerator[ChunkT, None]:
         """Raises the error that stopped the answer, as `Executor` does; RequestError or Unavailable if no side may or
@@ -146,6 +145,16 @@ class RunningAnswer(Generic[ChunkT]):
         return decision.reason in ("quality", "cost") and not set(SIGNALS).isdisjoint(self._features)
 
     @property
+    def _running(self) -> AnswerMachine:
+        assert self._machine is not None
+        return self._machine
+
+    @property
+    def _watched(self) -> Escalation | None:
+        """The rules of the watch; None if near's answer never escalates, or is not decided yet."""
+        return None if self._machine is None else self._machine.watched
+
+    @property
     def _features(self) -> Sequence[str]:
         """The features that the policy's predictor reads."""
         predictor = self._sides.policy.quality.predictor
@@ -180,12 +189,11 @@ class RunningAnswer(Generic[ChunkT]):
     async def _start(self) -> Start:
         decision, policy = self._decision, self._sides.policy
         assert decision.side is not None
-        self._state = begin(rules_of(self._sides, self._request, private=decision.private))
+        watched = policy.escalation if policy.escalation.then != "never" and not decision.private else None
+        self._machine = AnswerMachine(rules_of(self._sides, self._request, private=decision.private), watched)
         if decision.side == "far" and "near" in self._current:
             self._current.pop("near").stop()
             self._held.clear()
-        if policy.escalation.then != "never" and not decision.private:
-            self._watch = Watch(policy.escalation)
         return Start(decision.side, decision.reason, await self._standby(decision))
 
     async def _standby(self, decision: Decision) -> bool:
@@ -199,7 +207,7 @@ class RunningAnswer(Generic[ChunkT]):
         if isinstance(update, Due):
             if not self._timers.expire(update):
                 return
-            side = timed_side(update.timer, self._state)
+            side = self._running.timed_side(update.timer)
             attempt = None if side is None else self._current.get(side)
             if attempt is not None and attempt.finish_reason is not None:
                 # The answer is complete; the router does not wait longer for its usage.
@@ -235,39 +243,37 @@ class RunningAnswer(Generic[ChunkT]):
             side == "near"
             and attempt.started
             and error.details.get("param") == "response_format"
-            and self._watch is not None
+            and self._watched is not None
+            and self._watched.failing_schema
         ):
-            reason = self._watch.schema_failed()
-            if reason is not None:
-                yield Escalate(reason), None
-        kind, retryable = failure_of(side, error, self._state.rules)
+            yield Escalate("escalated_schema"), None
+        kind, retryable = failure_of(side, error, self._running.rules)
         yield Failed(side, attempt.number, kind, retryable), None
 
     def _check_piece(self, attempt: Attempt, piece: AnswerPiece) -> Escalate | Doubt | None:
         """Whether the last piece gives reason to end near's answer, or to doubt it."""
-        state, watch = self._state, self._watch
-        if watch is None or attempt.side != "near" or state.side != "near" or state.phase != "running":
+        machine = self._running
+        if machine.watched is None or attempt.side != "near" or machine.side != "near" or machine.phase != "running":
             return None
         limit = min(limits(self._request).values(), default=None)
         if limit is not None and self._shown.num_tokens >= limit:
             # No tokens remain that far could write better.
             return None
-        reasons = [
-            watch.add(token.token, token.logprob, [top.logprob for top in token.top_logprobs] or None)
+        tokens = [
+            WatchedToken(token.token, token.logprob, [top.logprob for top in token.top_logprobs] or None)
             for token in piece.tokens
         ]
-        if not piece.tokens:
-            reasons.append(watch.add(piece.text))
-        reason = next((reason for reason in reasons if reason is not None), None)
-        return Escalate(reason) if reason is not None else Doubt() if watch.doubts else None
+        reason = machine.watch(tokens or [WatchedToken(piece.text)])
+        return Escalate(reason) if reason is not None else Doubt() if machine.doubts else None
 
     async def _apply(self, event: Event, piece: AnswerPiece | None = None) -> list[ChunkT]:
         """Process the event in the machine and carry out its effects."""
-        self._state, effects = step(self._state, event)
+        machine = self._running
+        effects = machine.step(event)
         chunks: list[ChunkT] = []
         for effect in effects:
             chunks += self._show(piece) if isinstance(effect, Emit) and piece is not None else self._do(effect)
-        runs = isinstance(event, Token) and self._state.phase == "running" and self._state.side == event.side
+        runs = isinstance(event, Token) and machine.phase == "running" and machine.side == event.side
         if runs and piece is not None and not any(isinstance(effect, Emit) for effect in effects):
             # This is a token whose character is not complete yet.
             chunks += self._show(piece)
@@ -296,7 +302,7 @@ class RunningAnswer(Generic[ChunkT]):
                 return self._finish(effect)
             case Fail():
                 error = None if effect.side is None else self._errors.get(effect.side)
-                raise client_error(effect, self._state.rules, error)
+                raise client_error(effect, self._running.rules, error)
             case Emit() | Switch():
                 # The route of the next chunk reports the switch.
                 pass
@@ -366,18 +372,17 @@ class RunningAnswer(Generic[ChunkT]):
 
     def _logprobs(self, attempt: Attempt) -> int | None:
         """The log-probabilities that near must report besides those that the client requested."""
-        escalation = self._sides.policy.escalation
-        if attempt.number == 0 or (self._watch is not None and escalation.max_mean_entropy is not None):
+        if attempt.number == 0 or (self._watched is not None and self._watched.max_mean_entropy is not None):
             return TOP
-        return None if self._watch is None else 0
+        return None if self._watched is None else 0
 
     def _show(self, piece: AnswerPiece) -> list[ChunkT]:
-        state, shown = self._state, self._shown
-        assert state.side is not None
-        route, first = self._route(state.side, state.reason, state.switched_at), shown.route is None
+        machine, shown = self._running, self._shown
+        assert machine.side is not None
+        route, first = self._route(machine.side, machine.reason, machine.switched_at), shown.route is None
         chunks = list(self._form.chunks(piece, len(shown.text), None if route == shown.route else route, first=first))
         shown.route = route
-        shown.add(self._current[state.side], piece)
+        shown.add(self._current[machine.side], piece)
         return chunks
 
     def _finish(self, finish: Finish) -> list[ChunkT]:
@@ -406,6 +411,8 @@ class RunningAnswer(Generic[ChunkT]):
     async def _end(self) -> None:
         """Clean up, however the answer ended: stop everything that still runs, and pay for what far did."""
         self._timers.close()
+        if self._machine is not None:
+            self._machine.close()
         if self._warm_up is not None:
             self._warm_up.stop()
         for attempt in self._attempts:

@@ -6,11 +6,11 @@ The tokens are not wasted: if near answers, it continues from them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ...schema.common import TokenLogprob
 from ..decision.situation import NearSignals
-from .watch import entropy
 
 SIGNAL_TOKENS = 4
 
@@ -28,6 +28,13 @@ def near_signals(tokens: Sequence[TokenLogprob], prompt_logprobs: Sequence[float
         first_entropy=mean([entropy([top.logprob for top in token.top_logprobs]) for token in first]),
         first_mean_logprob=mean([token.logprob for token in first]),
     )
+
+
+def entropy(logprobs: Sequence[float]) -> float:
+    """The entropy in nats, from the most likely tokens. The remaining probability counts as one more token."""
+    probabilities = [math.exp(logprob) for logprob in logprobs]
+    rest = max(1.0 - sum(probabilities), 0.0)
+    return -sum(each * math.log(each) for each in (*probabilities, rest) if each > 0)
 
 
 def mean(values: Sequence[float]) -> float | None:

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from nearfar.server_fallback.router.answer.answer_machine import Rules, begin, step
+from nearfar.server_fallback.router.answer.answer_machine import AnswerMachine, Rules
 from nearfar.server_fallback.router.answer.events import (
     Abort,
     Ask,
@@ -68,7 +68,7 @@ class AnswerMachineTest(RuleBasedStateMachine):
     @initialize(rules=RULES, side=st.sampled_from(["near", "far"]), standby=MOSTLY)
     def start(self, rules: Rules, side: Side, standby: bool) -> None:
         self.given, self.decided, self.standby = rules, side, standby
-        self.state = begin(rules)
+        self.machine = AnswerMachine(rules)
         self.asks: list[Tracked] = []
         self.timers: set[TimerName] = set()
         self.switches: list[Switch] = []
@@ -140,12 +140,13 @@ class AnswerMachineTest(RuleBasedStateMachine):
         assert not any(tracked.live for tracked in self.asks)
 
     def teardown(self) -> None:
-        if not hasattr(self, "state"):
+        if not hasattr(self, "machine"):
             return
         # If no side sends anything more, the timers end the answer.
         for _ in range(20):
             if self.timers:
                 self.fire(min(self.timers))
+        self.machine.close()
         assert self.aborted or len(self.ends) == 1
 
     # The driver's own checks.
@@ -164,7 +165,7 @@ class AnswerMachineTest(RuleBasedStateMachine):
 
     def send(self, event: Event) -> tuple[Effect, ...]:
         self.over_before = self.over
-        self.state, effects = step(self.state, event)
+        effects = self.machine.step(event)
         assert not (self.over_before and effects)
         for effect in effects:
             assert not self.ends, "after the end comes nothing"

@@ -5,7 +5,7 @@ import { Stream, anySignal } from "../api/stream.js";
 import type { ChatCompletion, ChatCompletionChunk, RequestOptions } from "../api/types.js";
 import { RequestError, Unavailable } from "../errors.js";
 import { unlessAborted } from "../runtime/abort.js";
-import type { Rules } from "./answer/answer_machine.js";
+import type { Rules } from "../shared/router/answer_machine.js";
 import type { Choice } from "./choice_of_side.js";
 import { choose, wantsPromptLogprobs, wantsSignals } from "./choice_of_side.js";
 import { withTimeout } from "./sides/clock.js";
@@ -24,7 +24,7 @@ import type { Side as AnsweringSide, SideRequest } from "./sides/sides.js";
 import { textOf } from "./sides/message_text.js";
 import type { Situation } from "./decision/situation.js";
 import { warmUp } from "./answer/warm_up.js";
-import { Watch } from "./answer/watch.js";
+import { Watch } from "../shared/router/watch.js";
 
 export interface ChatWiring {
   readonly routing: Routing;

@@ -15,7 +15,7 @@ import type {
   Route,
 } from "../api/types.js";
 import { RequestError, Unavailable } from "../errors.js";
-import type { Rules } from "./answer/answer_machine.js";
+import type { Rules } from "../shared/router/answer_machine.js";
 import type { Choice } from "./choice_of_side.js";
 import type { Side } from "./decision/decision.js";
 import { privateTexts } from "./decision/private_texts.js";

@@ -6,6 +6,7 @@ import type { TemplateParts } from "./chat.js";
 import { renderChat } from "./chat.js";
 import type { ServerSource } from "./grammar/rules.js";
 import { sourceRules } from "./grammar/rules.js";
+import { closeAnswer, openAnswer, stepAnswer, watchAnswer } from "./router/answers.js";
 import { LACKING_METHODS } from "./template/attributes.js";
 import { FILTERS, OPEN_FILTERS } from "./template/filters.js";
 import { LACKING_FUNCTIONS } from "./template/globals.js";
@@ -64,4 +65,6 @@ function kindOf(error: unknown): string {
   return error.cause instanceof Unsupported ? "unsupported" : "template";
 }
 
-Object.assign(globalThis, { nearfar: { supported, render, grammarRules } });
+Object.assign(globalThis, {
+  nearfar: { supported, render, grammarRules, openAnswer, stepAnswer, watchAnswer, closeAnswer },
+});

@@ -3,10 +3,10 @@
 import fc from "fast-check";
 import { expect, test } from "vitest";
 
-import type { Rules, State } from "../../src/router/answer/answer_machine.js";
-import { DEFAULT_RULES, begin, step } from "../../src/router/answer/answer_machine.js";
+import type { Rules, State } from "../../src/shared/router/answer_machine.js";
+import { DEFAULT_RULES, begin, step } from "../../src/shared/router/answer_machine.js";
 import type { Side } from "../../src/router/decision/decision.js";
-import type { Effect, Event, FailureKind, Switch, TimerName } from "../../src/router/answer/events.js";
+import type { Effect, Event, FailureKind, Switch, TimerName } from "../../src/shared/router/events.js";
 
 interface Tracked {
   readonly side: Side;

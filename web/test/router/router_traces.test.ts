@@ -3,11 +3,11 @@
 import { readFileSync } from "node:fs";
 import { describe, expect, test } from "vitest";
 
-import type { Rules } from "../../src/router/answer/answer_machine.js";
-import { DEFAULT_RULES, begin, step } from "../../src/router/answer/answer_machine.js";
-import type { Effect, EscalationReason, Event } from "../../src/router/answer/events.js";
-import type { WatchRules } from "../../src/router/answer/watch.js";
-import { Watch } from "../../src/router/answer/watch.js";
+import type { Rules } from "../../src/shared/router/answer_machine.js";
+import { DEFAULT_RULES, begin, step } from "../../src/shared/router/answer_machine.js";
+import type { Effect, EscalationReason, Event } from "../../src/shared/router/events.js";
+import type { WatchRules } from "../../src/shared/router/watch.js";
+import { Watch } from "../../src/shared/router/watch.js";
 
 interface Given {
   readonly traces: readonly {

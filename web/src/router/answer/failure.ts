@@ -2,7 +2,7 @@
 
 import { DeviceError, NearfarError, RequestError, Unavailable, WorkerError } from "../../errors.js";
 import type { Side } from "../decision/decision.js";
-import type { FailureKind } from "./events.js";
+import type { FailureKind } from "../../shared/router/events.js";
 
 export interface Failure {
   readonly kind: FailureKind;

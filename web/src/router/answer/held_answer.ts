@@ -3,7 +3,7 @@
 
 import type { ChatCompletionChunk, PromptLogprobsOption } from "../../api/types.js";
 import type { NearSignals } from "../decision/situation.js";
-import { entropy } from "./watch.js";
+import { entropy } from "../../shared/router/watch.js";
 
 /** More tokens of a sure model would show no more, and the user waits for them. */
 const TOKENS = 4;

@@ -9,16 +9,16 @@ import type {
   Route,
 } from "../../api/types.js";
 import { Unavailable } from "../../errors.js";
-import type { Rules, State } from "./answer_machine.js";
-import { begin, step, timedSide } from "./answer_machine.js";
+import type { Rules, State } from "../../shared/router/answer_machine.js";
+import { begin, step, timedSide } from "../../shared/router/answer_machine.js";
 import type { Clock } from "../sides/clock.js";
 import type { Decision } from "../decision/decision.js";
 import type { Side } from "../decision/decision.js";
-import type { Effect, Event, Fail, TimerName } from "./events.js";
+import type { Effect, Event, Fail, TimerName } from "../../shared/router/events.js";
 import { failureOf } from "./failure.js";
 import { ShownAnswer } from "./shown_answer.js";
 import type { AnswerSoFar, PlainParams, Side as AnsweringSide } from "../sides/sides.js";
-import type { Watch } from "./watch.js";
+import type { Watch } from "../../shared/router/watch.js";
 
 /** Gets reports about the sides while they answer. */
 export interface Observer {

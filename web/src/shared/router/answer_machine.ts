@@ -2,8 +2,7 @@
 //
 // begin(rules) is the first state. step(state, event) returns the next state and the effects that the driver must carry
 // out, in order. The machine is pure: it receives events and knows nothing about time, HTTP or devices.
-// server_fallback/router/answer/answer_machine.py is the same machine, and tests/conformance/router_traces.json
-// requires the same effects of both.
+// tests/conformance/router_traces.json requires its effects.
 //
 // choosing --first token--> running --another side is asked--> switching --its first token--> running --> done
 //     |                        |                                   |                             |
@@ -19,7 +18,7 @@
 // - No side continues another side's unfinished reasoning: what was shown is withdrawn.
 // - The text shown remains until another side's first token, so an escalation to a far side that fails loses no text.
 
-import type { Side } from "../decision/decision.js";
+import type { Side } from "../../router/decision/decision.js";
 import type {
   Effect,
   End,

@@ -1,11 +1,11 @@
 // The events of one answer, and the effects that its driver must carry out: the input and output of step() in
-// answer_machine.ts.
+// answer_machine.ts. server_fallback/router/answer/events.py declares them for the driver in Python.
 //
 // Both are plain data with the keys of their JSON form, the same in both languages;
 // tests/conformance/router_traces.json uses it. A side is "near" or "far". attempt counts the attempts of that side in
 // this answer from 1, to distinguish late output of a cancelled or failed attempt from output of the next one.
 
-import type { Side } from "../decision/decision.js";
+import type { Side } from "../../router/decision/decision.js";
 
 export type EscalationReason = "escalated_logprob" | "escalated_entropy" | "escalated_repetition" | "escalated_schema";
 /** Why another side writes than the one that was chosen. */

@@ -1,11 +1,10 @@
 // The watch: detects, token by token, a near answer that goes wrong.
 //
 // It reads tokens with the model's log-probabilities and returns the reason to escalate, if any; before that, it
-// reports doubts. server_fallback/router/answer/watch.py is the same, and tests/conformance/router_traces.json requires
-// the same reasons of both.
+// reports doubts. tests/conformance/router_traces.json requires its reasons.
 
 import type { EscalationReason } from "./events.js";
-import type { Escalation, Repetition } from "../decision/policy_schema.js";
+import type { Escalation, Repetition } from "../../router/decision/policy_schema.js";
 
 /**
  * The escalation rules of the policy. A window is the last window_tokens tokens; logprobs and entropies (in nats) are
