@@ -4,19 +4,23 @@ they may hang or use all memory.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 
+from nearfar.compiler.errors import reason_of
+
 from ..text.worker_loop import serve
-from .docx_html import read_docx
-from .file_kinds import not_text, unreadable_kind
+from .docx_html import MAX_PART_BYTES, read_docx
+from .file_kinds import START_BYTES, WORD_NAME, not_text, unreadable_kind
 from .text_encoding import decode_text
 
 TEXT, HTML, PDF = (".txt", ".text", ".md", ".markdown", ".rst"), (".html", ".htm", ".xhtml"), (".pdf",)
 WORD = (".docx", ".docm", ".dotx", ".dotm")
-MAX_CHARACTERS = 16_000_000
+# Of a text, with the tags of a web page. web/page/documents/bounds.ts has the same bound.
+MAX_CHARACTERS = 5_000_000
 MAX_PAGES = 5_000
 SKIPPED = {"script", "style", "noscript", "template", "svg", "head", "title"}
 # Elements without an end.
@@ -30,6 +34,9 @@ class Unreadable:
     reason: str
 
 
+TOO_LONG = Unreadable(f"it has more than {MAX_CHARACTERS:,} characters of text; add a part of it")
+
+
 def main() -> None:
     serve(lambda: read)
 
@@ -37,23 +44,34 @@ def main() -> None:
 def read(path: object) -> object:
     """The text of a file, or `Unreadable`."""
     assert isinstance(path, Path)
+    damaged = "it cannot be read; save it again, or as text in UTF-8"
     try:
-        text = reader_of(path)(path)
+        reader, damaged = _reader_of(path)
+        return reader(path)
     except MemoryError:
-        return Unreadable("it needs too much memory")
-    except Exception as error:
+        return Unreadable("it needs too much memory; add a part of it")
+    except OSError as error:
+        return cannot_open(error)
+    except Exception:
         # Messages of parsers may quote the file.
-        return Unreadable(f"it cannot be read ({type(error).__name__})")
-    if isinstance(text, str) and len(text) > MAX_CHARACTERS:
-        return Unreadable(f"it has more than {MAX_CHARACTERS:,} characters")
-    return text
+        return Unreadable(damaged)
 
 
-def reader_of(path: Path) -> Callable[[Path], str | Unreadable]:
+def cannot_open(error: OSError) -> Unreadable:
+    return Unreadable(f"it cannot be opened ({reason_of(error)}); make it readable for this user")
+
+
+def _reader_of(path: Path) -> tuple[Callable[[Path], str | Unreadable], str]:
+    """The reader of a file, by its content if that says what it is, and the reason if it is damaged."""
     suffix = path.suffix.lower()
-    if suffix in WORD and path.read_bytes()[:2] == b"PK":
-        return read_word
-    return read_pdf if suffix in PDF else read_html if suffix in HTML else read_text
+    with path.open("rb") as file:
+        start = file.read(START_BYTES)
+    if suffix in PDF or start.startswith(b"%PDF-"):
+        reason = "is empty" if not start else "is not a PDF that can be read"
+        return read_pdf, f"it {reason}; export it again, or add its text"
+    if re.search(WORD_NAME, path.name, re.IGNORECASE) and start.startswith(b"PK"):
+        return read_word, "it is not a Word document that can be read; save it again, or add its text"
+    return read_html if suffix in HTML else read_text, "it cannot be read; save it again, or as text in UTF-8"
 
 
 def read_text(path: Path) -> str | Unreadable:
@@ -69,15 +87,19 @@ def read_html(path: Path) -> str | Unreadable:
 def read_word(path: Path) -> str | Unreadable:
     html = read_docx(path)
     if html is None:
-        return Unreadable("it has too much text")
-    return _shown(html) or Unreadable("it has no text")
+        return Unreadable(f"it unpacks to more than {MAX_PART_BYTES / 1e6:.0f} MB; add a part of it")
+    if len(html) > MAX_CHARACTERS:
+        return TOO_LONG
+    return _shown(html) or Unreadable("it has no text; add a file that has")
 
 
 def _decoded(path: Path, *, html: bool = False) -> str | Unreadable:
     data = path.read_bytes()
     refused = unreadable_kind(path.name, data)
     text = decode_text(data, html=html) if refused is None else None
-    return Unreadable(f"it {refused or not_text(data)}") if text is None else text
+    if text is None:
+        return Unreadable(f"it {refused or not_text(data)}")
+    return TOO_LONG if len(text) > MAX_CHARACTERS else text
 
 
 def _shown(html: str) -> str:
@@ -90,20 +112,30 @@ def _shown(html: str) -> str:
 
 def read_pdf(path: Path) -> str | Unreadable:
     from pypdf import PdfReader
+    from pypdf.errors import DependencyError
 
     reader = PdfReader(path)
-    if reader.is_encrypted and not reader.decrypt(""):
-        return Unreadable("it is encrypted")
+    try:
+        is_locked = reader.is_encrypted and not reader.decrypt("")
+    except DependencyError:
+        # A cipher of another package than we install.
+        is_locked = True
+    if is_locked:
+        return Unreadable("it is encrypted; add a copy of it without a password")
     if len(reader.pages) > MAX_PAGES:
-        return Unreadable(f"it has more than {MAX_PAGES:,} pages")
+        return Unreadable(f"it has more than {MAX_PAGES:,} pages; add a part of it")
     parts, length = list[str](), 0
     for page in reader.pages:
         parts.append(page.extract_text() or "")
         length += len(parts[-1])
         if length > MAX_CHARACTERS:
-            return Unreadable(f"it has more than {MAX_CHARACTERS:,} characters")
+            return TOO_LONG
     text = "\n\n".join(parts)
-    return text if text.strip() else Unreadable("it has no text; it may consist of images")
+    return (
+        text
+        if text.strip()
+        else Unreadable("it has no text, only images; add a copy that went through text recognition")
+    )
 
 
 class _PageText(HTMLParser):

@@ -13,7 +13,7 @@ from .document_worker import HTML, PDF, TEXT, WORD, Unreadable
 from .store import Document
 
 SUFFIXES = (*TEXT, *HTML, *WORD, *PDF, *file_kinds.SUFFIXES)
-MAX_BYTES = 64 << 20
+MAX_BYTES = 50_000_000
 READ_SECONDS = 30.0
 MEMORY_BYTES, KEPT_BYTES = 1 << 30, 256 << 20
 
@@ -59,12 +59,12 @@ class DocumentReader:
 
     async def read(self, path: Path) -> str | Unreadable:
         if path.stat().st_size > MAX_BYTES:
-            return Unreadable(f"it has more than {MAX_BYTES >> 20} MiB")
+            return Unreadable(f"it has more than {MAX_BYTES / 1e6:.0f} MB; add a part of it")
         try:
             text = await self._process.call(path, self._seconds)
         except WorkerEnded as ended:
-            limit = f"it takes more than {self._seconds:g} s" if ended.timed_out else "it needs too much memory"
-            return Unreadable(limit)
+            limit = f"takes more than {self._seconds:g} s to read" if ended.timed_out else "needs too much memory"
+            return Unreadable(f"it {limit}; add a part of it")
         assert isinstance(text, str | Unreadable)
         return text
 

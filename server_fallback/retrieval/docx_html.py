@@ -4,17 +4,22 @@ zip archive. web/page/documents/docx_html.ts does the same; tests/conformance/do
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from html import escape
 from io import BytesIO
 from pathlib import Path
+from urllib.parse import unquote
 from xml.etree.ElementTree import Element, iterparse
-from zipfile import ZipFile
+from zipfile import BadZipFile, ZipFile
 
-MAIN, STYLES, NOTES = "word/document.xml", "word/styles.xml", ("word/footnotes.xml", "word/endnotes.xml")
-# A small archive may unpack to any size.
+# Of a part: a small archive may unpack to any size.
 MAX_PART_BYTES = 64_000_000
+# Behind this, the names of a part's relations have their kind (ECMA-376, part 1, 15.2, and part 4).
+RELATION = re.compile(
+    r"http://(?:schemas\.openxmlformats\.org/officeDocument/2006|purl\.oclc\.org/ooxml/officeDocument)/relationships/(\w+)"
+)
 PREFIXES = {
     "http://schemas.openxmlformats.org/wordprocessingml/2006/main": "w",
     "http://purl.oclc.org/ooxml/wordprocessingml/main": "w",
@@ -22,6 +27,7 @@ PREFIXES = {
     "http://purl.oclc.org/ooxml/officeDocument/math": "m",
     "http://schemas.openxmlformats.org/markup-compatibility/2006": "mc",
 }
+ROOTS = {"w:document", "w:footnotes", "w:endnotes"}
 # What a reader does not see, or sees elsewhere: deleted and moved text, codes of fields, shapes for old versions.
 UNSEEN = {"w:del", "w:moveFrom", "w:instrText", "mc:Fallback"}
 TEXT = {"w:t", "m:t"}
@@ -32,15 +38,56 @@ HEADING = re.compile("heading ([1-9])", re.IGNORECASE)
 
 def read_docx(path: Path) -> str | None:
     """The document as HTML; None for one with a part that is too large. Raises what `zipfile` and `ElementTree` raise,
-    and KeyError for another archive.
+    and ValueError, for a damaged document and for another archive.
     """
     with ZipFile(path) as archive:
-        names = [name for name in (MAIN, STYLES, *NOTES) if name == MAIN or name in archive.NameToInfo]
-        if any(archive.getinfo(name).file_size > MAX_PART_BYTES for name in names):
-            return None
-        parts = {name: archive.read(name) for name in names}
-    levels = heading_levels(parts[STYLES]) if STYLES in parts else {}
-    return "".join(docx_html(parts[name], levels) for name in (MAIN, *NOTES) if name in parts)
+        package = _Package(archive)
+        main = package.related("").get("officeDocument", "")
+        others = package.related(main)
+        parts = [package.part(others.get(kind, "")) for kind in ("styles", "footnotes", "endnotes")]
+        text = package.part(main)
+    if package.is_too_large:
+        return None
+    styles, *notes = parts
+    levels = heading_levels(styles) if styles else {}
+    return "".join(docx_html(part, levels) for part in (text, *notes) if part or part is text)
+
+
+class _Package:
+    """The parts of a document, and their relations (ECMA-376, part 2). Names are of any case."""
+
+    def __init__(self, archive: ZipFile) -> None:
+        self._archive = archive
+        self._entries = {entry.filename.lower(): entry for entry in archive.infolist()}
+        self.is_too_large = False
+
+    def part(self, path: str) -> bytes:
+        """Empty for one that does not exist or is too large. Raises BadZipFile for a length that is not the stated
+        one.
+        """
+        entry = self._entries.get(path.lower())
+        if entry is None:
+            return b""
+        if entry.file_size > MAX_PART_BYTES:
+            self.is_too_large = True
+            return b""
+        part = self._archive.read(entry)
+        if len(part) != entry.file_size:
+            raise BadZipFile("a part is shorter than it states")
+        return part
+
+    def related(self, path: str) -> dict[str, str]:
+        """The paths of the parts that belong to the part at ``path``, by the kind of their relation; "" is the
+        package.
+        """
+        folder, _, name = path.rpartition("/")
+        xml, paths = self.part(posixpath.join(folder, "_rels", f"{name}.rels")), dict[str, str]()
+        for event, _, element in _tags(xml) if xml else ():
+            kind = RELATION.fullmatch(element.get("Type", ""))
+            if event == "start" and kind and element.get("TargetMode") != "External":
+                target = posixpath.normpath(posixpath.join("/", folder, unquote(element.get("Target", ""))))
+                paths.setdefault(kind[1], target.lstrip("/"))
+        return paths
 
 
 def heading_levels(styles: bytes) -> dict[str, int]:
@@ -57,12 +104,17 @@ def heading_levels(styles: bytes) -> dict[str, int]:
 
 
 def docx_html(part: bytes, levels: Mapping[str, int]) -> str:
-    """The HTML of a part's text, such as word/document.xml or word/footnotes.xml."""
+    """The HTML of a part's text, such as word/document.xml. Raises ParseError for damaged XML, and ValueError for parts
+    of other files.
+    """
     html = list[str]()
     # The text and the level of each open paragraph: a shape in a paragraph has paragraphs of its own.
     paragraphs = list[tuple[list[str], int | None]]()
-    unseen = cells = 0
+    unseen = cells = depth = 0
     for event, name, element in _tags(part):
+        if depth == 0 and name not in ROOTS:
+            raise ValueError("the root is not of a Word document")
+        depth += 1 if event == "start" else -1
         if name in UNSEEN:
             unseen += 1 if event == "start" else -1
         if unseen:
@@ -101,6 +153,9 @@ def _tags(xml: bytes) -> Iterator[tuple[str, str, Element]]:
     for event, element in iterparse(BytesIO(xml), ("start", "end")):
         namespace, _, name = element.tag.rpartition("}")
         yield event, f"{PREFIXES.get(namespace[1:], '')}:{name}", element
+        if event == "end":
+            # The tree of a long document needs many times its memory.
+            element.clear()
 
 
 def _attribute(element: Element, name: str) -> str:

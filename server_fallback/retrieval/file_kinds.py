@@ -6,10 +6,14 @@ from __future__ import annotations
 
 import re
 
+from .text_encoding import maybe_utf16
+
 # Files of these names are named among those that cannot be read; others, such as images, are left out.
 SUFFIXES = (".doc", ".rtf", ".xls", ".xlsx", ".xlsm", ".xlsb", ".ods", ".numbers", ".ppt", ".pptx", ".ppsx", ".odp",
             ".key", ".odt", ".pages", ".epub")  # fmt: skip
 START_BYTES = 16
+# Names of Word documents, and of files that programs other than Word save under these names.
+WORD_NAME = r"\.do[ct][xm]?$"
 ZIP = rb"PK\x03\x04"
 KINDS = [
     (re.compile(start, re.DOTALL), re.compile(ending, re.IGNORECASE), reason)
@@ -25,6 +29,9 @@ KINDS = [
         (rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP|II\*\0|MM\0\*|....ftyp(?:hei|mif|avi)", "",
          "is an image; add a PDF that went through text recognition"),
         (rb"ID3|OggS|fLaC|RIFF....(?:WAVE|AVI )|....ftyp|\x1a\x45\xdf\xa3", "", "is a recording; add its text"),
+        (rb"(?:\xef\xbb\xbf|\xff\xfe|\xfe\xff)?[\0\s]*<", WORD_NAME,
+         "is a web page or XML with the name of a Word document; name it .html, or save it as .docx in Word"),
+        (b"", WORD_NAME, "is not a Word document, although its name says so; save it as .docx, or name a text .txt"),
     )
 ]  # fmt: skip
 
@@ -37,6 +44,6 @@ def unreadable_kind(name: str, data: bytes) -> str | None:
 
 def not_text(data: bytes) -> str:
     """The same for bytes that are not text in an encoding that we know."""
-    if b"\0" in data:
+    if b"\0" in data and not maybe_utf16(data):
         return "is not a text file; add text, Markdown, HTML, Word (.docx) or PDF, for example an export of it"
     return "is text in an unknown encoding; save it as UTF-8"

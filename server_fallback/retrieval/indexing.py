@@ -16,7 +16,7 @@ from nearfar.compiler.errors import RequestError
 
 from ..executors.encoder_executor import EncoderExecutor
 from ..executors.executor import Call
-from .document_worker import Unreadable
+from .document_worker import Unreadable, cannot_open
 from .documents import DocumentReader, document_of, files_of
 from .passages import passages_of
 from .store import StoreModel, VectorStore
@@ -81,7 +81,7 @@ async def index_folder(
                 continue
             text = await reader.read(path)
         except OSError as error:
-            text = Unreadable(f"it cannot be read ({error.strerror})")
+            text = cannot_open(error)
             known.pop(name, None)
         if isinstance(text, Unreadable):
             summary.unreadable[name] = text.reason

@@ -45,6 +45,14 @@ def decode_text(data: bytes, *, html: bool = False) -> str | None:
     return None
 
 
+def maybe_utf16(data: bytes) -> bool:
+    """Whether bytes may be UTF-16 without a mark, of a script whose high bytes are seldom zero, such as Japanese."""
+    if data.count(0) * 20 >= len(data):
+        return False
+    texts = (_decoded(data, encoding) for encoding in ("utf-16-le", "utf-16-be"))
+    return any(text is not None and not CONTROL.search(text) for text in texts)
+
+
 def _decoded(data: bytes, encoding: str) -> str | None:
     try:
         return data.decode(encoding)

@@ -268,8 +268,12 @@ def test_a_word_file_and_a_latin_1_text_are_read_and_stay_after_a_reload_in_mid_
     opened: Opened, tmp_path: Path
 ) -> None:
     page = opened.page
-    with zipfile.ZipFile(tmp_path / "crew.docx", "w") as archive:
-        archive.writestr("word/document.xml", f"<w:document {W}>{paragraph('Zoe mends sails.')}</w:document>")
+    with zipfile.ZipFile(tmp_path / "crew.docx", "w", zipfile.ZIP_DEFLATED) as archive:
+        office = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument"
+        archive.writestr(
+            "_rels/.rels", f"<r:rels xmlns:r='urn:r'><r:r Type='{office}' Target='word/text.xml'/></r:rels>"
+        )
+        archive.writestr("word/text.xml", f"<w:document {W}>{paragraph('Zoe mends sails.')}</w:document>")
     add(page, {"crew.docx": (tmp_path / "crew.docx").read_bytes(), "cafe.txt": "Le café est à Oslo.".encode("latin-1")})
     for name in ("crew.docx", "cafe.txt"):
         page.wait_for_selector(f"#documents li:has-text('{name}')")

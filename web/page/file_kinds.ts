@@ -1,13 +1,17 @@
 // Files that have a text which no reader here finds, by their first bytes and their names.
 // server_fallback/retrieval/file_kinds.py has the same table; tests/conformance/text_files.json holds cases of both.
 
+import { maybeUtf16 } from "./text_encoding.js";
+
+/** Names of Word documents, and of files that programs other than Word save under these names. */
+export const WORD_NAME = /\.do[ct][xm]?$/i;
 /* oxlint-disable no-control-regex -- the first bytes of files */
 const KINDS: readonly (readonly [RegExp, RegExp, reason: string])[] = [
   [/^\xd0\xcf\x11\xe0/, /^/, "is an old Office file or has a password; save it as .docx or PDF, without a password"],
   [/^\{\\rtf/, /^/, "is a rich text file; save it as .docx or PDF"],
   // These two are read on the documents page.
   [/^%PDF-/, /^/, "is a PDF; ask about it on the documents page, or attach its text"],
-  [/^PK\x03\x04/, /\.do[ct][xm]$/i, "is a Word document; ask about it on the documents page, or attach its text"],
+  [/^PK\x03\x04/, WORD_NAME, "is a Word document; ask about it on the documents page, or attach its text"],
   [/^PK\x03\x04/, /\.(?:xls[xmb]|ods|numbers)$/i, "is a spreadsheet; save it as CSV or PDF"],
   [/^PK\x03\x04/, /\.(?:pp[ts]x|odp|key)$/i, "is a presentation; save it as PDF"],
   [/^PK\x03\x04/, /\.(?:odt|pages)$/i, "is a document of another program than Word; save it as .docx or PDF"],
@@ -19,6 +23,12 @@ const KINDS: readonly (readonly [RegExp, RegExp, reason: string])[] = [
     "is an image; add a PDF that went through text recognition",
   ],
   [/^(?:ID3|OggS|fLaC|RIFF....(?:WAVE|AVI )|....ftyp|\x1a\x45\xdf\xa3)/s, /^/, "is a recording; add its text"],
+  [
+    /^(?:\xef\xbb\xbf|\xff\xfe|\xfe\xff)?[\0\s]*</,
+    WORD_NAME,
+    "is a web page or XML with the name of a Word document; name it .html, or save it as .docx in Word",
+  ],
+  [/^/, WORD_NAME, "is not a Word document, although its name says so; save it as .docx, or name a text .txt"],
 ];
 /* oxlint-enable no-control-regex */
 const START_BYTES = 16;
@@ -31,7 +41,7 @@ export function unreadableKind(name: string, bytes: Uint8Array): string | null {
 
 /** The same for bytes that are not text in an encoding that we know. */
 export function notText(bytes: Uint8Array): string {
-  return bytes.includes(0)
+  return bytes.includes(0) && !maybeUtf16(bytes)
     ? "is not a text file; add text, Markdown, HTML, Word (.docx) or PDF, for example an export of it"
     : "is text in an unknown encoding; save it as UTF-8";
 }

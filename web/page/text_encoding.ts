@@ -29,6 +29,17 @@ export function decodeText(bytes: Uint8Array, { html = false } = {}): string | n
   return null;
 }
 
+/** Whether bytes may be a text in UTF-16 without a mark, of a script whose high bytes are seldom zero, as Japanese. */
+export function maybeUtf16(bytes: Uint8Array): boolean {
+  let zeros = 0;
+  for (const byte of bytes) if (byte === 0) zeros++;
+  if (zeros * 20 >= bytes.length) return false;
+  return ["utf-16le", "utf-16be"].some((encoding) => {
+    const found = decoded(bytes, encoding);
+    return found !== null && !CONTROL.test(found);
+  });
+}
+
 /** Null if the bytes are not in this encoding, or if it is unknown. */
 function decoded(bytes: Uint8Array, encoding: string): string | null {
   try {

@@ -9,13 +9,14 @@ import sys
 import zipfile
 from pathlib import Path
 from typing import Any
+from xml.etree.ElementTree import ParseError
 
 import pytest
 from conftest import ROOT
 from fake_source import text_model
 from pdf_files import pdf_of
 
-from nearfar.server_fallback.retrieval.document_worker import Unreadable, read
+from nearfar.server_fallback.retrieval.document_worker import MAX_CHARACTERS, Unreadable, read
 from nearfar.server_fallback.retrieval.documents import DocumentReader, files_of
 from nearfar.server_fallback.retrieval.docx_html import docx_html, heading_levels
 from nearfar.server_fallback.retrieval.file_kinds import not_text, unreadable_kind
@@ -45,9 +46,6 @@ def test_texts_pages_and_pdfs_are_read(tmp_path: Path) -> None:
     assert read(tmp_path / "c.html") == "Head & shoulders\n\nOne bold word\nnext\n\na\n\nb"
     assert read(tmp_path / "old.htm") == "café"
     assert read(written(tmp_path / "d.pdf", pdf_of(b"BT /F1 12 Tf 20 200 Td (Hello PDF) Tj ET"))) == "Hello PDF"
-    found = read(written(tmp_path / "bad.pdf", b"%PDF-1.4 nothing"))
-    assert isinstance(found, Unreadable)
-    assert "cannot be read" in found.reason
     assert isinstance(read(written(tmp_path / "empty.pdf", pdf_of(b""))), Unreadable)
 
 
@@ -64,21 +62,85 @@ def test_a_file_is_decoded_or_refused_with_the_reason(case: dict[str, Any]) -> N
 @pytest.mark.parametrize("case", WORD, ids=[case["about"] for case in WORD])
 def test_the_parts_of_a_word_document_are_read(case: dict[str, Any]) -> None:
     levels = heading_levels(case["styles"].encode()) if case["styles"] else {}
-    assert docx_html(case["document"].encode(), levels) == case["html"]
+    part = case["document"].encode(case["encoding"])
+    if case["html"] is None:
+        with pytest.raises((ValueError, ParseError)):
+            docx_html(part, levels)
+    else:
+        assert docx_html(part, levels) == case["html"]
+
+
+OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+NOT_WORD = Unreadable("it is not a Word document that can be read; save it again, or add its text")
+TOO_LONG = Unreadable("it has more than 5,000,000 characters of text; add a part of it")
+
+
+def relations(**targets: str) -> str:
+    entries = (f'<r Type="{OFFICE}/{kind}" Target="{target}"/>' for kind, target in targets.items())
+    return f"<r:Relationships xmlns:r='urn:r'>{''.join(entries)}</r:Relationships>"
+
+
+PARTS = {
+    "_rels/.rels": relations(officeDocument="word/document.xml"),
+    "word/_rels/document.xml.rels": relations(styles="styles.xml", footnotes="/word/footnotes.xml"),
+    "word/document.xml": WORD[0]["document"],
+    "word/styles.xml": WORD[0]["styles"],
+}
 
 
 def test_word_documents_are_read_and_other_archives_refused(tmp_path: Path) -> None:
-    parts = {"word/document.xml": WORD[0]["document"], "word/styles.xml": WORD[0]["styles"]}
-    assert read(word(tmp_path / "a.docx", parts)) == "Plan\n\nEins\n\ntief\n\nText"
+    assert read(word(tmp_path / "a.docx", PARTS)) == "Plan\n\nEins\n\ntief\n\nText"
     notes = WORD[1]["document"].replace("w:document", "w:footnotes")
-    assert read(word(tmp_path / "b.DOCX", {**parts, "word/footnotes.xml": notes})) == (
+    assert read(word(tmp_path / "b.DOC", {**PARTS, "word/footnotes.xml": notes})) == (
         "Plan\n\nEins\n\ntief\n\nText\n\ntwo words a\nb-c"
     )
-    bomb = word(tmp_path / "bomb.docx", {**parts, "word/document.xml": WORD[0]["document"] + " " * 64_000_001})
+    named = {
+        "_rels/.rels": relations(officeDocument="Word/My%20text.xml"),
+        "word/_rels/my text.xml.rels": relations(footnotes="../notes.xml"),
+        "word/my text.xml": WORD[1]["document"],
+        "notes.xml": notes,
+    }
+    assert read(word(tmp_path / "c.docx", named)) == "two words a\nb-c\n\ntwo words a\nb-c"
+    bomb = word(tmp_path / "bomb.docx", {**PARTS, "word/document.xml": " " * 64_000_001})
     assert bomb.stat().st_size < 100_000
-    assert read(bomb) == Unreadable("it has too much text")
-    for path in (word(tmp_path / "c.docx", {"a.xml": ""}), word(tmp_path / "d.xlsx", parts)):
-        assert isinstance(read(path), Unreadable)
+    assert read(bomb) == Unreadable("it unpacks to more than 64 MB; add a part of it")
+    long = WORD[0]["document"].replace("Text", "x" * MAX_CHARACTERS)
+    assert read(word(tmp_path / "long.docx", {**PARTS, "word/document.xml": long})) == TOO_LONG
+    for parts in ({"a.xml": ""}, {**PARTS, "word/document.xml": "<w/>"}):
+        assert read(word(tmp_path / "d.docx", parts)) == NOT_WORD
+    assert isinstance(read(word(tmp_path / "e.xlsx", PARTS)), Unreadable)
+
+
+@pytest.mark.parametrize("difference", [-1, 1])
+def test_a_part_whose_stated_length_is_wrong_is_refused(difference: int, tmp_path: Path) -> None:
+    data = bytearray(word(tmp_path / "a.docx", PARTS).read_bytes())
+    length = data.rindex(b"word/document.xml") - 46 + 24
+    stated = len(PARTS["word/document.xml"])
+    assert data[length : length + 4] == stated.to_bytes(4, "little")
+    data[length : length + 4] = (stated + difference).to_bytes(4, "little")
+    assert read(written(tmp_path / "b.docx", bytes(data))) == NOT_WORD
+
+
+def test_the_reasons_say_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
+    again = "export it again, or add its text"
+    assert read(written(tmp_path / "a.pdf", b"")) == Unreadable(f"it is empty; {again}")
+    assert read(written(tmp_path / "b.pdf", b"%PDF-1.4 nothing")) == Unreadable(
+        f"it is not a PDF that can be read; {again}"
+    )
+    assert read(written(tmp_path / "c.docx", b"PK\x03\x04nothing")) == NOT_WORD
+    assert read(written(tmp_path / "d.txt", b"x" * (MAX_CHARACTERS + 1))) == TOO_LONG
+    found = read(tmp_path)
+    assert isinstance(found, Unreadable)
+    assert found.reason == "it cannot be opened (Is a directory); make it readable for this user"
+    # The content decides, not the name.
+    assert read(written(tmp_path / "e.docx", pdf_of(b"BT /F1 12 Tf 20 200 Td (Hello PDF) Tj ET"))) == "Hello PDF"
+    page = read(written(tmp_path / "f.docx", b"<html><p>a</p></html>"))
+    assert isinstance(page, Unreadable)
+    assert "is a web page or XML" in page.reason
+
+
+def test_texts_are_bounded_as_in_the_page() -> None:
+    assert json.loads((CONFORMANCE / "text_files.json").read_text())["max_characters"] == MAX_CHARACTERS
 
 
 def word(path: Path, parts: dict[str, str]) -> Path:
@@ -98,7 +160,7 @@ def test_a_hostile_document_is_bounded_and_the_next_one_is_read(tmp_path: Path) 
         try:
             found = await reader.read(bomb)
             assert isinstance(found, Unreadable)
-            assert any(reason in found.reason for reason in ("more than 1.5 s", "memory", "cannot be read"))
+            assert any(reason in found.reason for reason in ("more than 1.5 s", "memory", "can be read"))
             assert await reader.read(tmp_path / "a.txt") == "fine"
         finally:
             reader.close()

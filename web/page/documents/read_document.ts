@@ -3,14 +3,11 @@
 import { RequestError } from "../../src/errors.js";
 import type { Document, DocumentFormat, NewDocument } from "../../src/retrieval/index.js";
 import { readDocument } from "../../src/retrieval/index.js";
-import { notText, unreadableKind } from "../file_kinds.js";
+import { WORD_NAME, notText, unreadableKind } from "../file_kinds.js";
 import { formatBytes } from "../format.js";
 import { decodeText } from "../text_encoding.js";
+import { MOST_CHARACTERS, MOST_FILE_BYTES, tooLong } from "./bounds.js";
 import { pagesDocument } from "./pdf_text.js";
-
-export const MOST_FILE_BYTES = 5_000_000;
-/** Images take most of the bytes of a PDF or a Word document. */
-const MOST_BYTES_WITH_IMAGES = 50_000_000;
 
 const FORMATS: readonly (readonly [RegExp, DocumentFormat])[] = [
   [/\.(?:md|markdown)$/i, "markdown"],
@@ -23,10 +20,9 @@ const FORMATS: readonly (readonly [RegExp, DocumentFormat])[] = [
  */
 export async function readDocumentFile(file: File, maxCharacters: number): Promise<NewDocument> {
   const kind = await kindOf(file);
-  const most = kind === "text" ? MOST_FILE_BYTES : MOST_BYTES_WITH_IMAGES;
-  if (file.size > most)
+  if (file.size > MOST_FILE_BYTES)
     throw new RequestError(
-      `${file.name} has ${formatBytes(file.size)}, and a document at most ${formatBytes(most)}; add a part of it`,
+      `${file.name} has ${formatBytes(file.size)}, and a document at most ${formatBytes(MOST_FILE_BYTES)}; add a part of it`,
     );
   const document = await READERS[kind](file, maxCharacters);
   if (document.passages.length === 0)
@@ -41,7 +37,7 @@ export async function readDocumentFile(file: File, maxCharacters: number): Promi
 async function kindOf(file: File): Promise<"pdf" | "docx" | "text"> {
   const start = new TextDecoder("latin1").decode(await file.slice(0, 5).arrayBuffer());
   if (/\.pdf$/i.test(file.name) || start === "%PDF-") return "pdf";
-  return /\.do[ct][xm]$/i.test(file.name) && start.startsWith("PK") ? "docx" : "text";
+  return WORD_NAME.test(file.name) && start.startsWith("PK") ? "docx" : "text";
 }
 
 type Reader = (file: File, maxCharacters: number) => Promise<Document>;
@@ -54,7 +50,7 @@ const READERS: Readonly<Record<"pdf" | "docx" | "text", Reader>> = {
   },
   async docx(file, maxCharacters) {
     const { readDocx } = await import("./read_docx.js");
-    return readDocument(readDocx(file.name, await bytesOf(file)), { format: "html", maxCharacters });
+    return divided(file, await readDocx(file.name, await bytesOf(file)), "html", maxCharacters);
   },
   async text(file, maxCharacters) {
     const bytes = await bytesOf(file);
@@ -62,9 +58,14 @@ const READERS: Readonly<Record<"pdf" | "docx" | "text", Reader>> = {
     const refused = unreadableKind(file.name, bytes);
     const text = refused === null ? decodeText(bytes, { html: format === "html" }) : null;
     if (text === null) throw new RequestError(`${file.name} ${refused ?? notText(bytes)}`);
-    return readDocument(text, { format, maxCharacters });
+    return divided(file, text, format, maxCharacters);
   },
 };
+
+function divided(file: File, text: string, format: DocumentFormat, maxCharacters: number): Document {
+  if (text.length > MOST_CHARACTERS) throw tooLong(file.name);
+  return readDocument(text, { format, maxCharacters });
+}
 
 async function bytesOf(file: File): Promise<Uint8Array<ArrayBuffer>> {
   return new Uint8Array(await file.arrayBuffer());

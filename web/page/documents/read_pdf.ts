@@ -6,11 +6,11 @@ import { PDFWorker, getDocument } from "pdfjs-dist/legacy/build/pdf.mjs";
 
 import { RequestError, messageOf } from "../../src/errors.js";
 import { formatCount } from "../format.js";
+import { MOST_CHARACTERS, tooLong } from "./bounds.js";
 import type { TextPiece } from "./pdf_text.js";
 import { PageText } from "./pdf_text.js";
 
 const MOST_PAGES = 2000;
-const MOST_CHARACTERS = 4_000_000;
 const MOST_SECONDS = 60;
 const WORKER = "pdf/pdf.worker.min.mjs";
 /** The encodings of fonts for Chinese, Japanese and Korean that a PDF names and does not contain. */
@@ -71,10 +71,7 @@ async function pagesOf(name: string, bytes: ArrayBuffer, worker: PDFWorker): Pro
     const reader = (page.streamTextContent() as ReadableStream<{ readonly items: readonly object[] }>).getReader();
     for (let chunk = await reader.read(); !chunk.done; chunk = await reader.read()) {
       for (const item of chunk.value.items) if ("str" in item) text.add(item as TextPiece);
-      if (characters + text.length > MOST_CHARACTERS)
-        throw new RequestError(
-          `${name} has more than ${formatCount(MOST_CHARACTERS)} characters of text; add a part of it`,
-        );
+      if (characters + text.length > MOST_CHARACTERS) throw tooLong(name);
     }
     page.cleanup();
     characters += text.length;

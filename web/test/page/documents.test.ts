@@ -5,6 +5,7 @@ import words from "../../../tests/conformance/docx.json" with { type: "json" };
 import type { AnswerEvent } from "../../page/documents/ask.js";
 import { askDocuments } from "../../page/documents/ask.js";
 import { citedParts } from "../../page/documents/citations.js";
+import { MOST_CHARACTERS } from "../../page/documents/bounds.js";
 import { readDocumentFile } from "../../page/documents/read_document.js";
 import { BORDER_CHARACTERS, promptOf, sourcesOf } from "../../page/documents/sources.js";
 import type { ChatMessage, Piece, Side } from "../../page/model.js";
@@ -74,17 +75,28 @@ describe("readDocumentFile", () => {
     await expect(readDocumentFile(new File([bytes], "a.xlsx"), 600)).rejects.toThrow("a.xlsx is a spreadsheet; save");
     await expect(readDocumentFile(new File([bytes], "a.docx"), 600)).rejects.toThrow("a.docx is not a Word document");
     await expect(readDocumentFile(new File([" \n"], "a.txt"), 600)).rejects.toThrow("a.txt has no text");
-    await expect(readDocumentFile(new File([new Uint8Array(5_000_001)], "a.txt"), 600)).rejects.toThrow("at most 5");
+    await expect(readDocumentFile(new File([new Uint8Array(50_000_001)], "a.txt"), 600)).rejects.toThrow("at most 50");
+    await expect(readDocumentFile(new File(["<html>"], "a.docx"), 600)).rejects.toThrow("a.docx is a web page or XML");
   });
 });
 
 describe("readDocumentFile of a Word document", () => {
-  const docx = (parts: Readonly<Record<string, string>>): File => {
-    const zipped = zipSync(Object.fromEntries(Object.entries(parts).map(([name, text]) => [name, strToU8(text)])));
-    return new File([new Uint8Array(zipped)], "a.docx");
+  const zipped = (parts: Readonly<Record<string, string>>) =>
+    new Uint8Array(zipSync(Object.fromEntries(Object.entries(parts).map(([name, text]) => [name, strToU8(text)]))));
+  const docx = (parts: Readonly<Record<string, string>>): File => new File([zipped(parts)], "a.docx");
+  const relations = (targets: Readonly<Record<string, string>>): string => {
+    const office = "http://schemas.openxmlformats.org/officeDocument/2006/relationships";
+    const entries = Object.entries(targets).map(([kind, target]) => `<r Type="${office}/${kind}" Target="${target}"/>`);
+    return `<r:Relationships xmlns:r="urn:r">${entries.join("")}</r:Relationships>`;
   };
   const [first, second] = words.cases;
-  const parts = { "word/document.xml": first?.document ?? "", "word/styles.xml": first?.styles ?? "" };
+  const document = first?.document ?? "";
+  const parts = {
+    "_rels/.rels": relations({ officeDocument: "word/document.xml" }),
+    "word/_rels/document.xml.rels": relations({ styles: "styles.xml", footnotes: "/word/footnotes.xml" }),
+    "word/document.xml": document,
+    "word/styles.xml": first?.styles ?? "",
+  };
 
   it("reads the text with its notes, and the headings of a passage", async () => {
     const notes = second?.document.replaceAll("w:document", "w:footnotes") ?? "";
@@ -93,11 +105,48 @@ describe("readDocumentFile of a Word document", () => {
     expect(read.document.passages.at(-1)?.headings).toEqual(["Eins", "tief"]);
   });
 
-  it("refuses other archives, and a part that unpacks to too much", async () => {
-    await expect(readDocumentFile(docx({ "a.xml": "" }), 600)).rejects.toThrow("a.docx is not a Word document");
+  it("finds the main part by its relation, whatever its name", async () => {
+    const read = await readDocumentFile(
+      docx({
+        "_rels/.rels": relations({ officeDocument: "Word/My%20text.xml" }),
+        "word/_rels/my text.xml.rels": relations({ styles: "../styles.xml" }),
+        "word/my text.xml": document,
+        "styles.xml": parts["word/styles.xml"],
+      }),
+      600,
+    );
+    expect(read.document.passages.at(-1)?.headings).toEqual(["Eins", "tief"]);
+  });
+
+  it("refuses other archives, and text that is too long", async () => {
+    const refused = "a.docx is not a Word document that can be read; save it again, or add its text";
+    await expect(readDocumentFile(docx({ "a.xml": "" }), 600)).rejects.toThrow(refused);
+    await expect(readDocumentFile(docx({ ...parts, "word/document.xml": "<w/>" }), 600)).rejects.toThrow(refused);
     const bomb = docx({ ...parts, "word/document.xml": " ".repeat(64_000_001) });
     expect(bomb.size).toBeLessThan(100_000);
-    await expect(readDocumentFile(bomb, 600)).rejects.toThrow("a.docx has 64");
+    await expect(readDocumentFile(bomb, 600)).rejects.toThrow("a.docx unpacks to more than 64.0 MB; add a part of it");
+    const long = "a.docx has more than 5,000,000 characters of text; add a part of it";
+    const text = "x".repeat(MOST_CHARACTERS);
+    await expect(
+      readDocumentFile(docx({ ...parts, "word/document.xml": document.replace("Text", text) }), 600),
+    ).rejects.toThrow(long);
+    await expect(readDocumentFile(new File([`${text} `], "a.txt"), 600)).rejects.toThrow("a.txt has more than 5");
+  });
+
+  it.each([-1, 1])("refuses a part whose stated length is wrong by %i", async (difference) => {
+    const bytes = zipped(parts);
+    const view = new DataView(bytes.buffer);
+    const entry = Buffer.from(bytes).lastIndexOf("word/document.xml") - 46;
+    expect(view.getUint32(entry + 24, true)).toBe(document.length);
+    view.setUint32(entry + 24, document.length + difference, true);
+    await expect(readDocumentFile(new File([bytes], "a.docx"), 600)).rejects.toThrow("is not a Word document");
+  });
+
+  it("refuses a damaged part by its checksum", async () => {
+    const bytes = zipped(parts);
+    const entry = Buffer.from(bytes).lastIndexOf("word/document.xml") - 46;
+    bytes[entry + 16] = (bytes[entry + 16] ?? 0) ^ 1;
+    await expect(readDocumentFile(new File([bytes], "a.docx"), 600)).rejects.toThrow("is not a Word document");
   });
 });
 

@@ -54,7 +54,7 @@ it("a PDF that takes too long is refused by name, and its worker ends", async ()
 });
 
 it.each([
-  ["text without an end", () => Promise.resolve(endless(1, "a".repeat(100_000))), "x.pdf has more than 4,000,000"],
+  ["text without an end", () => Promise.resolve(endless(1, "a".repeat(100_000))), "x.pdf has more than 5,000,000"],
   ["too many pages", () => Promise.resolve(endless(2001, "")), "x.pdf has 2,001 pages"],
   ["another format", () => Promise.reject(new Error("no header")), "x.pdf is not a PDF that can be read (no header)"],
 ])("%s is refused by name, and its worker ends", async (_, open, message) => {

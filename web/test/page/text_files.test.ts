@@ -2,6 +2,7 @@ import { expect, it } from "vitest";
 
 import words from "../../../tests/conformance/docx.json" with { type: "json" };
 import files from "../../../tests/conformance/text_files.json" with { type: "json" };
+import { MOST_CHARACTERS } from "../../page/documents/bounds.js";
 import { docxHtml, headingLevels } from "../../page/documents/docx_html.js";
 import { notText, unreadableKind } from "../../page/file_kinds.js";
 import { decodeText } from "../../page/text_encoding.js";
@@ -14,6 +15,13 @@ it.each(files.cases)("$name is decoded, or refused with the reason", ({ name, ba
   if (found === null) expect(refused ?? notText(bytes)).toBe(reason);
 });
 
-it.each(words.cases)("Word: $about", ({ document, styles, html }) => {
-  expect(docxHtml(document, headingLevels(styles ?? ""))).toBe(html);
+it.each(words.cases)("Word: $about", ({ document, styles, encoding, html }) => {
+  const read = () =>
+    docxHtml(Buffer.from(document, encoding as BufferEncoding), headingLevels(Buffer.from(styles ?? "<none/>")));
+  if (html === null) expect(read).toThrow(Error);
+  else expect(read()).toBe(html);
+});
+
+it("bounds texts as the server does", () => {
+  expect(MOST_CHARACTERS).toBe(files.max_characters);
 });
