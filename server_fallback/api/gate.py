@@ -16,11 +16,12 @@ from uuid import uuid4
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..log_event import log_event
 from .addresses import Addresses
 from .drain import ClientGone
 from .errors import ApiError, api_error, is_panic
 from .exchange import Exchange
-from .log import log_event, log_failure
+from .log import log_failure
 from .service import Service
 from .traces import context_headers
 

@@ -11,10 +11,9 @@ import traceback
 from collections.abc import Mapping
 from typing import TextIO
 
+from ..log_event import log_event
 from .errors import ApiError
 from .exchange import Exchange
-
-LOGGER = logging.getLogger("nearfar.server")
 
 
 def configure_logs(stream: TextIO, level: int = logging.INFO) -> None:
@@ -44,10 +43,6 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info and record.exc_info[1] is not None:
             line.update(_stack(record.exc_info[1]))
         return json.dumps(line, ensure_ascii=False, default=str)
-
-
-def log_event(event: str, level: int = logging.INFO, **fields: object) -> None:
-    LOGGER.log(level, event, extra={"fields": fields})
 
 
 def log_failure(exchange: Exchange, error: BaseException, reported: ApiError) -> None:

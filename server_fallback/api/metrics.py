@@ -172,6 +172,9 @@ class Metrics:
         self.switches = Counter(
             "nearfar:switches", "Answers that the other side continued.", ["from", "to", "reason"], registry=registry
         )
+        self.front_end_restarts = Counter(
+            "nearfar:front_end_restarts", "Starts of front ends after they failed or hung.", registry=registry
+        )
         self.http = Counter("http_requests", "HTTP requests.", ["handler", "method", "status"], registry=registry)
 
     def text(self) -> bytes:

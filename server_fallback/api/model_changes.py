@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from nearfar.compiler.errors import NearfarError
 
 from ..executors.executor import Models
+from ..log_event import log_event
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest
-from .log import log_event
 
 COMMAND_LINE = "command line"
 

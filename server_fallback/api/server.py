@@ -25,11 +25,11 @@ from fastapi import FastAPI
 from nearfar.compiler.errors import RequestError, reason_of
 
 from ..garbage import collect_garbage_rarely
+from ..log_event import log_event
 from .addresses import Addresses
 from .config import ApiConfig
 from .connection import connection_factory, socket_factory
 from .connections import RESERVED_FILES, Connections
-from .log import log_event
 from .service import Service
 
 BACKLOG = 2048

@@ -27,7 +27,12 @@ from .heartbeat import HANG_SECONDS
 
 
 class EngineRecipe(Protocol):
-    """A recipe with which the process creates its engine. It is pickled, so it is a dataclass of a module."""
+    """A recipe with which the process creates its engine. It is pickled, so it is a dataclass of a module. ``name`` is
+    that of its model.
+    """
+
+    @property
+    def name(self) -> str: ...
 
     def open(self, masks: Masks | None) -> TokenEngine | EncoderEngine:
         """Raises NearfarError's leaves."""

@@ -5,6 +5,7 @@ answers fail, and it is started again.
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from nearfar.compiler.errors import NearfarError, Unavailable
 from nearfar.compiler.runtime.batch import FloatArray
 
 from ..engine.config import EngineConfig
+from ..log_event import log_event
 from .connection import Connection
 from .engine_client import EngineClient, engine_closed, process_failed, process_restarts
 from .heartbeat import HANG_SECONDS
@@ -141,6 +143,7 @@ class RemoteEngine(EngineClient):
         """End the process, after which it is started again. This ends a stopped process too."""
         assert self._process is not None
         self._hung = True
+        self._log("engine_hung", seconds=self._hang_seconds)
         self._process.kill()
 
     def _on_end(self) -> None:
@@ -155,6 +158,9 @@ class RemoteEngine(EngineClient):
         if not self._closing and self._opened is not None and self._restarting is None:
             self._restarting = asyncio.ensure_future(self._restart())
 
+    def _log(self, event: str, **fields: object) -> None:
+        log_event(event, logging.ERROR, model=self._recipe.name, engine=self.pid, **fields)
+
     async def _restart(self) -> None:
         """Start the process again until that succeeds or is given up."""
         if time.monotonic() - self._opened_at > STEADY_SECONDS:
@@ -163,7 +169,9 @@ class RemoteEngine(EngineClient):
             assert self._process is not None
             status = await asyncio.to_thread(end, self._process)
             self._crashes += 1
+            self._log("engine_ended", status=status)
             if self._crashes > MAX_CRASHES:
+                self._log("engine_given_up", failures=self._crashes)
                 self._refusal = Unavailable(
                     f"the process of the engine has failed {self._crashes} times and is not started again; its last "
                     f"status was {status}"

@@ -38,6 +38,10 @@ class LocalRecipe:
     draft: Planned | None
     config: EngineConfig
 
+    @property
+    def name(self) -> str:
+        return self.planned.bundle.manifest.model
+
     def open(self, masks: Masks | None = None) -> TokenEngine | EncoderEngine:
         with ExitStack() as opened:
             runner = self.planned.open_runner()

@@ -67,6 +67,8 @@ async def serve(connected: socket.socket, listener: socket.socket) -> None:
     if message is None:
         return
     app = create_app(models, message.config, open_traces(os.environ), limits=SharedLimits(link))
+    if message.again:
+        app.state.service.metrics.front_end_restarts.inc()
     heart = Heart(beat_seconds(message.config.hang_seconds), lambda: link.send(Beat()))
     # Connections that wait since the front end before this one ended need the models.
     await models.has_published.wait()

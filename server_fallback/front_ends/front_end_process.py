@@ -16,11 +16,11 @@ from typing import Any
 from ..api.config import ApiConfig
 from ..api.errors import ApiError
 from ..api.limiter import Limiter
-from ..api.log import log_event
 from ..api.metrics import SHARED_FOLDER
 from ..engine_process.connection import Connection
 from ..engine_process.heartbeat import Watch
 from ..engine_process.messages import Beat
+from ..log_event import log_event
 from .held_requests import HeldRequests
 from .messages import Admit, Begin, Change, Publish, Published, Release, Returned, TakeAnswers, TakeBody
 
@@ -59,7 +59,7 @@ class FrontEndProcess:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    async def start(self) -> None:
+    async def start(self, *, again: bool = False) -> None:
         ours, theirs = socket.socketpair()
         passed = [theirs.fileno(), self._listener.fileno()]
         try:
@@ -76,7 +76,7 @@ class FrontEndProcess:
             theirs.close()
         connection = self._connection = Connection(self._on_message, self._on_end)
         await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
-        self.send(Begin(self._config))
+        self.send(Begin(self._config, again))
         self.send(self._latest())
 
     def send(self, message: object) -> None:
@@ -155,7 +155,7 @@ class FrontEndProcess:
         if self._stopping:
             self._ended.set()
             return
-        await self.start()
+        await self.start(again=True)
 
     async def _notify(self) -> None:
         async with self._has_published:

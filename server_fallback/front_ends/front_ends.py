@@ -16,9 +16,9 @@ from nearfar.compiler.errors import NearfarError
 
 from ..api.app import limiter_of
 from ..api.config import ApiConfig
-from ..api.log import log_event
 from ..api.server import STUCK_SECONDS, end_process_after, loop_factory, prepare_process
 from ..executors.registry import Registry
+from ..log_event import log_event
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
 from .front_end_process import FrontEndProcess
 from .messages import Change, Publish

@@ -35,7 +35,10 @@ class SharedModel:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
+    """``again``: after a front end that failed or hung."""
+
     config: ApiConfig
+    again: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from typing import Any
 
 from nearfar.compiler.errors import DeviceError, NearfarError, Unavailable
 
-from ..api.log import log_event
 from ..executors.executor import Executor, ExecutorState
 from ..executors.local_share import LocalShare
 from ..executors.model_table import Entry, ModelTable
 from ..executors.registry import POLL_SECONDS, UNLOAD_DRAIN_SECONDS
 from ..executors.shared_opener import open_shared
+from ..log_event import log_event
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
 from ..text.grammar.grammar_compiler import GrammarCompiler
 from .link import Link

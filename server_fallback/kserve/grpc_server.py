@@ -18,10 +18,11 @@ from ..api.addresses import Addresses
 from ..api.drain import SHUTTING_DOWN, ClientGone
 from ..api.errors import api_error
 from ..api.exchange import Exchange
-from ..api.log import log_event, log_failure
+from ..api.log import log_failure
 from ..api.route import authorize
 from ..api.service import Service
 from ..api.traces import context_headers
+from ..log_event import log_event
 from ..text.json_structure import MAX_VALUES
 from .grpc_messages import SERVICE, message, parse_message
 from .http_routes import (

@@ -116,6 +116,7 @@ class IdleRecipe:
     vocab_size: int
     sequences: int
     step_seconds: float
+    name: str = "idle"
 
     def open(self, masks: Masks | None = None) -> TokenEngine:
         pages = self.sequences * CONTEXT // PAGE_SIZE

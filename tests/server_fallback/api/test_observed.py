@@ -22,10 +22,11 @@ from nearfar.compiler.errors import CheckpointError, RequestError
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import read_keys
-from nearfar.server_fallback.api.log import LOGGER, JsonFormatter
+from nearfar.server_fallback.api.log import JsonFormatter
 from nearfar.server_fallback.api.model_changes import ModelChanges
 from nearfar.server_fallback.api.traces import Traces, open_traces
 from nearfar.server_fallback.executors.executor import ExecutorState
+from nearfar.server_fallback.log_event import LOGGER
 from nearfar.server_fallback.schema.models import LoadRequest
 
 CHAT = "/v1/chat/completions"

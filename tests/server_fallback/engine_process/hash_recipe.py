@@ -24,6 +24,7 @@ class HashRecipe:
     max_waiting: int = 256
     fails: bool = False
     broken: Path | None = None
+    name: str = "hash"
 
     def open(self, masks: Masks | None = None) -> TokenEngine:
         if self.fails:
@@ -40,6 +41,8 @@ class HashRecipe:
 @dataclass(frozen=True)
 class EncoderRecipe:
     """An encoder engine over the hash model."""
+
+    name: str = "hash"
 
     def open(self, masks: Masks | None = None) -> EncoderEngine:  # noqa: ARG002
         runner = HashRunner(Limits(tokens=8, sequences=4, rows=4, pages=24))

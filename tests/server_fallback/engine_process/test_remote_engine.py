@@ -142,8 +142,16 @@ def test_a_closed_generator_a_deadline_and_a_full_queue_reach_the_process() -> N
     run(work())
 
 
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, object]]]:
+    """The events that engines log, with their fields."""
+    events = list[tuple[str, dict[str, object]]]()
+    monkeypatch.setattr(remote_engine, "log_event", lambda event, _, **fields: events.append((event, fields)))
+    return events
+
+
 def test_a_crash_fails_running_answers_and_the_engine_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_engine, "FIRST_RESTART_SECONDS", 0.2)
+    events = logged(monkeypatch)
 
     async def work() -> None:
         async with remote(HashRecipe(step_seconds=0.02)) as engine:
@@ -163,12 +171,14 @@ def test_a_crash_fails_running_answers_and_the_engine_restarts(monkeypatch: pyte
             tokens, _ = await items(engine)
             assert [token.token_id for token in tokens] == answer_of(PROMPT, 6, 64)[0]
             assert engine.pid != crashed
+            assert events == [("engine_ended", {"model": "hash", "engine": crashed, "status": -signal.SIGKILL})]
 
     run(work())
 
 
 def test_a_process_that_is_silent_is_not_ready_and_is_then_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_engine, "FIRST_RESTART_SECONDS", 0.1)
+    events = logged(monkeypatch)
 
     async def work() -> None:
         engine = await RemoteEngine.open(HashRecipe(step_seconds=0.02), hang_seconds=4.0)
@@ -186,6 +196,11 @@ def test_a_process_that_is_silent_is_not_ready_and_is_then_started_again(monkeyp
         tokens, _ = await items(engine)
         assert [token.token_id for token in tokens] == answer_of(PROMPT, 6, 64)[0]
         assert engine.pid != stopped
+        which = {"model": "hash", "engine": stopped}
+        assert events == [
+            ("engine_hung", {**which, "seconds": 4.0}),
+            ("engine_ended", {**which, "status": -signal.SIGKILL}),
+        ]
         await engine.close()
         assert not is_running(stopped)
 

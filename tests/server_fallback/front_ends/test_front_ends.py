@@ -155,6 +155,7 @@ def test_a_front_end_that_crashes_fails_its_own_requests_and_is_started_again(se
     ended = server.lines("front_end_ended")[-1]
     assert (ended["front_end"], ended["status"]) == (victim, -signal.SIGKILL)
     wait_until(lambda: len(server.front_ends()) == 2 and all(server.ask().status_code == 200 for _ in range(8)))
+    assert "nearfar:front_end_restarts_total 1.0" in server.metrics()
 
 
 def test_a_front_end_that_hangs_is_started_again_and_its_connections_are_answered(server: Served) -> None:
