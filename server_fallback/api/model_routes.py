@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
 from nearfar.compiler.errors import NearfarError
 
@@ -37,6 +38,8 @@ def models_router(service: Service) -> APIRouter:
         for card in service.models.cards():
             if card.id == model:
                 return card
+        if model in ("load", "unload"):
+            raise HTTPException(405, headers={"Allow": "POST"})
         names = ", ".join(card.id for card in service.models.cards())
         raise UnknownModel(f"the model {model[:100]!r} does not exist here; available: {names or 'none'}")
 

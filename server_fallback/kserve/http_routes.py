@@ -25,9 +25,11 @@ from ..executors.executor import Call, UnknownModel
 from ..text.json_structure import JsonStructure
 from .model_tensors import PLATFORM, VERSION, ModelForm, encoder_of, form_of, infer
 from .tensors import Tensor, flattened, from_bytes, from_values
+from .wrong_address import unknown_action, wrong_address
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 OCTETS = "application/octet-stream"
+OTHER_METHODS = ["POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 EXTENSIONS = ["binary_tensor_data", "model_configuration"]
 ACCEPTED = {"binary_data_output", "priority", "timeout", "truncate"}
 
@@ -39,6 +41,9 @@ def kserve_router(service: Service) -> APIRouter:
         card = next((card for card in service.models.cards() if card.id == name), None)
         state = None if card is None else service.models.states().get(card.root or card.id)
         return number == VERSION and state is not None and state.ready and not service.drain.started
+
+    def names() -> set[str]:
+        return {card.id for card in service.models.cards()}
 
     # A model's name may contain slashes, so the longer patterns come first: of two decorators, the lower one.
     @router.get("/v2")
@@ -64,9 +69,17 @@ def kserve_router(service: Service) -> APIRouter:
     @router.get("/v2/models/{model:path}")
     @router.get("/v2/models/{model:path}/versions/{number}")
     async def metadata(model: str, number: str = VERSION) -> dict[str, object]:
+        try:
+            executor = await service.models.executor(model)
+        except UnknownModel as error:
+            raise wrong_address(names(), model) or error from None
         check_version(model, number)
-        form = form_of(await service.models.executor(model))
+        form = form_of(executor)
         return {"name": model, "versions": [VERSION], "platform": PLATFORM, **_tensors(form)}
+
+    @router.api_route("/v2/models/{model:path}", methods=OTHER_METHODS)
+    async def other_method(model: str) -> Response:
+        raise wrong_address(names(), model) or unknown_action()
 
     return router
 

@@ -117,6 +117,8 @@ def test_models_are_listed_and_found_by_names_with_slashes() -> None:
     cards = ask("GET", "/v1/models").json()
     assert cards["object"] == "list"
     assert cards["data"][1] == ask("GET", "/v1/models/other/name").json()
+    changing = ask("GET", "/v1/models/load")
+    assert (changing.status_code, changing.headers["Allow"]) == (405, "POST")
     missing = ask("GET", "/v1/models/gpt-9")
     assert code(missing) == (404, "model_not_found")
     assert "available: fake, other/name" in missing.json()["error"]["message"]

@@ -194,6 +194,34 @@ def test_every_error_below_v2_can_be_read_by_triton_s_client(served: LiveServer,
         assert run(ask_app(app, "POST", path, b"{")).json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "words"),
+    [
+        ("POST", "embed", 405, "use GET"),
+        ("DELETE", "embed/versions/1", 405, "use GET"),
+        ("GET", "embed/infer", 405, "use POST"),
+        ("GET", "embed/versions/1/infer", 405, "use POST"),
+        ("DELETE", "embed/infer", 405, "use POST"),
+        ("POST", "embed/ready", 405, "use GET"),
+        ("POST", "embed/versions/1/config", 405, "use GET"),
+        ("POST", "embed/generate", 404, "this address does not exist; a model has /infer, /ready, /config and"),
+        ("GET", "embed/generate", 404, "this address does not exist"),
+        ("POST", "embed/versions/1/generate_stream", 404, "this address does not exist"),
+        ("POST", "none/generate", 404, "this address does not exist"),
+        ("GET", "none/model", 404, "the model 'none/model' does not exist"),
+        ("GET", "embed/versions/2", 404, "has no version '2'"),
+    ],
+)
+def test_an_address_that_no_route_has_is_a_404_or_names_its_method(
+    models: ModelsWithEncoders, method: str, path: str, status: int, words: str
+) -> None:
+    answer = run(ask_app(create_app(models, ApiConfig()), method, f"/v2/models/{path}", None))
+    assert (answer.status_code, list(answer.json())) == (status, ["error"])
+    assert words in answer.json()["error"]
+    if status == 405:
+        assert answer.headers["Allow"] == words.removeprefix("use ")
+
+
 def test_a_message_of_grpc_with_too_many_fields_is_not_parsed() -> None:
     request = message("ModelInferRequest")(model_name="m", id="x" * 300)
     texts = request.inputs.add(name="text", datatype="BYTES", shape=[1]).contents.bytes_contents
