@@ -18,11 +18,13 @@ export function make<K extends keyof HTMLElementTagNameMap>(
   return node;
 }
 
-/** Set the progress of a progress bar. */
-export function fill(id: string, done: number, total: number): void {
-  const percent = total === 0 ? 0 : Math.round((100 * done) / total);
+/** Set the progress of a progress bar. If ``total`` is null, the bar moves without an end. */
+export function fill(id: string, done: number, total: number | null): void {
+  const percent = total === null ? 100 : total === 0 ? 0 : Math.round((100 * done) / total);
   const track = element(id, HTMLElement);
-  track.setAttribute("aria-valuenow", String(percent));
+  track.classList.toggle("endless", total === null);
+  if (total === null) track.removeAttribute("aria-valuenow");
+  else track.setAttribute("aria-valuenow", String(percent));
   (track.firstElementChild as HTMLElement).style.width = `${percent}%`;
 }
 

@@ -21,15 +21,16 @@ export class LoadView {
 
   progress(progress: LoadProgress): void {
     const { loadedBytes, totalBytes, compiledKernels, totalKernels } = progress;
-    const { words, unit } = loadState(progress);
-    fill("download-track", loadedBytes, totalBytes);
-    fill("kernel-track", compiledKernels, totalKernels);
-    element("phase", HTMLElement).textContent = words;
-    const rest = unit === "bytes" ? this.rest(loadedBytes, totalBytes) : "";
-    element("amount", HTMLElement).textContent =
-      totalBytes === 0 ? "" : `${formatBytes(loadedBytes)} of ${formatBytes(totalBytes)}${rest}`;
+    const state = loadState(progress);
+    const rest = state.unit === "bytes" ? this.rest(loadedBytes, totalBytes) : "";
+    // Kernels have a bar of their own, so the first one stays full.
+    const full = { amount: formatBytes(totalBytes), done: totalBytes, total: totalBytes };
+    const { amount, done, total } = state.unit === "kernels" ? full : state;
+    element("phase", HTMLElement).textContent = state.words;
+    element("amount", HTMLElement).textContent = `${amount}${rest}`;
+    fill("download-track", done, total);
     element("kernels", HTMLElement).textContent = totalKernels === 0 ? "" : `${compiledKernels} of ${totalKernels}`;
-    element("loading", HTMLElement).dataset.waits = unit;
+    fill("kernel-track", compiledKernels, totalKernels);
   }
 
   /**

@@ -3,7 +3,6 @@
 import { DeviceError } from "../src/index.js";
 import { element, fill } from "./elements.js";
 import { explain } from "./explain.js";
-import { formatBytes } from "./format.js";
 import { loadState } from "./load_words.js";
 import type { LoadProgress } from "./model.js";
 
@@ -18,10 +17,9 @@ export class NearNotice {
   readonly #load = element("near-load", HTMLElement);
 
   progress(progress: LoadProgress): void {
-    const { words, done, total, unit } = loadState(progress);
-    const show = unit === "bytes" ? formatBytes : String;
+    const { words, amount, done, total } = loadState(progress);
     element("near-phase", HTMLElement).textContent = words;
-    element("near-amount", HTMLElement).textContent = total === 0 ? "" : `${show(done)} of ${show(total)}`;
+    element("near-amount", HTMLElement).textContent = amount;
     fill("near-track", done, total);
   }
 
