@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from html.parser import HTMLParser
@@ -15,6 +16,15 @@ from urllib.parse import unquote, urlsplit
 CODE = re.compile(r"^( *)(```|~~~).*?^\1\2", flags=re.DOTALL | re.MULTILINE)
 HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", flags=re.MULTILINE)
 LINK = re.compile(r"(?<!\\)\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
+
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def readmes() -> list[Path]:
+    """The Markdown files of this repository."""
+    command = ["git", "ls-files", "*.md"]
+    return [ROOT / file for file in subprocess.check_output(command, cwd=ROOT, text=True).split()]
 
 
 def broken_in_markdown(files: Iterable[Path]) -> list[str]:

@@ -1,7 +1,4 @@
-"""The command line: one file for each command.
-
-``nearfar compile | inspect | sign | run | score | quality | export | demo | serve | node | gateway | bench | router``
-"""
+"""The command line: one file for each command, of which overview.py has the list."""
 
 from __future__ import annotations
 
