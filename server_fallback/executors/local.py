@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from nearfar.compiler.errors import DeadlineExceeded, NearfarError, RequestError
-from nearfar.compiler.ir.sampling import WORD
+from nearfar.compiler.ir.sampling import ALTERNATIVES, WORD
 from nearfar.compiler.text.stop_strings import StopAutomaton
 
 from ..engine.request import (
@@ -162,7 +162,7 @@ class LocalExecutor:
         prompt, state = await self._chat_prompt(chat, call.client)
         check_prompt(prompt, model.vocab_size, self.context, "messages")
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
-        terms = self._terms(call, max_tokens, logprobs, request.prompt_logprobs)
+        terms = self._terms(call, max_tokens, logprobs, _prompt_alternatives(request, None))
         requests = await self._constrained(token_requests(prompt, request, terms), form.grammar, form.param, call)
         if state != "content" and (form.grammar is not None or thinking.budget is not None):
             requests = [self._reasoning_first(each, state, thinking.budget) for each in requests]
@@ -224,17 +224,15 @@ class LocalExecutor:
                 param="prompt",
             )
         echoes_tokens = bool(request.echo) and request.logprobs is not None
-        listed = [
-            each for each in (request.prompt_logprobs, request.logprobs if echoes_tokens else None) if each is not None
-        ]
-        terms = self._terms(call, request.max_tokens, request.logprobs, max(listed, default=None))
+        alternatives = _prompt_alternatives(request, request.logprobs if echoes_tokens else None)
+        terms = self._terms(call, request.max_tokens, request.logprobs, alternatives)
         requests = [
             each
             for prompt in prompts
             for each in await self._constrained(token_requests(prompt.ids, request, terms), grammar, param, call)
         ]
         echoes = [prompt.text(model.tokenizer) for prompt in prompts for _ in range(n)] if request.echo else []
-        vocabulary = await self._vocabulary(request.logprobs is not None or bool(listed))
+        vocabulary = await self._vocabulary(request.logprobs is not None or alternatives is not None)
         form = CompletionForm(
             model.name,
             model.tokenizer,
@@ -456,6 +454,13 @@ def _piece_sink(
 ) -> Sink[Piece] | None:
     """The sink for the pieces of an answer, None if it has none or several choices."""
     return None if sink is None or len(requests) != 1 else PieceSink(answer, sink)
+
+
+def _prompt_alternatives(request: GenerationRequest, echoed: int | None) -> int | None:
+    """How many alternatives each token of the prompt gets, None for no log-probabilities. ``echoed`` are those of an
+    echo. A rank needs all that the device lists.
+    """
+    return echoed if request.prompt_logprobs is None else ALTERNATIVES
 
 
 def _max_tokens(request: ChatCompletionRequest) -> int | None:

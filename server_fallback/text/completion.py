@@ -161,9 +161,19 @@ class CompletionAnswer(Generic[Written]):
         assert vocabulary is not None
         assert most is not None
         start = len(self._form.echoes[index]) if self._form.echoes else 0
+        names = [_name(vocabulary, span) for span in tokens]
         return CompletionLogprobs(
-            tokens=[vocabulary.name(span.token.token_id) for span in tokens],
+            tokens=names,
             token_logprobs=[span.token.logprob or 0.0 for span in tokens],
-            top_logprobs=[named_logprobs(vocabulary, span.token, most) for span in tokens],
+            top_logprobs=[
+                named_logprobs(vocabulary, span.token, most, name) for span, name in zip(tokens, names, strict=True)
+            ],
             text_offset=[start + span.start for span in tokens],
         )
+
+
+def _name(vocabulary: Vocabulary, span: TokenSpan) -> str:
+    """The token as text; of a token that a stop string cuts, the part before it, so that names join to the text."""
+    whole = vocabulary.tokens[span.token.token_id] or b""
+    is_cut = span.content != b"" and whole.startswith(span.content)
+    return span.content.decode(errors="replace") if is_cut else vocabulary.name(span.token.token_id)

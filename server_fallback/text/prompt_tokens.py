@@ -15,7 +15,7 @@ from .vocabulary import Vocabulary
 
 def prompt_logprobs(vocabulary: Vocabulary, tokens: Sequence[GeneratedToken], most: int) -> PromptLogprobs:
     """``tokens`` are all of a prompt but the first, which has no log-probability. Each comes with the ``most`` likely
-    ones. The rank counts from 1; it is None for a token that is not among those that the device lists.
+    ones. The rank counts from 1; it is None for a token that is not among the 20 likeliest, which the device lists.
     """
     listed: PromptLogprobs = [None]
     for token in tokens:
@@ -55,12 +55,15 @@ def echo_logprobs(
     )
 
 
-def named_logprobs(vocabulary: Vocabulary, token: GeneratedToken, most: int) -> dict[str, float]:
+def named_logprobs(
+    vocabulary: Vocabulary, token: GeneratedToken, most: int, own_name: str | None = None
+) -> dict[str, float]:
     """A token and the ``most`` likely ones by name. Of tokens with one name, such as parts of characters, the likeliest
-    counts.
+    counts. ``own_name`` is the token's, if only a part of it is in the text.
     """
-    named = {vocabulary.name(token.token_id): token.logprob or 0.0}
+    own_name = vocabulary.name(token.token_id) if own_name is None else own_name
+    named = {own_name: token.logprob or 0.0}
     for each in token.alternatives[:most]:
-        name = vocabulary.name(each.token_id)
+        name = own_name if each.token_id == token.token_id else vocabulary.name(each.token_id)
         named[name] = max(each.logprob, named.get(name, each.logprob))
     return named

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_source import END, executor
+from fake_source import END, FakeSource, alternatives_of, executor, text_model
 from local_requests import complete, run
 
 from nearfar.compiler.errors import RequestError
 from nearfar.server_fallback.api.encode import completion_json
+from nearfar.server_fallback.engine.request import GeneratedToken, PromptLogprobs, TokenLogprob, TokenRequest
+from nearfar.server_fallback.executors.local import LocalExecutor
+from nearfar.server_fallback.text.prompt_tokens import named_logprobs
 
 
 def test_several_prompts_each_get_n_answers(tmp_path: Path) -> None:
@@ -81,6 +85,57 @@ def test_a_prompt_is_scored_without_an_answer(tmp_path: Path) -> None:
     assert [choice.logprobs and choice.logprobs.token_logprobs for choice in answer.choices] == [[None, -2.0], [None]]
     assert [(choice.text, choice.finish_reason) for choice in answer.choices] == [("hi", "length"), ("i", "length")]
     assert (answer.usage.completion_tokens, [each.max_tokens for each in source.requests]) == (0, [1, 1])
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"stop": "ol"}, ["h", "<to"]),
+        ({"stop": "ol>b", "include_stop_str_in_output": True}, ["h", "<tool>", "b"]),
+        ({"stop": "ol", "include_stop_str_in_output": True}, ["h", "<tool"]),
+        ({"stop": ["b", "<tool>"]}, ["h"]),
+        ({"stop": "ol", "echo": True}, ["x", "h", "<to"]),
+        ({}, ["h", "<tool>", "b"]),
+    ],
+)
+def test_the_names_of_tokens_join_to_the_text_before_a_stop_string(
+    tmp_path: Path, given: dict[str, Any], names: list[str]
+) -> None:
+    local = LocalExecutor(FakeSource([104, 258, 98]), text_model(tmp_path))
+    [choice] = complete(local, prompt="x", logprobs=1, **given).choices
+    assert choice.logprobs is not None
+    assert (choice.logprobs.tokens, choice.text) == (names, "".join(names))
+    assert choice.logprobs.text_offset == [len("".join(names[:index])) for index in range(len(names))]
+    assert choice.logprobs.top_logprobs is not None
+    assert [list(top) for top in choice.logprobs.top_logprobs if top][-1][0] == names[-1]
+
+
+def test_a_cut_token_has_one_name_among_its_alternatives(tmp_path: Path) -> None:
+    token = GeneratedToken(258, -1.0, (TokenLogprob(258, -1.0), TokenLogprob(98, -2.0)))
+    assert named_logprobs(text_model(tmp_path).vocabulary, token, 2, "<to") == {"<to": -1.0, "b": -2.0}
+
+
+def test_the_rank_of_a_prompts_token_does_not_depend_on_the_number_that_is_listed(tmp_path: Path) -> None:
+    class Ranked(FakeSource):
+        """The prompt's tokens are the fourth likeliest of those that the device lists."""
+
+        async def generate(self, request: TokenRequest) -> AsyncGenerator[Any, None]:
+            async for item in super().generate(request):
+                if not isinstance(item, PromptLogprobs):
+                    yield item
+                    continue
+                listed = alternatives_of(105 - 3, request.prompt_alternatives, -1.0)
+                yield PromptLogprobs(tuple(GeneratedToken(each.token_id, -4.0, listed) for each in item.tokens))
+
+    for most in (0, 1, 5):
+        local = LocalExecutor(Ranked("b"), text_model(tmp_path))
+        [choice] = complete(local, prompt="hi", prompt_logprobs=most).choices
+        assert choice.prompt_logprobs is not None
+        _, listed = choice.prompt_logprobs
+        assert listed is not None
+        assert {key: each.rank for key, each in listed.items()} == {105: 4} | {
+            102 + index: 1 + index for index in range(most)
+        }
 
 
 def test_prompt_logprobs_and_token_ids_have_vllms_form(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 // chat.completions.create: answers a chat with OpenAI's parameters, in chunks or as one answer.
 
+import { MOST_ALTERNATIVES } from "../engine/check_request.js";
 import type { TokenRequest } from "../engine/request.js";
 import { RequestError } from "../errors.js";
 import { answerAll, foldHead, promptFields } from "./answers.js";
@@ -130,11 +131,12 @@ function promptParams(
   alternatives: number | undefined,
   { promptLogprobs: observed }: RequestOptions,
 ): Pick<TokenRequest, "promptLogprobs" | "promptAlternatives" | "onPromptLogprobs"> {
-  if (observed === undefined)
-    return alternatives === undefined ? {} : { promptLogprobs: promptIds.length, promptAlternatives: alternatives };
+  // A rank needs all that the device lists.
+  const listed = alternatives === undefined ? {} : { promptAlternatives: MOST_ALTERNATIVES };
+  if (observed === undefined) return alternatives === undefined ? {} : { promptLogprobs: promptIds.length, ...listed };
   return {
     promptLogprobs: alternatives === undefined ? observed.tokens : promptIds.length,
-    promptAlternatives: alternatives,
+    ...listed,
     onPromptLogprobs: (tokens) => {
       const last = tokens.slice(Math.max(0, tokens.length - observed.tokens));
       observed.onLogprobs(last.map(({ logprob }) => logprob ?? 0));

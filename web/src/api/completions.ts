@@ -1,5 +1,6 @@
 // completions.create, OpenAI's older API: continues texts or token ids without the chat template.
 
+import { MOST_ALTERNATIVES } from "../engine/check_request.js";
 import type { TokenRequest } from "../engine/request.js";
 import { RequestError } from "../errors.js";
 import { answerAll, foldHead, promptFields } from "./answers.js";
@@ -43,7 +44,8 @@ export class Completions {
     if (prompt === undefined)
       throw new RequestError("prompt is missing; pass a text or token ids", { param: "prompt" });
     const listsPrompt = (echo && logprobs !== undefined) || promptAlternatives !== undefined;
-    const alternatives = Math.max(promptAlternatives ?? 0, echo ? (logprobs ?? 0) : 0);
+    // A rank needs all that the device lists.
+    const alternatives = promptAlternatives === undefined ? (logprobs ?? 0) : MOST_ALTERNATIVES;
     const prompts = textsOf(model.text, prompt, request.split_special_tokens);
     const planned = prompts.flatMap(({ ids }) =>
       requestsOf(ids, request, {
@@ -168,9 +170,16 @@ function joined(left: CompletionLogprobs, right: CompletionLogprobs): Completion
 /** ``start``: the length of the echo. */
 function logprobsOf(codec: TextCodec, tokens: readonly AnswerToken[], most: number, start: number): CompletionLogprobs {
   return {
-    tokens: tokens.map(({ tokenId }) => nameOf(codec, tokenId)),
+    tokens: tokens.map((token) => writtenName(codec, token)),
     token_logprobs: tokens.map(({ logprob }) => logprob ?? 0),
-    top_logprobs: tokens.map((token) => namedLogprobs(codec, token, most)),
+    top_logprobs: tokens.map((token) => namedLogprobs(codec, token, most, writtenName(codec, token))),
     text_offset: tokens.map(({ offset }) => start + offset),
   };
+}
+
+/** The token as text; of a token that a stop string cuts, the part before it, so that names join to the text. */
+function writtenName(codec: TextCodec, { tokenId, content }: AnswerToken): string {
+  const whole = codec.tokenBytes(tokenId) ?? new Uint8Array();
+  const isCut = content.length > 0 && content.every((byte, index) => byte === whole[index]);
+  return isCut ? new TextDecoder().decode(content) : nameOf(codec, tokenId);
 }

@@ -7,7 +7,7 @@ import type { CompletionLogprobs, PromptLogprobs } from "./types.js";
 
 /**
  * ``tokens`` are all of a prompt but the first, which has no log-probability. Each comes with the ``most`` likely ones.
- * The rank counts from 1; it is null for a token that is not among those that the device lists.
+ * The rank counts from 1; it is null for a token that is not among the 20 likeliest, which the device lists.
  */
 export function promptLogprobs(codec: TextCodec, tokens: readonly GeneratedToken[], most: number): PromptLogprobs {
   const listed = tokens.map(({ tokenId, logprob, alternatives }) => {
@@ -48,16 +48,17 @@ export function echoLogprobs(
 
 /**
  * A token and the ``most`` likely ones by name. Of tokens with one name, such as parts of characters, the likeliest
- * counts.
+ * counts. ``ownName`` is the token's, if only a part of it is in the text.
  */
 export function namedLogprobs(
   codec: TextCodec,
   { tokenId, logprob, alternatives }: GeneratedToken,
   most: number,
+  ownName = nameOf(codec, tokenId),
 ): Record<string, number> {
-  const values = new Map([[nameOf(codec, tokenId), logprob ?? 0]]);
+  const values = new Map([[ownName, logprob ?? 0]]);
   for (const each of alternatives.slice(0, most)) {
-    const name = nameOf(codec, each.tokenId);
+    const name = each.tokenId === tokenId ? ownName : nameOf(codec, each.tokenId);
     values.set(name, Math.max(each.logprob, values.get(name) ?? each.logprob));
   }
   return Object.fromEntries(values);

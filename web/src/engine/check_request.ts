@@ -4,7 +4,7 @@ import { RequestError } from "../errors.js";
 import type { TokenRequest } from "./request.js";
 
 /** The maximum number of alternatives with log-probabilities. */
-const MOST_ALTERNATIVES = 20;
+export const MOST_ALTERNATIVES = 20;
 
 /** Throws RequestError. */
 export function checkRequest(request: TokenRequest, vocabSize: number, context: number): void {

@@ -108,6 +108,48 @@ test("a prompt is scored without an answer", async () => {
   ]);
 });
 
+test.each([
+  [{ stop: "nk" }, ["h", "<thi"]],
+  [{ stop: "nk>b", include_stop_str_in_output: true }, ["h", "<think>", "b"]],
+  [{ stop: "nk", include_stop_str_in_output: true }, ["h", "<think"]],
+  [{ stop: ["b", "<think>"] }, ["h"]],
+  [{ stop: "nk", echo: true }, ["x", "h", "<thi"]],
+  [{}, ["h", "<think>", "b"]],
+])("the names of tokens join to the text before a stop string: %j", async (given, names) => {
+  const completions = new Completions(fakeModel([104, 257, 98]).model);
+  const { choices } = await completions.create({ prompt: [120], logprobs: 1, ...given });
+  const text = names.join("");
+  const listed = choices[0]?.logprobs;
+  expect([listed?.tokens, choices[0]?.text]).toEqual([names, text]);
+  expect(listed?.text_offset).toEqual(names.map((_, index) => names.slice(0, index).join("").length));
+  expect(Object.keys(listed?.top_logprobs.at(-1) ?? {})[0]).toBe(names.at(-1));
+});
+
+test.each([0, 1, 5])("the rank of a prompt's token does not depend on the number that is listed: %d", async (most) => {
+  const { model, source } = fakeModel("b");
+  const generateTokens = source.generateTokens.bind(source);
+  // The prompt's tokens are the fourth likeliest of those that the device lists.
+  source.generateTokens = (request) =>
+    generateTokens({
+      ...request,
+      onPromptLogprobs: (tokens) =>
+        request.onPromptLogprobs?.(
+          tokens.map((token) => ({
+            ...token,
+            alternatives: Array.from({ length: request.promptAlternatives ?? 0 }, (_, rank) => ({
+              tokenId: token.tokenId - 3 + rank,
+              logprob: -1 - rank,
+            })),
+          })),
+        ),
+    });
+  const { choices } = await new Completions(model).create({ prompt: [104, 105], prompt_logprobs: most });
+  const [, listed] = choices[0]?.prompt_logprobs ?? [];
+  const ranks = Object.fromEntries(Object.entries(listed ?? {}).map(([id, { rank }]) => [id, rank]));
+  const likeliest = Array.from({ length: most }, (_, index) => [102 + index, 1 + index] as const);
+  expect(ranks).toEqual({ 105: 4, ...Object.fromEntries(likeliest) });
+});
+
 test("prompt_logprobs and return_token_ids have vLLM's form", async () => {
   const { model } = fakeModel("b");
   const request = { prompt: [104, 105], prompt_logprobs: 2, return_token_ids: true };
