@@ -292,7 +292,7 @@ def add_access(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     access.add_argument(
         "--hang-seconds", type=seconds, default=HANG_SECONDS, metavar="S",
-        help="an engine or front end that does not respond for so long is started again (default: %(default)s)",
+        help="an engine, front end or vLLM that does not respond for this time is started again (default: %(default)s)",
     )  # fmt: skip
 
 

@@ -35,7 +35,10 @@ def make_opener(options: argparse.Namespace, environment: Mapping[str, str], pro
             "pipeline_parallel_size": options.pipeline_parallel_size,
         }
         arguments = tuple(shlex.split(options.vllm_arguments))
-        return VllmOpener(VllmOptions("", "", **sizes, arguments=arguments, nodes=node_options(options, environment)))
+        nodes = node_options(options, environment)
+        return VllmOpener(
+            VllmOptions("", "", **sizes, arguments=arguments, nodes=nodes, hang_seconds=options.hang_seconds)
+        )
     if options.quantization is not None:
         quant.by_name(options.quantization)
     return LocalOpener(

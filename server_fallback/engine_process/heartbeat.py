@@ -49,7 +49,8 @@ class Watch:
     def __init__(self, hang_seconds: float, on_hang: Callable[[], None]) -> None:
         self._hang_seconds, self._on_hang = hang_seconds, on_hang
         self._tick = beat_seconds(hang_seconds)
-        self._missed = 0
+        # The first count is now.
+        self._missed = -1
         self._step_seconds = 0.0
         self._heart = Heart(self._tick, self._count)
 

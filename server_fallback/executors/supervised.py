@@ -21,10 +21,14 @@ import httpx
 
 from nearfar.compiler.errors import DeviceError
 
+from ..engine_process.heartbeat import HANG_SECONDS, Watch
+
 POLL_SECONDS = 0.25
 LAST_LINES = 20
 MAX_LINE_BYTES = 65_536
 LOG_END_SECONDS = 2.0
+# Health checks within the time after which a silent server has crashed.
+CHECKS = 12
 # How long a server that still runs after a failure may take to end.
 FAILED_STOP_SECONDS = 2.0
 
@@ -53,7 +57,8 @@ class ServerProgram:
     ``companions`` are connected. If one of them fails, this counts as a crash.
 
     After a crash it is restarted after ``first_restart_seconds``, and after twice the wait each further time. After
-    ``restarts`` crashes with less than ``steady_seconds`` of work between them, it is given up.
+    ``restarts`` crashes with less than ``steady_seconds`` of work between them, it is given up. It has crashed too if
+    ``health_url`` is not a success for ``hang_seconds``.
     """
 
     name: str
@@ -65,11 +70,12 @@ class ServerProgram:
     restarts: int = 5
     first_restart_seconds: float = 1.0
     steady_seconds: float = 60.0
+    hang_seconds: float = HANG_SECONDS
     companions: Companions | None = field(default=None, repr=False)
 
 
 class SupervisedServer:
-    """Needs a running event loop. ``detail`` describes its state; ``ready`` is whether it answers."""
+    """Needs a running event loop."""
 
     def __init__(self, program: ServerProgram) -> None:
         self._program = program
@@ -78,8 +84,22 @@ class SupervisedServer:
         self._log: asyncio.Task[None] | None = None
         self._supervision: asyncio.Task[None] | None = None
         self._failing: asyncio.Task[str] | None = None
-        self.ready = False
-        self.detail = "not started"
+        self._hung = asyncio.Event()
+        # While it is ready, or has been and is silent now.
+        self._watch: Watch | None = None
+        self._detail = "not started"
+
+    @property
+    def ready(self) -> bool:
+        """Whether it answers."""
+        return self._watch is not None and self._watch.is_ready
+
+    @property
+    def detail(self) -> str:
+        """A description of its state."""
+        if self._watch is not None and not self._watch.is_ready:
+            return f"has not responded for {self._watch.silent_seconds:.0f} s"
+        return self._detail
 
     @property
     def pid(self) -> int | None:
@@ -111,7 +131,7 @@ class SupervisedServer:
             # Unlike `suppress`, this does not hide a cancellation of the caller.
             await asyncio.gather(self._supervision, return_exceptions=True)
         await self._close()
-        self.detail = "stopped"
+        self._detail = "stopped"
 
     async def _close(self) -> None:
         await self._end()
@@ -124,7 +144,7 @@ class SupervisedServer:
         if companions is None:
             return
         if missing := companions.missing:
-            self.detail = f"{self.detail}, and waiting for the nodes {', '.join(map(str, missing))}".removeprefix(
+            self._detail = f"{self._detail}, and waiting for the nodes {', '.join(map(str, missing))}".removeprefix(
                 "not started, and "
             )
             self._say(self.detail)
@@ -132,7 +152,7 @@ class SupervisedServer:
         self._failing = asyncio.create_task(companions.failed())
 
     async def _launch(self) -> None:
-        program, self.detail = self._program, "starting"
+        program, self._detail = self._program, "starting"
         # A pipe of our own: with asyncio's, `wait` would last until every child of a crashed server has closed it.
         read_end, write_end = os.pipe()
         self._log = asyncio.create_task(self._pass_on(read_end))
@@ -167,7 +187,7 @@ class SupervisedServer:
                         f"{program.name} was not ready after {program.start_seconds:.0f} seconds; its last "
                         f"lines:\n{self._last()}"
                     )
-        self.ready, self.detail = True, "ready"
+        self._begin_watch()
 
     async def _supervise(self) -> None:
         """Wait for an unexpected exit, and restart the server."""
@@ -177,20 +197,21 @@ class SupervisedServer:
             started = monotonic()
             reason = await self._crash(self._process)
             # Requests that fail now report this.
-            self.ready, self.detail = False, f"{reason}, and is restarting"
+            self._detail = f"{reason}, and is restarting"
+            self._stop_watch()
             crashes = 1 if monotonic() - started > program.steady_seconds else crashes + 1
             while True:
                 # If a companion has failed, the server may wait for it forever, and its requests with it.
                 await self._end(min(program.stop_seconds, FAILED_STOP_SECONDS))
                 if crashes > program.restarts:
-                    self.detail = (
+                    self._detail = (
                         f"crashed {crashes} times and is not restarted again; its last line: "
                         f"{self._last().splitlines()[-1]}"
                     )
                     self._say(self.detail)
                     return
                 wait = program.first_restart_seconds * 2 ** (crashes - 1)
-                self.detail = f"{reason}, and is restarting"
+                self._detail = f"{reason}, and is restarting"
                 self._say(f"{reason}; restarting it in {wait:g} s ({crashes} of {program.restarts})")
                 await asyncio.sleep(wait)
                 try:
@@ -202,23 +223,49 @@ class SupervisedServer:
                     crashes += 1
 
     async def _crash(self, process: asyncio.subprocess.Process) -> str:
-        """Wait for the end of the process or the failure of a companion, and return a description of it."""
-        ended = asyncio.create_task(process.wait())
+        """Wait for the end of the process, the failure of a companion or a long silence, and return a description of
+        it.
+        """
+        ended, silent = asyncio.create_task(process.wait()), asyncio.create_task(self._silence())
+        tasks = [ended, silent, *([self._failing] if self._failing is not None else [])]
         try:
-            await asyncio.wait(
-                {ended, *([self._failing] if self._failing is not None else [])}, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if self._failing is not None and self._failing.done():
                 return self._failing.result()
-            return f"crashed with status {ended.result()}"
+            return silent.result() if silent.done() else f"crashed with status {ended.result()}"
         finally:
             ended.cancel()
+            silent.cancel()
+
+    async def _silence(self) -> str:
+        """Check its health until it has been silent for too long, and return a description of that."""
+        program, watch = self._program, self._watch
+        assert watch is not None
+        every = program.hang_seconds / CHECKS
+        async with httpx.AsyncClient(timeout=max(every, POLL_SECONDS * 8), trust_env=False) as client:
+            while not self._hung.is_set():
+                if await answers(client, program.health_url):
+                    watch.beat()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(every):
+                        await self._hung.wait()
+        return f"did not respond for {program.hang_seconds:g} s"
+
+    def _begin_watch(self) -> None:
+        self._detail = "ready"
+        self._watch = Watch(self._program.hang_seconds, self._hung.set)
+
+    def _stop_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+        self._hung.clear()
 
     async def _end(self, stop_seconds: float | None = None) -> None:
         """End the process, all child processes that it left behind, and its companions. It is killed if it does not end
         within ``stop_seconds``, by default those of the program.
         """
-        self.ready = False
+        self._stop_watch()
         if self._failing is not None:
             self._failing.cancel()
             self._failing = None

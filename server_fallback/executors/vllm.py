@@ -17,6 +17,7 @@ from typing import Any
 
 from nearfar.compiler.errors import DeadlineExceeded, QueueFull, RequestError, ToolError, Unavailable
 
+from ..engine_process.heartbeat import HANG_SECONDS
 from ..schema.chat import ChatCompletionRequest
 from ..schema.completions import CompletionRequest
 from ..schema.encoding import EncodingRequest
@@ -67,6 +68,7 @@ class VllmOptions:
     nodes: NodeOptions | None = None
     start_seconds: float = 1800.0
     first_restart_seconds: float = 1.0
+    hang_seconds: float = HANG_SECONDS
 
 
 class VllmOpener:
@@ -108,6 +110,7 @@ async def open_vllm(options: VllmOptions) -> VllmExecutor:
         environment={"VLLM_API_KEY": api_key},
         start_seconds=options.start_seconds,
         first_restart_seconds=options.first_restart_seconds,
+        hang_seconds=options.hang_seconds,
         companions=nodes,
     )
     server = SupervisedServer(program)

@@ -5,6 +5,7 @@ the main process.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -14,8 +15,9 @@ from ..api.app import create_app
 from ..api.log import configure_logs
 from ..api.server import Server, loop_factory, prepare_process
 from ..api.traces import open_traces
-from ..engine_process.heartbeat import Heart, beat_seconds
+from ..engine_process.heartbeat import Heart, Watch, beat_seconds
 from ..engine_process.messages import Beat
+from ..log_event import log_event
 from .link import Link
 from .messages import Begin, Publish
 from .shared_limits import SharedLimits
@@ -39,6 +41,7 @@ def main() -> None:
 async def serve(connected: socket.socket, listener: socket.socket) -> None:
     begin: asyncio.Future[Begin | None] = asyncio.get_running_loop().create_future()
     server: Server | None = None
+    watch: Watch | None = None
     has_ended = False
 
     def on_message(message: object) -> None:
@@ -47,6 +50,9 @@ async def serve(connected: socket.socket, listener: socket.socket) -> None:
                 begin.set_result(message)
             case Publish():
                 models.publish(message)
+            case Beat():
+                if watch is not None:
+                    watch.beat()
             case _:
                 raise TypeError(f"a front end does not know the message {message!r}")
 
@@ -54,6 +60,8 @@ async def serve(connected: socket.socket, listener: socket.socket) -> None:
         """The main process was killed, and its engines have ended with it."""
         nonlocal has_ended
         has_ended = True
+        if watch is not None:
+            watch.stop()
         models.has_published.set()
         if server is not None:
             server.should_exit = True
@@ -66,10 +74,14 @@ async def serve(connected: socket.socket, listener: socket.socket) -> None:
     message = await begin
     if message is None:
         return
+    hang_seconds = message.config.hang_seconds
+    main_process = os.getppid()
+    watch = Watch(hang_seconds, lambda: end_main_process(main_process, hang_seconds))
+    models.main_process = watch
     app = create_app(models, message.config, open_traces(os.environ), limits=SharedLimits(link))
     if message.again:
         app.state.service.metrics.front_end_restarts.inc()
-    heart = Heart(beat_seconds(message.config.hang_seconds), lambda: link.send(Beat()))
+    heart = Heart(beat_seconds(hang_seconds), lambda: link.send(Beat()))
     # Connections that wait since the front end before this one ended need the models.
     await models.has_published.wait()
     if has_ended:
@@ -77,4 +89,15 @@ async def serve(connected: socket.socket, listener: socket.socket) -> None:
     server = Server(app, ends_process=True)
     await server.serve(sockets=[listener])
     heart.stop()
+    watch.stop()
     await link.close()
+
+
+def end_main_process(pid: int, hang_seconds: float) -> None:
+    """End a main process that is silent, and with it the server: what started it can start it again. Until then, every
+    front end would admit no request.
+    """
+    # The parent of a process whose parent has ended is another one.
+    if os.getppid() == pid:
+        log_event("main_process_hung", logging.ERROR, main_process=pid, seconds=hang_seconds)
+        os.kill(pid, signal.SIGKILL)

@@ -17,6 +17,8 @@ from nearfar.compiler.errors import NearfarError
 from ..api.app import limiter_of
 from ..api.config import ApiConfig
 from ..api.server import STUCK_SECONDS, end_process_after, loop_factory, prepare_process
+from ..engine_process.heartbeat import Heart, beat_seconds
+from ..engine_process.messages import Beat
 from ..executors.registry import Registry
 from ..log_event import log_event
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
@@ -65,15 +67,21 @@ class FrontEnds:
                 for listener in self._listeners
             ]
             await asyncio.gather(*(each.start() for each in self._front_ends))
+            heart = Heart(beat_seconds(self._config.hang_seconds), self._beat)
             beside = asyncio.ensure_future(self._beside(started))
             await self._stop.wait()
             if self._signals == 0:
                 self._end_front_ends(signal.SIGTERM)
             await asyncio.gather(*(each.ended() for each in self._front_ends))
+            heart.stop()
             await self._registry.close(0.0)
             await beside
         finally:
             shutil.rmtree(metrics_folder, ignore_errors=True)
+
+    def _beat(self) -> None:
+        for each in self._front_ends:
+            each.send(Beat())
 
     async def _beside(self, started: Callable[[PublishedModels], Awaitable[None]]) -> None:
         try:

@@ -7,10 +7,12 @@ import logging
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from nearfar.compiler.errors import DeviceError, NearfarError, Unavailable
 
+from ..engine_process.heartbeat import Watch
 from ..executors.executor import Executor, ExecutorState
 from ..executors.local_share import LocalShare
 from ..executors.model_table import Entry, ModelTable
@@ -39,6 +41,8 @@ class SharedModels:
         self.has_published = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        # The main process admits requests, so no model is ready while that is silent.
+        self.main_process: Watch | None = None
 
     def publish(self, message: Publish) -> None:
         """Use other models from now on, and report to the main process when this is done."""
@@ -48,7 +52,11 @@ class SharedModels:
         return self._table.cards()
 
     def states(self) -> Mapping[str, ExecutorState]:
-        return self._table.states()
+        states, main = self._table.states(), self.main_process
+        if main is None or main.is_ready:
+            return states
+        silent = f"the main process has been silent for {main.silent_seconds:.0f} s"
+        return {name: replace(state, ready=False, detail=silent) for name, state in states.items()}
 
     def answers_at_once(self, name: str) -> int | None:
         return self._table.find(name).answers_at_once

@@ -22,6 +22,9 @@ class LostMachine:
 
     def __init__(self) -> None:
         self.failure = asyncio.get_running_loop().create_future()
+        # While this is cleared, the server does not answer its health checks.
+        self.responds = asyncio.Event()
+        self.responds.set()
 
     @property
     def missing(self) -> list[int]:
@@ -41,16 +44,18 @@ class LostMachine:
 
 
 @asynccontextmanager
-async def supervising(*command: str) -> AsyncIterator[tuple[SupervisedServer, LostMachine]]:
+async def supervising(*command: str, hang_seconds: float = 60) -> AsyncIterator[tuple[SupervisedServer, LostMachine]]:
     async def healthy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
+        await machine.responds.wait()
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         writer.close()
 
     health = await asyncio.start_server(healthy, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{health.sockets[0].getsockname()[1]}/"
     machine = LostMachine()
-    server = SupervisedServer(ServerProgram("big", command, url, companions=machine, first_restart_seconds=0))
+    program = ServerProgram("big", command, url, companions=machine, first_restart_seconds=0, hang_seconds=hang_seconds)
+    server = SupervisedServer(program)
     async with health:
         await server.start()
         # From now on, it waits for the end of the process.
@@ -116,3 +121,25 @@ def test_one_that_waits_for_a_lost_machine_forever_is_killed_soon(
             await server.stop()
 
     asyncio.run(check())
+
+
+def test_one_that_runs_and_does_not_respond_is_not_ready_and_is_then_started_again(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    async def check() -> None:
+        async with supervising("sleep", "3600", hang_seconds=0.5) as (server, machine):
+            hung = server.pid
+            assert hung is not None
+            machine.responds.clear()
+            await until(lambda: not server.ready)
+            assert server.pid == hung
+            assert "has not responded for" in server.detail
+            await until(lambda: server.pid not in (hung, None))
+            machine.responds.set()
+            await until(lambda: server.ready)
+            assert server.detail == "ready"
+            assert not alive(hung)
+            await server.stop()
+
+    asyncio.run(check())
+    assert "big | did not respond for 0.5 s; restarting it" in capfd.readouterr().err

@@ -203,6 +203,21 @@ def test_sigterm_lets_all_front_ends_finish(server: Served) -> None:
     assert server.lines("bug") == []
 
 
+@pytest.mark.exhaustive
+def test_a_main_process_that_hangs_ends_the_server_so_that_it_can_be_started_again(tmp_path: Path) -> None:
+    compile_for_server("demo", tmp_path, context=256)
+    arguments = ["demo", "--front-ends", "2", "--target", "cpu", "--context", "256", "--hang-seconds", "4"]
+    with serving(*arguments, folder=tmp_path) as (process, url):
+        server = Served(process, url, tmp_path / "log")
+        assert server.ask().status_code == 200
+        front_ends = server.front_ends()
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: httpx.get(f"{url}/health/ready", timeout=WAIT_SECONDS).status_code == 503)
+        assert process.wait(WAIT_SECONDS) == -signal.SIGKILL
+        assert server.lines("main_process_hung")
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in front_ends))
+
+
 @pytest.mark.parametrize("executor", ["vllm", "upstream"])
 def test_front_ends_are_for_models_on_this_machine(executor: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "big", "--executor", executor, "--upstream", "http://here", "--front-ends", "2"]) == 2

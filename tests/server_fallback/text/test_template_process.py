@@ -96,6 +96,22 @@ def test_a_template_that_hangs_is_ended_and_soon_fails_at_once() -> None:
     run(work())
 
 
+def test_a_process_that_hangs_is_replaced() -> None:
+    async def work() -> None:
+        process = TemplateProcess(ChatTemplate("ok", {}), RenderLimits(seconds=0.5))
+        assert await render(process) == "ok"
+        hung = process.pid
+        assert hung is not None
+        os.kill(hung, signal.SIGSTOP)
+        with pytest.raises(Unavailable, match=r"takes more than 0\.5 seconds"):
+            await render(process)
+        assert await render(process) == "ok"
+        assert process.pid != hung
+        process.close()
+
+    run(work())
+
+
 def test_a_request_that_hangs_costs_others_only_its_time() -> None:
     async def work() -> None:
         process = TemplateProcess(ChatTemplate(SOMETIMES, {"bos_token": "<s>"}), RenderLimits(seconds=0.5))

@@ -1,0 +1,229 @@
+"""Heartbeats, by a clock that the test moves: when a process counts as silent, and who ends it then."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hash_recipe import HashRecipe
+
+from nearfar.compiler.errors import DeviceError
+from nearfar.server_fallback.api.config import ApiConfig
+from nearfar.server_fallback.api.limiter import Limiter
+from nearfar.server_fallback.engine_process.heartbeat import STEP_FACTOR, UNREADY_SHARE, Heart, Watch
+from nearfar.server_fallback.engine_process.messages import Beat, Opened
+from nearfar.server_fallback.engine_process.remote_engine import RemoteEngine
+from nearfar.server_fallback.executors import supervised
+from nearfar.server_fallback.executors.executor import ExecutorState
+from nearfar.server_fallback.executors.supervised import ServerProgram, SupervisedServer
+from nearfar.server_fallback.front_ends.front_end import end_main_process
+from nearfar.server_fallback.front_ends.front_end_process import FrontEndProcess
+from nearfar.server_fallback.front_ends.link import Link
+from nearfar.server_fallback.front_ends.messages import Publish
+from nearfar.server_fallback.front_ends.shared_models import SharedModels
+
+HANG_SECONDS = 40.0
+
+
+class Clock:
+    """The timers of an event loop, which fire only while the test lets time pass."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._timers: list[tuple[float, Callable[[], None], asyncio.Future[None]]] = []
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> asyncio.Future[None]:
+        # A future can be cancelled, as a timer.
+        cancelled = asyncio.get_running_loop().create_future()
+        self._timers.append((self.now + seconds, callback, cancelled))
+        return cancelled
+
+    def wait(self, seconds: float) -> None:
+        end = self.now + seconds
+        while due := [timer for timer in self._timers if timer[0] <= end]:
+            timer = min(due, key=lambda each: each[0])
+            self._timers.remove(timer)
+            self.now, callback, cancelled = timer
+            if not cancelled.cancelled():
+                callback()
+        self.now = end
+
+
+class Process:
+    """Stands in for a process that runs until it is killed."""
+
+    pid = 1234
+
+    def __init__(self) -> None:
+        self.killed = False
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+class Pipe:
+    """Stands in for the connection to a process: it drops what is sent."""
+
+    def send(self, message: object) -> None: ...
+
+
+def with_clock(work: Callable[[Clock], Awaitable[None]]) -> None:
+    async def run() -> None:
+        clock, loop = Clock(), asyncio.get_running_loop()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "call_later", clock.call_later)
+            await work(clock)
+
+    asyncio.run(run())
+
+
+def test_a_process_is_silent_without_beats_and_alive_with_them() -> None:
+    async def work(clock: Clock) -> None:
+        hung = list[str]()
+        watch = Watch(HANG_SECONDS, lambda: hung.append("hung"))
+        heart = Heart(1.0, watch.beat)
+        clock.wait(10 * HANG_SECONDS)
+        assert watch.is_ready
+        assert hung == []
+        heart.stop()
+        clock.wait(UNREADY_SHARE * HANG_SECONDS)
+        assert watch.is_ready
+        clock.wait(1.0)
+        assert not watch.is_ready
+        assert watch.silent_seconds == pytest.approx(UNREADY_SHARE * HANG_SECONDS + 1)
+        watch.beat()
+        assert watch.is_ready
+        clock.wait(HANG_SECONDS)
+        assert hung == []
+        clock.wait(1.0)
+        assert hung == ["hung"]
+        # Once only.
+        clock.wait(10 * HANG_SECONDS)
+        assert hung == ["hung"]
+
+    with_clock(work)
+
+
+def test_a_step_may_take_long_and_not_without_end() -> None:
+    async def work(clock: Clock) -> None:
+        hung = list[str]()
+        watch = Watch(HANG_SECONDS, lambda: hung.append("hung"))
+        # The process beats, and its device computes one step.
+        heart = Heart(1.0, lambda: watch.beat(step_seconds=clock.now))
+        clock.wait(STEP_FACTOR * HANG_SECONDS)
+        assert hung == []
+        clock.wait(2.0)
+        assert hung == ["hung"]
+        heart.stop()
+
+    with_clock(work)
+
+
+def test_a_silent_engine_is_not_ready_and_is_then_ended() -> None:
+    async def work(clock: Clock) -> None:
+        engine, process, pipe = RemoteEngine(HashRecipe(), HANG_SECONDS), Process(), Pipe()
+        for name, value in {"_process": process, "_connection": pipe}.items():
+            setattr(engine, name, value)
+        opening = asyncio.ensure_future(engine._open("open"))
+        await asyncio.sleep(0)
+        engine._on_message(Opened(64, 0, "cpu", HANG_SECONDS))
+        await opening
+        clock.wait(HANG_SECONDS)
+        engine._on_message(Beat(0.0))
+        clock.wait(HANG_SECONDS)
+        assert "silent for 40 s" in str(engine.stats().failure)
+        assert not process.killed
+        call = asyncio.ensure_future(engine.unload_adapter("a"))
+        await asyncio.sleep(0)
+        clock.wait(1.0)
+        assert process.killed
+        # Its end fails what waits for it.
+        engine._opened = None
+        engine._on_end()
+        with pytest.raises(DeviceError, match="did not respond for 40 s and is started again"):
+            await call
+
+    with_clock(work)
+
+
+def test_a_silent_front_end_is_ended() -> None:
+    async def work(clock: Clock) -> None:
+        def publish() -> Publish:
+            return Publish(0, ())
+
+        limiter = Limiter(1, 1, 1.0)
+        config = ApiConfig(hang_seconds=HANG_SECONDS)
+        listener: Any = None
+        front_end = FrontEndProcess(listener, config, limiter, "", publish, lambda *_: None)
+        process: Any = Process()
+        front_end._process = process
+        front_end._on_message(Beat(0.0))
+        clock.wait(HANG_SECONDS)
+        assert not process.killed
+        clock.wait(1.0)
+        assert process.killed
+
+    with_clock(work)
+
+
+def test_another_programs_server_that_fails_its_health_checks_has_crashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    responds = True
+
+    async def answers(*_: object) -> bool:
+        return responds
+
+    async def work(clock: Clock) -> None:
+        nonlocal responds
+        server = SupervisedServer(ServerProgram("big", (), "http://there", hang_seconds=HANG_SECONDS))
+        server._begin_watch()
+        clock.wait(HANG_SECONDS)
+        assert not server.ready
+        assert server.detail == "has not responded for 40 s"
+        silence = asyncio.ensure_future(server._silence())
+        await turns()
+        assert server.ready
+        responds = False
+        clock.wait(HANG_SECONDS)
+        await turns()
+        assert not silence.done()
+        clock.wait(1.0)
+        await turns()
+        assert silence.done()
+        assert silence.result() == "did not respond for 40 s"
+
+    monkeypatch.setattr(supervised, "answers", answers)
+    with_clock(work)
+
+
+async def turns() -> None:
+    """Let other tasks run."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_no_model_of_a_front_end_is_ready_while_the_main_process_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(clock: Clock) -> None:
+        models = SharedModels(Link(lambda _: None, lambda: None))
+        monkeypatch.setattr(models._table, "states", lambda: {"m": ExecutorState(ready=True, detail="ready")})
+        models.main_process = watch = Watch(HANG_SECONDS, lambda: None)
+        assert models.states()["m"].ready
+        clock.wait(HANG_SECONDS / 2)
+        assert models.states()["m"] == ExecutorState(ready=False, detail="the main process has been silent for 20 s")
+        watch.beat()
+        assert models.states()["m"].ready
+        watch.stop()
+
+    with_clock(work)
+
+
+def test_only_the_main_process_is_ended_and_no_other_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = list[tuple[int, int]]()
+    monkeypatch.setattr(os, "kill", lambda pid, number: ended.append((pid, number)))
+    end_main_process(os.getppid() + 1, HANG_SECONDS)
+    assert ended == []
+    end_main_process(os.getppid(), HANG_SECONDS)
+    assert ended == [(os.getppid(), signal.SIGKILL)]
