@@ -125,6 +125,8 @@ TRAPS = (
     "{% for x in range(10) recursive %}{{ x }}{% endfor %}{{ range(1000000) }}",
     "{{ '{:>5}|{0}'.format('a') }}",
     "{{ '{:>6}|{:,}|{}'.format(t, t, t) }}",
+    "{{ '%c' % 228512 }}{{ '%c' % t }}",
+    "{{ '%c' % 1114112 }}",
     "{{ 'a' < 'B' }}{{ 'a' < 1 }}",
     "{% for x in xs if x %}{{ loop.last }}{{ loop.nextitem }}{{ loop.previtem }}{% endfor %}",
     "{{ 0.1 + 0.2 }}{{ 2.5|round }}{{ 0.25|round(1) }}",

@@ -74,7 +74,9 @@ function percentField(value: Value, flags: string, width: number, precision: str
     return padded(points(text).slice(0, digits).join(""), width, left ? "<" : ">", " ");
   }
   if (kind === "c") {
-    const text = typeof value === "bigint" ? String.fromCodePoint(Number(value)) : textOf(value);
+    const code = typeof value === "bigint" || typeof value === "boolean" ? Number(value) : null;
+    if (code !== null && (code < 0 || code > 0x10ffff)) throw new TemplateError("%c arg not in range(0x110000)");
+    const text = code === null ? textOf(value) : String.fromCodePoint(code);
     if (text === undefined || size(text) !== 1) throw new TemplateError("%c requires int or char");
     return padded(text, width, left ? "<" : ">", " ");
   }
