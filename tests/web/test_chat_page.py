@@ -362,6 +362,15 @@ def test_a_reload_in_mid_answer_loses_neither_question_nor_answer_nor_what_was_t
     for shown in look(chat):
         chat.screenshot(path=SCREENSHOTS / f"interrupted-{shown}.png")
     chat.set_viewport_size({"width": DESK[0], "height": DESK[1]})
+    script(chat, " and more", None)
+    chat.click(".answer .regenerate:text-is('Continue')")
+    wait_until(lambda: answers(chat, "what is saved?") == ["Half of it and more"])
+    assert [message["content"] for message in requests(chat)[0]] == ["be kind", "what is saved?", "Half of it"]
+    assert not chat.is_visible(".answer .cut-off")
+    chat.reload()
+    chat.wait_for_selector("body[data-state=ready]")
+    chat.evaluate("() => { window.generate = window.nearfar.engine.generate; }")
+    assert markdown(chat) == "Half of it and more"
     script(chat, "All of it.")
     chat.click(".answer .regenerate:text-is('Answer again')")
     chat.wait_for_selector(".answer .foot")

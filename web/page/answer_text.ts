@@ -67,12 +67,14 @@ export class AnswerText {
     const { side, switched_at: switchedAt } = route;
     if (side === this.#sides.at(-1)) return;
     const begun = this.#written !== "";
+    // The side that wrote a stored text is not known.
+    const isKnown = this.#sides.length > 0;
     const sides = begun ? [...this.#sides, side] : [side];
     const marks = this.#marks;
     if (switchedAt === 0) this.clear();
     this.#sides = sides;
     this.#marks = marks;
-    if (!begun || marks.length === MOST_MARKS) return;
+    if (!begun || !isKnown || marks.length === MOST_MARKS) return;
     this.#source += String.fromCharCode(FIRST_MARK + marks.length);
     this.#marks = [...marks, route];
     this.render();

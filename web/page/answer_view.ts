@@ -14,6 +14,8 @@ import { DeviceError } from "../src/index.js";
 export interface AnswerActions {
   /** Answer the question again. */
   readonly regenerate: () => void;
+  /** Continue the answer after its text. */
+  readonly resume: () => void;
   /** Announce a text to screen readers. */
   readonly announce: (text: string) => void;
 }
@@ -82,11 +84,11 @@ export class AnswerView {
     if (!unfinished) return;
     this.answer.dataset.interrupted = "";
     const words =
-      "This answer did not end: the page was closed or loaded again before its end, or another tab is still writing it.";
-    this.answer.append(make("p", "cut-off quiet", words), this.againButton("Answer again", this.actions.regenerate));
+      "This answer did not end: it failed, the page was closed or loaded again, or another tab is still writing it.";
+    this.answer.append(make("p", "cut-off quiet", words), this.offers("Answer again"));
   }
 
-  /** Whether the answer is a stored one that had not ended. */
+  /** Whether the answer has begun and failed, or is a stored one that had not ended. */
   get isInterrupted(): boolean {
     return this.answer.dataset.interrupted !== undefined;
   }
@@ -94,6 +96,11 @@ export class AnswerView {
   /** Empty the answer, so that text can be appended. */
   start(): void {
     this.#text.clear();
+    this.resume();
+  }
+
+  /** Text can be appended to what the answer has. */
+  resume(): void {
     this.#route = null;
     this.#badge.replaceChildren();
     this.#tools.replaceChildren();
@@ -164,10 +171,8 @@ export class AnswerView {
       location.reload();
     };
     this.end(null);
-    this.answer.append(
-      problem,
-      lost ? this.againButton("Load the model again", reload) : this.againButton("Try again", this.actions.regenerate),
-    );
+    if (this.written !== "") this.answer.dataset.interrupted = "";
+    this.answer.append(problem, lost ? this.againButton("Load the model again", reload) : this.offers("Try again"));
   }
 
   /** Only the last answer can be regenerated. */
@@ -185,6 +190,12 @@ export class AnswerView {
     again.classList.add("regenerate");
     this.#tools.replaceChildren(this.copyButton(), again);
     this.answer.append(make("div", "foot", note, this.#tools));
+  }
+
+  /** Offers to continue an answer that has begun, and to answer again in these words. */
+  private offers(again: string): HTMLElement {
+    const resume = this.written === "" ? [] : [this.againButton("Continue", this.actions.resume)];
+    return make("div", "offers", ...resume, this.againButton(again, this.actions.regenerate));
   }
 
   private againButton(words: string, onClick: () => void): HTMLButtonElement {

@@ -104,7 +104,14 @@ export class Chat {
       },
       newChat: () => void this.clear(),
       regenerate: () => {
-        this.regenerate();
+        this.again((view) => {
+          view.start();
+        });
+      },
+      resume: () => {
+        this.again((view) => {
+          view.resume();
+        });
       },
       cancelEdit: () => {
         this.edit(null);
@@ -270,12 +277,13 @@ export class Chat {
     for (const { view } of this.#turns.splice(index)) this.#view.remove(view);
   }
 
-  private regenerate(): void {
+  /** Answer the last question, after ``prepare`` has emptied its answer or left its text to be continued. */
+  private again(prepare: (view: AnswerView) => void): void {
     const turn = this.#turns.at(-1);
     const settings = this.#settings.read();
     if (turn === undefined || settings === null) return;
     this.edit(null);
-    turn.view.start();
+    prepare(turn.view);
     this.#view.begin(turn.view);
     this.#answered = this.answer(turn, settings);
   }
@@ -381,6 +389,7 @@ export class Chat {
   /** Show an answer as it arrives. If a side reports that the conversation is too long, drop the oldest turns. */
   private async follow(turn: Turn, settings: Settings, signal: AbortSignal): Promise<AnswerEnd> {
     const all = this.messages();
+    const begun = turn.view.written;
     for (let dropped = 0; ; dropped++) {
       const messages = withoutOldest(all, dropped) ?? all;
       if (dropped > 0) this.forget(dropped);
@@ -396,8 +405,9 @@ export class Chat {
           this.#view.follow();
         }
       } catch (error) {
-        if (!isContextFull(error) || turn.view.written !== "" || withoutOldest(all, dropped + 1) === null) throw error;
-        turn.view.start();
+        if (!isContextFull(error) || turn.view.written !== begun || withoutOldest(all, dropped + 1) === null)
+          throw error;
+        turn.view.resume();
       }
     }
   }
@@ -420,7 +430,7 @@ export class Chat {
       this.#controls.setCarried(this.#turns.some((turn) => turn.private && turn.view.text !== ""));
   }
 
-  /** The conversation without questions that were not answered, except for the last one. */
+  /** The conversation without questions that were not answered, except for the last one, whose answer may have begun. */
   private messages(): readonly ChatMessage[] {
     const last = this.#turns.at(-1);
     const system = this.#system.value.trim();
@@ -431,10 +441,10 @@ export class Chat {
         content: withAttachments(turn.question, turn.attachments),
         private: turn.private,
       };
-      if (turn === last) return [question];
-      return turn.view.text === ""
-        ? []
-        : [question, { role: "assistant", content: turn.view.text, private: turn.private }];
+      // A model continues its own text, reasoning included, and reads earlier answers without reasoning.
+      const content = turn === last ? turn.view.written : turn.view.text;
+      if (content !== "") return [question, { role: "assistant", content, private: turn.private }];
+      return turn === last ? [question] : [];
     });
     return system === "" ? turns : [{ role: "system", content: system, private: carried }, ...turns];
   }

@@ -1,6 +1,7 @@
 // Makes a conversation fit a model's context by dropping the oldest turns, each question with its answer. The system
 // prompt and the last question stay.
 
+import type { Engine } from "../src/index.js";
 import type { ChatMessage } from "./model.js";
 
 export interface Fitted {
@@ -41,6 +42,29 @@ export async function fitMessages(
 /** The tokens to reserve for an answer: its longest length, but at most a quarter of the context. */
 export function answerRoom(context: number, maxTokens: number | null): number {
   return Math.min(maxTokens ?? Infinity, Math.floor(context / 4));
+}
+
+/** Whether the last message is the start of the answer, which then continues. */
+export function continues(messages: readonly ChatMessage[]): boolean {
+  return messages.at(-1)?.role === "assistant";
+}
+
+/** Counts the tokens of prompts as an engine reads them. */
+export function promptTokens(
+  engine: Pick<Engine, "countTokens">,
+): (messages: readonly ChatMessage[]) => Promise<number> {
+  return (messages) => engine.countTokens(plain(messages), { continueFinalMessage: continues(messages) });
+}
+
+/** The longest length of an answer, less what its start already has. */
+export async function remainingTokens(
+  messages: readonly ChatMessage[],
+  maxTokens: number | null,
+  countTokens: (messages: readonly ChatMessage[]) => Promise<number>,
+): Promise<number | null> {
+  if (maxTokens === null || !continues(messages)) return maxTokens;
+  const begun = (await countTokens(messages)) - (await countTokens(messages.slice(0, -1)));
+  return Math.max(1, maxTokens - begun);
 }
 
 /** Messages as an engine reads them. */

@@ -3,7 +3,7 @@
 import type { EngineInfo, LoadOptions, LoadProgress, Source } from "../src/index.js";
 import type { Route } from "../src/router/index.js";
 import { BundleError, Engine, RequestError, httpSource } from "../src/index.js";
-import { answerRoom, fitMessages, plain } from "./fit_messages.js";
+import { answerRoom, continues, fitMessages, plain, promptTokens, remainingTokens } from "./fit_messages.js";
 
 export type { Route } from "../src/router/index.js";
 export type { EngineInfo, LoadProgress, SelfTestInfo } from "../src/index.js";
@@ -56,7 +56,8 @@ export interface AnswerEnd {
 /** Answers a chat: the engine alone, or both sides. */
 export interface Answerer {
   /**
-   * Yields text as it arrives, and routes if there are two sides. Throws RequestError, DeviceError, or the signal's
+   * Yields text as it arrives, and routes if there are two sides. If the last message is the assistant's, the answer
+   * continues it. Throws RequestError, DeviceError, or the signal's
    * reason.
    */
   answer(
@@ -92,24 +93,23 @@ export async function openModel(bundle: string | Source, options: LoadOptions = 
   return {
     engine,
     info: engine.info,
-    async *answer(messages, { temperature, maxTokens, seed }, signal) {
+    async *answer(messages, { temperature, maxTokens: longest, seed }, signal) {
       const start = performance.now();
       const { context } = engine.info;
-      const { messages: fitted, dropped } = await fitMessages(
-        messages,
-        context,
-        answerRoom(context, maxTokens),
-        (some) => engine.countTokens(plain(some)),
-      );
+      const countTokens = promptTokens(engine);
+      const maxTokens = await remainingTokens(messages, longest, countTokens);
+      const room = answerRoom(context, maxTokens);
+      const { messages: fitted, dropped } = await fitMessages(messages, context, room, countTokens);
       if (dropped > 0) yield { type: "dropped", turns: dropped };
       const limits = {
         maxTokens: maxTokens ?? context,
         whenFull: { keep: await tokensToKeep(engine, fitted) },
         seed: seed ?? undefined,
+        continueFinalMessage: continues(fitted),
       };
       // An answer that fills the context continues. A prompt that does not fit is an error, because the model would
       // silently lose its beginning.
-      const count = await engine.countTokens(plain(fitted));
+      const count = await countTokens(fitted);
       if (count > context)
         throw new RequestError("The message is longer than the model's context; shorten it", {
           param: "messages",

@@ -7,7 +7,7 @@ import type { Policy } from "../src/router/decision/policy.js";
 import { unlessAborted } from "../src/runtime/abort.js";
 import { PrivateCheck } from "../src/router/decision/privacy.js";
 import type { Hybrid } from "../src/router/index.js";
-import { answerRoom, fitMessages, plain } from "./fit_messages.js";
+import { answerRoom, continues, fitMessages, promptTokens, remainingTokens } from "./fit_messages.js";
 import type { AnswerEnd, ChatMessage, Piece, Settings, Side } from "./model.js";
 import { labelsOf } from "./policy.js";
 import { ThinkingTags } from "./thinking.js";
@@ -33,7 +33,7 @@ export async function* answerFromSides({
   policy,
   near,
   messages: all,
-  settings: { temperature, maxTokens, seed },
+  settings: { temperature, maxTokens: longest, seed },
   pin,
   signal,
 }: SidesAnswerOptions): AsyncGenerator<Piece, AnswerEnd, undefined> {
@@ -43,21 +43,23 @@ export async function* answerFromSides({
   let count: number | null = 0;
   let finishReason = "stop";
   let side: Side | null = null;
-  let written = "";
-  let tags = new ThinkingTags();
+  const begun = continues(all) ? (all.at(-1)?.content ?? "") : "";
+  let written = begun;
+  let tags = new ThinkingTags(begun);
   let messages = all;
   let dropped = 0;
+  // The engine if it is ready: only it can count the tokens of a start.
+  const counting = await Promise.race([near, Promise.resolve(null)]);
+  const maxTokens = counting === null ? longest : await remainingTokens(all, longest, promptTokens(counting));
   if (onlyNearAnswers(policy, all, pin)) {
     const engine = await unlessAborted(near, signal);
     if (engine !== null) {
       const room = answerRoom(engine.info.context, maxTokens);
-      ({ messages, dropped } = await fitMessages(all, engine.info.context, room, (some) =>
-        engine.countTokens(plain(some)),
-      ));
+      ({ messages, dropped } = await fitMessages(all, engine.info.context, room, promptTokens(engine)));
     }
     if (dropped > 0) yield { type: "dropped", turns: dropped };
   }
-  for (let continues = false; ; continues = true) {
+  for (let isRest = false; ; isRest = true) {
     const stream: AsyncIterable<ChatCompletionChunk> = await hybrid.chat.completions.create(
       {
         messages: messages.map(({ role, content, private: secret }) => ({
@@ -70,18 +72,22 @@ export async function* answerFromSides({
         temperature,
         max_tokens: maxTokens === null ? null : maxTokens - (count ?? 0),
         seed,
-        ...(continues ? { continue_final_message: true, pin: "near" as const } : { pin }),
+        ...(continues(messages) ? { continue_final_message: true } : {}),
+        pin: isRest ? "near" : pin,
       },
       { signal },
     );
     for await (const { choices, route, usage: reported } of stream) {
-      if (route !== undefined && (!continues || route.side !== side)) {
-        if (route.side !== side && route.switched_at === 0) {
-          tags = new ThinkingTags();
-          written = "";
-        }
+      if (route !== undefined && (!isRest || route.side !== side)) {
+        const startsOver = route.side !== side && route.switched_at === 0;
         side = route.side;
         yield { type: "route", route };
+        if (startsOver) {
+          tags = new ThinkingTags(begun);
+          written = begun;
+          // The page removes all text, but the other side continues the same start.
+          if (begun !== "") yield { type: "text", text: begun };
+        }
       }
       const [choice] = choices;
       const { content = "", reasoning_content: reasoning = "" } = choice?.delta ?? {};
@@ -104,7 +110,12 @@ export async function* answerFromSides({
     finishReason = side === "far" ? "server" : "context";
     const engine = side === "far" ? null : await near;
     if (engine === null) break;
-    const fitted = await goOn(engine, all, written, maxTokens === null ? null : maxTokens - (count ?? 0));
+    const fitted = await goOn(
+      engine,
+      continues(all) ? all.slice(0, -1) : all,
+      written,
+      maxTokens === null ? null : maxTokens - (count ?? 0),
+    );
     if (fitted === null || fitted.dropped <= dropped) break;
     ({ messages, dropped } = fitted);
     yield { type: "dropped", turns: dropped };
@@ -142,8 +153,7 @@ async function goOn(
   maxTokens: number | null,
 ): Promise<{ readonly messages: readonly ChatMessage[]; readonly dropped: number } | null> {
   const { context } = engine.info;
-  const count = (some: readonly ChatMessage[]): Promise<number> =>
-    engine.countTokens(plain(some), { continueFinalMessage: true });
+  const count = promptTokens(engine);
   const begun: ChatMessage = { role: "assistant", content: written, private: messages.at(-1)?.private ?? false };
   const fitted = await fitMessages([...messages, begun], context, answerRoom(context, maxTokens), count);
   return (await count(fitted.messages)) < context ? fitted : null;

@@ -13,7 +13,12 @@ const CLOSE = "</think>";
 
 /** Writes reasoning that arrives apart from the answer into the answer's text, between <think> and </think>. */
 export class ThinkingTags {
-  #open = false;
+  #open: boolean;
+
+  /** ``begun`` is the answer's text so far, whose reasoning may still be open. */
+  constructor(begun = "") {
+    this.#open = begun.trimStart().startsWith(OPEN) && !begun.includes(CLOSE);
+  }
 
   /** The text for one piece of reasoning and one of the answer; each may be empty. */
   feed(reasoning: string, content: string): string {

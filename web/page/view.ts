@@ -17,6 +17,8 @@ export interface Handlers {
   readonly newChat: () => void;
   /** Answer the last question again. */
   readonly regenerate: () => void;
+  /** Continue the last answer after its text. */
+  readonly resume: () => void;
   /** Stop editing an earlier message, and leave it as it is. */
   readonly cancelEdit: () => void;
   /** The message being typed has changed. */
@@ -189,6 +191,7 @@ export class View {
     this.refresh();
     const view = new AnswerView(question, far, {
       regenerate: this.handlers.regenerate,
+      resume: this.handlers.resume,
       announce: (text) => {
         this.announce(text);
       },

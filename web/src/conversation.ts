@@ -1,7 +1,7 @@
 // Shared by sessions on the page and sessions in a worker: the messages so far, and one answer at a time.
 
 import { RequestError } from "./errors.js";
-import type { GenerateOptions, GenerationEvent } from "./generation.js";
+import type { GenerationEvent, SessionGenerateOptions } from "./generation.js";
 import type { Message } from "./text/chat_template.js";
 
 export abstract class Conversation {
@@ -30,7 +30,7 @@ export abstract class Conversation {
    */
   async *generate(
     content: string,
-    options: Omit<GenerateOptions, "raw"> = {},
+    options: SessionGenerateOptions = {},
   ): AsyncGenerator<GenerationEvent, void, undefined> {
     this.requireIdle();
     const messages: readonly Message[] = [...this.#messages, { role: "user", content }];
@@ -52,7 +52,7 @@ export abstract class Conversation {
   protected abstract answer(
     messages: readonly Message[],
     content: string,
-    options: Omit<GenerateOptions, "raw">,
+    options: SessionGenerateOptions,
   ): AsyncIterable<GenerationEvent> | Promise<AsyncIterable<GenerationEvent>>;
 
   protected replaceMessages(messages: readonly Message[]): void {

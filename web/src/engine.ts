@@ -8,7 +8,7 @@ import { Completions } from "./api/completions.js";
 import type { Embeddings, EngineApi, EngineWithSessions } from "./api/engine_api.js";
 import type { Model } from "./api/model.js";
 import { readParams, shown } from "./api/params.js";
-import type { RequestOptions } from "./api/types.js";
+import type { ChatCompletionMessageParam, RequestOptions } from "./api/types.js";
 import type { Backend, BackendInfo } from "./backend.js";
 import { Gate } from "./engine/gate.js";
 import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "./engine/request.js";
@@ -171,7 +171,7 @@ export class Engine implements EngineWithSessions {
     options: GenerateOptions = {},
   ): AsyncGenerator<GenerationEvent, void, undefined> {
     yield* generationEvents(
-      this.generateTokens(tokenRequest(this.#promptIds(prompt, options.raw ?? false), options)),
+      this.generateTokens(tokenRequest(this.#promptIds(prompt, options), options)),
       this.#tokenizer,
     );
   }
@@ -317,11 +317,19 @@ export class Engine implements EngineWithSessions {
     };
   }
 
-  #promptIds(prompt: string | readonly Message[], raw: boolean): readonly number[] {
+  #promptIds(prompt: string | readonly Message[], options: GenerateOptions): readonly number[] {
+    const { raw = false, continueFinalMessage = false } = options;
     if (!isText(prompt)) {
       if (raw) throw new RequestError("raw: true needs a text, not a list of messages", { param: "raw" });
+      // It checks the roles.
+      const checked = prompt as readonly ChatCompletionMessageParam[];
+      if (continueFinalMessage) return encodeChat(this.#tokenizer, checked, { continueFinalMessage }).ids;
       return this.#tokenizer.encodeChat(prompt);
     }
+    if (continueFinalMessage)
+      throw new RequestError("continueFinalMessage: true needs a list of messages, not a text", {
+        param: "continueFinalMessage",
+      });
     return raw ? this.#tokenizer.encode(prompt) : this.#tokenizer.encodeChat([{ role: "user", content: prompt }]);
   }
 }

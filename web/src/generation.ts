@@ -10,7 +10,12 @@ export interface GenerateOptions
   extends SamplingOptions, Pick<TokenRequest, "maxTokens" | "priority" | "whenFull" | "signal" | "adapter"> {
   /** Continue the text itself, without the chat template. */
   readonly raw?: boolean | undefined;
+  /** The last message is the start of the answer. */
+  readonly continueFinalMessage?: boolean | undefined;
 }
+
+/** The options of an answer in a session, which has its own messages. */
+export type SessionGenerateOptions = Omit<GenerateOptions, "raw" | "continueFinalMessage">;
 
 /** ``tokensPerSecond`` is measured from the first token on; null if there was only one token. */
 export interface Timings {

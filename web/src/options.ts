@@ -60,6 +60,7 @@ export const GENERATE_OPTIONS: Checks = {
   signal,
   adapter: text,
   raw: boolean,
+  continueFinalMessage: boolean,
 } satisfies Record<keyof GenerateOptions, Check>;
 
 /** The options of createSession. */

@@ -213,11 +213,14 @@ withEngine("tokens of another source are decoded by this model, for this model's
   expect(requests.map(({ promptIds }) => promptIds.length)).toEqual([await engine.countTokens(messages)]);
 });
 
-withEngine("raw with messages is a RequestError", async () => {
-  await expect(collect(engine.generate([{ role: "user", content: "a" }], { raw: true }))).rejects.toHaveProperty(
-    "code",
-    "request_error",
-  );
+withEngine("raw with messages and continueFinalMessage without an answer's start are RequestErrors", async () => {
+  const messages = [{ role: "user", content: "a" }];
+  for (const [prompt, options] of [
+    [messages, { raw: true }],
+    ["a", { continueFinalMessage: true }],
+    [messages, { continueFinalMessage: true }],
+  ] as const)
+    await expect(collect(engine.generate(prompt, options))).rejects.toHaveProperty("code", "request_error");
 });
 
 withEngine("a bundle of an embedding model returns vectors, also on a new device, and generates no text", async () => {

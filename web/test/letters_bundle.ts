@@ -374,7 +374,7 @@ const SELF_TEST: Manifest["self_test"] = {
   tolerances: { float32: 1e-3, float16: 1e-2 },
 };
 
-const NO_SPECIAL_TOKENS = {
+export const NO_SPECIAL_TOKENS = {
   bos_token: null,
   eos_token: null,
   pad_token: null,

@@ -2,7 +2,7 @@
 
 import type { EngineWithSessions, SessionApi } from "../api/engine_api.js";
 import { RequestError } from "../errors.js";
-import type { GenerateOptions, GenerationEvent } from "../generation.js";
+import type { GenerationEvent, SessionGenerateOptions } from "../generation.js";
 import type { SessionOptions } from "../session.js";
 import type { Message } from "../text/chat_template.js";
 
@@ -21,7 +21,7 @@ export class ServedSessions {
     this.#sessions.set(copy, this.#find(id).clone());
   }
 
-  generate(id: string, content: string, options: Omit<GenerateOptions, "raw">): AsyncIterable<GenerationEvent> {
+  generate(id: string, content: string, options: SessionGenerateOptions): AsyncIterable<GenerationEvent> {
     return this.#find(id).generate(content, options);
   }
 

@@ -15,6 +15,7 @@ interface Answer {
   readonly deltas: readonly { readonly content?: string; readonly reasoning_content?: string }[];
   readonly finish: "stop" | "length";
   readonly tokens: number;
+  readonly switchedAt?: number;
 }
 
 const CONTEXT = 100;
@@ -81,12 +82,12 @@ async function answer(
 }
 
 // oxlint-disable-next-line typescript/require-await
-async function* chunks({ side, deltas, finish, tokens }: Answer): AsyncGenerator<ChatCompletionChunk> {
+async function* chunks({ side, deltas, finish, tokens, switchedAt }: Answer): AsyncGenerator<ChatCompletionChunk> {
   const chunk = (delta: object, end: string | null, route?: object): object => ({
     choices: [{ index: 0, delta, finish_reason: end }],
     ...(route === undefined ? {} : { route }),
   });
-  yield chunk({}, null, { side, reason: "prefer", switched_at: null }) as ChatCompletionChunk;
+  yield chunk({}, null, { side, reason: "prefer", switched_at: switchedAt ?? null }) as ChatCompletionChunk;
   for (const delta of deltas) yield chunk(delta, null) as ChatCompletionChunk;
   yield chunk({}, finish) as ChatCompletionChunk;
   yield { choices: [], usage: { prompt_tokens: 90, completion_tokens: tokens } } as unknown as ChatCompletionChunk;
@@ -178,4 +179,39 @@ test("a message that only this device may answer is refused in plain words witho
     .catch((error: unknown) => error);
   expect(refused).toBeInstanceOf(Unavailable);
   expect(problemOf(refused).what).toContain("This message was not sent: it is private");
+});
+
+describe("an answer that was interrupted", () => {
+  const begun = [...CHAT, message("assistant", "<think>a")];
+  const rest: Answer = {
+    side: "far",
+    deltas: [{ reasoning_content: "b" }, { content: "c" }],
+    finish: "stop",
+    tokens: 2,
+  };
+
+  test("continues its text, also inside its reasoning, at the side that the policy chooses", async () => {
+    const { requests, text } = await answer([rest], { messages: begun });
+    expect(requests[0]).toMatchObject({ continue_final_message: true, pin: null });
+    expect(contents(requests[0]).at(-1)).toBe("<think>a");
+    expect(`<think>a${text}`).toBe("<think>ab</think>\n\nc");
+  });
+
+  test("is written once if the context of this device becomes full again", async () => {
+    const cut: Answer = { side: "near", deltas: [{ content: " d" }], finish: "length", tokens: 1 };
+    const messages = [...CHAT, message("assistant", "x")];
+    const { requests } = await answer([cut, { ...cut, finish: "stop" }], { messages });
+    expect(contents(requests[1])).toEqual(["two", "2", "three", "x d"]);
+  });
+
+  test("keeps its start if another side writes the rest again", async () => {
+    const again: Answer = { ...rest, switchedAt: 0, deltas: [{ content: "c" }] };
+    expect((await answer([again], { messages: [...CHAT, message("assistant", "x")] })).text).toBe("xc");
+  });
+
+  test("has the rest of its longest length", async () => {
+    const { requests } = await answer([rest], { messages: [...CHAT, message("assistant", "x")], maxTokens: 20 });
+    // 15 tokens of the message, and one of its text.
+    expect(requests[0]?.max_tokens).toBe(4);
+  });
 });
