@@ -11,6 +11,7 @@ import pytest
 from engine_requests import LIMITS, OTHERS, PROMPT, collect, engine_on, ids, require_no_page_held, run, settle
 from hash_model import VOCAB, answer_of
 from hash_runner import MODEL, HashRunner
+from waiting import WAIT_SECONDS
 
 from nearfar.compiler.errors import DeadlineExceeded, NearfarError, QueueFull, Unavailable
 from nearfar.compiler.ir.sampling import IN_PROMPT
@@ -245,23 +246,24 @@ def test_a_full_queue_refuses_requests_and_accepts_them_again_later() -> None:
     run(work())
 
 
-def test_close_waits_for_answers_for_the_drain_time_and_fails_the_rest() -> None:
+# The second answer takes at least a second.
+@pytest.mark.parametrize(("max_tokens", "drain_seconds"), [(4, WAIT_SECONDS), (50, 0.05)])
+def test_close_waits_for_answers_for_the_drain_time_and_fails_the_rest(max_tokens: int, drain_seconds: float) -> None:
     async def work() -> None:
         runner = HashRunner(LIMITS, threaded=True, step_seconds=0.02)
         engine = TokenEngine(runner, MODEL)
-        short, long = (
-            asyncio.ensure_future(ids(engine, max_tokens=4)),
-            asyncio.ensure_future(ids(engine, OTHERS[1], max_tokens=60)),
-        )
+        answer = asyncio.ensure_future(ids(engine, OTHERS[1], max_tokens=max_tokens))
         await asyncio.sleep(0.002)
-        closing = asyncio.ensure_future(engine.close(drain_seconds=0.4))
+        closing = asyncio.ensure_future(engine.close(drain_seconds=drain_seconds))
         await asyncio.sleep(0.002)
         with pytest.raises(Unavailable, match="unloaded"):
             await collect(engine)
         await closing
-        assert await short == answer_of(PROMPT, 4, 64)[0]
-        with pytest.raises(Unavailable):
-            await long
+        if drain_seconds == WAIT_SECONDS:
+            assert await answer == answer_of(OTHERS[1], 4, 64)[0]
+        else:
+            with pytest.raises(Unavailable):
+                await answer
         assert runner.closed
         await engine.close()
 

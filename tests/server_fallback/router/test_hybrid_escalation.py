@@ -159,7 +159,7 @@ def test_the_decision_waits_for_near_no_longer_than_its_first_token_may_take(
     near: FakeNear, expected: tuple[object, ...]
 ) -> None:
     rules = policy(
-        "auto", quality={"predictor": PREDICTOR}, timeouts={"near_first_token_ms": 20, "between_tokens_ms": 1000}
+        "auto", quality={"predictor": PREDICTOR}, timeouts={"near_first_token_ms": 500, "between_tokens_ms": 1000}
     )
     far = FakeFar(
         lambda received: Reply(

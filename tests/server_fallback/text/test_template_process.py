@@ -10,11 +10,13 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import pytest
+from limit_of_time import limit_only
 from waiting import WAIT_SECONDS, until
 
 from nearfar.compiler.errors import CheckpointError, RequestError, Unavailable
 from nearfar.compiler.text.chat_template import ChatTemplate
 from nearfar.server_fallback.text.template_process import RenderLimits, TemplateProcess
+from nearfar.server_fallback.text.template_worker import RenderJob
 from nearfar.server_fallback.text.worker_process import NICENESS
 
 HI = [{"role": "user", "content": "hi \ud800 \u4e2d"}]
@@ -24,7 +26,18 @@ LOOP = (
 )
 # Hangs for the one message only.
 SOMETIMES = "{% if messages[0].content == 'hang' %}" + LOOP + "{% endif %}{{ bos_token }}{{ messages[0].content }}"
+HANGS_WHEN_COMPILED = "{{ 9 ** 99999999 }}"
 Result = TypeVar("Result")
+
+
+@pytest.fixture(autouse=True)
+def only_what_hangs_has_limits_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hangs(request: object) -> bool:
+        assert isinstance(request, RenderJob)
+        content = str(request.messages[0]["content"]) if request.messages else ""
+        return request.source in (LOOP, HANGS_WHEN_COMPILED) or content == "hang" or len(content) > 99
+
+    limit_only(hangs, monkeypatch)
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
@@ -241,7 +254,7 @@ def test_a_template_that_is_wrong_or_hangs_is_found_when_it_is_checked() -> None
     async def work() -> None:
         for source, message in (
             ("{% for %}", "chat template: line 1"),
-            ("{{ 9 ** 99999999 }}", r"more than 0\.5 seconds to compile"),
+            (HANGS_WHEN_COMPILED, r"more than 0\.5 seconds to compile"),
         ):
             process = TemplateProcess(ChatTemplate(source, {}), RenderLimits(seconds=0.5))
             with pytest.raises(CheckpointError, match=message):

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from limit_of_time import limit_only
 from picking import END, TOKENS, pick
 from some_grammars import NULL, SLOW, VOCABULARY, one, run
 from waiting import WAIT_SECONDS, until
@@ -21,8 +22,22 @@ from nearfar.compiler.errors import RequestError, Unavailable
 from nearfar.server_fallback.text.grammar import grammar_compiler
 from nearfar.server_fallback.text.grammar.grammar_compiler import CompileLimits, GrammarCompiler
 from nearfar.server_fallback.text.grammar.grammars import Grammars
+from nearfar.server_fallback.text.grammar.messages import Job
 from nearfar.server_fallback.text.grammar.source import JsonSource, RegexSource
 from nearfar.server_fallback.text.vocabulary import Vocabulary
+
+MANY = JsonSource(
+    json.dumps({"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(60)}})
+)
+
+
+@pytest.fixture(autouse=True)
+def only_large_schemas_have_limits_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_large(request: object) -> bool:
+        source = request.source if isinstance(request, Job) else None
+        return isinstance(source, JsonSource) and len(source.schema) >= len(MANY.schema)
+
+    limit_only(is_large, monkeypatch)
 
 
 def test_a_grammar_that_takes_too_long_for_the_quick_lane_has_more_time_in_the_slow_one() -> None:
@@ -38,19 +53,19 @@ def test_a_grammar_that_takes_too_long_for_the_quick_lane_has_more_time_in_the_s
     assert quick.pid == first
     assert one(grammars, RegexSource("new")) == "new"
     assert quick.pid != first
-    slow.seconds = 10.0
-    many = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(60)}}
-    quick.seconds = 0.05
-    assert len(run(grammars.constraints(JsonSource(json.dumps(many)), 1, "response_format"))) == 1
+    second = quick.pid
+    quick.seconds, slow.seconds = 0.0, WAIT_SECONDS
+    assert len(run(grammars.constraints(MANY, 1, "response_format"))) == 1
+    assert one(grammars, RegexSource("newer")) == "newer"
+    assert quick.pid != second, "it was ended in the quick lane"
     grammars.close()
 
 
 def test_a_grammar_that_needs_more_memory_than_the_quick_lane_has_is_tried_in_the_slow_lane_and_refused() -> None:
-    limits = CompileLimits(quick_seconds=10, quick_bytes=128 * 2**20, slow_bytes=160 * 2**20)
+    limits = CompileLimits(quick_seconds=WAIT_SECONDS, quick_bytes=128 * 2**20, slow_bytes=160 * 2**20)
     compiler = GrammarCompiler(limits)
     grammars = Grammars(compiler, lambda: VOCABULARY)
-    many = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(60)}}
-    assert len(run(grammars.constraints(JsonSource(json.dumps(many)), 1, "response_format"))) == 1
+    assert len(run(grammars.constraints(MANY, 1, "response_format"))) == 1
     with pytest.raises(RequestError, match="within 20 seconds and 160 MB of memory"):
         run(grammars.constraints(SLOW, 1, "response_format"))
     assert one(grammars, NULL) == "null"
@@ -61,12 +76,13 @@ def test_a_new_client_waits_for_one_quick_grammar_only() -> None:
     """Another client's worst cases, which take the compiler minutes, come first."""
 
     async def ask() -> None:
-        grammars = Grammars(GrammarCompiler(CompileLimits(quick_seconds=0.3)), lambda: VOCABULARY)
+        compiler = GrammarCompiler(CompileLimits(quick_seconds=0.3, slow_seconds=2 * WAIT_SECONDS))
+        grammars = Grammars(compiler, lambda: VOCABULARY)
         await grammars.constraints(NULL, 1, "x", client="attacker")
         slow = [replace(SLOW, schema=SLOW.schema + " " * index) for index in range(12)]
         attacks = [asyncio.create_task(grammars.constraints(source, 1, "x", client="attacker")) for source in slow]
-        # The first is in the slow lane, and the second in the quick one.
-        await asyncio.sleep(0.5)
+        # Then the second is in the quick one.
+        await until(lambda: compiler.lanes[1].pid is not None)
         async with asyncio.timeout(WAIT_SECONDS):
             assert len(await grammars.constraints(RegexSource("honest"), 1, "x", client="honest")) == 1
         assert not any(attack.done() for attack in attacks)
@@ -79,7 +95,7 @@ def test_a_new_client_waits_for_one_quick_grammar_only() -> None:
 
 def test_after_a_costly_grammar_its_client_leaves_the_quick_lane_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask() -> None:
-        limits = CompileLimits(quick_seconds=0.4, slow_seconds=0.8, costly_seconds=0.05, slow_lane_seconds=600)
+        limits = CompileLimits(quick_seconds=0.2, slow_seconds=0.2, costly_seconds=0.0, slow_lane_seconds=600)
         compiler = GrammarCompiler(limits)
         grammars, quick = Grammars(compiler, lambda: VOCABULARY), compiler.lanes[0]
         waiting = [
