@@ -64,46 +64,57 @@ export interface RunnerInfo {
 /** The number of steps that can be in flight before another buffer must be created. */
 const STEPS_IN_FLIGHT = 8;
 
+/** What `create` has prepared. */
+interface RunnerParts {
+  readonly manifest: Manifest;
+  readonly rows: ReadonlyMap<string, readonly VariantEntry[]>;
+  readonly refused: readonly string[];
+  readonly open: OpenDevice;
+  readonly allocator: Allocator;
+  readonly arena: Arena;
+  readonly schedule: Schedule;
+  readonly results: Results;
+  readonly buffers: ReadonlyMap<string, GPUBuffer>;
+  readonly room: Room;
+  /** The shards of the tables that stay on the host, by number. */
+  readonly tables: ReadonlyMap<number, Blob>;
+  readonly pages: KvPages;
+  readonly slotStates: SlotStates;
+  readonly limits: RunnerLimits;
+  /** The dims of the largest batch. */
+  readonly capacity: Dims;
+  readonly info: Omit<RunnerInfo, "totalBytes">;
+}
+
 export class Runner {
+  readonly manifest: Manifest;
+  readonly limits: RunnerLimits;
+  /** By list, the variants that are prepared. */
+  readonly rows: ReadonlyMap<string, readonly VariantEntry[]>;
+  /** Variants with a kernel that the device refuses. */
+  readonly refused: readonly string[];
   readonly stepsInFlight: number;
   readonly samplesAnyRow = true;
   /** Resolves when the device is lost, also by `destroy`. */
   readonly lost: Promise<DeviceError>;
+  readonly #parts: RunnerParts;
   readonly #steps: Staging;
   readonly #logits: Staging;
   readonly #health: Health;
   #stopwatch: Stopwatch | null = null;
-  readonly #info: Omit<RunnerInfo, "totalBytes">;
 
-  private constructor(
-    readonly manifest: Manifest,
-    /** By list, the variants that are prepared. */
-    readonly rows: ReadonlyMap<string, readonly VariantEntry[]>,
-    /** Variants with a kernel that the device refuses. */
-    readonly refused: readonly string[],
-    private readonly open: OpenDevice,
-    private readonly allocator: Allocator,
-    private readonly arena: Arena,
-    private readonly schedule: Schedule,
-    private readonly results: Results,
-    private readonly buffers: ReadonlyMap<string, GPUBuffer>,
-    private readonly room: Room,
-    /** The shards of the tables that stay on the host, by number. */
-    private readonly tables: ReadonlyMap<number, Blob>,
-    private readonly pages: KvPages,
-    private readonly slotStates: SlotStates,
-    readonly limits: RunnerLimits,
-    private readonly capacity: Dims,
-    sizes: Pick<RunnerInfo, "kernels" | "weightBytes" | "stateBytes">,
-  ) {
-    const { sequences, tokens } = limits;
+  private constructor(parts: RunnerParts) {
+    const { allocator, limits, open, results, tables } = parts;
+    this.#parts = parts;
+    this.manifest = parts.manifest;
+    this.limits = limits;
+    this.rows = parts.rows;
+    this.refused = parts.refused;
     // The host must know the tokens of a step to gather their rows.
     this.stepsInFlight = tables.size > 0 ? 1 : STEPS_IN_FLIGHT;
-    const [numLogits, numOthers] = results.sizes(sequences, tokens);
+    const [numLogits, numOthers] = results.sizes(limits.sequences, limits.tokens);
     this.#steps = new Staging(allocator, "step", numOthers * 4, STEPS_IN_FLIGHT);
     this.#logits = new Staging(allocator, "logits", numLogits * 4);
-    const one = { ...capacity, S: 1, B: 1, R: 1, L: 1, LW: 1, T: 1, A: 0, W: 0, DR: 0, G: 0 };
-    this.#info = { ...sizes, dispatchesPerToken: schedule.dispatches(one).length };
     this.#health = new Health(open.device);
     this.lost = this.#health.lost;
   }
@@ -180,32 +191,35 @@ export class Runner {
     ];
     const schedule = new Schedule(device, manifest, rows, kernels, find, (kernel) => arena.uniform(kernel));
     schedule.choose(choices);
-    const sizes = { kernels: names.length, weightBytes, stateBytes: memory.stateBytes };
-    const pages = new KvPages(allocator, manifest, activation, capacity, memory.buffers);
-    const slotStates = new SlotStates(allocator, manifest, capacity, memory.buffers);
-    return new Runner(
+    const one = { ...capacity, S: 1, B: 1, R: 1, L: 1, LW: 1, T: 1, A: 0, W: 0, DR: 0, G: 0 };
+    return new Runner({
       manifest,
       rows,
-      refusedVariants,
+      refused: refusedVariants,
       open,
       allocator,
       arena,
       schedule,
       results,
-      memory.buffers,
+      buffers: memory.buffers,
       room,
       tables,
-      pages,
-      slotStates,
+      pages: new KvPages(allocator, manifest, activation, capacity, memory.buffers),
+      slotStates: new SlotStates(allocator, manifest, capacity, memory.buffers),
       limits,
       capacity,
-      sizes,
-    );
+      info: {
+        kernels: names.length,
+        dispatchesPerToken: schedule.dispatches(one).length,
+        weightBytes,
+        stateBytes: memory.stateBytes,
+      },
+    });
   }
 
   /** The sizes at present. */
   get info(): RunnerInfo {
-    return { ...this.#info, totalBytes: this.allocator.bytes };
+    return { ...this.#parts.info, totalBytes: this.#parts.allocator.bytes };
   }
 
   /**
@@ -216,19 +230,19 @@ export class Runner {
    */
   async submit(batch: Batch, options: ResultOptions = {}): Promise<StepResult> {
     const { alternatives = false, onLogits } = options;
-    const requested = this.results.ofStep(options);
+    const requested = this.#parts.results.ofStep(options);
     const rows = batch.sample_rows.length;
     let start = 0;
     if (onLogits) {
-      start = this.schedule.sample;
-      const result = this.results.logits;
+      start = this.#parts.schedule.sample;
+      const result = this.#parts.results.logits;
       const logits = new Float32Array(await this.#run(batch, alternatives, this.#logits, [result], 0, start));
       for (let row = 0; row < rows; row++)
         onLogits(logits.subarray(row * result.columns, (row + 1) * result.columns), row);
-      this.open.device.queue.writeBuffer(this.#buffer(result), 0, logits);
+      this.#parts.open.device.queue.writeBuffer(this.#buffer(result), 0, logits);
     }
     const bytes = await this.#run(batch, alternatives, this.#steps, requested, start);
-    return this.results.readStep(bytes, rows, options);
+    return this.#parts.results.readStep(bytes, rows, options);
   }
 
   /**
@@ -236,7 +250,7 @@ export class Runner {
    * them.
    */
   async forwardLogits(batch: Batch): Promise<Float32Array> {
-    return new Float32Array(await this.#run(batch, false, this.#logits, [this.results.logits]));
+    return new Float32Array(await this.#run(batch, false, this.#logits, [this.#parts.results.logits]));
   }
 
   /**
@@ -245,7 +259,7 @@ export class Runner {
    * pages needs batches of complete texts, each with a sampled row.
    */
   async encode(batch: Batch): Promise<Float32Array> {
-    return new Float32Array(await this.#run(batch, false, this.#steps, [this.results.encoded]));
+    return new Float32Array(await this.#run(batch, false, this.#steps, [this.#parts.results.encoded]));
   }
 
   // The methods below are ordered with `submit`: their changes affect only the batches that are submitted later.
@@ -255,27 +269,27 @@ export class Runner {
    * null for zeros.
    */
   setTokenCounts(slot: number, counts: Int32Array<ArrayBuffer> | null): void {
-    this.slotStates.set("token_counts", slot, counts);
+    this.#parts.slotStates.set("token_counts", slot, counts);
   }
 
   /** Set the values that are added to the logits of a slot, (V,). */
   setLogitBias(slot: number, bias: Float32Array<ArrayBuffer>): void {
-    this.slotStates.set("logit_bias", slot, bias);
+    this.#parts.slotStates.set("logit_bias", slot, bias);
   }
 
   /** Set a bit for each token that a slot may sample, (ceil(V / 32),), least significant bit first. */
   setTokenMask(slot: number, mask: Int32Array<ArrayBuffer>): void {
-    this.slotStates.set("token_mask", slot, mask);
+    this.#parts.slotStates.set("token_mask", slot, mask);
   }
 
   /** Set the values of a state in a slot for LoRA adapters. */
   writeState(name: string, slot: number, values: Float32Array<ArrayBuffer>): void {
-    this.slotStates.set(name, slot, values);
+    this.#parts.slotStates.set(name, slot, values);
   }
 
   /** Copy complete pages of each group on the device, one pair after the other. */
   copyPages(pairs: PageCopies): void {
-    this.pages.copy(pairs);
+    this.#parts.pages.copy(pairs);
   }
 
   /**
@@ -284,16 +298,16 @@ export class Runner {
    */
   async readPages(pages: PagesByGroup): Promise<Uint8Array<ArrayBuffer>> {
     this.#health.require();
-    return this.#health.result(this.pages.read(pages));
+    return this.#health.result(this.#parts.pages.read(pages));
   }
 
   writePages(pages: PagesByGroup, bytes: Uint8Array<ArrayBuffer>): void {
-    this.pages.write(pages, bytes);
+    this.#parts.pages.write(pages, bytes);
   }
 
   /** From the next batch on, select among `rows` by these choices. */
   choose(choices: Choices): void {
-    this.schedule.choose(choices);
+    this.#parts.schedule.choose(choices);
   }
 
   /**
@@ -302,9 +316,9 @@ export class Runner {
    */
   async time(batch: Batch, list: string, variant: string, count: number): Promise<number> {
     const dims = this.#accept(batch, false);
-    const steps = this.schedule.variantDispatches(list, variant, dims);
+    const steps = this.#parts.schedule.variantDispatches(list, variant, dims);
     const dispatches = Array.from({ length: count }, (_, index) => steps[index % steps.length] ?? []).flat();
-    this.#stopwatch ??= new Stopwatch(this.allocator);
+    this.#stopwatch ??= new Stopwatch(this.#parts.allocator);
     this.#put(batch, dispatches, dims);
     const time = this.#stopwatch.time((pass) => {
       encodeDispatches(pass, dispatches);
@@ -314,8 +328,8 @@ export class Runner {
 
   /** Free the device and all its memory. */
   destroy(): void {
-    this.allocator.destroy();
-    this.open.device.destroy();
+    this.#parts.allocator.destroy();
+    this.#parts.open.device.destroy();
   }
 
   /** Run a batch and return the sampled rows of these results, one result after the other. */
@@ -328,14 +342,15 @@ export class Runner {
     end?: number,
   ): Promise<ArrayBuffer> {
     const dims = this.#accept(batch, alternatives);
-    const { device } = this.open;
+    const { buffers, open, schedule, tables } = this.#parts;
+    const { device } = open;
     // Without tables, the batch is submitted before this returns.
     let send: Send | null = null;
-    if (this.tables.size > 0) send = await gather(this.manifest, planOf(this.manifest), this.tables, batch.token_ids);
-    send?.(device.queue, this.buffers);
+    if (tables.size > 0) send = await gather(this.manifest, planOf(this.manifest), tables, batch.token_ids);
+    send?.(device.queue, buffers);
     const rows = batch.sample_rows.length;
     const encoder = device.createCommandEncoder();
-    const dispatches = this.schedule.dispatches(dims, start, end);
+    const dispatches = schedule.dispatches(dims, start, end);
     this.#put(batch, dispatches, dims);
     const pass = encoder.beginComputePass();
     encodeDispatches(pass, dispatches);
@@ -353,14 +368,15 @@ export class Runner {
 
   /** Send a batch, and its sizes for the kernels that run it. */
   #put(batch: Batch, dispatches: readonly Dispatch[], dims: Dims): void {
-    this.arena.putInputs(batch, dims);
+    const { arena } = this.#parts;
+    arena.putInputs(batch, dims);
     for (const kernel of new Set(dispatches.map((dispatch) => dispatch.kernel)))
-      this.arena.putUniforms(kernel.name, kernel.entry.uniforms, dims);
-    this.arena.write();
+      arena.putUniforms(kernel.name, kernel.entry.uniforms, dims);
+    arena.write();
   }
 
   #buffer({ name }: Result): GPUBuffer {
-    const buffer = this.buffers.get(name);
+    const buffer = this.#parts.buffers.get(name);
     if (buffer === undefined) throw new Error(`buffer ${name} is not allocated`);
     return buffer;
   }
@@ -368,7 +384,7 @@ export class Runner {
   /** The dims of a batch, for which there is room now. Throws if the device has failed or the batch is too large. */
   #accept(batch: Batch, alternatives: boolean): Dims {
     this.#health.require();
-    const dims = dimsOf(batch, this.capacity, alternatives);
+    const dims = dimsOf(batch, this.#parts.capacity, alternatives);
     this.#requireFit(batch, dims);
     this.#makeRoom(dims);
     return dims;
@@ -376,18 +392,18 @@ export class Runner {
 
   /** Let the plan's buffers grow for a batch. If the device lacks memory, the batch's result is the error. */
   #makeRoom({ S = 0 }: Dims): void {
-    if (this.room.suffices(S)) return;
-    const { device } = this.open;
-    device.pushErrorScope("out-of-memory");
-    this.room.grow(S);
-    this.schedule.bind();
-    requireMemory(device, this.allocator.bytes).catch((error: unknown) => {
+    const { allocator, open, room, schedule } = this.#parts;
+    if (room.suffices(S)) return;
+    open.device.pushErrorScope("out-of-memory");
+    room.grow(S);
+    schedule.bind();
+    requireMemory(open.device, allocator.bytes).catch((error: unknown) => {
       this.#health.fail(error instanceof DeviceError ? error : new DeviceError(messageOf(error)));
     });
   }
 
   #requireFit(batch: Batch, dims: Dims): void {
-    for (const [dim, most] of Object.entries(this.capacity)) {
+    for (const [dim, most] of Object.entries(this.#parts.capacity)) {
       const size = dims[dim] ?? 0;
       if (size > most)
         throw new RequestError(`batch: ${dim} is ${size}, this runner accepts at most ${most}; split the batch`, {
