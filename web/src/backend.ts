@@ -1,11 +1,15 @@
-// A backend: a bundle on a device, ready to answer. WebGPU has one (webgpu_backend.ts) and ONNX Runtime another
-// (onnx/); the engine depends on this file only.
+// A backend: a bundle on a device, ready to answer. WebGPU's is a runner that has passed its self-test on this device;
+// onnx_backend.ts opens ONNX Runtime's.
 
 import type { StepRunner } from "./engine/step_runner.js";
 import type { TextRunner } from "./engine/text_engine.js";
-import type { TunedEngine, Tuner } from "./engine/tuner.js";
+import type { TunedEngine } from "./engine/tuner.js";
+import { Tuner } from "./engine/tuner.js";
+import type { Bundle } from "./runtime/bundle.js";
+import type { MemoryOptions } from "./runtime/memory_plan.js";
 import type { OnBytes } from "./runtime/source.js";
-import type { SelfTestInfo } from "./runtime/trust.js";
+import type { SelfTestInfo, TrustOptions } from "./runtime/trust.js";
+import { openTrusted } from "./runtime/trust.js";
 import type { ActivationDtype } from "./runtime/variants.js";
 
 /** Sizes in bytes. */
@@ -40,4 +44,25 @@ export interface Opening {
   readonly onKernel: (done: number, total: number) => void;
   /** Called before each run of the self-test, with the number of earlier runs. */
   readonly onTest: (runs: number) => void;
+}
+
+/** Throws BundleError, DeviceError, or the signal's reason. */
+export async function openWebGpu(
+  bundle: Bundle,
+  options: TrustOptions & MemoryOptions,
+  opening: Opening,
+): Promise<Backend> {
+  const { maxSequences, maxBatchTokens, pages, maxAdapters, memoryBudget } = options;
+  const { onTest, ...rest } = opening;
+  const sizes = { maxSequences, maxBatchTokens, pages, maxAdapters, memoryBudget };
+  const trusted = await openTrusted(bundle, options, { ...sizes, ...rest }, onTest);
+  const { runner, device, selfTest } = trusted;
+  return {
+    runner,
+    info: { target: "webgpu", adapter: device.adapter, activation: device.activation, selfTest, ...runner.info },
+    startTuning: (engine) => new Tuner(trusted, engine),
+    destroy: () => {
+      runner.destroy();
+    },
+  };
 }

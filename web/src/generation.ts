@@ -1,8 +1,8 @@
 // Turns the tokens of an engine into events with text and timings.
 
-import { readParams } from "./api/params.js";
+import type { Check, Checks } from "./api/params.js";
+import { anything, boolean, check, isObject, readParams, signal as signalCheck, text } from "./api/params.js";
 import type { Completion, FinishReason, GeneratedToken, SamplingOptions, TokenRequest } from "./engine/request.js";
-import { GENERATE_OPTIONS } from "./options.js";
 import type { Decoder } from "./text/text_stream.js";
 import { TextStream } from "./text/text_stream.js";
 
@@ -16,6 +16,26 @@ export interface GenerateOptions
 
 /** The options of an answer in a session, which has its own messages. */
 export type SessionGenerateOptions = Omit<GenerateOptions, "raw" | "continueFinalMessage">;
+
+/** The token engine checks the ranges, because `generateTokens` needs the same checks. */
+const GENERATE_OPTIONS: Checks = {
+  maxTokens: anything,
+  temperature: anything,
+  topK: anything,
+  topP: anything,
+  minP: anything,
+  repetitionPenalty: anything,
+  frequencyPenalty: anything,
+  presencePenalty: anything,
+  logitBias: check("a Map from token ids to numbers", (value) => value instanceof Map),
+  seed: anything,
+  priority: anything,
+  whenFull: check('"stop" or { keep: n }', (value) => value === "stop" || isObject(value)),
+  signal: signalCheck,
+  adapter: text,
+  raw: boolean,
+  continueFinalMessage: boolean,
+} satisfies Record<keyof GenerateOptions, Check>;
 
 /** ``tokensPerSecond`` is measured from the first token on; null if there was only one token. */
 export interface Timings {

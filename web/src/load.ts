@@ -1,21 +1,21 @@
 // Loads the first of several bundles that this device can run: opens its backend and its tokenizer, and reports
 // progress.
 
-import { readParams, shown } from "./api/params.js";
+import type { Check, Checks } from "./api/params.js";
+import { boolean, check, integer, isObject, isStrings, object, only, readParams, shown, signal } from "./api/params.js";
 import type { Backend, Opening } from "./backend.js";
+import { openWebGpu } from "./backend.js";
 import type { EncodersModule } from "./encoders/index.js";
 import { DeviceError, RequestError } from "./errors.js";
 import type { GrammarModule } from "./grammar/index.js";
-import { LOAD_START } from "./load_progress.js";
-import type { OnnxOptions } from "./onnx/options.js";
 import { openOnnx, planOnnx } from "./onnx_backend.js";
-import { LOAD_OPTIONS } from "./options.js";
+import type { OnnxOptions } from "./onnx/options.js";
 import { unlessAborted } from "./runtime/abort.js";
+import type { AnyManifest } from "./runtime/any_manifest.js";
+import { isExport } from "./runtime/any_manifest.js";
 import type { Bundle } from "./runtime/bundle.js";
 import { bundleId, filesToLoad } from "./runtime/bundle.js";
 import { chooseActivation, findAdapter, requireSecureContext } from "./runtime/device.js";
-import type { AnyManifest } from "./runtime/any_manifest.js";
-import { isExport } from "./runtime/any_manifest.js";
 import { importEncoders } from "./runtime/import_encoders.js";
 import { loadManifest } from "./runtime/load_manifest.js";
 import type { MemoryOptions, MemoryPlan } from "./runtime/memory_plan.js";
@@ -31,7 +31,6 @@ import type { SessionStorage } from "./store/session_store.js";
 import type { StoredSource } from "./store/stored_source.js";
 import { storedSource } from "./store/stored_source.js";
 import { Tokenizer } from "./text/tokenizer.js";
-import { openWebGpu } from "./webgpu_backend.js";
 
 /** The address of a bundle's folder on a web server, or another source of its files. */
 export type BundleAddress = string | URL | Source;
@@ -58,6 +57,16 @@ export interface LoadProgress {
   readonly selfTestRuns?: number | undefined;
 }
 
+/** The progress of a load before anything has happened. */
+export const LOAD_START: LoadProgress = {
+  phase: "manifest",
+  loadedBytes: 0,
+  storedBytes: 0,
+  totalBytes: 0,
+  compiledKernels: 0,
+  totalKernels: 0,
+};
+
 export interface LoadOptions extends TrustOptions, MemoryOptions {
   readonly onProgress?: ((progress: LoadProgress) => void) | undefined;
   readonly signal?: AbortSignal | undefined;
@@ -78,6 +87,31 @@ export interface LoadOptions extends TrustOptions, MemoryOptions {
   /** `grammar` of "@nearfar/web/grammar". Needed by scripts that cannot import it later, such as service workers. */
   readonly grammar?: GrammarModule | undefined;
 }
+
+/** An unknown option, or a value of the wrong type, is refused before anything is done. */
+const LOAD_OPTIONS: Checks = {
+  onProgress: check("a function", (value) => typeof value === "function"),
+  signal,
+  store: check("true, false or a BundleStore", (value) => typeof value === "boolean" || isObject(value)),
+  crossOriginStorage: check(
+    'true, false, "*" or a list of origins',
+    (value) => typeof value === "boolean" || value === "*" || isStrings(value),
+  ),
+  onnx: object,
+  encoders: object,
+  grammar: object,
+  gpu: object,
+  adapter: object,
+  selfTest: only("first-load", "always", "never"),
+  selfTestLimitMs: check("0 or more milliseconds", (value) => typeof value === "number" && value >= 0),
+  tuning: boolean,
+  notes: object,
+  maxSequences: integer(1, Infinity),
+  maxBatchTokens: integer(1, Infinity),
+  pages: integer(1, Infinity),
+  maxAdapters: integer(1, Infinity),
+  memoryBudget: check("a number of bytes above 0", (value) => typeof value === "number" && value > 0),
+} satisfies Record<keyof LoadOptions, Check>;
 
 export interface Loaded {
   readonly manifest: AnyManifest;

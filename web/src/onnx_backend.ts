@@ -1,4 +1,5 @@
-// Opens ONNX bundles. The runner for ONNX Runtime is a separate file, which is loaded when it is first needed.
+// Opens ONNX bundles. The runner for ONNX Runtime is a separate file, which is loaded when it is first needed. The React
+// Native package replaces this file, because Hermes cannot import a runtime by its address.
 
 import type { Backend, Opening } from "./backend.js";
 import { DeviceError, messageOf } from "./errors.js";

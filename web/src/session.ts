@@ -2,11 +2,12 @@
 // and a clone shares the pages of the messages so far.
 
 import type { SessionApi } from "./api/engine_api.js";
-import { Conversation } from "./conversation.js";
-import { StorageError } from "./errors.js";
+import type { Check, Checks } from "./api/params.js";
+import { list } from "./api/params.js";
 import type { RetainedSequence } from "./engine/retained_sequence.js";
 import type { TokenEngine } from "./engine/token_engine.js";
-import type { GenerateOptions, GenerationEvent } from "./generation.js";
+import { RequestError, StorageError } from "./errors.js";
+import type { GenerateOptions, GenerationEvent, SessionGenerateOptions } from "./generation.js";
 import { generationEvents, tokenRequest } from "./generation.js";
 import type { SessionStorage } from "./store/session_store.js";
 import type { Message } from "./text/chat_template.js";
@@ -16,6 +17,9 @@ export interface SessionOptions {
   /** The messages before the first one, such as a system message. */
   readonly messages?: readonly Message[] | undefined;
 }
+
+/** The options of createSession. */
+export const SESSION_OPTIONS: Checks = { messages: list } satisfies Record<keyof SessionOptions, Check>;
 
 /**
  * The interface of a session to its engine. Saved keys and values are valid only for the same ``bundle`` id and
@@ -28,6 +32,73 @@ export interface SessionHost {
   readonly activation: () => string;
   /** Where sessions are saved. Throws StorageError if they cannot be saved. */
   readonly storage: () => Promise<SessionStorage>;
+}
+
+/** Shared by sessions on the page and sessions in a worker: the messages so far, and one answer at a time. */
+export abstract class Conversation {
+  #messages: readonly Message[];
+  #answering = false;
+  #closed = false;
+
+  constructor(messages: readonly Message[] = []) {
+    this.#messages = [...messages];
+  }
+
+  /** All messages so far. */
+  get messages(): readonly Message[] {
+    return this.#messages;
+  }
+
+  /** Whether an answer is being generated. Until it ends, the session accepts no other message and cannot be saved. */
+  get isAnswering(): boolean {
+    return this.#answering;
+  }
+
+  /**
+   * Send ``content`` as the user's message and yield the answer. Only one answer can be generated at a time. If the
+   * caller leaves the loop or aborts the signal, the session forgets the answer and its question.
+   * Throws RequestError, DeviceError, or the signal's reason.
+   */
+  async *generate(
+    content: string,
+    options: SessionGenerateOptions = {},
+  ): AsyncGenerator<GenerationEvent, void, undefined> {
+    this.requireIdle();
+    const messages: readonly Message[] = [...this.#messages, { role: "user", content }];
+    this.#answering = true;
+    let answer = "";
+    try {
+      for await (const event of await this.answer(messages, content, options)) {
+        answer += event.text;
+        // A caller that leaves the loop at "done" has received the complete answer.
+        if (event.type === "done") this.#messages = [...messages, { role: "assistant", content: answer }];
+        yield event;
+      }
+    } finally {
+      this.#answering = false;
+    }
+  }
+
+  /** The answer to ``content``, which is the last of ``messages``. */
+  protected abstract answer(
+    messages: readonly Message[],
+    content: string,
+    options: SessionGenerateOptions,
+  ): AsyncIterable<GenerationEvent> | Promise<AsyncIterable<GenerationEvent>>;
+
+  protected replaceMessages(messages: readonly Message[]): void {
+    this.#messages = [...messages];
+  }
+
+  protected markClosed(): void {
+    this.#closed = true;
+  }
+
+  protected requireIdle(): void {
+    if (this.#closed) throw new RequestError("The session is closed; create another");
+    if (this.#answering)
+      throw new RequestError("The session is generating an answer; wait for its end, abort it, or clone it before");
+  }
 }
 
 export class Session extends Conversation {

@@ -2,9 +2,9 @@
 // `messages` is available without waiting.
 
 import type { SessionApi } from "../api/engine_api.js";
-import { Conversation } from "../conversation.js";
 import type { GenerateOptions, GenerationEvent } from "../generation.js";
 import type { SessionOptions } from "../session.js";
+import { Conversation } from "../session.js";
 import type { Message } from "../text/chat_template.js";
 import type { Remote } from "./remote.js";
 
