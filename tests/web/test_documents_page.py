@@ -204,6 +204,11 @@ def add(page: Page, files: dict[str, bytes]) -> None:
     page.set_input_files("#files", given)  # type: ignore[arg-type]
 
 
+def names(page: Page) -> list[str]:
+    """The names of the documents that a page lists."""
+    return sorted(page.locator("#documents .name").all_text_contents())
+
+
 def paragraph(text: str) -> str:
     return f"<w:p><w:r><w:t>{text}</w:t></w:r></w:p>"
 
@@ -282,12 +287,7 @@ def test_a_word_file_and_a_latin_1_text_are_read_and_stay_after_a_reload_in_mid_
     page.evaluate("""() => sessionStorage.setItem("nearfar pending documents", '["third.txt"]')""")
     page.reload()
     page.wait_for_selector("body[data-state=ready]")
-    assert sorted(page.locator("#documents .name").all_text_contents()) == [
-        "cafe.txt",
-        "crew.docx",
-        "diary.txt",
-        "town.md",
-    ]
+    assert names(page) == ["cafe.txt", "crew.docx", "diary.txt", "town.md"]
     assert "third.txt" in (page.text_content("#library-problems") or "")
     locked = page.locator("#documents li:has-text('crew.docx') button[aria-pressed]")
     assert locked.get_attribute("aria-pressed") == "true"
@@ -297,6 +297,33 @@ def test_a_word_file_and_a_latin_1_text_are_read_and_stay_after_a_reload_in_mid_
         page.click(f"#documents li:has-text('{name}') button[aria-label^=Remove]")
         page.wait_for_selector(f"#documents li:has-text('{name}')", state="detached")
     page.wait_for_function("() => document.querySelector('#library-problems').childElementCount === 0")
+
+
+def test_two_tabs_that_add_at_the_same_time_show_and_keep_the_documents_of_both(opened: Opened) -> None:
+    page = opened.page
+    other = page.context.new_page()
+    try:
+        other.goto(page.url)
+        other.wait_for_selector("body[data-state=ready]")
+        before = ["diary.txt", "town.md"]
+        assert names(other) == before
+        # Neither waits for the other before it adds.
+        for tab, name in ((page, "here.txt"), (other, "there.txt")):
+            add(tab, {name: f"Pia is {name.removesuffix('.txt')}.".encode()})
+        for tab in (page, other):
+            for name in ("here.txt", "there.txt"):
+                tab.wait_for_selector(f"#documents li:has-text('{name}')")
+        ask(page, "Where is Pia?", near="Pia is there.")
+        assert "Pia is there." in page.evaluate("() => window.requests.at(-1)")
+        other.reload()
+        other.wait_for_selector("body[data-state=ready]")
+        assert names(other) == sorted([*before, "here.txt", "there.txt"])
+        for tab, elsewhere, name in ((page, other, "there.txt"), (other, page, "here.txt")):
+            tab.click(f"#documents li:has-text('{name}') button[aria-label^=Remove]")
+            elsewhere.wait_for_selector(f"#documents li:has-text('{name}')", state="detached")
+        assert names(page) == before
+    finally:
+        other.close()
 
 
 def test_a_pdf_is_read_on_this_device_and_its_page_is_cited(opened: Opened) -> None:
