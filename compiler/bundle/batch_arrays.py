@@ -51,7 +51,6 @@ NAMES = {
 NAMES |= {"rows": "sample_rows", "settings": "sample_settings", "counts": "token_counts"}
 # The arrays of steps that compute only sampled rows.
 SAMPLED_NAMES = {"positions": "sample_positions", "seq_starts": "sample_starts", "page_indptr": "sample_page_indptr"}
-SAMPLING_NAMES = {"slots": "sample_slots", "bias": "logit_bias", "mask": "token_mask"}
 
 
 def is_on_sampled_rows(step: StepEntry) -> bool:

@@ -1,26 +1,22 @@
-"""Checks the steps of a manifest: each is an op of `ir/ops` on arrays with valid shapes. `check_kernels.py` checks that
-its kernels are made for these shapes.
+"""Checks the steps of a manifest: each is an op of `ir/ops` on arrays that the op accepts. `check_kernels.py` checks
+that its kernels are made for these arrays.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
-from ..ir.kv_format import kv_format
-from ..ir.ops import OPS, sampling
-from ..ir.ops.encoders import JOINT_OPS
-from ..ir.ops.kv_pages import head_dim_of
-from ..ir.pages import PAGE_DIMS, PAGE_INPUTS, PAGES, WINDOW, WINDOW_PAGES
+from ..ir.ops import OPS, Use
+from ..ir.pages import PAGE_DIMS, PAGE_INPUTS, WINDOW, WINDOW_PAGES
 from ..ir.sampling import ALTERNATIVES
-from .batch_arrays import INPUTS, NAMES, SAMPLED_NAMES, SAMPLING_NAMES, Shape, is_on_sampled_rows
+from .batch_arrays import INPUTS, NAMES, SAMPLED_NAMES, Shape, is_on_sampled_rows
 from .check_kernels import check_names, check_variants
 from .entries import PlanEntry, StepEntry
 from .fault import Fault, require
 from .manifest import CLASSIFY, EMBED, GENERATE, Manifest
 
-# The ops that can follow the pooling, on one row for each text.
-TEXT_OPS = ("linear", "rms_norm")
+# The inputs that have one value for each row of a step.
+BY_TOKEN = frozenset({"positions", "slots", "adapters"})
 
 
 def check_steps(manifest: Manifest) -> None:
@@ -96,8 +92,8 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
     for index, step in enumerate(plan.steps):
         here = f"{where}.steps[{index}]"
         try:
-            shapes = check_step(here, step, plan, manifest)
-            check_variants(here, step, shapes, plan, manifest)
+            use = check_step(here, step, plan, manifest)
+            check_variants(here, step, use, plan, manifest)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             # The rules of the ops raise these.
             raise Fault(here, str(error)[:300]) from error
@@ -119,8 +115,8 @@ def check_gathered(where: str, name: str, plan: PlanEntry, manifest: Manifest) -
     require(math.isfinite(gathered.scale) and gathered.scale > 0, where, f"has the scale {gathered.scale}")
 
 
-def check_step(where: str, step: StepEntry, plan: PlanEntry, manifest: Manifest) -> dict[str, Shape]:
-    """The shapes of a step's inputs by role. Raises Fault, or the errors of the op's rules."""
+def check_step(where: str, step: StepEntry, plan: PlanEntry, manifest: Manifest) -> Use:
+    """The step as its op sees it. Raises Fault, or the errors of the op's rules."""
     require(step.op in OPS, where, f"op {step.op[:40]!r} is not known")
     op = OPS[step.op]
     arrays = {role: array_of(where, name, plan, manifest) for role, name in step.inputs.items()}
@@ -129,7 +125,10 @@ def check_step(where: str, step: StepEntry, plan: PlanEntry, manifest: Manifest)
     for name, value in step.attrs.items():
         require(not isinstance(value, float) or math.isfinite(value), where, f"attribute {name} is not finite")
     shapes = {role: shape for role, (shape, _) in arrays.items()}
-    require_roles(where, step, arrays, plan, manifest)
+    use = Use(op, shapes, {role: kind for role, (_, kind) in arrays.items()}, op.complete(step.attrs))
+    check_roles(where, step, use, plan)
+    for check in op.checks:
+        check(use, manifest)
     results = op.results(shapes, step.attrs)
     require(results.keys() == step.outputs.keys(), where, f"outputs must be {', '.join(results) or 'none'}")
     for role, (shape, dtype) in results.items():
@@ -146,7 +145,7 @@ def check_step(where: str, step: StepEntry, plan: PlanEntry, manifest: Manifest)
         require(
             step.inputs["into"] == step.outputs.get(op.result or ""), where, "output and 'into' must be the same buffer"
         )
-    return shapes
+    return use
 
 
 def array_of(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> tuple[Shape, str]:
@@ -161,110 +160,22 @@ def array_of(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> tupl
     return tuple(shape), "vector" if len(shape) == 1 else "matrix"
 
 
-def require_roles(
-    where: str, step: StepEntry, arrays: Mapping[str, tuple[Shape, str]], plan: PlanEntry, manifest: Manifest
-) -> None:
-    """Check the sizes of arrays that kernels index, which the rules of the ops do not check."""
-    spec, shapes = manifest.spec, {role: shape for role, (shape, _) in arrays.items()}
-    samples = step.op in sampling.OPS
-    on_sampled_rows = is_on_sampled_rows(step)
-    names = {**NAMES, **(SAMPLING_NAMES if samples else {}), **(SAMPLED_NAMES if on_sampled_rows else {})}
-    in_window = "kv" in shapes and shapes["kv"][0] == WINDOW_PAGES
-    if in_window:
+def check_roles(where: str, step: StepEntry, use: Use, plan: PlanEntry) -> None:
+    """Check the names of arrays whose values kernels use as indices, and that an op's rows are tokens."""
+    op, shapes, on_sampled_rows = use.op, use.shapes, is_on_sampled_rows(step)
+    names = {**NAMES, **op.names, **(SAMPLED_NAMES if on_sampled_rows else {})}
+    if "kv" in shapes and shapes["kv"][0] == WINDOW_PAGES:
         names = {role: f"{WINDOW}{name}" if name in PAGE_INPUTS else name for role, name in names.items()}
     for role, name in step.inputs.items():
         require(names.get(role, name) == name, where, f"input {role} is {name[:80]!r}; it must be {names.get(role)!r}")
-    expected: dict[str, tuple[Shape, str]] = {"sampled": (("N",), "int32")}
-    if samples:
-        by_slot: Shape = ("N", spec.vocab_size)
-        expected |= {"logits": (("R", spec.vocab_size), "float32"), "adjusted": (("A", spec.vocab_size), "float32")}
-        expected |= {
-            "counts": (by_slot, "int32"),
-            "bias": (by_slot, "float32"),
-            "mask": (("N", -(-spec.vocab_size // 32)), "int32"),
-        }
-    for role in arrays.keys() & expected.keys():
-        (shape, dtype), (must_be, of) = arrays[role], expected[role]
-        require(
-            arrays[role] == expected[role],
-            where,
-            f"input {role} is {list(shape)} of {dtype}; it must be {list(must_be)} of {of}",
-        )
-    states = (
-        {"kv", "sampled", "counts"}
-        | ({"bias", "mask"} if samples else set())
-        | ({"a", "b"} if step.op == "add_lora" else set())
-    )
-    for role in step.inputs.keys() & states:
+    for role in step.inputs.keys() & op.states:
         require(step.inputs[role] in plan.states, where, f"input {role} must be a state")
-    rows = [shapes[role][0] for role in ("x", "q", "qkv", "k") if role in shapes and step.op != "take_rows"]
-    per_text = step.op in TEXT_OPS and rows == ["B"]
-    needs_tokens = bool(shapes.keys() & {"positions", "adapters"}) or step.op == "append_kv"
-    require(
-        per_text
-        or all(each == ("R" if on_sampled_rows else "S") if needs_tokens else each in ("S", "R") for each in rows),
-        where,
-        "has rows that are not tokens",
-    )
+    # An op that looks up rows by their indices checks those itself.
+    rows = [shapes[role][0] for role in ("x", "q", "qkv", "k") if role in shapes and "rows" not in shapes]
+    allowed = ("R" if on_sampled_rows else "S",) if shapes.keys() & BY_TOKEN else ("S", "R")
+    are_rows = (op.per_text and rows == ["B"]) or all(each in allowed for each in rows)
+    require(are_rows, where, "has rows that are not tokens")
     for role in ("residual", "up", "stream", "into"):
         of = "qkv" if "qkv" in shapes else "x"
         if role in shapes and of in shapes:
             require(shapes[role][0] == shapes[of][0], where, f"input {role} must have the rows of {of}")
-    if step.op in ("take_rows", "pool_rows"):
-        require(shapes["x"][0] == "S", where, "must take rows of tokens")
-    if step.op == "embed_positions":
-        first = step.attrs.get("first_position", 0)
-        rows_of = {role: shapes[role][0] for role in ("position_table", "type_table") if role in shapes}
-        longest = rows_of.get("position_table", manifest.context + first)
-        enough = isinstance(longest, int) and longest >= manifest.context + first
-        require(enough, where, f"has a table of {longest} positions")
-        types = rows_of.get("type_table", spec.num_token_types)
-        require(isinstance(types, int) and types >= spec.num_token_types, where, f"has a table of {types} types")
-    if step.op in JOINT_OPS:
-        kinds = {spec.heads_of(layer) for layer in range(spec.num_layers)}
-        own = (step.attrs["num_kv_heads"], step.attrs["head_dim"])
-        require(own in kinds, where, f"has {own[0]} kv heads of {own[1]}, which no layer has")
-    if step.op == "embed":
-        table, first = shapes["table"], step.attrs.get("first_row")
-        require(
-            table[0] == spec.vocab_size if first is None else first + table[0] <= spec.vocab_size,
-            where,
-            f"table has {table[0]} rows",
-        )
-        require("into" not in shapes or shapes["into"] == ("S", table[1]), where, "has an 'into' of another shape")
-    if "kv" in shapes:
-        head_dim = head_dim_of(shapes["kv"], {"kv": manifest.kv})
-        form = kv_format(manifest.kv)
-        width = head_dim if form is None else form.words(head_dim)
-        packed = arrays["kv"][1] == "uint32"
-        kinds = {spec.heads_of(layer) for layer in range(spec.num_layers)}
-        pages = WINDOW_PAGES if in_window else PAGES
-        allowed = [(pages, 2, heads, manifest.page_size, width) for heads, size in kinds if size == head_dim]
-        layers = ", ".join(f"{heads} kv heads of {size}" for heads, size in sorted(kinds))
-        require(
-            shapes["kv"] in allowed and packed == (form is not None),
-            where,
-            f"pages are {list(shapes['kv'])}, but layers have {layers}",
-        )
-        require(step.attrs.get("kv", "activation") == manifest.kv, where, f"pages are {manifest.kv}")
-        if in_window and "page_ids" in shapes:
-            windows = [window for window in spec.windows if window is not None and window < manifest.context]
-            most, window = max(windows, default=0), step.attrs.get("window")
-            require(
-                window is not None and window <= most,
-                where,
-                f"sees {'all' if window is None else window} tokens, but pages behind {most} are given back",
-            )
-    if "table" in shapes and step.op != "embed":
-        positions, half, _ = shapes["table"]
-        long_enough = (
-            isinstance(positions, int)
-            and positions >= manifest.context
-            and isinstance(half, int)
-            and 2 * half <= spec.largest_head_dim
-        )
-        require(long_enough, where, f"rotation table has {positions} positions of {half} pairs")
-    if "offset" in step.attrs or "columns" in step.attrs:
-        outputs = shapes["weight"][0] if step.op == "linear" else int(shapes["weight"][0]) // 2  # type: ignore[arg-type]
-        total = step.attrs.get("columns") or outputs
-        require(step.attrs.get("offset", 0) + outputs <= total, where, "writes columns beyond the last one")

@@ -12,9 +12,9 @@ belong to sequence b, by ascending position. New keys and values are written to 
 from __future__ import annotations
 
 from . import attention, elementwise, encoders, kv_pages, projections, rows, sampling
-from .op import Array, Attrs, DType, Kind, Op, Type
+from .op import Array, Attrs, Bound, DType, Kind, Op, Type, Use
 
-__all__ = ["OPS", "Array", "Attrs", "DType", "Kind", "Op", "Type"]
+__all__ = ["OPS", "Array", "Attrs", "Bound", "DType", "Kind", "Op", "Type", "Use"]
 
 OPS: dict[str, Op] = {
     **rows.OPS,

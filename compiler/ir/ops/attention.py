@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from .elementwise import rms_norm
-from .kv_pages import append_kv, head_dim_of, read_pages
+from .kv_pages import append_kv, check_pages, head_dim_of, page_facts, read_pages
 from .op import (
     ACTIVATION,
     DTYPE,
@@ -22,14 +23,18 @@ from .op import (
     VECTOR,
     Array,
     Attrs,
+    Bound,
     Inputs,
     Op,
     Shapes,
+    Sizes,
     Type,
+    Use,
     choice,
     count,
     positive,
     require,
+    require_use,
 )
 
 
@@ -65,6 +70,27 @@ def rope(inputs: Inputs, attrs: Attrs) -> Array:
     low, high, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
     y = np.concatenate([low * cosine - high * sine, high * cosine + low * sine, rest], axis=-1).reshape(x.shape)
     return y * position_factors(inputs["positions"], attrs)[:, None]
+
+
+def check_rotation(use: Use, sizes: Sizes) -> None:
+    """The table has a row for every position of the bundle's context."""
+    if "table" not in use.shapes:
+        return
+    positions, half, _ = use.shapes["table"]
+    enough = isinstance(positions, int) and positions >= sizes.context
+    fits = isinstance(half, int) and 2 * half <= sizes.spec.largest_head_dim
+    require_use(enough and fits, f"rotation table has {positions} positions of {half} pairs")
+
+
+def rotation_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
+    if "table" not in use.shapes:
+        return {}
+    positions, half, _ = use.shapes["table"]
+    return {"positions": positions, "rotary_dim": 2 * half, "appends": "q" not in use.shapes}
+
+
+def rope_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
+    return {**rotation_facts(use, bound), "norm_width": use.shapes["norm"][0] if "norm" in use.shapes else 0}
 
 
 def position_factors(positions: Array, attrs: Attrs) -> Array:
@@ -197,6 +223,16 @@ def require_heads(op: str, shapes: Shapes, attrs: Attrs, q: tuple[object, ...]) 
     return (q[0], width), "activation"  # type: ignore[return-value]
 
 
+def attention_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
+    return {**page_facts(use, bound, use.shapes["q"]), **rotation_facts(use, bound)}
+
+
+def rope_append_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
+    pages = page_facts(use, bound, use.op.infer(use.shapes, use.attrs)[0])
+    norm_wide = "qk_norm" in use.shapes and use.shapes["qk_norm"] != (2 * pages["head_dim"],)
+    return {**pages, **rotation_facts(use, bound), "norm_wide": norm_wide}
+
+
 def rope_append(inputs: Inputs, attrs: Attrs) -> Array:
     """Normalize (if qk_norm is present) and rotate (if a table is present) q and k of a joint projection, append k and
     v to the pages, return q. With ``norms_values``, normalize v too, without weights.
@@ -257,6 +293,7 @@ PAGE_INPUTS = {
     "page_indptr": INTEGERS,
     "page_ids": INTEGERS,
 }
+PAGED: dict[str, Any] = {"checks": (check_pages, check_rotation), "states": ("kv",)}
 OPS = {
     "rope": Op(
         infer_rope,
@@ -264,6 +301,8 @@ OPS = {
         inputs={"x": FLOATS, "positions": INTEGERS, "table": ROPE},
         optional={"norm": VECTOR},
         attrs={"head_dim": count(least=2), "dtype": DTYPE, "eps": NORM_EPS, "position_scale": POSITION_SCALE},
+        facts=rope_facts,
+        checks=(check_rotation,),
     ),
     "attention": Op(
         infer_attention,
@@ -271,6 +310,8 @@ OPS = {
         inputs={"q": ACTIVATION, **PAGE_INPUTS},
         optional={"sinks": VECTOR, "table": ROPE, "norm": VECTOR},
         attrs={"eps": NORM_EPS, **SCORES, "kv": KV},
+        facts=attention_facts,
+        **PAGED,
     ),
     "rope_append": Op(
         infer_rope_append,
@@ -279,6 +320,8 @@ OPS = {
         optional={"table": ROPE, "qk_norm": VECTOR},
         attrs={**PREPARATION, "kv": KV},
         result="q",
+        facts=rope_append_facts,
+        **PAGED,
     ),
     "rope_attention": Op(
         infer_rope_append,
@@ -286,5 +329,7 @@ OPS = {
         inputs={**APPEND_INPUTS, **PAGE_INPUTS},
         optional={"table": ROPE, "qk_norm": VECTOR},
         attrs={**PREPARATION, **SCORES, "kv": KV},
+        facts=rope_append_facts,
+        **PAGED,
     ),
 }

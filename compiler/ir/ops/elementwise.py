@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +21,13 @@ from .op import (
     VECTOR,
     Array,
     Attrs,
+    Bound,
     Inputs,
     Op,
     Shapes,
     Type,
+    Use,
+    facts_of_rows,
     positive,
     require,
 )
@@ -56,6 +60,13 @@ def rms_norm(inputs: Inputs, attrs: Attrs) -> Array:
     y: Array = (normed + inputs["bias"] if "bias" in inputs else normed).reshape(x.shape)
     y = y + inputs["residual"] if "residual" in inputs else y
     return y * inputs["factor"][0] if "factor" in inputs else y
+
+
+def rms_norm_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
+    facts, width = facts_of_rows(use), use.shapes["weight"][0]
+    # Kernels that do not name the width of a group count the columns of one.
+    columns = {"width": width} if "width" in bound.facts else {"columns": width}
+    return {**facts, **columns, **{role: role in use.shapes for role in ("bias", "residual", "factor")}}
 
 
 def infer_add(shapes: Shapes, attrs: Attrs) -> Type:
@@ -154,6 +165,11 @@ def gate_halves(inputs: Inputs, attrs: Attrs) -> Array:
     return gate({"gate": left, "up": right}, attrs)
 
 
+def gate_halves_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
+    facts = facts_of_rows(use)
+    return {**facts, "columns": facts["columns"] // 2}
+
+
 def infer_soft_cap(shapes: Shapes, attrs: Attrs) -> Type:
     return shapes["x"], "float32"
 
@@ -185,15 +201,25 @@ OPS = {
         inputs={"x": FLOATS, "weight": VECTOR},
         optional={"bias": VECTOR, "residual": FLOAT32, "factor": VECTOR},
         attrs={"eps": EPS, "dtype": DTYPE, "centered": CENTERED},
+        facts=rms_norm_facts,
+        per_text=True,
     ),
     "scale": Op(infer_scale, scale, inputs={"x": FLOAT32, "factor": VECTOR}),
     "add": Op(infer_add, add, inputs={"a": FLOAT32, "b": FLOAT32}),
     "fake_quantize": Op(
-        infer_fake_quantize, fake_quantize, inputs={"x": FLOATS}, attrs={"scale": positive(), "dtype": DTYPE}
+        infer_fake_quantize,
+        fake_quantize,
+        inputs={"x": FLOATS},
+        attrs={"scale": positive(), "dtype": DTYPE},
     ),
     "gate": Op(infer_gate, gate, inputs={"gate": FLOAT32, "up": FLOAT32}, attrs={"activation": GATE}),
-    "gate_halves": Op(infer_gate_halves, gate_halves, inputs={"x": FLOAT32}, attrs={"activation": GATE}),
+    "gate_halves": Op(
+        infer_gate_halves, gate_halves, inputs={"x": FLOAT32}, attrs={"activation": GATE}, facts=gate_halves_facts
+    ),
     "soft_cap": Op(
-        infer_soft_cap, soft_cap, inputs={"x": FLOAT32}, attrs={"scale": positive(1.0), "cap": positive(None)}
+        infer_soft_cap,
+        soft_cap,
+        inputs={"x": FLOAT32},
+        attrs={"scale": positive(1.0), "cap": positive(None)},
     ),
 }

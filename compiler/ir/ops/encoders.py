@@ -6,11 +6,13 @@ The rows of a batch are those of its texts, one text after the other.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from .attention import SCORES, rope, scale_of, visible
+from .attention import SCORES, check_rotation, rope, rotation_facts, scale_of, visible
 from .elementwise import rms_norm
 from .op import (
     ACTIVATION,
@@ -22,14 +24,20 @@ from .op import (
     VECTOR,
     Array,
     Attrs,
+    Bound,
     Inputs,
     Op,
     Shapes,
+    Sizes,
     Type,
+    Use,
     choice,
     count,
+    facts_of_rows,
     require,
+    require_use,
 )
+from .rows import check_rows_of_tokens
 
 POOLINGS = ("mean", "cls", "last_token", "max", "mean_sqrt_len")
 
@@ -53,6 +61,21 @@ def embed_positions(inputs: Inputs, attrs: Attrs) -> Array:
     return y + inputs["type_table"][inputs["token_types"]] if "type_table" in inputs else y
 
 
+def check_tables(use: Use, sizes: Sizes) -> None:
+    """The tables have a row for every position of the bundle's context, and for every type of token."""
+    rows = {role: use.shapes[role][0] for role in ("position_table", "type_table") if role in use.shapes}
+    needed, types = sizes.context + use.attrs["first_position"], sizes.spec.num_token_types
+    found = rows.get("position_table", needed)
+    require_use(isinstance(found, int) and found >= needed, f"has a table of {found} positions")
+    found = rows.get("type_table", types)
+    require_use(isinstance(found, int) and found >= types, f"has a table of {found} types")
+
+
+def embed_positions_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
+    tables = {"positions": "position_table", "types": "type_table"}
+    return {**facts_of_rows(use), **{name: use.shapes.get(role, (0,))[0] for name, role in tables.items()}}
+
+
 def infer_rope_heads(shapes: Shapes, attrs: Attrs) -> Type:
     require_joint("rope_heads", shapes, attrs)
     head_dim = attrs["head_dim"]
@@ -70,6 +93,18 @@ def require_joint(op: str, shapes: Shapes, attrs: Attrs) -> int:
     heads: int = int(width) // head_dim - 2 * kv_heads  # type: ignore[arg-type]
     require(heads > 0 and heads % kv_heads == 0, op, shapes)
     return heads
+
+
+def check_joint(use: Use, sizes: Sizes) -> None:
+    spec, heads = sizes.spec, (use.attrs["num_kv_heads"], use.attrs["head_dim"])
+    known = any(spec.heads_of(layer) == heads for layer in range(spec.num_layers))
+    require_use(known, f"has {heads[0]} kv heads of {heads[1]}, which no layer has")
+
+
+def joint_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
+    heads = {name: use.attrs[name] for name in HEADS}
+    num_heads = require_joint("heads", use.shapes, use.attrs)
+    return {**rotation_facts(use, bound), **heads, "num_heads": num_heads, "rows": "S"}
 
 
 def rope_heads(inputs: Inputs, attrs: Attrs) -> Array:
@@ -137,6 +172,13 @@ def ragged_attention_linear(inputs: Inputs, attrs: Attrs) -> Array:
     return y + inputs["residual"] if "residual" in inputs else y
 
 
+def attention_linear_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
+    outputs, columns = use.shapes["weight"]
+    sizes = {"batch": "S", "columns": columns, "outputs": outputs, "width": 0, "offset": 0, "gated": False}
+    added = {role: role in use.shapes for role in ("bias", "residual")}
+    return {**joint_facts(use, bound), **sizes, **added}
+
+
 def infer_pool_rows(shapes: Shapes, attrs: Attrs) -> Type:
     return ("B", shapes["x"][1]), "float32"
 
@@ -157,8 +199,6 @@ def pool_rows(inputs: Inputs, attrs: Attrs) -> Array:
     return np.stack([text.sum(axis=0) / (len(text) if mode == "mean" else np.sqrt(len(text))) for text in texts])
 
 
-# The ops that read a joint projection of queries, keys and values, and no pages.
-JOINT_OPS = ("rope_heads", "ragged_attention", "ragged_attention_linear")
 HEADS = {"head_dim": count(least=2), "num_kv_heads": count(least=1)}
 OPS = {
     "embed_positions": Op(
@@ -167,6 +207,8 @@ OPS = {
         inputs={"x": FLOAT32},
         optional={"positions": INTEGERS, "position_table": MATRIX, "token_types": INTEGERS, "type_table": MATRIX},
         attrs={"first_position": count(0)},
+        facts=embed_positions_facts,
+        checks=(check_tables,),
     ),
     "rope_heads": Op(
         infer_rope_heads,
@@ -174,12 +216,16 @@ OPS = {
         inputs={"qkv": ACTIVATION, "positions": INTEGERS},
         optional={"table": ROPE, "qk_norm": VECTOR},
         attrs={**HEADS, "eps": NORM_EPS},
+        facts=joint_facts,
+        checks=(check_joint, check_rotation),
     ),
     "ragged_attention": Op(
         infer_ragged_attention,
         ragged_attention,
         inputs={"qkv": ACTIVATION, "positions": INTEGERS, "seq_starts": INTEGERS},
         attrs={**HEADS, **SCORES},
+        facts=joint_facts,
+        checks=(check_joint,),
     ),
     "ragged_attention_linear": Op(
         infer_ragged_attention_linear,
@@ -187,11 +233,14 @@ OPS = {
         inputs={"qkv": ACTIVATION, "positions": INTEGERS, "seq_starts": INTEGERS, "weight": MATRIX},
         optional={"bias": VECTOR, "residual": FLOAT32},
         attrs={**HEADS, **SCORES},
+        facts=attention_linear_facts,
+        checks=(check_joint,),
     ),
     "pool_rows": Op(
         infer_pool_rows,
         pool_rows,
         inputs={"x": FLOAT32, "seq_starts": INTEGERS},
         attrs={"mode": choice("mean", *POOLINGS)},
+        checks=(check_rows_of_tokens,),
     ),
 }

@@ -6,12 +6,32 @@ uint32 words of a row (`kv_format.KvFormat.words`); see `page_rows`.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from .. import pages
 from ..kv_format import KvFormat, hadamard_size, kv_format
-from .op import ACTIVATION, INTEGERS, KV, PAGES, Array, Attrs, Inputs, Op, Shapes, Type, require
+from .op import (
+    ACTIVATION,
+    INTEGERS,
+    KV,
+    PAGES,
+    Array,
+    Attrs,
+    Bound,
+    Inputs,
+    Op,
+    Shape,
+    Shapes,
+    Sizes,
+    Type,
+    Use,
+    require,
+    require_use,
+)
 
 
 def infer_append_kv(shapes: Shapes, attrs: Attrs) -> Type:
@@ -116,6 +136,42 @@ def head_dim_of(kv: tuple[Any, ...], attrs: Attrs) -> int:
     return last if form is None else form.head_dim(last)
 
 
+def check_pages(use: Use, sizes: Sizes) -> None:
+    """Pages have the format of the bundle and the heads of one of the model's layers, and those of a window hold all
+    tokens that the step sees.
+    """
+    kv, spec, form = use.shapes["kv"], sizes.spec, kv_format(sizes.kv)
+    in_window = kv[0] == pages.WINDOW_PAGES
+    head_dim = head_dim_of(kv, {"kv": sizes.kv})
+    width = head_dim if form is None else form.words(head_dim)
+    kinds = {spec.heads_of(layer) for layer in range(spec.num_layers)}
+    allowed = [(2, heads, sizes.page_size, width) for heads, size in kinds if size == head_dim]
+    layers = ", ".join(f"{heads} kv heads of {size}" for heads, size in sorted(kinds))
+    fits = kv[0] in pages.PAGE_DIMS and kv[1:] in allowed and (use.kinds["kv"] == "uint32") == (form is not None)
+    require_use(fits, f"pages are {list(kv)}, but layers have {layers}")
+    require_use(use.attrs["kv"] == sizes.kv, f"pages are {sizes.kv}")
+    if in_window and "page_ids" in use.shapes:
+        window = use.attrs["window"] or math.inf
+        most = max((each for each in spec.windows if each is not None and each < sizes.context), default=0)
+        seen = "all" if window == math.inf else window
+        require_use(window <= most, f"sees {seen} tokens, but pages behind {most} are given back")
+
+
+def page_facts(use: Use, bound: Bound, q: Shape | None = None) -> Mapping[str, Any]:
+    """``q``: the queries; a step without them counts one query head for each kv head."""
+    _, _, num_kv_heads, page_size, _ = use.shapes["kv"]
+    head_dim = head_dim_of(use.shapes["kv"], use.attrs)
+    return {
+        "num_heads": num_kv_heads if q is None else q[1] // head_dim,  # type: ignore[operator]
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "page_size": page_size,
+        "rows": use.shapes["positions" if "positions" in use.shapes else "slots"][0],
+        # A kernel that merges results of others in scratch buffers does not read pages, whatever their format.
+        **({"kv": use.attrs["kv"]} if "kv" in bound.binds else {}),
+    }
+
+
 OPS = {
     "append_kv": Op(
         infer_append_kv,
@@ -123,5 +179,8 @@ OPS = {
         inputs={"k": ACTIVATION, "v": ACTIVATION, "kv": PAGES, "slots": INTEGERS},
         attrs={"kv": KV},
         result=None,
+        facts=page_facts,
+        checks=(check_pages,),
+        states=("kv",),
     )
 }

@@ -8,14 +8,15 @@ node unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import numpy.typing as npt
 
 from ..expr import Expr
-from ..kv_format import KV_NAMES
+from ..kv_format import KV_NAMES, KvName
+from ..spec import ModelSpec
 
 # "activation" is float16, float32 or, on some targets, bfloat16 or int8: a bundle may offer several and the device
 # decides. Values that must not overflow are always float32. "uint32" are words of packed integers.
@@ -53,6 +54,34 @@ class Attr:
     test: Callable[[Any], bool]
 
 
+class Sizes(Protocol):
+    """The sizes of a bundle that the arrays of its steps depend on; see `bundle.manifest.Manifest`."""
+
+    spec: ModelSpec
+    context: int
+    page_size: int
+    kv: KvName
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A step of a bundle: its op, the shapes and kinds of its inputs by role, and all its attributes."""
+
+    op: Op
+    shapes: Shapes
+    kinds: Mapping[str, str]
+    attrs: Attrs
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A kernel of a step: the names of its facts, and the roles that it binds and that it writes."""
+
+    facts: Collection[str]
+    binds: Collection[str]
+    writes: Collection[str]
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """``infer`` gives the result's shape and dtype, ``compute`` its value; ``result`` is its role, None for an op that
@@ -60,7 +89,13 @@ class Op:
 
     ``inputs`` and ``optional`` are the roles with their kinds. ``more`` gives the shapes and dtypes of further results
     by role: arrays that ``compute`` receives among its inputs, to fill. A role "into" is an earlier part of the result,
-    whose storage the op reuses. States ("kv", "sampled", "counts") are changed in place.
+    whose storage the op reuses. ``states`` are the roles that must be states; ``kv``, ``sampled`` and ``counts`` are
+    changed in place.
+
+    Kernels index arrays, and native code trusts their sizes. So a bundle's steps also pass ``checks``, which raise
+    ValueError, and a kernel's facts must agree with ``facts`` wherever they have the same name. ``names`` are arrays of
+    roles if those differ from the usual ones (`bundle/batch_arrays.py`). ``per_text``: rows may be those of pooled
+    texts.
     """
 
     infer: Callable[[Shapes, Attrs], Type]
@@ -70,6 +105,11 @@ class Op:
     attrs: Mapping[str, Attr] = field(default_factory=dict)
     result: str | None = "y"
     more: Callable[[Shapes, Attrs], Mapping[str, Type]] = lambda shapes, attrs: {}  # noqa: ARG005
+    facts: Callable[[Use, Bound], Mapping[str, Any]] = lambda use, bound: facts_of_rows(use)  # noqa: ARG005
+    checks: tuple[Callable[[Use, Sizes], None], ...] = ()
+    states: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    per_text: bool = False
 
     def results(self, shapes: Shapes, attrs: Attrs) -> Mapping[str, Type]:
         """Shape and dtype of every result, by role. Raises ValueError if the inputs' shapes disagree."""
@@ -122,6 +162,27 @@ class Op:
 def require(condition: bool, op: str, shapes: Shapes) -> None:
     if not condition:
         raise ValueError(f"{op}: shapes disagree: {dict(shapes)}")
+
+
+def require_use(condition: bool, what: str) -> None:
+    if not condition:
+        raise ValueError(what)
+
+
+def require_array(use: Use, role: str, shape: Shape, kind: str) -> None:
+    """Require an input to be an array of this shape and kind."""
+    found = (use.shapes[role], use.kinds[role])
+    require_use(
+        found == (shape, kind),
+        f"input {role} is {list(found[0])} of {found[1]}; it must be {list(shape)} of {kind}",
+    )
+
+
+def facts_of_rows(use: Use) -> dict[str, Any]:
+    """The facts of a kernel for rows: those of the first input, its columns, and the op's attributes."""
+    rows, columns = use.shapes[next(iter(use.op.inputs))]
+    attrs = {name: value for name, value in use.attrs.items() if name != "dtype"}
+    return {**attrs, "batch": rows, "rows": rows, "columns": columns}
 
 
 # --- attributes that several ops share ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -24,14 +25,19 @@ from .op import (
     Array,
     Attr,
     Attrs,
+    Bound,
     Inputs,
     Op,
     Shapes,
+    Sizes,
     Type,
+    Use,
     choice,
     count,
+    facts_of_rows,
     positive,
     require,
+    require_use,
 )
 
 
@@ -186,6 +192,40 @@ def gated_linear(inputs: Inputs, attrs: Attrs) -> Array:
     )
 
 
+def outputs_of(use: Use) -> int:
+    """The columns that the weight computes: half its rows if these are gates and what they gate."""
+    rows = use.shapes["weight"][0]
+    assert isinstance(rows, int)
+    return rows if use.op is OPS["linear"] else rows // 2
+
+
+def check_columns(use: Use, sizes: Sizes) -> None:
+    outputs, attrs = outputs_of(use), use.attrs
+    require_use(attrs["offset"] + outputs <= (attrs["columns"] or outputs), "writes columns beyond the last one")
+
+
+def projection_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
+    shapes, attrs = use.shapes, use.attrs
+    # Other kernels read the sum that the one before them has stored.
+    adds = "summed" in bound.writes
+    return {
+        "batch": shapes["x"][0],
+        "columns": shapes["weight"][1],
+        "outputs": outputs_of(use),
+        "bias": "bias" in shapes,
+        "residual": "residual" in shapes,
+        "gated": use.op is OPS["gated_linear"],
+        "width": attrs["columns"] or 0,
+        "offset": attrs["offset"],
+        "up_width": shapes["up"][1] if "up" in shapes else 0,
+        "up_start": attrs.get("up_start", 0),
+        "stream_eps": attrs["stream_eps"] if adds else None,
+        "stream_factor": adds and "stream_factor" in shapes,
+        "norm_row": 1 if "stream" in shapes and not adds else 0,
+        "keeps_norm": "normed" in bound.writes,
+    }
+
+
 def infer_add_lora(shapes: Shapes, attrs: Attrs) -> Type:
     parts, (_, ranks, columns), (_, outputs, rank) = attrs["widths"], shapes["a"], shapes["b"]
     fits = shapes["x"][-1] == columns and shapes["into"][-1] == outputs == sum(parts) and ranks == rank * len(parts)
@@ -211,6 +251,10 @@ def add_lora(inputs: Inputs, attrs: Attrs) -> Array:
             columns = slice(stop - widths[part], stop)
             y[rows, columns] += lows[:, part * rank : (part + 1) * rank] @ inputs["b"][adapter, columns].T
     return y
+
+
+def add_lora_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
+    return {**facts_of_rows(use), "rank": use.shapes["b"][2]}
 
 
 WIDTHS = Attr(
@@ -241,6 +285,9 @@ OPS = {
             **SPLIT,
         },
         more=further_results,
+        facts=projection_facts,
+        checks=(check_columns,),
+        per_text=True,
     ),
     "gated_linear": Op(
         infer_gated_linear,
@@ -256,6 +303,8 @@ OPS = {
             **SPLIT,
         },
         more=further_results,
+        facts=projection_facts,
+        checks=(check_columns,),
     ),
     "add_lora": Op(
         infer_add_lora,
@@ -263,5 +312,7 @@ OPS = {
         inputs={"x": FLOATS, "adapters": INTEGERS, "a": FLOAT32, "b": FLOAT32, "into": FLOATS},
         optional={"norm": VECTOR},
         attrs={"widths": WIDTHS, "dtype": DTYPE, "eps": NORM_EPS},
+        facts=add_lora_facts,
+        states=("a", "b"),
     ),
 }

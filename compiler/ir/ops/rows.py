@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from .op import (
@@ -13,13 +16,19 @@ from .op import (
     Array,
     Attr,
     Attrs,
+    Bound,
     Inputs,
     Op,
     Shapes,
+    Sizes,
     Type,
+    Use,
     count,
+    facts_of_rows,
     positive,
     require,
+    require_array,
+    require_use,
 )
 
 
@@ -44,6 +53,19 @@ def embed(inputs: Inputs, attrs: Attrs) -> Array:
     return y
 
 
+def check_embed(use: Use, sizes: Sizes) -> None:
+    """The table, or its part, has a row for every token that is looked up in it."""
+    (rows, columns), first, vocabulary = use.shapes["table"], use.attrs["first_row"], sizes.spec.vocab_size
+    fits = rows == vocabulary if first is None else first + rows <= vocabulary
+    require_use(fits, f"table has {rows} rows")
+    require_use(use.shapes.get("into", ("S", columns)) == ("S", columns), "has an 'into' of another shape")
+
+
+def check_sampled(use: Use, sizes: Sizes) -> None:
+    if "sampled" in use.shapes:
+        require_array(use, "sampled", ("N",), "int32")
+
+
 def infer_take_rows(shapes: Shapes, attrs: Attrs) -> Type:
     return (shapes["rows"][0], shapes["x"][1]), "float32"
 
@@ -52,6 +74,14 @@ def take_rows(inputs: Inputs, attrs: Attrs) -> Array:
     """y[r] = x[rows[r]]. x (S, E), rows (R,) -> (R, E)."""
     taken: Array = inputs["x"][inputs["rows"]]
     return taken
+
+
+def check_rows_of_tokens(use: Use, sizes: Sizes) -> None:
+    require_use(use.shapes["x"][0] == "S", "must take rows of tokens")
+
+
+def take_rows_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
+    return {**facts_of_rows(use), "batch": "R", "taken": "R"}
 
 
 def infer_slice_columns(shapes: Shapes, attrs: Attrs) -> Type:
@@ -74,8 +104,16 @@ OPS = {
         inputs={"table": MATRIX, "token_ids": INTEGERS},
         optional={"sampled": INTEGERS, "into": FLOAT32},
         attrs={"first_row": FIRST_ROW, "scale": positive(1.0)},
+        checks=(check_sampled, check_embed),
+        states=("sampled",),
     ),
-    "take_rows": Op(infer_take_rows, take_rows, inputs={"x": FLOAT32, "rows": INTEGERS}),
+    "take_rows": Op(
+        infer_take_rows,
+        take_rows,
+        inputs={"x": FLOAT32, "rows": INTEGERS},
+        facts=take_rows_facts,
+        checks=(check_rows_of_tokens,),
+    ),
     "slice_columns": Op(
         infer_slice_columns,
         slice_columns,

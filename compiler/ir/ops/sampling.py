@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from ..sampling import ALTERNATIVES, COUNTS, Settings, choose_token
 from ..sampling import adjust_logits as adjusted_row
-from .op import FLOAT32, INTEGERS, Array, Attrs, Inputs, Op, Shapes, Type
+from .op import FLOAT32, INTEGERS, Array, Attrs, Inputs, Op, Shapes, Sizes, Type, Use, require_array
+from .rows import check_sampled
 
 
 def infer_adjust_logits(shapes: Shapes, attrs: Attrs) -> Type:
@@ -93,11 +95,43 @@ def top_logprobs(inputs: Inputs, attrs: Attrs) -> None:
         logprobs[row] = log_softmax(inputs["logits"][row])[ids[row]]
 
 
+def check_vocabulary(use: Use, sizes: Sizes) -> None:
+    """Every array has a column for each token of the vocabulary."""
+    size = sizes.spec.vocab_size
+    expected: dict[str, Type] = {
+        "logits": (("R", size), "float32"),
+        "adjusted": (("A", size), "float32"),
+        "counts": (("N", size), "int32"),
+        "bias": (("N", size), "float32"),
+        "mask": (("N", -(-size // 32)), "int32"),
+    }
+    for role in use.shapes.keys() & expected.keys():
+        require_array(use, role, *expected[role])
+
+
 ROWS = {"logits": FLOAT32, "settings": FLOAT32, "slots": INTEGERS, "counts": INTEGERS}
+CHECKED: dict[str, Any] = {
+    "checks": (check_vocabulary, check_sampled),
+    "states": ("sampled", "counts", "bias", "mask"),
+    "names": {"slots": "sample_slots", "bias": "logit_bias", "mask": "token_mask"},
+}
 OPS = {
-    "adjust_logits": Op(infer_adjust_logits, adjust_logits, inputs={**ROWS, "bias": FLOAT32, "mask": INTEGERS}),
-    "sample": Op(infer_sample, sample, inputs={**ROWS, "adjusted": FLOAT32, "sampled": INTEGERS}, more=sample_results),
+    "adjust_logits": Op(
+        infer_adjust_logits, adjust_logits, inputs={**ROWS, "bias": FLOAT32, "mask": INTEGERS}, **CHECKED
+    ),
+    "sample": Op(
+        infer_sample,
+        sample,
+        inputs={**ROWS, "adjusted": FLOAT32, "sampled": INTEGERS},
+        more=sample_results,
+        **CHECKED,
+    ),
     "top_logprobs": Op(
-        infer_top_logprobs, top_logprobs, inputs={"logits": FLOAT32}, result=None, more=top_logprobs_results
+        infer_top_logprobs,
+        top_logprobs,
+        inputs={"logits": FLOAT32},
+        result=None,
+        more=top_logprobs_results,
+        **CHECKED,
     ),
 }

@@ -228,12 +228,12 @@ def test_a_kernel_for_norms_over_all_heads_is_refused_for_norms_of_each(manifest
     plan = manifest.plans["generate"]
     step = next(step for step in plan.steps if step.op == "rope_attention")
     kernel = manifest.kernels[manifest.variants[step.variants][0].kernels[0]]
-    shapes = check_step("step", step, plan, manifest)
-    check_facts("kernel", step, kernel, shapes, plan)
+    use = check_step("step", step, plan, manifest)
+    check_facts("kernel", step, use, kernel)
     preparation = {**kernel.facts["preparation"], "norm_wide": True}
     wide = kernel.model_copy(update={"facts": {**kernel.facts, "preparation": preparation}})
     with pytest.raises(Fault, match="made for True"):
-        check_facts("kernel", step, wide, shapes, plan)
+        check_facts("kernel", step, use, wide)
 
 
 @pytest.mark.parametrize("change", WINDOW_CHANGES)
