@@ -8,6 +8,7 @@ from typing import Any
 from ..schema.chat import Message
 from .errors import ApiError
 from .json_body import check_inner_json, printable
+from .unsupported import ADVICE
 
 # Characters. Longer values are cut, so that a client's value is not sent back in full.
 MAX_SHOWN = 60
@@ -26,7 +27,7 @@ def validation_error(errors: Sequence[Any], body: object) -> ApiError:
         kind, path = "missing", [*path, "type"]
     param = printable(dotted(path)) or None
     if kind == "extra_forbidden":
-        return ApiError(400, f"Unknown parameter: '{param}'.", "unknown_parameter", param)
+        return ApiError(400, f"Unknown parameter: '{param}'{_advice(param, body)}.", "unknown_parameter", param)
     if kind == "missing" and param is not None:
         return ApiError(400, f"Missing required parameter: '{param}'.", "missing_required_parameter", param)
     if param is None:
@@ -50,6 +51,12 @@ def check_calls(messages: Sequence[Message]) -> None:
     for index, message in enumerate(messages):
         for number, call in enumerate(message.tool_calls or ()):
             check_inner_json(call.function.arguments, f"messages[{index}].tool_calls[{number}].function.arguments")
+
+
+def _advice(param: str | None, body: object) -> str:
+    """What to do instead, for a known parameter of a completion."""
+    is_completion = isinstance(body, dict) and not body.keys().isdisjoint(("messages", "prompt"))
+    return f"; {ADVICE[param]}" if is_completion and param is not None and param in ADVICE else ""
 
 
 def _path(error: Any, body: object) -> list[str | int]:

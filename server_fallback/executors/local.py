@@ -212,7 +212,7 @@ class LocalExecutor:
         if request.best_of not in (None, n):
             raise RequestError("best_of is not supported; leave it out, or set it to n", param="best_of")
         if request.suffix:
-            raise RequestError("suffix is not supported; leave it out", param="suffix")
+            raise RequestError("suffix is not supported; write the format for a gap into the prompt", param="suffix")
         check_min_tokens(request, request.max_tokens)
         grammar, param = requested_grammar(request)
         prompts = await self._prompts(

@@ -62,7 +62,7 @@ class Answer(BaseModel):
 
 class StreamOptions(Request):
     include_usage: bool = False
-    include_obfuscation: bool = False
+    include_obfuscation: Literal[False] = False
 
 
 class StructuredOutputs(Request):

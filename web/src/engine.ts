@@ -44,6 +44,8 @@ export interface EngineInfo extends BackendInfo {
   readonly context: number;
   /** Whether the model can call tools. */
   readonly tools: boolean;
+  /** Whether `enable_thinking` switches the model's reasoning on or off. */
+  readonly thinking: boolean;
   /** The SHA-256 of tokenizer.json in hexadecimal. Models with the same value have the same token ids. */
   readonly tokenizerSha256: string | null;
   /** The size of the weights and the tokenizer in bytes: what a load downloads if nothing is stored. */
@@ -148,6 +150,7 @@ export class Engine implements EngineWithSessions {
       reason,
       quantization,
       tools,
+      thinking: this.#tokenizer.thinking.canSwitch,
       tokenizerSha256,
       context: this.#backend.runner.limits.context,
       downloadBytes: totalBytes,

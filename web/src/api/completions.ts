@@ -43,6 +43,8 @@ export class Completions {
     const { prompt_logprobs: promptAlternatives, return_token_ids: listsIds = false } = request;
     if (prompt === undefined)
       throw new RequestError("prompt is missing; pass a text or token ids", { param: "prompt" });
+    if ((request.best_of ?? n) !== n)
+      throw new RequestError("best_of is not supported; leave it out, or set it to n", { param: "best_of" });
     const listsPrompt = (echo && logprobs !== undefined) || promptAlternatives !== undefined;
     // A rank needs all that the device lists.
     const alternatives = promptAlternatives === undefined ? (logprobs ?? 0) : MOST_ALTERNATIVES;

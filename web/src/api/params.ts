@@ -134,6 +134,8 @@ export const COMPLETION_PARAMS: Checks = {
   split_special_tokens: boolean,
   response_format: object,
   ...COMMON,
+  best_of: integer(1, 128),
+  suffix: only(""),
   max_tokens: integer(0, Infinity),
   model: text,
   user: text,
@@ -152,7 +154,12 @@ export function readParams<T extends object>(params: T, checks: Checks): Given<T
     if (!check.holds(value))
       throw new RequestError(`${name} is ${shown(value)}, it must be ${check.range}`, { param: name });
   }
-  return Object.fromEntries(present) as Given<T>;
+  const given = Object.fromEntries(present);
+  if (given.stream_options !== undefined && given.stream !== true)
+    throw new RequestError("stream_options applies to streamed answers only; set stream to true", {
+      param: "stream_options",
+    });
+  return given as Given<T>;
 }
 
 /** A value as messages show it: its JSON, shortened. */

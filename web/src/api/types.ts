@@ -328,6 +328,10 @@ export interface CompletionCreateParamsBase extends CommonParams {
    * answer, and the token that ended the answer after them, as in vLLM.
    */
   readonly echo?: boolean | null | undefined;
+  /** Only the value of ``n``: there is no choice among more answers. */
+  readonly best_of?: number | null | undefined;
+  /** Only an empty one: write the format for a gap into the prompt. */
+  readonly suffix?: string | null | undefined;
   /** Extension, as in vLLM. */
   readonly response_format?: ResponseFormat | null | undefined;
   /**

@@ -86,11 +86,9 @@ export function createLanguageModel(
     ));
   return {
     async availability(options = {}) {
-      if (
-        !isSupported(options) ||
-        (options.tools !== undefined && options.tools.length > 0 && loaded?.info.tools === false)
-      )
-        return "unavailable";
+      const lacksTools = (options.tools ?? []).length > 0 && loaded?.info.tools === false;
+      const lacksThinking = options.thinking !== undefined && loaded?.info.thinking === false;
+      if (!isSupported(options) || lacksTools || lacksThinking) return "unavailable";
       if (loaded !== null) return "available";
       if (loading !== null) return "downloading";
       return bundle !== undefined && (await isStored(bundle)) ? "available" : "downloadable";
@@ -110,6 +108,7 @@ export function createLanguageModel(
       try {
         const ready = await unlessAborted(load(), signal);
         report(1);
+        checkThinking(thinking, ready.info);
         if (tools.length > 0 && !ready.info.tools)
           throw new DOMException(`The model ${ready.info.model} cannot call tools`, "NotSupportedError");
         const session = new LanguageModel(ready, sampling, [...tools], thinking);

@@ -4,6 +4,7 @@
 import type { EngineApi } from "../api/engine_api.js";
 import { anySignal } from "../api/stream.js";
 import type { ChatCompletionMessageParam, FunctionTool, ResponseFormat } from "../api/types.js";
+import type { EngineInfo } from "../engine.js";
 import { unlessAborted } from "../runtime/abort.js";
 import { domError, quotaExceeded } from "./dom_errors.js";
 import type { LanguageModelPrompt, TextMessage } from "./prompt.js";
@@ -103,7 +104,7 @@ export class LanguageModel extends EventTarget {
   /** The number of tokens that prompt() would add for this input. */
   async measureContextUsage(input: LanguageModelPrompt, options: LanguageModelPromptOptions = {}): Promise<number> {
     const { signal, thinking } = options;
-    checkThinking(thinking);
+    checkThinking(thinking, this.engine.info);
     const prompt = withConstraint(canonicalPrompt(input, this.#messages.length === 0), options);
     anySignal(signal, this.#destroyed.signal).throwIfAborted();
     return Math.max(0, (await this.count([...this.#messages, ...prompt], thinking)) - this.#contextUsage);
@@ -129,7 +130,7 @@ export class LanguageModel extends EventTarget {
     onText: (text: string) => void,
   ): Promise<string> {
     return this.inTurn(options.signal, async (signal) => {
-      checkThinking(options.thinking);
+      checkThinking(options.thinking, this.engine.info);
       const { thinking = this.thinking } = options;
       const added = canonicalPrompt(input, this.#messages.length === 0);
       let prompt = withConstraint(added, options);
@@ -281,10 +282,17 @@ export class LanguageModel extends EventTarget {
   }
 }
 
-/** Throws TypeError. A text such as "off" would be true if it were converted. */
-export function checkThinking(thinking: unknown): void {
-  if (thinking !== undefined && typeof thinking !== "boolean")
-    throw new TypeError(`thinking is a ${typeof thinking}, it must be true or false`);
+/**
+ * Throws TypeError, because a text such as "off" would be true if it were converted, or NotSupportedError for a model
+ * without the switch. Before the model is loaded, there is no ``info``.
+ */
+export function checkThinking(thinking: unknown, info?: Pick<EngineInfo, "model" | "thinking">): void {
+  if (thinking === undefined) return;
+  if (typeof thinking !== "boolean") throw new TypeError(`thinking is a ${typeof thinking}, it must be true or false`);
+  if (info?.thinking === false) {
+    const message = `thinking has no effect on ${info.model}: its chat template has no enable_thinking; leave it out`;
+    throw new DOMException(message, "NotSupportedError");
+  }
 }
 
 const chatMessage = ({ role, content, calls, callId }: TextMessage): ChatCompletionMessageParam => ({

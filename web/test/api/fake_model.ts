@@ -109,7 +109,7 @@ export function promptText(model: Model, request: TokenRequest | undefined): str
 export function fakeEngine(model: Model, context = 1000, encoder: Encoder | null = null): EngineApi {
   const none = (): Promise<never> =>
     Promise.reject(new RequestError("This model generates text and makes no embeddings or scores"));
-  const info = { model: model.name, context } as EngineApi["info"];
+  const info = { model: model.name, context, thinking: model.text.thinking.canSwitch } as EngineApi["info"];
   return {
     info,
     chat: { completions: new ChatCompletions(model) },

@@ -85,17 +85,22 @@ test("a prompt that fits only while the model may reason is refused without reas
 });
 
 test("a session refuses to switch what the model lacks, and values that are not booleans", async () => {
-  const factory = createLanguageModel(fakeEngine(reasoner(OPENED, ["Yes."]).model));
+  const { model, source } = reasoner(OPENED, ["Yes."]);
+  const factory = createLanguageModel(fakeEngine(model));
+  const lacking = { name: "NotSupportedError", message: expect.stringContaining("enable_thinking") as string };
   const wrong = { thinking: "off" as unknown as boolean };
   await expect(factory.create(wrong)).rejects.toThrow(TypeError);
   const chat = await factory.create();
   await expect(chat.prompt("a", wrong)).rejects.toThrow("thinking is a string, it must be true or false");
-  await expect(chat.prompt("a", { thinking: false })).rejects.toMatchObject({
-    name: "NotSupportedError",
-    message: expect.stringContaining("enable_thinking") as string,
-  });
   await expect(chat.measureContextUsage("a", wrong)).rejects.toThrow(TypeError);
-  expect(chat.contextUsage).toBe(0);
+  for (const thinking of [true, false]) {
+    await expect(factory.create({ thinking })).rejects.toMatchObject(lacking);
+    await expect(chat.prompt("a", { thinking })).rejects.toMatchObject(lacking);
+    await expect(chat.measureContextUsage("a", { thinking })).rejects.toMatchObject(lacking);
+    expect(await factory.availability({ thinking })).toBe("unavailable");
+  }
+  expect(await factory.availability()).toBe("available");
+  expect([chat.contextUsage, source.requests.length]).toEqual([0, 0]);
 });
 
 test("reasoning that never ends leaves no content", async () => {
