@@ -1,7 +1,7 @@
 """Writes the figures in READMEs that code can print: `make figures`, or ``python tests/figures.py [--check]``.
 
 figures.toml lists the texts: each has a file and a ``{}`` for each of its values. The values are those of the built
-web package, of the list of mutations, and of what tests and benchmarks recorded.
+packages and of graphs, and what tests and benchmarks recorded.
 """
 
 from __future__ import annotations
@@ -76,10 +76,6 @@ def size_kb(file: str) -> str:
     return f"{(ROOT / file).stat().st_size / 1e3:,.0f}"
 
 
-def mutations(_: str) -> str:
-    return str(len(tomllib.loads((ROOT / "tests/mutate/mutations.toml").read_text("utf-8"))["mutation"]))
-
-
 @cache
 def recorded(file: str) -> Mapping[str, Any]:
     return dict(json.loads((ROOT / file).read_text("utf-8")))
@@ -139,7 +135,6 @@ def nodes(model: str) -> tuple[int, int]:
 KINDS: Mapping[str, Callable[[str], str]] = {
     "gzipped_kb": gzipped_kb,
     "size_kb": size_kb,
-    "mutations": mutations,
     "installed_mb": installed_mb,
     "recall_percent": recall_percent,
     "soak": soak,

@@ -20,10 +20,10 @@ def test_the_figures_in_readmes_are_those_of_the_code() -> None:
 
 @pytest.fixture
 def readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    listed = [Figure("a.md", "adds {} MB and {}", ["installed_mb serve", "mutations"])]
+    listed = [Figure("a.md", "adds {} MB and {}", ["installed_mb serve", "gzipped_kb x"])]
     monkeypatch.setattr(figures, "read_figures", lambda: listed)
     monkeypatch.setattr(figures, "recorded", lambda _: {"serve": 1022})
-    monkeypatch.setattr(figures, "KINDS", {**figures.KINDS, "mutations": lambda _: "9"})
+    monkeypatch.setattr(figures, "KINDS", {**figures.KINDS, "gzipped_kb": lambda _: "9"})
     return tmp_path / "a.md"
 
 
