@@ -5,7 +5,6 @@ import type { EmbeddingModelV4, LanguageModelV4 } from "@ai-sdk/provider";
 import type { ChatSource, EmbeddingSource } from "../api/chat_source.js";
 import { modelName } from "../api/chat_source.js";
 import { RequestError } from "../errors.js";
-import { embeddingModel } from "./embedding_model.js";
 import { languageModel } from "./language_model.js";
 
 export type { ChatSource, EmbeddingSource } from "../api/chat_source.js";
@@ -49,4 +48,24 @@ export function createNearfar(source: ChatSource | EmbeddingSource): NearfarProv
       throw new RequestError("nearfar has no image models; use languageModel or embeddingModel");
     },
   });
+}
+
+/** The model is implemented with embeddings.create. */
+function embeddingModel(source: EmbeddingSource, modelId: string): EmbeddingModelV4 {
+  return {
+    specificationVersion: "v4",
+    provider: "nearfar",
+    modelId,
+    maxEmbeddingsPerCall: Infinity,
+    // Parallel requests would run one after the other, but the inputs of one request share batches.
+    supportsParallelCalls: false,
+    async doEmbed({ values, dimensions, abortSignal }) {
+      const { data, usage } = await source.embeddings.create({ input: values, dimensions }, { signal: abortSignal });
+      return {
+        embeddings: data.map(({ embedding }) => embedding),
+        usage: { tokens: usage.prompt_tokens },
+        warnings: [],
+      };
+    },
+  };
 }

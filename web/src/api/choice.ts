@@ -1,14 +1,13 @@
 // Turns the token ids of one answer into pieces of text, each with its tokens.
 
+import type { TextCodec } from "./model.js";
+import { promptOnly } from "./prompt_tokens.js";
 import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../engine/request.js";
 import { RequestError } from "../errors.js";
 import type { Reasoning, State } from "../text/reasoning.js";
 import { ReasoningParser } from "../text/reasoning.js";
 import { TextStream } from "../text/text_stream.js";
 import { cutParts, splitText } from "../text/token_bytes.js";
-import type { TextCodec } from "./model.js";
-import { promptOnly } from "./prompt_tokens.js";
-import { StopStrings } from "./stop_strings.js";
 
 export interface Piece {
   /** Precedes ``text``. */
@@ -231,4 +230,61 @@ class TokenSpans {
   after(token: GeneratedToken): AnswerToken {
     return { ...token, offset: this.#offset, content: new Uint8Array() };
   }
+}
+
+/** Ends an answer before its first stop string, or after it. Text that may be the start of one is held back. */
+export class StopStrings {
+  #held = "";
+  #stopped = false;
+
+  constructor(
+    private readonly stops: readonly string[],
+    private readonly include = false,
+  ) {}
+
+  /** Whether a stop string was found. No text is returned after it. */
+  get stopped(): boolean {
+    return this.#stopped;
+  }
+
+  /** Returns the text that can no longer be part of a stop string. */
+  feed(text: string): string {
+    if (this.#stopped) return "";
+    const all = this.#held + text;
+    const stop = firstStop(all, this.stops);
+    this.#stopped = stop !== null;
+    const end =
+      stop?.[this.include ? "end" : "start"] ??
+      all.length - Math.max(0, ...this.stops.map((stop) => overlap(all, stop)));
+    this.#held = this.#stopped ? "" : all.slice(end);
+    return all.slice(0, end);
+  }
+
+  /** Returns the text that is still held back. Call it at the end of the answer. */
+  finish(): string {
+    const held = this.#held;
+    this.#held = "";
+    return held;
+  }
+}
+
+/**
+ * Where the stop string is that is complete first, and of those the longest. The result does not depend on how the
+ * text is divided into tokens.
+ */
+function firstStop(text: string, stops: readonly string[]): { readonly start: number; readonly end: number } | null {
+  const matches = stops
+    .map((stop) => ({ start: text.indexOf(stop), length: stop.length }))
+    .filter(({ start }) => start >= 0);
+  const end = Math.min(...matches.map(({ start, length }) => start + length));
+  const first = matches.filter(({ start, length }) => start + length === end).map(({ start }) => start);
+  return first.length === 0 ? null : { start: Math.min(...first), end };
+}
+
+/** The length of the longest suffix of ``text`` that is a proper prefix of ``stop``. */
+function overlap(text: string, stop: string): number {
+  for (let length = Math.min(text.length, stop.length - 1); length > 0; length--) {
+    if (stop.startsWith(text.slice(-length))) return length;
+  }
+  return 0;
 }

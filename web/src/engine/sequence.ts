@@ -2,10 +2,9 @@
 
 import type { Adapter } from "./adapters.js";
 import type { PageTable } from "./page_table.js";
-import type { RetainedSequence } from "./retained_sequence.js";
 import { CachePosition } from "./prefix_cache.js";
-import { PromptLogprobRows } from "./prompt_logprobs.js";
 import type { FinishReason } from "./request.js";
+import type { RetainedSequence } from "./retained_sequence.js";
 
 export type SequenceState = "waiting" | "running" | "finished";
 
@@ -121,4 +120,31 @@ export function remove(sequences: Sequence[], sequence: Sequence): void {
 export function insertByRank(sequences: Sequence[], sequence: Sequence): void {
   const index = sequences.findIndex((other) => byRank(sequence, other) < 0);
   sequences.splice(index < 0 ? sequences.length : index, 0, sequence);
+}
+
+/**
+ * How many rows of a prompt are still to be sampled: ``pending`` ones are not scheduled, ``scheduled`` ones are not
+ * read back.
+ *
+ * The row at position p gives the log-probability of the token at p + 1, so these rows are the last ones before the row
+ * that samples the first token of the answer. They never come from a cache, which holds keys and values but no logits.
+ */
+class PromptLogprobRows {
+  scheduled = 0;
+
+  constructor(public pending: number) {}
+
+  schedule(rows: number): void {
+    this.pending -= rows;
+    this.scheduled += rows;
+  }
+
+  commit(rows: number): void {
+    this.scheduled -= rows;
+  }
+
+  /** The scheduled rows will never be read back; schedule them again. */
+  restart(): void {
+    this.schedule(-this.scheduled);
+  }
 }

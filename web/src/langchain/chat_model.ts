@@ -13,6 +13,7 @@ import {
   createContentParser,
 } from "@langchain/core/language_models/structured_output";
 import type { AIMessageChunk, BaseMessage } from "@langchain/core/messages";
+import { AIMessage, ToolMessage } from "@langchain/core/messages";
 import type { ChatResult } from "@langchain/core/outputs";
 import { ChatGenerationChunk } from "@langchain/core/outputs";
 import type { Runnable } from "@langchain/core/runnables";
@@ -23,13 +24,14 @@ import type { ChatSource } from "../api/chat_source.js";
 import { appendOnly, modelName } from "../api/chat_source.js";
 import type { EngineApi } from "../api/engine_api.js";
 import type {
+  ChatCompletionContentPart,
   ChatCompletionCreateParamsNonStreaming,
+  ChatCompletionMessageParam,
   ChatCompletionToolChoiceOption,
   ResponseFormat,
 } from "../api/types.js";
 import { RequestError } from "../errors.js";
 import { aiMessage, messageChunk } from "./answers.js";
-import { messageParam } from "./messages.js";
 
 /** Parameters of every call, with OpenAI's names and the engine's extensions. */
 type Params = Omit<
@@ -198,4 +200,46 @@ function formatOf(method: string, name: string, schema: Schema<Record<string, un
       { param: "method" },
     );
   return { type: "json_schema", json_schema: { name, schema: toJsonSchema(schema as never), strict: true } };
+}
+
+const ROLES: Readonly<Record<string, "system" | "user" | "assistant" | "developer">> = {
+  system: "system",
+  human: "user",
+  ai: "assistant",
+  developer: "developer",
+};
+
+/** A message of OpenAI's API. Throws RequestError for messages and parts that have no equivalent. */
+function messageParam(message: BaseMessage): ChatCompletionMessageParam {
+  const content = contentOf(message);
+  if (ToolMessage.isInstance(message)) return { role: "tool", content, tool_call_id: message.tool_call_id };
+  if (AIMessage.isInstance(message) && (message.tool_calls ?? []).length > 0) {
+    const calls = (message.tool_calls ?? []).map(({ id = "", name, args }) => ({
+      id,
+      type: "function",
+      function: { name, arguments: JSON.stringify(args) },
+    }));
+    return { role: "assistant", content: content === "" ? null : content, tool_calls: calls };
+  }
+  const type = message.type === "generic" && "role" in message ? String(message.role) : message.type;
+  const role = ROLES[type] ?? (type === "user" || type === "assistant" ? type : undefined);
+  if (role === undefined)
+    throw new RequestError(`A message of type '${type}' is not supported; supported: system, human, ai, tool`, {
+      param: "messages",
+    });
+  return { role, content };
+}
+
+/** Leaves out reasoning, as chat templates leave out earlier reasoning. */
+function contentOf({ content }: BaseMessage): string | readonly ChatCompletionContentPart[] {
+  if (typeof content === "string") return content;
+  const parts = content.flatMap((part): ChatCompletionContentPart[] => {
+    if (part.type === "text") return [{ type: "text", text: String(part.text) }];
+    if (part.type === "image_url") return [part];
+    if (part.type === "reasoning" || part.type === "tool_call" || part.type === "tool_use") return [];
+    throw new RequestError(`A message's part of type '${part.type}' is not supported; supported: text, image_url`, {
+      param: "messages",
+    });
+  });
+  return parts.every(({ type }) => type === "text") ? parts.map(({ text = "" }) => text).join("") : parts;
 }

@@ -13,8 +13,7 @@ export {
   Unavailable,
   WorkerError,
 } from "../errors.js";
-export type { ChatMessage, ChatSnapshot, ChatStatus } from "./chat.js";
-export type { UseChat, UseChatOptions } from "./use_chat.js";
-export { useChat } from "./use_chat.js";
+export type { ChatMessage, ChatSnapshot, ChatStatus, UseChat, UseChatOptions } from "./chat.js";
+export { useChat } from "./chat.js";
 export type { EngineState, LoadEngine, UseEngineOptions } from "./use_engine.js";
 export { useEngine } from "./use_engine.js";

@@ -1,7 +1,8 @@
 // Opens a GPUDevice with exactly the features and limits that a bundle needs, or throws a DeviceError that states what
 // is missing.
 
-import { DeviceError, messageOf } from "../errors.js";
+import type { ErrorDetails } from "../errors.js";
+import { DeviceError, messageOf, NearfarError } from "../errors.js";
 import type { AdapterEntry, Manifest } from "./manifest.js";
 import type { ActivationDtype } from "./variants.js";
 
@@ -194,4 +195,46 @@ function describeAdapter(info: GPUAdapterInfo): string {
   if (info.description !== "") return info.description;
   const parts = [info.vendor, info.architecture, info.device].filter((part) => part !== "");
   return parts.length > 0 ? parts.join(" ") : "unnamed adapter";
+}
+
+/** The health of a device: after its first failure, every later use fails with the same error. */
+export class Health {
+  /** Resolves when the device is lost, also when it is destroyed. */
+  readonly lost: Promise<DeviceError>;
+  #problem: DeviceError | null = null;
+
+  constructor(device: GPUDevice) {
+    this.lost = device.lost.then(({ reason, message }) =>
+      this.fail(deviceError(`was lost (${reason}: ${message})`, { reason })),
+    );
+    device.addEventListener("uncapturederror", ({ error }) => {
+      this.fail(deviceError(`reports an error (${error.message})`));
+    });
+  }
+
+  /** Record an error. Returns the first one. */
+  fail(error: DeviceError): DeviceError {
+    return (this.#problem ??= error);
+  }
+
+  /** Throws the error of a device that has failed. */
+  require(): void {
+    if (this.#problem !== null) throw this.#problem;
+  }
+
+  /** Wait for a result of the device. Throws the error of the device if it failed. */
+  async result<T>(reading: Promise<T>): Promise<T> {
+    try {
+      const value = await reading;
+      this.require();
+      return value;
+    } catch (error) {
+      if (error instanceof NearfarError) throw error;
+      throw this.#problem ?? deviceError(`failed (${messageOf(error)})`, {}, { cause: error });
+    }
+  }
+}
+
+function deviceError(what: string, details?: ErrorDetails, options?: ErrorOptions): DeviceError {
+  return new DeviceError(`The WebGPU device ${what}; load the model again`, details, options);
 }

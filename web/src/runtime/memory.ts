@@ -1,10 +1,9 @@
 // Allocates the memory of a plan: a buffer for each name, large enough for the largest batch.
 
 import type { Allocator } from "./allocator.js";
-import { computeConstant } from "./constants.js";
 import type { Dims } from "./expr.js";
 import { elements } from "./expr.js";
-import type { BufferEntry, Manifest } from "./manifest.js";
+import type { BufferEntry, ConstantEntry, Manifest } from "./manifest.js";
 import type { PageGroup } from "./page_groups.js";
 import { pageGroups } from "./page_groups.js";
 import { planOf } from "./plan.js";
@@ -177,5 +176,70 @@ function bytesOf(dtype: "float32" | "int32" | "uint32" | "float16" | "bfloat16" 
       return 2;
     default:
       return dtype satisfies never;
+  }
+}
+
+/** The array of a constant that a bundle describes instead of containing it, in the shape of its entry. */
+export function computeConstant(entry: ConstantEntry): Float32Array<ArrayBuffer> {
+  // "rope" is the only kind; the type check fails here when there is a second one.
+  entry.kind satisfies "rope";
+  return ropeTable(entry.inverse_frequencies, entry.shape[0] ?? 0, entry.scale);
+}
+
+/**
+ * (positions, R/2, 2) float32: ``scale`` times cosine and sine of position * inverse frequency, computed in float64.
+ */
+function ropeTable(inverseFrequencies: readonly number[], positions: number, scale: number): Float32Array<ArrayBuffer> {
+  const table = new Float32Array(positions * inverseFrequencies.length * 2);
+  let next = 0;
+  for (let position = 0; position < positions; position++) {
+    for (const frequency of inverseFrequencies) {
+      table[next++] = scale * Math.cos(position * frequency);
+      table[next++] = scale * Math.sin(position * frequency);
+    }
+  }
+  return table;
+}
+
+/** The tokens of the first batches of complete texts. */
+const FIRST_TOKENS = 256;
+
+/** The buffers of a plan: without pages they start small and grow with the batches, since most texts are short. */
+export class Room {
+  #dims: Dims;
+
+  /** ``capacity`` contains the dims of the largest batch; ``buffers`` receives the buffers by name. */
+  constructor(
+    private readonly allocator: Allocator,
+    private readonly manifest: Manifest,
+    private readonly activation: ActivationDtype,
+    private readonly capacity: Dims,
+    private readonly buffers: Map<string, GPUBuffer>,
+    grows: boolean,
+  ) {
+    this.#dims = grows ? { ...capacity, S: Math.min(capacity.S ?? 0, FIRST_TOKENS) } : capacity;
+    this.#allocate();
+  }
+
+  suffices(tokens: number): boolean {
+    return tokens <= (this.#dims.S ?? 0);
+  }
+
+  /**
+   * Replace the buffers by those for the next power of two of tokens, within the capacity. Work that was submitted still
+   * uses the old ones.
+   */
+  grow(tokens: number): void {
+    const next = 2 ** Math.ceil(Math.log2(tokens));
+    this.#dims = { ...this.#dims, S: Math.min(this.capacity.S ?? 0, next) };
+    this.#allocate();
+  }
+
+  #allocate(): void {
+    for (const [name, entry] of Object.entries(passingBuffers(this.manifest))) {
+      const before = this.buffers.get(name);
+      if (before !== undefined) this.allocator.free(before);
+      this.buffers.set(name, this.allocator.storage(name, sizeBytes(entry, this.activation, this.#dims)));
+    }
   }
 }

@@ -5,8 +5,6 @@ import type { Choices } from "./choices.js";
 import { arrange, NO_CHOICES, variantName } from "./choices.js";
 import type { Dims } from "./expr.js";
 import { evaluate } from "./expr.js";
-import type { Workgroups } from "./grid.js";
-import { workgroups } from "./grid.js";
 import type { KernelEntry, Manifest, StepEntry, VariantEntry } from "./manifest.js";
 import type { CompiledKernel } from "./pipelines.js";
 import { planOf } from "./plan.js";
@@ -137,4 +135,19 @@ function bindGroup(
   });
   entries.push({ binding: entries.length, resource: uniform(kernel.name) });
   return device.createBindGroup({ label: `${step.op} ${kernel.name}`, layout: kernel.layout, entries });
+}
+
+/** The default limit of workgroups along one axis (W3C, WebGPU, 3.6.2). */
+export const MAX_WORKGROUPS = 65_535;
+
+type Workgroups = readonly [x: number, y: number, z: number];
+
+/**
+ * The arguments for x times y workgroups. If x exceeds the limit, z is used too, and kernels count z * gridDim.x + x.
+ * Null if there is nothing to do.
+ */
+export function workgroups(x: number, y: number): Workgroups | null {
+  if (x === 0 || y === 0) return null;
+  if (x <= MAX_WORKGROUPS) return [x, y, 1];
+  return [MAX_WORKGROUPS, y, Math.ceil(x / MAX_WORKGROUPS)];
 }

@@ -1,7 +1,6 @@
 // The source of a bundle's files: opens streams of bytes by file name. read_file.ts checks the bytes.
 
 import { BundleError, messageOf } from "../errors.js";
-import { parseContentRange } from "./content_range.js";
 import { wrongSize } from "./read_file.js";
 
 export type Bytes = Uint8Array<ArrayBuffer>;
@@ -172,4 +171,23 @@ function startsAt(response: Response, offset: number): boolean {
 function etagOf(response: Response): string | null {
   const etag = response.headers.get("ETag");
   return etag === null || etag.startsWith("W/") ? null : etag;
+}
+
+/**
+ * The bytes of the file in a partial response (RFC 9110, section 14.4), from byte ``start`` to byte ``end``, both included.
+ * ``size``: of the entire file in bytes; null if the server does not know it.
+ */
+interface ContentRange {
+  readonly start: number;
+  readonly end: number;
+  readonly size: number | null;
+}
+
+/** Null if the header is not a single range of bytes. */
+export function parseContentRange(header: string): ContentRange | null {
+  const match = /^\s*bytes\s+(\d+)-(\d+)\/(\d+|\*)\s*$/i.exec(header);
+  if (match === null) return null;
+  const [start, end] = [Number(match[1]), Number(match[2])];
+  const size = match[3] === "*" ? null : Number(match[3]);
+  return start <= end && (size === null || end < size) ? { start, end, size } : null;
 }

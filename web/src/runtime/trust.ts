@@ -19,7 +19,7 @@ import { browserNotes } from "./notes.js";
 import type { RunnerOptions } from "./runner.js";
 import { Runner } from "./runner.js";
 import type { TrialWatch, Verdict } from "./trials.js";
-import { rememberedTuning, shippedTuning } from "./tuning_record.js";
+import { rememberedTuning, shippedTuning } from "./tune.js";
 import type { ActivationDtype } from "./variants.js";
 
 export interface TrustOptions extends DeviceOptions {

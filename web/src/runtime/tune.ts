@@ -8,8 +8,9 @@ import type { Batch } from "./batch.js";
 import { dimsOf } from "./batch.js";
 import type { Choices } from "./choices.js";
 import { arrange, structural, variantName } from "./choices.js";
+import type { OpenDevice } from "./device.js";
 import { holds } from "./expr.js";
-import type { Condition, Manifest, TunedRow, VariantEntry } from "./manifest.js";
+import type { AdapterEntry, Condition, Manifest, TunedRow, TuningEntry, VariantEntry } from "./manifest.js";
 import type { RunnerLimits } from "./memory.js";
 import { PREFILL_CHUNK } from "./memory.js";
 import type { PageGroup } from "./page_groups.js";
@@ -185,4 +186,38 @@ function batchOf(
     ),
   );
   return sequenceBatch(new Array<number>(tokens).fill(0), start, tables, pageSize, true);
+}
+
+/** What identifies a device in a tuning record, which holds the measurements on an adapter. */
+type Device = Pick<OpenDevice, "activation" | "adapterEntry">;
+
+const PARTS = ["vendor", "architecture", "device", "description"] as const satisfies readonly (keyof AdapterEntry)[];
+
+/**
+ * The record whose adapter parts all equal those of this device, except empty ones. If several records match, the one
+ * with the most parts. A record without any part matches no adapter.
+ */
+export function shippedTuning(
+  records: readonly TuningEntry[],
+  { activation, adapterEntry }: Device,
+): TuningEntry | null {
+  const fitting = records
+    .filter(
+      (record) =>
+        record.activation === activation &&
+        PARTS.every((part) => ["", adapterEntry[part]].includes(record.adapter[part])),
+    )
+    .map((record) => ({ record, parts: PARTS.filter((part) => record.adapter[part] !== "").length }))
+    .filter(({ parts }) => parts > 0)
+    .sort((a, b) => b.parts - a.parts);
+  return fitting[0]?.record ?? null;
+}
+
+/** The record that an earlier load measured here. */
+export async function rememberedTuning(
+  note: { read(): Promise<unknown> },
+  { activation, adapterEntry }: Device,
+): Promise<TuningEntry | null> {
+  const variants = (await note.read()) as TuningEntry["variants"] | undefined;
+  return variants === undefined ? null : { adapter: adapterEntry, activation, variants };
 }

@@ -6,7 +6,6 @@ import type { LoadOptions, LoadProgress } from "../load.js";
 import { findAdapter } from "../runtime/device.js";
 import type { ChatOptions, MLCEngineConfig, ModelRecord } from "./config.js";
 import { checkChatOptions, findRecord, samplingDefaults } from "./config.js";
-import { pagesFor } from "./context_window.js";
 import type { RequestMethod } from "./engine_base.js";
 import { MLCEngineBase } from "./engine_base.js";
 import type { LogitProcessor, MLCEngineInterface } from "./interface.js";
@@ -184,4 +183,26 @@ function described({
   const kernels = `compiling kernels: ${compiledKernels} of ${totalKernels}`;
   const test = selfTestRuns === undefined ? "" : `; self-test: run ${selfTestRuns + 1}`;
   return [totalBytes === 0 ? 0 : loadedBytes / totalBytes, `${weights}; ${kernels}${test}`];
+}
+
+/**
+ * The load option for a context of at most ``tokens``, in whole pages, rounded down. Returns no option for -1. Throws
+ * RequestError if the bundle's context is shorter or a page is longer, and the errors of Engine.plan.
+ */
+async function pagesFor(address: string, tokens: number, signal: AbortSignal): Promise<{ readonly pages?: number }> {
+  if (tokens === -1) return {};
+  const { context: pageSize } = await Engine.plan(address, { signal, pages: 1 });
+  const pages = Math.floor(tokens / pageSize);
+  if (pages === 0) throw refused(tokens, `a page of keys and values has ${pageSize} tokens; use at least that many`);
+  const { context } = await Engine.plan(address, { signal, pages });
+  if (context < pages * pageSize)
+    throw refused(
+      tokens,
+      `the bundle is compiled for ${context}; use at most that, or compile it with a longer context`,
+    );
+  return { pages };
+}
+
+function refused(tokens: number, problem: string): RequestError {
+  return new RequestError(`context_window_size is ${tokens}, but ${problem}`, { param: "context_window_size" });
 }

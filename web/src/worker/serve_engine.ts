@@ -1,15 +1,17 @@
 // The worker's side: after a script of a worker or a service worker calls serveEngine(self), pages can connect to it.
 
-import type { EngineApi } from "../api/engine_api.js";
+import type { EngineApi, EngineWithSessions, SessionApi } from "../api/engine_api.js";
 import { anySignal } from "../api/stream.js";
-import type { Completion, GeneratedToken, TokenRequest } from "../engine/request.js";
-import type { LoadOptions } from "../load.js";
 import { Engine } from "../engine.js";
+import type { Completion, GeneratedToken, TokenRequest } from "../engine/request.js";
 import { RequestError } from "../errors.js";
+import type { GenerationEvent, SessionGenerateOptions } from "../generation.js";
+import type { LoadOptions } from "../load.js";
 import type { TuningEntry } from "../runtime/manifest.js";
+import type { SessionOptions } from "../session.js";
+import type { Message } from "../text/chat_template.js";
 import { hold, whenGone } from "./liveness.js";
 import { serve } from "./serve.js";
-import { ServedSessions } from "./served_sessions.js";
 import type { LoadEngine, Loan } from "./shared_engines.js";
 import { SharedEngines } from "./shared_engines.js";
 import type { Greeting } from "./wire.js";
@@ -139,4 +141,50 @@ export function serveEngine(scope: WorkerScope, loadOrOptions: LoadEngine | Serv
 
 function keepAlive(event: MessageEvent & { waitUntil(promise: Promise<unknown>): void }): void {
   event.waitUntil(new Promise((resolve) => setTimeout(resolve, KEEP_ALIVE_MS)));
+}
+
+/** The sessions of one connection, by the ids that the page chose, with the methods that RemoteSession calls. */
+class ServedSessions {
+  readonly #sessions = new Map<string, SessionApi>();
+
+  /** ``engine`` throws RequestError if the engine has no sessions. */
+  constructor(private readonly engine: () => Pick<EngineWithSessions, "createSession">) {}
+
+  create(id: string, options: SessionOptions): void {
+    this.#sessions.set(id, this.engine().createSession(options));
+  }
+
+  clone(id: string, copy: string): void {
+    this.#sessions.set(copy, this.#find(id).clone());
+  }
+
+  generate(id: string, content: string, options: SessionGenerateOptions): AsyncIterable<GenerationEvent> {
+    return this.#find(id).generate(content, options);
+  }
+
+  save(id: string, name: string): Promise<void> {
+    return this.#find(id).save(name);
+  }
+
+  async restore(id: string, name: string): Promise<readonly Message[]> {
+    const session = this.#find(id);
+    await session.restore(name);
+    return session.messages;
+  }
+
+  close(id: string): void {
+    this.#sessions.get(id)?.close();
+    this.#sessions.delete(id);
+  }
+
+  /** The connection has ended. */
+  closeAll(): void {
+    for (const id of [...this.#sessions.keys()]) this.close(id);
+  }
+
+  #find(id: string): SessionApi {
+    const session = this.#sessions.get(id);
+    if (session === undefined) throw new RequestError("The worker does not know the session; create another");
+    return session;
+  }
 }

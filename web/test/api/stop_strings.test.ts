@@ -1,7 +1,7 @@
 import fc from "fast-check";
 import { expect, test } from "vitest";
 
-import { StopStrings } from "../../src/api/stop_strings.js";
+import { StopStrings } from "../../src/api/choice.js";
 
 function run(
   stops: readonly string[],

@@ -1,6 +1,6 @@
 import { afterEach, expect, test, vi } from "vitest";
 
-import { bundleAddress, httpSource } from "../../src/runtime/source.js";
+import { bundleAddress, httpSource, parseContentRange } from "../../src/runtime/source.js";
 
 const SIGNAL = new AbortController().signal;
 const DATA = "0123456789";
@@ -107,4 +107,27 @@ test("without a store, the browser's cached copy is used only if the server conf
   expect(requests).toEqual([
     { url: "https://host/bundle/manifest.json", range: null, ifRange: null, cache: "no-cache" },
   ]);
+});
+
+test.each([
+  ["bytes 100-199/200", { start: 100, end: 199, size: 200 }],
+  ["bytes 0-0/1", { start: 0, end: 0, size: 1 }],
+  ["BYTES 5-9/*", { start: 5, end: 9, size: null }],
+  [" bytes  7-8/4294967297 ", { start: 7, end: 8, size: 4294967297 }],
+])("%j is a range of bytes", (header, range) => {
+  expect(parseContentRange(header)).toEqual(range);
+});
+
+test.each([
+  "",
+  "bytes */200",
+  "bytes 9-5/200",
+  "bytes 5-200/200",
+  "bytes=5-9/200",
+  "items 5-9/200",
+  "bytes 5-/200",
+  "bytes 1-2,4-5/200",
+  "bytes -5-9/200",
+])("%j is not a range of bytes", (header) => {
+  expect(parseContentRange(header)).toBeNull();
 });

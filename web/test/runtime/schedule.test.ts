@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import { MAX_WORKGROUPS, workgroups } from "../../src/runtime/grid.js";
+import { MAX_WORKGROUPS, workgroups } from "../../src/runtime/schedule.js";
 
 test("a grid within the limit is not changed", () => {
   expect(workgroups(MAX_WORKGROUPS, 3)).toEqual([MAX_WORKGROUPS, 3, 1]);

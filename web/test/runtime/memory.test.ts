@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import { computeConstant } from "../../src/runtime/constants.js";
+import { computeConstant } from "../../src/runtime/memory.js";
 
 test("a rope table contains the scaled cosines and sines of position times frequency for all frequencies", () => {
   const table = computeConstant({ kind: "rope", shape: [3, 2, 2], inverse_frequencies: [1, 0.01], scale: 1.5 });
