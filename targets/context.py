@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 from nearfar.compiler.ir.expr import Expr
-from nearfar.compiler.ir.ops import OPS
+from nearfar.compiler.ir.ops import OPS, Bound, Use
 from nearfar.compiler.ir.ops.attention import scale_of
 from nearfar.compiler.ir.ops.kv_pages import head_dim_of
 from nearfar.compiler.ir.plan import Plan, Step
@@ -45,6 +47,14 @@ class Context:
             "x_dtype": self.dtype_of(step.inputs["x"], activation),
             "y_dtype": self.dtype_of(step.outputs["y"], activation),
         }
+
+    def facts(self, step: Step, template: Callable[..., Any], activation: str) -> dict[str, Any]:
+        """The facts of a step that a template names, as the step's op declares them."""
+        op, names = OPS[step.op], signature(template).parameters
+        shapes = {role: self.plan.shape_of(name) for role, name in step.inputs.items()}
+        facts = op.facts(Use(op, shapes, {}, op.complete(step.attrs)), Bound(names, step.inputs, step.outputs))
+        known = {**facts, **(self.dtypes(step, activation) if "x" in step.inputs else {})}
+        return {name: value for name, value in known.items() if name in names}
 
     def rows_and_columns(self, name: str) -> tuple[Expr, int]:
         """The shape of an array whose number of columns the model determines."""

@@ -91,6 +91,9 @@ def rows_of(
         return sample_rows(step, context, numbers)
     if step.op == "top_logprobs":
         return top_logprobs_rows(step, context)
+    if step.op in TEMPLATES:
+        template = TEMPLATES[step.op]
+        return (Variant((kernel(template, **context.facts(step, template, activation)),)),)
     if step.op in KERNELS:
         return (Variant((KERNELS[step.op](step, context, activation),)),)
     fused = step.op == "ragged_attention_linear"
@@ -327,59 +330,6 @@ def embed_positions_kernel(step: Step, context: Context, activation: str) -> Ker
     return kernel(embed_positions, **position_tables(step, context))
 
 
-def pool_rows_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
-    _, columns = context.rows_and_columns(step.inputs["x"])
-    return kernel(pool_rows, columns=columns, mode=attr(step, "mode"))
-
-
-def take_rows_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
-    rows, columns = context.rows_and_columns(step.inputs["x"])
-    return kernel(take_rows, rows=rows, taken=context.plan.shape_of(step.inputs["rows"])[0], columns=columns)
-
-
-def slice_columns_kernel(step: Step, context: Context, activation: str) -> KernelCall:
-    rows, columns = context.rows_and_columns(step.inputs["x"])
-    dtypes = context.dtypes(step, activation)
-    return kernel(
-        slice_columns, rows=rows, columns=columns, start=attr(step, "start"), stop=attr(step, "stop"), **dtypes
-    )
-
-
-def rms_norm_kernel(step: Step, context: Context, activation: str) -> KernelCall:
-    rows, columns = context.rows_and_columns(step.inputs["x"])
-    (width,) = context.sizes(step.inputs["weight"])
-    facts = {name: attr(step, name) for name in ("eps", "centered")} | context.dtypes(step, activation)
-    added = {role: role in step.inputs for role in ("bias", "residual", "factor")}
-    return kernel(rms_norm, rows=rows, columns=columns, width=width, **facts, **added)
-
-
-def add_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
-    rows, columns = context.rows_and_columns(step.outputs["y"])
-    return kernel(add, rows=rows, columns=columns)
-
-
-def fake_quantize_kernel(step: Step, context: Context, activation: str) -> KernelCall:
-    rows, columns = context.rows_and_columns(step.outputs["y"])
-    dtypes = context.dtypes(step, activation)
-    return kernel(fake_quantize, rows=rows, columns=columns, scale=float(attr(step, "scale")), **dtypes)
-
-
-def gate_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
-    rows, columns = context.rows_and_columns(step.outputs["y"])
-    template = {"gate": gate, "gate_halves": gate_halves}[step.op]
-    return kernel(template, rows=rows, columns=columns, activation=attr(step, "activation"))
-
-
-def scale_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
-    rows, columns = context.rows_and_columns(step.outputs["y"])
-    return kernel(scale, rows=rows, columns=columns)
-
-
-def soft_cap_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
-    rows, columns = context.rows_and_columns(step.outputs["y"])
-    return kernel(soft_cap, rows=rows, columns=columns, scale=attr(step, "scale"), cap=attr(step, "cap"))
-
-
 def add_lora_kernel(step: Step, context: Context, activation: str) -> KernelCall:
     _, columns = context.rows_and_columns(step.inputs["x"])
     _, rank = context.sizes(step.inputs["b"], start=1)
@@ -389,23 +339,22 @@ def add_lora_kernel(step: Step, context: Context, activation: str) -> KernelCall
     )
 
 
-def adjust_logits_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
-    return kernel(adjust_logits, columns=context.rows_and_columns(step.inputs["logits"])[1])
-
-
+# The ops whose one kernel depends on nothing but the facts that they declare.
+TEMPLATES: dict[str, Template] = {
+    "pool_rows": pool_rows,
+    "take_rows": take_rows,
+    "slice_columns": slice_columns,
+    "rms_norm": rms_norm,
+    "add": add,
+    "fake_quantize": fake_quantize,
+    "gate": gate,
+    "gate_halves": gate_halves,
+    "scale": scale,
+    "soft_cap": soft_cap,
+    "adjust_logits": adjust_logits,
+}
 KERNELS: dict[str, Callable[[Step, Context, str], KernelCall]] = {
     "embed": embed_kernel,
     "embed_positions": embed_positions_kernel,
-    "pool_rows": pool_rows_kernel,
-    "take_rows": take_rows_kernel,
-    "slice_columns": slice_columns_kernel,
-    "rms_norm": rms_norm_kernel,
-    "add": add_kernel,
-    "fake_quantize": fake_quantize_kernel,
-    "gate": gate_kernel,
-    "gate_halves": gate_kernel,
-    "scale": scale_kernel,
-    "soft_cap": soft_cap_kernel,
     "add_lora": add_lora_kernel,
-    "adjust_logits": adjust_logits_kernel,
 }

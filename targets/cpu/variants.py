@@ -105,7 +105,14 @@ class CpuContext(Context):
 
 def variants_of(step: Step, context: CpuContext) -> tuple[Variant, ...]:
     """The rows of one step, in the order in which a runtime tries them."""
-    return for_activations({activation: OPS[step.op](step, context, activation) for activation in context.activations})
+    return for_activations({activation: rows_of(step, context, activation) for activation in context.activations})
+
+
+def rows_of(step: Step, context: CpuContext, activation: str) -> list[Variant]:
+    if step.op in TEMPLATES:
+        template = TEMPLATES[step.op]
+        return plain(context, template, **context.facts(step, template, activation))
+    return OPS[step.op](step, context, activation)
 
 
 def plain(context: CpuContext, template: Template, *, when: Condition = None, **facts: Any) -> list[Variant]:
@@ -137,70 +144,6 @@ def embed_variants(step: Step, context: CpuContext, activation: str) -> list[Var
 
 def embed_positions_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
     return plain(context, embed_positions, **position_tables(step, context))
-
-
-def pool_rows_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
-    return plain(context, pool_rows, columns=matrix(step, context, "x")["columns"], mode=attr(step, "mode"))
-
-
-def take_rows_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
-    rows, columns = context.plan.shape_of(step.inputs["x"])
-    (batch,) = context.plan.shape_of(step.inputs["rows"])
-    return plain(context, take_rows, rows=rows, batch=batch, columns=columns)
-
-
-def slice_columns_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
-    facts: dict[str, Any] = {
-        "start": attr(step, "start"),
-        "stop": attr(step, "stop"),
-        **context.dtypes(step, activation),
-    }
-    return plain(context, slice_columns, **matrix(step, context, "x"), **facts)
-
-
-def add_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
-    return plain(context, add, **matrix(step, context, "a"))
-
-
-def fake_quantize_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
-    facts: dict[str, Any] = {"scale": float(attr(step, "scale")), **context.dtypes(step, activation)}
-    return plain(context, fake_quantize, **matrix(step, context, "x"), **facts)
-
-
-def gate_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
-    template = {"gate": gate, "gate_halves": gate_halves}[step.op]
-    (name,) = step.outputs.values()
-    batch, columns = context.plan.shape_of(name)
-    return plain(context, template, batch=batch, columns=columns, activation=attr(step, "activation"))
-
-
-def scale_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
-    return plain(context, scale, **matrix(step, context, "x"))
-
-
-def soft_cap_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
-    facts = {name: attr(step, name) for name in ("scale", "cap")}
-    return plain(context, soft_cap, **matrix(step, context, "x"), **facts)
-
-
-def rms_norm_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
-    batch, width = context.plan.shape_of(step.inputs["x"])
-    (columns,) = sizes(context.plan.shape_of(step.inputs["weight"]))
-    (width,) = sizes((width,))
-    facts: dict[str, Any] = {name: attr(step, name) for name in ("eps", "centered")}
-    facts |= {role: role in step.inputs for role in ("bias", "residual", "factor")} | context.dtypes(step, activation)
-    return plain(context, rms_norm, batch=batch, groups=width // columns, columns=columns, **facts)
-
-
-def sampling_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
-    template = {"adjust_logits": adjust_logits, "sample": sample, "top_logprobs": top_logprobs}[step.op]
-    return plain(context, template, columns=matrix(step, context, "logits")["columns"])
-
-
-def matrix(step: Step, context: CpuContext, role: str) -> dict[str, Any]:
-    """The shape of an input, in the form that templates accept."""
-    batch, columns = context.plan.shape_of(step.inputs[role])
-    return {"batch": batch, "columns": columns}
 
 
 # --- projections ---
@@ -399,31 +342,34 @@ def may_see_more_than(keys: int, preparation: Preparation | None, scores: Scores
     return all(limit > keys for limit in limits)
 
 
+# The ops whose one kernel depends on nothing but the facts that they declare.
+TEMPLATES: dict[str, Template] = {
+    "pool_rows": pool_rows,
+    "take_rows": take_rows,
+    "slice_columns": slice_columns,
+    "rms_norm": rms_norm,
+    "add": add,
+    "fake_quantize": fake_quantize,
+    "gate": gate,
+    "gate_halves": gate_halves,
+    "scale": scale,
+    "soft_cap": soft_cap,
+    "adjust_logits": adjust_logits,
+    "sample": sample,
+    "top_logprobs": top_logprobs,
+}
 OPS: dict[str, Callable[[Step, CpuContext, str], list[Variant]]] = {
     "embed": embed_variants,
     "embed_positions": embed_positions_variants,
-    "pool_rows": pool_rows_variants,
     "rope_heads": rope_heads_variants,
     "ragged_attention": ragged_attention_variants,
     "ragged_attention_linear": ragged_attention_linear_variants,
-    "take_rows": take_rows_variants,
-    "slice_columns": slice_columns_variants,
     "linear": projection_variants,
     "gated_linear": projection_variants,
     "add_lora": add_lora_variants,
-    "rms_norm": rms_norm_variants,
-    "add": add_variants,
-    "fake_quantize": fake_quantize_variants,
-    "gate": gate_variants,
-    "scale": scale_variants,
-    "soft_cap": soft_cap_variants,
-    "gate_halves": gate_variants,
     "rope": rope_variants,
     "append_kv": append_kv_variants,
     "attention": attention_variants,
     "rope_append": rope_append_variants,
     "rope_attention": attention_variants,
-    "adjust_logits": sampling_variants,
-    "sample": sampling_variants,
-    "top_logprobs": sampling_variants,
 }

@@ -65,7 +65,7 @@ def rms_norm(inputs: Inputs, attrs: Attrs) -> Array:
 def rms_norm_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
     facts, width = facts_of_rows(use), use.shapes["weight"][0]
     # Kernels that do not name the width of a group count the columns of one.
-    columns = {"width": width} if "width" in bound.facts else {"columns": width}
+    columns = {"width": width} if "width" in bound.facts else {"columns": width, "groups": facts["columns"] // width}
     return {**facts, **columns, **{role: role in use.shapes for role in ("bias", "residual", "factor")}}
 
 
