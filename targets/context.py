@@ -18,6 +18,9 @@ from nearfar.compiler.quant import Quantization, form_of
 from nearfar.compiler.quant.kernel_format import WeightFormat, weight_format
 from nearfar.compiler.runtime.variant import stored_dtype
 
+# The attributes of a linear that a projection names alike, and that other kernels of the step may lack.
+PROJECTION_ATTRS = ("activation", "y_activation", "x_step", "y_step", "centered")
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -68,69 +71,35 @@ class Context:
 
     def projection(self, step: Step, activation: str) -> Projection:
         """A linear or gated_linear."""
-        gated = step.op == "gated_linear"
-        rows, columns = self.sizes(step.inputs["weight"])
-        up = step.inputs.get("up")
+        names = ("activation", "centered") if step.op == "gated_linear" else PROJECTION_ATTRS
         return Projection(
-            batch=self.plan.shape_of(step.inputs["x"])[0],
-            columns=columns,
-            outputs=rows // 2 if gated else rows,
+            **self.facts(step, Projection, activation),
+            **{name: attr(step, name) for name in names},
             weight=self.weight_format(step.inputs["weight"]),
-            **self.dtypes(step, activation),
             norm_eps=attr(step, "eps"),
-            bias="bias" in step.inputs,
-            residual="residual" in step.inputs,
-            gated=gated,
-            offset=attr(step, "offset"),
-            width=attr(step, "columns") or 0,
-            activation=attr(step, "activation"),
-            y_activation="none" if gated else attr(step, "y_activation"),
-            up_width=0 if up is None else self.sizes(up, start=1)[0],
-            up_start=0 if gated else attr(step, "up_start"),
-            stream_eps=attr(step, "stream_eps"),
-            stream_factor="stream_factor" in step.inputs,
-            norm_row=0,
-            x_step=None if gated else attr(step, "x_step"),
-            y_step=None if gated else attr(step, "y_step"),
-            centered=attr(step, "centered"),
             norm_bias="norm_bias" in step.inputs,
-            keeps_norm=attr(step, "keeps_norm"),
         )
 
     def output_projection(self, step: Step, activation: str) -> Projection:
         """The projection of a ragged_attention_linear, whose input is the attention's result."""
-        rows, columns = self.sizes(step.inputs["weight"])
         return Projection(
-            batch=self.plan.shape_of(step.inputs["qkv"])[0],
-            columns=columns,
-            outputs=rows,
+            **self.facts(step, Projection, activation),
             weight=self.weight_format(step.inputs["weight"]),
             x_dtype=stored_dtype(activation),
             y_dtype=self.dtype_of(step.outputs["y"], activation),
-            bias="bias" in step.inputs,
-            residual="residual" in step.inputs,
         )
 
     def heads_of(self, step: Step, activation: str) -> Heads:
         """The heads and pages of a step that reads or writes pages."""
-        kv, shape = attr(step, "kv"), self.plan.shape_of(step.inputs["kv"])
-        num_kv_heads, page_size = sizes(shape[2:4])
-        head_dim = head_dim_of(shape, {"kv": kv})
-        # q is the step's input or its result. A step that only appends has no q; its group is one head.
-        q = step.inputs.get("q") or next(iter(step.outputs.values()), None)
-        rows, width = self.rows_and_columns(q) if q else ("S", num_kv_heads * head_dim)
-        assert isinstance(rows, str), rows
-        return Heads(width // head_dim, num_kv_heads, head_dim, page_size, stored_dtype(activation), kv, rows)
+        return Heads(**self.facts(step, Heads, activation), activation=stored_dtype(activation))
 
     def joint_heads(self, step: Step, activation: str, page_size: int) -> Heads:
         """The heads of a step that reads a joint projection of queries, keys and values, and no pages.
 
         ``page_size`` is that of the pages that its kernel makes of them, or 1.
         """
-        _, width = self.rows_and_columns(step.inputs["qkv"])
-        head_dim, num_kv_heads = attr(step, "head_dim"), attr(step, "num_kv_heads")
-        num_heads = width // head_dim - 2 * num_kv_heads
-        return Heads(num_heads, num_kv_heads, head_dim, page_size, stored_dtype(activation))
+        facts = self.facts(step, Heads, activation)
+        return Heads(**facts, page_size=page_size, activation=stored_dtype(activation))
 
     def preparation(self, step: Step) -> Preparation:
         """The preparation of q and k in rope_append, rope_attention and rope_heads, and of q in an attention with a
@@ -186,15 +155,7 @@ def sizes(shape: tuple[object, ...]) -> tuple[int, ...]:
     return shape  # type: ignore[return-value]
 
 
-def position_tables(step: Step, context: Context) -> dict[str, Any]:
-    """The facts of embed_positions: the rows of its tables, 0 for one that it does not have, and their format."""
-    tables = {role: step.inputs[role] for role in ("position_table", "type_table") if role in step.inputs}
-    rows = {role: context.sizes(name)[0] for role, name in tables.items()}
-    _, columns = context.rows_and_columns(step.inputs["x"])
-    return {
-        "columns": columns,
-        "weight": context.weight_format(next(iter(tables.values()))),
-        "positions": rows.get("position_table", 0),
-        "types": rows.get("type_table", 0),
-        "first_position": attr(step, "first_position"),
-    }
+def position_tables(step: Step, context: Context, template: Callable[..., Any]) -> dict[str, Any]:
+    """The facts of embed_positions, whose tables have one format."""
+    table = step.inputs.get("position_table") or step.inputs["type_table"]
+    return {**context.facts(step, template, ""), "weight": context.weight_format(table)}

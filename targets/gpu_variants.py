@@ -312,22 +312,18 @@ def top_logprobs_rows(step: Step, context: Context) -> Sequence[Variant]:
 # --- ops with one kernel ---
 
 
-def embed_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
-    rows, columns = context.sizes(step.inputs["table"])
+def embed_kernel(step: Step, context: Context, activation: str) -> KernelCall:
     return kernel(
         embed,
-        rows=rows,
-        columns=columns,
+        **context.facts(step, embed, activation),
         weight=context.weight_format(step.inputs["table"]),
-        first_row=attr(step, "first_row"),
-        scale=float(attr(step, "scale")),
         into="into" in step.inputs,
         samples="sampled" in step.inputs,
     )
 
 
 def embed_positions_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
-    return kernel(embed_positions, **position_tables(step, context))
+    return kernel(embed_positions, **position_tables(step, context, embed_positions))
 
 
 def add_lora_kernel(step: Step, context: Context, activation: str) -> KernelCall:

@@ -143,7 +143,7 @@ def embed_variants(step: Step, context: CpuContext, activation: str) -> list[Var
 
 
 def embed_positions_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
-    return plain(context, embed_positions, **position_tables(step, context))
+    return plain(context, embed_positions, **position_tables(step, context, embed_positions))
 
 
 # --- projections ---
