@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import logging
 import os
 import shutil
 import sys
@@ -99,6 +100,17 @@ def runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             folder.chmod(0o700)
             patch.setenv("XDG_RUNTIME_DIR", str(folder))
         yield
+
+
+@pytest.fixture(autouse=True)
+def logs() -> Iterator[None]:
+    """The loggers as they were before the test: commands that serve configure them."""
+    loggers = [logging.getLogger(name) for name in ("nearfar", "uvicorn")]
+    before = [(logger.handlers, logger.level, logger.propagate) for logger in loggers]
+    yield
+    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -57,7 +57,8 @@ def test_in_a_pipe_the_phases_are_lines_and_add_up(
     assert [line[:17].rstrip() for line in printed.err.splitlines()] == list(names)
     assert all(" s, processor " in line for line in printed.err.splitlines())
     table = [line.split("  ")[1] for line in printed.out.splitlines() if line.startswith("  ")]
-    assert table == ["phase", *names, "total"]
+    # On a busy machine, a line says how much of it was spent waiting.
+    assert table[: len(names) + 2] == ["phase", *names, "total"]
     assert main([*arguments, "-o", str(tmp_path / "b"), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert [phases.PHASES[phase] for phase in result["phases"]] == list(names)
@@ -115,7 +116,7 @@ def test_the_printed_command_runs_for_every_target(
 def test_a_model_without_a_chat_template_is_tried_raw(light_demo: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(light_demo, tmp_path / "copy")
     manifest = json.loads((copy / "manifest.json").read_text())
-    manifest["tokenizer"]["chat_template"] = None
+    manifest["tokenizer"] |= {"chat_template": None, "chat_tree": None}
     (copy / "manifest.json").write_text(json.dumps(manifest))
     found = trial.find_trial(open_any(copy))
     assert "--raw" in shlex.split(found.command)

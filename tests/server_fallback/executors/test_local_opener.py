@@ -134,7 +134,7 @@ def test_a_bundle_that_cannot_be_opened_leaves_no_runner(
     manifest = json.loads((wrong / "manifest.json").read_text())
     manifest["tokenizer"]["chat_template"] = "{% for %}"
     (wrong / "manifest.json").write_text(json.dumps(manifest))
-    fails(CheckpointError, "chat template: line 1", wrong)
+    fails(BundleError, "tokenizer.chat_template: has changed since chat_tree was made", wrong)
     monkeypatch.setattr(local_recipe, "TokenEngine", no_memory)
     fails(DeviceError, "no memory", bundle, replace(SMALL, draft=str(compile_tiny("qwen3", "q4f16"))))
 
