@@ -21,6 +21,7 @@ from ..errors import BundleError, QuantizationError
 from ..ir.expr import COMPARISONS, OPERATORS, Condition, Expr
 from ..ir.spec import RopeSpec
 from ..quant.layout import stored_shape
+from ..shared.script import SharedScript
 from .check_steps import check_steps
 from .digest import text_sha256
 from .entries import FileEntry, LoraEntry, SelfTestEntry, VectorTestEntry, WeightEntry, shards_of
@@ -214,6 +215,8 @@ def check_description(manifest: Description) -> None:
         "tokenizer.chat_template",
         "has changed since chat_tree was made of it; change the checkpoint's template",
     )
+    wrong = None if tree is None else SharedScript.of_thread().wrong_tree_part(tree.tree)
+    require(wrong is None, f"tokenizer.chat_tree.tree{wrong}", "is not a part of a template's syntax tree")
 
 
 def is_in(file: str, files: Iterable[FileEntry]) -> bool:

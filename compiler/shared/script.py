@@ -64,6 +64,11 @@ class SharedScript:
         names: dict[str, list[str]] = self.call("supported")
         return names
 
+    def wrong_tree_part(self, tree: list[Any]) -> str | None:
+        """The path of the first part of a chat template's syntax tree that is wrong; None if it is a tree."""
+        path: str | None = self.call("wrongTreePart", json.dumps(tree))
+        return path
+
     def render(self, template: str, chat: dict[str, Any], now: datetime) -> dict[str, str]:
         """A chat's prompt as the browser renders it: {"text"}, or {"error", "message"}. ``template`` is JSON; see
         `web/src/shared/index.ts`.

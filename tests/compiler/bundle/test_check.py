@@ -5,6 +5,7 @@ bounds.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -21,12 +22,14 @@ from tiny_encoders import make_encoder
 from nearfar.compiler.bundle.check import parse_manifest
 from nearfar.compiler.bundle.check_kernels import check_facts
 from nearfar.compiler.bundle.check_steps import check_step
+from nearfar.compiler.bundle.digest import text_sha256
 from nearfar.compiler.bundle.fault import Fault
 from nearfar.compiler.bundle.file_name import file_in, is_plain_name
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.errors import BundleError
 
 NAMES = json.loads((Path(__file__).parents[2] / "conformance/file_names.json").read_text())
+WRONG_TREES = json.loads((Path(__file__).parents[2] / "conformance/wrong_trees.json").read_text())["cases"]
 BUNDLES = ("webgpu", "cpu", "mlx")
 # The number of mutations of each bundle in `make test`, and in the exhaustive tests.
 FEW, MANY = 60, 10_000
@@ -197,6 +200,22 @@ def test_a_manifest_that_contradicts_itself_is_refused(change: str, manifests: d
     manifest = json.loads((manifests["webgpu"] / "manifest.json").read_text())
     CHANGES[change](manifest)
     with pytest.raises(BundleError, match="compile the bundle again"):
+        parse_manifest(dump(manifest), Path("manifest.json"))
+
+
+@pytest.mark.parametrize("case", WRONG_TREES, ids=[case["about"] for case in WRONG_TREES])
+def test_a_chat_tree_that_is_no_syntax_tree_is_refused_by_the_path_of_its_part(
+    case: dict[str, Any], manifests: dict[str, Path]
+) -> None:
+    manifest = json.loads((manifests["webgpu"] / "manifest.json").read_text())
+    template = manifest["tokenizer"]["chat_template"] or ""
+    manifest["tokenizer"]["chat_tree"] = {
+        "tree": case["tree"],
+        "template_sha256": text_sha256(template),
+        "content": "text",
+    }
+    where = f"tokenizer.chat_tree.tree{case['path']}"
+    with pytest.raises(BundleError, match=f"{re.escape(where)}: is not a part of a template's syntax tree"):
         parse_manifest(dump(manifest), Path("manifest.json"))
 
 

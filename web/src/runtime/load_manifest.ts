@@ -45,6 +45,7 @@ import { DIMS, FORMAT_VERSION } from "./manifest.js";
 import { disagreement } from "./check_agreement.js";
 import { isComparison, isOperator } from "./expr.js";
 import { readFile, sha256 } from "./read_file.js";
+import { wrongPart } from "../shared/template/check_tree.js";
 import type { Source } from "./source.js";
 
 /**
@@ -160,6 +161,10 @@ const condition: Check = (value, path) => {
   operand(value[2], `${path}[2]`);
 };
 const anything: Check = () => undefined;
+const tree: Check = (value, path) => {
+  const wrongPath = wrongPart(value);
+  if (wrongPath !== null) throw wrong(path + wrongPath, "a part of a template's syntax tree", partAt(value, wrongPath));
+};
 
 const oneOf =
   (...choices: readonly string[]): Check =>
@@ -341,9 +346,7 @@ const DESCRIPTION: Checks<Description> = {
   tokenizer: entry<TokenizerEntry>({
     file: fileName,
     chat_template: nullable(text),
-    chat_tree: nullable(
-      entry<ChatTreeEntry>({ tree: list(anything), template_sha256: hash, content: oneOf("text", "parts") }),
-    ),
+    chat_tree: nullable(entry<ChatTreeEntry>({ tree, template_sha256: hash, content: oneOf("text", "parts") })),
     bos_token: nullable(text),
     eos_token: nullable(text),
     pad_token: nullable(text),
@@ -430,6 +433,11 @@ function wrong(path: string, expected: string, value: unknown): BundleError {
       key: path,
     },
   );
+}
+
+/** ``path``: indices, as "[1][0]". */
+function partAt(value: unknown, path: string): unknown {
+  return (path.match(/\d+/g) ?? []).reduce((part, index) => (part as readonly unknown[])[Number(index)], value);
 }
 
 function describe(value: unknown): string {

@@ -8,6 +8,7 @@ import type { ServerSource } from "./grammar/rules.js";
 import { sourceRules } from "./grammar/rules.js";
 import { closeAnswer, openAnswer, stepAnswer, watchAnswer } from "./router/answers.js";
 import { LACKING_METHODS } from "./template/attributes.js";
+import { wrongPart } from "./template/check_tree.js";
 import { FILTERS, OPEN_FILTERS } from "./template/filters.js";
 import { LACKING_FUNCTIONS } from "./template/globals.js";
 import { TESTS } from "./template/tests.js";
@@ -65,6 +66,11 @@ function kindOf(error: unknown): string {
   return error.cause instanceof Unsupported ? "unsupported" : "template";
 }
 
+/** The path of the first part of a template's tree that is wrong; null if it is a tree. */
+function wrongTreePart(tree: string): string {
+  return JSON.stringify(wrongPart(JSON.parse(tree)));
+}
+
 Object.assign(globalThis, {
-  nearfar: { supported, render, grammarRules, openAnswer, stepAnswer, watchAnswer, closeAnswer },
+  nearfar: { supported, render, wrongTreePart, grammarRules, openAnswer, stepAnswer, watchAnswer, closeAnswer },
 });

@@ -1,7 +1,10 @@
 import { expect, test } from "vitest";
 
+import trees from "../../../tests/conformance/template_trees.json" with { type: "json" };
+import wrongTrees from "../../../tests/conformance/wrong_trees.json" with { type: "json" };
 import { checkManifest, loadManifest } from "../../src/runtime/load_manifest.js";
 import { planOf } from "../../src/runtime/plan.js";
+import { wrongPart } from "../../src/shared/template/check_tree.js";
 import { bytesOf, lettersBundle, memorySource } from "../letters_bundle.js";
 
 const { manifest, files } = lettersBundle();
@@ -25,6 +28,20 @@ test("a chat template that was edited after its tree was made is a BundleError",
   await expect(loadManifest(source, SIGNAL)).rejects.toThrow(
     "tokenizer.chat_template has changed since chat_tree was made of it",
   );
+});
+
+test.each(wrongTrees.cases)("a chat_tree with $about is a BundleError", ({ tree, path }) => {
+  const tokenizer = { ...manifest.tokenizer, chat_tree: { ...manifest.tokenizer.chat_tree, tree } };
+  expect(() => checkManifest({ ...manifest, tokenizer })).toThrow(
+    `manifest.json: tokenizer.chat_tree.tree${path} must be a part of a template's syntax tree, not `,
+  );
+});
+
+test("every tree that Python writes is one", () => {
+  for (const { tree } of Object.values(trees)) expect(wrongPart(tree)).toBeNull();
+  let deep: unknown = "a";
+  for (let level = 0; level < 5000; level++) deep = ["not", deep];
+  expect(wrongPart([{}, [["out", deep]]])).toHaveLength(4002);
 });
 
 test("another format version is a BundleError that names both", () => {
