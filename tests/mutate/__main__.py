@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .mutation import Mutation, MutationError, read_mutations
-from .run import Run, run_tests
+from .run import Run, is_case, run_tests
 from .tree import Tree
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,7 +63,12 @@ def main() -> int:
 def all_pass(mutations: list[Mutation], trees: SimpleQueue[Tree], console: Console) -> bool:
     """Whether the tests pass without a mutation; otherwise, their failure would say nothing about one."""
     found = sorted({mutation.test for mutation in mutations})
-    groups = [[test for test in found if test.startswith(prefix)] for prefix in ("tests/", "web/")]
+    python = [test for test in found if test.startswith("tests/")]
+    groups = [
+        [test for test in python if not is_case(test)],
+        [test for test in python if is_case(test)],
+        [test for test in found if test.startswith("web/")],
+    ]
 
     def run(tests: list[str]) -> Run:
         tree = trees.get()

@@ -18,8 +18,7 @@ from .tree import Tree
 
 # The slowest test of the list takes a tenth of this on one core.
 LIMIT_SECONDS = 300.0
-# Which cases of a kernel are exhaustive changes with their number; a mutation names one of them.
-PYTEST = (str(Path(sys.executable).with_name("pytest")), "-x", "-q", "-m", "", "-p", "no:cacheprovider")
+PYTEST = (str(Path(sys.executable).with_name("pytest")), "-x", "-q", "-p", "no:cacheprovider")
 VITEST = ("node_modules/.bin/vitest", "run", "--bail=1", "--reporter=json")
 
 
@@ -36,10 +35,13 @@ class Run:
 
 
 def run_tests(tree: Tree, tests: Sequence[str], limit_seconds: float = LIMIT_SECONDS) -> Run:
-    """Run tests, all Python's or all TypeScript's, until the first one fails."""
+    """Run tests, all Python's or all TypeScript's, until the first one fails. All or none are cases."""
     started = time.monotonic()
     if tests[0].startswith("tests/"):
-        command, folder = [*PYTEST, "--basetemp", str(tree.path.parent / "temp"), *tests], tree.path
+        # Which cases of a kernel are exhaustive changes with their number; a mutation names one of them.
+        markers = "" if is_case(tests[0]) else "not exhaustive"
+        command = [*PYTEST, "-m", markers, "--basetemp", str(tree.path.parent / "temp"), *tests]
+        folder = tree.path
     else:
         command, folder = [*VITEST, *vitest_filters(tests)], tree.path / "web"
     # Importing the plugins takes longer than most of the tests, none of which need them.
@@ -47,6 +49,11 @@ def run_tests(tree: Tree, tests: Sequence[str], limit_seconds: float = LIMIT_SEC
     code, output = run_command(command, folder, environment, limit_seconds)
     status = pytest_status(code) if tests[0].startswith("tests/") else vitest_status(code, output)
     return Run(status, output, time.monotonic() - started)
+
+
+def is_case(test: str) -> bool:
+    """Whether a mutation names one case of a test with parameters."""
+    return test.startswith("tests/") and test.endswith("]")
 
 
 def pytest_status(code: int) -> Status:
