@@ -19,6 +19,13 @@ test("an image needs a side that reads images, and is sent unchanged", () => {
   expect(params.messages).toEqual(withImage("https://here/a.png").messages);
 });
 
+test("the parsed form of an answer is neither sent nor searched", () => {
+  const answer = { role: "assistant", content: '{"a":1}', parsed: { a: "secret" } };
+  const { params, properties } = readRequest({ messages: [{ role: "user", content: "hi" }, answer] } as HybridParams);
+  expect(params.messages[1]).toEqual({ role: "assistant", content: '{"a":1}' });
+  expect(JSON.stringify(properties)).not.toContain("secret");
+});
+
 test("the URL of an image is searched, but not its bytes", () => {
   const texts = (url: string): readonly string[] => readRequest(withImage(url)).properties.texts.flat();
   const bytes = "1234567890ab+/==";
