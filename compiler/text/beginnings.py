@@ -34,7 +34,7 @@ class Beginnings:
 
     def encoding_beyond(self, text: str, count: int, encode: Callable[[str], Any]) -> Any | None:
         """The encoding of a beginning of ``text`` whose first ``count`` + 1 tokens are those of the text, if ``encode``
-        makes encodings without special tokens. None if the text is not known to have so many, or is short.
+        makes encodings without special tokens. None for a short text, and for one that may have fewer.
 
         Each beginning that is tried is four times as long as the one before.
         """

@@ -83,7 +83,7 @@ class StableTokens:
 
     def cut(self, text: str, size: int) -> int | None:
         """A place at most ``size`` to cut a longer text, whose two sides are normalized and split by themselves; None
-        if there is none near.
+        if the last characters before it have no such place.
         """
         start = len(text[:size].rstrip())
         size = size if self._splits_space(text, start, size) else start

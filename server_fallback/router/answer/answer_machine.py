@@ -70,11 +70,11 @@ class AnswerMachine:
         self.switched_at: int | None = None
         self.doubts = False
         self._script = SharedScript.of_thread()
-        self._id = str(self._call("openAnswer", asdict(rules), None if watched is None else watched.model_dump()))
+        self._id: int = self._call("openAnswer", asdict(rules), None if watched is None else watched.model_dump())
 
     def step(self, event: Event) -> tuple[Effect, ...]:
         """The effects of an event: none after the end, or for an event of an attempt that no longer runs."""
-        answer = self._call("stepAnswer", int(self._id), event_json(event))
+        answer = self._call("stepAnswer", self._id, event_json(event))
         self.phase, self.side = answer["phase"], answer["side"]
         self.reason, self.switched_at = answer["reason"], answer["switched_at"]
         return tuple(map(effect_of_json, answer["effects"]))
@@ -89,7 +89,7 @@ class AnswerMachine:
             }
             for token in tokens
         ]
-        answer = self._call("watchAnswer", int(self._id), written)
+        answer = self._call("watchAnswer", self._id, written)
         self.doubts = answer["doubts"]
         reason: EscalationReason | None = answer["reason"]
         return reason
@@ -100,7 +100,7 @@ class AnswerMachine:
         return self.side if timer == "between_tokens" else sides.get(timer)
 
     def close(self) -> None:
-        self._call("closeAnswer", int(self._id))
+        self._call("closeAnswer", self._id)
 
     def _call(self, name: str, *arguments: Any) -> Any:
         answer = self._script.call(name, *map(json.dumps, arguments))

@@ -24,8 +24,8 @@ export class Beginnings {
   ) {}
 
   /**
-   * What ``encode`` makes of a beginning of ``text`` whose first ``count`` + 1 tokens are those of the text. Null if the
-   * text is not known to have so many, or is short. Each beginning that is tried is four times as long as the one before.
+   * What ``encode`` makes of a beginning of ``text`` whose first ``count`` + 1 tokens are those of the text. Null for a
+   * short text, and for one that may have fewer. Each beginning that is tried is four times as long as the one before.
    */
   beyond<T extends { readonly ids: readonly number[] }>(
     text: string,

@@ -85,8 +85,8 @@ export class StableTokens {
   }
 
   /**
-   * A place at most ``size`` to cut a longer text, whose two sides are normalized and split by themselves; null if there
-   * is none near.
+   * A place at most ``size`` to cut a longer text, whose two sides are normalized and split by themselves; null if the
+   * last characters before it have no such place.
    */
   cut(text: string, size: number): number | null {
     const start = text.slice(0, size).trimEnd().length;
