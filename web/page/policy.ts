@@ -3,8 +3,8 @@
 // own policies: a policy of a file decides by the patterns in that file.
 
 import { RequestError } from "../src/index.js";
-import type { Policy } from "../src/router/decision/policy.js";
-import { parsePolicy } from "../src/router/decision/policy.js";
+import type { Policy } from "../src/shared/decision/policy.js";
+import { parsePolicy } from "../src/shared/decision/policy.js";
 import type { Dialect } from "../src/router/index.js";
 import { PRIVATE_PATTERNS } from "./private_patterns.js";
 import { DEMO_MODELS, DEMO_POLICY } from "./demo_models.js";

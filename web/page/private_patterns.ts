@@ -1,5 +1,5 @@
 // The private patterns of the page's own policy: card and account numbers, national identity numbers, e-mail addresses,
-// keys. They use the dialect of src/router/decision/pattern.ts and ignore case. tests/conformance/private_patterns.json
+// keys. They use the dialect of src/shared/decision/pattern.ts and ignore case. tests/conformance/private_patterns.json
 // has examples and counterexamples of each.
 
 export const PRIVATE_PATTERNS: Readonly<Record<string, string>> = {

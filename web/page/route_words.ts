@@ -1,6 +1,6 @@
 // Says in plain words why a side answered.
 
-import type { DecisionReason } from "../src/router/decision/decision.js";
+import type { DecisionReason } from "../src/shared/decision/decision.js";
 import type { SwitchReason } from "../src/shared/router/events.js";
 import type { Route, Side } from "./model.js";
 

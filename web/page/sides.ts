@@ -2,9 +2,9 @@
 
 import type { HybridOptions } from "../src/router/index.js";
 import { Hybrid } from "../src/router/index.js";
-import { platformDevice } from "../src/router/decision/device_hints.js";
+import { platformDevice } from "../src/router/device_hints.js";
 import type { Engine } from "../src/index.js";
-import type { Policy } from "../src/router/decision/policy.js";
+import type { Policy } from "../src/shared/decision/policy.js";
 import type { BundleFacts } from "./bundle_facts.js";
 import type { FarAddress } from "./far_address.js";
 import type { Answerer, Side } from "./model.js";

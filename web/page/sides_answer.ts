@@ -3,9 +3,9 @@
 
 import type { Engine } from "../src/index.js";
 import type { ChatCompletionChunk } from "../src/api/types.js";
-import type { Policy } from "../src/router/decision/policy.js";
+import type { Policy } from "../src/shared/decision/policy.js";
 import { unlessAborted } from "../src/runtime/abort.js";
-import { PrivateCheck } from "../src/router/decision/privacy.js";
+import { PrivateCheck } from "../src/shared/decision/privacy.js";
 import type { Hybrid } from "../src/router/index.js";
 import { answerRoom, continues, fitMessages, promptTokens, remainingTokens } from "./fit_messages.js";
 import type { AnswerEnd, ChatMessage, Piece, Settings, Side } from "./model.js";

@@ -5,7 +5,7 @@ Tool arguments are JSON in a text, so ``\u0031`` can mean a digit. Invisible cha
 default ignorables (with Hangul fillers, tags and variation selectors), formats, controls that are not white space,
 surrogates, unassigned and private characters; and the blank Braille pattern. Other readings drop combining marks,
 replace compatible forms (NFKC: fullwidth digits, ligatures, wide spaces), make every dash a hyphen and every wide space
-a space, and decompose letters (NFKD: an e for e-acute). web/src/router/decision/readings.ts does the same;
+a space, and decompose letters (NFKD: an e for e-acute). web/src/shared/decision/readings.ts does the same;
 tests/conformance/router_private.json requires the same results of both.
 """
 

@@ -1,7 +1,7 @@
 """Writes the policy's format for other tools: JSON Schema for editors, and TypeScript for the browser's router.
 
 ``python -m nearfar.server_fallback.router.decision.schema json`` prints policy.schema.json, ``... typescript`` prints
-web/src/router/decision/policy_schema.ts, both from `policy.py`; ``... texts`` prints private_texts_schema.ts beside it,
+web/src/shared/decision/policy_schema.ts, both from `policy.py`; ``... texts`` prints private_texts_schema.ts beside it,
 from `private_texts.py`. They are committed; a test compares them.
 """
 

@@ -23,7 +23,7 @@ EXAMPLES = re.findall(r"```json\n(.*?)```", (ROUTER / "README.md").read_text(enc
 
 def test_the_files_generated_from_the_policy_are_committed() -> None:
     assert (ROUTER / "decision/policy.schema.json").read_text(encoding="utf-8") == json_schema()
-    web = ROOT / "web/src/router/decision"
+    web = ROOT / "web/src/shared/decision"
     assert (web / "policy_schema.ts").read_text(encoding="utf-8") == typescript()
     assert (web / "private_texts_schema.ts").read_text(encoding="utf-8") == typescript_texts()
 

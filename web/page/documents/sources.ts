@@ -1,7 +1,7 @@
 // The passages that an answer may use, and which of them may leave this device.
 
-import type { Policy } from "../../src/router/decision/policy.js";
-import { PrivateCheck } from "../../src/router/decision/privacy.js";
+import type { Policy } from "../../src/shared/decision/policy.js";
+import { PrivateCheck } from "../../src/shared/decision/privacy.js";
 import type { Hit } from "../../src/retrieval/index.js";
 
 /** A passage that was found. ``private``: whether the policy keeps it on this device. */

@@ -1,13 +1,13 @@
 // Chooses a side for a request from what is known about the request and both sides, and finds out whether the other
 // side may be asked too.
 
-import { decide } from "./decision/decide.js";
-import type { Decision } from "./decision/decision.js";
-import type { DeviceHints } from "./decision/device_hints.js";
-import type { Policy } from "./decision/policy.js";
+import { decide } from "../shared/decision/decide.js";
+import type { Decision } from "../shared/decision/decision.js";
+import type { DeviceHints } from "./device_hints.js";
+import type { Policy } from "../shared/decision/policy.js";
 import type { HybridRequest } from "./request.js";
-import type { Side } from "./decision/decision.js";
-import type { NearSignals, Situation } from "./decision/situation.js";
+import type { Side } from "../shared/decision/decision.js";
+import type { NearSignals, Situation } from "../shared/decision/situation.js";
 
 export interface Choice {
   readonly decision: Decision;

@@ -17,8 +17,8 @@ import type {
 import { RequestError, Unavailable } from "../errors.js";
 import type { Rules } from "../shared/router/answer_machine.js";
 import type { Choice } from "./choice_of_side.js";
-import type { Side } from "./decision/decision.js";
-import { privateTexts } from "./decision/private_texts.js";
+import type { Side } from "../shared/decision/decision.js";
+import { privateTexts } from "../shared/decision/private_texts.js";
 import type { HybridRequest } from "./request.js";
 import type { Routing } from "./routing.js";
 import type { FarSide } from "./sides/far.js";

@@ -13,9 +13,9 @@ export {
   Unavailable,
   WorkerError,
 } from "../errors.js";
-export type { Ledger, LedgerStore, Spent } from "./decision/budget.js";
+export type { Ledger, LedgerStore, Spent } from "./budget.js";
 export type { Clock } from "./sides/clock.js";
-export type { DeviceHints, DeviceSource } from "./decision/device_hints.js";
+export type { DeviceHints, DeviceSource } from "./device_hints.js";
 export type { Dialect } from "./sides/dialect.js";
 export type { FarModel, FarOptions } from "./sides/far.js";
 export type { Fetch } from "./sides/far_http.js";
@@ -24,7 +24,7 @@ export type { HybridOptions } from "./hybrid.js";
 export { Hybrid } from "./hybrid.js";
 export type { HybridEmbeddingParams, HybridEmbeddings, HybridRerank, HybridRerankParams } from "./hybrid_encoding.js";
 export type { NearState } from "./sides/near.js";
-export type { Policy } from "./decision/policy.js";
+export type { Policy } from "../shared/decision/policy.js";
 export type { HybridParams, HybridParamsNonStreaming, HybridParamsStreaming } from "./request.js";
 export type { SocketClass, SocketLike } from "./sides/verify_socket.js";
 export type { WireCounts } from "./sides/wire_speculation.js";

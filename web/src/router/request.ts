@@ -15,10 +15,10 @@ import { RequestError } from "../errors.js";
 import { HYBRID_PARAMS } from "./hybrid_options.js";
 import { textOf } from "./sides/message_text.js";
 import type { PlainParams } from "./sides/sides.js";
-import type { Side } from "./decision/decision.js";
-import type { PrivateText } from "./decision/private_texts.js";
-import { privateTexts } from "./decision/private_texts.js";
-import type { Situation } from "./decision/situation.js";
+import type { Side } from "../shared/decision/decision.js";
+import type { PrivateText } from "../shared/decision/private_texts.js";
+import { privateTexts } from "../shared/decision/private_texts.js";
+import type { Situation } from "../shared/decision/situation.js";
 
 /** Of an answer; an application's objects, which JSON may not even write. */
 const ALWAYS_LEFT_OUT: readonly string[] = ["parsed", "parsed_arguments", "index"];

@@ -11,7 +11,7 @@ import { BORDER_CHARACTERS, promptOf, sourcesOf } from "../../page/documents/sou
 import type { ChatMessage, Piece, Side } from "../../page/model.js";
 import type { Hit } from "../../src/retrieval/index.js";
 import { RetrievalIndex } from "../../src/retrieval/index.js";
-import { parsePolicy } from "../../src/router/decision/policy.js";
+import { parsePolicy } from "../../src/shared/decision/policy.js";
 
 const POLICY = parsePolicy({ version: 1, mode: "auto", private: { patterns: ["secret-\\d{4}"] } });
 const FILLER = "Nothing of interest happens on the road between the two towns. ".repeat(3);

@@ -7,8 +7,8 @@ import { expect, test } from "vitest";
 
 import { labelsOf, lockLabel, ownPolicy, withLock } from "../../page/policy.js";
 import { PRIVATE_PATTERNS } from "../../page/private_patterns.js";
-import { decide } from "../../src/router/decision/decide.js";
-import { PrivateCheck } from "../../src/router/decision/privacy.js";
+import { decide } from "../../src/shared/decision/decide.js";
+import { PrivateCheck } from "../../src/shared/decision/privacy.js";
 import { VECTORS, situationOf } from "../router/cases.js";
 import type { NearScript } from "../router/fakes.js";
 import { read, setUp } from "../router/hybrid_set_up.js";

@@ -1,8 +1,8 @@
 import { expect, test } from "vitest";
 
 import { fittedPolicy, ownPolicy, policyWords, privacyWords, withLock } from "../../page/policy.js";
-import type { Policy } from "../../src/router/decision/policy.js";
-import { PrivateCheck } from "../../src/router/decision/privacy.js";
+import type { Policy } from "../../src/shared/decision/policy.js";
+import { PrivateCheck } from "../../src/shared/decision/privacy.js";
 
 test.each([
   [0.28, "answers if it is ahead by more than 28 points"],

@@ -5,7 +5,7 @@ import { expect, test } from "vitest";
 
 import type { Rules, State } from "../../src/shared/router/answer_machine.js";
 import { DEFAULT_RULES, begin, step } from "../../src/shared/router/answer_machine.js";
-import type { Side } from "../../src/router/decision/decision.js";
+import type { Side } from "../../src/shared/decision/decision.js";
 import type { Effect, Event, FailureKind, Switch, TimerName } from "../../src/shared/router/events.js";
 
 interface Tracked {

@@ -2,8 +2,8 @@
 
 import { expect, test, vi } from "vitest";
 
-import type { LedgerStore } from "../../src/router/decision/budget.js";
-import { StoredLedger, browserLedger } from "../../src/router/decision/budget.js";
+import type { LedgerStore } from "../../src/router/budget.js";
+import { StoredLedger, browserLedger } from "../../src/router/budget.js";
 
 const LATE = Date.UTC(2026, 10, 22, 23, 59, 59);
 

@@ -2,9 +2,9 @@
 
 import { readFileSync } from "node:fs";
 
-import type { Decision, Scores } from "../../src/router/decision/decision.js";
-import type { Finished, Speed } from "../../src/router/decision/speed.js";
-import type { FarState, NearState, Situation } from "../../src/router/decision/situation.js";
+import type { Decision, Scores } from "../../src/shared/decision/decision.js";
+import type { Finished, Speed } from "../../src/shared/decision/speed.js";
+import type { FarState, NearState, Situation } from "../../src/shared/decision/situation.js";
 
 type Changes = Partial<Omit<Situation, "near" | "far">> & {
   readonly near?: Partial<NearState>;

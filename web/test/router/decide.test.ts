@@ -4,11 +4,11 @@ import fc from "fast-check";
 import { expect, test } from "vitest";
 
 import { RequestError } from "../../src/errors.js";
-import { decide } from "../../src/router/decision/decide.js";
-import { textTerms, textFeatures } from "../../src/router/decision/features.js";
-import { parsePolicy } from "../../src/router/decision/policy.js";
-import type { Situation } from "../../src/router/decision/situation.js";
-import { UNKNOWN_SPEED, speedAfter } from "../../src/router/decision/speed.js";
+import { decide } from "../../src/shared/decision/decide.js";
+import { textTerms, textFeatures } from "../../src/shared/decision/features.js";
+import { parsePolicy } from "../../src/shared/decision/policy.js";
+import type { Situation } from "../../src/shared/decision/situation.js";
+import { UNKNOWN_SPEED, speedAfter } from "../../src/shared/decision/speed.js";
 import { VECTORS, situationOf } from "./cases.js";
 
 /** Requires every number, and every null, to be as expected to 1e-9. */

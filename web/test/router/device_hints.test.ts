@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import { platformDevice } from "../../src/router/decision/device_hints.js";
+import { platformDevice } from "../../src/router/device_hints.js";
 
 test("the battery and the network are reported if the browser reports them", async () => {
   const battery = { level: 0.4, charging: false };

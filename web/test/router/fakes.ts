@@ -4,7 +4,7 @@
 import type { EngineApi } from "../../src/api/engine_api.js";
 import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../../src/engine/request.js";
 import type { Clock } from "../../src/router/sides/clock.js";
-import type { Ledger, Spent } from "../../src/router/decision/budget.js";
+import type { Ledger, Spent } from "../../src/router/budget.js";
 import { fakeEngine, modelOf } from "../api/fake_model.js";
 
 export class FakeClock implements Clock {

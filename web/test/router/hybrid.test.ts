@@ -3,7 +3,7 @@
 import { expect, test, vi } from "vitest";
 
 import type { ChatCompletionMessageParam, Route } from "../../src/api/types.js";
-import { PrivateCheck } from "../../src/router/decision/privacy.js";
+import { PrivateCheck } from "../../src/shared/decision/privacy.js";
 import { near, turns } from "./fakes.js";
 import { MESSAGES, QUESTION, SURE, read, routes, setUp, shown } from "./hybrid_set_up.js";
 

@@ -1,7 +1,7 @@
 // A Hybrid over fakes, and how a page reads its answers.
 
 import type { ChatCompletionChunk } from "../../src/api/types.js";
-import type { DeviceHints } from "../../src/router/decision/device_hints.js";
+import type { DeviceHints } from "../../src/router/device_hints.js";
 import type { HybridOptions } from "../../src/router/hybrid.js";
 import { Hybrid } from "../../src/router/hybrid.js";
 import type { FarScript, NearScript } from "./fakes.js";

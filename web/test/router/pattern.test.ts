@@ -3,8 +3,8 @@
 import fc from "fast-check";
 import { expect, test } from "vitest";
 
-import { compilePattern } from "../../src/router/decision/pattern.js";
-import { PrivateCheck } from "../../src/router/decision/privacy.js";
+import { compilePattern } from "../../src/shared/decision/pattern.js";
+import { PrivateCheck } from "../../src/shared/decision/privacy.js";
 
 /** A pattern, and the equivalent JavaScript regular expression for texts with boundaries. */
 interface Expression {

@@ -4,8 +4,8 @@ import { readFileSync } from "node:fs";
 
 import { expect, test } from "vitest";
 
-import type { PrefixMessage } from "../../src/router/decision/prefix_memory.js";
-import { PrefixMemory } from "../../src/router/decision/prefix_memory.js";
+import type { PrefixMessage } from "../../src/shared/decision/prefix_memory.js";
+import { PrefixMemory } from "../../src/shared/decision/prefix_memory.js";
 
 interface Case {
   readonly name: string;

@@ -3,9 +3,9 @@
 
 import { readFileSync } from "node:fs";
 
-import { PrivateCheck } from "../../src/router/decision/privacy.js";
-import { privateTexts } from "../../src/router/decision/private_texts.js";
-import type { Situation } from "../../src/router/decision/situation.js";
+import { PrivateCheck } from "../../src/shared/decision/privacy.js";
+import { privateTexts } from "../../src/shared/decision/private_texts.js";
+import type { Situation } from "../../src/shared/decision/situation.js";
 import type { HybridParams } from "../../src/router/request.js";
 import { readRequest } from "../../src/router/request.js";
 

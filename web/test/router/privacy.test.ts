@@ -5,7 +5,7 @@ import { readFileSync } from "node:fs";
 import fc from "fast-check";
 import { expect, test } from "vitest";
 
-import { PrivateCheck } from "../../src/router/decision/privacy.js";
+import { PrivateCheck } from "../../src/shared/decision/privacy.js";
 
 interface Case {
   readonly name: string;

@@ -4,10 +4,10 @@ import { readFileSync } from "node:fs";
 
 import { expect, test } from "vitest";
 
-import type { Decision } from "../../src/router/decision/decision.js";
-import { refusal } from "../../src/router/decision/decision.js";
-import type { Policy } from "../../src/router/decision/policy.js";
-import type { Situation } from "../../src/router/decision/situation.js";
+import type { Decision } from "../../src/shared/decision/decision.js";
+import { refusal } from "../../src/shared/decision/decision.js";
+import type { Policy } from "../../src/shared/decision/policy.js";
+import type { Situation } from "../../src/shared/decision/situation.js";
 import { RequestError, Unavailable } from "../../src/errors.js";
 
 interface Case {

@@ -7,7 +7,7 @@ import { ChatCompletions } from "../../src/api/chat_completions.js";
 import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../../src/engine/request.js";
 import { drawAt } from "../../src/engine/resolved_sampling.js";
 import { DeviceError } from "../../src/errors.js";
-import type { DeviceHints } from "../../src/router/decision/device_hints.js";
+import type { DeviceHints } from "../../src/router/device_hints.js";
 import type { DraftingEngine } from "../../src/router/sides/near.js";
 import type { SocketClass } from "../../src/router/sides/verify_socket.js";
 import { ToolCallStream } from "../../src/text/tool_call_stream.js";

@@ -1,7 +1,7 @@
 // Converts an error of a side to an event of the answer machine.
 
 import { DeviceError, NearfarError, RequestError, Unavailable, WorkerError } from "../../errors.js";
-import type { Side } from "../decision/decision.js";
+import type { Side } from "../../shared/decision/decision.js";
 import type { FailureKind } from "../../shared/router/events.js";
 
 export interface Failure {

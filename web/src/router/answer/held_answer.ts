@@ -2,7 +2,7 @@
 // near is chosen, they become the beginning of the answer, so nothing is computed twice.
 
 import type { ChatCompletionChunk, PromptLogprobsOption } from "../../api/types.js";
-import type { NearSignals } from "../decision/situation.js";
+import type { NearSignals } from "../../shared/decision/situation.js";
 import { entropy } from "../../shared/router/watch.js";
 
 /** More tokens of a sure model would show no more, and the user waits for them. */

@@ -1,11 +1,11 @@
 // A side's record, learnt from its answers: its health, its speed, and the likely contents of its cache.
 
 import type { Circuit } from "./circuit.js";
-import { PrefixMemory } from "../decision/prefix_memory.js";
+import { PrefixMemory } from "../../shared/decision/prefix_memory.js";
 import type { Part } from "./running_answer.js";
-import type { CircuitState, NearState } from "../decision/situation.js";
-import type { Speed } from "../decision/speed.js";
-import { UNKNOWN_SPEED, speedAfter } from "../decision/speed.js";
+import type { CircuitState, NearState } from "../../shared/decision/situation.js";
+import type { Speed } from "../../shared/decision/speed.js";
+import { UNKNOWN_SPEED, speedAfter } from "../../shared/decision/speed.js";
 
 export class SideRecord {
   readonly memory = new PrefixMemory();

@@ -3,12 +3,12 @@
 // request shows it, so failures are not reported here.
 
 import type { CompletionUsage } from "../../api/types.js";
-import type { Ledger } from "../decision/budget.js";
-import { isSpent } from "../decision/budget.js";
-import { usdOf } from "../decision/costs.js";
+import type { Ledger } from "../budget.js";
+import { isSpent } from "../budget.js";
+import { usdOf } from "../../shared/decision/costs.js";
 import type { FarSide } from "../sides/far.js";
-import type { Policy } from "../decision/policy.js";
-import type { PrefixMessage } from "../decision/prefix_memory.js";
+import type { Policy } from "../../shared/decision/policy.js";
+import type { PrefixMessage } from "../../shared/decision/prefix_memory.js";
 import type { SideRecord } from "./side_record.js";
 import type { PlainParams } from "../sides/sides.js";
 

@@ -18,7 +18,7 @@
 // - No side continues another side's unfinished reasoning: what was shown is withdrawn.
 // - The text shown remains until another side's first token, so an escalation to a far side that fails loses no text.
 
-import type { Side } from "../../router/decision/decision.js";
+import type { Side } from "../decision/decision.js";
 import type {
   Effect,
   End,

@@ -5,7 +5,7 @@
 // tests/conformance/router_traces.json uses it. A side is "near" or "far". attempt counts the attempts of that side in
 // this answer from 1, to distinguish late output of a cancelled or failed attempt from output of the next one.
 
-import type { Side } from "../../router/decision/decision.js";
+import type { Side } from "../decision/decision.js";
 
 export type EscalationReason = "escalated_logprob" | "escalated_entropy" | "escalated_repetition" | "escalated_schema";
 /** Why another side writes than the one that was chosen. */

@@ -4,7 +4,7 @@
 // reports doubts. tests/conformance/router_traces.json requires its reasons.
 
 import type { EscalationReason } from "./events.js";
-import type { Escalation, Repetition } from "../../router/decision/policy_schema.js";
+import type { Escalation, Repetition } from "../decision/policy_schema.js";
 
 /**
  * The escalation rules of the policy. A window is the last window_tokens tokens; logprobs and entropies (in nats) are

@@ -5,8 +5,8 @@
 // \b \B \d \D \w \W \s \S in ASCII's meaning, \t \n \r \f \v \xHH \uHHHH, and a backslash before any sign. Everything
 // else (lookaround, back references, named groups, flags) is an error.
 
-import type { Ranges } from "../../shared/grammar/ebnf.js";
-import { ANY, single, subtract, union } from "../../shared/grammar/ebnf.js";
+import type { Ranges } from "../grammar/ebnf.js";
+import { ANY, single, subtract, union } from "../grammar/ebnf.js";
 import type { Part } from "./automaton.js";
 import { Automaton, MAX_STATES, PartBuilder } from "./automaton.js";
 

@@ -5,7 +5,7 @@
 // limits, the costs and the predictor.
 
 import { RequestError } from "../../errors.js";
-import { isSpent } from "./budget.js";
+import { isSpent } from "../../router/budget.js";
 import { farTimes, farUsd, nearTimes } from "./costs.js";
 import type { Decision, DecisionReason, Lack, Scores, Side } from "./decision.js";
 import { lastUserText } from "./features.js";

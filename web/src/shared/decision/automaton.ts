@@ -4,7 +4,7 @@
 // A search remembers the sets of states that it has reached and the transitions between them (a lazy DFA), so most
 // characters cost one look-up.
 
-import type { Ranges } from "../../shared/grammar/ebnf.js";
+import type { Ranges } from "../grammar/ebnf.js";
 import { BOUNDARY } from "./readings.js";
 
 /**

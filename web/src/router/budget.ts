@@ -4,8 +4,8 @@
 // A request counts when it is sent, its dollars when the answer has ended. If a text cannot be read as a ledger,
 // counting starts at zero: the ledger bounds what is spent, and must not prevent answers.
 
-import type { Budget } from "./policy_schema.js";
-import { isObject } from "./schema_check.js";
+import type { Budget } from "../shared/decision/policy_schema.js";
+import { isObject } from "../shared/decision/schema_check.js";
 
 export interface Spent {
   readonly usd: number;
