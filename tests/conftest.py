@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
-from kernels_once import kernels_once
 from light_bundle import few_kernels, kernels_for, lighten, one_compilation
 from made_once import made_once, shared_folder
 from onnx_bundles import export_onnx as export_onnx
@@ -55,6 +54,9 @@ CompileTiny = Callable[..., Path]
 # imported. The cpu target has its own settings.
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+
+# All runs share compiled kernels, also the servers that tests start. A run uses a quarter of the cache's limit.
+os.environ.setdefault("NEARFAR_KERNEL_CACHE", str(ROOT / "build/kernels"))
 
 # torch imports triton if it is installed, and triton's LLVM crashes if lavapipe has loaded its own. None makes the
 # import fail.
@@ -113,16 +115,6 @@ def logs() -> Iterator[None]:
         logger.setLevel(level)
 
 
-@pytest.fixture(scope="session")
-def shared_kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Lower each kernel to WGSL only once in all processes of this run.
-
-    A test that compiles twice to compare the results must set ``shader_of`` back.
-    """
-    with kernels_once(shared_folder(tmp_path_factory, "wgsl")):
-        yield
-
-
 @pytest.fixture
 def compiled_once() -> Iterator[None]:
     """Used by tests that compile a bundle of their own for cpu or cuda, and whose subject is not the compiled code."""
@@ -131,7 +123,7 @@ def compiled_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory, shared_kernels: object) -> Mapping[str, Path]:  # noqa: ARG001
+def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """The folders of all checkpoints of `tiny_models.py` by name, and that of the embedding model, "embedding"."""
 
     names = (*CHECKPOINTS, *WIDE_CHECKPOINTS)
@@ -243,7 +235,7 @@ def tiny_bundle(compile_tiny: CompileTiny) -> Path:
 
 
 @pytest.fixture(scope="session")
-def windowed_bundle(tmp_path_factory: pytest.TempPathFactory, shared_kernels: object) -> Path:  # noqa: ARG001
+def windowed_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of a tiny gemma4_text (f32) for 256 tokens, with two page groups, layers that share keys and values, and
     few kernels. Tests must not change it.
     """
@@ -261,7 +253,7 @@ def windowed_bundle(tmp_path_factory: pytest.TempPathFactory, shared_kernels: ob
 
 
 @pytest.fixture(scope="session")
-def light_demo(tmp_path_factory: pytest.TempPathFactory, shared_kernels: object) -> Path:  # noqa: ARG001
+def light_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model, q4f32, with few kernels, for tests in a browser. Tests must not change it."""
     from nearfar.compiler.demo import CHECKPOINT
     from nearfar.compiler.pipeline.compile import CompileOptions, compile_model

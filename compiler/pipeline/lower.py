@@ -1,18 +1,21 @@
 """Lowers TIR functions with TVM to source text or object code, and returns the calling convention.
 
 Only this file uses TVM's compiler passes, so an upgrade of TVM touches one place. Templates use only TVM's script
-builder (`kernels/builder.py`).
+builder (`kernels/builder.py`). What was lowered before is in the `KernelCache`, under a key of the functions, TVM's
+version and this file.
 """
 
 from __future__ import annotations
 
+import json
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..kernels.builder import Kernel
+from .kernel_cache import KernelCache
 
 # The prefix by which TVM FFI's loader finds a library's functions.
 OBJECT_PREFIX = "__tvm_ffi_"
@@ -32,6 +35,25 @@ class LoweredKernel:
 
 def lower(kernel: Kernel, target: dict[str, Any]) -> LoweredKernel:
     """Lower a kernel for a TVM target such as ``{"kind": "webgpu", "max_num_threads": 256}``."""
+    kept = json.loads(kept_for([kernel], target, lambda: json.dumps(asdict(lower_now(kernel, target))).encode()))
+    return LoweredKernel(kept["source"], kept["entry"], tuple(kept["buffers"]), tuple(kept["scalars"]))
+
+
+def kept_for(kernels: Sequence[Kernel], target: dict[str, Any], compile_now: Callable[[], bytes]) -> bytes:
+    """The result of lowering these kernels for a target, from the cache or lowered now."""
+    import tvm
+
+    key: list[str | bytes] = [
+        f"TVM {tvm.__version__}, LLVM {tvm.target.codegen.llvm_version_major()}",
+        Path(__file__).read_bytes(),
+        json.dumps(target),
+    ]
+    for kernel in kernels:
+        key += [kernel.name, repr(kernel.bindings), tvm.ir.save_json(kernel.function)]
+    return KernelCache.of_user().kept(key, compile_now)
+
+
+def lower_now(kernel: Kernel, target: dict[str, Any]) -> LoweredKernel:
     import tvm
     from tvm import s_tir, tirx
     from tvm.tirx.build import codegen_build, split_host_device_mods
@@ -70,6 +92,10 @@ def lower_object(kernels: Sequence[Kernel], target: dict[str, Any]) -> bytes:
     Each kernel becomes a function with TVM FFI's calling convention, named by `OBJECT_PREFIX` and the kernel's name.
     Its arguments are the pointers in the order of the bindings, then the scalars.
     """
+    return kept_for(kernels, target, lambda: lower_object_now(kernels, target))
+
+
+def lower_object_now(kernels: Sequence[Kernel], target: dict[str, Any]) -> bytes:
     import tvm
     from tvm import tirx
     from tvm.tirx.build import codegen_build

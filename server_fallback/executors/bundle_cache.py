@@ -8,8 +8,6 @@ files (reading gigabytes to be sure would take longer than compiling); the optio
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from hashlib import sha256
@@ -17,24 +15,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 from nearfar.compiler.pipeline.compile import CompileOptions
+from nearfar.compiler.pipeline.kernel_cache import cache_folder
 
-VARIABLE = "NEARFAR_CACHE"
 ROOT = Path(__file__).parents[2]
 KEY_DIGITS = 16
 # Files of tokenizers, if there is no tokenizer.json.
 VOCABULARIES = ("merges.txt", "tokenizer.model", "vocab.txt")
-
-
-def cache_folder() -> Path:
-    """The folder of the cached bundles; it need not exist."""
-    if os.environ.get(VARIABLE):
-        return Path(os.environ[VARIABLE]).expanduser()
-    home = Path.home()
-    if sys.platform == "darwin":
-        return home / "Library" / "Caches" / "nearfar"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", home / "AppData" / "Local")) / "nearfar"
-    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "nearfar"
 
 
 def bundle_path(checkpoint: Path, options: CompileOptions) -> Path:

@@ -24,8 +24,9 @@ from nearfar.compiler.bundle.new_folder import discard_partial
 from nearfar.compiler.errors import NearfarError, OutputError, ToolError, reason_of
 from nearfar.compiler.formats import load
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
+from nearfar.compiler.pipeline.kernel_cache import VARIABLE
 
-from .bundle_cache import VARIABLE, bundle_path
+from .bundle_cache import bundle_path
 
 Progress = Callable[[str, int, int], None]
 

@@ -8,8 +8,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from nearfar.compiler.errors import RequestError
+from nearfar.compiler.pipeline.kernel_cache import cache_folder
 
-from ..executors.bundle_cache import cache_folder
 from ..executors.executor import Executor, Opener, Opening
 from .decision.budget import FileLedger, Ledger
 from .decision.policy import Policy

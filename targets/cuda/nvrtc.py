@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from nearfar.compiler.errors import RequestError, ToolError
+from nearfar.compiler.pipeline.kernel_cache import KernelCache
 
 from .arch import DEFAULT_CUDA, OLDER_CUDA, parse_arch
 
@@ -34,6 +35,11 @@ class Nvrtc:
         numbers = (ctypes.c_int * count.value)()
         self._call("nvrtcGetSupportedArchs", numbers)
         return tuple(numbers)
+
+    def version(self) -> tuple[int, int]:
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
+        return major.value, minor.value
 
     def compile(self, source: str, name: str, options: list[str]) -> tuple[bytes, str]:
         """The cubin and the log."""
@@ -80,10 +86,23 @@ def check_arch(name: str | None) -> str:
 
 
 def compile_cubin(source: str, arch: str, name: str) -> tuple[bytes, str]:
-    """The cubin and the compiler's report on registers, shared memory and spills. ``name`` appears in messages."""
+    """The cubin and the compiler's report on registers, shared memory and spills. ``name`` appears in messages.
+
+    What was compiled before is in the `KernelCache`.
+    """
     parsed = parse_arch(arch)
     options = [f"--gpu-architecture={parsed.gpu}", "--std=c++17", "--ptxas-options=-v", "--disable-warnings"]
-    return load_nvrtc(parsed.cuda).compile(source, name, options)
+    nvrtc = load_nvrtc(parsed.cuda)
+    # Updates of a version differ in the sizes of their libraries.
+    libraries = [f"{file.name} {file.stat().st_size}" for file in wheel_libraries(parsed.cuda)]
+
+    def compile_now() -> bytes:
+        cubin, log = nvrtc.compile(source, name, options)
+        return log.encode() + b"\0" + cubin
+
+    key = [f"NVRTC {nvrtc.version()}", *libraries, *options, name, source]
+    log, _, cubin = KernelCache.of_user().kept(key, compile_now).partition(b"\0")
+    return cubin, log.decode()
 
 
 def load_nvrtc(cuda: int = DEFAULT_CUDA) -> Nvrtc:

@@ -76,16 +76,12 @@ def compile_kernels(calls: Mapping[str, KernelCall], progress: Progress) -> Comp
     files, kernels = {}, {}
     for done, (name, call) in enumerate(calls.items()):
         progress(done, len(calls))
-        shader = shader_of(call)
+        shader = wgsl(call.build())
         file = f"kernels/{name}.wgsl"
         files[file] = shader.text.encode()
         kernels[name] = source_of(call, shader.kernel, file, shader.entry, shader.buffers, shader.uniforms)
     progress(len(calls), len(calls))
     return Compiled(files, kernels)
-
-
-def shader_of(call: KernelCall) -> WgslKernel:
-    return wgsl(call.build())
 
 
 def wgsl(kernel: Kernel) -> WgslKernel:

@@ -44,8 +44,9 @@ def main() -> None:
         command = ["compile", str(file), "-o", str(folder / "bundle"), "--target", options.target, "--json", *extra]
         started = time.perf_counter()
         done = subprocess.run(
-            [sys.executable, "-m", "nearfar.compiler.cli", *command], check=True, stdout=subprocess.PIPE, text=True
-        )
+            [sys.executable, "-m", "nearfar.compiler.cli", *command], check=True, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "NEARFAR_KERNEL_CACHE": str(folder / "kernels")},
+        )  # fmt: skip
         seconds = time.perf_counter() - started
         peak_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
         result = json.loads(done.stdout)

@@ -58,7 +58,7 @@ def target(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def kernels_that_run(shared_kernels: object) -> Iterator[None]:  # noqa: ARG001
+def kernels_that_run() -> Iterator[None]:
     """Bundles contain only the kernels that their test runs, since lowering takes most of its time."""
     with one_compilation(), kernels_for(LIMITS):
         yield

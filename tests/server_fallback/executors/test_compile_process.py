@@ -14,7 +14,8 @@ import pytest
 
 from nearfar.compiler.errors import CheckpointError, OutputError, RequestError, ToolError, UnsupportedModel
 from nearfar.compiler.pipeline.compile import CompileOptions
-from nearfar.server_fallback.executors.bundle_cache import bundle_path, cache_folder
+from nearfar.compiler.pipeline.kernel_cache import cache_folder
+from nearfar.server_fallback.executors.bundle_cache import bundle_path
 from nearfar.server_fallback.executors.compile_process import compile_once, compiled, error_of
 
 OPTIONS = CompileOptions(target="webgpu", context=64, activations=("float32",), self_test=False)

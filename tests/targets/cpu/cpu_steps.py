@@ -262,12 +262,17 @@ class StepLibrary:
 
 
 def objects_of(arch: Arch, calls: Mapping[str, KernelCall], kernels: Mapping[str, Kernel]) -> list[bytes]:
-    """An object file for each level. A level of another architecture is compiled for the base level of this one."""
-    by_level: dict[Level, list[Kernel]] = {}
+    """An object file for each level and template, so that a change of one template compiles few. A level of another
+    architecture is compiled for the base level of this one.
+    """
+    grouped: dict[tuple[Level, str], list[Kernel]] = {}
     for name, call in calls.items():
-        by_level.setdefault(level_of(call), []).append(kernels[name])
-    targets = {level: level if level in arch.levels else replace(AVX2, name=level.name) for level in by_level}
-    return [lower_object(of_level, tvm_target(arch, targets[level])) for level, of_level in by_level.items()]
+        grouped.setdefault((level_of(call), call.template.__name__), []).append(kernels[name])
+
+    def target_of(level: Level) -> dict[str, object]:
+        return tvm_target(arch, level if level in arch.levels else replace(AVX2, name=level.name))
+
+    return [lower_object(group, target_of(level)) for (level, _), group in grouped.items()]
 
 
 def runs_on(row: Variant, dims: Mapping[str, int]) -> bool:

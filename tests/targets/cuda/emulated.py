@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import platform
 import re
 import shutil
 import subprocess
@@ -17,6 +18,8 @@ import numpy.typing as npt
 from made_once import made_once
 
 from nearfar.compiler.kernels.cuda.functions import WAIT
+from nearfar.compiler.pipeline.kernel_cache import KernelCache
+from nearfar.targets.cpu.levels import CPUINFO
 
 EMULATOR = Path(__file__).parent / "emulator"
 PRELUDE = EMULATOR / "prelude.hpp"
@@ -67,9 +70,27 @@ def library_of(source: str, folder: Path, optimization: str = "-Og") -> Path:
 
     def make(library: Path) -> None:
         file.write_text(text)
-        compile_library(file, library, optimization)
+        library.write_bytes(compiled_before(file, text, optimization))
 
     return made_once(file.with_suffix(".so"), make)
+
+
+def compiled_before(file: Path, text: str, optimization: str) -> bytes:
+    """The shared library of a C++ file with this text, from the cache of compiled kernels or compiled now."""
+    compiler = find_compiler()
+    assert compiler is not None
+    version = subprocess.run([*compiler, "--version"], capture_output=True, check=True).stdout
+    # The compiler's options name this machine's own instructions.
+    flags = re.search(r"^(flags|Features)\s*:.*", CPUINFO.read_text(), re.MULTILINE) if CPUINFO.exists() else None
+    headers = [header.read_bytes() for header in sorted(EMULATOR.glob("*.hpp"))]
+
+    def compile_now() -> bytes:
+        library = file.with_suffix(".library")
+        compile_library(file, library, optimization)
+        return library.read_bytes()
+
+    key = [version, *headers, platform.machine().encode(), (flags[0] if flags else "").encode(), optimization.encode()]
+    return KernelCache.of_user().kept([*key, text.replace(str(EMULATOR), "")], compile_now)
 
 
 def libcuda(folder: Path) -> Path:

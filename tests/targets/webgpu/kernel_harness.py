@@ -56,18 +56,10 @@ class Case:
     on_dawn: bool = False
     exhaustive: bool = False
 
-    def lowered(self, folder: Path | None = None) -> LoweredCase:
-        """``folder``: where processes share the kernels, so that only one lowers them."""
-        kernels = tuple(map(wgsl, self.kernels())) if folder is None else self.lowered_once(folder)
+    def lowered(self) -> LoweredCase:
+        kernels = tuple(map(wgsl, self.kernels()))
         scratch = {f"scratch.{name}": size for each in kernels for name, size in each.kernel.scratch.items()}
         return LoweredCase(self.name, kernels, scratch, tuple(self.runs()), self.dtype)
-
-    def lowered_once(self, folder: Path) -> tuple[WgslKernel, ...]:
-        """The kernels without their TIR functions, from a file that the first process writes."""
-        # A machine that runs benchmarks may lack pytest.
-        from kernels_once import read_once
-
-        return read_once(folder / self.name, lambda: tuple(map(wgsl, self.kernels())))
 
     def kernels(self) -> Sequence[Kernel]:
         built = self.build()

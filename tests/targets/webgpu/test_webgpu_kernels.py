@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from case_arrays import nothing
 from case_selection import chosen, names_of, selected
 from kernel_cases import all_cases
 from kernel_harness import Case, Gpu, LoweredCase, Run, run_on_dawn
-from made_once import shared_folder
 from sampling_cases import SETTINGS, adversarial_case, chunked_case, sample_case, sample_run
 from step_cases import step_cases
 
@@ -50,17 +48,14 @@ STEPS = {case.name: case for case in step_cases(variants_of, "q4f16", ("float16"
 class Lowered(dict[str, LoweredCase]):
     """Each case is lowered when it is first used, so that a single test is fast."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
     def __missing__(self, name: str) -> LoweredCase:
-        self[name] = CASES[name].lowered(self._folder)
+        self[name] = CASES[name].lowered()
         return self[name]
 
 
 @pytest.fixture(scope="module")
-def lowered(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, LoweredCase]:
-    return Lowered(shared_folder(tmp_path_factory, "webgpu-cases"))
+def lowered() -> Mapping[str, LoweredCase]:
+    return Lowered()
 
 
 @pytest.fixture(scope="module")

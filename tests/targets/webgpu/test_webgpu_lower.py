@@ -13,7 +13,6 @@ import pytest
 from case_selection import selected
 from kernel_cases import all_cases
 from kernel_harness import validate
-from made_once import shared_folder
 
 from nearfar.compiler import quant
 from nearfar.compiler.arch import by_model_type
@@ -30,15 +29,12 @@ BYTES = {"f32": 4, "i32": 4, "u32": 4, "f16": 2}
 
 
 @pytest.fixture(scope="module", params=[False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["usual", "all"])
-def sources(
-    request: pytest.FixtureRequest, compile_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Sources:
+def sources(request: pytest.FixtureRequest, compile_tiny: Callable[..., Path]) -> Sources:
     """(code, entry) of every kernel of one checkpoint in one quantization with integers (all of them with the
     exhaustive cases), of the checkpoints with other kernels in one quantization, and of the kernels' own cases, which
     combine every template with every quantization. Kernels of equal names are equal.
     """
     found = {}
-    folder = shared_folder(tmp_path_factory, "webgpu-cases")
     for checkpoint, quantization in [
         ("phi3", "q4f16"),
         ("llama", "f32"),
@@ -48,7 +44,7 @@ def sources(
         for name, kernel in bundle.manifest.kernels.items():
             found[name] = ((bundle.path / kernel.file).read_text(), kernel.entry)
     for case in (case for case in selected("webgpu", all_cases()).values() if request.param or not case.exhaustive):
-        for lowered in case.lowered_once(folder):
+        for lowered in map(wgsl, case.kernels()):
             found[f"case/{case.name}/{lowered.kernel.name}"] = (lowered.text, lowered.entry)
     return found
 

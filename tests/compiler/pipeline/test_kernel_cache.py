@@ -1,0 +1,111 @@
+"""Compiled kernels are found again only by everything that they were made from."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from nearfar.compiler.kernels.elementwise import gate
+from nearfar.compiler.pipeline import lower as lowering
+from nearfar.compiler.pipeline.kernel_cache import FOLDERS, KernelCache
+from nearfar.compiler.pipeline.lower import lower
+from nearfar.targets.webgpu.lower import TVM_TARGET
+
+
+def never(*_: object) -> bytes:
+    raise AssertionError("it is compiled again")
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+@pytest.fixture
+def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the user's compiled kernels."""
+    monkeypatch.setenv("NEARFAR_KERNEL_CACHE", str(tmp_path / "kernels"))
+    return tmp_path / "kernels"
+
+
+def test_kernels_are_in_the_cache_folder_unless_a_variable_names_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path))
+    monkeypatch.delenv("NEARFAR_KERNEL_CACHE")
+    assert KernelCache.of_user().folder == tmp_path / "kernels"
+    monkeypatch.setenv("NEARFAR_KERNEL_CACHE", "~/kernels")
+    assert KernelCache.of_user().folder == Path.home() / "kernels"
+
+
+def test_a_result_is_found_by_all_parts_of_its_key(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path)
+    assert cache.kept(["a", b"bc"], lambda: b"one") == b"one"
+    assert cache.kept([b"a", "bc"], never) == b"one"
+    for key in (["ab", "c"], ["a", "bc", ""], ["a"]):
+        assert cache.kept(key, lambda: b"another") == b"another", key
+
+
+def test_a_damaged_file_is_made_again(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path)
+    cache.kept(["a"], lambda: b"some text")
+    (file,) = files(tmp_path)
+    whole = file.read_bytes()
+    for damaged in (whole[:-1], whole[:20], b"", whole[:-1] + b"T"):
+        file.write_bytes(damaged)
+        assert cache.kept(["a"], lambda: b"made again") == b"made again"
+    assert cache.kept(["a"], never) == b"made again"
+
+
+def test_the_files_that_were_used_last_are_kept(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path, max_bytes=FOLDERS * 3500)
+    # Their files are in one folder, which has room for three of them.
+    names = [
+        name
+        for name in map(str, range(100, 1000))
+        if sha256(b"\3" + bytes(7) + name.encode()).hexdigest().startswith("0")
+    ]
+    first, second, third, fourth = names[:4]
+    known: set[Path] = set()
+    for age, name in ((300, first), (200, second), (100, third)):
+        cache.kept([name], lambda: bytes(1000))
+        (file,) = set(files(tmp_path)) - known
+        known.add(file)
+        os.utime(file, times=(time.time() - age,) * 2)
+    cache.kept([first], never)
+    cache.kept([fourth], lambda: bytes(1000))
+    assert len(files(tmp_path)) == 3
+    for name in (first, third, fourth):
+        cache.kept([name], never)
+
+
+def test_a_folder_that_cannot_be_written_is_an_empty_cache(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    cache = KernelCache(tmp_path / "file")
+    assert [cache.kept(["a"], lambda: b"text") for _ in range(2)] == [b"text"] * 2
+
+
+def test_a_kernel_is_lowered_once_for_a_template_a_target_and_a_compiler(kernels: Path) -> None:
+    import tvm
+
+    kernel = gate("gate", "S", 64, "silu")
+    fresh = lower(kernel, TVM_TARGET)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lowering, "lower_now", never)
+        assert lower(kernel, TVM_TARGET) == fresh
+        # An edited template writes another function under the same name.
+        edited = gate("gate", "S", 64, "relu")
+        another_role = replace(kernel, bindings=tuple(each.renamed({"up": "other"}) for each in kernel.bindings))
+        for other, target in ((edited, TVM_TARGET), (another_role, TVM_TARGET), (kernel, {**TVM_TARGET, "tag": "x"})):
+            with pytest.raises(AssertionError, match="compiled again"):
+                lower(other, target)
+        patch.setattr(tvm, "__version__", "another")
+        with pytest.raises(AssertionError, match="compiled again"):
+            lower(kernel, TVM_TARGET)
+    assert len(files(kernels)) == 1
+    assert lower(edited, TVM_TARGET).source != fresh.source
+    assert lower(another_role, TVM_TARGET).buffers == ("gate", "other", "y")
