@@ -22,6 +22,8 @@ class Tree:
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.path = folder / "nearfar"
+        # A mutated template has other keys.
+        self._kernels = root / "build/kernels"
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=root,
@@ -40,7 +42,11 @@ class Tree:
     @property
     def environment(self) -> Mapping[str, str]:
         paths = [str(self.path.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "NEARFAR_KERNEL_CACHE": str(self._kernels.resolve()),
+        }
 
     @contextmanager
     def mutated(self, mutation: Mutation) -> Iterator[None]:
