@@ -13,6 +13,8 @@ from .mutation import Mutation
 
 # Folders that git ignores and that the tests need. The copy links to them.
 LINKED = (".venv", "web/node_modules")
+# All copies share compiled kernels: those of a mutated template have other keys.
+KERNELS = Path(__file__).resolve().parents[2] / "build/kernels"
 
 
 class Tree:
@@ -22,8 +24,6 @@ class Tree:
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.path = folder / "nearfar"
-        # A mutated template has other keys.
-        self._kernels = root / "build/kernels"
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=root,
@@ -42,11 +42,7 @@ class Tree:
     @property
     def environment(self) -> Mapping[str, str]:
         paths = [str(self.path.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        return {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
-            "NEARFAR_KERNEL_CACHE": str(self._kernels.resolve()),
-        }
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "NEARFAR_KERNEL_CACHE": str(KERNELS)}
 
     @contextmanager
     def mutated(self, mutation: Mutation) -> Iterator[None]:
