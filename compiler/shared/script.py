@@ -8,6 +8,8 @@ from datetime import datetime
 from importlib.resources import files
 from typing import Any
 
+from ..errors import RequestError, Unavailable
+
 FILE = "shared.js"
 # Enough for the largest prompt. A template that loops must not take a machine's memory or time.
 MEMORY_BYTES = 512 * 2**20
@@ -56,6 +58,20 @@ class SharedScript:
             if message.startswith(_OUT_OF_MEMORY):
                 raise MemoryError(message) from None
             return {"error": "internal", "message": message}
+
+    def ask(self, name: str, *values: Any) -> Any:
+        """As `call`, with values for their JSON. Raises RequestError and Unavailable as the function throws them, and
+        RuntimeError for any other exception.
+        """
+        return self.ask_text(name, *map(json.dumps, values))
+
+    def ask_text(self, name: str, *arguments: str) -> Any:
+        """As `ask`, with JSON texts."""
+        answer = self.call(name, *arguments)
+        if isinstance(answer, dict) and "error" in answer:
+            kind = {"request": RequestError, "unavailable": Unavailable}.get(answer["error"])
+            raise RuntimeError(answer["message"]) if kind is None else kind(answer["message"], **answer["details"])
+        return answer
 
     def supported(self) -> dict[str, list[str]]:
         """The names of "filters" and "tests" that the browser has, and of "lacking_methods" and "lacking_functions"

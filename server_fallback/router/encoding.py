@@ -12,8 +12,6 @@ from nearfar.compiler.errors import RequestError
 
 from ..executors.executor import Call
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
-from .decision.decide import decide
-from .decision.policy import Policy, Quality
 from .decision.situation import Situation
 from .sides.near import NearSide
 from .sides.sides import Sides
@@ -25,12 +23,12 @@ async def embed(sides: Sides, request: EmbeddingRequest, situation: Situation, c
     Raises RequestError (with the code "different_models" if the vectors would not fit those of near), Unavailable, and
     the errors of the side that embeds.
     """
-    near, far, rules = sides.near, sides.far, encoding_rules(sides.policy)
+    near, far = sides.near, sides.far
     situation = replace(situation, near=sides.near_state(None, embeds=True), far=await sides.far_state())
-    if near is not None and decide(rules, situation, private=False).side == "near":
+    if near is not None and (await sides.choose(situation, private=False, embeds=True)).decision.side == "near":
         # Private texts may stay here, so they need no search.
         return await near.executor.embed(request, call)
-    decision = decide(rules, situation, private=await sides.is_private(situation))
+    decision = (await sides.choose(situation, private=await sides.is_private(situation), embeds=True)).decision
     if decision.side is None or far is None:
         raise sides.refusal(decision, situation, embeds=True)
     if near is not None and near.embeds and sides.policy.mode != "far-only":
@@ -40,12 +38,6 @@ async def embed(sides: Sides, request: EmbeddingRequest, situation: Situation, c
     answer = await far.embed(request, call)
     await sides.pay(answer.usage.prompt_tokens, 0)
     return answer
-
-
-def encoding_rules(policy: Policy) -> Policy:
-    """The policy for embeddings: near is preferred wherever it is not ruled out."""
-    mode = policy.mode if policy.mode in ("near-only", "far-only") else "prefer-near"
-    return policy.model_copy(update={"mode": mode, "quality": Quality()})
 
 
 async def require_one_model(sides: Sides, near: NearSide, call: Call) -> None:

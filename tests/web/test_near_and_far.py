@@ -182,7 +182,7 @@ def test_the_fitted_policy_routes_easy_and_hard_prompts_as_in_python(
     for prompt, near_signals in signals.items():
         assert part_of(prompt) == "eval"
         expected = decide(policy, situation(prompt, near_signals))
-        gain = expected.scores.gain
+        gain = expected.scores["gain"]
         assert gain is not None
         assert abs(gain - policy.quality.threshold) > MARGIN, prompt
         assert expected.side == ("near" if prompt in STAY else "far"), prompt
@@ -192,16 +192,16 @@ def test_the_fitted_policy_routes_easy_and_hard_prompts_as_in_python(
         assert (shown["side"], shown["reason"]) == (expected.side, "quality"), prompt
         assert (len(far_server.received) > before) == (prompt in GO)
         percents = [int(percent) for percent in re.findall(r"(\d+)%", fact(chat, 0, "Expected to be right"))]
-        assert expected.scores.near_right is not None
-        assert expected.scores.far_right is not None
+        assert expected.scores["near_right"] is not None
+        assert expected.scores["far_right"] is not None
         # The page rounds to whole percents.
         assert percents == pytest.approx(
-            [100 * expected.scores.near_right, 100 * expected.scores.far_right], abs=1.5
+            [100 * expected.scores["near_right"], 100 * expected.scores["far_right"]], abs=1.5
         ), prompt
         assert chat.locator(".mark").count() == 0
         new_chat(chat)
     chat.fill("#max-tokens", "")
-    unsure = decide(policy, situation(UNSURE, None)).scores.gain
+    unsure = decide(policy, situation(UNSURE, None)).scores["gain"]
     assert unsure is not None
     assert unsure < policy.quality.threshold - MARGIN
 

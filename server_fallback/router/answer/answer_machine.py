@@ -6,10 +6,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from nearfar.compiler.shared.script import SharedScript
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from ..decision.policy import Escalation
 
 Phase = Literal["choosing", "running", "switching", "done", "failed", "aborted"]
-# Of a token that is impossible, in the place of minus infinity, which JSON does not have.
-_IMPOSSIBLE = -1e300
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +67,11 @@ class AnswerMachine:
         self.switched_at: int | None = None
         self.doubts = False
         self._script = SharedScript.of_thread()
-        self._id: int = self._call("openAnswer", asdict(rules), None if watched is None else watched.model_dump())
+        self._id: int = self._script.ask("openAnswer", asdict(rules), None if watched is None else watched.model_dump())
 
     def step(self, event: Event) -> tuple[Effect, ...]:
         """The effects of an event: none after the end, or for an event of an attempt that no longer runs."""
-        answer = self._call("stepAnswer", self._id, event_json(event))
+        answer = self._script.ask("stepAnswer", self._id, event_json(event))
         self.phase, self.side = answer["phase"], answer["side"]
         self.reason, self.switched_at = answer["reason"], answer["switched_at"]
         return tuple(map(effect_of_json, answer["effects"]))
@@ -84,12 +81,12 @@ class AnswerMachine:
         written = [
             {
                 "text": token.text,
-                "logprob": None if token.logprob is None else max(token.logprob, _IMPOSSIBLE),
-                "alternatives": token.alternatives and [max(logprob, _IMPOSSIBLE) for logprob in token.alternatives],
+                "logprob": None if token.logprob is None else finite(token.logprob),
+                "alternatives": token.alternatives and [*map(finite, token.alternatives)],
             }
             for token in tokens
         ]
-        answer = self._call("watchAnswer", self._id, written)
+        answer = self._script.ask("watchAnswer", self._id, written)
         self.doubts = answer["doubts"]
         reason: EscalationReason | None = answer["reason"]
         return reason
@@ -100,10 +97,9 @@ class AnswerMachine:
         return self.side if timer == "between_tokens" else sides.get(timer)
 
     def close(self) -> None:
-        self._call("closeAnswer", self._id)
+        self._script.ask("closeAnswer", self._id)
 
-    def _call(self, name: str, *arguments: Any) -> Any:
-        answer = self._script.call(name, *map(json.dumps, arguments))
-        if isinstance(answer, dict) and "error" in answer:
-            raise RuntimeError(answer["message"])
-        return answer
+
+def finite(logprob: float) -> float:
+    """JSON does not have minus infinity, the log-probability of an impossible token."""
+    return max(logprob, -1e300)

@@ -23,9 +23,7 @@ from ...schema.chat import ChatCompletionRequest
 from ...schema.common import TokenLogprob
 from ...schema.completions import CompletionRequest
 from ...schema.route import Route, Side
-from ..decision.decide import may_guess
-from ..decision.decision import Decision
-from ..decision.features import PROMPT_SIGNAL, SIGNALS
+from ..decision.decide import Choice
 from ..decision.policy import Escalation
 from ..decision.situation import Message, Situation
 from ..sides.answer_piece import AnswerPiece
@@ -99,7 +97,7 @@ class RunningAnswer(Generic[ChunkT]):
         self._errors: dict[Side, NearfarError] = {}
         self._shown = Shown()
         self._over = False
-        self._decision: Decision
+        self._choice: Choice
         self._machine: AnswerMachine | None = None
 
     async def chunks(self) -> AsyncGenerator[ChunkT, None]:
@@ -107,8 +105,8 @@ class RunningAnswer(Generic[ChunkT]):
         can answer.
         """
         try:
-            self._decision = await self._decide()
-            for chunk in await self._apply(await self._start()):
+            self._choice = await self._choose()
+            for chunk in await self._apply(self._start()):
                 yield chunk
             while not self._over:
                 update = self._held.popleft() if self._held else await self._next()
@@ -118,12 +116,12 @@ class RunningAnswer(Generic[ChunkT]):
         finally:
             await self._end()
 
-    async def _decide(self) -> Decision:
+    async def _choose(self) -> Choice:
         """If near's own view of the prompt matters, near begins to answer, and continues from there if it is chosen."""
         sides = self._sides
         situation = self._situation = await sides.situation(self._situation, self._request)
-        decision = await sides.decide(situation, private=await sides.is_private(situation))
-        if self._wants_signals(decision):
+        choice = await sides.choose(situation, private=await sides.is_private(situation))
+        if choice.wants_signals:
             near = self._start_attempt("near", 0, None)
             failure = await self._hold_first_tokens()
             if isinstance(failure, NearfarError) and not isinstance(failure, RequestError):
@@ -132,17 +130,11 @@ class RunningAnswer(Generic[ChunkT]):
                 situation = replace(situation, near=replace(situation.near, available=False))
             else:
                 situation = replace(situation, near_signals=near_signals([*self._held_tokens()], near.prompt_logprobs))
-            decision = await sides.decide(situation, private=decision.private)
+            choice = await sides.choose(situation, private=choice.decision.private)
             self._situation = situation
-        if decision.side is None:
-            raise sides.refusal(decision, situation)
-        return decision
-
-    def _wants_signals(self, decision: Decision) -> bool:
-        """Whether near's view of the prompt could change the decision: a predictor reads it, and no other rule has
-        decided.
-        """
-        return decision.reason in ("quality", "cost") and not set(SIGNALS).isdisjoint(self._features)
+        if choice.decision.side is None:
+            raise sides.refusal(choice.decision, situation)
+        return choice
 
     @property
     def _running(self) -> AnswerMachine:
@@ -186,22 +178,15 @@ class RunningAnswer(Generic[ChunkT]):
                 return Unavailable("near: no token came in time", code="near_timeout")
         return None
 
-    async def _start(self) -> Start:
-        decision, policy = self._decision, self._sides.policy
+    def _start(self) -> Start:
+        decision, policy = self._choice.decision, self._sides.policy
         assert decision.side is not None
         watched = policy.escalation if policy.escalation.then != "never" and not decision.private else None
         self._machine = AnswerMachine(rules_of(self._sides, self._request, private=decision.private), watched)
         if decision.side == "far" and "near" in self._current:
             self._current.pop("near").stop()
             self._held.clear()
-        return Start(decision.side, decision.reason, await self._standby(decision))
-
-    async def _standby(self, decision: Decision) -> bool:
-        """Whether no hard rule forbids the other side."""
-        if self._situation.pin is not None:
-            return False
-        other: Side = "far" if decision.side == "near" else "near"
-        return (await self._sides.decide(replace(self._situation, pin=other), private=decision.private)).side == other
+        return Start(decision.side, decision.reason, self._choice.standby)
 
     def _events(self, update: Update) -> Iterator[tuple[Event, AnswerPiece | None]]:
         if isinstance(update, Due):
@@ -284,7 +269,7 @@ class RunningAnswer(Generic[ChunkT]):
             case Ask(side, continue_from, number):
                 self._ask(side, continue_from, number)
             case Warm():
-                assert not self._decision.private, "a private request does not leave"
+                assert not self._choice.decision.private, "a private request does not leave"
                 self._warm_up = WarmUp(self._sides, self._request, self._call, self._conversation())
             case Cancel(side):
                 self._current.pop(side).stop()
@@ -353,11 +338,11 @@ class RunningAnswer(Generic[ChunkT]):
             if continue_from is not None:
                 request = continued(request, continue_from, self._shown.num_tokens, self._shown.reasoning)
             observed = replace(call, observe_token=attempt.ids.append)
-            if attempt.number == 0 and PROMPT_SIGNAL in self._features:
+            if attempt.number == 0 and "prompt_mean_logprob" in self._features:
                 observed = replace(observed, observe_prompt_logprobs=attempt.record_prompt_logprobs)
             return sides.near.answer(request, observed, self._logprobs(attempt))
         assert sides.far is not None
-        assert not self._decision.private, "a private request does not leave"
+        assert not self._choice.decision.private, "a private request does not leave"
         if continue_from is not None:
             request = await far_continuation(sides, request, call, continue_from, self._shown)
         if not await sides.reserve_request():
@@ -368,7 +353,7 @@ class RunningAnswer(Generic[ChunkT]):
     def _near_guesses(self) -> bool:
         """Whether near guesses for far: it may, and it has not been asked for this answer before."""
         near_was_asked = any(attempt.side == "near" and attempt.number > 0 for attempt in self._attempts)
-        return not near_was_asked and may_guess(self._sides.policy, self._situation)
+        return not near_was_asked and self._choice.may_guess
 
     def _logprobs(self, attempt: Attempt) -> int | None:
         """The log-probabilities that near must report besides those that the client requested."""
@@ -397,7 +382,7 @@ class RunningAnswer(Generic[ChunkT]):
         return list(self._form.last_chunks(finish.finish_reason, usage, route, first=shown.route is None))
 
     def _route(self, side: Side, reason: str, switched_at: int | None) -> Route:
-        return Route(side=side, reason=reason, scores=self._decision.scores.to_json(), switched_at=switched_at)
+        return Route(side=side, reason=reason, scores=dict(self._choice.decision.scores), switched_at=switched_at)
 
     def _conversation(self) -> tuple[Message, ...]:
         return conversation_of(self._request, self._situation.messages)

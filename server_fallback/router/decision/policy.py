@@ -1,8 +1,8 @@
 """The policy: which side may and should answer, as data. `Policy.read` checks a file or a mapping.
 
-These classes define the format: `schema.py` writes policy.schema.json and the TypeScript types from them, and the
-browser's router reads the same files. Unknown keys, numbers out of range and contradictions are errors at creation;
-nothing is ignored.
+These classes define the format: `schema.py` writes policy.schema.json and the TypeScript types from them.
+`web/src/shared/decision/policy.ts` reads the files for both routers. Unknown keys, numbers out of range and
+contradictions are errors; nothing is ignored.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import Field
 
 from nearfar.compiler.errors import RequestError, reason_of
+from nearfar.compiler.shared.script import SharedScript
 
-from .contradictions import contradictions
-from .entry import INTEGER, ITEMS, Count, Entry, Tokens
-from .pattern import read_pattern
-from .predictor import Components, Predictor
+from .predictor import Components, Count, Entry, Predictor
 from .privacy import PrivateCheck
 from .situation import Thermal
 
@@ -28,20 +27,21 @@ POLICY_VERSION = 1
 
 Mode = Literal["near-only", "far-only", "prefer-near", "prefer-far", "auto"]
 Label = Annotated[str, Field(min_length=1, max_length=100)]
-Labels = Annotated[tuple[Label, ...], Field(max_length=100), ITEMS]
+Labels = Annotated[tuple[Label, ...], Field(max_length=100)]
 # The first part of a BCP 47 tag, such as "en".
 Language = Annotated[str, Field(min_length=2, max_length=3)]
-Languages = Annotated[tuple[Language, ...], Field(max_length=200), ITEMS]
+Languages = Annotated[tuple[Language, ...], Field(max_length=200)]
 Usd = Annotated[float, Field(ge=0, le=1e9)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
-Milliseconds = Annotated[int, Field(ge=1, le=86_400_000), INTEGER]
+Tokens = Annotated[int, Field(ge=1, le=1000)]
+Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
 
 
 class PrivateRules(Entry):
     """The rules that make a request private. ``patterns`` are searched in all its texts; see `pattern`."""
 
     labels: Labels = ("private",)
-    patterns: Annotated[tuple[Annotated[str, AfterValidator(read_pattern)], ...], Field(max_length=100), ITEMS] = ()
+    patterns: Annotated[tuple[str, ...], Field(max_length=100)] = ()
     ignore_case: bool = True
 
 
@@ -105,7 +105,7 @@ class Repetition(Entry):
     """The last ``tokens * times`` tokens repeat one piece of at most ``tokens`` tokens."""
 
     tokens: Tokens = 8
-    times: Annotated[int, Field(ge=2, le=1000), INTEGER] = 3
+    times: Annotated[int, Field(ge=2, le=1000)] = 3
 
 
 class Escalation(Entry):
@@ -150,7 +150,7 @@ class Timeouts(Entry):
 class Breaker(Entry):
     """After this number of failures in a row, a side is not asked for ``open_ms``; then one request tries it."""
 
-    failures: Annotated[int, Field(ge=1, le=1000), INTEGER] = 3
+    failures: Annotated[int, Field(ge=1, le=1000)] = 3
     open_ms: Milliseconds = 10_000
 
 
@@ -159,13 +159,13 @@ class Speculation(Entry):
     far's forwards.
     """
 
-    draft_tokens: Annotated[int, Field(ge=1, le=16), INTEGER] = 4
+    draft_tokens: Annotated[int, Field(ge=1, le=16)] = 4
 
 
 class Policy(Entry):
     """The complete file. ``labels`` are those that requests and messages may have besides the private ones."""
 
-    version: Annotated[Literal[1], INTEGER]
+    version: Literal[1]
     mode: Mode
     labels: Labels = ()
     private: PrivateRules = PrivateRules()
@@ -179,7 +179,7 @@ class Policy(Entry):
     speculation: Speculation | None = None
     fallback: Fallback = Fallback()
     timeouts: Timeouts = Timeouts()
-    retries: Annotated[int, Field(ge=0, le=10), INTEGER] = 1
+    retries: Annotated[int, Field(ge=0, le=10)] = 1
     breaker: Breaker = Breaker()
 
     @classmethod
@@ -190,55 +190,29 @@ class Policy(Entry):
         """
         if isinstance(source, Policy):
             return source
-        source_name = "the policy" if isinstance(source, Mapping) else str(source)
+        name = "the policy" if isinstance(source, Mapping) else str(source)
         try:
-            text = json.dumps(source) if isinstance(source, Mapping) else Path(source).read_text(encoding="utf-8")
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False)[0]
-            path = dotted(first["loc"])
-            about = f"{path}: " if path else ""
-            unknown = first["type"] == "extra_forbidden"
-            problem = (
-                "is not a known key; correct or remove it" if unknown else first["msg"].removeprefix("Value error, ")
-            )
-            raise RequestError(f"{source_name}: {about}{problem}", code="bad_policy", param=path) from None
+            value = source if isinstance(source, Mapping) else json.loads(Path(source).read_text(encoding="utf-8"))
+            text = json.dumps(value, allow_nan=False)
         except OSError as error:
-            raise RequestError(
-                f"{source_name}: cannot be read: {reason_of(error)}", code="bad_policy", param=""
-            ) from None
-        except (UnicodeDecodeError, TypeError, ValueError) as error:
-            raise RequestError(f"{source_name}: cannot be read as JSON: {error}", code="bad_policy", param="") from None
+            raise bad_policy(f"{name}: cannot be read: {reason_of(error)}") from None
+        except (RecursionError, TypeError, ValueError) as error:
+            raise bad_policy(f"{name}: cannot be read as JSON: {error}") from None
+        try:
+            read = SharedScript.of_thread().ask_text("readPolicy", text)
+        except RequestError as error:
+            raise bad_policy(error.message.replace("the policy", name, 1), str(error.details["param"])) from None
+        return cls.model_validate_json(json.dumps(read))
 
-    @model_validator(mode="before")
-    @classmethod
-    def _one_side_has_no_other(cls, source: Any) -> Any:
-        """Change the defaults that need a second side, or that forbid the only side, if there is only one side."""
-        if not isinstance(source, dict):
-            return source
-        absent: dict[str, dict[str, object]] = {}
-        if source.get("mode") in ("near-only", "far-only"):
-            absent["fallback"] = {"near_continues": False, "far_takes_over": False}
-        if source.get("mode") == "far-only":
-            absent["private"] = {"labels": []}
-        for name, values in absent.items():
-            explicit = source.get(name, {})
-            if isinstance(explicit, dict):
-                source = {**source, name: {**values, **explicit}}
-        return source
-
-    @model_validator(mode="after")
-    def _does_not_contradict_itself(self) -> Self:
-        contradiction = next(contradictions(self), None)
-        if contradiction is not None:
-            path, problem = contradiction
-            raise RequestError(f"the policy: {path}: {problem}", code="bad_policy", param=path)
-        return self
+    @cached_property
+    def key(self) -> str:
+        """The name of this policy in the shared script. Equal policies have the same."""
+        return sha256(self.model_dump_json().encode()).hexdigest()
 
     @cached_property
     def private_check(self) -> PrivateCheck:
         return PrivateCheck.of(self.private.labels, self.private.patterns, ignore_case=self.private.ignore_case)
 
 
-def dotted(path: tuple[int | str, ...]) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+def bad_policy(message: str, param: str = "") -> RequestError:
+    return RequestError(message, code="bad_policy", param=param)

@@ -37,7 +37,7 @@ class PrivateCheck:
 
     @classmethod
     def of(cls, labels: tuple[str, ...], patterns: tuple[str, ...], *, ignore_case: bool) -> Self:
-        """Raises ValueError for an invalid pattern; see `pattern`."""
+        """``patterns`` are those of a policy that was read."""
         plain, across = (
             tuple(compile_pattern(pattern, ignore_case=ignore_case, boundaries=boundaries) for pattern in patterns)
             for boundaries in (False, True)

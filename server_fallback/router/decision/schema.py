@@ -1,8 +1,7 @@
 """Writes the policy's format for other tools: JSON Schema for editors, and TypeScript for the browser's router.
 
 ``python -m nearfar.server_fallback.router.decision.schema json`` prints policy.schema.json, ``... typescript`` prints
-web/src/shared/decision/policy_schema.ts, both from `policy.py`; ``... texts`` prints private_texts_schema.ts beside it,
-from `private_texts.py`. They are committed; a test compares them.
+web/src/shared/decision/policy_schema.ts, both from `policy.py`. They are committed; a test compares them.
 """
 
 from __future__ import annotations
@@ -15,21 +14,14 @@ from typing import Any
 from nearfar.compiler.bundle.schema import interface
 
 from . import policy, predictor
-from .entry import Entry
 from .policy import Policy
-from .private_texts import PRIVATE_TEXTS
+from .predictor import Entry
 
 # Keys of the JSON Schema that are for readers, or that follow from others.
 LEFT_OUT = ("title", "description", "additionalProperties", "required", "$defs")
 HEADER = """\
 // The policy's types and JSON Schema, written by server_fallback/router/decision/schema.py.
 // To change them, edit policy.py and predictor.py there.
-"""
-TEXTS_HEADER = """\
-// The texts of a request that are searched for private patterns, written by server_fallback/router/decision/schema.py.
-// To change them, edit private_texts.py there, which states what each description means.
-
-import type { Description } from "./private_texts.js";
 """
 
 
@@ -51,12 +43,6 @@ def typescript() -> str:
     schema = Policy.model_json_schema()
     compacted = json.dumps(compact(schema, schema["$defs"]), separators=(",", ":"))
     return HEADER + "".join(interface(entry) for entry in classes) + f"\nexport const POLICY_SCHEMA = {compacted};\n"
-
-
-def typescript_texts() -> str:
-    """Which texts of a request are searched."""
-    compacted = json.dumps(PRIVATE_TEXTS, separators=(",", ":"))
-    return TEXTS_HEADER + f"\nexport const PRIVATE_TEXTS: Description = {compacted};\n"
 
 
 def compact(schema: Any, definitions: Mapping[str, Any]) -> Any:
@@ -84,4 +70,4 @@ def compact(schema: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    print({"json": json_schema, "typescript": typescript, "texts": typescript_texts}[sys.argv[1]](), end="")
+    print({"json": json_schema, "typescript": typescript}[sys.argv[1]](), end="")

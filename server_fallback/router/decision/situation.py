@@ -1,18 +1,15 @@
 """A situation: everything that a decision depends on, about the request, both sides and the device, measured before the
 decision.
 
-Unknown numbers are None, and no rule depends on them. `Situation.from_json` is as strict as the policy.
+Unknown numbers are None, and no rule depends on them. `web/src/shared/decision/situation.ts` has the same in JSON.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
-from typing import Literal
-
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
-from nearfar.compiler.errors import RequestError
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 from ...schema.route import Side
 
@@ -20,7 +17,8 @@ from ...schema.route import Side
 CircuitState = Literal["closed", "open", "half-open"]
 Thermal = Literal["nominal", "fair", "serious", "critical"]
 
-_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+# The near model's own view of the prompt by the names of `near_signals.ts`, in nats.
+NearSignals = Mapping[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +28,6 @@ class Message:
     ``parts`` are its texts in the order of the prompt if there are several, otherwise (): the name, the reasoning, the
     parts of the content, then the names and arguments of its calls.
     """
-
-    __pydantic_config__ = _STRICT
 
     role: str
     content: str
@@ -46,8 +42,6 @@ class SideState:
     ``context`` is in tokens, None if no limit is known; ``languages`` are first parts of BCP 47 tags ("en"), None for
     all.
     """
-
-    __pydantic_config__ = _STRICT
 
     context: int | None = None
     tools: bool = True
@@ -82,19 +76,6 @@ class FarState(SideState):
 
 
 @dataclass(frozen=True, slots=True)
-class NearSignals:
-    """The near model's own view of the prompt, in nats: the mean log-probability of the prompt's tokens, and the mean
-    log-probability and mean entropy of the first 4 tokens, or fewer, of its own answer.
-    """
-
-    __pydantic_config__ = _STRICT
-
-    prompt_mean_logprob: float | None = None
-    first_entropy: float | None = None
-    first_mean_logprob: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Situation:
     """``texts`` are all other texts that would leave the device with the request, as `private_texts` lists them. They
     meet no other text in the prompt; texts that meet only one another, such as a query and a document, are a tuple.
@@ -102,8 +83,6 @@ class Situation:
     ``tools`` and ``vision``: whether the request needs them. ``embedding``: the vector of the last user message from
     the model that the policy's predictor names.
     """
-
-    __pydantic_config__ = _STRICT
 
     messages: tuple[Message, ...]
     near: NearState
@@ -118,19 +97,17 @@ class Situation:
     near_signals: NearSignals | None = None
     embedding: tuple[float, ...] | None = None
 
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Situation:
-        """Raises RequestError for an unknown key, or a value of another type."""
-        try:
-            return _adapter().validate_json(text)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            path = ".".join(str(part) for part in first["loc"])
-            raise RequestError(
-                f"the situation's {path or 'JSON'}: {first['msg']}", code="bad_situation", param=path
-            ) from None
+    @property
+    def last_user_text(self) -> str:
+        """The text that a predictor reads; empty if there is no user message."""
+        return next((message.content for message in reversed(self.messages) if message.role == "user"), "")
 
-
-@cache
-def _adapter() -> TypeAdapter[Situation]:
-    return TypeAdapter(Situation)
+    def to_json(self) -> dict[str, Any]:
+        """Without the texts in which only private patterns are searched. A number that is not finite is None."""
+        messages = [{"role": each.role, "content": each.content, "labels": each.labels} for each in self.messages]
+        vector = self.embedding and [value if math.isfinite(value) else None for value in self.embedding]
+        return {
+            **asdict(replace(self, messages=(), texts=(), embedding=None)),
+            "messages": messages,
+            "embedding": vector,
+        }

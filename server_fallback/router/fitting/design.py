@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array, hstack
 
-from ..decision.features import FeatureName
 from ..decision.predictor import MAX_TERMS
 from .components import PrincipalComponents, principal_components
 from .logistic import Fold
@@ -33,7 +32,7 @@ class Design:
     of the prompts' vectors, or None.
     """
 
-    features: tuple[FeatureName, ...]
+    features: tuple[str, ...]
     mean: Array
     scale: Array
     terms: tuple[str, ...]
@@ -47,7 +46,7 @@ class Design:
         return [*self.features, *(f'"{term}"' for term in self.terms), *components]
 
     def rows(self, table: Table) -> Any:
-        """The inputs of the weights, sparse (n, F + T + K), as `Predictor.inputs` computes them."""
+        """The inputs of the weights, sparse (n, F + T + K), as the predictor computes them."""
         columns = [table.features.index(name) for name in self.features]
         standard = np.nan_to_num((table.values[:, columns] - self.mean) / self.scale, nan=0.0)
         blocks = [csr_array(standard), self._known(table)]

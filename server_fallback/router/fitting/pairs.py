@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import AfterValidator
 
 from nearfar.compiler.errors import RequestError
 
+from ..decision.predictor import feature_names
 from ..decision.situation import NearSignals
 from .prompts import JsonLine
 
@@ -30,8 +33,15 @@ class FarAnswer(JsonLine):
     seconds: float
 
 
+def known_signals(signals: NearSignals) -> NearSignals:
+    unknown = next((name for name in signals if name not in feature_names()["signals"]), None)
+    if unknown is not None:
+        raise ValueError(f"{unknown!r} is not a signal; the signals are {', '.join(feature_names()['signals'])}")
+    return signals
+
+
 class NearAnswer(FarAnswer):
-    signals: NearSignals | None = None
+    signals: Annotated[NearSignals, AfterValidator(known_signals)] | None = None
 
 
 class Pair(JsonLine):

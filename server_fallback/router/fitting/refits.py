@@ -12,8 +12,7 @@ import numpy as np
 
 from nearfar.compiler.errors import RequestError
 
-from ..decision.features import SIGNALS
-from ..decision.predictor import Predictor
+from ..decision.predictor import Predictor, feature_names
 from .design import make_design, make_folds
 from .fit import STEPS, calibrated
 from .logistic import fit_cross_validated, fit_logistic
@@ -46,7 +45,10 @@ def scores_of_refits(
             f"the policy was fitted on {predictor.fitted.pairs:,} pairs, but these are {len(pairs):,}; give the pairs "
             "that it was fitted on"
         )
-    read = {"signals": not set(SIGNALS).isdisjoint(predictor.features), "embedding": predictor.embedding is not None}
+    read = {
+        "signals": not set(feature_names()["signals"]).isdisjoint(predictor.features),
+        "embedding": predictor.embedding is not None,
+    }
     table, asked = read_table(pairs, **read), read_table(prompts, **read)
     design, folds = make_design(table), make_folds(table)
     rows = design.rows(table)

@@ -9,9 +9,8 @@ import numpy as np
 
 from nearfar.compiler.errors import RequestError
 
-from ..decision.features import text_terms
 from ..decision.policy import Policy
-from ..decision.predictor import Predictor
+from ..decision.predictor import Predictor, text_inputs
 from .pairs import Array, Pair, rights
 
 
@@ -31,7 +30,8 @@ def all_scores(pairs: Sequence[Pair], policy: Policy) -> Mapping[str, Array]:
         )
     near_right, far_right = rights(pairs)
     logprobs = np.array(
-        [None if pair.near.signals is None else pair.near.signals.first_mean_logprob for pair in pairs], np.float64
+        [None if pair.near.signals is None else pair.near.signals.get("first_mean_logprob") for pair in pairs],
+        np.float64,
     )
     known = logprobs[~np.isnan(logprobs)]
     scores = {
@@ -49,7 +49,7 @@ def all_scores(pairs: Sequence[Pair], policy: Policy) -> Mapping[str, Array]:
 
 def gains(predictor: Predictor, prompts: Sequence[Pair]) -> Array:
     """The gain (n,) in right answers that a predictor expects of the far side."""
-    chances = [predictor.rights(pair.prompt, pair.near.signals, pair.embedding) for pair in prompts]
+    chances = predictor.rights(*((pair.prompt, pair.near.signals, pair.embedding) for pair in prompts))
     return np.array([chance.far - chance.near for chance in chances])
 
 
@@ -57,7 +57,7 @@ def hand_rule(text: str) -> int:
     """The heuristic that a developer would write in a line without any logs: numbers, sentences, "and", "then" and a
     long number are signs of a hard prompt.
     """
-    words = text_terms(text)
+    _, words = text_inputs(text)
     numbers = [len(word) for word in words if set(word) == {"#"}]
     sentences = sum(text.count(end) for end in (". ", "! ", "? ")) + text.endswith((".", "!", "?"))
     return len(numbers) + sentences + words.count("and") + words.count("then") + (max(numbers, default=0) >= 4)

@@ -7,8 +7,8 @@ have.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from scipy.sparse import csr_array
 
 from nearfar.compiler.errors import RequestError
 
-from ..decision.features import SIGNALS, TEXT_FEATURES, FeatureName, text_features, text_terms
+from ..decision.predictor import feature_names, text_inputs
 from .pairs import Array, Pair
 
 Indices = npt.NDArray[np.int64]
@@ -29,7 +29,7 @@ class Table:
     is in each prompt. ``groups`` (n,) are numbers; a pair without a group has its own. ``vectors`` (n, E), or None.
     """
 
-    features: tuple[FeatureName, ...]
+    features: tuple[str, ...]
     values: Array
     terms: tuple[str, ...]
     counts: Any
@@ -51,8 +51,11 @@ def read_table(pairs: Sequence[Pair], *, signals: bool = False, embedding: bool 
     """With ``signals``, near's signals are features too. With ``embedding``, every pair must have a vector; raises
     RequestError otherwise.
     """
-    features: tuple[FeatureName, ...] = (*TEXT_FEATURES, *(SIGNALS if signals else ()))
-    terms, counts = count_terms(pairs)
+    names = feature_names()
+    features = (*names["text"], *(names["signals"] if signals else ()))
+    texts = [text_inputs(pair.prompt) for pair in pairs]
+    known = [{**values, **(pair.near.signals or {})} for (values, _), pair in zip(texts, pairs, strict=True)]
+    terms, counts = count_terms([terms for _, terms in texts])
     numbers = dict[str | int, int]()
     groups = [
         numbers.setdefault(index if pair.group is None else pair.group, len(numbers))
@@ -60,7 +63,7 @@ def read_table(pairs: Sequence[Pair], *, signals: bool = False, embedding: bool 
     ]
     return Table(
         features,
-        values_of(pairs, features),
+        values_of(known, features),
         terms,
         counts,
         np.array(groups, np.int64),
@@ -68,25 +71,20 @@ def read_table(pairs: Sequence[Pair], *, signals: bool = False, embedding: bool 
     )
 
 
-def count_terms(pairs: Sequence[Pair]) -> tuple[tuple[str, ...], Any]:
-    """All terms (V,), and how often each prompt has each (n, V)."""
+def count_terms(texts: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], Any]:
+    """All terms (V,) of texts (n,), and how often each text has each (n, V)."""
     columns, indices, ends = dict[str, int](), array("i"), [0]
-    for pair in pairs:
-        indices.extend([columns.setdefault(term, len(columns)) for term in text_terms(pair.prompt)])
+    for terms in texts:
+        indices.extend([columns.setdefault(term, len(columns)) for term in terms])
         ends.append(len(indices))
-    counts = csr_array((np.ones(len(indices), np.int32), indices, ends), shape=(len(pairs), len(columns)))
+    counts = csr_array((np.ones(len(indices), np.int32), indices, ends), shape=(len(texts), len(columns)))
     counts.sum_duplicates()
     return tuple(columns), counts
 
 
-def values_of(pairs: Sequence[Pair], features: Sequence[FeatureName]) -> Array:
-    """(n, F); an unknown signal is NaN."""
-    values = np.empty((len(pairs), len(features)))
-    for row, pair in zip(values, pairs, strict=True):
-        known: dict[str, float | None] = {**text_features(pair.prompt)}
-        known |= {} if pair.near.signals is None else asdict(pair.near.signals)
-        row[:] = [known.get(name) for name in features]
-    return values
+def values_of(known: Sequence[Mapping[str, float | None]], features: Sequence[str]) -> Array:
+    """(n, F) from what is known of each pair; an unknown signal is NaN."""
+    return np.array([[values.get(name) for name in features] for values in known], np.float64)
 
 
 def vectors_of(pairs: Sequence[Pair]) -> Array:

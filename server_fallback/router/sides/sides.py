@@ -20,12 +20,9 @@ from ...schema.completions import CompletionRequest
 from ...schema.route import Side
 from ...schema.tokenize import TokenizeRequest
 from ..decision.budget import Ledger, Spent
-from ..decision.decide import decide
-from ..decision.decision import Decision
-from ..decision.features import last_user_text
+from ..decision.decide import Choice, Decision, choose, refusal
 from ..decision.policy import Policy
 from ..decision.prefix_memory import PrefixMemory
-from ..decision.refusal import refusal
 from ..decision.situation import CircuitState, FarState, NearState, Situation, Thermal
 from ..decision.situation import Message as WrittenMessage
 from ..decision.speed import Finished, Speed
@@ -40,7 +37,7 @@ from .wire_speculation import WireCounts
 # The number of concurrent searches for private patterns.
 SEARCHES = 4
 # Computing the features of this many characters takes less than 10 ms.
-LONG_TEXT_CHARACTERS = 20_000
+LONG_TEXT_CHARACTERS = 10_000
 # One message, whose tokens show whether both sides format chats alike.
 PROBE = [Message(role="user", content="a")]
 
@@ -138,11 +135,11 @@ class Sides:
         check = self.policy.private_check
         return await self._search(lambda: check.matches(*parts))
 
-    async def decide(self, situation: Situation, *, private: bool) -> Decision:
-        """As `decide.decide`. Runs in a thread if a predictor reads a long text, which takes up to a second."""
-        if self.policy.quality.predictor is None or len(last_user_text(situation.messages)) <= LONG_TEXT_CHARACTERS:
-            return decide(self.policy, situation, private=private)
-        return await asyncio.to_thread(decide, self.policy, situation, private=private)
+    async def choose(self, situation: Situation, *, private: bool, embeds: bool = False) -> Choice:
+        """As `decide.choose`. Runs in a thread if a predictor reads a long text, which takes up to a second."""
+        if self.policy.quality.predictor is None or len(situation.last_user_text) <= LONG_TEXT_CHARACTERS:
+            return choose(self.policy, situation, private=private, embeds=embeds)
+        return await asyncio.to_thread(choose, self.policy, situation, private=private, embeds=embeds)
 
     async def situation(self, situation: Situation, request: ChatCompletionRequest | CompletionRequest) -> Situation:
         """``situation`` with what is known about both sides now. Nothing is sent to the far side."""
@@ -283,7 +280,7 @@ class Sides:
             return None
         try:
             async with asyncio.timeout(self.policy.timeouts.near_first_token_ms / 1000):
-                return tuple(await self.embedder.embed(last_user_text(situation.messages)))
+                return tuple(await self.embedder.embed(situation.last_user_text))
         # It may be any function of the application's. A vector that is missing counts as the mean.
         except Exception:
             self.missing_vectors += 1

@@ -5,37 +5,30 @@ the device with it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 
 from pydantic import BaseModel
 
 from ...schema.chat import AnswerToolCall, ChatCompletionRequest
 from ...schema.common import GenerationRequest
 from ...schema.functions import ToolCall
-from ..decision.private_texts import private_texts
+from ..decision.private_texts import request_texts
 from ..decision.situation import Message
 
 
 def texts_of(request: BaseModel) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    """The messages of a request, and every text of it that meets no other in the prompt, as `private_texts` finds them.
+    """The messages of a request, and every text of it that meets no other in the prompt, as `request_texts` finds them.
 
     It may take long, so call it in a thread.
     """
-    dumped = request.model_dump(by_alias=True, exclude_none=True)
     messages = request.messages if isinstance(request, ChatCompletionRequest) else ()
-    found = [list(private_texts({"messages": [each]})) for each in dumped.pop("messages", ())]
-    texts = [text for kind, text in chain(*found, private_texts(dumped)) if kind != "prompt"]
+    dumped = request.model_dump(by_alias=True, exclude_none=True)
+    parts, texts = request_texts(dumped, [each.text for each in messages])
     return tuple(
-        Message(each.role, each.text, tuple(getattr(each, "labels", None) or ()), _parts(each.text, own))
-        for each, own in zip(messages, found, strict=True)
+        Message(each.role, each.text, tuple(getattr(each, "labels", None) or ()), tuple(own))
+        for each, own in zip(messages, parts, strict=True)
     ), tuple(texts)
-
-
-def _parts(content: str, found: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    parts = tuple(text for kind, text in found if kind == "prompt" and text)
-    return parts if parts != (content,) else ()
 
 
 def conversation_of(request: GenerationRequest, messages: Sequence[Message]) -> tuple[Message, ...]:

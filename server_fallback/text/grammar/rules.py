@@ -5,7 +5,6 @@ The rules are written by `web/src/shared/grammar`, so that schemas and patterns 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -46,12 +45,11 @@ def source_rules(source: GrammarSource) -> Rules:
     form = source.form if isinstance(source, CallsOrForm) else source
     if isinstance(form, EbnfSource):
         check_ebnf(form.grammar)
-    answer = SharedScript.of_thread().call("grammarRules", json.dumps(_shared_form(source)))
-    if "error" in answer:
-        if answer["error"] != "request":
-            raise RuntimeError(answer["message"])
+    try:
+        answer = SharedScript.of_thread().ask("grammarRules", _shared_form(source))
+    except RequestError as error:
         # Here, messages begin with a small letter.
-        raise RequestError(answer["message"][0].lower() + answer["message"][1:], **answer["details"])
+        raise RequestError(error.message[0].lower() + error.message[1:], **error.details) from None
     return Rules(answer["text"], tuple(answer["endings"]), answer["reserve"])
 
 

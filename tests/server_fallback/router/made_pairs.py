@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-from nearfar.server_fallback.router.decision.situation import NearSignals
 from nearfar.server_fallback.router.fitting.pairs import FarAnswer, NearAnswer, Pair
 
 FILLERS = ("lamp", "river", "seven", "door", "paper", "green")
@@ -17,7 +16,7 @@ def made_pairs(count: int, *, seed: int = 0, near_when_hard: float = 0.05, signa
         hard = rng.random() < 0.4
         prompt = f"{'solve' if hard else 'say'} {rng.choice(FILLERS)} {rng.choice(FILLERS)}"
         near = rng.random() < (near_when_hard if hard else 0.95)
-        near_signals = NearSignals(first_entropy=rng.random(), first_mean_logprob=-rng.random()) if signals else None
+        near_signals = {"first_entropy": rng.random(), "first_mean_logprob": -rng.random()} if signals else None
         pairs.append(
             Pair(
                 prompt=prompt,

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nearfar.server_fallback.router.decision.situation import Situation
+from nearfar.server_fallback.router.decision.situation import FarState, Message, NearState, Situation
 
 VECTORS: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "conformance/router_cases.json").read_text(encoding="utf-8")
@@ -14,6 +14,8 @@ VECTORS: dict[str, Any] = json.loads(
 
 
 def situation_of(changes: dict[str, Any]) -> Situation:
+    """The situation of the vectors with these changes."""
     base = VECTORS["situation"]
-    sides = {side: {**base[side], **changes.get(side, {})} for side in ("near", "far")}
-    return Situation.from_json(json.dumps({**base, **changes, **sides}))
+    near, far = ({**base[side], **changes.get(side, {})} for side in ("near", "far"))
+    fields = {**base, **changes, "near": NearState(**near), "far": FarState(**far)}
+    return Situation(**{**fields, "messages": tuple(Message(**message) for message in fields["messages"])})

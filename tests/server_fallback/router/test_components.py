@@ -77,7 +77,7 @@ def test_a_policy_with_components_decides_as_eval_says() -> None:
         messages = [{"role": "user", "content": pair.prompt, "labels": []}]
         made = replace(situation_of({"messages": messages}), embedding=pair.embedding)
         found = decide(policy, made)
-        assert found.scores.gain == pytest.approx(score)
+        assert found.scores["gain"] == pytest.approx(score)
         assert found.side == ("far" if score > result.threshold else "near")
     # The words are the same everywhere, so only the vectors can show this.
     hard = np.array([pair.embedding is not None and pair.embedding[0] > 0 for pair in NEW])

@@ -7,6 +7,7 @@ import pytest
 from made_pairs import made_pairs
 from scipy.sparse import issparse
 
+from nearfar.compiler.shared.script import SharedScript
 from nearfar.server_fallback.router.decision.predictor import Calibration
 from nearfar.server_fallback.router.fitting import design as designs
 from nearfar.server_fallback.router.fitting.design import make_design, make_folds
@@ -23,10 +24,11 @@ def test_a_row_of_the_design_is_what_the_predictor_reads() -> None:
     line = Logistic(np.zeros(width), 0.0)
     predictor = make_predictor(design, line, line, Calibration(near=(1.0, 0.0), far=(1.0, 0.0)))
     foreign = PAIRS[0].model_copy(update={"prompt": "solve 1, 2 and 30000; then say lamp to nobody!"})
-    both = [*PAIRS, foreign]
+    both, script = [*PAIRS, foreign], SharedScript.of_thread()
     for pair, row in zip(both, design.rows(read_table(both, signals=True)).toarray(), strict=True):
         inputs = np.zeros(width)
-        for index, value in predictor.inputs(pair.prompt, pair.near.signals):
+        read = script.ask("predictorInputs", predictor.model_dump(), pair.prompt, pair.near.signals, None)
+        for index, value in read:
             inputs[index] = value
         # A policy's numbers have 6 digits.
         assert row == pytest.approx(inputs, rel=1e-4, abs=1e-4)

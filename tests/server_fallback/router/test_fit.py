@@ -9,9 +9,8 @@ import pytest
 from made_pairs import made_pairs
 
 from nearfar.compiler.errors import RequestError
-from nearfar.server_fallback.router.decision.features import SIGNALS, TEXT_FEATURES
 from nearfar.server_fallback.router.decision.policy import Policy
-from nearfar.server_fallback.router.decision.predictor import Wanted
+from nearfar.server_fallback.router.decision.predictor import Wanted, feature_names
 from nearfar.server_fallback.router.fitting.fit import FitResult, choose_threshold, fit
 
 DEMO_POLICY = Path(__file__).parents[3] / "server_fallback/router/fitting/demo_policy.json"
@@ -25,7 +24,7 @@ def fitted() -> FitResult:
 
 
 def test_a_predictor_learns_who_is_right(fitted: FitResult) -> None:
-    easy, hard = (fitted.predictor.rights(prompt, None) for prompt in ("say lamp door", "solve lamp door"))
+    easy, hard = fitted.predictor.rights(*((prompt, None, None) for prompt in ("say lamp door", "solve lamp door")))
     assert easy.near > 0.85
     assert hard.near < 0.25
     assert (easy.far, hard.far) == pytest.approx((0.9, 0.9), abs=0.07)
@@ -41,7 +40,9 @@ def test_the_report_names_the_words_that_decide(fitted: FitResult) -> None:
 
 def test_probabilities_are_calibrated_on_new_pairs(fitted: FitResult) -> None:
     new = made_pairs(2000, seed=1)
-    chances = np.array([fitted.predictor.rights(pair.prompt, pair.near.signals).near for pair in new])
+    chances = np.array(
+        [each.near for each in fitted.predictor.rights(*((pair.prompt, pair.near.signals, None) for pair in new))]
+    )
     right = np.array([pair.near.right for pair in new])
     for least, most in ((0.0, 0.5), (0.5, 1.0)):
         inside = (chances >= least) & (chances < most)
@@ -49,10 +50,10 @@ def test_probabilities_are_calibrated_on_new_pairs(fitted: FitResult) -> None:
 
 
 def test_signals_are_features_only_on_request_and_if_a_pair_has_them(fitted: FitResult) -> None:
-    assert set(SIGNALS).isdisjoint(fitted.predictor.features)
+    assert set(feature_names()["signals"]).isdisjoint(fitted.predictor.features)
     found = fit(made_pairs(100), signals=True).predictor
     # No pair has a log-probability of its prompt.
-    assert found.features == (*TEXT_FEATURES, "first_entropy", "first_mean_logprob")
+    assert found.features == (*feature_names()["text"], "first_entropy", "first_mean_logprob")
     with pytest.raises(RequestError, match="no pair has near's signals"):
         fit(made_pairs(100, signals=False), signals=True)
 
@@ -88,7 +89,7 @@ def test_a_side_that_is_always_right_gets_a_high_probability() -> None:
     pairs = [pair.model_copy(update={"far": pair.far.model_copy(update={"right": True})}) for pair in PAIRS[:50]]
     found = fit(pairs)
     assert found.far.auc is None
-    assert found.predictor.rights("solve", None).far == pytest.approx(51 / 52)
+    assert found.predictor.rights(("solve", None, None))[0].far == pytest.approx(51 / 52)
 
 
 def test_too_few_pairs_are_an_error() -> None:
@@ -99,10 +100,9 @@ def test_too_few_pairs_are_an_error() -> None:
 def test_the_demo_policy_predicts_what_near_cannot_do() -> None:
     policy = Policy.read(DEMO_POLICY)
     assert policy.quality.predictor is not None
-    assert set(SIGNALS).isdisjoint(policy.quality.predictor.features)
-    easy, hard = (
-        policy.quality.predictor.rights(text, None)
-        for text in ("turn off the bedroom light", "what is 12 + 30 + 7 + 41?")
+    assert set(feature_names()["signals"]).isdisjoint(policy.quality.predictor.features)
+    easy, hard = policy.quality.predictor.rights(
+        ("turn off the bedroom light", None, None), ("what is 12 + 30 + 7 + 41?", None, None)
     )
     assert easy.near > 0.8
     assert hard.near < 0.2

@@ -55,10 +55,8 @@ def test_the_chat_pages_patterns_match_their_examples_but_no_counterexample() ->
         assert [text for text in row["clear"] if all_of_them.matches(text)] == []
 
 
-def test_the_error_of_a_pattern_with_too_many_states_names_the_limit() -> None:
+def test_a_pattern_of_as_many_states_as_allowed_is_searched() -> None:
     assert compile_pattern("a{1000}", ignore_case=False).search("a" * 1000)
-    with pytest.raises(ValueError, match="needs more than 1000 states; shorten it or reduce its counts"):
-        compile_pattern("a{1000}b", ignore_case=False)
 
 
 atoms = st.sampled_from(

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from nearfar.compiler.errors import RequestError, Unavailable
-from nearfar.server_fallback.router.decision.decision import Decision
-from nearfar.server_fallback.router.decision.refusal import refusal
+from nearfar.server_fallback.router.decision.decide import Decision, refusal
 from nearfar.server_fallback.router.decision.situation import FarState, NearState, Situation
 
 VECTORS: dict[str, Any] = json.loads(

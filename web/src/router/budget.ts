@@ -4,7 +4,6 @@
 // A request counts when it is sent, its dollars when the answer has ended. If a text cannot be read as a ledger,
 // counting starts at zero: the ledger bounds what is spent, and must not prevent answers.
 
-import type { Budget } from "../shared/decision/policy_schema.js";
 import { isObject } from "../shared/decision/schema_check.js";
 
 export interface Spent {
@@ -83,11 +82,6 @@ export function browserLedger(
     },
   };
   return new StoredLedger(store, BROWSER_KEY, date);
-}
-
-/** Whether the budget of the day is spent. */
-export function isSpent({ far_requests_per_day: requests, far_usd_per_day: usd }: Budget, spent: Spent): boolean {
-  return (requests !== null && spent.requests >= requests) || (usd !== null && spent.usd >= usd);
 }
 
 /** The spending of ``day`` in a ledger's text; nothing if the text is of another day. */

@@ -6,10 +6,8 @@ import type { ChatCompletion, ChatCompletionChunk, RequestOptions } from "../api
 import { RequestError, Unavailable } from "../errors.js";
 import { unlessAborted } from "../runtime/abort.js";
 import type { Rules } from "../shared/router/answer_machine.js";
-import type { Choice } from "./choice_of_side.js";
-import { choose, wantsPromptLogprobs, wantsSignals } from "./choice_of_side.js";
 import { withTimeout } from "./sides/clock.js";
-import { mayGuess } from "../shared/decision/decide.js";
+import { choose } from "../shared/decision/decide.js";
 import { lastUserText } from "../shared/decision/features.js";
 import { fitsFormat, isConstrained } from "./answer/format_check.js";
 import { HeldAnswer } from "./answer/held_answer.js";
@@ -18,7 +16,7 @@ import type { PrefixMessage } from "../shared/decision/prefix_memory.js";
 import type { Side } from "../shared/decision/decision.js";
 import type { HybridParams, HybridParamsNonStreaming, HybridParamsStreaming, HybridRequest } from "./request.js";
 import { readRequest } from "./request.js";
-import type { Routing } from "./routing.js";
+import type { Routing, SituatedChoice } from "./routing.js";
 import type { AnswerItem } from "./answer/running_answer.js";
 import type { Side as AnsweringSide, SideRequest } from "./sides/sides.js";
 import { textOf } from "./sides/message_text.js";
@@ -79,7 +77,7 @@ export class HybridCompletions {
     return this.#completion(request, choice, signal);
   }
 
-  async #completion(request: HybridRequest, choice: Choice, signal: AbortSignal): Promise<ChatCompletion> {
+  async #completion(request: HybridRequest, choice: SituatedChoice, signal: AbortSignal): Promise<ChatCompletion> {
     const chunks: ChatCompletionChunk[] = [];
     for await (const item of this.#run(request, choice, signal)) {
       if (item.type === "chunk") chunks.push(request.answered(item.chunk));
@@ -91,7 +89,7 @@ export class HybridCompletions {
 
   async *#stream(
     request: HybridRequest,
-    choice: Choice,
+    choice: SituatedChoice,
     signal: AbortSignal,
   ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
     for await (const item of this.#run(request, choice, signal)) {
@@ -103,10 +101,14 @@ export class HybridCompletions {
     }
   }
 
-  async *#run(request: HybridRequest, first: Choice, signal: AbortSignal): AsyncGenerator<AnswerItem, void, undefined> {
+  async *#run(
+    request: HybridRequest,
+    first: SituatedChoice,
+    signal: AbortSignal,
+  ): AsyncGenerator<AnswerItem, void, undefined> {
     const { policy, near } = this.#routing.wiring;
     const logprobs = this.#logprobs(request, first);
-    const held = wantsSignals(policy, first) ? this.#hold(request, logprobs.near, signal) : null;
+    const held = first.wants_signals ? this.#hold(request, logprobs.near, signal) : null;
     const choice = held === null ? first : await this.#chooseAgain(first, held, signal);
     const { decision, standby } = choice;
     if (held !== null && decision.side === "far") held.drop();
@@ -158,7 +160,7 @@ export class HybridCompletions {
     }
   }
 
-  #choose(request: HybridRequest, signal: AbortSignal): Promise<Choice> {
+  #choose(request: HybridRequest, signal: AbortSignal): Promise<SituatedChoice> {
     const routing = this.#routing;
     return routing.choose(routing.wiring.policy, () => this.#situation(request, signal), null, signal);
   }
@@ -181,10 +183,11 @@ export class HybridCompletions {
     return this.#inTime(embedder.embed(lastUserText(properties.messages)), signal);
   }
 
-  async #chooseAgain(first: Choice, held: HeldAnswer, signal: AbortSignal): Promise<Choice> {
+  async #chooseAgain(first: SituatedChoice, held: HeldAnswer, signal: AbortSignal): Promise<SituatedChoice> {
     try {
       const signals = await this.#inTime(held.signals, signal);
-      return choose(this.#routing.wiring.policy, { ...first.situation, near_signals: signals }, first.decision.private);
+      const situation = { ...first.situation, near_signals: signals };
+      return { ...choose(this.#routing.wiring.policy, situation, first.decision.private), situation };
     } catch (error) {
       held.drop();
       throw error;
@@ -208,7 +211,8 @@ export class HybridCompletions {
     const controller = new AbortController();
     const until = anySignal(signal, controller.signal);
     const { policy, near } = this.#routing.wiring;
-    const wantsPrompt = wantsPromptLogprobs(policy);
+    // Its engine must then compute the prompt's tokens again.
+    const wantsPrompt = policy.quality.predictor?.features.includes("prompt_mean_logprob") === true;
     return new HeldAnswer(
       (option) => near.answer({ params, from: null, logprobs, signal: until }, wantsPrompt ? option : undefined),
       controller,
@@ -219,13 +223,13 @@ export class HybridCompletions {
    * The log-probabilities that each side must report: those that the caller requested, and for near those that the
    * watch or the predictor reads.
    */
-  #logprobs({ params }: HybridRequest, choice: Choice): Readonly<Record<Side, number | null>> {
+  #logprobs({ params }: HybridRequest, choice: SituatedChoice): Readonly<Record<Side, number | null>> {
     const { policy } = this.#routing.wiring;
     const { escalation } = policy;
     const shown = params.logprobs === true ? (params.top_logprobs ?? 0) : null;
     if (!choice.standby) return { near: shown, far: shown };
     const watched = escalation.then === "never" ? null : escalation.max_mean_entropy === null ? 0 : ALTERNATIVES;
-    const needed = wantsSignals(policy, choice) ? ALTERNATIVES : watched;
+    const needed = choice.wants_signals ? ALTERNATIVES : watched;
     return { near: shown === null ? needed : Math.max(shown, needed ?? 0), far: shown };
   }
 
@@ -258,10 +262,9 @@ export class HybridCompletions {
   }
 
   /** Near guesses only if it may and far was chosen, not for a far side that takes over from near. */
-  #farOf({ decision, situation }: Choice): AnsweringSide | null {
-    const { policy, far } = this.#routing.wiring;
-    const { speculating } = this.wiring;
-    return decision.side === "far" && mayGuess(policy, situation) ? (speculating ?? far) : far;
+  #farOf(choice: SituatedChoice): AnsweringSide | null {
+    const { far } = this.#routing.wiring;
+    return choice.decision.side === "far" && choice.may_guess ? (this.wiring.speculating ?? far) : far;
   }
 
   /** The far side, which never receives near's text if that contains something private. */

@@ -16,11 +16,10 @@ import type {
 } from "../api/types.js";
 import { RequestError, Unavailable } from "../errors.js";
 import type { Rules } from "../shared/router/answer_machine.js";
-import type { Choice } from "./choice_of_side.js";
 import type { Side } from "../shared/decision/decision.js";
 import { privateTexts } from "../shared/decision/private_texts.js";
 import type { HybridRequest } from "./request.js";
-import type { Routing } from "./routing.js";
+import type { Routing, SituatedChoice } from "./routing.js";
 import type { FarSide } from "./sides/far.js";
 import type { Side as AnsweringSide } from "./sides/sides.js";
 
@@ -137,7 +136,7 @@ export class HybridEncoding {
     return { ...answers[route.side], route };
   }
 
-  async #choose(request: EncodingRequest, signal: AbortSignal): Promise<Choice> {
+  async #choose(request: EncodingRequest, signal: AbortSignal): Promise<SituatedChoice> {
     const { policy: given } = this.routing.wiring;
     // A predictor is fitted to answers of chats.
     const policy = { ...given, quality: { ...given.quality, predictor: null } };
@@ -147,7 +146,7 @@ export class HybridEncoding {
   }
 
   /** The choice without a side that may not answer. Throws its error if no other side may take over. */
-  #answering(choice: Choice, lack: (side: Side) => Error | null): Parameters<Routing["run"]>[0] {
+  #answering(choice: SituatedChoice, lack: (side: Side) => Error | null): Parameters<Routing["run"]>[0] {
     const { decision, standby } = choice;
     const { near_continues, far_takes_over } = this.routing.wiring.policy.fallback;
     const { side } = decision;

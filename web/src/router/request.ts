@@ -16,8 +16,7 @@ import { HYBRID_PARAMS } from "./hybrid_options.js";
 import { textOf } from "./sides/message_text.js";
 import type { PlainParams } from "./sides/sides.js";
 import type { Side } from "../shared/decision/decision.js";
-import type { PrivateText } from "../shared/decision/private_texts.js";
-import { privateTexts } from "../shared/decision/private_texts.js";
+import { requestTexts } from "../shared/decision/private_texts.js";
 import type { Situation } from "../shared/decision/situation.js";
 
 /** Of an answer; an application's objects, which JSON may not even write. */
@@ -91,17 +90,18 @@ export function readRequest(raw: HybridParams): HybridRequest {
     throw new RequestError("messages is empty; give it at least one message", { param: "messages" });
   const read = labelled.map(readLabels);
   const messages = asToolMessages(read.map(({ message }) => message));
-  const found = messages.map((message) => [...privateTexts({ messages: [message] })]);
+  const contents = messages.map(textOf);
+  const { parts, texts } = requestTexts({ ...rest, messages }, contents);
   const properties = {
     labels,
     pin,
     messages: messages.map((message, index) => ({
       role: message.role,
-      content: textOf(message),
+      content: contents[index] ?? "",
       labels: read[index]?.labels ?? [],
-      parts: partsOf(textOf(message), found[index] ?? []),
+      parts: parts[index] ?? [],
     })),
-    texts: [...found.flat(), ...privateTexts(rest)].filter(({ meets }) => !meets).map(({ text }) => text),
+    texts,
     max_tokens: rest.max_tokens ?? rest.max_completion_tokens ?? null,
     tools: (rest.tools ?? []).length > 0 && rest.tool_choice !== "none",
     vision: messages.some(
@@ -119,11 +119,6 @@ export function readRequest(raw: HybridParams): HybridRequest {
     signal,
     properties,
   };
-}
-
-function partsOf(content: string, found: readonly PrivateText[]): readonly string[] {
-  const parts = found.filter(({ meets, text }) => meets && text !== "").map(({ text }) => text);
-  return parts.length === 1 && parts[0] === content ? [] : parts;
 }
 
 /** A message without its labels and as `asSent`, and the labels. */

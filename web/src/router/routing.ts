@@ -6,11 +6,11 @@ import { Circuit } from "./answer/circuit.js";
 import type { AnswerItem, AnswerJob, Part } from "./answer/running_answer.js";
 import { runAnswer } from "./answer/running_answer.js";
 import { SideRecord, rates } from "./answer/side_record.js";
-import type { Choice } from "./choice_of_side.js";
-import { choose, situationOf, waitsForNear } from "./choice_of_side.js";
 import type { Ledger } from "./budget.js";
 import { usdOf } from "../shared/decision/costs.js";
-import type { Side } from "../shared/decision/decision.js";
+import type { Choice } from "../shared/decision/decide.js";
+import { choose } from "../shared/decision/decide.js";
+import type { Decision, Side } from "../shared/decision/decision.js";
 import { refusal } from "../shared/decision/decision.js";
 import type { DeviceSource } from "./device_hints.js";
 import type { Policy } from "../shared/decision/policy.js";
@@ -40,6 +40,10 @@ export interface Prompt {
   readonly embedding: readonly number[] | null;
 }
 
+export interface SituatedChoice extends Choice {
+  readonly situation: Situation;
+}
+
 export class Routing {
   readonly records: Readonly<Record<Side, SideRecord>>;
   readonly privacy: PrivateCheck;
@@ -62,27 +66,29 @@ export class Routing {
     situate: () => Promise<Situation>,
     isPrivate: boolean | null,
     signal: AbortSignal,
-  ): Promise<Choice> {
+  ): Promise<SituatedChoice> {
     const { near } = this.wiring;
-    const situation = await situate();
+    let situation = await situate();
     const staysNear = isPrivate ?? this.privacy.isPrivate(situation);
     let choice = choose(policy, situation, staysNear);
-    if (near.state === "loading" && waitsForNear(policy, choice)) {
+    if (near.state === "loading" && waitsForNear(policy, choice.decision, situation)) {
       await unlessAborted(near.settled, signal);
-      choice = choose(policy, await situate(), staysNear);
+      situation = await situate();
+      choice = choose(policy, situation, staysNear);
     }
     if (choice.decision.side === null)
-      throw refusal(choice.decision, choice.situation, policy.mode, near.state === "ready" ? null : whyNoEngine(near));
-    return choice;
+      throw refusal(choice.decision, situation, policy.mode, near.state === "ready" ? null : whyNoEngine(near));
+    return { ...choice, situation };
   }
 
   /** A request with what is known about both sides now. */
   async situation(
-    request: Pick<HybridRequest, "properties">,
+    { properties }: Pick<HybridRequest, "properties">,
     { tokens, conversation, embedding }: Prompt,
   ): Promise<Situation> {
     const { policy, near, far, ledger, device } = this.wiring;
     const { usd, requests } = ledger.today();
+    const { online, ...hints } = await device.read();
     const known = (side: Side, model: { readonly context: number | null; readonly tools: boolean } | null) => {
       const { speed, memory, circuitState } = this.records[side];
       return {
@@ -96,25 +102,26 @@ export class Routing {
         circuit: circuitState,
       };
     };
-    return situationOf(request, {
-      near: { ...known("near", near.info), available: near.state === "ready" },
+    return {
+      ...properties,
+      near: { ...known("near", near.info), ...hints, available: near.state === "ready" },
       far: {
         ...known("far", far?.model ?? null),
+        online: far !== null && online,
         vision: far?.vision ?? false,
         queue_seconds: far?.queueSeconds ?? 0,
         round_trip_seconds: this.records.far.speed.round_trip_seconds ?? far?.roundTripSeconds ?? null,
         spent_usd_today: usd,
         requests_today: requests,
       },
-      hasFar: far !== null,
-      device: await device.read(),
+      near_signals: null,
       embedding,
-    });
+    };
   }
 
   /** As `runAnswer`. ``learns``: whether a side's time is that of a generation, which shows its speed. */
   run(
-    { situation, decision, standby }: Omit<Choice, "decision"> & Pick<AnswerJob, "decision">,
+    { situation, decision, standby }: Pick<SituatedChoice, "situation" | "standby"> & Pick<AnswerJob, "decision">,
     job: Omit<AnswerJob, "decision" | "standby" | "clock" | "observer">,
     learns: (side: Side) => boolean,
   ): AsyncGenerator<AnswerItem, void, undefined> {
@@ -148,4 +155,11 @@ export class Routing {
  */
 function costOf({ usage, tokens }: Part, expectedPrompt: number, { price }: Policy): number {
   return usdOf(price, usage ?? { prompt_tokens: tokens === 0 ? 0 : expectedPrompt, completion_tokens: tokens });
+}
+
+/** Whether near could answer if its model were loaded. */
+function waitsForNear(policy: Policy, decision: Decision, situation: Situation): boolean {
+  if (decision.side !== null || situation.near.available) return false;
+  const loaded = { ...situation, near: { ...situation.near, available: true } };
+  return choose(policy, loaded, decision.private).decision.side === "near";
 }

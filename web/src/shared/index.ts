@@ -1,9 +1,19 @@
 // What Python evaluates of this package in QuickJS: one file without DOM, modules or input and output. Its functions
 // receive and return JSON texts.
 
-import { BundleError, RequestError, messageOf } from "../errors.js";
+import { BundleError, NearfarError, RequestError, Unavailable, messageOf } from "../errors.js";
 import type { TemplateParts } from "./chat.js";
 import { renderChat } from "./chat.js";
+import { refusal } from "./decision/decision.js";
+import { textFeatures, textTerms } from "./decision/features.js";
+import type { NearSignals } from "./decision/near_signals.js";
+import { nearSignals } from "./decision/near_signals.js";
+import { patternSource } from "./decision/pattern.js";
+import { chooseBy, keepPolicy } from "./decision/policies.js";
+import { parsePolicy } from "./decision/policy.js";
+import type { Predictor } from "./decision/policy_schema.js";
+import { featureNames, predictRights, predictorInputs } from "./decision/predictor.js";
+import { requestTexts } from "./decision/private_texts.js";
 import type { ServerSource } from "./grammar/rules.js";
 import { sourceRules } from "./grammar/rules.js";
 import { closeAnswer, openAnswer, stepAnswer, watchAnswer } from "./router/answers.js";
@@ -16,14 +26,37 @@ import { loads } from "./template/json.js";
 import type { Value } from "./template/values.js";
 import { Dict, Unsupported, isList, str } from "./template/values.js";
 
+/** A function of values as a function of JSON texts. For an exception it returns {error, message, details}. */
+function overJson(run: (...values: never[]) => unknown): (...texts: readonly string[]) => string {
+  return (...texts) => {
+    try {
+      return JSON.stringify(run(...texts.map((text) => JSON.parse(text) as never)) ?? null);
+    } catch (error) {
+      return JSON.stringify(asJson(error));
+    }
+  };
+}
+
+function asJson(error: unknown): object {
+  const details = error instanceof NearfarError ? error.details : {};
+  return { error: kindOf(error), message: messageOf(error), details };
+}
+
+function kindOf(error: unknown): string {
+  if (error instanceof RequestError) return "request";
+  if (error instanceof Unavailable) return "unavailable";
+  if (!(error instanceof BundleError)) return "internal";
+  return error.cause instanceof Unsupported ? "unsupported" : "template";
+}
+
 /** The names that templates may use here. */
-function supported(): string {
-  return JSON.stringify({
+function supported(): object {
+  return {
     filters: [...Object.keys(FILTERS), ...OPEN_FILTERS],
     tests: Object.keys(TESTS),
     lacking_methods: LACKING_METHODS,
     lacking_functions: LACKING_FUNCTIONS,
-  });
+  };
 }
 
 /**
@@ -46,31 +79,51 @@ function render(template: string, chat: string, now: string): string {
     };
     return JSON.stringify({ text: renderChat(JSON.parse(template) as TemplateParts, given, date) });
   } catch (error) {
-    return JSON.stringify({ error: kindOf(error), message: messageOf(error) });
+    return JSON.stringify(asJson(error));
   }
 }
 
-/** The rules of a ServerSource for the server's xgrammar: Rules, or {error, message, details}. */
-function grammarRules(source: string): string {
-  try {
-    return JSON.stringify(sourceRules(JSON.parse(source) as ServerSource, false));
-  } catch (error) {
-    const details = error instanceof RequestError ? error.details : {};
-    return JSON.stringify({ error: kindOf(error), message: messageOf(error), details });
-  }
+/** ``requestTexts`` of a request's JSON, whose large integers keep all of their digits. */
+function privateTexts(request: string, contents: string): string {
+  const exact = (_: string, value: unknown, { source }: { readonly source: string }): unknown =>
+    typeof value === "number" && Math.abs(value) > 2 ** 53 && /^-?[0-9]+$/.test(source) ? BigInt(source) : value;
+  const read = JSON.parse(request, exact as never) as Record<string, unknown>;
+  return JSON.stringify(requestTexts(read, JSON.parse(contents) as readonly string[]));
 }
 
-function kindOf(error: unknown): string {
-  if (error instanceof RequestError) return "request";
-  if (!(error instanceof BundleError)) return "internal";
-  return error.cause instanceof Unsupported ? "unsupported" : "template";
+/** The error of a decision without a side, as `overJson` returns it. */
+function refused(...decided: Parameters<typeof refusal>): never {
+  throw refusal(...decided);
 }
 
-/** The path of the first part of a template's tree that is wrong; null if it is a tree. */
-function wrongTreePart(tree: string): string {
-  return JSON.stringify(wrongPart(JSON.parse(tree)));
+/** The rights of several texts, each with its signals and vector. */
+function rightsOf(
+  predictor: Predictor,
+  texts: readonly (readonly [string, NearSignals | null, readonly number[] | null])[],
+): object {
+  return texts.map((text) => predictRights(predictor, ...text));
 }
 
 Object.assign(globalThis, {
-  nearfar: { supported, render, wrongTreePart, grammarRules, openAnswer, stepAnswer, watchAnswer, closeAnswer },
+  nearfar: {
+    supported: overJson(supported),
+    render,
+    wrongTreePart: overJson(wrongPart),
+    grammarRules: overJson((source: ServerSource) => sourceRules(source, false)),
+    readPolicy: overJson(parsePolicy),
+    keepPolicy: overJson(keepPolicy),
+    choose: overJson(chooseBy),
+    refusal: overJson(refused),
+    rights: overJson(rightsOf),
+    predictorInputs: overJson(predictorInputs),
+    featureNames: overJson(featureNames),
+    textInputs: overJson((text: string) => ({ features: textFeatures(text), terms: textTerms(text) })),
+    nearSignals: overJson(nearSignals),
+    patternSource: overJson(patternSource),
+    privateTexts,
+    openAnswer: overJson(openAnswer),
+    stepAnswer: overJson(stepAnswer),
+    watchAnswer: overJson(watchAnswer),
+    closeAnswer: overJson(closeAnswer),
+  },
 });

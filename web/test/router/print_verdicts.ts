@@ -4,7 +4,6 @@
 import { readFileSync } from "node:fs";
 
 import { PrivateCheck } from "../../src/shared/decision/privacy.js";
-import { privateTexts } from "../../src/shared/decision/private_texts.js";
 import type { Situation } from "../../src/shared/decision/situation.js";
 import type { HybridParams } from "../../src/router/request.js";
 import { readRequest } from "../../src/router/request.js";
@@ -15,12 +14,9 @@ interface Given {
 }
 
 function verdict({ request, patterns }: Given): object {
-  const all = [...privateTexts(request)].map(({ text }) => text);
-  if (!("messages" in request)) return { all };
   const { properties } = readRequest(request);
   const { messages, texts, vision, tools } = properties;
   return {
-    all,
     texts: texts.flat(),
     parts: messages.map(({ content, parts = [] }) => (parts.length > 0 ? parts : [content])),
     vision,

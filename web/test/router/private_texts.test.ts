@@ -5,8 +5,7 @@ import { readFileSync } from "node:fs";
 import { expect, test } from "vitest";
 
 import { PrivateCheck } from "../../src/shared/decision/privacy.js";
-import { privateTexts } from "../../src/shared/decision/private_texts.js";
-import { PRIVATE_TEXTS } from "../../src/shared/decision/private_texts_schema.js";
+import { PRIVATE_TEXTS, privateTexts } from "../../src/shared/decision/private_texts.js";
 import type { Situation } from "../../src/shared/decision/situation.js";
 import { HYBRID_PARAMS } from "../../src/router/hybrid_options.js";
 import type { HybridParams } from "../../src/router/request.js";

@@ -2,11 +2,9 @@
 // near is chosen, they become the beginning of the answer, so nothing is computed twice.
 
 import type { ChatCompletionChunk, PromptLogprobsOption } from "../../api/types.js";
-import type { NearSignals } from "../../shared/decision/situation.js";
-import { entropy } from "../../shared/router/watch.js";
+import type { FirstToken, NearSignals } from "../../shared/decision/near_signals.js";
+import { SIGNAL_TOKENS, nearSignals } from "../../shared/decision/near_signals.js";
 
-/** More tokens of a sure model would show no more, and the user waits for them. */
-const TOKENS = 4;
 /** The last tokens of the prompt: its end predicts most of what follows. */
 const PROMPT_TOKENS = 32;
 
@@ -61,30 +59,18 @@ export class HeldAnswer {
   }
 
   async #readFirst(): Promise<NearSignals | null> {
-    const logprobs: number[] = [];
-    const entropies: number[] = [];
+    const tokens: FirstToken[] = [];
     try {
-      while (logprobs.length < TOKENS) {
+      while (tokens.length < SIGNAL_TOKENS) {
         const result = await this.#iterator.next();
         if (result.done === true) break;
         this.#chunks.push(result.value);
-        for (const { logprob, top_logprobs: alternatives } of result.value.choices[0]?.logprobs?.content ?? []) {
-          logprobs.push(logprob);
-          entropies.push(entropy(alternatives.map((other) => other.logprob)));
-        }
+        for (const { logprob, top_logprobs: alternatives } of result.value.choices[0]?.logprobs?.content ?? [])
+          tokens.push({ logprob, alternatives: alternatives.map((other) => other.logprob) });
       }
     } catch (error) {
       this.#failure = { error };
     }
-    if (logprobs.length === 0) return null;
-    return {
-      prompt_mean_logprob: this.#promptLogprobs.length === 0 ? null : mean(this.#promptLogprobs),
-      first_entropy: mean(entropies.slice(0, TOKENS)),
-      first_mean_logprob: mean(logprobs.slice(0, TOKENS)),
-    };
+    return tokens.length === 0 ? null : nearSignals(tokens, this.#promptLogprobs);
   }
-}
-
-function mean(values: readonly number[]): number {
-  return values.reduce((sum, value) => sum + value, 0) / values.length;
 }

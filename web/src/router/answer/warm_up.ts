@@ -4,8 +4,7 @@
 
 import type { CompletionUsage } from "../../api/types.js";
 import type { Ledger } from "../budget.js";
-import { isSpent } from "../budget.js";
-import { usdOf } from "../../shared/decision/costs.js";
+import { isSpent, usdOf } from "../../shared/decision/costs.js";
 import type { FarSide } from "../sides/far.js";
 import type { Policy } from "../../shared/decision/policy.js";
 import type { PrefixMessage } from "../../shared/decision/prefix_memory.js";

@@ -7,10 +7,7 @@
 import type { Ranges } from "../grammar/ebnf.js";
 import { BOUNDARY } from "./readings.js";
 
-/**
- * The maximum number of states of a pattern; a counted part has the states of all its copies. pattern.py has the same
- * limit.
- */
+/** The maximum number of states of a pattern; a counted part has the states of all its copies. */
 export const MAX_STATES = 1000;
 /** The maximum number of visits of states in the searches of one request: about a second. */
 const MAX_VISITS = 50_000_000;
@@ -22,6 +19,16 @@ const MAX_SETS = 1000;
 const MAX_REMEMBERED = 100;
 
 export type Assertion = "^" | "$" | "\\b" | "\\B";
+/** Makes a pattern of its parts. */
+export interface Builder<Part> {
+  character(ranges: Ranges): Part;
+  assertion(assertion: Assertion): Part;
+  sequence(parts: readonly Part[]): Part;
+  alternatives(parts: readonly Part[]): Part;
+  /** ``most`` may be Infinity. */
+  repeated(part: Part, least: number, most: number): Part;
+}
+
 /** Adds the states of a part of a pattern, at least one, in front of ``next``, and returns the first of them. */
 export type Part = (next: State) => State;
 
@@ -61,7 +68,7 @@ export class Visits {
 }
 
 /** Makes the parts of one pattern. Throws ``tooLarge()`` for a pattern of more than ``MAX_STATES`` states. */
-export class PartBuilder {
+export class PartBuilder implements Builder<Part> {
   #size = 0;
 
   constructor(private readonly tooLarge: () => Error) {}
@@ -85,7 +92,6 @@ export class PartBuilder {
     return parts.length === 1 && only !== undefined ? only : (next) => this.#state(parts.map((part) => part(next)));
   }
 
-  /** ``most`` may be Infinity. */
   repeated(part: Part, least: number, most: number): Part {
     return (next) => {
       let first = most === 0 ? this.#state([next]) : next;

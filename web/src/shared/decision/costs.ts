@@ -1,6 +1,6 @@
 // Costs: how long each side would take, and what far would charge. Unknown values are null.
 
-import type { Policy, Price } from "./policy_schema.js";
+import type { Budget, Policy, Price } from "./policy_schema.js";
 import type { FarState, NearState, Situation } from "./situation.js";
 
 /** The expected length of an answer without a limit. */
@@ -35,7 +35,15 @@ export function usdOf(
   return (prompt_tokens * price.prompt_usd_per_million + completion_tokens * price.completion_usd_per_million) / 1e6;
 }
 
-export function expectedTokens({ max_tokens }: Situation): number {
+/** Whether the budget of the day is spent. */
+export function isSpent(
+  { far_requests_per_day: requests, far_usd_per_day: usd }: Budget,
+  spent: { readonly requests: number; readonly usd: number },
+): boolean {
+  return (requests !== null && spent.requests >= requests) || (usd !== null && spent.usd >= usd);
+}
+
+function expectedTokens({ max_tokens }: Situation): number {
   return max_tokens ?? EXPECTED_TOKENS;
 }
 

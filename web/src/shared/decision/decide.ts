@@ -2,45 +2,62 @@
 // result.
 //
 // Hard rules come first (private, the mode, what a side lacks, a pin), then preference, then the device, the time
-// limits, the costs and the predictor.
+// limits, the costs and the predictor. Python evaluates the same functions (server_fallback/router/decision/decide.py).
 
 import { RequestError } from "../../errors.js";
-import { isSpent } from "../../router/budget.js";
-import { farTimes, farUsd, nearTimes } from "./costs.js";
+import { farTimes, farUsd, isSpent, nearTimes } from "./costs.js";
 import type { Decision, DecisionReason, Lack, Scores, Side } from "./decision.js";
 import { lastUserText } from "./features.js";
 import type { Costs, Policy } from "./policy_schema.js";
-import { predictRights } from "./predictor.js";
+import { predictRights, readsSignals } from "./predictor.js";
 import { PrivateCheck } from "./privacy.js";
 import type { FarState, NearState, Situation, Thermal } from "./situation.js";
 
-interface Choice {
+/** A decision, and what else follows from the same rules. */
+export interface Choice {
+  readonly decision: Decision;
+  /** The other side may be asked if necessary: no hard rule forbids it. */
+  readonly standby: boolean;
+  /** Near's first tokens could change the decision: the predictor reads them, and only quality or costs decide. */
+  readonly wants_signals: boolean;
+  /** Near may guess tokens for far's answer: it could answer itself, and its device need not be spared. */
+  readonly may_guess: boolean;
+}
+
+interface Answering {
   readonly side: Side | null;
   readonly reason: DecisionReason;
 }
 
 const THERMALS: readonly Thermal[] = ["nominal", "fair", "serious", "critical"];
 
+/** ``private`` is determined here, and the decision is that of `choose`, which may throw. */
+export function decide(policy: Policy, situation: Situation): Decision {
+  return choose(policy, situation, PrivateCheck.of(policy.private).isPrivate(situation)).decision;
+}
+
 /**
- * ``isPrivate`` is the result of an earlier decision about the same request, which still holds. Throws RequestError
- * with the code "unknown_label" for a label that the policy does not have, and for nothing else.
+ * ``isPrivate``: whether the request is private. Throws RequestError with the code "unknown_label" for a label that the
+ * policy does not have, and with "bad_situation" for a vector that the predictor's model cannot have made.
  */
-export function decide(
-  policy: Policy,
-  situation: Situation,
-  isPrivate = PrivateCheck.of(policy.private).isPrivate(situation),
-): Decision {
+export function choose(policy: Policy, situation: Situation, isPrivate: boolean): Choice {
   checkLabels(policy, situation);
-  const near = nearLack(policy, situation);
-  const far = isPrivate ? "private" : farLack(policy, situation);
+  const { pin, near_signals: signals } = situation;
+  const lacks = { near: nearLack(policy, situation), far: isPrivate ? "private" : farLack(policy, situation) } as const;
   const scores = score(policy, situation);
+  const hint = hinted(policy, situation.near);
   const { side, reason } =
-    hard(situation.pin, near, far) ??
+    hard(pin, lacks.near, lacks.far) ??
     preferred(policy) ??
-    hinted(policy, situation.near) ??
+    hint ??
     inTime(policy.costs, scores) ??
     byGain(policy, scores);
-  return { side, reason, private: isPrivate, scores };
+  return {
+    decision: { side, reason, private: isPrivate, scores },
+    standby: side !== null && pin === null && lacks[side === "near" ? "far" : "near"] === null,
+    wants_signals: (reason === "quality" || reason === "cost") && signals === null && readsSignals(policy.quality),
+    may_guess: lacks.near === null && hint === null,
+  };
 }
 
 /**
@@ -72,11 +89,6 @@ export function score(policy: Policy, situation: Situation): Scores {
     far_total_seconds: far.total,
     far_usd: usd,
   };
-}
-
-/** Whether near may guess tokens for far's answer: near could answer itself, and its device need not be spared. */
-export function mayGuess(policy: Policy, situation: Situation): boolean {
-  return nearLack(policy, situation) === null && hinted(policy, situation.near) === null;
 }
 
 function checkLabels(policy: Policy, situation: Situation): void {
@@ -124,7 +136,7 @@ function lackOf(side: NearState | FarState, { max_tokens, tools, vision, languag
 }
 
 /** Null if both sides may answer and the request is not pinned. */
-function hard(pin: Side | null, near: Lack | null, far: Lack | null): Choice | null {
+function hard(pin: Side | null, near: Lack | null, far: Lack | null): Answering | null {
   const pinned = pin === null ? null : pin === "near" ? near : far;
   if (pinned !== null) return { side: null, reason: pinned === "private" ? pinned : `pinned_${pinned}` };
   if (near !== null && far !== null) {
@@ -136,13 +148,13 @@ function hard(pin: Side | null, near: Lack | null, far: Lack | null): Choice | n
   return pin === null ? null : { side: pin, reason: "pinned" };
 }
 
-function preferred({ mode }: Policy): Choice | null {
+function preferred({ mode }: Policy): Answering | null {
   if (mode === "prefer-near") return { side: "near", reason: "prefer" };
   return mode === "prefer-far" ? { side: "far", reason: "prefer" } : null;
 }
 
 /** Whether the device should be spared. */
-function hinted({ device }: Policy, { battery, charging, thermal }: NearState): Choice | null {
+function hinted({ device }: Policy, { battery, charging, thermal }: NearState): Answering | null {
   if (device.min_battery !== null && battery !== null && battery < device.min_battery && charging !== true)
     return { side: "far", reason: "battery" };
   if (
@@ -155,7 +167,7 @@ function hinted({ device }: Policy, { battery, charging, thermal }: NearState): 
   return null;
 }
 
-function inTime(costs: Costs, scores: Scores): Choice | null {
+function inTime(costs: Costs, scores: Scores): Answering | null {
   const near = isLate(costs, scores.near_first_token_seconds, scores.near_total_seconds);
   const far = isLate(costs, scores.far_first_token_seconds, scores.far_total_seconds);
   return near === far ? null : { side: near ? "far" : "near", reason: "seconds" };
@@ -173,7 +185,7 @@ function isLate(
   );
 }
 
-function byGain({ quality }: Policy, { gain }: Scores): Choice {
+function byGain({ quality }: Policy, { gain }: Scores): Answering {
   return {
     side: gain !== null && gain > quality.threshold ? "far" : "near",
     reason: quality.predictor === null ? "cost" : "quality",

@@ -1,4 +1,4 @@
-// Features: the numbers that the predictor reads from the last user message, the same in both languages.
+// Features: the numbers that the predictor reads from the last user message.
 //
 // Text features follow ASCII's rules for every script: [0-9] are digits, and ASCII's white space separates words.
 // Counts are log1p values. Terms are words and pairs of adjacent words; a predictor has a weight for each term that it
@@ -6,26 +6,16 @@
 
 import type { SituationMessage } from "./situation.js";
 
-export type TextFeature =
-  | "characters"
-  | "words"
-  | "digits"
-  | "numbers"
-  | "longest_number"
-  | "sentences"
-  | "commas"
-  | "question"
-  | "ands"
-  | "thens"
-  | "extra_numbers"
-  | "extra_digits"
-  | "extra_sentences";
-
 const SPACES = "[ \\t\\n\\r\\f\\v]";
 const WORD = /[^ \t\n\r\f\v]+/g;
 const SENTENCE_END = new RegExp(`[.!?](?=${SPACES}|$)`, "g");
 const CLAUSE_END = new RegExp(`[.!?;](?=${SPACES}|$)`, "g");
 const QUESTION = new RegExp(`\\?${SPACES}*$`);
+
+/** The names of the features of a text. */
+export function textFeatureNames(): readonly string[] {
+  return Object.keys(textFeatures(""));
+}
 
 /** The text from which features are computed; empty if there is no user message. */
 export function lastUserText(messages: readonly SituationMessage[]): string {
@@ -36,7 +26,7 @@ export function lastUserText(messages: readonly SituationMessage[]): string {
  * The extras are signs of a task with several steps: numbers beyond two, digits of the longest number beyond three, and
  * sentences, which a semicolon ends too, beyond one.
  */
-export function textFeatures(text: string): Readonly<Record<TextFeature, number>> {
+export function textFeatures(text: string): Readonly<Record<string, number>> {
   const count = (pattern: RegExp): number => text.match(pattern)?.length ?? 0;
   const numbers = (text.match(/[0-9]+/g) ?? []).map((run) => run.length);
   const words = (text.match(/[A-Za-z]+/g) ?? []).map(lower);

@@ -11,14 +11,28 @@
 
 import { RequestError } from "../../errors.js";
 import { badPolicy, isObject } from "./schema_check.js";
-import { textFeatures, textTerms } from "./features.js";
-import type { Predictor, Weights } from "./policy_schema.js";
-import type { NearSignals } from "./situation.js";
+import { textFeatureNames, textFeatures, textTerms } from "./features.js";
+import type { NearSignals } from "./near_signals.js";
+import { NEAR_SIGNALS } from "./near_signals.js";
+import type { Predictor, Quality, Weights } from "./policy_schema.js";
 
 /** The probabilities of a correct answer. */
 export interface Rights {
   readonly near: number;
   readonly far: number;
+}
+
+/** The number that each known term's weight has in the weights of a predictor. */
+const termWeights = new WeakMap<Predictor, ReadonlyMap<string, number>>();
+
+/** The names of all features that a predictor may read. */
+export function featureNames(): { readonly text: readonly string[]; readonly signals: readonly string[] } {
+  return { text: textFeatureNames(), signals: NEAR_SIGNALS };
+}
+
+/** Whether a predictor reads near's signals. */
+export function readsSignals({ predictor }: Quality): boolean {
+  return predictor !== null && NEAR_SIGNALS.some((name) => predictor.features.includes(name));
 }
 
 /** Throws RequestError for a predictor of an earlier version; ``path`` is the predictor's. */
@@ -32,8 +46,8 @@ export function refuseOldPredictor(predictor: unknown, path: string): void {
 }
 
 /**
- * Throws RequestError if a list of numbers does not have the length that the others require; ``path`` is
- * the predictor's.
+ * Throws RequestError for an unknown feature, and for a list of numbers without the length that the others require;
+ * ``path`` is the predictor's.
  */
 export function checkPredictor(predictor: Predictor, path: string): void {
   const { features, terms, mean, scale, near, far, embedding } = predictor;
@@ -49,6 +63,9 @@ export function checkPredictor(predictor: Predictor, path: string): void {
   for (const [name, values, due] of lengths) {
     if (values.length !== due) throw badPolicy(path, `${name} has ${values.length} numbers, not ${due}`);
   }
+  const known = Object.values(featureNames()).flat();
+  const unknown = features.findIndex((name) => !known.includes(name));
+  if (unknown >= 0) throw badPolicy(`${path}.features[${unknown}]`, `it must be one of ${known.join(", ")}`);
   if (new Set(features).size < features.length) throw badPolicy(path, "a feature appears twice");
   if (new Set(terms).size < terms.length) throw badPolicy(path, "a term appears twice");
 }
@@ -72,7 +89,7 @@ export function predictRights(
  * The inputs of the weights, as [index of the weight, value]; missing ones are zero. Each term that the text has and
  * the predictor knows has the share of the text's terms that the predictor knows.
  */
-function predictorInputs(
+export function predictorInputs(
   predictor: Predictor,
   text: string,
   signals: NearSignals | null,
@@ -85,11 +102,19 @@ function predictorInputs(
     if (value !== null) inputs.push([index, (value - (predictor.mean[index] ?? 0)) / (predictor.scale[index] ?? 1)]);
   });
   const terms = textTerms(text);
-  const weightOf = new Map(predictor.terms.map((term, index) => [term, predictor.features.length + index]));
+  const weightOf = weightsOfTerms(predictor);
   const known = terms.flatMap((term) => weightOf.get(term) ?? []);
   const sorted = [...new Set(known)].sort((a, b) => a - b);
   const ofTerms = sorted.map((index) => [index, known.length / terms.length] as const);
   return [...inputs, ...ofTerms, ...vectorInputs(predictor, vector)];
+}
+
+function weightsOfTerms(predictor: Predictor): ReadonlyMap<string, number> {
+  const kept = termWeights.get(predictor);
+  if (kept !== undefined) return kept;
+  const made = new Map(predictor.terms.map((term, index) => [term, predictor.features.length + index]));
+  termWeights.set(predictor, made);
+  return made;
 }
 
 function vectorInputs(

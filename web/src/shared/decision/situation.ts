@@ -4,6 +4,7 @@
 // Unknown numbers are null, and no rule depends on them.
 
 import type { Side } from "./decision.js";
+import type { NearSignals } from "./near_signals.js";
 
 /** "half-open": one request is let through; meanwhile the state for any other request is "open". */
 export type CircuitState = "closed" | "open" | "half-open";
@@ -51,16 +52,6 @@ export interface FarState extends SideState {
   /** In this UTC day, like requests_today; see budget.ts. */
   readonly spent_usd_today: number;
   readonly requests_today: number;
-}
-
-/**
- * The near model's own view of the prompt, in nats: the mean log-probability of the prompt's tokens, and the mean
- * entropy and mean log-probability of the first 4 tokens, or fewer, of its own answer.
- */
-export interface NearSignals {
-  readonly prompt_mean_logprob: number | null;
-  readonly first_entropy: number | null;
-  readonly first_mean_logprob: number | null;
 }
 
 export interface Situation {

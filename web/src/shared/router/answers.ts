@@ -15,41 +15,35 @@ interface Answer {
 const answers = new Map<number, Answer>();
 let last = 0;
 
-/** The number of a new answer. ``rules``: Rules. ``watched``: WatchRules, or null for an answer without a watch. */
-export function openAnswer(rules: string, watched: string): string {
-  const escalation = JSON.parse(watched) as WatchRules | null;
+/** The number of a new answer. ``watched`` null: for an answer without a watch. */
+export function openAnswer(rules: Rules, watched: WatchRules | null): number {
   last += 1;
-  answers.set(last, {
-    state: begin(JSON.parse(rules) as Rules),
-    watch: escalation === null ? null : new Watch(escalation),
-  });
-  return String(last);
+  answers.set(last, { state: begin(rules), watch: watched === null ? null : new Watch(watched) });
+  return last;
 }
 
 /** The effects of an event, and what the answer's driver needs of the state after it. */
-export function stepAnswer(id: string, event: string): string {
+export function stepAnswer(id: number, event: Event): object {
   const answer = answerOf(id);
-  const [state, effects] = step(answer.state, JSON.parse(event) as Event);
+  const [state, effects] = step(answer.state, event);
   answer.state = state;
   const { phase, side, reason, switchedAt } = state;
-  return JSON.stringify({ effects, phase, side, reason, switched_at: switchedAt });
+  return { effects, phase, side, reason, switched_at: switchedAt };
 }
 
 /** The first reason to escalate that tokens give, if there is one, and whether the watch doubts. */
-export function watchAnswer(id: string, tokens: string): string {
+export function watchAnswer(id: number, tokens: readonly WatchedToken[]): object {
   const { watch } = answerOf(id);
-  const reasons = (JSON.parse(tokens) as readonly WatchedToken[]).map((token) => watch?.add(token) ?? null);
-  const reason = reasons.find((each) => each !== null) ?? null;
-  return JSON.stringify({ reason, doubts: watch?.doubts ?? false });
+  const reasons = tokens.map((token) => watch?.add(token) ?? null);
+  return { reason: reasons.find((each) => each !== null) ?? null, doubts: watch?.doubts ?? false };
 }
 
-export function closeAnswer(id: string): string {
-  answers.delete(Number(id));
-  return "null";
+export function closeAnswer(id: number): void {
+  answers.delete(id);
 }
 
-function answerOf(id: string): Answer {
-  const answer = answers.get(Number(id));
+function answerOf(id: number): Answer {
+  const answer = answers.get(id);
   if (answer === undefined) throw new Error(`there is no answer ${id}`);
   return answer;
 }

@@ -90,7 +90,7 @@ export function entropy(logprobs: readonly number[]): number {
   return rest > 0 ? total - rest * Math.log(rest) : total;
 }
 
-function mean(values: readonly number[]): number {
+export function mean(values: readonly number[]): number {
   return values.reduce((total, value) => total + value, 0) / values.length;
 }
 

@@ -1,0 +1,30 @@
+// The policies of Python by key. They stay here, because a predictor's weights are large.
+
+import type { Choice } from "./decide.js";
+import { choose } from "./decide.js";
+import type { Policy } from "./policy_schema.js";
+import type { Situation } from "./situation.js";
+
+/** More policies than a process uses at once. */
+const MOST = 16;
+const policies = new Map<string, Policy>();
+
+/** ``policy`` was read by `parsePolicy`. */
+export function keepPolicy(key: string, policy: Policy): void {
+  policies.set(key, policy);
+  const [oldest] = policies.keys();
+  if (policies.size > MOST && oldest !== undefined) policies.delete(oldest);
+}
+
+/** As `choose`; ``embeds``: for embeddings instead of an answer. Null: the policy must be kept again. */
+export function chooseBy(key: string, situation: Situation, isPrivate: boolean, embeds: boolean): Choice | null {
+  const policy = policies.get(key);
+  if (policy === undefined) return null;
+  return choose(embeds ? encodingRules(policy) : policy, situation, isPrivate);
+}
+
+/** The policy for embeddings: near is preferred wherever it is not ruled out. A predictor is fitted to answers. */
+function encodingRules({ mode, quality, ...rest }: Policy): Policy {
+  const isOneSided = mode === "near-only" || mode === "far-only";
+  return { ...rest, mode: isOneSided ? mode : "prefer-near", quality: { ...quality, predictor: null } };
+}
