@@ -15,9 +15,9 @@ from nearfar.compiler.ir.sampling import Settings
 from nearfar.compiler.runtime.batch import Chunk, Output, make_batch
 from nearfar.compiler.runtime.page_groups import longest_sequence
 
+from .cache_kind import PageTable
 from .model import TokenModel
-from .page_pool import PagePool
-from .page_table import PageTable
+from .pages import Pages
 from .sequence import Sequence
 from .speculation import Guess
 from .step_runner import StepRunner
@@ -26,7 +26,7 @@ from .step_runner import StepRunner
 @dataclass(eq=False, slots=True)
 class Draft:
     """The small model's state for a sequence: its pages hold ``computed`` known tokens, followed by ``guessed``
-    ones. ``tables``: its pages in each page group.
+    ones. ``tables``: what it holds of each cache kind.
     """
 
     slot: int
@@ -108,11 +108,14 @@ class DraftModel:
         draft = self._drafts.pop(sequence, None)
         if draft is not None:
             self._slots.append(draft.slot)
-            for table in draft.tables:
-                table.clear()
+            for kind in self._kinds:
+                kind.drop(draft)
 
     def reset(self) -> None:
-        self._pools = [PagePool(group, self._page_size) for group in self._runner.groups]
+        self._kinds = [
+            Pages(index, group, self._page_size, self._context, self._runner.limits.tokens)
+            for index, group in enumerate(self._runner.groups)
+        ]
         self._slots = list(range(min(self._runner.limits.sequences, self._runner.limits.rows)))
         self._drafts: dict[Sequence, Draft] = {}
 
@@ -125,20 +128,20 @@ class DraftModel:
         draft = self._drafts.get(guess.sequence)
         if length > self._context or (draft is None and not self._slots):
             return None
-        tables, start = [PageTable(pool) for pool in self._pools], 0
-        if draft is not None:
-            tables, start = draft.tables, min(draft.computed, len(guess.sequence.tokens) - 1)
-        for table in tables:
-            table.give_back(start)
+        new = draft is None
+        draft = draft or Draft(self._slots[-1], [PageTable() for _ in self._kinds])
+        start = min(draft.computed, len(guess.sequence.tokens) - 1)
         # The tokens of a long prompt are read in several batches.
         end = min(length, start + self._runner.limits.tokens + guess.most - 1)
-        missing = max(0, -(-end // self._page_size) - len(tables[0].pages))
-        if any(missing > pool.free for pool in self._pools):
+        for kind in self._kinds:
+            kind.trim(draft, start)
+        if any(kind.missing(draft, start, end) > kind.free for kind in self._kinds):
             return None
-        if draft is None:
-            draft = self._drafts[guess.sequence] = Draft(self._slots.pop(), tables)
-        for table in tables:
-            table.allocate(missing)
+        for kind in self._kinds:
+            kind.reserve(draft, start, end)
+        if new:
+            self._drafts[guess.sequence] = draft
+            self._slots.pop()
         return draft
 
     def _chunk(self, guess: Guess, draft: Draft, token_ids: list[int], start: int, index: int) -> Chunk:

@@ -123,13 +123,13 @@ class EngineLoop:
     def stats(self) -> EngineStats:
         """Callable from any thread."""
         scheduler, kv = self.scheduler, self.scheduler.kv
-        used = [pool.size - pool.available for pool in kv.pools]
+        used = [kind.size - kind.free - len(kind.idle) for kind in kv.kinds]
         counts = asdict(self._counts)
         counts["overhead_seconds"] += self._outbox.delivery_seconds
         return EngineStats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting) + self._inbox.num_arrivals + self._masks.num_first,
-            kv_usage=max(count / pool.size for count, pool in zip(used, kv.pools, strict=True)),
+            kv_usage=max(count / kind.size for count, kind in zip(used, kv.kinds, strict=True)),
             kv_waste=kv.unfilled(list(scheduler.running)) / (used[0] * kv.page_size) if used[0] > 0 else 0.0,
             preemptions=scheduler.preemptions,
             drafted_tokens=scheduler.drafted,

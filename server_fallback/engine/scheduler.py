@@ -59,31 +59,12 @@ class Scheduler:
         if self._draining and self._open_steps > 0:
             return None
         self._draining = False
-        self.waiting.release_followers()
-        if promote_overdue(chain(self.waiting, self.running), self._step_number, self.config.patience_steps):
-            self.waiting.sort()
-            self.running.sort(key=by_rank)
-        step = OpenStep(self._step_number, self.config.max_tokens, self._max_drafts, num_groups=len(self.kv.pools))
-        decoding: list[Sequence] = []
-        for sequence in self.running:
-            if sequence.params.context_shift is not None:
-                self._shift_context(sequence)
-            if sequence.missing == 1:
-                decoding.append(sequence)
-        for sequence in decoding:
-            self._schedule(step, sequence)
-        while self._admit(step):
-            pass
-        if len(step.rows) < len(self.running):
-            for sequence in sorted((sequence for sequence in self.running if not step.has(sequence)), key=by_turn):
-                self._schedule(step, sequence)
-        if not step.rows:
-            return None
-        self._open_steps += 1
-        self._step_number += 1
-        admitted = [sequence for sequence in self._admitted if sequence.state == RUNNING]
-        preempted, self._admitted, self._preempted = self._preempted, [], []
-        return Step(step.number, step.rows, step.copies, admitted, preempted)
+        self._order()
+        step = OpenStep(self._step_number, self.config.max_tokens, self._max_drafts)
+        self._decode(step)
+        self._admit(step)
+        self._prefill(step)
+        return self._close(step) if step.rows else None
 
     def commit(self, step: Step, token_ids: Items[int]) -> list[Event]:
         """A step is done: ``token_ids`` are those of its sampled rows, -1 if the device computed none.
@@ -139,13 +120,51 @@ class Scheduler:
 
     # --- building a step ---
 
+    def _order(self) -> None:
+        """Bring both lists into the order in which they are scheduled."""
+        self.waiting.release_followers()
+        if promote_overdue(chain(self.waiting, self.running), self._step_number, self.config.patience_steps):
+            self.waiting.sort()
+            self.running.sort(key=by_rank)
+
+    def _decode(self, step: OpenStep) -> None:
+        """Give a row to each sequence whose prompt is computed."""
+        decoding: list[Sequence] = []
+        for sequence in self.running:
+            if sequence.params.context_shift is not None:
+                self._shift_context(sequence)
+            if sequence.missing == 1:
+                decoding.append(sequence)
+        for sequence in decoding:
+            self._schedule(step, sequence)
+
+    def _admit(self, step: OpenStep) -> None:
+        """Start waiting sequences, in their order, while there is room."""
+        while (sequence := self.waiting.head) is not None and step.budget > 0 and not self._draining:
+            self._shift_context(sequence)
+            if not self._start(step, sequence):
+                return
+
+    def _prefill(self, step: OpenStep) -> None:
+        """Give the rest of the budget to prompts, in turn."""
+        if len(step.rows) < len(self.running):
+            for sequence in sorted((sequence for sequence in self.running if not step.has(sequence)), key=by_turn):
+                self._schedule(step, sequence)
+
+    def _close(self, step: OpenStep) -> Step:
+        self._open_steps += 1
+        self._step_number += 1
+        admitted = [sequence for sequence in self._admitted if sequence.state == RUNNING]
+        preempted, self._admitted, self._preempted = self._preempted, [], []
+        return Step(step.number, step.rows, self.kv.take_copies(), admitted, preempted)
+
     def _schedule(self, step: OpenStep, sequence: Sequence) -> None:
         """Give a sequence a row, with as many of its missing positions as fit."""
         if sequence.state != RUNNING or not sequence.is_ready(self.config.context):
             return
-        if self._decode(step, sequence):
+        if self._schedule_one(step, sequence):
             return
-        self.kv.prepare(sequence, step.copies)
+        self.kv.prepare(sequence)
         start, missing, prompt_logprobs = sequence.computed, sequence.missing, sequence.prompt_logprobs
         # Positions before the first one that is sampled: for log-probabilities of the prompt, or for the next token.
         unsampled = missing - 1 - prompt_logprobs.pending
@@ -166,8 +185,8 @@ class Scheduler:
         sequence.last_step = step.number
         self.kv.cache_pages(sequence)
 
-    def _decode(self, step: OpenStep, sequence: Sequence) -> bool:
-        """Schedule a sequence's next position, if it alone is missing and the sequence can write to its page.
+    def _schedule_one(self, step: OpenStep, sequence: Sequence) -> bool:
+        """Schedule a sequence's next position, if it alone is missing and the sequence can write to it.
 
         Nearly all rows are like this, and `_schedule` would do the same in three times the time.
         """
@@ -198,18 +217,14 @@ class Scheduler:
         most.
         """
         end = sequence.computed + count
-        room = min(self.config.context, self.kv.capacity(sequence, evict=sequence.params.verifies)) - end
-        drafts = sequence.take_drafts(min(step.draft_budget, step.budget - count, room))
-        self.kv.reserve(sequence, end + len(drafts))
+        drafts = sequence.take_drafts(min(step.draft_budget, step.budget - count, self.config.context - end))
+        while not self.kv.reserve(sequence, end + len(drafts)):
+            drafts = drafts[:-1]
         step.draft_budget -= len(drafts)
         return drafts
 
-    def _admit(self, step: OpenStep) -> bool:
-        """Start the first waiting sequence. False if it has to wait, or none is waiting."""
-        sequence = self.waiting.head
-        if sequence is None or step.budget == 0 or self._draining:
-            return False
-        self._shift_context(sequence)
+    def _start(self, step: OpenStep, sequence: Sequence) -> bool:
+        """Start the first waiting sequence, preempting those of lower priority. False if it has to wait."""
         while True:
             prefix = self.kv.find_prefix(sequence)
             # One sequence alone always fits: the pages hold a whole context.
@@ -294,8 +309,7 @@ class Scheduler:
         sequence.in_flight -= 1
         if row.drafts:
             accepted = row.num_accepted(token_ids)
-            # The pages hold the wrong drafts after the accepted ones, to be overwritten.
-            sequence.computed -= len(row.drafts) - accepted
+            self.kv.rewind(sequence, sequence.computed - (len(row.drafts) - accepted))
             self.drafted += len(row.drafts)
             self.accepted += accepted
             token_ids = token_ids[: accepted + 1]
@@ -330,6 +344,6 @@ class Scheduler:
         events.append(Event("finished", sequence, token_id, sample))
 
     def _fail(self, sequence: Sequence, events: list[Event]) -> None:
-        self.kv.discard(sequence)
+        self.kv.prefixes.discard(sequence)
         self.finish(sequence, None)
         events.append(Event("failed", sequence))

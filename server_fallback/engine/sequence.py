@@ -8,9 +8,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from .page_table import PageTable
-from .prefix_cache import CachePosition
-from .prompt_logprobs import PromptLogprobRows
+from .cache_kind import Node, PageTable
 from .request import FinishReason
 
 WAITING: Final = "waiting"
@@ -60,6 +58,32 @@ class SequenceParams:
 PLAIN = SequenceParams()
 
 
+class PromptLogprobRows:
+    """How many rows of a prompt are still to be sampled: ``pending`` ones are not scheduled, ``scheduled`` ones are not
+    read back.
+
+    The row at position p gives the log-probability of the token at p + 1, so these rows are the last ones before the
+    row that samples the first token of the answer. They are never taken from a cache, which holds keys and values but
+    no logits.
+    """
+
+    __slots__ = ("pending", "scheduled")
+
+    def __init__(self, pending: int) -> None:
+        self.pending, self.scheduled = pending, 0
+
+    def schedule(self, rows: int) -> None:
+        self.pending -= rows
+        self.scheduled += rows
+
+    def commit(self, rows: int) -> None:
+        self.scheduled -= rows
+
+    def restart(self) -> None:
+        """The scheduled rows will never be read back; schedule them again."""
+        self.schedule(-self.scheduled)
+
+
 @dataclass(eq=False, slots=True)
 class Sequence:
     """``id`` rises in the order of arrival; all requests for one answer have the same. ``priority`` only rises, to
@@ -81,9 +105,9 @@ class Sequence:
     finish_reason: FinishReason | None = None
     # All known tokens: the prompt, then what has been read back from the device.
     tokens: list[int] = field(init=False)
-    # Its page table in each page group while it runs, and how many of its pages are in the prefix cache.
+    # What it holds of each cache kind while it runs, and the nodes of its full pages in the prefix cache.
     tables: list[PageTable] = field(default_factory=list)
-    cache_position: CachePosition = field(default_factory=CachePosition)
+    path: list[Node] = field(default_factory=list)
     # Positions whose keys and values are in the pages, or will be once all open steps are done.
     computed: int = 0
     # Sampled tokens that have not been read back.
@@ -106,6 +130,10 @@ class Sequence:
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
         self.prompt_logprobs = PromptLogprobRows(self.params.prompt_logprobs)
+
+    @property
+    def adapter(self) -> str | None:
+        return self.params.adapter
 
     @property
     def length(self) -> int:

@@ -5,9 +5,10 @@ back.
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from .cache_kind import Copies
 from .sequence import Sequence
 
 
@@ -44,13 +45,13 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``copies`` are, by page group, (source, destination) pairs of pages to copy first. ``admitted`` and
+    """``copies`` are, by cache kind, what to copy first. ``admitted`` and
     ``preempted``: since the step before.
     """
 
     number: int
     rows: list[Row]
-    copies: list[list[tuple[int, int]]]
+    copies: list[Copies]
     admitted: list[Sequence]
     preempted: list[Sequence]
 
@@ -66,11 +67,6 @@ class OpenStep:
     draft_budget: int
     num_sampled: int = 0
     rows: list[Row] = field(default_factory=list)
-    num_groups: InitVar[int] = 1
-    copies: list[list[tuple[int, int]]] = field(init=False)
-
-    def __post_init__(self, num_groups: int) -> None:
-        self.copies = [[] for _ in range(num_groups)]
 
     def add(self, row: Row) -> None:
         self.rows.append(row)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 from hash_runner import MODEL, HashRunner
+from scheduler_traces import pools_of
 from waiting import WAIT_SECONDS
 
 from nearfar.compiler.runtime.batch import Limits
@@ -71,10 +72,9 @@ async def settle(engine: TokenEngine) -> None:
 
 
 def require_no_page_held(engine: TokenEngine) -> None:
-    kv = engine._loop.scheduler.kv
-    for group, pool in enumerate(kv.pools):
-        assert pool.free + pool.idle == pool.size
-        assert pool.idle == kv.prefixes.num_pages(group)
+    for pool in pools_of(engine._loop.scheduler):
+        assert pool.free + len(pool.idle) == pool.size
+        assert pool.idle == pool.nodes
 
 
 @dataclass(slots=True, weakref_slot=True)

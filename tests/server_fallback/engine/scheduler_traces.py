@@ -13,6 +13,7 @@ from hash_model import STOP, next_token
 
 from nearfar.compiler.runtime.page_groups import PageGroup, pages_of_sequence
 from nearfar.server_fallback.engine.config import SchedulerConfig
+from nearfar.server_fallback.engine.pages import Pages
 from nearfar.server_fallback.engine.scheduler import Scheduler
 from nearfar.server_fallback.engine.sequence import Sequence, SequenceParams
 from nearfar.server_fallback.engine.step import Row, Step
@@ -152,21 +153,25 @@ def record_of(step: Step) -> dict[str, Any]:
     return {**record, "prompt_logprobs": prompt_logprobs} if any(prompt_logprobs) else record
 
 
+def pools_of(scheduler: Scheduler) -> list[Pages]:
+    return [kind for kind in scheduler.kv.kinds if isinstance(kind, Pages)]
+
+
 def require_pages(scheduler: Scheduler) -> None:
     """The number of users of each page is right, and no other sequence reads the page that a sequence writes next."""
     size = scheduler.config.page_size
-    for group, pool in enumerate(scheduler.kv.pools):
+    for group, pool in enumerate(pools_of(scheduler)):
         held = Counter(page for sequence in scheduler.running for page in sequence.tables[group].live)
         users = {page: pool.users[page] for page in range(pool.size) if pool.users[page] > 0}
         assert len(users) + pool.free == pool.size
         assert set(held) <= set(users)
         assert all(count - held[page] in (0, 1) for page, count in users.items())
-        assert sum(count - held[page] for page, count in users.items()) == scheduler.kv.prefixes.num_pages(group)
-        assert pool.idle == sum(page not in held for page in users)
+        assert sum(count - held[page] for page, count in users.items()) == len(pool.nodes)
+        assert set(pool.idle) == set(users) - set(held)
         for sequence in scheduler.running:
             table = sequence.tables[group]
             assert len(table.pages) >= -(-sequence.computed // size)
-            assert table.dead <= pool.dead_pages(len(sequence.tokens))
+            assert table.dead <= pool.unread(len(sequence.tokens))
             most = pages_of_sequence(pool.window, scheduler.config.context, size, scheduler.config.max_tokens)
             assert len(table.live) <= most
     slots = [sequence.slot for sequence in scheduler.running]
@@ -186,7 +191,7 @@ def require_step(scheduler: Scheduler, step: Step) -> None:
     # A sequence that must see each token has at most one in flight.
     assert all(row.sequence.in_flight <= 1 for row in step.rows if row.sequence.params.lockstep)
     # A sequence that has just started from another's last page gets a copy before it writes there.
-    for group, pool in enumerate(scheduler.kv.pools):
+    for group, pool in enumerate(pools_of(scheduler)):
         beginners = [page for sequence in step.admitted for page in sequence.tables[group].live]
         for sequence in (row.sequence for row in step.rows):
             own = sequence.tables[group].pages[min(sequence.computed, len(sequence.tokens)) // config.page_size :]

@@ -151,6 +151,6 @@ def test_logits_that_are_not_numbers_fail_one_answer_and_are_not_cached() -> Non
             assert other == answer_of(PROMPT, 6, 64)[0]
             await settle(engine)
             require_no_page_held(engine)
-            assert engine._loop.scheduler.kv.prefixes.match(prompt, 2).length == 0
+            assert engine._loop.scheduler.kv.prefixes.find(prompt, 8).length == 0
 
     run(work())

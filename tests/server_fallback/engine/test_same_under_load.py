@@ -14,6 +14,7 @@ import pytest
 from hash_model import VOCAB
 from hash_runner import MODEL, HashRunner
 from plain_target import compile_plain
+from scheduler_traces import pools_of
 from tiny_models import VOCAB_SIZE
 
 from nearfar.compiler.bundle.folder import open_bundle
@@ -113,7 +114,7 @@ def under_load(
             await asyncio.sleep(0.001)
         scheduler = engine._loop.scheduler
         assert engine.stats().preemptions > 0
-        assert all(pool.free + pool.idle == pool.size for pool in scheduler.kv.pools)
+        assert all(pool.free + len(pool.idle) == pool.size for pool in pools_of(scheduler))
         await engine.close()
         return answers
 

@@ -11,9 +11,10 @@ from hash_model import STOP, VOCAB, next_token
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from scheduler_traces import HashDevice, config_of, require_pages, require_step, shift_of
+from scheduler_traces import HashDevice, config_of, pools_of, require_pages, require_step, shift_of
 
 from nearfar.compiler.runtime.page_groups import PageGroup, pages_of_sequence
+from nearfar.server_fallback.engine.cache_kind import PageTable
 from nearfar.server_fallback.engine.config import SchedulerConfig
 from nearfar.server_fallback.engine.scheduler import Scheduler
 from nearfar.server_fallback.engine.sequence import FINISHED, RUNNING, Sequence, SequenceParams
@@ -176,7 +177,7 @@ class Scheduling(RuleBasedStateMachine):
         self.open.clear()
         self.scheduler.reset()
         self.device = HashDevice(self.config)
-        assert all(pool.free == pool.size for pool in self.scheduler.kv.pools)
+        assert all(pool.free == pool.size for pool in pools_of(self.scheduler))
 
     @invariant()
     def pages_are_accounted_for(self) -> None:
@@ -206,13 +207,12 @@ class Scheduling(RuleBasedStateMachine):
                 assert found or not tokens
             else:
                 assert (found, sequence.finish_reason) == (tokens, finish)
-        prefixes = self.scheduler.kv.prefixes
-        for group, pool in enumerate(self.scheduler.kv.pools):
-            assert pool.free + pool.idle == pool.size
-            assert pool.idle == prefixes.num_pages(group)
-        for group, pool in reversed(list(enumerate(self.scheduler.kv.pools))):
-            while prefixes.evict(group):
-                pass
+        for pool in pools_of(self.scheduler):
+            assert pool.free + len(pool.idle) == pool.size
+            assert pool.idle == pool.nodes
+        for pool in reversed(pools_of(self.scheduler)):
+            while pool.idle:
+                self.scheduler.kv.prefixes.evict(pool)
             assert pool.free == pool.size
 
 
@@ -298,6 +298,13 @@ def test_a_page_that_is_shared_and_not_full_is_copied_before_it_is_written() -> 
     assert [sequence.cached_tokens for sequence in others] == [5, 5]
 
 
+class Borrower:
+    """Holds pages that are no sequence's."""
+
+    def __init__(self) -> None:
+        self.tables = [PageTable()]
+
+
 def test_without_a_free_page_a_fork_computes_its_last_page_again() -> None:
     own = config(max_sequences=2, pages=4, context=16)
     scheduler, device = Scheduler(own), HashDevice(own)
@@ -306,9 +313,9 @@ def test_without_a_free_page_a_fork_computes_its_last_page_again() -> None:
     turn(scheduler, device)
     second = request(1, list(first.prompt), 2, leader=first)
     scheduler.add(second)
-    held = [scheduler.kv.pools[0].allocate() for _ in range(scheduler.kv.pools[0].free)]
-    for page in held[1:]:
-        scheduler.kv.pools[0].release(page)
+    # One page of all that are free is lent.
+    lent, (pool,) = Borrower(), pools_of(scheduler)
+    pool.reserve(lent, 0, 4)
     while first.state != FINISHED or second.state != FINISHED:
         turn(scheduler, device)
     assert first.tokens == second.tokens == [*first.prompt, *alone(first, 16)[0]]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hash_model import VOCAB
 from hash_runner import MODEL, HashRunner
+from scheduler_traces import pools_of
 from test_same_under_load import Answer, alone, answer, left_early, mixed_requests
 from tiny_models import VOCAB_SIZE
 
@@ -60,9 +61,9 @@ def speculating(
         while engine.stats().running or engine.stats().waiting:
             await asyncio.sleep(0.001)
         scheduler = engine._loop.scheduler
-        assert all(pool.free + pool.idle == pool.size for pool in scheduler.kv.pools)
+        assert all(pool.free + len(pool.idle) == pool.size for pool in pools_of(scheduler))
         if draft is not None:
-            assert all(pool.free == pool.size for pool in draft._pools)
+            assert all(pool.free == pool.size for pool in draft._kinds)
         stats = engine.stats()
         await engine.close()
         return [found for found in answers if found is not None], stats

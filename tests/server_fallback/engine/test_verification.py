@@ -154,7 +154,7 @@ def test_between_rounds_a_stream_holds_nothing_and_goes_on_when_its_pages_are_go
         assert given.cached_tokens == 0
         assert found + given.token_ids == tokens[:6]
         # A cache without a free page makes room for drafts.
-        assert engine._loop.scheduler.kv.pools[0].free < 3
+        assert engine._loop.scheduler.kv.kinds[0].free < 3
         await engine.close()
 
     run(work())

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 from hash_model import VOCAB
-from scheduler_traces import HashDevice, config_of, require_pages
+from scheduler_traces import HashDevice, config_of, pools_of, require_pages
 
 from nearfar.server_fallback.engine.scheduler import Scheduler
 from nearfar.server_fallback.engine.sequence import FINISHED, Sequence, SequenceParams
@@ -51,14 +51,14 @@ def test_a_next_turn_starts_from_the_complete_conversation(pages: int, copies: i
         assert found == before
     assert chat.copies == copies
     # Only the longest of several sequences with the same beginning is kept.
-    assert chat.scheduler.kv.prefixes.num_pages() == 1
+    assert len(pools_of(chat.scheduler)[0].nodes) == 1
 
 
 def test_prompts_share_their_common_prefix_and_adapters_share_nothing() -> None:
     chat = Chat(4)
     chat.ask(PROMPT)
     assert chat.ask([*PROMPT[:12], 9, 9, 9])[0] == 12
-    assert chat.scheduler.kv.prefixes.num_pages() == 2
+    assert len(pools_of(chat.scheduler)[0].nodes) == 2
     assert chat.ask([2, *PROMPT])[0] == 0
     assert chat.ask(PROMPT, adapter="a")[0] == 0
     # The last token is always computed.

@@ -1,4 +1,4 @@
-"""The page pool and the prefix cache against plain dictionaries, for any order of calls."""
+"""Pages and the prefix cache against plain dictionaries, for any order of calls."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from nearfar.compiler.runtime.page_groups import PageGroup
-from nearfar.server_fallback.engine.page_pool import PagePool
-from nearfar.server_fallback.engine.page_table import PageTable
-from nearfar.server_fallback.engine.prefix_cache import CachePosition, PrefixCache
+from nearfar.server_fallback.engine.cache_kind import Node, PageTable, Prefix
+from nearfar.server_fallback.engine.pages import Pages
+from nearfar.server_fallback.engine.prefix_cache import PrefixCache
 
 SIZE, PAGE = 12, 2
 Known = tuple[str | None, tuple[int, ...]]
 
 
+def pages_of(group: PageGroup, page_size: int, index: int = 0) -> Pages:
+    return Pages(index, group, page_size, context=64, max_tokens=64)
+
+
 class Holder:
     """The pages of a sequence, whose tokens fill complete pages."""
 
-    def __init__(self, adapter: str | None, pool: PagePool) -> None:
-        self.adapter = adapter
-        self.tokens: list[int] = []
-        self.tables = [PageTable(pool)]
-        self.position = CachePosition()
+    def __init__(self, adapter: str | None = None, tokens: tuple[int, ...] = (), kinds: int = 1) -> None:
+        self.adapter, self.tokens = adapter, list(tokens)
+        self.tables = [PageTable() for _ in range(kinds)]
+        self.path: list[Node] = []
 
     @property
     def pages(self) -> list[int]:
@@ -34,7 +37,7 @@ class Holder:
 class PoolAndCache(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.pool = PagePool(PageGroup(SIZE), PAGE)
+        self.pool = pages_of(PageGroup(SIZE), PAGE)
         self.cache = PrefixCache([self.pool], PAGE)
         self.holders: list[Holder] = []
         # The cached prefixes with their pages, and the order of their last use.
@@ -44,18 +47,19 @@ class PoolAndCache(RuleBasedStateMachine):
 
     @rule(adapter=st.sampled_from([None, "a"]), tokens=st.lists(st.integers(0, 1), min_size=2, max_size=8))
     def start(self, adapter: str | None, tokens: list[int]) -> None:
-        holder = Holder(adapter, self.pool)
+        holder = Holder(adapter)
         expected: list[int] = []
         for end in range(PAGE, len(tokens) + 1, PAGE):
             page = self.known.get((adapter, tuple(tokens[:end])))
             if page is None:
                 break
             expected.append(page)
-        match = self.cache.match(tokens, len(tokens) // PAGE, adapter)
-        assert match == (PAGE * len(expected), [expected])
-        holder.tables[0].extend(expected, 0)
-        holder.tokens = tokens[: match.length]
-        self.cache.insert(holder.position, holder.tokens, holder.tables, len(expected), adapter)
+        prefix = self.cache.find(tokens, len(tokens), adapter)
+        assert prefix.length == PAGE * len(expected)
+        self.pool.restore(holder, prefix)
+        assert holder.pages == expected
+        holder.tokens = tokens[: prefix.length]
+        self.cache.insert(holder, len(expected))
         self.holders.append(holder)
         self.touch(holder)
 
@@ -65,10 +69,10 @@ class PoolAndCache(RuleBasedStateMachine):
         holder = data.draw(st.sampled_from(self.holders))
         if self.pool.free == 0 and not self.evict_oldest():
             return
-        holder.tables[0].allocate(1)
+        self.pool.reserve(holder, len(holder.tokens), len(holder.tokens) + PAGE)
         holder.tokens += tokens
         pages = holder.pages
-        self.cache.insert(holder.position, holder.tokens, holder.tables, len(pages), holder.adapter)
+        self.cache.insert(holder, len(pages))
         for index, page in enumerate(pages):
             known = (holder.adapter, tuple(holder.tokens[: (index + 1) * PAGE]))
             # The page that was cached first stays.
@@ -81,7 +85,7 @@ class PoolAndCache(RuleBasedStateMachine):
         holder = data.draw(st.sampled_from(self.holders))
         self.holders.remove(holder)
         if wrong:
-            self.cache.discard(holder.position, holder.tables)
+            self.cache.discard(holder)
             held = {page for other in self.holders for page in other.pages}
             for end in range(len(holder.tokens), 0, -PAGE):
                 known = (holder.adapter, tuple(holder.tokens[:end]))
@@ -89,7 +93,7 @@ class PoolAndCache(RuleBasedStateMachine):
                     break
                 self.known.pop(known, None)
         else:
-            self.cache.leave(holder.position, holder.tables)
+            self.cache.leave(holder)
 
     @rule()
     def evict(self) -> None:
@@ -98,7 +102,7 @@ class PoolAndCache(RuleBasedStateMachine):
     @rule()
     def clear(self) -> None:
         for holder in self.holders:
-            self.cache.leave(holder.position, holder.tables)
+            self.cache.leave(holder)
         self.holders.clear()
         self.cache.clear()
         self.known.clear()
@@ -109,8 +113,8 @@ class PoolAndCache(RuleBasedStateMachine):
         users.update(self.known.values())
         assert {page: self.pool.users[page] for page in range(SIZE)} == {page: users[page] for page in range(SIZE)}
         assert self.pool.free == SIZE - len(users)
-        assert self.cache.num_pages() == len(self.known)
-        assert self.pool.idle == sum(users[page] == 1 for page in self.known.values())
+        assert len(self.pool.nodes) == len(self.known)
+        assert set(self.pool.idle) == {page for page in self.known.values() if users[page] == 1}
 
     def touch(self, holder: Holder) -> None:
         self.clock += 1
@@ -121,8 +125,9 @@ class PoolAndCache(RuleBasedStateMachine):
         held = {page for holder in self.holders for page in holder.pages}
         idle = [known for known, page in self.known.items() if page not in held]
         leaves = [known for known in idle if not any(self.is_behind(other, known) for other in self.known)]
-        assert self.cache.evict() == bool(leaves)
+        assert bool(self.pool.idle) == bool(leaves)
         if leaves:
+            self.cache.evict(self.pool)
             del self.known[min(leaves, key=lambda known: self.used[known])]
         return bool(leaves)
 
@@ -136,66 +141,76 @@ TestPoolAndCache.settings = settings(max_examples=100, stateful_step_count=30, d
 
 
 def test_an_evicted_page_is_the_one_not_used_for_longest() -> None:
-    pool = PagePool(PageGroup(4), 1)
+    pool = pages_of(PageGroup(4), 1)
     cache = PrefixCache([pool], 1)
     for token in (1, 2, 3):
-        cache.leave(*inserted(cache, pool, token))
-    cache.match([1], 1)
-    assert [cache.evict() for _ in range(2)] == [True, True]
-    assert [cache.match([token], 1).pages for token in (1, 2, 3)] == [[[0]], [[]], [[]]]
+        cache.leave(inserted(cache, pool, token))
+    cache.find([1], 1)
+    for _ in range(2):
+        cache.evict(pool)
+    assert [cache.find([token], 1).length for token in (1, 2, 3)] == [1, 0, 0]
 
 
 def test_a_running_sequences_pages_are_never_evicted_and_count_as_used_when_it_leaves() -> None:
-    pool = PagePool(PageGroup(4), 1)
+    pool = pages_of(PageGroup(4), 1)
     cache = PrefixCache([pool], 1)
-    running, held = inserted(cache, pool, 1)
-    cache.leave(*inserted(cache, pool, 2))
-    cache.insert(running, [1], held, 1)
-    cache.leave(running, held)
-    assert cache.evict()
-    assert cache.match([1], 1).pages == [[0]]
-    assert cache.match([2], 1).pages == [[]]
+    running = inserted(cache, pool, 1)
+    cache.leave(inserted(cache, pool, 2))
+    assert list(pool.idle) == [1]
+    cache.leave(running)
+    cache.evict(pool)
+    assert [cache.find([token], 1).length for token in (1, 2)] == [1, 0]
 
 
-def inserted(cache: PrefixCache, pool: PagePool, token: int) -> tuple[CachePosition, list[PageTable]]:
+def inserted(cache: PrefixCache, pool: Pages, token: int) -> Holder:
     """A sequence of one token, in the cache."""
-    position, tables = CachePosition(), [PageTable(pool)]
-    tables[0].allocate(1)
-    cache.insert(position, [token], tables, 1)
-    return position, tables
+    holder = Holder(tokens=(token,))
+    pool.reserve(holder, 0, 1)
+    cache.insert(holder, 1)
+    return holder
 
 
 def test_a_prefix_needs_only_the_pages_within_the_window_before_its_end() -> None:
-    full, windowed = PagePool(PageGroup(8), 2), PagePool(PageGroup(8, window=3), 2)
+    full, windowed = pages_of(PageGroup(8), 2), pages_of(PageGroup(8, window=3), 2, index=1)
     cache = PrefixCache([full, windowed], 2)
-    position, tables, tokens = CachePosition(), [PageTable(full), PageTable(windowed)], [1, 2, 3, 4, 5, 6]
-    for table in tables:
-        table.allocate(3)
-    cache.insert(position, tokens, tables, 3)
-    tables[1].give_back(6)
-    assert (list(tables[1].pages), tables[1].dead) == ([0, 0, 2], 2)
+    holder = Holder(tokens=(1, 2, 3, 4, 5, 6), kinds=2)
+    for kind in (full, windowed):
+        kind.reserve(holder, 0, 6)
+    cache.insert(holder, 3)
+    windowed.trim(holder, 6)
+    assert (list(holder.tables[1].pages), holder.tables[1].dead) == ([0, 0, 2], 2)
     # The freed pages are in the cache until they are evicted.
-    assert cache.match(tokens, 2).pages == [[0, 1], [0, 1]]
-    assert [cache.evict(1) for _ in range(3)] == [True, True, False]
-    assert cache.match(tokens, 2) == (0, [[], []])
-    assert cache.match(tokens, 3) == (6, [[0, 1, 2], [0, 0, 2]])
-    cache.leave(position, tables)
+    assert pages_in(cache.find(holder.tokens, 4)) == [[0, 1], [0, 1]]
+    for _ in range(2):
+        cache.evict(windowed)
+    assert not windowed.idle
+    assert cache.find(holder.tokens, 4).length == 0
+    assert pages_in(cache.find(holder.tokens, 6)) == [[0, 1, 2], [None, None, 2]]
+    cache.leave(holder)
     # Without its last page of the full layers, the prefix is shorter in both groups.
-    assert cache.evict(0)
-    assert (cache.num_pages(0), cache.num_pages(1)) == (2, 0)
-    assert cache.match(tokens, 3).length == 0
+    cache.evict(full)
+    assert (len(full.nodes), len(windowed.nodes)) == (2, 0)
+    assert cache.find(holder.tokens, 6).length == 0
+
+
+def pages_in(prefix: Prefix) -> list[list[int | None]]:
+    return [list(pages) for pages in zip(*(node.snapshots for node in prefix.path), strict=True)]
 
 
 def test_a_shared_page_is_free_after_its_last_user_and_not_before() -> None:
-    pool = PagePool(PageGroup(2), PAGE)
-    page = pool.allocate()
-    pool.share(page)
-    pool.share(page)
-    assert (pool.free, pool.users[page]) == (1, 3)
-    pool.release(page)
-    pool.release(page)
-    assert (pool.free, pool.users[page]) == (1, 1)
-    assert pool.allocate() != page
-    pool.release(page)
+    pool = pages_of(PageGroup(2), PAGE)
+    first, second, third, fourth = (Holder() for _ in range(4))
+    pool.reserve(first, 0, PAGE)
+    for other in (second, third):
+        pool.fork(first, other, PAGE)
+    assert (pool.free, pool.users[first.pages[0]]) == (1, 3)
+    for holder in (first, second):
+        pool.drop(holder)
+    assert (pool.free, pool.users[third.pages[0]]) == (1, 1)
+    pool.reserve(fourth, 0, PAGE)
+    assert fourth.pages != third.pages
+    pages = third.pages
+    pool.drop(third)
     assert pool.free == 1
-    assert pool.allocate() == page
+    pool.reserve(second, 0, PAGE)
+    assert second.pages == pages
