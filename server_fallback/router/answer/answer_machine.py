@@ -1,47 +1,23 @@
 """The answer machine: the course of one answer that two sides may write.
 
-`AnswerMachine.step` receives an event and returns the effects that the driver must carry out, in order. The machine is
-`web/src/shared/router/answer_machine.ts`, which says its rules, with the watch of near's tokens beside it.
+`AnswerMachine.step` receives an event and returns the effects that the driver must carry out, in order. Both are
+objects with a "type", which `web/src/shared/router/events.ts` lists. The machine is `answer_machine.ts` beside it,
+which states its rules, with the watch of near's tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from nearfar.compiler.shared.script import SharedScript
 
 from ...schema.route import Side
-from .events import Effect, EscalationReason, Event, TimerName, effect_of_json, event_json
+from ..decision.policy import Escalation
 
-if TYPE_CHECKING:
-    from ..decision.policy import Escalation
-
+Event = Mapping[str, Any]
+Effect = Mapping[str, Any]
 Phase = Literal["choosing", "running", "switching", "done", "failed", "aborted"]
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """The policy's rules for an answer, and facts about the request. Times are in milliseconds.
-
-    ``then``: the effect of an escalation. ``warm``: when far computes the prompt of an answer that may be handed over
-    to it. ``retries``: the number of further attempts of a side before its first token. ``private``: far gets no
-    request. ``resumes``: the sides that can continue a given text; any other side starts over, and the text shown so
-    far is withdrawn.
-    """
-
-    then: Literal["never", "continue", "restart"] = "never"
-    warm: Literal["never", "doubt", "always"] = "never"
-    near_continues: bool = True
-    far_takes_over: bool = True
-    near_first_token_ms: int = 20_000
-    far_first_token_ms: int = 20_000
-    between_tokens_ms: int = 20_000
-    hedge_after_ms: int | None = None
-    retries: int = 1
-    private: bool = False
-    resumes: tuple[Side, ...] = ("near", "far")
 
 
 class WatchedToken(NamedTuple):
@@ -55,28 +31,29 @@ class WatchedToken(NamedTuple):
 class AnswerMachine:
     """``side`` writes, or is the first to be asked; with ``reason`` and ``switched_at`` it is the answer's route.
 
-    ``watched``: the rules of the watch; without them, near's answer never escalates. ``doubts``: a token has made an
-    escalation likely. Used in one thread, and closed after the answer.
+    ``rules`` are those of `Policy.answer_rules`. ``watched``: the rules of the watch; without them, near's answer never
+    escalates. ``doubts``: a token has made an escalation likely. Used in one thread, and closed after the answer.
     """
 
-    def __init__(self, rules: Rules, watched: Escalation | None = None) -> None:
-        self.rules, self.watched = rules, watched
+    def __init__(self, rules: Mapping[str, Any], watched: Escalation | None = None) -> None:
+        self.watched = watched
         self.phase: Phase = "choosing"
         self.side: Side | None = None
         self.reason = ""
         self.switched_at: int | None = None
         self.doubts = False
         self._script = SharedScript.of_thread()
-        self._id: int = self._script.ask("openAnswer", asdict(rules), None if watched is None else watched.model_dump())
+        self._id: int = self._script.ask("openAnswer", rules, None if watched is None else watched.model_dump())
 
-    def step(self, event: Event) -> tuple[Effect, ...]:
+    def step(self, event: Event) -> Sequence[Effect]:
         """The effects of an event: none after the end, or for an event of an attempt that no longer runs."""
-        answer = self._script.ask("stepAnswer", self._id, event_json(event))
+        answer = self._script.ask("stepAnswer", self._id, event)
         self.phase, self.side = answer["phase"], answer["side"]
         self.reason, self.switched_at = answer["reason"], answer["switched_at"]
-        return tuple(map(effect_of_json, answer["effects"]))
+        effects: Sequence[Effect] = answer["effects"]
+        return effects
 
-    def watch(self, tokens: Sequence[WatchedToken]) -> EscalationReason | None:
+    def watch(self, tokens: Sequence[WatchedToken]) -> str | None:
         """The reason to escalate after tokens of near's answer, if there is one."""
         written = [
             {
@@ -88,13 +65,13 @@ class AnswerMachine:
         ]
         answer = self._script.ask("watchAnswer", self._id, written)
         self.doubts = answer["doubts"]
-        reason: EscalationReason | None = answer["reason"]
+        reason: str | None = answer["reason"]
         return reason
 
-    def timed_side(self, timer: TimerName) -> Side | None:
+    def timed_side(self, timer: str) -> Side | None:
         """The side that a timer waits for; None for the hedge timer."""
-        sides: dict[TimerName, Side | None] = {"near_first_token": "near", "far_first_token": "far"}
-        return self.side if timer == "between_tokens" else sides.get(timer)
+        side: Side | None = self._script.ask("answerTimedSide", self._id, timer)
+        return side
 
     def close(self) -> None:
         self._script.ask("closeAnswer", self._id)

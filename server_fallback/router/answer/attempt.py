@@ -7,12 +7,14 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Any
 
 from nearfar.compiler.errors import NearfarError
 
 from ...schema.common import Usage
 from ...schema.route import Side
 from ..sides.answer_piece import AnswerPiece
+from .answer_machine import Event
 
 # The wait before a second attempt is between half of this and all of it. It doubles with each further attempt.
 RETRY_SECONDS = 0.1
@@ -45,6 +47,10 @@ class Attempt:
     @property
     def started(self) -> bool:
         return self.first_token_seconds is not None
+
+    def event(self, kind: str, /, **fields: Any) -> Event:
+        """An event of the answer machine about this attempt."""
+        return {"type": kind, "side": self.side, "attempt": self.number, **fields}
 
     def record(self, piece: AnswerPiece) -> None:
         if piece.has_content and self.first_token_seconds is None:

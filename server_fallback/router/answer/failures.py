@@ -7,30 +7,30 @@ from collections.abc import Mapping
 from nearfar.compiler.errors import NearfarError, QueueFull, RequestError, Unavailable
 
 from ...schema.route import Side
-from .answer_machine import Rules
-from .events import Fail, FailureKind
+from ..decision.policy import Timeouts
+from .answer_machine import Effect
 
 # The server, or a proxy in front of it, is overloaded.
 OVERLOADED = (429, 503, 529)
 # Errors that every request to the far side would get, so near may well answer.
-SERVER_FAULTS: Mapping[object, FailureKind] = {
+SERVER_FAULTS: Mapping[object, str] = {
     "wrong_key": "unauthorized",
     "api_version": "server",
     "unknown_model": "server",
 }
 
 
-def failure_of(side: Side, error: NearfarError, rules: Rules) -> tuple[FailureKind, bool]:
+def failure_of(side: Side, error: NearfarError, timeouts: Timeouts) -> tuple[str, bool]:
     """The kind of failure, and whether a retry may succeed within the time limits of the policy."""
     kind, retryable = _failure_of(side, error)
     wait, limit_ms = (
         error.details.get("retry_after_seconds"),
-        rules.near_first_token_ms if side == "near" else rules.far_first_token_ms,
+        timeouts.near_first_token_ms if side == "near" else timeouts.far_first_token_ms,
     )
     return kind, retryable and not (isinstance(wait, int | float) and wait * 1000 >= limit_ms)
 
 
-def _failure_of(side: Side, error: NearfarError) -> tuple[FailureKind, bool]:
+def _failure_of(side: Side, error: NearfarError) -> tuple[str, bool]:
     status = error.details.get("status")
     if status in (401, 403):
         return "unauthorized", False
@@ -50,13 +50,13 @@ def _failure_of(side: Side, error: NearfarError) -> tuple[FailureKind, bool]:
     return "server", False
 
 
-def client_error(fail: Fail, rules: Rules, error: NearfarError | None) -> NearfarError:
+def client_error(fail: Effect, timeouts: Timeouts, error: NearfarError | None) -> NearfarError:
     """The error that the client gets for the last failure."""
-    if fail.kind == "timeout" or error is None:
-        first = rules.near_first_token_ms if fail.side == "near" else rules.far_first_token_ms
+    if fail["kind"] == "timeout" or error is None:
+        first = timeouts.near_first_token_ms if fail["side"] == "near" else timeouts.far_first_token_ms
         return Unavailable(
-            f"{fail.side}: no token came in time (the policy allows {first} ms for the first, "
-            f"{rules.between_tokens_ms} ms between two); try again, or allow more time",
-            code=fail.reason,
+            f"{fail['side']}: no token came in time (the policy allows {first} ms for the first, "
+            f"{timeouts.between_tokens_ms} ms between two); try again, or allow more time",
+            code=fail["reason"],
         )
     return error

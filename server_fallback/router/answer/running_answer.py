@@ -27,37 +27,14 @@ from ..decision.decide import Choice
 from ..decision.policy import Escalation
 from ..decision.situation import Message, Situation
 from ..sides.answer_piece import AnswerPiece
-from ..sides.continued import continued, limits
+from ..sides.continued import continued, limits, resuming
 from ..sides.sides import Sides
 from ..sides.texts import conversation_of
-from .answer_machine import AnswerMachine, WatchedToken
+from .answer_machine import AnswerMachine, Effect, Event, WatchedToken
 from .attempt import Attempt, retry_seconds
 from .continuation import far_continuation
-from .events import (
-    Ask,
-    Cancel,
-    CancelTimer,
-    CircuitOutcome,
-    Doubt,
-    Effect,
-    Emit,
-    End,
-    Escalate,
-    Event,
-    Fail,
-    Failed,
-    Finish,
-    Start,
-    Switch,
-    Tick,
-    Timer,
-    Token,
-    Warm,
-    Withdraw,
-)
 from .failures import client_error, failure_of
 from .forms import ChunkT, Form
-from .rules import rules_of
 from .shown import Shown
 from .signals import SIGNAL_TOKENS, near_signals
 from .timers import Due, Timers
@@ -178,15 +155,21 @@ class RunningAnswer(Generic[ChunkT]):
                 return Unavailable("near: no token came in time", code="near_timeout")
         return None
 
-    def _start(self) -> Start:
+    def _start(self) -> Event:
         decision, policy = self._choice.decision, self._sides.policy
         assert decision.side is not None
         watched = policy.escalation if policy.escalation.then != "never" and not decision.private else None
-        self._machine = AnswerMachine(rules_of(self._sides, self._request, private=decision.private), watched)
+        dialect = None if self._sides.far is None else self._sides.far.far.dialect
+        rules = policy.answer_rules(
+            private=decision.private,
+            resumes=resuming(self._request, dialect),
+            reports_cache=dialect not in (None, "openai"),
+        )
+        self._machine = AnswerMachine(rules, watched)
         if decision.side == "far" and "near" in self._current:
             self._current.pop("near").stop()
             self._held.clear()
-        return Start(decision.side, decision.reason, self._choice.standby)
+        return {"type": "start", "side": decision.side, "reason": decision.reason, "standby": self._choice.standby}
 
     def _events(self, update: Update) -> Iterator[tuple[Event, AnswerPiece | None]]:
         if isinstance(update, Due):
@@ -196,9 +179,9 @@ class RunningAnswer(Generic[ChunkT]):
             attempt = None if side is None else self._current.get(side)
             if attempt is not None and attempt.finish_reason is not None:
                 # The answer is complete; the router does not wait longer for its usage.
-                yield End(attempt.side, attempt.number, attempt.finish_reason), None
+                yield attempt.event("end", finish_reason=attempt.finish_reason), None
             else:
-                yield Tick(update.timer), None
+                yield {"type": "tick", "timer": update.timer}, None
             return
         attempt, output = update
         side = attempt.side
@@ -210,14 +193,15 @@ class RunningAnswer(Generic[ChunkT]):
                 output = AnswerPiece(usage=output.usage)
             attempt.record(output)
             if output.has_content:
-                yield Token(side, attempt.number, output.text, bool(output.tool_calls), bool(output.reasoning)), output
+                has = {"tool_call": bool(output.tool_calls), "reasoning": bool(output.reasoning)}
+                yield attempt.event("token", text=output.text, **has), output
                 warning = self._check_piece(attempt, output)
                 if warning is not None:
                     yield warning, None
             return
         if attempt.finish_reason is not None and isinstance(output, NearfarError | None):
             # A failure after the end changes nothing.
-            yield End(side, attempt.number, attempt.finish_reason), None
+            yield attempt.event("end", finish_reason=attempt.finish_reason), None
             return
         error = output or Unavailable(f"{side}: its answer stopped before the end; try again")
         if not isinstance(error, NearfarError) or isinstance(error, DeadlineExceeded):
@@ -231,11 +215,11 @@ class RunningAnswer(Generic[ChunkT]):
             and self._watched is not None
             and self._watched.failing_schema
         ):
-            yield Escalate("escalated_schema"), None
-        kind, retryable = failure_of(side, error, self._running.rules)
-        yield Failed(side, attempt.number, kind, retryable), None
+            yield {"type": "escalate", "reason": "escalated_schema"}, None
+        kind, retryable = failure_of(side, error, self._sides.policy.timeouts)
+        yield attempt.event("failed", kind=kind, retryable=retryable), None
 
-    def _check_piece(self, attempt: Attempt, piece: AnswerPiece) -> Escalate | Doubt | None:
+    def _check_piece(self, attempt: Attempt, piece: AnswerPiece) -> Event | None:
         """Whether the last piece gives reason to end near's answer, or to doubt it."""
         machine = self._running
         if machine.watched is None or attempt.side != "near" or machine.side != "near" or machine.phase != "running":
@@ -249,7 +233,9 @@ class RunningAnswer(Generic[ChunkT]):
             for token in piece.tokens
         ]
         reason = machine.watch(tokens or [WatchedToken(piece.text)])
-        return Escalate(reason) if reason is not None else Doubt() if machine.doubts else None
+        if reason is not None:
+            return {"type": "escalate", "reason": reason}
+        return {"type": "doubt"} if machine.doubts else None
 
     async def _apply(self, event: Event, piece: AnswerPiece | None = None) -> list[ChunkT]:
         """Process the event in the machine and carry out its effects."""
@@ -257,40 +243,42 @@ class RunningAnswer(Generic[ChunkT]):
         effects = machine.step(event)
         chunks: list[ChunkT] = []
         for effect in effects:
-            chunks += self._show(piece) if isinstance(effect, Emit) and piece is not None else self._do(effect)
-        runs = isinstance(event, Token) and machine.phase == "running" and machine.side == event.side
-        if runs and piece is not None and not any(isinstance(effect, Emit) for effect in effects):
+            chunks += self._show(piece) if effect["type"] == "emit" and piece is not None else self._do(effect)
+        runs = event["type"] == "token" and machine.phase == "running" and machine.side == event["side"]
+        if runs and piece is not None and not any(effect["type"] == "emit" for effect in effects):
             # This is a token whose character is not complete yet.
             chunks += self._show(piece)
         return chunks
 
     def _do(self, effect: Effect) -> list[ChunkT]:
         match effect:
-            case Ask(side, continue_from, number):
+            case {"type": "ask", "side": side, "continue_from": continue_from, "attempt": number}:
                 self._ask(side, continue_from, number)
-            case Warm():
+            case {"type": "warm"}:
                 assert not self._choice.decision.private, "a private request does not leave"
                 self._warm_up = WarmUp(self._sides, self._request, self._call, self._conversation())
-            case Cancel(side):
+            case {"type": "cancel", "side": side}:
                 self._current.pop(side).stop()
-            case Withdraw():
+            case {"type": "withdraw"}:
                 self._shown = Shown(route=self._shown.route)
-            case Timer(name, ms):
+            case {"type": "timer", "name": name, "ms": ms}:
                 self._timers.set(name, ms)
-            case CancelTimer(name):
+            case {"type": "cancel_timer", "name": name}:
                 self._timers.stop(name)
-            case CircuitOutcome(side, "succeeded"):
+            case {"type": "circuit", "side": side, "outcome": "succeeded"}:
                 self._sides.circuits[side].succeeded()
-            case CircuitOutcome(side):
+            case {"type": "circuit", "side": side}:
                 self._sides.circuits[side].failed()
-            case Finish():
-                return self._finish(effect)
-            case Fail():
-                error = None if effect.side is None else self._errors.get(effect.side)
-                raise client_error(effect, self._running.rules, error)
-            case Emit() | Switch():
+            case {"type": "finish", "finish_reason": finish_reason}:
+                return self._finish(finish_reason)
+            case {"type": "fail", "side": side}:
+                error = None if side is None else self._errors.get(side)
+                raise client_error(effect, self._sides.policy.timeouts, error)
+            case {"type": "emit" | "switch"}:
                 # The route of the next chunk reports the switch.
                 pass
+            case _:
+                raise AssertionError(f"{effect} is not an effect of the answer machine")
         return []
 
     def _ask(self, side: Side, continue_from: str | None, number: int) -> None:
@@ -364,25 +352,28 @@ class RunningAnswer(Generic[ChunkT]):
     def _show(self, piece: AnswerPiece) -> list[ChunkT]:
         machine, shown = self._running, self._shown
         assert machine.side is not None
-        route, first = self._route(machine.side, machine.reason, machine.switched_at), shown.route is None
+        route, first = self._route(), shown.route is None
         chunks = list(self._form.chunks(piece, len(shown.text), None if route == shown.route else route, first=first))
         shown.route = route
         shown.add(self._current[machine.side], piece)
         return chunks
 
-    def _finish(self, finish: Finish) -> list[ChunkT]:
+    def _finish(self, finish_reason: str) -> list[ChunkT]:
         self._over = True
-        attempt, shown = self._current[finish.side], self._shown
+        side, shown = self._running.side, self._shown
+        assert side is not None
+        attempt = self._current[side]
         usage = shown.usage(attempt, self._situation.near.prompt_tokens)
         if len(self._attempts) == 1 and attempt.first_token_seconds is not None:
             total_seconds = monotonic() - attempt.requested_at
-            self._sides.record_finished(finish.side, usage, attempt.first_token_seconds, total_seconds)
-        self._sides.record_conversation(finish.side, self._conversation(), shown.text_with_calls)
-        route = self._route(finish.side, finish.reason, finish.switched_at)
-        return list(self._form.last_chunks(finish.finish_reason, usage, route, first=shown.route is None))
+            self._sides.record_finished(side, usage, attempt.first_token_seconds, total_seconds)
+        self._sides.record_conversation(side, self._conversation(), shown.text_with_calls)
+        return list(self._form.last_chunks(finish_reason, usage, self._route(), first=shown.route is None))
 
-    def _route(self, side: Side, reason: str, switched_at: int | None) -> Route:
-        return Route(side=side, reason=reason, scores=dict(self._choice.decision.scores), switched_at=switched_at)
+    def _route(self) -> Route:
+        machine, scores = self._running, dict(self._choice.decision.scores)
+        assert machine.side is not None
+        return Route(side=machine.side, reason=machine.reason, scores=scores, switched_at=machine.switched_at)
 
     def _conversation(self) -> tuple[Message, ...]:
         return conversation_of(self._request, self._situation.messages)

@@ -6,14 +6,12 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .events import TimerName
-
 
 @dataclass(frozen=True, slots=True)
 class Due:
     """The timer is due, unless it was stopped or restarted since: then its ``serial`` is no longer the current one."""
 
-    timer: TimerName
+    timer: str
     serial: int
 
 
@@ -22,16 +20,16 @@ class Timers:
 
     def __init__(self, notify: Callable[[Due], object]) -> None:
         self._notify = notify
-        self._running: dict[TimerName, tuple[int, asyncio.TimerHandle]] = {}
+        self._running: dict[str, tuple[int, asyncio.TimerHandle]] = {}
         self._serial = 0
 
-    def set(self, name: TimerName, ms: int) -> None:
+    def set(self, name: str, ms: int) -> None:
         self.stop(name)
         self._serial += 1
         handle = asyncio.get_running_loop().call_later(ms / 1000, self._notify, Due(name, self._serial))
         self._running[name] = (self._serial, handle)
 
-    def stop(self, name: TimerName) -> None:
+    def stop(self, name: str) -> None:
         if name in self._running:
             self._running.pop(name)[1].cancel()
 

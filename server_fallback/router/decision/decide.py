@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from nearfar.compiler.errors import NearfarError
 from nearfar.compiler.shared.script import SharedScript
@@ -56,13 +55,7 @@ def choose(policy: Policy, situation: Situation, *, private: bool, embeds: bool 
     Raises RequestError with the code "unknown_label" for a label that the policy does not have, and with
     "bad_situation" for a vector that the predictor's model cannot have made.
     """
-    script = SharedScript.of_thread()
-    arguments = (policy.key, situation.to_json(), private, embeds)
-    answer: dict[str, Any] | None = script.ask("choose", *arguments)
-    if answer is None:
-        script.ask("keepPolicy", policy.key, policy.model_dump(mode="json"))
-        answer = script.ask("choose", *arguments)
-    assert answer is not None
+    answer = policy.ask("choose", situation.to_json(), private, embeds)
     return Choice(Decision(**answer.pop("decision")), **answer)
 
 

@@ -8,7 +8,7 @@ contradictions are errors; nothing is ignored.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +19,7 @@ from pydantic import Field
 from nearfar.compiler.errors import RequestError, reason_of
 from nearfar.compiler.shared.script import SharedScript
 
+from ...schema.route import Side
 from .predictor import Components, Count, Entry, Predictor
 from .privacy import PrivateCheck
 from .situation import Thermal
@@ -203,6 +204,23 @@ class Policy(Entry):
         except RequestError as error:
             raise bad_policy(error.message.replace("the policy", name, 1), str(error.details["param"])) from None
         return cls.model_validate_json(json.dumps(read))
+
+    def ask(self, name: str, *values: Any) -> Any:
+        """The result of a function of the shared script that takes the key of a policy and these values."""
+        script = SharedScript.of_thread()
+        answer = script.ask(name, self.key, *values)
+        if answer is None:
+            script.ask("keepPolicy", self.key, self.model_dump(mode="json"))
+            answer = script.ask(name, self.key, *values)
+        return answer
+
+    def answer_rules(self, *, private: bool, resumes: Sequence[Side], reports_cache: bool) -> dict[str, Any]:
+        """The rules of an answer. ``resumes``: the sides that can continue a given text. ``reports_cache``: far's
+        server reports what of a prompt it has in its cache.
+        """
+        facts = {"private": private, "resumes": resumes, "reports_cache": reports_cache}
+        rules: dict[str, Any] = self.ask("rulesOf", facts)
+        return rules
 
     @cached_property
     def key(self) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ...executors.dialect import Dialect
 from ...schema.chat import ChatCompletionRequest, Message, TextFormat
 from ...schema.common import GenerationRequest
 from ...schema.completions import CompletionRequest
+from ...schema.route import Side
 from ...text.response_format import structured_outputs
 
 # The fields that both kinds of requests have.
@@ -71,6 +73,17 @@ def continues_as_tokens(request: ChatCompletionRequest | CompletionRequest) -> b
         or request.reasoning_effort is not None
         or request.thinking_token_budget is not None
     )
+
+
+def resuming(request: ChatCompletionRequest | CompletionRequest, dialect: Dialect | None) -> tuple[Side, ...]:
+    """The sides that can continue an answer. ``dialect``: far's; None without a far side."""
+    if isinstance(request, CompletionRequest):
+        # A prompt of near's token ids would be another text for far.
+        return ("near", "far") if isinstance(request.prompt, str) else ()
+    # A grammar would start over in the middle of the text.
+    if structured(request):
+        return ()
+    return ("near",) if dialect in (None, "openai") else ("near", "far")
 
 
 def sets_template_variables(request: ChatCompletionRequest) -> bool:

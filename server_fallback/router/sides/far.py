@@ -26,7 +26,7 @@ from ...schema.chat import ChatCompletionChunk, ChatCompletionRequest
 from ...schema.completions import CompletionChunk, CompletionRequest
 from ...schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ...schema.tokenize import TokenizeRequest, TokenizeResponse
-from ..decision.speed import FarQueue
+from ..decision.far_queue import FarQueue
 from .answer_piece import AnswerPiece, piece_of_chat, piece_of_completion
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 
 from nearfar.compiler.errors import NearfarError, RequestError, Unavailable
+from nearfar.compiler.shared.script import SharedScript
 
 from ...executors.circuit import Circuit
 from ...executors.executor import Call
@@ -25,7 +26,6 @@ from ..decision.policy import Policy
 from ..decision.prefix_memory import PrefixMemory
 from ..decision.situation import CircuitState, FarState, NearState, Situation, Thermal
 from ..decision.situation import Message as WrittenMessage
-from ..decision.speed import Finished, Speed
 from .answer_piece import AnswerPiece
 from .embedder import Embedder
 from .far import FarSide
@@ -34,6 +34,7 @@ from .speculated_far import SpeculatedFar
 from .texts import conversation_of
 from .wire_speculation import WireCounts
 
+UNKNOWN_SPEED = dict.fromkeys(("prefill_tokens_per_second", "decode_tokens_per_second", "round_trip_seconds"))
 # The number of concurrent searches for private patterns.
 SEARCHES = 4
 # Computing the features of this many characters takes less than 10 ms.
@@ -75,7 +76,8 @@ class Sides:
             side: Circuit(failures=policy.breaker.failures, first_wait_seconds=wait, longest_wait_seconds=wait)
             for side in ("near", "far")
         }
-        self._speeds: dict[Side, Speed] = {"near": Speed(), "far": Speed()}
+        # Each as a Speed of `web/src/shared/decision/speed.ts`.
+        self._speeds: dict[Side, dict[str, float | None]] = {"near": {**UNKNOWN_SPEED}, "far": {**UNKNOWN_SPEED}}
         self._memories: dict[Side, PrefixMemory] = {"near": PrefixMemory(), "far": PrefixMemory()}
         self._near_queue_seconds = 0.0
         # Held between the check of the remaining budget and the reservation.
@@ -120,7 +122,7 @@ class Sides:
             if not near_may_answer or self.policy.mode == "far-only":
                 raise
             return
-        self._speeds["far"] = replace(self._speeds["far"], round_trip_seconds=model.round_trip_seconds)
+        self._speeds["far"]["round_trip_seconds"] = model.round_trip_seconds
 
     async def is_private(self, situation: Situation) -> bool:
         """Whether the policy forbids that the request leaves the device.
@@ -164,8 +166,8 @@ class Sides:
             tools=self.near.abilities is None or self.near.abilities.tools,
             languages=self.policy.languages.near,
             prompt_tokens=None if ids is None else len(ids),
-            prefill_tokens_per_second=speed.prefill_tokens_per_second,
-            decode_tokens_per_second=speed.decode_tokens_per_second,
+            prefill_tokens_per_second=speed["prefill_tokens_per_second"],
+            decode_tokens_per_second=speed["decode_tokens_per_second"],
             # The estimate is the wait of the last request, if there is a queue now.
             queue_seconds=self._near_queue_seconds if state.waiting else 0.0,
             circuit=self._circuit_state("near"),
@@ -185,10 +187,10 @@ class Sides:
             tools=model is None or model.tools,
             vision=self.far.far.vision,
             languages=self.policy.languages.far,
-            prefill_tokens_per_second=speed.prefill_tokens_per_second,
-            decode_tokens_per_second=speed.decode_tokens_per_second,
+            prefill_tokens_per_second=speed["prefill_tokens_per_second"],
+            decode_tokens_per_second=speed["decode_tokens_per_second"],
             queue_seconds=self.far.queue_seconds,
-            round_trip_seconds=speed.round_trip_seconds,
+            round_trip_seconds=speed["round_trip_seconds"],
             circuit=self._circuit_state("far"),
             spent_usd_today=spent.usd,
             requests_today=spent.requests,
@@ -244,15 +246,14 @@ class Sides:
         queue_seconds = (usage.queue_ms or 0.0) / 1000
         cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details is not None else 0
         model = self.far.model if side == "far" and self.far is not None else None
-        self._speeds[side] = self._speeds[side].after(
-            Finished(
-                max(0, usage.prompt_tokens - cached),
-                usage.completion_tokens,
-                max(0.0, first_token_seconds - queue_seconds),
-                max(0.0, total_seconds - queue_seconds),
-                model.round_trip_seconds if model is not None else None,
-            )
-        )
+        finished = {
+            "computed_tokens": max(0, usage.prompt_tokens - cached),
+            "completion_tokens": usage.completion_tokens,
+            "first_token_seconds": max(0.0, first_token_seconds - queue_seconds),
+            "total_seconds": max(0.0, total_seconds - queue_seconds),
+            "round_trip_seconds": model.round_trip_seconds if model is not None else None,
+        }
+        self._speeds[side] = SharedScript.of_thread().ask("speedAfter", self._speeds[side], finished)
         if side == "near":
             self._near_queue_seconds = queue_seconds
 

@@ -1,4 +1,4 @@
-"""The decision in Python: the cases that the browser's router decides too, and the speeds of sides."""
+"""The decision in Python: the cases that the browser's router decides too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from router_cases import VECTORS, situation_of
 from nearfar.compiler.errors import RequestError
 from nearfar.server_fallback.router.decision.decide import choose, decide
 from nearfar.server_fallback.router.decision.policy import Policy
-from nearfar.server_fallback.router.decision.speed import Finished, Speed
 
 
 class Numbers(dict[str, float | None]):
@@ -50,11 +49,3 @@ def test_more_policies_than_the_script_keeps_are_used_in_turns() -> None:
     with pytest.raises(RequestError, match="labels: the policy has no label '1'; it has 0, private"):
         decide(policies[0], labelled[1])
     assert choose(policies[0], situation, private=False).standby
-
-
-@pytest.mark.parametrize("case", VECTORS["speeds"], ids=lambda case: case["name"])
-def test_speeds_match_the_conformance_cases(case: dict[str, Any]) -> None:
-    speed = Speed()
-    for finished in case["finished"]:
-        speed = speed.after(Finished(**finished))
-    assert asdict(speed) == Numbers(case["speed"])

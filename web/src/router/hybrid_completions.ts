@@ -6,6 +6,7 @@ import type { ChatCompletion, ChatCompletionChunk, RequestOptions } from "../api
 import { RequestError, Unavailable } from "../errors.js";
 import { unlessAborted } from "../runtime/abort.js";
 import type { Rules } from "../shared/router/answer_machine.js";
+import { rulesOf } from "../shared/router/answer_machine.js";
 import { withTimeout } from "./sides/clock.js";
 import { choose } from "../shared/decision/decide.js";
 import { lastUserText } from "../shared/decision/features.js";
@@ -252,13 +253,11 @@ export class HybridCompletions {
   }
 
   #rules({ params }: HybridRequest, isPrivate: boolean): Rules {
-    const { escalation, fallback, timeouts, retries } = this.#routing.wiring.policy;
-    const isOpenAi = this.#routing.wiring.far?.dialect === "openai";
+    const { policy, far } = this.#routing.wiring;
+    const isOpenAi = far?.dialect === "openai";
     // A grammar starts over with each side, so no side can continue an answer that another one began under it.
     const resumes: readonly Side[] = isConstrained(params) ? [] : isOpenAi ? ["near"] : ["near", "far"];
-    // Such a server does not report its cache.
-    const warm = isOpenAi ? "never" : escalation.warm;
-    return { then: escalation.then, warm, ...fallback, ...timeouts, retries, private: isPrivate, resumes };
+    return rulesOf(policy, { private: isPrivate, resumes, reports_cache: !isOpenAi });
   }
 
   /** Near guesses only if it may and far was chosen, not for a far side that takes over from near. */

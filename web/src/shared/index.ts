@@ -9,14 +9,15 @@ import { textFeatures, textTerms } from "./decision/features.js";
 import type { NearSignals } from "./decision/near_signals.js";
 import { nearSignals } from "./decision/near_signals.js";
 import { patternSource } from "./decision/pattern.js";
-import { chooseBy, keepPolicy } from "./decision/policies.js";
+import { chooseBy, keepPolicy, rulesBy } from "./decision/policies.js";
 import { parsePolicy } from "./decision/policy.js";
 import type { Predictor } from "./decision/policy_schema.js";
 import { featureNames, predictRights, predictorInputs } from "./decision/predictor.js";
 import { requestTexts } from "./decision/private_texts.js";
+import { speedAfter } from "./decision/speed.js";
 import type { ServerSource } from "./grammar/rules.js";
 import { sourceRules } from "./grammar/rules.js";
-import { closeAnswer, openAnswer, stepAnswer, watchAnswer } from "./router/answers.js";
+import { answerTimedSide, closeAnswer, openAnswer, stepAnswer, watchAnswer } from "./router/answers.js";
 import { LACKING_METHODS } from "./template/attributes.js";
 import { wrongPart } from "./template/check_tree.js";
 import { FILTERS, OPEN_FILTERS } from "./template/filters.js";
@@ -113,17 +114,20 @@ Object.assign(globalThis, {
     readPolicy: overJson(parsePolicy),
     keepPolicy: overJson(keepPolicy),
     choose: overJson(chooseBy),
+    rulesOf: overJson(rulesBy),
     refusal: overJson(refused),
     rights: overJson(rightsOf),
     predictorInputs: overJson(predictorInputs),
     featureNames: overJson(featureNames),
     textInputs: overJson((text: string) => ({ features: textFeatures(text), terms: textTerms(text) })),
     nearSignals: overJson(nearSignals),
+    speedAfter: overJson(speedAfter),
     patternSource: overJson(patternSource),
     privateTexts,
     openAnswer: overJson(openAnswer),
     stepAnswer: overJson(stepAnswer),
     watchAnswer: overJson(watchAnswer),
+    answerTimedSide: overJson(answerTimedSide),
     closeAnswer: overJson(closeAnswer),
   },
 });

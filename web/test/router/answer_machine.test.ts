@@ -4,7 +4,8 @@ import fc from "fast-check";
 import { expect, test } from "vitest";
 
 import type { Rules, State } from "../../src/shared/router/answer_machine.js";
-import { DEFAULT_RULES, begin, step } from "../../src/shared/router/answer_machine.js";
+import { begin, step } from "../../src/shared/router/answer_machine.js";
+import { DEFAULT_RULES } from "./cases.js";
 import type { Side } from "../../src/shared/decision/decision.js";
 import type { Effect, Event, FailureKind, Switch, TimerName } from "../../src/shared/router/events.js";
 

@@ -2,6 +2,9 @@
 
 import { readFileSync } from "node:fs";
 
+import type { Rules } from "../../src/shared/router/answer_machine.js";
+import { rulesOf } from "../../src/shared/router/answer_machine.js";
+import { parsePolicy } from "../../src/shared/decision/policy.js";
 import type { Decision, Scores } from "../../src/shared/decision/decision.js";
 import type { Finished, Speed } from "../../src/shared/decision/speed.js";
 import type { FarState, NearState, Situation } from "../../src/shared/decision/situation.js";
@@ -38,3 +41,9 @@ export function situationOf(changes: Changes): Situation {
   const base = VECTORS.situation;
   return { ...base, ...changes, near: { ...base.near, ...changes.near }, far: { ...base.far, ...changes.far } };
 }
+
+/** The rules of an answer by a policy without an escalation. */
+export const DEFAULT_RULES: Rules = rulesOf(
+  parsePolicy({ version: 1, mode: "prefer-near", escalation: { warm: "never" } }),
+  { private: false, resumes: ["near", "far"], reports_cache: true },
+);

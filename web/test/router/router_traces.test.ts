@@ -4,7 +4,8 @@ import { readFileSync } from "node:fs";
 import { describe, expect, test } from "vitest";
 
 import type { Rules } from "../../src/shared/router/answer_machine.js";
-import { DEFAULT_RULES, begin, step } from "../../src/shared/router/answer_machine.js";
+import { begin, step } from "../../src/shared/router/answer_machine.js";
+import { DEFAULT_RULES } from "./cases.js";
 import type { Effect, EscalationReason, Event } from "../../src/shared/router/events.js";
 import type { WatchRules } from "../../src/shared/router/watch.js";
 import { Watch } from "../../src/shared/router/watch.js";

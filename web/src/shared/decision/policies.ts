@@ -1,5 +1,7 @@
 // The policies of Python by key. They stay here, because a predictor's weights are large.
 
+import type { AnswerFacts, Rules } from "../router/answer_machine.js";
+import { rulesOf } from "../router/answer_machine.js";
 import type { Choice } from "./decide.js";
 import { choose } from "./decide.js";
 import type { Policy } from "./policy_schema.js";
@@ -21,6 +23,12 @@ export function chooseBy(key: string, situation: Situation, isPrivate: boolean, 
   const policy = policies.get(key);
   if (policy === undefined) return null;
   return choose(embeds ? encodingRules(policy) : policy, situation, isPrivate);
+}
+
+/** As `rulesOf`, and null as `chooseBy`. */
+export function rulesBy(key: string, facts: AnswerFacts): Rules | null {
+  const policy = policies.get(key);
+  return policy === undefined ? null : rulesOf(policy, facts);
 }
 
 /** The policy for embeddings: near is preferred wherever it is not ruled out. A predictor is fitted to answers. */

@@ -19,6 +19,7 @@
 // - The text shown remains until another side's first token, so an escalation to a far side that fails loses no text.
 
 import type { Side } from "../decision/decision.js";
+import type { Policy } from "../decision/policy_schema.js";
 import type {
   Effect,
   End,
@@ -54,19 +55,24 @@ export interface Rules {
   readonly resumes: readonly Side[];
 }
 
-export const DEFAULT_RULES: Rules = {
-  then: "never",
-  warm: "never",
-  near_continues: true,
-  far_takes_over: true,
-  near_first_token_ms: 20_000,
-  far_first_token_ms: 20_000,
-  between_tokens_ms: 20_000,
-  hedge_after_ms: null,
-  retries: 1,
-  private: false,
-  resumes: ["near", "far"],
-};
+/** ``resumes``: as in Rules. ``reports_cache``: far's server reports what of a prompt it has in its cache. */
+export interface AnswerFacts {
+  readonly private: boolean;
+  readonly resumes: readonly Side[];
+  readonly reports_cache: boolean;
+}
+
+export function rulesOf({ escalation, fallback, timeouts, retries }: Policy, facts: AnswerFacts): Rules {
+  const { reports_cache: reportsCache, ...rest } = facts;
+  return {
+    then: escalation.then,
+    warm: reportsCache ? escalation.warm : "never",
+    ...fallback,
+    ...timeouts,
+    retries,
+    ...rest,
+  };
+}
 
 /** The status of one side in this answer. */
 export interface SideStatus {

@@ -1,9 +1,10 @@
 // The running answers of Python by number. They stay here, because their texts grow with each token.
 
+import type { Side } from "../decision/decision.js";
 import type { State } from "./answer_machine.js";
-import { begin, step } from "./answer_machine.js";
+import { begin, step, timedSide } from "./answer_machine.js";
 import type { Rules } from "./answer_machine.js";
-import type { Event } from "./events.js";
+import type { Event, TimerName } from "./events.js";
 import { Watch } from "./watch.js";
 import type { WatchRules, WatchedToken } from "./watch.js";
 
@@ -36,6 +37,11 @@ export function watchAnswer(id: number, tokens: readonly WatchedToken[]): object
   const { watch } = answerOf(id);
   const reasons = tokens.map((token) => watch?.add(token) ?? null);
   return { reason: reasons.find((each) => each !== null) ?? null, doubts: watch?.doubts ?? false };
+}
+
+/** The side that a timer waits for; null for the hedge timer. */
+export function answerTimedSide(id: number, timer: TimerName): Side | null {
+  return timedSide(timer, answerOf(id).state);
 }
 
 export function closeAnswer(id: number): void {
