@@ -137,7 +137,7 @@ def test_queue_time_is_subtracted_for_either_side() -> None:
     sides.record_finished("far", usage, 2.0, 3.0)
     sides.record_finished("near", usage.model_copy(update={"queue_ms": None}), 2.0, 3.0)
     speeds = [
-        (sides._speeds[side].prefill_tokens_per_second, sides._speeds[side].decode_tokens_per_second)
+        (sides._speeds[side]["prefill_tokens_per_second"], sides._speeds[side]["decode_tokens_per_second"])
         for side in ("far", "near")
     ]
     assert speeds == [(1000.0, 10.0), (250.0, 10.0)]
