@@ -1,5 +1,8 @@
-// Which texts a grammar accepts, without tokens and masks.
+// Which texts a grammar accepts, without tokens and masks, and whether a source has a grammar.
 
+import { expect } from "vitest";
+
+import { RequestError } from "../../src/errors.js";
 import { sourceRules } from "../../src/shared/grammar/rules.js";
 import type { GrammarWasm } from "../../src/grammar/wasm.js";
 
@@ -18,4 +21,13 @@ export function accepts(
   });
   grammar.delete();
   return accepted;
+}
+
+/** Fails unless ``source`` becomes rules or is refused; any other error is a defect. */
+export function expectRulesOrRefusal(source: Parameters<typeof sourceRules>[0]): void {
+  try {
+    expect(sourceRules(source).text).toMatch(/^root ::= /);
+  } catch (error) {
+    if (!(error instanceof RequestError)) throw error;
+  }
 }

@@ -1,9 +1,10 @@
 import Ajv from "ajv";
+import fc from "fast-check";
 import { beforeAll, expect, test } from "vitest";
 
 import { RequestError } from "../../src/errors.js";
 import { GrammarWasm } from "../../src/grammar/wasm.js";
-import { accepts } from "./accepts.js";
+import { accepts, expectRulesOrRefusal } from "./accepts.js";
 import { VOCABULARY, demoGrammars, pick } from "./pick.js";
 import { ANSWERS, REFUSED, SCHEMAS } from "./schemas.js";
 
@@ -40,4 +41,31 @@ test.each(ANSWERS)("%s: right answers are accepted, wrong ones are rejected", (_
 test.each(REFUSED)("%j is refused: %s", async (schema, message) => {
   await expect(grammars.constraint({ kind: "json_schema", schema })).rejects.toThrow(message);
   await expect(grammars.constraint({ kind: "json_schema", schema })).rejects.toBeInstanceOf(RequestError);
+});
+
+const KEYWORDS =
+  "type enum const $ref $defs allOf anyOf oneOf items prefixItems maxItems a properties required " +
+  "additionalProperties patternProperties propertyNames pattern minimum exclusiveMaximum minLength format";
+const LEAF = fc.oneof(
+  fc.constantFrom(null, true, false),
+  fc.integer({ min: -9, max: 9 }),
+  fc.double(),
+  fc.constantFrom("string", "integer", "object", "array", "a", "#", "#/$defs/a"),
+);
+
+test("any JSON is a schema or refused", () => {
+  const { schema } = fc.letrec((part) => ({
+    schema: fc.oneof(
+      { depthSize: "medium", withCrossShrink: true },
+      LEAF,
+      fc.array(part("schema"), { maxLength: 3 }),
+      fc.dictionary(fc.constantFrom(...KEYWORDS.split(" ")), part("schema"), { maxKeys: 4 }),
+    ),
+  }));
+  fc.assert(
+    fc.property(schema, (schema) => {
+      expectRulesOrRefusal({ kind: "json_schema", schema });
+    }),
+    { numRuns: 1000, seed: 3 },
+  );
 });

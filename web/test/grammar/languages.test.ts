@@ -8,7 +8,8 @@ import { GrammarCompiler } from "../../src/grammar/index.js";
 import { readVocabulary } from "../../src/grammar/vocabulary.js";
 import { GrammarWasm } from "../../src/grammar/wasm.js";
 import { byteFallbackTokenizer, byteLevelTokenizer } from "../text/tokenizers.js";
-import { accepts } from "./accepts.js";
+import { sourceRules } from "../../src/shared/grammar/rules.js";
+import { accepts, expectRulesOrRefusal } from "./accepts.js";
 import { VOCABULARY, demoGrammars, pick } from "./pick.js";
 
 const grammars = demoGrammars();
@@ -38,6 +39,7 @@ const PATTERNS = [
   "-(1|12|123)\\.5|1\\.5|12\\.55",
   "[\\s\\d]+",
   "(ab){2}|(abab)*c",
+  "(a{2}|b+?)c*?",
 ];
 
 test.each(PATTERNS)("the grammar of /%s/ accepts the texts that the expression matches completely", (pattern) => {
@@ -87,6 +89,45 @@ test.each(PATTERNS)("the grammar of /%s/ accepts the texts that the expression m
   const strings = texts.map((text) => JSON.stringify(text));
   expect(takes({ kind: "json_schema", schema: { type: "string", pattern } }, strings)).toEqual(
     texts.map((text) => somewhere.test(text)),
+  );
+});
+
+test.each([
+  ["(", "is not a regular expression"],
+  [")", "is not a regular expression"],
+  ["*a", "is not a regular expression"],
+  ["a**", "is not a regular expression"],
+  ["a{2}{3}", "is not a regular expression"],
+  ["a{3,2}", "is not a regular expression"],
+  ["[z-a]", "is not a regular expression"],
+  ["[a", "is not a regular expression"],
+  ["a\\", "is not a regular expression"],
+  ["(?i)a", "is not a regular expression"],
+  ["(?=a)b", "uses lookaround"],
+  ["(?<!a)b", "uses lookaround"],
+  ["(a)\\1", "which is not supported here"],
+  ["\\bfoo", "which is not supported here"],
+  ["\\p{L}", "which is not supported here"],
+  ["\\u12", "unfinished"],
+  ["[^\\s\\S]", "without a character"],
+  ["a(^b)", "anchor"],
+  ["a^b", "anchor"],
+  ["a{1234567}", "too large"],
+  ["(".repeat(300) + ")".repeat(300), "nested too deep"],
+])("%s %s", (pattern, message) => {
+  expect(() => sourceRules({ kind: "regex", pattern })).toThrow(message);
+});
+
+test("any text is a pattern or refused", () => {
+  const text = fc.string({
+    unit: fc.constantFrom(...Array.from(String.raw`ab01()[]{}*+?|^$\-,.xdwsSuU`)),
+    maxLength: 12,
+  });
+  fc.assert(
+    fc.property(text, (pattern) => {
+      expectRulesOrRefusal({ kind: "regex", pattern });
+    }),
+    { numRuns: 500, seed: 3 },
   );
 });
 

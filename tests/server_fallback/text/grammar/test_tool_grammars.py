@@ -12,10 +12,8 @@ import jsonschema_rs
 import pytest
 from picking import Grammar, pick
 
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.text.tool_formats import FORMATS
 from nearfar.server_fallback.schema.functions import Tool
-from nearfar.server_fallback.text.grammar.rules import source_rules
 from nearfar.server_fallback.text.grammar.source import GrammarSource
 from nearfar.server_fallback.text.tool_call_stream import ArgumentsEvent, CallEvent, ToolCallStream
 from nearfar.server_fallback.text.tools import ToolChoice, text_parameters, tool_grammar
@@ -78,25 +76,3 @@ def test_with_optional_calls_the_marker_begins_a_call_of_the_tools(grammar: Gram
         is_bare = not case["text"].startswith("Well. ")
         if case["format"] == name and is_bare and not case["text"].startswith(f"{FORMATS[name].marker}\n\n"):
             assert grammar.takes(compiled, f"See: {case['text']}") == case["valid"], case["text"]
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters", "message"),
-    [
-        ("gemma4", {"properties": {"a b": {"type": "string"}}}, 'the property "a b" cannot be written'),
-        ("gemma4", {"properties": {"a": {"const": "<|"}}}, "a constant contains '<|'"),
-        ("gemma4", {"properties": {"a": {}}, "additionalProperties": True}, "additionalProperties beside properties"),
-        ("gemma4", {"patternProperties": {"^a": {}}}, "patternProperties is not supported"),
-        ("gemma4", {"properties": {"a": {"type": "string", "pattern": "^<\\|$"}}}, "no text of the pattern"),
-        ("qwen3_coder", {"properties": {"a>": {"type": "string"}}}, 'the property "a>" cannot be written'),
-        ("qwen3_coder", {"anyOf": [{"required": ["a"]}]}, "must be the schema of one object"),
-        ("qwen3_coder", {"propertyNames": {"minLength": 2}}, "propertyNames is not supported"),
-    ],
-)
-def test_parameters_that_a_format_cannot_write_are_refused(name: str, parameters: dict[str, Any], message: str) -> None:
-    tool = Tool.model_validate(
-        {"type": "function", "function": {"name": "f", "parameters": {"type": "object", **parameters}}}
-    )
-    with pytest.raises(RequestError) as refused:
-        source_rules(source(name, "required", [tool]))
-    assert message in refused.value.message
