@@ -26,6 +26,7 @@ def export_onnx(onnx_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.T
     """export_onnx(checkpoint, quantization, **options) -> the folder of a bundle for 64 tokens. Each bundle is made
     once.
     """
+    from nearfar.compiler.pipeline.compile import CompileOptions
     from nearfar.compiler.pipeline.export import export_model
 
     folder = tmp_path_factory.mktemp("onnx_bundles")
@@ -38,9 +39,7 @@ def export_onnx(onnx_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.T
             export_model(
                 str(onnx_checkpoints[checkpoint]),
                 path,
-                target="onnx",
-                quantization=quantization,
-                **{"context": 64, **options},
+                CompileOptions(target="onnx", quantization=quantization, **{"context": 64, **options}),
             )
             done[key] = path
         return done[key]

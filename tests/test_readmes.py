@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import re
 import shlex
 import subprocess
@@ -12,11 +10,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from command_line import parsed
 from links import CODE, ROOT, readmes
 
-from nearfar.compiler.cli import make_parser
-from nearfar.compiler.cli.overview import COMMANDS
-from nearfar.compiler.cli.parser import Parser
+from nearfar.compiler.cli.overview import COMMANDS, Call, Command
+from nearfar.compiler.options import Group, declared
 
 # Files of these kinds are this repository's. Those of other kinds, such as config.json, are often the reader's.
 SOURCE = re.compile(r"[\w./-]*\w\.(?:py|tsx?|mjs|wgsl|svg|swift|kt|proto|toml)")
@@ -60,7 +58,7 @@ def test_the_commands_in_readmes_are_accepted() -> None:
     ]
     assert len(calls) > 30
     for call in calls:
-        make_parser().parse_args(shlex.split(call))
+        parsed(*shlex.split(call))
 
 
 @pytest.mark.parametrize(
@@ -123,15 +121,17 @@ def targets_of_make() -> frozenset[str]:
 @cache
 def options() -> Mapping[str, frozenset[str]]:
     """The options of each command, with those of its subcommands."""
-    commands = Parser().add_subparsers()
-    for command in COMMANDS.values():
-        importlib.import_module(command.module).add_parser(commands)
-    return {name: frozenset(options_of(commands.choices[name])) for name in COMMANDS}
+    owners = {
+        name: [Call(words, command).owner for words in kinds_of(name, command)] for name, command in COMMANDS.items()
+    }
+    return {name: frozenset(option for each in found for option in options_of(each)) for name, found in owners.items()}
 
 
-def options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
-    for action in parser._actions:
-        yield from action.option_strings
-        if isinstance(action, argparse._SubParsersAction):
-            for each in action.choices.values():
-                yield from options_of(each)
+def kinds_of(name: str, command: Command) -> Sequence[tuple[str, ...]]:
+    return [(name, kind) for kind in command.kinds] if command.kinds else [(name,)]
+
+
+def options_of(owner: type) -> Iterator[str]:
+    yield "--help"
+    for option in declared(owner):
+        yield from options_of(option.type) if isinstance(option, Group) else option.names

@@ -20,6 +20,7 @@ from .. import quant
 from ..errors import BundleError, QuantizationError
 from ..ir.expr import COMPARISONS, OPERATORS, Condition, Expr
 from ..ir.spec import RopeSpec
+from ..names import EXPORTS
 from ..quant.layout import stored_shape
 from ..shared.script import SharedScript
 from .check_steps import check_steps
@@ -27,7 +28,7 @@ from .digest import text_sha256
 from .entries import FileEntry, LoraEntry, SelfTestEntry, VectorTestEntry, WeightEntry, shards_of
 from .fault import Fault, require
 from .file_name import is_plain_name
-from .manifest import EXPORTS, FORMAT_VERSION, Description, ExportManifest, Manifest
+from .manifest import FORMAT_VERSION, Description, ExportManifest, Manifest
 
 # The largest integer that JavaScript represents exactly: the limit of file sizes and offsets.
 MAX_INTEGER = 2**53 - 1

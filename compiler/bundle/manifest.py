@@ -37,8 +37,6 @@ from .entries import (
 
 FORMAT_VERSION = 5
 MANIFEST_FILE = "manifest.json"
-# The targets whose bundles are a framework's own files. Bundles of all other targets have our own plans.
-EXPORTS = ("onnx", "mlx")
 # The plans that runtimes know by name: they generate text, compute embeddings, and score the labels of a classifier.
 GENERATE, EMBED, CLASSIFY = "generate", "embed", "classify"
 

@@ -41,6 +41,8 @@ def read_trusted_keys(files: Sequence[Path]) -> tuple[TrustedKey, ...]:
     """Raises RequestError for a file that is not an Ed25519 public key in PEM, ToolError if the library is not
     installed.
     """
+    if not files:
+        return ()
     _require_library()
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key

@@ -8,13 +8,14 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from ..errors import NearfarError, OutputError
-from .overview import DESCRIPTION, ShowVersion, add_commands, make_overview
-from .parser import Parser
+from .overview import DESCRIPTION, Call, ShowVersion, add_commands, make_overview
+from .parser import Parser, make
 
 # The exit code for the user's mistakes. A bug of ours prints a traceback, and the exit code is 1.
 USER_ERROR = 2
@@ -34,10 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(make_overview())
         return 0
     try:
-        options = make_parser().parse_args(arguments)
-        as_json = getattr(options, "json", False) is True
+        call, given = parse(arguments)
+        as_json = given.get("json") is True
         with ending_on_signals():
-            options.run(options)
+            call.run(make(call.owner, given))
             sys.stdout.flush()
     except NearfarError as error:
         return report_error(error, as_json=as_json)
@@ -87,7 +88,8 @@ def ending_on_signals() -> Iterator[None]:
             signal.signal(number, before[number])
 
 
-def make_parser() -> argparse.ArgumentParser:
+def parse(arguments: Sequence[str] | None) -> tuple[Call, Mapping[str, Any]]:
+    """The command and the values of its options, None for those that were not given."""
     parser = Parser(
         prog="nearfar",
         description=DESCRIPTION,
@@ -96,4 +98,5 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=ShowVersion, nargs=0, help="show the version and exit")
     add_commands(parser)
-    return parser
+    given = vars(parser.parse_args(arguments))
+    return given["call"], given

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from rich.table import Table
 
 from ..bundle.folder import Bundle, ExportBundle
 from ..measure.report import weight_bytes_of
+from .options import Quality
 from .output import print_json
 
 
@@ -26,7 +26,7 @@ class Comparison:
     summary: str
     devices: Sequence[str]
 
-    def print(self, options: argparse.Namespace) -> None:
+    def print(self, options: Quality) -> None:
         """As the options of `nearfar quality` ask for."""
         if options.json:
             texts = {"reference": options.reference, "text": str(options.text), "window": self.window}

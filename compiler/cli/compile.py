@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .. import quant
 from ..bundle.folder import Bundle
-from ..bundle.manifest import EXPORTS
 from ..demo import DEMOS
 from ..errors import RequestError
-from ..ir.kv_format import KV_NAMES
+from ..measure.dry_run import DryRun, dry_run
 from ..measure.report import Report
-from ..pipeline.target import TARGETS
+from ..pipeline.compile import compile_any
+from ..pipeline.options import CompileOptions
 from .inspect import export_facts, facts
-from .model import add_ignore_key
-from .output import add_command, megabytes, print_json, print_note
+from .options import Compile
+from .output import megabytes, print_json, print_note
 from .phases import PhaseClock, phase_table, phases_json, timed_phases, waiting
 from .program import path_word
 from .trial import Trial, find_trial
 
-if TYPE_CHECKING:
-    from ..measure.dry_run import DryRun
-    from ..pipeline.compile import CompileOptions
-TASKS = ("generate", "embed", "rerank", "classify")
 # The kinds of models, by their task.
 KINDS = {
     "generate": "a model that generates text (generate)",
@@ -39,154 +31,21 @@ KINDS = {
 }
 
 
-def add_parser(commands: Any) -> None:
-    parser = add_command(
-        commands,
-        "compile",
-        run,
-        example="nearfar compile ./Qwen3-0.6B --target webgpu --quantization q4f16 -o qwen3-web",
-    )
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="a Hugging Face folder, a GGUF file, a repository on the hub such as Qwen/Qwen3-0.6B or "
-        "Qwen/Qwen3-0.6B-GGUF:Q8_0, or demo",
-    )
-    parser.add_argument(
-        "-o", "--output", metavar="BUNDLE", type=Path, help="the folder to create; --dry-run does not need it"
-    )
-    parser.add_argument(
-        "--target",
-        choices=(*TARGETS, *EXPORTS),
-        default="webgpu",
-        help="the device or framework (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--task",
-        choices=TASKS,
-        help="what the model is for; rerank makes a reranker of a language model that answers yes or no, such as "
-        "Qwen3-Reranker (default: what its files say)",
-    )
-    parser.add_argument(
-        "--arch",
-        metavar="ARCH",
-        help="the architecture to compile kernels for, if the target needs one: for cpu, x86_64 or aarch64; for cuda, "
-        "such as sm_90, or sm_90-cuda12 for drivers older than 580 (default: the target's)",
-    )
-    parser.add_argument(
-        "--quantization",
-        choices=quant.NAMES,
-        help=f"the weights' format (default: {quant.DEFAULT}, and {quant.ENCODER_DEFAULT} of encoders; weights that "
-        "the checkpoint stores quantized stay as they are)",
-    )
-    parser.add_argument(
-        "--requantize",
-        action="store_true",
-        help="also convert the weights that the checkpoint stores quantized, by rounding them to the weights' format",
-    )
-    parser.add_argument(
-        "--quality",
-        choices=("best",),
-        help="best: fit the weights to a calibration text, each matrix in the format that the budget of --bits is best "
-        "spent on (webgpu, cpu, cuda); takes longer",
-    )
-    parser.add_argument(
-        "--bits",
-        type=float,
-        metavar="B",
-        help="with --quality best: bits a weight on average, scales included (default: 4.5)",
-    )
-    parser.add_argument(
-        "--calibration",
-        type=Path,
-        metavar="FILE",
-        help="with --quality best: a UTF-8 text like those that the model will read and write (default: the model "
-        "itself continues texts that come with nearfar)",
-    )
-    parser.add_argument(
-        "--context",
-        type=int,
-        metavar="N",
-        help="the longest sequence in tokens (default: 4096, or the model's limit if that is less)",
-    )
-    parser.add_argument(
-        "--activations", nargs="+", choices=("float16", "bfloat16", "float32", "int8"), metavar="DTYPE",
-        help="activation dtypes to offer, best first: float16 and float32; bfloat16 on cuda and mlx; int8 on cpu "
-        "(default: those of the quantization)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--group-size", type=int, choices=quant.GROUPS, metavar="N",
-        help="for onnx and mlx: the number of weights that share a scale: 32, 64 or 128 (default: 32)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--device",
-        metavar="DEVICE",
-        help="for onnx: the device that the graph is made for: cpu, webgpu, cuda, ... (default: cpu)",
-    )
-    parser.add_argument(
-        "--kv", choices=KV_NAMES, default="activation",
-        help="format of keys and values: activation, as computed; q8, 8-bit integers in half the memory of float16; or "
-        "q4, 4-bit integers in a quarter (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--lora-rank", type=int, default=0, metavar="RANK",
-        help="accept LoRA adapters of up to this rank; each request can choose one (default: no adapters)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--tuning", nargs="+", type=Path, default=[], metavar="FILE",
-        help="include results of engine.exportTuning(), so that those GPUs need not measure again",
-    )  # fmt: skip
-    parser.add_argument(
-        "--no-self-test", action="store_false", dest="self_test",
-        help="leave out the test with which runtimes check that a device computes correctly",
-    )  # fmt: skip
-    add_ignore_key(parser)
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="show sizes, memory, dispatches and an estimate of the time; write nothing",
-    )
-    parser.add_argument("--force", action="store_true", help="replace an existing bundle")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of progress")
-
-
-def run(options: argparse.Namespace) -> None:
-    from ..pipeline.compile import CompileOptions, compile_any
-
+def run(options: Compile) -> None:
     model = str(DEMOS.get(options.model, options.model))
-    compile_options = CompileOptions(
-        target=options.target,
-        task=options.task,
-        arch=options.arch,
-        quantization=options.quantization,
-        requantize=options.requantize,
-        context=options.context,
-        activations=tuple(options.activations) if options.activations else None,
-        group_size=options.group_size,
-        device=options.device,
-        kv=options.kv,
-        quality=options.quality,
-        bits=options.bits,
-        calibration=options.calibration,
-        lora_rank=options.lora_rank,
-        self_test=options.self_test,
-        tuning=tuple(options.tuning),
-        ignore_keys=tuple(options.ignore_keys),
-        force=options.force,
-    )
     if options.dry_run:
-        if options.quality is not None:
+        if options.bundle.quality is not None:
             raise RequestError(
                 "--dry-run: --quality best chooses formats by measurement, so sizes are unknown before; remove one of "
                 "the two options"
             )
-        show_dry_run(model, compile_options, as_json=options.json)
+        show_dry_run(model, options.bundle, as_json=options.json)
         return
     if options.output is None:
         raise RequestError("-o BUNDLE is missing; name the folder to create, or use --dry-run, which writes nothing")
     notes: list[str] = []
     with timed_phases(quiet=options.json) as clock:
-        bundle = compile_any(model, options.output, compile_options, clock.progress, notes.append)
+        bundle = compile_any(model, options.output, options.bundle, clock.progress, notes.append)
     size = bundle.size_bytes()
     kernels = len(bundle.manifest.kernels) if isinstance(bundle, Bundle) else 0
     if options.json:
@@ -219,8 +78,6 @@ def print_trial(console: Console, trial: Trial) -> None:
 
 
 def show_dry_run(model: str, options: CompileOptions, *, as_json: bool) -> None:
-    from ..measure.dry_run import dry_run
-
     notes: list[str] = []
     with timed_phases(quiet=as_json) as clock:
         result = dry_run(model, options, clock.progress, notes.append)

@@ -8,12 +8,11 @@ user's own browser.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -22,8 +21,10 @@ from ..browser.page_server import PageServer, require_page
 from ..bundle.folder import Bundle, open_bundle
 from ..demo import CHECKPOINT, ENCODER_CHECKPOINT
 from ..errors import BundleError, RequestError
-from ..pipeline.compile import CompileOptions, compile_model
-from .output import add_command, megabytes
+from ..pipeline.compile import compile_model
+from ..pipeline.options import CompileOptions
+from .options import Demo
+from .output import megabytes
 from .phases import phases, progress_bars
 
 QUESTION = "can the cloud see my confidential messages?"
@@ -31,63 +32,15 @@ PASSAGE_SHOWN = 160
 PROMPTS = ("dim the kitchen lights to 30 percent", "what is 27 + 58?", "sort pear apple fig")
 
 
-def add_parser(commands: Any) -> None:
-    parser = add_command(
-        commands,
-        "demo",
-        run,
-        example="nearfar demo --prompt 'what is 27 + 58?'",
-    )
-    parser.add_argument(
-        "bundle", metavar="BUNDLE", type=Path, nargs="?", help="a webgpu bundle (default: the demo model, compiled now)"
-    )
-    parser.add_argument("--prompt", action="append", metavar="TEXT", help="the prompt to send; may be repeated")
-    parser.add_argument(
-        "--screenshot", type=Path, default=Path("nearfar-demo.png"), metavar="FILE", help="default: %(default)s"
-    )
-    parser.add_argument("--serve", action="store_true", help="serve the page for your own browser until Ctrl-C")
-    parser.add_argument(
-        "--encoder",
-        type=Path,
-        metavar="BUNDLE",
-        help="a webgpu bundle of an embedding model, with which the documents page searches (default: the demo "
-        "encoder, compiled now)",
-    )
-    parser.add_argument(
-        "--document",
-        type=Path,
-        action="append",
-        metavar="FILE",
-        help="a text, Markdown or HTML file for the documents page; may be repeated",
-    )
-    parser.add_argument(
-        "--question", metavar="TEXT", help=f"with --document: what to ask the documents page (default: {QUESTION})"
-    )
-    parser.add_argument(
-        "--far",
-        metavar="URL",
-        help="a server that may answer too, if the policy chooses it: nearfar serve, or a gateway",
-    )
-    parser.add_argument(
-        "--policy",
-        type=Path,
-        metavar="FILE",
-        help="with --far: the policy that chooses the side (default: the page's own)",
-    )
-    parser.add_argument(
-        "--port", type=int, default=0, help="the port of the page's server on 127.0.0.1 (default: a free one)"
-    )
-
-
-def run(options: argparse.Namespace) -> None:
+def run(options: Demo) -> None:
     if options.policy is not None and options.far is None:
         raise RequestError("--policy chooses between this device and a server; name the server with --far URL")
     if options.policy is not None and not options.policy.is_file():
         raise RequestError(f"--policy {options.policy}: the file does not exist")
     if options.far is not None and not options.far.startswith(("http://", "https://")):
         raise RequestError(f"--far {options.far}: is not the URL of a server; write http://host:port")
-    documents: list[Path] = options.document or []
-    require_documents(options, documents)
+    documents = options.document
+    require_documents(options)
     encoder = None if options.encoder is None else open_page_bundle(options.encoder)
     if encoder is not None and encoder.manifest.embedding is None:
         raise RequestError(f"--encoder {options.encoder}: makes no embeddings; give the bundle of an embedding model")
@@ -109,21 +62,21 @@ def run(options: argparse.Namespace) -> None:
             if options.serve:
                 serve(server, options.far, console)
                 return
-            device = show(server, tuple(options.prompt or PROMPTS), options.screenshot, console)
+            device = show(server, options.prompt or PROMPTS, options.screenshot, console)
             if documents:
                 show_documents(server, documents, options.question or QUESTION, options.screenshot, console)
             show_hints(device, console)
 
 
-def require_documents(options: argparse.Namespace, documents: list[Path]) -> None:
+def require_documents(options: Demo) -> None:
     """Raises RequestError for options that need others, and for a file that does not exist."""
-    if options.serve and documents:
+    if options.serve and options.document:
         raise RequestError("--document is for a page in headless Chromium; with --serve, drop the files on the page")
-    if options.question is not None and not documents:
+    if options.question is not None and not options.document:
         raise RequestError("--question is for documents; add --document FILE")
-    if options.encoder is not None and not options.serve and not documents:
+    if options.encoder is not None and not options.serve and not options.document:
         raise RequestError("--encoder is for the documents page; add --serve, or --document FILE")
-    for file in documents:
+    for file in options.document:
         if not file.is_file():
             raise RequestError(f"--document {file}: the file does not exist")
 
@@ -194,7 +147,7 @@ def show(server: PageServer, prompts: tuple[str, ...], screenshot: Path, console
 
 
 def show_documents(
-    server: PageServer, documents: list[Path], question: str, screenshot: Path, console: Console
+    server: PageServer, documents: Sequence[Path], question: str, screenshot: Path, console: Console
 ) -> None:
     """Add the documents, ask, and print the passages. The model's own words are on the screenshot only: the demo model
     is too small to answer from documents.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,16 +15,16 @@ from rich.table import Table
 from ..bundle.entries import StepEntry
 from ..bundle.folder import ExportBundle, open_any
 from ..bundle.manifest import MANIFEST_FILE, Manifest
+from ..bundle.signature import read_trusted_keys
 from ..calibration.record import Record, read_record
 from ..errors import RequestError
 from ..measure.report import ExportReport, Report, make_export_report, make_report
 from ..measure.shapes import report_shapes
-from ..pipeline.compile import CompileOptions
-from ..pipeline.target import TARGETS
+from ..pipeline.options import CompileOptions
 from ..runtime.variant import stored_dtype
-from .model import add_ignore_key, refuse_ignore_key
-from .output import add_command, megabytes, print_json
-from .sign import add_trust, trusted_keys
+from .model import refuse_ignore_key
+from .options import Inspect
+from .output import megabytes, print_json
 
 # The memory that a target uses, if that is certain.
 MEMORY = {"webgpu": " of the GPU", "cuda": " of the GPU", "cpu": " of the host"}
@@ -34,39 +33,7 @@ NATIVE_TARGETS = ("cpu", "cuda")
 NATIVE_CODE = "native: it runs with your permissions, so load it only if you trust its author; see nearfar sign"
 
 
-def add_parser(commands: Any) -> None:
-    parser = add_command(
-        commands,
-        "inspect",
-        run,
-        example="nearfar inspect qwen3-web --context 2048",
-    )
-    parser.add_argument(
-        "bundle",
-        metavar="BUNDLE",
-        type=Path,
-        help="a bundle, or a model's config.json or folder (weights may be missing)",
-    )
-    parser.add_argument("--target", choices=TARGETS, help="for a model: the target (default: webgpu)")
-    parser.add_argument("--quantization", metavar="FORMAT", help="for a model: the weight format (default: q4f16)")
-    parser.add_argument(
-        "--context",
-        type=int,
-        metavar="N",
-        help="count memory for sequences of N tokens (default: the bundle's context)",
-    )
-    parser.add_argument(
-        "--activation",
-        choices=("float16", "bfloat16", "float32", "int8"),
-        help="count memory for this dtype (default: the bundle's first choice)",
-    )
-    parser.add_argument("--verify", action="store_true", help="compare every file with its hash first")
-    add_ignore_key(parser)
-    add_trust(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def run(options: argparse.Namespace) -> None:
+def run(options: Inspect) -> None:
     config = config_of(options.bundle)
     if config is not None:
         inspect_model(config, options)
@@ -74,7 +41,7 @@ def run(options: argparse.Namespace) -> None:
     if options.target is not None or options.quantization is not None:
         raise RequestError(f"--target and --quantization are for models, and {options.bundle} is a bundle; remove them")
     refuse_ignore_key(options.ignore_keys, options.bundle)
-    bundle = open_any(options.bundle, trusted_keys(options))
+    bundle = open_any(options.bundle, read_trusted_keys(options.trust))
     if options.verify:
         bundle.verify()
     if isinstance(bundle, ExportBundle):
@@ -112,7 +79,7 @@ def config_of(path: Path) -> Path | None:
     return config if os.path.isfile(config) and not os.path.exists(path / MANIFEST_FILE) else None
 
 
-def inspect_model(config: Path, options: argparse.Namespace) -> None:
+def inspect_model(config: Path, options: Inspect) -> None:
     if options.verify or options.trust or options.activation is not None:
         raise RequestError(f"--verify, --trust and --activation are for bundles, and {config} is a model; remove them")
     chosen = CompileOptions(
@@ -120,7 +87,7 @@ def inspect_model(config: Path, options: argparse.Namespace) -> None:
         quantization=options.quantization or "q4f16",
         context=options.context,
         self_test=False,
-        ignore_keys=tuple(options.ignore_keys),
+        ignore_keys=options.ignore_keys,
     )
     report = report_shapes(config, chosen)
     if options.json:

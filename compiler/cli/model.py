@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,14 +17,6 @@ from .phases import phases, progress_bars
 # The server owns the cache. The compiler does not depend on the server, so it loads this module by name, as it does
 # with commands.
 CACHE = "nearfar.server_fallback.executors.default_bundle"
-
-
-def add_ignore_key(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--ignore-key", action="append", default=[], dest="ignore_keys", metavar="NAME",
-        help="for a model: a key of config.json that is unknown to the compiler and changes nothing in the model's "
-        "mathematics; may be repeated",
-    )  # fmt: skip
 
 
 def refuse_ignore_key(ignore_keys: Sequence[str], bundle: Path) -> None:

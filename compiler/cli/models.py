@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from ..bundle.manifest import EXPORTS
 from ..errors import RequestError
 from ..measure.model_table import Model, model_table
-from ..nearest import nearest
-from ..pipeline.target import TARGETS
-from .output import add_command, megabytes, print_json
+from ..names import EXPORTS, TARGETS
+from ..nearest import did_you_mean
+from .options import Models
+from .output import megabytes, print_json
 
 COLUMNS = ("model", "params", "q4f16", "KV, 32k", "steps")
 
 
-def add_parser(commands: Any) -> None:
-    parser = add_command(commands, "models", run, example="nearfar models gemma3_text")
-    parser.add_argument("family", metavar="MODEL_TYPE", nargs="?", help="show only this family")
-    output = parser.add_mutually_exclusive_group()
-    output.add_argument("--markdown", action="store_true", help="print the table of the README")
-    output.add_argument("--json", action="store_true", help="print one JSON object per line")
-
-
-def run(options: argparse.Namespace) -> None:
+def run(options: Models) -> None:
+    if options.json and options.markdown:
+        raise RequestError("--json and --markdown exclude each other; remove one of the two options")
     models = model_table()
     if options.family is not None:
         families = list(dict.fromkeys(model.model_type for model in models))
         if options.family not in families:
-            match = nearest(options.family, families)
-            meant = "" if match is None else f"; did you mean {match!r}?"
+            meant = did_you_mean(options.family, families)
             raise RequestError(f"model_type {options.family!r} is not one of {', '.join(families)}{meant}")
         models = tuple(model for model in models if model.model_type == options.family)
     if options.json:

@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
 from ..errors import NearfarError
-from .overview import COMMANDS
-
-
-def add_command(
-    commands: Any, name: str, run: Any, *, example: str, summary: str | None = None
-) -> argparse.ArgumentParser:
-    """Add a subcommand whose help ends in an example. If ``summary`` is None, the summary in COMMANDS is used."""
-    summary = summary or COMMANDS[name].summary
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=summary,
-        description=summary[0].upper() + summary[1:] + ".",
-        epilog=f"example: {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(run=run)
-    return parser
 
 
 def print_json(value: object) -> None:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from ..errors import ToolError
+from .parser import add_options
 from .program import program
 
 # Columns that every terminal shows without wrapping.
@@ -33,57 +36,117 @@ EXAMPLES = (
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """``module`` has the functions ``add_parser`` and ``run``."""
+    """``room`` is a package with a module of the command's name, whose function ``run`` takes the command's options:
+    the dataclass of its name in the module `options` of the room. A command with ``kinds`` has a function and a
+    dataclass for each: ``run_fit`` and ``RouterFit`` for `nearfar router fit`. ``needs`` are the libraries of
+    nearfar[serve] without which the module cannot be imported.
+    """
 
-    module: str
+    room: str
     summary: str
+    needs: tuple[str, ...] = ()
+    kinds: Mapping[str, Command] | None = None
 
 
+NEAR, FAR = "nearfar.compiler.cli", "nearfar.server_fallback.cli"
+SERVER = ("fastapi", "httpx", "uvicorn")
 # The modules are named, not imported: the compiler does not depend on the server, and a start loads one command only.
 COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
-        "compile": Command("nearfar.compiler.cli.compile", "compile a checkpoint into a bundle"),
-        "run": Command("nearfar.compiler.cli.run", "generate text with a bundle, once or as a chat"),
-        "demo": Command("nearfar.compiler.cli.demo", "show a bundle at work in headless Chromium, or serve its page"),
-        "models": Command("nearfar.compiler.cli.models", "show the models that compile, their sizes and targets"),
-        "inspect": Command("nearfar.compiler.cli.inspect", "show a bundle's model, sizes, kernels and costs"),
-        "score": Command("nearfar.compiler.cli.score", "write the logits of a list of tokens"),
-        "quality": Command(
-            "nearfar.compiler.cli.quality", "compare bundles with the checkpoint that they were made from"
+        "compile": Command(NEAR, "compile a checkpoint into a bundle"),
+        "run": Command(NEAR, "generate text with a bundle, once or as a chat"),
+        "demo": Command(NEAR, "show a bundle at work in headless Chromium, or serve its page"),
+        "models": Command(NEAR, "show the models that compile, their sizes and targets"),
+        "inspect": Command(NEAR, "show a bundle's model, sizes, kernels and costs"),
+        "score": Command(NEAR, "write the logits of a list of tokens"),
+        "quality": Command(NEAR, "compare bundles with the checkpoint that they were made from"),
+        "export": Command(NEAR, "write a bundle's weights for llama.cpp or transformers"),
+        "sign": Command(NEAR, "sign a bundle, or make a key to sign with"),
+        "serve": Command(FAR, "answer OpenAI requests for models on this machine or others", SERVER),
+        "index": Command(FAR, "embed the documents of a folder into a store"),
+        "node": Command(FAR, "run a part of a vLLM that nearfar serve starts on several machines", SERVER),
+        "gateway": Command(FAR, "answer OpenAI requests near or far, as a policy decides", SERVER),
+        "router": Command(
+            FAR,
+            "fit a policy for near and far to the answers of both",
+            kinds={
+                "log": Command(FAR, "send the same prompts to both sides", ("httpx",)),
+                "fit": Command(FAR, "fit a policy to logged pairs"),
+                "eval": Command(FAR, "compare a policy with others on logged pairs"),
+            },
         ),
-        "export": Command("nearfar.compiler.cli.export", "write a bundle's weights for llama.cpp or transformers"),
-        "sign": Command("nearfar.compiler.cli.sign", "sign a bundle, or make a key to sign with"),
-        "serve": Command(
-            "nearfar.server_fallback.cli.serve", "answer OpenAI requests for models on this machine or others"
+        "bench": Command(
+            FAR,
+            "measure a server",
+            kinds={"serve": Command(FAR, "measure an OpenAI-compatible server under load", ("httpx",))},
         ),
-        "index": Command("nearfar.server_fallback.cli.index", "embed the documents of a folder into a store"),
-        "node": Command(
-            "nearfar.server_fallback.cli.node", "run a part of a vLLM that nearfar serve starts on several machines"
-        ),
-        "gateway": Command(
-            "nearfar.server_fallback.cli.gateway", "answer OpenAI requests near or far, as a policy decides"
-        ),
-        "router": Command("nearfar.server_fallback.cli.router", "fit a policy for near and far to the answers of both"),
-        "bench": Command("nearfar.server_fallback.cli.bench", "measure a server"),
     }
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A command, by the words that call it."""
+
+    words: tuple[str, ...]
+    command: Command
+
+    @property
+    def owner(self) -> type[Any]:
+        """The dataclass of its options."""
+        module = importlib.import_module(f"{self.command.room}.options")
+        owner: type[Any] = getattr(module, "".join(word.title() for word in self.words))
+        return owner
+
+    def run(self, options: Any) -> None:
+        """Raises ToolError without a library that the command needs, and what the command raises."""
+        for library in self.command.needs:
+            if importlib.util.find_spec(library) is None:
+                raise ToolError(f"nearfar {' '.join(self.words)} needs {library}: pip install 'nearfar[serve]'")
+        module = importlib.import_module(f"{self.command.room}.{self.words[0]}")
+        getattr(module, "_".join(["run", *self.words[1:]]))(options)
 
 
 class Commands(argparse._SubParsersAction):  # type: ignore[type-arg]
     """The subcommands. The parser of a subcommand is created when its name is parsed."""
 
+    words: tuple[str, ...] = ()
+    commands: Mapping[str, Command] = COMMANDS
+
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        name = values[0]
-        if name in COMMANDS:
-            del self._name_parser_map[name]
-            importlib.import_module(COMMANDS[name].module).add_parser(self)
+        if values[0] in self.commands:
+            self.build(values[0])
         super().__call__(parser, namespace, values, option_string)
 
+    def build(self, name: str) -> argparse.ArgumentParser:
+        """The parser of a command, whose help ends in the example of the dataclass's docstring."""
+        call = Call((*self.words, name), self.commands[name])
+        kinds, summary = call.command.kinds, call.command.summary
+        owner = (Call((*call.words, next(iter(kinds))), call.command) if kinds else call).owner
+        del self._name_parser_map[name]
+        parser: argparse.ArgumentParser = self.add_parser(
+            name,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog=" ".join((owner.__doc__ or "").split()),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if kinds:
+            add_commands(parser, kinds, call.words)
+        else:
+            add_options(parser, owner)
+            parser.set_defaults(call=call)
+        return parser
 
-def add_commands(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(action=Commands, metavar="COMMAND", required=True)
-    for name, command in COMMANDS.items():
-        commands.add_parser(name, help=command.summary, add_help=False)
+
+def add_commands(
+    parser: argparse.ArgumentParser, commands: Mapping[str, Command] = COMMANDS, words: tuple[str, ...] = ()
+) -> Commands:
+    added = parser.add_subparsers(action=Commands, metavar="KIND" if words else "COMMAND", required=True)
+    assert isinstance(added, Commands)
+    added.words, added.commands = words, commands
+    for name, command in commands.items():
+        added.add_parser(name, help=command.summary, add_help=False)
+    return added
 
 
 class ShowVersion(argparse.Action):

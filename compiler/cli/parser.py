@@ -1,12 +1,21 @@
-"""An argparse parser whose errors propose the nearest command, option or choice for a mistyped one."""
+"""The command line's parser: argparse, with the options that a dataclass declares (`options.py`), and with errors that
+propose the nearest command, option or choice for a mistyped one.
+
+argparse and not a library that reads dataclasses itself: cyclopts 5.5 is imported in 80 ms instead of 20, installs five
+more packages of 6 MB (attrs, docstring_parser, rich-rst), and refuses what argparse accepts and our users may have in
+their scripts, such as "--quant q4f16" for "--quantization q4f16".
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
 
 from ..nearest import did_you_mean
+from ..options import Group, Option, declared
+
+Made = TypeVar("Made")
 
 
 class Parser(argparse.ArgumentParser):
@@ -27,10 +36,21 @@ class Parser(argparse.ArgumentParser):
         options = [f"unknown option {option}{self._nearest_option(option)}" for option in self._unknown_options()]
         super().error("\n".join(options) or message)
 
+    def _match_arguments_partial(self, actions: Sequence[argparse.Action], arg_strings_pattern: str) -> list[int]:
+        """Accept `nearfar run BUNDLE --max-tokens 5 PROMPT`.
+
+        If an option follows BUNDLE, argparse treats the optional PROMPT as missing, and then refuses the PROMPT that
+        comes later.
+        """
+        counts: list[int] = super()._match_arguments_partial(actions, arg_strings_pattern)
+        while counts and counts[-1] == 0 and "A" in arg_strings_pattern[sum(counts) :]:
+            counts.pop()
+        return counts
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
             return
-        name = action.metavar if self._is_command(action) else action.dest.replace("_", "-")
+        name = action.metavar if self._is_command(action) else action.dest.rpartition(".")[2].replace("_", "-")
         known = [str(choice) for choice in action.choices]
         self.error(
             f"unknown {str(name).lower()} {str(value)!r}{did_you_mean(str(value), known)} (known: {', '.join(known)})"
@@ -57,3 +77,74 @@ class Parser(argparse.ArgumentParser):
 
     def _is_command(self, action: argparse.Action) -> bool:
         return isinstance(action, argparse._SubParsersAction)
+
+
+def add_options(
+    parser: argparse.ArgumentParser, owner: type, group: argparse._ActionsContainer | None = None, prefix: str = ""
+) -> None:
+    """The options of a dataclass; those of a dataclass inside it as a group. ``prefix`` is the path of ``owner``."""
+    add: Any = (group or parser).add_argument
+    for option in declared(owner):
+        if isinstance(option, Group):
+            inner = parser.add_argument_group(option.title)
+            add_options(parser, option.type, inner, f"{prefix}{option.field}.")
+            continue
+        dest = prefix + option.field
+        names = option.names or (dest,)
+        text = (option.text + default_text(option)).replace("%", "%%")
+        if option.type is bool:
+            action = "store_false" if option.default is True else "store_true"
+            add(*names, dest=dest, action=action, default=None, help=text)
+            continue
+        named = {"dest": dest, "required": option.required} if option.names else {}
+        add(
+            *names, **named, **number_of_values(option), type=reader(option), choices=option.flag.choices,
+            metavar=metavar(option), help=text,
+        )  # fmt: skip
+
+
+def number_of_values(option: Option) -> dict[str, Any]:
+    """argparse's ``nargs``, and "append" for an option that may be repeated."""
+    if isinstance(option.many, int):
+        return {"nargs": option.many}
+    if option.many is None:
+        return {"nargs": "?"} if not option.names and not option.required else {}
+    if option.names and not option.flag.several:
+        return {"action": "append"}
+    return {"nargs": "+" if option.required or option.names else "*"}
+
+
+def metavar(option: Option) -> Any:
+    """The word for a value in the help; None for argparse's list of choices."""
+    if option.flag.metavar is not None or option.flag.choices is not None:
+        return option.flag.metavar
+    return {int: "N", float: "X"}.get(option.type, option.field.upper())
+
+
+def reader(option: Option) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return option.parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return read
+
+
+def default_text(option: Option) -> str:
+    """ "(default: 4)", unless the option's own text says it, or there is nothing to say."""
+    default = " ".join(map(str, option.default)) if isinstance(option.default, tuple) else option.default
+    silent = option.required or default in (None, "", {}) or option.type is bool or "default" in option.text
+    return "" if silent else f" (default: {default})"
+
+
+def make(owner: type[Made], given: Mapping[str, Any], prefix: str = "") -> Made:
+    """The dataclass, from argparse's values; None was not given. Raises RequestError for what its checks refuse."""
+    values: dict[str, Any] = {}
+    for option in declared(owner):
+        path = prefix + option.field
+        if isinstance(option, Group):
+            values[option.field] = make(option.type, given, f"{path}.")
+        elif (value := given[path]) is not None:
+            values[option.field] = tuple(value) if isinstance(value, list) else value
+    return owner(**values)

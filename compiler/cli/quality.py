@@ -4,7 +4,6 @@ from the vectors of embedding models (`vector_quality.py`).
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -18,7 +17,7 @@ from rich.table import Table
 
 from ..bundle.folder import Bundle, ExportBundle, open_any
 from ..bundle.manifest import MANIFEST_FILE, ExportManifest
-from ..bundle.signature import TrustedKey
+from ..bundle.signature import TrustedKey, read_trusted_keys
 from ..errors import RequestError, reason_of
 from ..formats import Checkpoint
 from ..formats.hub import hub_model
@@ -37,16 +36,14 @@ from ..measure.quality import (
     require_same_tokens,
 )
 from ..measure.report import weight_bytes_of
-from ..pipeline.target import RUNNERS
 from ..runtime.batch import Limits
 from ..runtime.generate import PREFILL_CHUNK
 from ..text.tokenizer import Tokenizer
 from .comparison import Comparison, bundle_entry, comparison_table
-from .model import add_ignore_key
-from .output import add_command, megabytes
+from .options import Quality as Options
+from .output import megabytes
 from .phases import progress_bars
 from .runner import open_command_runner
-from .sign import add_trust, trusted_keys
 from .vector_quality import run_vectors
 
 WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".bin")
@@ -54,52 +51,8 @@ WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".bin")
 Compared: TypeAlias = Bundle | ExportBundle | Checkpoint
 
 
-def add_parser(commands: Any) -> None:
-    parser = add_command(
-        commands,
-        "quality",
-        run,
-        example="nearfar quality qwen3-web qwen3-cpu --reference ./Qwen3-0.6B --text wiki.txt",
-    )
-    parser.add_argument(
-        "bundles", metavar="BUNDLE", nargs="+", help="bundles, or models such as a GGUF file or a quantized checkpoint"
-    )
-    parser.add_argument(
-        "--reference", metavar="MODEL", required=True, help="the checkpoint, which is computed with numpy in float32"
-    )
-    parser.add_argument(
-        "--text",
-        metavar="FILE",
-        type=Path,
-        required=True,
-        help="a UTF-8 text; special tokens that it spells out count as special tokens. For embeddings: paragraphs, "
-        "separated by empty lines",
-    )
-    parser.add_argument(
-        "--window",
-        type=int,
-        metavar="N",
-        help=f"tokens per window (default: {DEFAULT_WINDOW}, or the shortest context); for embeddings, the most tokens "
-        "of a text (default: the context)",
-    )
-    parser.add_argument(
-        "--windows", type=int, metavar="N", help="read only the text's first N windows or paragraphs (default: all)"
-    )
-    parser.add_argument(
-        "--between", nargs=2, metavar=("START", "END"),
-        help="count only the tokens after START up to END, such as a chat's answers: "
-        "'<|im_start|>assistant' '<|im_end|>' (default: all tokens)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--runner", choices=RUNNERS, help="the runner that computes (default: the target of each bundle)"
-    )
-    add_ignore_key(parser)
-    add_trust(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def run(options: argparse.Namespace) -> None:
-    trust = trusted_keys(options)
+def run(options: Options) -> None:
+    trust = read_trusted_keys(options.trust)
     keys = IgnoredKeys(options.ignore_keys)
     checkpoint = keys.load(options.reference)
     text = read_text(options.text)

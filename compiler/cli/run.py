@@ -2,119 +2,34 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from ..bundle.folder import Bundle, ExportBundle, open_any
 from ..bundle.manifest import GENERATE
+from ..bundle.signature import read_trusted_keys
 from ..errors import RequestError
 from ..ir.sampling import Sampler
-from ..pipeline.target import RUNNERS
 from ..runtime.batch import Limits, require_plan
 from ..text.stop_strings import StopAutomaton
 from ..text.tokenizer import Tokenizer
 from .answer import Answer, Answerer, print_speed, write_out
 from .chat import Conversation, converse
-from .model import add_ignore_key, bundle_of
-from .output import add_command, print_json
+from .model import bundle_of
+from .options import Run
+from .output import print_json
 from .run_encoder import (
-    add_encoder_options,
     encode_text,
     print_encoded,
     refuse_encoder_options,
     require_dimensions,
 )
 from .runner import open_command_runner
-from .sign import add_trust, trusted_keys
 
 DEFAULT_MAX_TOKENS = 256
 
 
-def add_parser(commands: Any) -> None:
-    parser = add_command(commands, "run", run, example="nearfar run qwen3-web 'Why is the sky blue?' --max-tokens 100")
-    parse_prompt_after_options(parser)
-    parser.add_argument(
-        "bundle",
-        metavar="BUNDLE",
-        type=Path,
-        help="a folder that nearfar compile made; a checkpoint's folder or demo is compiled once into a cache",
-    )
-    parser.add_argument(
-        "prompt", metavar="PROMPT", nargs="?",
-        help="the message; - or a pipe reads standard input; without a prompt, a conversation starts",
-    )  # fmt: skip
-    add_encoder_options(parser)
-    parser.add_argument("--system", metavar="TEXT", help="the system prompt: instructions on how to answer")
-    parser.add_argument(
-        "--max-tokens",
-        type=int,
-        metavar="N",
-        help=f"at most N tokens per answer (default: {DEFAULT_MAX_TOKENS}, or the rest of the context if that is less)",
-    )
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=0.0,
-        metavar="T",
-        help="0 always chooses the likeliest token (default); 1 samples from the model's own distribution",
-    )
-    parser.add_argument(
-        "--top-p",
-        type=float,
-        default=1.0,
-        metavar="P",
-        help="sample from the likeliest tokens whose probabilities add up to P (default: 1, all tokens)",
-    )
-    parser.add_argument(
-        "--top-k", type=int, default=0, metavar="K", help="sample from the K likeliest tokens (default: 0, all tokens)"
-    )
-    parser.add_argument(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="end the answer before this text; may be repeated",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="the same seed gives the same text (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--runner", choices=RUNNERS, help="the runner that computes (default: the target of the bundle)"
-    )
-    parser.add_argument(
-        "--raw", action="store_true", help="continue the prompt as plain text, without the chat template"
-    )
-    parser.add_argument(
-        "--no-split-special-tokens",
-        action="store_true",
-        help="with --raw: turn control tokens that the prompt spells out into single tokens",
-    )
-    add_ignore_key(parser)
-    add_trust(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead of streaming")
-
-
-def parse_prompt_after_options(parser: argparse.ArgumentParser) -> None:
-    """Accept `nearfar run BUNDLE --max-tokens 5 PROMPT`.
-
-    If an option follows BUNDLE, argparse treats the optional PROMPT as missing, and then refuses the PROMPT that comes
-    later.
-    """
-    match = parser._match_arguments_partial
-
-    def match_late(actions: Sequence[argparse.Action], pattern: str) -> list[int]:
-        counts: list[int] = match(actions, pattern)
-        while counts and counts[-1] == 0 and "A" in pattern[sum(counts) :]:
-            counts.pop()
-        return counts
-
-    parser._match_arguments_partial = match_late  # type: ignore[method-assign,assignment]
-
-
-def run(options: argparse.Namespace) -> None:
+def run(options: Run) -> None:
     """Raises RequestError for options that exclude each other, and all errors of opening and running the bundle."""
     check_options(options)
     text = read_prompt(options)
@@ -122,7 +37,7 @@ def run(options: argparse.Namespace) -> None:
         raise RequestError(
             f"{'--json' if options.json else '--raw'} needs a prompt; pass it as an argument or on standard input"
         )
-    trusted = trusted_keys(options)
+    trusted = read_trusted_keys(options.trust)
     path, from_cache = bundle_of(options.bundle, options.ignore_keys, quiet=options.json)
     # A bundle that was compiled here needs no signature.
     bundle = open_any(path, () if from_cache else trusted)
@@ -138,7 +53,7 @@ def run(options: argparse.Namespace) -> None:
         encode(tokenizer, "", raw=False, system=options.system)
         prompt: list[int] = []
     else:
-        split = not options.no_split_special_tokens
+        split = options.split_special_tokens
         prompt = encode(tokenizer, text, raw=options.raw, split_special_tokens=split, system=options.system)
     runner = open_command_runner(options.runner, bundle, Limits())
     try:
@@ -159,9 +74,7 @@ def run(options: argparse.Namespace) -> None:
         print_speed(answer, f"on {device}")
 
 
-def encode_once(
-    options: argparse.Namespace, bundle: Bundle | ExportBundle, tokenizer: Tokenizer, text: str | None
-) -> None:
+def encode_once(options: Run, bundle: Bundle | ExportBundle, tokenizer: Tokenizer, text: str | None) -> None:
     """Print the vector or the scores of a text. Raises RequestError for options of models that generate text."""
     if text is None or options.system is not None:
         require_plan(bundle.manifest, GENERATE)
@@ -174,7 +87,7 @@ def encode_once(
         runner.close()
 
 
-def check_options(options: argparse.Namespace) -> None:
+def check_options(options: Run) -> None:
     if options.raw and options.system is not None:
         raise RequestError(
             "--system needs the chat template, which --raw switches off; use only one of the two options"
@@ -183,7 +96,7 @@ def check_options(options: argparse.Namespace) -> None:
         raise RequestError("--top-p and --top-k need --temperature above 0; at 0, the likeliest token is always chosen")
 
 
-def read_prompt(options: argparse.Namespace) -> str | None:
+def read_prompt(options: Run) -> str | None:
     """The prompt. If it is "-", or missing without a terminal, it is read from standard input; None on a terminal.
 
     Raises RequestError for standard input that is empty or not UTF-8.

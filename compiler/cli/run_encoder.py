@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import Any
 
@@ -13,27 +12,14 @@ from ..runtime.encoding import Text, check_dimensions, classify, embed
 from ..text.pair_text import encode_in_template
 from ..text.prompts import prompt_text
 from ..text.tokenizer import Tokenizer
+from .options import Run
 from .output import print_json
 
 # The numbers of a vector that are shown.
 SHOWN = 8
 
 
-def add_encoder_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--passage", metavar="TEXT", help="for a reranker: the text whose relevance to the prompt is scored"
-    )
-    parser.add_argument(
-        "--truncate",
-        action="store_true",
-        help="for embeddings and scores: shorten a text that is longer than the context, of a pair the passage",
-    )
-    parser.add_argument(
-        "--dimensions", type=int, metavar="N", help="for embeddings: the length of the vector (default: all numbers)"
-    )
-
-
-def refuse_encoder_options(options: argparse.Namespace, model: str) -> None:
+def refuse_encoder_options(options: Run, model: str) -> None:
     """Raises RequestError for options that a model that generates text does not support."""
     if options.passage is not None:
         raise RequestError(f"--passage: {model} generates text and scores no pairs; remove the option")

@@ -2,52 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
 from ..bundle.folder import open_any
+from ..bundle.signature import read_trusted_keys
 from ..errors import OutputError, RequestError, reason_of
-from ..pipeline.target import RUNNERS
 from ..runtime.batch import Limits
 from ..runtime.generate import PREFILL_CHUNK, score
-from .output import add_command, print_json
+from .options import Score
+from .output import print_json
 from .phases import progress_bars
 from .runner import open_command_runner
-from .sign import add_trust, trusted_keys
 
 
-def add_parser(commands: Any) -> None:
-    parser = add_command(
-        commands,
-        "score",
-        run,
-        example="nearfar score qwen3-web --tokens 1,2,3 -o logits.npy --runner numpy",
-    )
-    parser.add_argument("bundle", metavar="BUNDLE", type=Path)
-    parser.add_argument("--tokens", required=True, metavar="IDS", help="token ids, separated by commas")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="a .npy file: float32 (n, V), row i predicts token i + 1",
-    )
-    parser.add_argument(
-        "--runner", choices=RUNNERS, help="the runner that computes (default: the target of the bundle)"
-    )
-    add_trust(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def run(options: argparse.Namespace) -> None:
+def run(options: Score) -> None:
     token_ids = parse_tokens(options.tokens)
-    bundle = open_any(options.bundle, trusted_keys(options))
+    bundle = open_any(options.bundle, read_trusted_keys(options.trust))
     runner = open_command_runner(options.runner, bundle, Limits(rows=PREFILL_CHUNK))
     blocks = []
     with progress_bars(quiet=options.json) as bars:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,6 +20,7 @@ from ..runtime.batch import FloatArray, Limits
 from ..runtime.encoding import Text, encode
 from ..text.tokenizer import Tokenizer
 from .comparison import Comparison, bundle_entry, comparison_table
+from .options import Quality
 from .output import megabytes
 from .phases import progress_bars
 from .runner import open_command_runner
@@ -30,7 +30,7 @@ Compared = tuple[Bundle | ExportBundle, str, VectorQuality]
 
 
 def run_vectors(
-    options: argparse.Namespace,
+    options: Quality,
     checkpoint: Checkpoint,
     bundles: Sequence[Bundle | ExportBundle | Checkpoint],
     text: str,

@@ -16,10 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from ..bundle.entries import FileEntry
-from ..bundle.manifest import EXPORTS, MANIFEST_FILE, ExportManifest, Manifest
+from ..bundle.manifest import MANIFEST_FILE, ExportManifest, Manifest
 from ..formats.checkpoint import Checkpoint
-from ..pipeline.compile import CompileOptions, Note, Progress, build, prepare, require_export
+from ..names import EXPORTS
+from ..pipeline.compile import build, prepare, require_export
 from ..pipeline.export import export_manifest, manifest_text, prepare_export
+from ..pipeline.options import CompileOptions, Note, Progress
 from ..pipeline.self_test import LENGTH
 from ..pipeline.store import NO_HASH, SizeStore
 from ..pipeline.weights import PACKING_THREADS, StoredWeight, lay_out_weights, read_and_pack
@@ -70,21 +72,7 @@ def dry_run(
 
 def dry_export(model: str, options: CompileOptions, progress: Progress, note: Note) -> DryRun:
     require_export(options)
-    job = prepare_export(
-        model,
-        options.target,
-        options.quantization,
-        options.requantize,
-        options.group_size,
-        options.activations,
-        options.device,
-        options.context,
-        options.kv,
-        options.task,
-        options.ignore_keys,
-        progress,
-        note,
-    )
+    job = prepare_export(model, options, progress, note)
     with tempfile.TemporaryDirectory(prefix="nearfar-") as folder:
         sizes = dict(job.exporter.file_sizes(job.checkpoint, job.graph, job.options, Path(folder)))
     files = [FileEntry(file=file, size=size, sha256=NO_HASH) for file, size in sorted(sizes.items())]

@@ -11,8 +11,9 @@ from ..formats.checkpoint import Checkpoint, TokenizerFiles
 from ..formats.huggingface import read_spec
 from ..ir.plan import union
 from ..ir.spec import ModelSpec
-from ..pipeline.compile import CompileOptions, Progress, build, prepare_checkpoint
+from ..pipeline.compile import build, prepare_checkpoint
 from ..pipeline.graphs import graphs_of
+from ..pipeline.options import CompileOptions, Progress
 from ..pipeline.store import SizeStore
 from ..pipeline.weights import tensor_shapes
 from .report import Report, make_report

@@ -9,26 +9,27 @@ The folder is written under a temporary name and renamed at the end.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from .. import quant
 from ..bundle.entries import TuningEntry
 from ..bundle.folder import Bundle, ExportBundle, tokenizer_entry
-from ..bundle.manifest import EXPORTS, FORMAT_VERSION, GENERATE, MANIFEST_FILE, Manifest
+from ..bundle.manifest import FORMAT_VERSION, GENERATE, MANIFEST_FILE, Manifest
 from ..bundle.new_folder import new_folder
 from ..bundle.tuning import check_tuning, read_tuning
 from ..calibration.record import QUALITY_FILE
 from ..errors import RequestError
 from ..formats import load
 from ..formats.checkpoint import Checkpoint
-from ..ir.kv_format import KvName, kv_format
+from ..ir.kv_format import kv_format
 from ..ir.plan import join_plans, make_plan, union
-from ..ir.spec import ModelSpec, Task
+from ..ir.spec import ModelSpec
 from ..measure.vector_loss import loss_notes
+from ..names import EXPORTS
 from ..passes import run_passes
 from ..passes.add_lora import lora_entry
 from ..passes.quantize_kv import quantize_kv
@@ -38,6 +39,8 @@ from ..text.template_check import chat_notes
 from .context import paged_context, rotation_notes, unpaged_context
 from .export import export_model
 from .graphs import PAGE_SIZE, graphs_of, reads_complete_texts
+from .options import CompileOptions as CompileOptions
+from .options import Note, Progress
 from .plan_entries import plan_entries, write_kernels
 from .self_test import Reference, make_self_test
 from .store import FolderStore, Store, WeightsJob
@@ -52,48 +55,6 @@ if TYPE_CHECKING:
 
 MAX_LORA_RANK = 256
 
-# Called with a sentence that the user should read.
-Note = Callable[[str], None]
-# Called with a phase ("read", "graph", "kernels", "weights", "self-test"), the finished units and all units of the
-# phase.
-Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class CompileOptions:
-    """``task`` None: the model's; see `for_task`. ``arch`` None: the target's default. ``context`` None: 4,096 tokens,
-    or the model's limit if that is less. ``quantization`` None: see `choose_quantization`, also for ``requantize``.
-
-    ``activations`` are the activation dtypes to offer, best first; None offers all that the quantization allows. ``kv``
-    is the format of keys and values (`ir/kv_format.py`). Two options are for exports only: ``group_size`` weights
-    share a scale (None: the format's default), and the graph is made for ``device`` (None: the framework's default).
-    With ``quality`` "best", matrices are fitted to a calibration text with at most ``bits`` bits a weight, and their
-    formats are chosen by measurement; see `calibration/best.py`. ``calibration`` is the text's file; None: the model
-    writes the text itself.
-
-    ``lora_rank`` is the largest rank of LoRA adapters that the bundle accepts; 0 accepts none. ``tuning`` lists the
-    tuning records to include. ``ignore_keys``: see `formats.load`.
-    """
-
-    target: str = "webgpu"
-    task: Task | None = None
-    arch: str | None = None
-    quantization: str | None = None
-    requantize: bool = False
-    context: int | None = None
-    activations: tuple[str, ...] | None = None
-    group_size: int | None = None
-    device: str | None = None
-    kv: KvName = "activation"
-    quality: Literal["best"] | None = None
-    bits: float | None = None
-    calibration: Path | None = None
-    lora_rank: int = 0
-    self_test: bool = True
-    tuning: tuple[Path, ...] = ()
-    ignore_keys: tuple[str, ...] = ()
-    force: bool = False
-
 
 def compile_any(
     model: str, output: Path, options: CompileOptions, progress: Progress = lambda *_: None, note: Note = lambda _: None
@@ -102,23 +63,7 @@ def compile_any(
     if options.target not in EXPORTS:
         return compile_model(model, output, options, progress, note)
     require_export(options)
-    return export_model(
-        model,
-        output,
-        target=options.target,
-        quantization=options.quantization,
-        requantize=options.requantize,
-        group_size=options.group_size,
-        activations=options.activations,
-        device=options.device,
-        context=options.context,
-        kv=options.kv,
-        task=options.task,
-        ignore_keys=options.ignore_keys,
-        force=options.force,
-        progress=progress,
-        note=note,
-    )
+    return export_model(model, output, options, progress, note)
 
 
 def require_export(options: CompileOptions) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -24,12 +23,11 @@ from ..errors import RequestError, UnsupportedModel
 from ..formats import load
 from ..formats.checkpoint import Checkpoint
 from ..ir.graph import Graph
-from ..ir.kv_format import KvName
-from ..ir.spec import Task
 from ..measure.vector_loss import loss_notes
 from ..text.template_check import chat_notes
 from .context import model_context, rotation_notes
 from .graphs import graphs_of
+from .options import CompileOptions, Note, Progress
 from .stored_forms import choose_quantization, keep_stored_forms
 from .target import Exporter, ExportOptions, load_exporter
 from .task import for_task
@@ -37,38 +35,18 @@ from .weights import check_tensors
 
 
 def export_model(
-    model: str,
-    output: Path,
-    *,
-    target: str,
-    quantization: str | None,
-    requantize: bool = False,
-    group_size: int | None = None,
-    activations: tuple[str, ...] | None = None,
-    device: str | None = None,
-    context: int | None = None,
-    kv: KvName = "activation",
-    task: Task | None = None,
-    ignore_keys: tuple[str, ...] = (),
-    force: bool = False,
-    progress: Callable[[str, int, int], None] = lambda *_: None,
-    note: Callable[[str], None] = lambda _: None,
+    model: str, output: Path, options: CompileOptions, progress: Progress = lambda *_: None, note: Note = lambda _: None
 ) -> ExportBundle:
-    """Export a local folder or a repository on the hub to a bundle for ``target`` at ``output``.
-
-    ``group_size`` None: the format's default, as in other bundles. ``activations`` None: the best dtype for the device.
-    ``device`` None: the framework's default. ``ignore_keys``: see `formats.load`.
+    """Export a local folder or a repository on the hub to a bundle for ``options.target`` at
+    ``output``.
 
     Raises CheckpointError, UnsupportedModel, QuantizationError, OutputError or RequestError. After an error, no partial
     output remains.
     """
-    job = prepare_export(
-        model, target, quantization, requantize, group_size, activations, device, context, kv, task,
-        ignore_keys, progress, note,
-    )  # fmt: skip
+    job = prepare_export(model, options, progress, note)
     for text in loss_notes(job.checkpoint, job.options.quantization):
         note(text)
-    with new_folder(output, force=force) as folder:
+    with new_folder(output, force=options.force) as folder:
         job.exporter.export(
             job.checkpoint, job.graph, job.options, folder, lambda done, total: progress("weights", done, total)
         )
@@ -90,22 +68,9 @@ class ExportJob:
     options: ExportOptions
 
 
-def prepare_export(
-    model: str,
-    target: str,
-    quantization: str | None,
-    requantize: bool,
-    group_size: int | None,
-    activations: tuple[str, ...] | None,
-    device: str | None,
-    context: int | None,
-    kv: KvName,
-    task: Task | None,
-    ignore_keys: tuple[str, ...],
-    progress: Callable[[str, int, int], None],
-    note: Callable[[str], None],
-) -> ExportJob:
+def prepare_export(model: str, options: CompileOptions, progress: Progress, note: Note) -> ExportJob:
     """See `export_model`."""
+    target, device, kv = options.target, options.device, options.kv
     exporter = load_exporter(target)
     if device is not None and device not in exporter.DEVICES:
         known = (
@@ -120,37 +85,40 @@ def prepare_export(
             f"--kv q4: {target} bundles do not support 4-bit keys and values; use --kv q8, or --target webgpu, cpu "
             "or cuda"
         )
-    if quantization is not None:
-        quant.by_name(quantization, group_size)
+    if options.quantization is not None:
+        quant.by_name(options.quantization, options.group_size)
     progress("read", 0, 1)
-    checkpoint = for_task(load(model, ignore_keys), task).with_float_scales
+    checkpoint = for_task(load(model, options.ignore_keys), options.task).with_float_scales
     for text in (*checkpoint.notes, *chat_notes(checkpoint.tokenizer)):
         note(text)
     progress("read", 1, 1)
     spec = checkpoint.spec
     if checkpoint.task is not None:
         check_texts(model, target, checkpoint, kv, generates_only=not exporter.READS_TEXTS)
-    fmt, keeps_forms = choose_quantization(quantization, checkpoint, note, requantize=requantize, group=group_size)
+    fmt, keeps_forms = choose_quantization(
+        options.quantization, checkpoint, note, requantize=options.requantize, group=options.group_size
+    )
     is_large = spec.model_type in LARGE_ACTIVATIONS
     activation = choose_activation(
-        activations, fmt.activations, exporter.activations(device), device or target, is_large=is_large
+        options.activations, fmt.activations, exporter.activations(device), device or target, is_large=is_large
     )
     if is_large and activation == "float16":
         note(
             f"published models of {spec.model_type} have activations beyond float16's range, and {target} folders hold "
             "the residual stream in that dtype: answers may be wrong; leave out --activations"
         )
-    options = ExportOptions(
+    longest = checkpoint.max_tokens if options.context is None else None
+    chosen = ExportOptions(
         quantization=fmt,
         activation=activation,
         device=device,
         kv=kv,
-        context=min(model_context(context, spec), (context is None and checkpoint.max_tokens) or sys.maxsize),
+        context=min(model_context(options.context, spec), longest or sys.maxsize),
     )
-    for text in rotation_notes(spec, options.context):
+    for text in rotation_notes(spec, chosen.context):
         note(text)
     progress("graph", 0, 1)
-    (graph,) = graphs_of(checkpoint, options.context, page_size=options.context).values()
+    (graph,) = graphs_of(checkpoint, chosen.context, page_size=chosen.context).values()
     if checkpoint.task is not None and "page_ids" in graph.inputs:
         raise UnsupportedModel(
             f"{model}: its layers need pages of keys and values, which {target} bundles of embeddings do not have; use "
@@ -167,7 +135,7 @@ def prepare_export(
     if keeps_forms:
         graph = keep_stored_forms(graph, checkpoint)
     progress("graph", 1, 1)
-    return ExportJob(model, target, exporter, checkpoint, graph, options)
+    return ExportJob(model, target, exporter, checkpoint, graph, chosen)
 
 
 def check_texts(model: str, target: str, checkpoint: Checkpoint, kv: str, *, generates_only: bool) -> None:

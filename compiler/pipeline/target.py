@@ -15,21 +15,18 @@ from typing import Any, Protocol, cast
 
 from ..bundle.entries import ActivationEntry, BindingEntry, BufferEntry, VariantEntry
 from ..bundle.folder import Bundle, ExportBundle
-from ..bundle.manifest import EXPORTS
 from ..errors import RequestError
 from ..formats import Checkpoint
 from ..ir.expr import Expr
 from ..ir.graph import Graph
 from ..ir.plan import Plan
+from ..names import RUNNERS, TARGETS
 from ..quant import Quantization
 from ..quant.layout import Layout
 from ..runtime.batch import Limits, Runner
 from ..runtime.plan_runner import PlanRunner
 from ..runtime.reference import ReferenceRunner
 from ..runtime.trust import check_runner
-
-TARGETS = ("webgpu", "cpu", "cuda")
-RUNNERS = ("numpy", *TARGETS, *EXPORTS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..errors import QuantizationError
+from ..names import QUANTIZATIONS
 from .base import GROUPS, ROW, PlaneLayout, Quantization, WeightForm
 from .codes import Codes, Products, codes_by_name
 from .dense import Dense
@@ -37,7 +38,7 @@ _FORMATS: dict[str, Q4 | Q8 | Dense] = {
     "f16": Dense("f16", "float16", ("float16", "float32")),
     "f32": Dense("f32", "float32", ("float32",)),
 }
-NAMES = tuple(_FORMATS)
+NAMES = QUANTIZATIONS
 DEFAULT = "q4f16"
 # With 4 bits, the vectors of a small encoder are far from the original's.
 ENCODER_DEFAULT = "q8f16"

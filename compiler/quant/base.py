@@ -14,11 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import QuantizationError
+from ..names import GROUPS as GROUPS
 
 # Weights in a group. Every format pads its rows to complete groups, so kernels read all of them in chunks of this size.
 GROUP = 32
-# The group sizes that the kernels of other frameworks accept.
-GROUPS = (32, 64, 128)
 # The group size of formats with one scale for each complete row.
 ROW = 0
 

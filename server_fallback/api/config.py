@@ -2,50 +2,58 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+from typing import Annotated
+
+from nearfar.compiler.options import Count, Flag, Name, options
 
 from ..engine_process.heartbeat import HANG_SECONDS
+from ..option_types import Network, Origin, Seconds, Share, SizeBytes
 from ..schema.common import MAX_CHOICES, MAX_STOPS
 from .keys import Keys
 
 
-@dataclass(frozen=True, slots=True)
+@options
 class ApiConfig:
-    """If ``keys`` has no key, the API is open to everyone who reaches it; then bind the server to this machine.
+    """If ``keys`` has no key, the API is open to everyone who reaches it; then bind the server to this machine. A
+    client is a key or, without keys, an address; connections count by address.
 
     ``allowed_hosts`` are the names that the Host header may have; an empty list allows any. A server without keys
     should list its own names: otherwise a web page could reach it through a host name of its own that resolves to this
-    machine. ``cors_origins`` are the origins of the pages that may call, such as ``https://example.org``, or ``*``.
-    ``request_timeout_seconds`` is the longest time for a request; the header X-Request-Timeout-Ms can shorten it.
-    ``body_timeout_seconds`` is the time for a body to arrive, ``write_timeout_seconds`` how long a client may read
+    machine. ``request_timeout_seconds`` is the longest time for a request; the header X-Request-Timeout-Ms can shorten
+    it. ``body_timeout_seconds`` is the time for a body to arrive, ``write_timeout_seconds`` how long a client may read
     nothing, ``header_timeout_seconds`` how long a connection may be silent before and between requests, and
-    ``draft_timeout_seconds`` the time for a client that drafts tokens to send its next drafts. ``lenient`` ignores
-    unknown keys of a request, which are otherwise an error, and lists them in a header of the answer. ``max_choices``
-    bounds n times the number of prompts, ``max_inputs`` the texts of one embedding request. ``max_body_bytes`` is for
-    one body, ``body_memory_bytes`` for the bodies of all running requests. One client gets at most ``client_share``
-    (above 0, at most 1) of the requests at once, the body memory, the connections, and the answers that a model can run
-    and queue. A client is a key or, without keys, an address; connections count by address. ``trusted_proxies`` are the
-    addresses or networks whose X-Forwarded-For is believed. A front end or an engine that is silent for
-    ``hang_seconds`` is started again.
+    ``draft_timeout_seconds`` the time for a client that drafts tokens to send its next drafts. ``max_choices`` bounds n
+    times the number of prompts, ``max_inputs`` the texts of one embedding request, ``max_body_bytes`` one body.
     """
 
     keys: Keys = field(default_factory=Keys)
-    allowed_hosts: tuple[str, ...] = ()
-    cors_origins: tuple[str, ...] = ()
+    cors_origins: Annotated[tuple[Origin, ...], Flag(("--cors-origin",))] = ()
+    """origin of pages that may send requests, such as https://example.org; may be repeated"""
+    allowed_hosts: Annotated[tuple[Name, ...], Flag(("--allowed-host",))] = ()
+    """host name that requests may use for this server; may be repeated"""
     lenient: bool = False
+    """ignore unknown keys of requests and list them in X-Nearfar-Ignored (default: an error)"""
+    trusted_proxies: Annotated[tuple[Network, ...], Flag(("--trusted-proxy",))] = ()
+    """a proxy, or a network such as 10.0.0.0/8, whose X-Forwarded-For is trusted; may be given several times"""
+    client_share: Share = 0.5
+    """the largest share of requests, answers, connections and request memory for one client (a key or, without keys, an
+    address); 1 reserves nothing for others"""
+    max_connections: Count = 4096
+    """connections open at once; idle ones are closed to make room"""
+    body_memory_bytes: Annotated[SizeBytes, Flag(("--body-memory",))] = 256 << 20
+    """memory for the bodies of all running requests (default: 256MiB)"""
+    drain_seconds: Seconds = 30.0
+    """time for requests to finish after SIGTERM or SIGHUP"""
+    hang_seconds: Seconds = HANG_SECONDS
+    """an engine, front end or vLLM that does not respond for this time is started again"""
     max_body_bytes: int = 4 << 20
     max_choices: int = MAX_CHOICES
     max_stops: int = MAX_STOPS
     max_inputs: int = 2048
     max_concurrent_requests: int = 1024
-    max_connections: int = 4096
-    body_memory_bytes: int = 256 << 20
-    client_share: float = 0.5
-    trusted_proxies: tuple[str, ...] = ()
     request_timeout_seconds: float = 600.0
     body_timeout_seconds: float = 30.0
     write_timeout_seconds: float = 60.0
     header_timeout_seconds: float = 75.0
     draft_timeout_seconds: float = 30.0
-    drain_seconds: float = 30.0
-    hang_seconds: float = HANG_SECONDS

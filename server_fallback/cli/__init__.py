@@ -1,3 +1,1 @@
-"""The commands of the far side: ``nearfar serve``, ``gateway``, ``router`` and ``bench serve``. Their parsers import
-nothing slow.
-"""
+"""The commands of the far side: ``nearfar serve``, ``index``, ``node``, ``gateway``, ``router`` and ``bench serve``."""

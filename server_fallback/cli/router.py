@@ -2,159 +2,52 @@
 
 from __future__ import annotations
 
-import argparse
+import asyncio
+import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from nearfar.compiler.cli.output import add_command
-from nearfar.compiler.cli.sign import add_trust, trusted_keys
-from nearfar.compiler.errors import RequestError, ToolError
+from rich.box import HORIZONTALS
+from rich.console import Console
+from rich.table import Table
 
-from .numbers import count
+from nearfar.compiler.cli.output import print_json
+from nearfar.compiler.cli.phases import progress_bars
+from nearfar.compiler.errors import OutputError, RequestError, ToolError, reason_of
 
+from ..executors.executor import Executor
+from ..executors.local_opener import LocalOpener
+from ..executors.local_options import LocalOptions
+from ..router.decision.policy import Policy
+from ..router.decision.predictor import Components, Predictor, Wanted
+from ..router.fitting.prompts import Prompt
+from .announcement import Announcement
+from .options import Encoding, RouterEval, RouterFit, RouterLog
+from .served_models import key_of
+
+# What fits policies needs scikit-learn or SciPy, which nearfar[serve] does not install.
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from ..executors.executor import Executor
-    from ..router.decision.predictor import Components, Predictor
     from ..router.fitting.evaluation import Evaluation, Interval
     from ..router.fitting.fit import FitResult
     from ..router.fitting.pairs import Array, Pair
-    from ..router.fitting.prompts import Prompt
     from ..router.fitting.reliability import SideReport
-
-EXAMPLE = "nearfar router log --near demo --far http://127.0.0.1:8000 --prompts prompts.jsonl -o pairs.jsonl"
 
 # About a minute for 2,000 pairs.
 REFITS = 40
 
 
-def add_parser(commands: Any) -> None:
-    router = add_command(commands, "router", run_log, example=EXAMPLE)
-    steps = router.add_subparsers(metavar="STEP", required=True)
-    log = add_command(steps, "log", run_log, summary="send the same prompts to both sides", example=EXAMPLE)
-    log.add_argument("--near", metavar="MODEL", required=True, help="a bundle; a Hugging Face folder or name; or demo")
-    add_trust(log)
-    log.add_argument(
-        "--far",
-        metavar="URL|MODEL",
-        required=True,
-        help="an OpenAI-compatible server, or a model in any form that --near accepts",
-    )
-    log.add_argument("--far-model", metavar="NAME", help="the server's name for its model (default: its only model)")
-    log.add_argument(
-        "--far-api-key-env", metavar="NAME", help="the environment variable that holds the server's API key"
-    )
-    log.add_argument(
-        "--prompts", type=Path, metavar="FILE", required=True,
-        help='JSON lines: {"prompt", "expected" or "accepted"}',
-    )  # fmt: skip
-    log.add_argument("--count", type=count, metavar="N", help="only the first N prompts (default: all)")
-    log.add_argument(
-        "--max-tokens", type=count, default=256, metavar="N", help="the longest answer in tokens (default: %(default)s)"
-    )
-    log.add_argument(
-        "--concurrency", type=count, default=32, metavar="N", help="prompts sent at once (default: %(default)s)"
-    )
-    log.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        required=True,
-        help="write the answers of both sides to this file, as JSON lines",
-    )
-    fit = add_command(
-        steps, "fit", run_fit, summary="fit a policy to logged pairs",
-        example="nearfar router fit pairs.jsonl --max-far-share 0.3 -o policy.json",
-    )  # fmt: skip
-    fit.add_argument("pairs", type=Path, metavar="PAIRS", help="the output of 'nearfar router log'")
-    target = fit.add_mutually_exclusive_group()
-    target.add_argument(
-        "--min-quality",
-        type=share,
-        metavar="Q",
-        help="answer at least this share correctly, with as few far requests as possible",
-    )
-    target.add_argument(
-        "--max-far-share", type=share, metavar="S", help="send at most this share of the prompts to the far side"
-    )
-    fit.add_argument(
-        "--features",
-        choices=("signals", "embedding"),
-        nargs="+",
-        default=[],
-        help="read these too: near's signals, so that near begins every answer that the policy decides by quality; the "
-        "embedding that --encoder makes of the prompt",
-    )
-    add_encoder(fit)
-    fit.add_argument("-o", "--output", type=Path, metavar="FILE", required=True, help="the policy")
-    evaluation = add_command(
-        steps, "eval", run_eval, summary="compare a policy with others on logged pairs",
-        example="nearfar router eval held-out.jsonl --policy policy.json --plot eval.png",
-    )  # fmt: skip
-    evaluation.add_argument("pairs", type=Path, metavar="PAIRS", help="logged pairs that the policy was not fitted on")
-    evaluation.add_argument(
-        "--policy", type=Path, metavar="FILE", required=True, help="the output of 'nearfar router fit'"
-    )
-    evaluation.add_argument(
-        "--fitted-on",
-        type=Path,
-        metavar="PAIRS",
-        help="the pairs that the policy was fitted on, for intervals that include the fit's uncertainty",
-    )
-    evaluation.add_argument(
-        "--refits", type=count, metavar="N", help=f"fits to resamples of these pairs (default: {REFITS})"
-    )
-    evaluation.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw quality by far share into this file, a PNG or SVG"
-    )
-    evaluation.add_argument("--json", action="store_true", help="print one JSON object")
-    add_encoder(evaluation)
-
-
-def add_encoder(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--encoder",
-        metavar="MODEL",
-        default="demo-encoder",
-        help="the embedding model of a policy that reads embeddings, as for nearfar serve (default: %(default)s)",
-    )
-    add_trust(parser)
-
-
-def share(text: str) -> float:
-    """From 0 to 1. Raises ArgumentTypeError."""
-    try:
-        value = float(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{value} is not between 0 and 1")
-    return value
-
-
 # --- log ---
 
 
-def run_log(options: argparse.Namespace) -> None:
-    """Raises ToolError if the server's libraries are missing, and the errors of the sides; pairs that are already
-    logged remain in the file.
-    """
-    import asyncio
-
-    try:
-        import httpx  # noqa: F401
-    except ImportError as error:
-        raise ToolError(f"nearfar router log needs {error.name}: pip install 'nearfar[serve]'") from error
+def run_log(options: RouterLog) -> None:
+    """Raises the errors of the sides; pairs that are already logged remain in the file."""
     asyncio.run(log_pairs(options, read_prompts(options), os.environ))
 
 
-def read_prompts(options: argparse.Namespace) -> Sequence[Prompt]:
-    from ..router.fitting.prompts import Prompt
-
+def read_prompts(options: RouterLog) -> Sequence[Prompt]:
     prompts = Prompt.read(options.prompts)[: options.count]
     if not prompts:
         raise RequestError(
@@ -164,20 +57,14 @@ def read_prompts(options: argparse.Namespace) -> Sequence[Prompt]:
     return prompts
 
 
-async def log_pairs(options: argparse.Namespace, prompts: Sequence[Prompt], environment: Mapping[str, str]) -> None:
-    from contextlib import AsyncExitStack, aclosing
-
-    from rich.console import Console
-
-    from nearfar.compiler.cli.phases import progress_bars
-
+async def log_pairs(options: RouterLog, prompts: Sequence[Prompt], environment: Mapping[str, str]) -> None:
     from ..router.fitting.query_both import query_both
 
     right = {"near": 0, "far": 0}
     async with AsyncExitStack() as opened:
         # Check before any slow work, but keep the pairs of an earlier run until both sides are open.
         require_writable(options.output)
-        near = await open_model(options.near, options)
+        near = await open_model(options.near, options.trust)
         opened.push_async_callback(near.close)
         far, far_model = await open_far(options, environment)
         opened.push_async_callback(far.close)
@@ -200,15 +87,11 @@ async def log_pairs(options: argparse.Namespace, prompts: Sequence[Prompt], envi
 
 def require_writable(path: Path) -> None:
     """Raises OutputError if `open_output` would, as far as can be determined without touching the file."""
-    from nearfar.compiler.errors import OutputError
-
     if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
         raise OutputError(f"-o {path}: cannot be written; give a file in an existing folder")
 
 
 def open_output(path: Path) -> TextIO:
-    from nearfar.compiler.errors import OutputError, reason_of
-
     try:
         return path.open("w", encoding="utf-8")
     except OSError as error:
@@ -217,30 +100,22 @@ def open_output(path: Path) -> TextIO:
         ) from error
 
 
-async def open_model(model: str, options: argparse.Namespace) -> Executor:
-    from ..executors.local_opener import LocalOpener, LocalOptions
-    from .announcement import Announcement
-
+async def open_model(model: str, trust: tuple[Path, ...]) -> Executor:
     announcement = Announcement()
     with announcement.loading():
-        return await (
-            await LocalOpener(LocalOptions(trust=tuple(trusted_keys(options))), announcement.progress).prepare(
-                model, None
-            )
-        ).open()
+        opener = LocalOpener(LocalOptions(trust=trust), announcement.progress)
+        return await (await opener.prepare(model, None)).open()
 
 
-async def open_far(options: argparse.Namespace, environment: Mapping[str, str]) -> tuple[Executor, str]:
+async def open_far(options: RouterLog, environment: Mapping[str, str]) -> tuple[Executor, str]:
     """The far side, and its name for its model."""
     from ..executors.upstream_executor import UpstreamOpener, UpstreamOptions, only_model
 
     if not options.far.startswith(("http://", "https://")):
-        return await open_model(options.far, options), options.far
-    variable = options.far_api_key_env
-    if variable is not None and not environment.get(variable):
-        raise RequestError(f"--far-api-key-env {variable}: this environment variable is not set")
+        return await open_model(options.far, options.trust), options.far
+    api_key = key_of(environment, "--far-api-key-env", options.far_api_key_env)
     url = options.far.rstrip("/").removesuffix("/v1")
-    upstream = UpstreamOptions((url,), name="far", api_key=environment[variable] if variable is not None else None)
+    upstream = UpstreamOptions((url,), name="far", api_key=api_key)
     model = options.far_model or await only_model(upstream)
     return await (await UpstreamOpener(upstream).prepare(model, None)).open(), model
 
@@ -257,18 +132,16 @@ def require_scikit_learn(step: str) -> None:
 
 
 def embedded(
-    options: argparse.Namespace, *lists: list[Pair], components: Components | None = None
+    options: Encoding, *lists: list[Pair], components: Components | None = None
 ) -> tuple[str, list[list[Pair]]]:
     """The name of the embedding model, and the pairs with their prompts' vectors. ``components`` are those of the
     policy, if there is one.
     """
-    import asyncio
-
     from ..router.fitting.embed_prompts import embed_prompts
     from ..router.sides.local_embedder import encoder_of
 
     async def embed() -> tuple[str, list[list[Pair]]]:
-        executor = await open_model(options.encoder, options)
+        executor = await open_model(options.encoder, options.trust)
         try:
             encoder = encoder_of(options.encoder, executor, components)
             return encoder.model.name, [await embed_prompts(pairs, encoder) for pairs in lists]
@@ -278,16 +151,10 @@ def embedded(
     return asyncio.run(embed())
 
 
-def run_fit(options: argparse.Namespace) -> None:
-    import json
-
-    from rich.console import Console
-
-    from nearfar.compiler.cli.phases import progress_bars
-
+def run_fit(options: RouterFit) -> None:
+    if options.min_quality is not None and options.max_far_share is not None:
+        raise RequestError("--min-quality and --max-far-share exclude each other; remove one of the two options")
     require_scikit_learn("fit")
-    from ..router.decision.policy import Policy
-    from ..router.decision.predictor import Wanted
     from ..router.fitting.fit import STEPS, fit
     from ..router.fitting.pairs import read_pairs
 
@@ -332,9 +199,6 @@ def run_fit(options: argparse.Namespace) -> None:
 
 
 def fit_table(result: FitResult) -> Table:
-    from rich.box import HORIZONTALS
-    from rich.table import Table
-
     made = Table(
         box=HORIZONTALS,
         show_edge=False,
@@ -357,12 +221,7 @@ def side_cells(found: SideReport) -> tuple[str, ...]:
 # --- eval ---
 
 
-def run_eval(options: argparse.Namespace) -> None:
-    from rich.console import Console
-
-    from nearfar.compiler.cli.output import print_json
-
-    from ..router.decision.policy import Policy
+def run_eval(options: RouterEval) -> None:
     from ..router.fitting.evaluation import evaluate
     from ..router.fitting.pairs import read_pairs, rights
     from ..router.fitting.plots import plot
@@ -398,8 +257,6 @@ def run_eval(options: argparse.Namespace) -> None:
 
 def refitted(fitted_on: Sequence[Pair], predictor: Predictor, pairs: Sequence[Pair], count: int) -> Array:
     """As `scores_of_refits`, with its progress."""
-    from nearfar.compiler.cli.phases import progress_bars
-
     require_scikit_learn("eval --fitted-on")
     from ..router.fitting.refits import scores_of_refits, steps
 
@@ -410,9 +267,6 @@ def refitted(fitted_on: Sequence[Pair], predictor: Predictor, pairs: Sequence[Pa
 
 
 def eval_table(found: Evaluation) -> Table:
-    from rich.box import HORIZONTALS
-    from rich.table import Table
-
     made = Table(
         box=HORIZONTALS,
         show_edge=False,

@@ -2,74 +2,49 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import shlex
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from nearfar.compiler import quant
-from nearfar.compiler.cli.sign import trusted_keys
 from nearfar.compiler.errors import RequestError
 
-from ..engine.text_queue import Batching
-from ..executors.dialect import DIALECTS
 from ..executors.executor import Opener
-from ..executors.local_opener import LocalOpener, LocalOptions, Progress
+from ..executors.local_opener import LocalOpener, Progress
 from ..executors.registry import default_name
 from ..executors.upstream_executor import UpstreamOpener, UpstreamOptions, only_model
 from ..executors.vllm import NodeOptions, VllmOpener, VllmOptions
+from ..pipelines.plan import make_plan
 from ..schema.models import LoadRequest
 from .node import node_key
+from .options import Serve, Upstreams
 
 
-def make_opener(options: argparse.Namespace, environment: Mapping[str, str], progress: Progress) -> Opener:
+def make_opener(options: Serve, environment: Mapping[str, str], progress: Progress) -> Opener:
     """Raises RequestError."""
+    others, hang_seconds = options.others, options.access.hang_seconds
     if options.executor == "upstream":
         return UpstreamOpener(upstream_options(options, environment))
-    if options.upstream:
+    if others.upstream:
         raise RequestError("--upstream names the server that runs the model; add --executor upstream")
     if options.executor == "vllm":
-        sizes = {
-            "tensor_parallel_size": options.tensor_parallel_size,
-            "pipeline_parallel_size": options.pipeline_parallel_size,
-        }
-        arguments = tuple(shlex.split(options.vllm_arguments))
-        nodes = node_options(options, environment)
-        return VllmOpener(
-            VllmOptions("", "", **sizes, arguments=arguments, nodes=nodes, hang_seconds=options.hang_seconds)
+        vllm = VllmOptions(
+            "",
+            "",
+            others.tensor_parallel_size,
+            others.pipeline_parallel_size,
+            arguments=tuple(shlex.split(others.vllm_arguments)),
+            nodes=node_options(others, environment),
+            hang_seconds=hang_seconds,
         )
-    if options.quantization is not None:
-        quant.by_name(options.quantization)
-    return LocalOpener(
-        LocalOptions(
-            target=options.target,
-            quantization=options.quantization,
-            requantize=options.requantize,
-            context=options.context,
-            kv=options.kv,
-            lora_rank=options.lora_rank,
-            ignore_keys=tuple(options.ignore_keys),
-            max_sequences=options.max_sequences,
-            kv_memory_bytes=options.kv_memory,
-            max_waiting=options.max_waiting,
-            max_adapters=options.max_adapters,
-            draft=options.draft,
-            draft_tokens=options.draft_tokens,
-            remote_drafts=options.remote_drafts,
-            trust=tuple(trusted_keys(options)),
-            batching=Batching(
-                options.batch_delay_ms / 1000, options.batch_sizes, options.batch_tokens, options.batch_texts
-            ),
-            own_process=True,
-            hang_seconds=options.hang_seconds,
-            shared=options.front_ends > 1,
-        ),
-        progress,
-    )
+        return VllmOpener(vllm)
+    shared = options.front_ends > 1
+    local = replace(options.local, own_process=True, hang_seconds=hang_seconds, shared=shared)
+    return LocalOpener(local, progress)
 
 
-def node_options(options: argparse.Namespace, environment: Mapping[str, str]) -> NodeOptions | None:
+def node_options(options: Upstreams, environment: Mapping[str, str]) -> NodeOptions | None:
     """None for one machine. Raises RequestError for several without an address or a key."""
     if options.nodes == 1:
         return None
@@ -79,25 +54,25 @@ def node_options(options: argparse.Namespace, environment: Mapping[str, str]) ->
     return NodeOptions(options.nodes, host, port, options.master_port, node_key(environment))
 
 
-def upstream_options(options: argparse.Namespace, environment: Mapping[str, str]) -> UpstreamOptions:
-    if not options.upstream:
+def upstream_options(options: Serve, environment: Mapping[str, str]) -> UpstreamOptions:
+    """Raises RequestError."""
+    others = options.others
+    if not others.upstream:
         raise RequestError("--executor upstream needs the server's address: --upstream http://host:port")
-    dialect = next((known for known in DIALECTS if known == options.dialect), None)
-    if dialect is None:
-        raise RequestError(f"--dialect {options.dialect}: unknown dialect; known: {', '.join(DIALECTS)}")
-    variable = options.upstream_api_key_env
-    if variable is not None and not environment.get(variable):
-        raise RequestError(f"--upstream-api-key-env {variable}: this environment variable is not set")
-    return UpstreamOptions(
-        urls=tuple(options.upstream),
-        name="",
-        dialect=dialect,
-        api_key=environment[variable] if variable is not None else None,
-        context=options.context,
-    )
+    api_key = key_of(environment, "--upstream-api-key-env", others.upstream_api_key_env)
+    return UpstreamOptions(others.upstream, "", dialect=others.dialect, api_key=api_key, context=options.local.context)
 
 
-def load_requests(options: argparse.Namespace, environment: Mapping[str, str]) -> list[LoadRequest]:
+def key_of(environment: Mapping[str, str], flag: str, variable: str | None) -> str | None:
+    """The key of another server, in the environment variable that an option names. Raises RequestError."""
+    if variable is None:
+        return None
+    if not environment.get(variable):
+        raise RequestError(f"{flag} {variable}: this environment variable is not set")
+    return environment[variable]
+
+
+def load_requests(options: Serve, environment: Mapping[str, str]) -> list[LoadRequest]:
     """Raises RequestError without a model, or for an alias of an unknown model. An alias may name its model as on the
     command line, or by the model's default name.
     """
@@ -122,8 +97,6 @@ def pipeline_requests(paths: Sequence[str], served: Collection[str]) -> list[Loa
     """The pipelines, after the models that their files name and that are not ``served`` anyway. Raises RequestError."""
     if not paths:
         return []
-    from ..pipelines.plan import make_plan
-
     plans = {path: make_plan(Path(path)) for path in paths}
     models: dict[str, str] = {}
     for path, plan in plans.items():

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.page_groups import PageGroup
 
+from .batching import Batching
 from .model import TokenModel
 from .speculation import Speculation
-from .text_queue import Batching
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,24 +5,9 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
+from .batching import Batching
 from .encode_job import EncodeJob, Text
-
-
-@dataclass(frozen=True, slots=True)
-class Batching:
-    """When texts are computed together, as in Triton's dynamic batcher.
-
-    A batch begins as soon as the device is free, if it is full or as many texts wait as one of the ``preferred_sizes``,
-    and otherwise when the oldest text has waited for ``max_delay_seconds``. ``max_tokens`` and ``max_texts`` bound a
-    batch; None: the runner's limits do.
-    """
-
-    max_delay_seconds: float = 0.0
-    preferred_sizes: tuple[int, ...] = ()
-    max_tokens: int | None = None
-    max_texts: int | None = None
 
 
 class TextQueue:

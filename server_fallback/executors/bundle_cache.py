@@ -14,8 +14,8 @@ from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
-from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.pipeline.kernel_cache import cache_folder
+from nearfar.compiler.pipeline.options import CompileOptions
 
 ROOT = Path(__file__).parents[2]
 KEY_DIGITS = 16

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from nearfar.compiler.pipeline.compile import CompileOptions
+from nearfar.compiler.pipeline.options import CompileOptions
 
 from .compile_process import Progress, compiled
 from .devices import default_arch, default_target

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from nearfar.compiler.errors import DeviceError
-from nearfar.compiler.pipeline.target import TARGETS
+from nearfar.compiler.names import TARGETS
 from nearfar.targets.host_memory import host_memory_bytes
 
 # The default limits for keys and values: a share of the machine's memory, or of the memory of a GPU that holds nothing

@@ -7,10 +7,11 @@ accounts are not sent.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, get_args
 
 from nearfar.compiler.errors import RequestError
 
+from ..option_types import Dialect as Dialect
 from ..schema.chat import ChatCompletionRequest, GrammarFormat, RegexFormat
 from ..schema.common import GenerationRequest
 from ..schema.completions import CompletionRequest
@@ -18,8 +19,7 @@ from ..text.response_format import requested_grammar, structured_outputs
 
 # "openai": nothing beyond OpenAI's parameters (llama.cpp, Ollama, TGI, SGLang, TensorRT-LLM, LMDeploy, Triton). "vllm":
 # vLLM 0.12 or newer.
-Dialect = Literal["openai", "vllm", "nearfar"]
-DIALECTS: tuple[Dialect, ...] = ("openai", "vllm", "nearfar")
+DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 
 OF_ACCOUNTS = {
     "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",

@@ -7,26 +7,23 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle, open_any
 from nearfar.compiler.bundle.manifest import MANIFEST_FILE, Manifest
-from nearfar.compiler.bundle.signature import TrustedKey
+from nearfar.compiler.bundle.signature import read_trusted_keys
 from nearfar.compiler.demo import DEMOS
 from nearfar.compiler.errors import RequestError, reason_of
 from nearfar.compiler.formats.ignored_keys import IgnoredKeys
-from nearfar.compiler.ir.kv_format import KvName
-from nearfar.compiler.pipeline.compile import CompileOptions
+from nearfar.compiler.pipeline.options import CompileOptions
 from nearfar.compiler.runtime.inputs import require_known_inputs
 
 from ..engine.config import EngineConfig
 from ..engine.encoder_engine import EncoderEngine
 from ..engine.speculation import Speculation
-from ..engine.text_queue import Batching
 from ..engine.token_engine import TokenEngine
 from ..engine_process.engine_client import is_supported
-from ..engine_process.heartbeat import HANG_SECONDS
 from ..engine_process.remote_engine import RemoteEngine
 from ..text.grammar.grammar_compiler import GrammarCompiler
 from ..text.text_workers import TextWorkers
@@ -36,6 +33,7 @@ from .devices import default_arch, default_target, kv_memory_bytes
 from .encoder_executor import EncoderExecutor
 from .executor import Executor, Opening
 from .local import LocalExecutor
+from .local_options import LocalOptions
 from .local_recipe import LocalRecipe, Planned
 from .local_share import LocalShare
 from .memory import context_bytes, plan_memory, weight_bytes
@@ -55,49 +53,15 @@ BATCH_TEXTS, BATCH_TOKENS = 64, 4096
 Progress = Callable[[str, str, int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class LocalOptions:
-    """``target`` None: a GPU if there is one, else the CPU. ``target`` to ``ignore_keys`` apply to checkpoints that are
-    compiled; bundles have their own. ``quantization`` None: the checkpoint's own, or the compiler's default;
-    ``requantize`` converts the checkpoint's own. ``ignore_keys``: each checkpoint ignores those that it has.
-
-    ``max_sequences`` None: DEFAULT_SEQUENCES. ``kv_memory_bytes`` None: a share of the device's memory.
-    ``max_adapters``: slots for LoRA adapters in a bundle that supports them. ``draft``: "ngram", or a smaller model
-    with the same tokenizer, which drafts ``draft_tokens`` at once; None drafts nothing. ``remote_drafts``: the drafts
-    of clients (`schema/verify.py`) that a step checks, for all clients together. ``trust``: if not empty, bundles must
-    be signed with one of these keys. Bundles that are compiled here need no signature. ``batching`` is for models of
-    embeddings and scores. ``own_process``: each model's
-    engine gets a process, if the system supports that, which is started again if it is silent for ``hang_seconds``;
-    ``shared``: front ends use the models, and this process does
-    not.
-    """
-
-    target: str | None = None
-    quantization: str | None = None
-    requantize: bool = False
-    context: int | None = None
-    kv: KvName = "activation"
-    lora_rank: int = 0
-    ignore_keys: tuple[str, ...] = ()
-    max_sequences: int | None = None
-    kv_memory_bytes: int | None = None
-    max_waiting: int = 256
-    max_adapters: int = 4
-    draft: str | None = None
-    draft_tokens: int = 4
-    remote_drafts: int = 16
-    trust: tuple[TrustedKey, ...] = ()
-    batching: Batching = field(default_factory=Batching)
-    own_process: bool = False
-    hang_seconds: float = HANG_SECONDS
-    shared: bool = False
-
-
 class LocalOpener:
-    """Implements `Opener`. ``progress`` is called while a model is compiled."""
+    """Implements `Opener`. ``progress`` is called while a model is compiled.
+
+    Raises RequestError and ToolError for keys to trust that cannot be read.
+    """
 
     def __init__(self, options: LocalOptions, progress: Progress = lambda *_: None) -> None:
         self._options, self._progress = options, progress
+        self._trusted = read_trusted_keys(options.trust)
         self._ignored_keys = IgnoredKeys(options.ignore_keys)
         # One process for all models.
         self._compiler = GrammarCompiler()
@@ -218,7 +182,7 @@ class LocalOpener:
                 param="model",
             ) from error
         if is_bundle:
-            return await asyncio.to_thread(open_any, path, options.trust)
+            return await asyncio.to_thread(open_any, path, self._trusted)
         target = options.target or default_target()
         wanted = CompileOptions(
             target=target,

@@ -70,7 +70,8 @@ class Hybrid:
                 assert near is not None
                 return near
             # This imports the engine and its libraries.
-            from ..executors.local_opener import LocalOpener, LocalOptions
+            from ..executors.local_opener import LocalOpener
+            from ..executors.local_options import LocalOptions
 
             opening = await LocalOpener(LocalOptions()).prepare(str(near), name)
             return await opening.open()

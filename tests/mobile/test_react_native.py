@@ -12,6 +12,7 @@ from pathlib import Path
 from conftest import ROOT, lacks
 
 from nearfar.compiler.demo import CHECKPOINT
+from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.pipeline.export import export_model
 
 PACKAGE = ROOT / "mobile/react-native"
@@ -21,7 +22,7 @@ def test_an_app_downloads_answers_pauses_and_continues_without_a_network(node: s
     built = PACKAGE / "dist/index.js"
     if not built.is_file():
         lacks(f"{built} is not built ('make mobile')")
-    export_model(str(CHECKPOINT), tmp_path / "bundle", target="onnx", quantization="q4f16", context=256)
+    export_model(str(CHECKPOINT), tmp_path / "bundle", CompileOptions(target="onnx", quantization="q4f16", context=256))
     (tmp_path / "documents").mkdir()
     command = [node, "test/phone.mjs", str(tmp_path / "bundle"), str(tmp_path / "documents")]
     found = subprocess.run(command, cwd=PACKAGE, capture_output=True, text=True, timeout=120, check=False)

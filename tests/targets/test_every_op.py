@@ -10,7 +10,7 @@ from one_op import Build, graphs
 from nearfar.compiler import quant
 from nearfar.compiler.ir.ops import OPS
 from nearfar.compiler.ir.plan import Plan, make_plan
-from nearfar.compiler.pipeline.target import TARGETS
+from nearfar.compiler.names import TARGETS
 from nearfar.targets.context import Context
 from nearfar.targets.cpu.levels import by_name
 from nearfar.targets.cpu.variants import CpuContext

@@ -18,8 +18,9 @@ from nearfar.compiler.bundle.digest import digest
 from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.ir.plan import Plan, Step, make_plan
 from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
+from nearfar.compiler.names import TARGETS
 from nearfar.compiler.passes import run_passes
-from nearfar.compiler.pipeline.target import TARGETS, LoweredPlan, load_target
+from nearfar.compiler.pipeline.target import LoweredPlan, load_target
 
 SPEC = ModelSpec(
     model_type="qwen3", vocab_size=51, hidden_size=48, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=24,

@@ -24,6 +24,7 @@ from nearfar.compiler.bundle.folder import open_any
 from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.formats.huggingface import open_checkpoint
 from nearfar.compiler.ir.sampling import Sampler
+from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.pipeline.export import export_model
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Limits
@@ -58,9 +59,11 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     that ends an answer.
     """
     folder = tmp_path_factory.mktemp("onnx")
-    export_model(str(CHECKPOINT), folder / "q4f16", target="onnx", quantization="q4f16", context=CONTEXT)
-    export_model(str(CHECKPOINT), folder / "f32", target="onnx", quantization="f32", context=CONTEXT)
-    export_model(str(CHECKPOINT), folder / "mlx", target="mlx", quantization="f32", context=CONTEXT)
+    export_model(
+        str(CHECKPOINT), folder / "q4f16", CompileOptions(target="onnx", quantization="q4f16", context=CONTEXT)
+    )
+    export_model(str(CHECKPOINT), folder / "f32", CompileOptions(target="onnx", quantization="f32", context=CONTEXT))
+    export_model(str(CHECKPOINT), folder / "mlx", CompileOptions(target="mlx", quantization="f32", context=CONTEXT))
     compile_plain(CHECKPOINT, folder / "numpy", "f32", CONTEXT)
     for name in ("f32", "mlx", "numpy"):
         manifest = json.loads((folder / name / "manifest.json").read_text())

@@ -94,10 +94,14 @@ def prepare_demo(folder: Path, arch: str, questions: int) -> Bundle:
     checkpoint = str(CHECKPOINT)
     compile_model(checkpoint, folder / DEMO_WEBGPU, CompileOptions())
     bundle = compile_model(checkpoint, folder / DEMO_CUDA, CompileOptions(target="cuda", arch=arch))
-    export_model(checkpoint, folder / DEMO_ONNX_CUDA, target="onnx", quantization="q4f16", device="cuda")
+    export_model(
+        checkpoint, folder / DEMO_ONNX_CUDA, CompileOptions(target="onnx", quantization="q4f16", device="cuda")
+    )
     for dtype, name in DEMO_ONNX_WEBGPU.items():
         export_model(
-            checkpoint, folder / name, target="onnx", quantization="q4f16", device="webgpu", activations=(dtype,)
+            checkpoint,
+            folder / name,
+            CompileOptions(target="onnx", quantization="q4f16", device="webgpu", activations=(dtype,)),
         )
     (folder / QUESTIONS_FILE).write_text(json.dumps(confident_questions(bundle, questions)))
     (folder / LONG_QUESTION_FILE).write_text(json.dumps(confident_questions(bundle, 1, turns=LONG_TURNS)))

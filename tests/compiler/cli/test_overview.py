@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import parsed
 
-from nearfar.compiler.cli import main, make_parser
+from nearfar.compiler.cli import main
 from nearfar.compiler.cli.overview import COMMANDS, EXAMPLES, WIDTH, make_overview
 
 
@@ -23,7 +24,7 @@ def test_the_first_screen_loads_no_command_and_no_library(arguments: list[str]) 
     )
     result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     loaded = {name for name in result.stderr.split() if name.partition(".")[0] not in sys.stdlib_module_names}
-    modules = ("", ".cli", ".cli.overview", ".cli.parser", ".cli.program", ".errors", ".nearest")
+    modules = ("", ".cli", ".cli.overview", ".cli.parser", ".cli.program", ".errors", ".nearest", ".options")
     assert loaded <= {"nearfar", *(f"nearfar.compiler{name}" for name in modules)}
 
 
@@ -42,7 +43,7 @@ def test_nearfar_alone_shows_every_command_in_80_columns(
 def test_the_three_examples_are_valid_commands() -> None:
     assert len(EXAMPLES) == 3
     for example, _ in EXAMPLES:
-        assert make_parser().parse_args(shlex.split(example)).run is not None
+        assert parsed(*shlex.split(example)) is not None
 
 
 @pytest.mark.exhaustive

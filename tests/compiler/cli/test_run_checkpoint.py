@@ -19,7 +19,8 @@ from nearfar.server_fallback.executors import default_bundle, local_opener
 from nearfar.server_fallback.executors.bundle_cache import bundle_path
 from nearfar.server_fallback.executors.compile_process import Progress, error_of
 from nearfar.server_fallback.executors.default_bundle import default_options
-from nearfar.server_fallback.executors.local_opener import LocalOpener, LocalOptions
+from nearfar.server_fallback.executors.local_opener import LocalOpener
+from nearfar.server_fallback.executors.local_options import LocalOptions
 
 PROMPT = ("what is 27 + 58?", "--runner", "numpy", "--json")
 

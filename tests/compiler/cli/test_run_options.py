@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import parsed
 
-from nearfar.compiler.cli import main, make_parser
+from nearfar.compiler.cli import main
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.sampling import Sampler
 
@@ -52,13 +53,13 @@ def test_an_empty_pipe_and_one_that_is_not_utf_8_are_refused(
     ["B hi", "B --top-k 3 hi", "--top-k 3 B hi", "B --json hi", "B --top-k 3 -- hi", "B --stop x hi --stop y"],
 )
 def test_the_prompt_may_appear_anywhere_after_the_bundle(arguments: str) -> None:
-    found = make_parser().parse_args(["run", *arguments.split()])
+    found = parsed("run", *arguments.split())
     assert (str(found.bundle), found.prompt) == ("B", "hi")
 
 
 @pytest.mark.parametrize("arguments", ["B", "B --top-k 3", "--top-k 3 B", "--json B --stop x"])
 def test_the_prompt_may_be_missing(arguments: str) -> None:
-    found = make_parser().parse_args(["run", *arguments.split()])
+    found = parsed("run", *arguments.split())
     assert (str(found.bundle), found.prompt) == ("B", None)
 
 

@@ -101,7 +101,7 @@ def test_folders_of_gemma_do_not_hold_its_residual_stream_in_float16(tmp_path: P
     def activation_of(name: str, **options: Any) -> str:
         given = {"quantization": "f16", "context": 64, **options}
         return export_model(
-            str(tmp_path / "checkpoint"), tmp_path / name, note=notes.append, **given
+            str(tmp_path / "checkpoint"), tmp_path / name, options=CompileOptions(**given), note=notes.append
         ).manifest.activation
 
     assert activation_of("mlx", target="mlx") == "bfloat16"

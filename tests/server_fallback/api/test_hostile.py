@@ -21,7 +21,8 @@ from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import read_keys
 from nearfar.server_fallback.executors import local_opener
-from nearfar.server_fallback.executors.local_opener import LocalOpener, LocalOptions
+from nearfar.server_fallback.executors.local_opener import LocalOpener
+from nearfar.server_fallback.executors.local_options import LocalOptions
 from nearfar.server_fallback.executors.registry import Registry
 
 CONFIG = ApiConfig(keys=read_keys(None, {"NEARFAR_API_KEYS": "admin=sk-admin-12345678"}))

@@ -287,14 +287,9 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (("demo", "--executor", "upstream"), "needs the server's address"),
         (("demo", "--upstream", "http://127.0.0.1:1"), "add --executor upstream"),
         (
-            ("demo", "--executor", "upstream", "--upstream", "http://a", "--dialect", "x"),
-            "known: openai, vllm, nearfar",
-        ),
-        (
             ("demo", "--executor", "upstream", "--upstream", "http://a", "--upstream-api-key-env", "NOT_SET"),
             "NOT_SET: this environment variable",
         ),
-        (("demo", "--quantization", "q3"), "'q3' is not known"),
         (("demo", "--api-keys", "none.toml"), "none.toml: cannot be read: No such file"),
         (("--executor", "upstream", "--upstream", "http://127.0.0.1:9"), "no connection could be made"),
     ],

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 from pathlib import Path
 
 import pytest
+from command_line import parsed
 from fake_openai import MODEL, FakeOpenAI, running
 
-from nearfar.compiler.cli import make_parser
 from nearfar.compiler.errors import RequestError
-from nearfar.server_fallback.cli.numbers import node_address
+from nearfar.server_fallback.cli.options import Serve
 from nearfar.server_fallback.cli.served_models import load_requests, make_opener, node_options, upstream_options
-from nearfar.server_fallback.engine.text_queue import Batching
+from nearfar.server_fallback.engine.batching import Batching
 from nearfar.server_fallback.executors.local_opener import LocalOpener
 from nearfar.server_fallback.executors.upstream_executor import UpstreamOpener, only_model
 from nearfar.server_fallback.executors.vllm import NodeOptions, VllmOpener
 
 
-def options(*arguments: str) -> argparse.Namespace:
-    return make_parser().parse_args(["serve", *arguments])
+def options(*arguments: str) -> Serve:
+    made = parsed("serve", *arguments)
+    assert isinstance(made, Serve)
+    return made
 
 
 def test_aliases_may_mean_a_model_by_its_argument_or_its_name() -> None:
@@ -60,7 +61,9 @@ def test_the_options_of_batches_reach_the_opener() -> None:
     )
     opener = make_opener(given, {}, lambda *_: None)
     assert isinstance(opener, LocalOpener)
-    assert opener._options.batching == Batching(0.005, (8, 16), 999, 32)
+    assert opener._options.batching == Batching(
+        max_delay_seconds=0.005, preferred_sizes=(8, 16), max_texts=32, max_tokens=999
+    )
 
 
 def test_the_executor_decides_who_opens() -> None:
@@ -74,7 +77,7 @@ def test_the_executor_decides_who_opens() -> None:
 
 def test_several_machines_need_an_address_and_a_key() -> None:
     def nodes(*arguments: str, **environment: str) -> object:
-        return node_options(options("m", "--executor", "vllm", *arguments), environment)
+        return node_options(options("m", "--executor", "vllm", *arguments).others, environment)
 
     key = {"NEARFAR_NODE_KEY": "secret"}
     assert nodes() is None
@@ -87,12 +90,6 @@ def test_several_machines_need_an_address_and_a_key() -> None:
         nodes("--nodes", "2", **key)
     with pytest.raises(RequestError, match="set NEARFAR_NODE_KEY"):
         nodes("--nodes", "2", "--node-address", "a")
-
-
-@pytest.mark.parametrize("text", ["", "a/b", "a:b", "http://a", "a:70000"])
-def test_a_node_address_is_a_host_and_a_port(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="is not HOST or HOST:PORT"):
-        node_address(text)
 
 
 def test_an_upstreams_key_comes_from_the_environment() -> None:

@@ -19,11 +19,11 @@ from waiting import WAIT_SECONDS
 
 from nearfar.compiler.errors import DeadlineExceeded, DeviceError, QueueFull, RequestError, Unavailable
 from nearfar.compiler.runtime.batch import Batch, FloatArray, Limits
+from nearfar.server_fallback.engine.batching import Batching
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.encode_job import EncodeRequest
 from nearfar.server_fallback.engine.encoder_engine import EncoderEngine
 from nearfar.server_fallback.engine.encoder_model import EncoderModel
-from nearfar.server_fallback.engine.text_queue import Batching
 
 DECODER = EncoderModel(VOCAB, 24, PAGE)
 ENCODER = EncoderModel(VOCAB, 16, None, num_token_types=2)

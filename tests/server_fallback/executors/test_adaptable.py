@@ -13,7 +13,8 @@ from tiny_adapters import MLP, adapted_logits, make_adapter
 from nearfar.compiler.errors import RequestError
 from nearfar.server_fallback.executors.executor import Call, UnknownModel
 from nearfar.server_fallback.executors.local import LocalExecutor
-from nearfar.server_fallback.executors.local_opener import LocalOpener, LocalOptions
+from nearfar.server_fallback.executors.local_opener import LocalOpener
+from nearfar.server_fallback.executors.local_options import LocalOptions
 from nearfar.server_fallback.executors.registry import Registry
 from nearfar.server_fallback.schema.completions import CompletionRequest
 from nearfar.server_fallback.schema.models import LoadAdapterRequest, LoadRequest, UnloadAdapterRequest

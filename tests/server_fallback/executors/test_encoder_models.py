@@ -17,9 +17,10 @@ from tolerances import F32
 from nearfar.compiler.formats.checkpoint import TokenizerFiles
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.text.tokenizer import Tokenizer
-from nearfar.server_fallback.engine.text_queue import Batching
+from nearfar.server_fallback.engine.batching import Batching
 from nearfar.server_fallback.executors.executor import Call, Ranks
-from nearfar.server_fallback.executors.local_opener import LocalOpener, LocalOptions
+from nearfar.server_fallback.executors.local_opener import LocalOpener
+from nearfar.server_fallback.executors.local_options import LocalOptions
 from nearfar.server_fallback.executors.registry import Registry
 from nearfar.server_fallback.schema.completions import CompletionRequest
 from nearfar.server_fallback.schema.embeddings import EmbeddingRequest

@@ -19,7 +19,8 @@ from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.executors import devices, local_recipe
 from nearfar.server_fallback.executors.devices import Gpu
 from nearfar.server_fallback.executors.executor import Call, Executor, Opening, TellsAbilities
-from nearfar.server_fallback.executors.local_opener import LocalOpener, LocalOptions
+from nearfar.server_fallback.executors.local_opener import LocalOpener
+from nearfar.server_fallback.executors.local_options import LocalOptions
 from nearfar.server_fallback.schema.completions import CompletionRequest
 from nearfar.targets import host_memory
 

@@ -26,7 +26,8 @@ from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.server_fallback.engine.encode_job import EncodeRequest
 from nearfar.server_fallback.executors.encoder_executor import EncoderExecutor
 from nearfar.server_fallback.executors.executor import Call, Executor, Opening
-from nearfar.server_fallback.executors.local_opener import LocalOpener, LocalOptions
+from nearfar.server_fallback.executors.local_opener import LocalOpener
+from nearfar.server_fallback.executors.local_options import LocalOptions
 from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.sides.far import Far
 from nearfar.server_fallback.router.sides.local_embedder import LocalEmbedder, require_encoder

@@ -25,6 +25,7 @@ from nearfar.compiler.bundle.folder import ExportBundle
 from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.ir.sampling import Sampler
 from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
+from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.pipeline.export import export_model
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
@@ -112,7 +113,7 @@ def answers(cases: Mapping[str, Case], tmp_path_factory: pytest.TempPathFactory)
 
 def export(model: Path, folder: Path, context: int = CONTEXT, **options: Any) -> ExportBundle:
     given = {"quantization": "f32", "activations": ("float32",), **options}
-    return export_model(str(model), folder, target="mlx", context=context, **given)
+    return export_model(str(model), folder, CompileOptions(target="mlx", context=context, **given))
 
 
 @pytest.mark.parametrize("name", COMPUTED)

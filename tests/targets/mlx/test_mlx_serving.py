@@ -19,7 +19,8 @@ from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.text.tokenizer import Tokenizer
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
-from nearfar.server_fallback.executors.local_opener import LocalOpener, LocalOptions
+from nearfar.server_fallback.executors.local_opener import LocalOpener
+from nearfar.server_fallback.executors.local_options import LocalOptions
 from nearfar.server_fallback.executors.registry import Registry
 from nearfar.server_fallback.schema.models import LoadRequest
 

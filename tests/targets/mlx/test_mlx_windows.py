@@ -25,6 +25,7 @@ from nearfar.compiler.bundle.folder import ExportBundle
 from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.safetensors_file import read_safetensors
+from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.pipeline.export import export_model
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Limits, Runner
@@ -46,7 +47,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 
 def export_mlx(model: Path, folder: Path, quantization: str = "f32", **options: Any) -> ExportBundle:
     given = {"context": CONTEXT, "activations": ("float32",), **options}
-    return export_model(str(model), folder, target="mlx", quantization=quantization, **given)
+    return export_model(str(model), folder, CompileOptions(target="mlx", quantization=quantization, **given))
 
 
 def open_mlx(bundle: ExportBundle) -> Runner:

@@ -194,7 +194,9 @@ def test_large_weights_lie_in_files_beside_the_graph(
     monkeypatch.setattr(weights, "FILE_BYTES", 30_000)
     folder = tmp_path / "bundle"
     bundle = export_model(
-        str(onnx_checkpoints["qwen3"]), folder, target="onnx", quantization="q4f16", group_size=32, context=CONTEXT
+        str(onnx_checkpoints["qwen3"]),
+        folder,
+        CompileOptions(target="onnx", quantization="q4f16", group_size=32, context=CONTEXT),
     )
     data = sorted(path.name for path in (folder / "onnx").glob("*_data*"))
     assert data[:2] == ["model.onnx_data", "model.onnx_data_1"]
@@ -243,9 +245,9 @@ def test_models_and_options_that_kernels_do_not_support_are_refused(
         (QuantizationError, "use f16 or f32", {"quantization": "q4f16", "device": "coreml"}),
     ]
     for error, message, options in cases:
-        given = {"model": str(onnx_checkpoints["qwen3"]), **options}
+        model = options.pop("model", str(onnx_checkpoints["qwen3"]))
         with pytest.raises(error, match=message):
-            export_model(output=tmp_path / "refused", target="onnx", **given)
+            export_model(model, tmp_path / "refused", CompileOptions(target="onnx", **options))
         assert [path.name for path in tmp_path.iterdir()] == ["heads_of_20"]
 
 

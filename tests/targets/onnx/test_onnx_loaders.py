@@ -14,6 +14,7 @@ from onnx_cases import CONTEXT, Export
 from onnx_session import Session
 
 from nearfar.compiler.demo import CHECKPOINT
+from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.pipeline.export import export_model
 
 TEXT = "Near and far."
@@ -66,7 +67,7 @@ def test_transformers_js_finds_weights_beside_the_graph(
     from nearfar.targets.onnx import weights
 
     monkeypatch.setattr(weights, "FILE_BYTES", 500_000)
-    export_model(str(CHECKPOINT), tmp_path / "demo", target="onnx", quantization="f32", context=CONTEXT)
+    export_model(str(CHECKPOINT), tmp_path / "demo", CompileOptions(target="onnx", quantization="f32", context=CONTEXT))
     assert len(list((tmp_path / "demo/onnx").glob("*_data*"))) > 2
     answer = run_transformers_js(node, tmp_path / "demo", "<bos><user>What is 3 plus 4?<end><assistant>")
     assert answer["tokens"] == [23, 308, 225, 24, 279, 225, 27, 3]

@@ -16,7 +16,8 @@ from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.errors import BundleError, NearfarError, RequestError
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.server_fallback.executors.executor import Call, Executor
-from nearfar.server_fallback.executors.local_opener import LocalOpener, LocalOptions
+from nearfar.server_fallback.executors.local_opener import LocalOpener
+from nearfar.server_fallback.executors.local_options import LocalOptions
 from nearfar.server_fallback.executors.memory import context_bytes, plan_memory, weight_bytes
 from nearfar.server_fallback.schema.completions import CompletionRequest
 

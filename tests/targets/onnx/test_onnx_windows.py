@@ -16,6 +16,7 @@ from tolerances import F32, KV_Q8, ONNX_F32, relative_error
 from windowed_models import TOKENS, WINDOWED, logits_of_transformers, make_all
 
 from nearfar.compiler.bundle.folder import ExportBundle
+from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.pipeline.export import export_model
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
 from nearfar.targets.onnx.runner import OnnxRunner
@@ -32,7 +33,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 @pytest.mark.parametrize("name", WINDOWED)
 def test_logits_equal_transformers_beyond_three_windows(name: str, models: Mapping[str, Path], tmp_path: Path) -> None:
     expected = logits_of_transformers(models[name])
-    exported = export_model(str(models[name]), tmp_path / "f32", target="onnx", quantization="f32", context=CONTEXT)
+    exported = export_model(
+        str(models[name]), tmp_path / "f32", CompileOptions(target="onnx", quantization="f32", context=CONTEXT)
+    )
     for chunk in (1, 6, len(TOKENS)):
         session = Session(tmp_path / "f32")
         found = [session.run([TOKENS[start : start + chunk]])[0] for start in range(0, len(TOKENS), chunk)]
@@ -57,7 +60,9 @@ def assert_steps_of_sequences_side_by_side(runner: OnnxRunner, expected: Logits)
 
 @pytest.mark.parametrize("name", WINDOWED)
 def test_rows_of_a_padded_batch_are_each_as_alone(name: str, models: Mapping[str, Path], tmp_path: Path) -> None:
-    export_model(str(models[name]), tmp_path / "f32", target="onnx", quantization="f32", context=CONTEXT)
+    export_model(
+        str(models[name]), tmp_path / "f32", CompileOptions(target="onnx", quantization="f32", context=CONTEXT)
+    )
     expected = logits_of_transformers(models[name])
     lengths, together = (20, 9, 1), Session(tmp_path / "f32")
     padded = [[*TOKENS[:length], *[0] * (20 - length)] for length in lengths]
@@ -73,7 +78,9 @@ def test_the_runner_of_a_cache_of_8_bit_integers_stays_near(models: Mapping[str,
     for name in ("mistral", "phi3"):
         plain, small = (
             export_model(
-                str(models[name]), tmp_path / f"{name}-{kv}", target="onnx", quantization="f32", context=CONTEXT, kv=kv
+                str(models[name]),
+                tmp_path / f"{name}-{kv}",
+                CompileOptions(target="onnx", quantization="f32", context=CONTEXT, kv=kv),
             )
             for kv in ("activation", "q8")
         )
@@ -93,7 +100,7 @@ def test_genai_and_transformers_js_continue_a_text_beyond_the_window(
     text = "Near and far, all the same."
     for name in ("mistral", "phi3"):
         folder = tmp_path / name
-        export_model(str(models[name]), folder, target="onnx", quantization="f32", context=CONTEXT)
+        export_model(str(models[name]), folder, CompileOptions(target="onnx", quantization="f32", context=CONTEXT))
         model = onnxruntime_genai.Model(str(folder))
         prompt = [int(token) for token in onnxruntime_genai.Tokenizer(model).encode(text)]
         generator = onnxruntime_genai.Generator(model, onnxruntime_genai.GeneratorParams(model))

@@ -1,0 +1,212 @@
+"""The options of the compiler's commands: a dataclass for each, whose docstring is the example of its help."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from ..names import ACTIVATIONS, QUANTIZATIONS, RUNNERS, TARGETS
+from ..options import File, Flag, Json, ModelName, Name, Text, Trust, Url, options
+from ..pipeline.options import CompileOptions, IgnoredKeys
+
+BundlePlace = Annotated[Path, Flag(metavar="BUNDLE", place=True)]
+Output = Flag(("-o", "--output"))
+Runner = Annotated[str, Flag(choices=RUNNERS, text="the runner that computes (default: the bundle's target)")]
+
+
+@options
+class Compile:
+    """example: nearfar compile ./Qwen3-0.6B --target webgpu --quantization q4f16 -o qwen3-web"""
+
+    model: Annotated[ModelName, Flag(place=True)]
+    """a Hugging Face folder, a GGUF file, a repository on the hub such as Qwen/Qwen3-0.6B or
+    Qwen/Qwen3-0.6B-GGUF:Q8_0, or demo"""
+    output: Annotated[Path | None, Output, Flag(metavar="BUNDLE")] = None
+    """the folder to create; --dry-run does not need it"""
+    bundle: CompileOptions = field(default_factory=CompileOptions)
+    """the bundle"""
+    dry_run: bool = False
+    """show sizes, memory, dispatches and an estimate of the time; write nothing"""
+    json: bool = False
+    """print one JSON object instead of progress"""
+
+
+@options
+class Run:
+    """example: nearfar run qwen3-web 'Why is the sky blue?' --max-tokens 100"""
+
+    bundle: BundlePlace
+    """a folder that nearfar compile made; a checkpoint's folder or demo is compiled once into a cache"""
+    prompt: Annotated[str | None, Flag(metavar="PROMPT", place=True)] = None
+    """the message; - or a pipe reads standard input; without a prompt, a conversation starts"""
+    passage: Text | None = None
+    """for a reranker: the text whose relevance to the prompt is scored"""
+    truncate: bool = False
+    """for embeddings and scores: shorten a text that is longer than the context, of a pair the passage"""
+    dimensions: int | None = None
+    """for embeddings: the length of the vector (default: all numbers)"""
+    system: Text | None = None
+    """the system prompt: instructions on how to answer"""
+    max_tokens: int | None = None
+    """at most N tokens per answer (default: 256, or the rest of the context if that is less)"""
+    temperature: Annotated[float, Flag(metavar="T")] = 0.0
+    """0 always chooses the likeliest token (default); 1 samples from the model's own distribution"""
+    top_p: Annotated[float, Flag(metavar="P")] = 1.0
+    """sample from the likeliest tokens whose probabilities add up to P (default: 1, all tokens)"""
+    top_k: Annotated[int, Flag(metavar="K")] = 0
+    """sample from the K likeliest tokens (default: 0, all tokens)"""
+    stop: tuple[Text, ...] = ()
+    """end the answer before this text; may be repeated"""
+    seed: int = 0
+    """the same seed gives the same text"""
+    runner: Runner | None = None
+    raw: bool = False
+    """continue the prompt as plain text, without the chat template"""
+    split_special_tokens: bool = True
+    """with --raw: turn control tokens that the prompt spells out into single tokens"""
+    ignore_keys: IgnoredKeys = ()
+    trust: Trust = ()
+    json: bool = False
+    """print one JSON object at the end instead of streaming"""
+
+
+@options
+class Demo:
+    """example: nearfar demo --prompt 'what is 27 + 58?'"""
+
+    bundle: BundlePlace | None = None
+    """a webgpu bundle (default: the demo model, compiled now)"""
+    prompt: tuple[Text, ...] = ()
+    """the prompt to send; may be repeated"""
+    screenshot: File = Path("nearfar-demo.png")
+    """the file of the screenshot"""
+    serve: bool = False
+    """serve the page for your own browser until Ctrl-C"""
+    encoder: Annotated[Path | None, Flag(metavar="BUNDLE")] = None
+    """a webgpu bundle of an embedding model, with which the documents page searches (default: the demo encoder,
+    compiled now)"""
+    document: tuple[File, ...] = ()
+    """a text, Markdown or HTML file for the documents page; may be repeated"""
+    question: Text | None = None
+    """with --document: what to ask the documents page (default: can the cloud see my confidential messages?)"""
+    far: Url | None = None
+    """a server that may answer too, if the policy chooses it: nearfar serve, or a gateway"""
+    policy: File | None = None
+    """with --far: the policy that chooses the side (default: the page's own)"""
+    port: int = 0
+    """the port of the page's server on 127.0.0.1 (default: a free one)"""
+
+
+@options
+class Models:
+    """example: nearfar models gemma3_text"""
+
+    family: Annotated[str | None, Flag(metavar="MODEL_TYPE", place=True)] = None
+    """show only this family"""
+    markdown: bool = False
+    """print the table of the README"""
+    json: bool = False
+    """print one JSON object per line, instead of a table"""
+
+
+@options
+class Inspect:
+    """example: nearfar inspect qwen3-web --context 2048"""
+
+    bundle: BundlePlace
+    """a bundle, or a model's config.json or folder (weights may be missing)"""
+    target: Annotated[str | None, Flag(choices=TARGETS)] = None
+    """for a model: the target (default: webgpu)"""
+    quantization: Annotated[str | None, Flag(choices=QUANTIZATIONS, metavar="FORMAT")] = None
+    """for a model: the weight format (default: q4f16)"""
+    context: int | None = None
+    """count memory for sequences of N tokens (default: the bundle's context)"""
+    activation: Annotated[str | None, Flag(choices=ACTIVATIONS)] = None
+    """count memory for this dtype (default: the bundle's first choice)"""
+    verify: bool = False
+    """compare every file with its hash first"""
+    ignore_keys: IgnoredKeys = ()
+    trust: Trust = ()
+    json: Json = False
+
+
+@options
+class Score:
+    """example: nearfar score qwen3-web --tokens 1,2,3 -o logits.npy --runner numpy"""
+
+    bundle: BundlePlace
+    """a bundle"""
+    tokens: Annotated[str, Flag(metavar="IDS")]
+    """token ids, separated by commas"""
+    output: Annotated[File, Output]
+    """a .npy file: float32 (n, V), row i predicts token i + 1"""
+    runner: Runner | None = None
+    trust: Trust = ()
+    json: Json = False
+
+
+@options
+class Quality:
+    """example: nearfar quality qwen3-web qwen3-cpu --reference ./Qwen3-0.6B --text wiki.txt"""
+
+    bundles: Annotated[tuple[str, ...], Flag(metavar="BUNDLE", place=True)]
+    """bundles, or models such as a GGUF file or a quantized checkpoint"""
+    reference: ModelName
+    """the checkpoint, which is computed with numpy in float32"""
+    text: File
+    """a UTF-8 text; special tokens that it spells out count as special tokens. For embeddings: paragraphs, separated by
+    empty lines"""
+    window: int | None = None
+    """tokens per window (default: 512, or the shortest context); for embeddings, the most tokens of a text (default:
+    the context)"""
+    windows: int | None = None
+    """read only the text's first N windows or paragraphs (default: all)"""
+    between: Annotated[tuple[str, str] | None, Flag(metavar=("START", "END"))] = None
+    """count only the tokens after START up to END, such as a chat's answers: '<|im_start|>assistant' '<|im_end|>'
+    (default: all tokens)"""
+    runner: Runner | None = None
+    ignore_keys: IgnoredKeys = ()
+    trust: Trust = ()
+    json: Json = False
+
+
+@options
+class Export:
+    """example: nearfar export qwen3-web --format gguf -o qwen3.gguf"""
+
+    bundle: BundlePlace
+    """a bundle for webgpu, cpu or cuda"""
+    format: Literal["gguf", "safetensors"]
+    """gguf: one file for llama.cpp with the bundle's own integers; safetensors: a folder for transformers with
+    floats"""
+    output: Annotated[Path, Output, Flag(metavar="PATH")]
+    """the file or folder to create"""
+    fallback: Literal["f16", "f32"] | None = None
+    """for gguf: the type of matrices that no type of GGUF holds exactly: f16 rounds, f32 is exact but large (default:
+    such a matrix is an error)"""
+    pre: Name | None = None
+    """for gguf: llama.cpp's name of the split of words, such as qwen2 (default: the tokenizer's)"""
+    tokenizer: bool = True
+    """for gguf: leave out the tokenizer; llama.cpp then reads only token ids"""
+    dtype: Literal["float16", "float32"] | None = None
+    """for safetensors: the dtype of weights (default: float16)"""
+    trust: Trust = ()
+    force: bool = False
+    """replace what an earlier export wrote"""
+    json: bool = False
+    """print one JSON object instead of progress"""
+
+
+@options
+class Sign:
+    """example: nearfar sign --new-key me.pem && nearfar sign qwen3-cpu --key me.pem &&
+    nearfar run qwen3-cpu hello --trust me.pem.pub"""
+
+    bundle: BundlePlace | None = None
+    """the bundle to sign"""
+    key: File | None = None
+    """the private key: Ed25519 in PEM, without a password"""
+    new_key: File | None = None
+    """create a private key; FILE.pub is the public key for --trust"""
+    json: Json = False

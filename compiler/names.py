@@ -1,0 +1,16 @@
+"""The names that options accept for targets, runners and formats. They are here and not beside what they name, because
+the help of a command imports nothing slow.
+"""
+
+from __future__ import annotations
+
+# The targets that run our own plans; see `pipeline/target.py`.
+TARGETS = ("webgpu", "cpu", "cuda")
+# The targets whose bundles are a framework's own files.
+EXPORTS = ("onnx", "mlx")
+RUNNERS = ("numpy", *TARGETS, *EXPORTS)
+ACTIVATIONS = ("float16", "bfloat16", "float32", "int8")
+# The weight formats of `quant/`, and how many weights share a scale: the kernels of
+# other frameworks accept these numbers.
+QUANTIZATIONS = ("q4f16", "q4f32", "q8f16", "f16", "f32")
+GROUPS = (32, 64, 128)

@@ -1,0 +1,246 @@
+"""The options of the commands of the far side: a dataclass for each, whose docstring is the example of its help."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from nearfar.compiler.options import Count, CountOrNone, File, Flag, Json, ModelName, Name, Trust, Url, options
+
+from ..api.config import ApiConfig
+from ..executors.local_options import LocalOptions
+from ..option_types import Dialect, NodeAddress, Port, ShareOrNone, SizeBytes
+
+Output = Flag(("-o", "--output"))
+# An environment variable that holds a key.
+Variable = Annotated[str, Flag(metavar="NAME")]
+Pairs = Annotated[Path, Flag(metavar="PAIRS")]
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Raises ValueError."""
+    try:
+        made = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{text!r} is not JSON: {error}") from error
+    if not isinstance(made, dict):
+        raise ValueError(f"{text!r} must be a JSON object")
+    return made
+
+
+@options
+class Listening:
+    """What every server has. The API's keys are read when it starts."""
+
+    host: Annotated[str, Flag(metavar="HOST")] = "127.0.0.1"
+    """the address to listen on (default: 127.0.0.1, this machine only)"""
+    port: Port = 8000
+    api_keys: File | None = None
+    """TOML file with the API keys (also: the variable NEARFAR_API_KEYS, name=key)"""
+    access: ApiConfig = field(default_factory=ApiConfig)
+    """access"""
+
+
+@options
+class Upstreams:
+    upstream: tuple[Url, ...] = ()
+    """an OpenAI-compatible server; repeat the option for replicas"""
+    dialect: Dialect = "openai"
+    """parameters that the upstream accepts beside OpenAI's: openai (none), vllm, nearfar"""
+    upstream_api_key_env: Variable | None = None
+    """the environment variable that holds the upstream's API key"""
+    tensor_parallel_size: Count = 1
+    """vllm: GPUs that share each layer"""
+    pipeline_parallel_size: Count = 1
+    """vllm: groups of GPUs that share the layers"""
+    nodes: Count = 1
+    """vllm: machines that share the model, with this one; the others run 'nearfar node'"""
+    node_address: NodeAddress | None = None
+    """vllm: this machine's address for the other nodes (port: 29600); the key is in NEARFAR_NODE_KEY"""
+    master_port: Annotated[Count, Flag(metavar="PORT")] = 29501
+    """vllm: its own port for the other nodes"""
+    vllm_arguments: Annotated[str, Flag(metavar="TEXT")] = ""
+    """further arguments of vllm serve, as one string: '--max-model-len 8192'"""
+
+
+@options
+class Serve(Listening):
+    """example: nearfar serve ./Qwen3-0.6B --alias gpt-4o-mini=Qwen3-0.6B --port 8000"""
+
+    models: Annotated[tuple[str, ...], Flag(metavar="MODEL", place=True)] = ()
+    """a bundle; a Hugging Face folder or name, compiled on first use; or demo, demo-far or demo-encoder, the models
+    that come with nearfar"""
+    pipeline: Annotated[tuple[str, ...], Flag(metavar="FILE")] = ()
+    """a JSON file that chains models and stores, served as a model; may be given several times"""
+    grpc_port: Annotated[int | None, Flag(metavar="N")] = None
+    """also serve the Open Inference Protocol (KServe v2, Triton) over gRPC; 0 selects a free port"""
+    alias: Annotated[tuple[str, ...], Flag(metavar="NAME=MODEL")] = ()
+    """another name for a model; may be given several times"""
+    executor: Literal["local", "vllm", "upstream"] = "local"
+    """the program that runs the models (default: this process)"""
+    memory: SizeBytes | None = None
+    """memory for all models together; a model that exceeds it is not loaded (default: 90% of the device's)"""
+    threads: Count | None = None
+    """threads of the cpu and onnx targets (default: one per core)"""
+    front_ends: Count = 1
+    """processes that answer HTTP for all models; more than one for hundreds of streams at once"""
+    local: LocalOptions = field(default_factory=LocalOptions)
+    """models on this machine"""
+    others: Upstreams = field(default_factory=Upstreams)
+    """models that other programs run"""
+
+
+@options
+class Gateway(Listening):
+    """example: nearfar gateway --near demo --far http://host:8000 --policy policy.json"""
+
+    near: ModelName
+    """the model on this machine: a bundle, a Hugging Face folder or name, or demo"""
+    trust: Trust = ()
+    far: Url
+    """the server of the far side"""
+    policy: File
+    """the routing policy, as JSON"""
+    # Not the port of `nearfar serve`, which may be the far side on the same machine.
+    port: Port = 8001
+    encoder: ModelName | None = None
+    """the embedding model of a policy that was fitted with --features embedding, in any form that --near accepts, or
+    demo-encoder"""
+    far_api_key_env: Variable | None = None
+    """the environment variable that holds the far server's API key"""
+    far_model: Name | None = None
+    """the far server's name for its model (default: its only model)"""
+    far_dialect: Dialect = "nearfar"
+    """the far server's kind: nearfar, vllm, or openai"""
+    far_vision: bool = False
+    """the far server's model accepts images"""
+    name: Name | None = None
+    """the name of the pair in requests (default: the near model's name)"""
+
+
+@options
+class Node:
+    """example: nearfar node 10.0.0.1 --rank 1"""
+
+    head: Annotated[NodeAddress, Flag(place=True)]
+    """the first machine, which runs nearfar serve: its --node-address"""
+    rank: Count
+    """the number of this machine: 1, 2, ...; the first is 0"""
+
+
+@options
+class Index:
+    """example: nearfar index ./handbook -o handbook.store --model ./e5-small"""
+
+    folder: Annotated[Path, Flag(metavar="FOLDER", place=True)]
+    """documents: text, Markdown, HTML, Word and PDF, in subfolders too"""
+    output: Annotated[Path, Output, Flag(metavar="STORE")]
+    """the file of the store"""
+    model: ModelName
+    """an embedding model, as for nearfar serve"""
+    passage_tokens: Count = 200
+    """the most tokens of a passage"""
+    json: Json = False
+    trust: Trust = ()
+
+
+@options
+class RouterLog:
+    """example: nearfar router log --near demo --far http://127.0.0.1:8000 --prompts prompts.jsonl -o pairs.jsonl"""
+
+    near: ModelName
+    """a bundle; a Hugging Face folder or name; or demo"""
+    trust: Trust = ()
+    far: Annotated[str, Flag(metavar="URL|MODEL")]
+    """an OpenAI-compatible server, or a model in any form that --near accepts"""
+    far_model: Name | None = None
+    """the server's name for its model (default: its only model)"""
+    far_api_key_env: Variable | None = None
+    """the environment variable that holds the server's API key"""
+    prompts: File
+    """JSON lines: {"prompt", "expected" or "accepted"}"""
+    count: Count | None = None
+    """only the first N prompts (default: all)"""
+    max_tokens: Count = 256
+    """the longest answer in tokens"""
+    concurrency: Count = 32
+    """prompts sent at once"""
+    output: Annotated[File, Output]
+    """write the answers of both sides to this file, as JSON lines"""
+
+
+@options
+class Encoding:
+    """What reads the prompts of a policy that decides by their embeddings."""
+
+    encoder: ModelName = "demo-encoder"
+    """the embedding model of a policy that reads embeddings, as for nearfar serve"""
+    trust: Trust = ()
+
+
+@options
+class RouterFit(Encoding):
+    """example: nearfar router fit pairs.jsonl --max-far-share 0.3 -o policy.json"""
+
+    pairs: Annotated[Pairs, Flag(place=True)]
+    """the output of 'nearfar router log'"""
+    min_quality: Annotated[ShareOrNone | None, Flag(metavar="Q")] = None
+    """answer at least this share correctly, with as few far requests as possible"""
+    max_far_share: Annotated[ShareOrNone | None, Flag(metavar="S")] = None
+    """instead of --min-quality: send at most this share of the prompts to the far side"""
+    features: Annotated[tuple[Literal["signals", "embedding"], ...], Flag(several=True)] = ()
+    """read these too: near's signals, so that near begins every answer that the policy decides by quality; the
+    embedding that --encoder makes of the prompt"""
+    output: Annotated[File, Output]
+    """the policy"""
+
+
+@options
+class RouterEval(Encoding):
+    """example: nearfar router eval held-out.jsonl --policy policy.json --plot eval.png"""
+
+    pairs: Annotated[Pairs, Flag(place=True)]
+    """logged pairs that the policy was not fitted on"""
+    policy: File
+    """the output of 'nearfar router fit'"""
+    fitted_on: Pairs | None = None
+    """the pairs that the policy was fitted on, for intervals that include the fit's uncertainty"""
+    # 40 take about a minute for 2,000 pairs.
+    refits: Count | None = None
+    """fits to resamples of these pairs (default: 40)"""
+    plot: File | None = None
+    """draw quality by far share into this file, a PNG or SVG"""
+    json: Json = False
+
+
+@options
+class BenchServe:
+    """example: nearfar bench serve http://127.0.0.1:8000 --concurrency 1 8 32 --input-tokens 100 1000
+    --output-tokens 100 200"""
+
+    url: Annotated[Url, Flag(place=True)]
+    """the server, such as http://127.0.0.1:8000"""
+    model: Name | None = None
+    """the model (default: the first that the server lists)"""
+    concurrency: Annotated[tuple[Count, ...], Flag(several=True)] = (1, 4, 8, 16, 32)
+    """numbers of clients that send requests at once"""
+    requests: Count | None = None
+    """requests for each of these numbers (default: four for each client, at least 8)"""
+    input_tokens: Annotated[tuple[Count, Count], Flag(metavar=("A", "B"))] = (100, 200)
+    """shortest and longest prompt in tokens"""
+    output_tokens: Annotated[tuple[Count, Count], Flag(metavar=("A", "B"))] = (32, 64)
+    """smallest and largest token limit of answers"""
+    prefix_tokens: CountOrNone = 0
+    """length of the common prefix of all prompts"""
+    seed: int = 0
+    """seed of the random lengths and prompts"""
+    body: Annotated[dict[str, Any], Flag(metavar="JSON", parse=json_object)] = field(default_factory=dict)
+    """further parameters of each request, such as '{"temperature": 0}'"""
+    api_key_env: Variable = "NEARFAR_API_KEY"
+    """the environment variable that holds the API key"""
+    json_file: Annotated[File | None, Flag(("--json",))] = None
+    """write the figures to this file"""
+    plot: File | None = None
+    """draw the figures into this file, a PNG or SVG"""

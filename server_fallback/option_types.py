@@ -1,0 +1,112 @@
+"""Types of options: shares, seconds, sizes such as 4GB, networks, origins of pages, and addresses of machines. Their
+functions raise ValueError.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from ipaddress import ip_network
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from nearfar.compiler.options import Flag, at_least, number
+
+# The port on which the first machine of a model expects the others.
+NODE_PORT = 29600
+
+UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 1 << 10,
+    "mi": 1 << 20,
+    "gi": 1 << 30,
+    "ti": 1 << 40,
+}
+
+
+def node_address(text: str) -> tuple[str, int]:
+    """``HOST`` or ``HOST:PORT``, with an IPv6 address in brackets."""
+    try:
+        parsed = urlsplit(f"//{text}")
+        host, port = parsed.hostname if parsed.netloc == text else None, parsed.port
+    except ValueError:
+        host, port = None, None
+    if not host:
+        raise ValueError(f"{text!r} is not HOST or HOST:PORT")
+    return host, NODE_PORT if port is None else port
+
+
+def check_seconds(value: float) -> None:
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{value} is not a number of seconds")
+
+
+def seconds_of_milliseconds(text: str) -> float:
+    value: float = number(float, text) / 1000
+    check_seconds(value)
+    return value
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Numbers of at least 1, separated by commas."""
+    found = tuple(number(int, part) for part in text.split(","))
+    for value in found:
+        at_least(1)(value)
+    return found
+
+
+def check_share(value: float) -> None:
+    if not 0 < value <= 1:
+        raise ValueError(f"{value} is not a share; write a number above 0, and at most 1")
+
+
+def check_share_or_none(value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"{value} is not between 0 and 1")
+
+
+def network(text: str) -> str:
+    """An IP address, or a network as address/prefix."""
+    try:
+        return str(ip_network(text))
+    except ValueError as error:
+        raise ValueError(f"{error}; write an address such as 10.0.0.7, or a network such as 10.0.0.0/8") from error
+
+
+def origin(text: str) -> str:
+    """Scheme, host and port, as browsers send an origin: any other text would match no page. "*" stands for every page,
+    "null" for a page opened from a file.
+    """
+    if text not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", text):
+        raise ValueError(
+            f"{text!r} is not an origin; write https://example.org or http://localhost:8080, without a path"
+        )
+    return text
+
+
+def size_bytes(text: str) -> int:
+    """ "512MB", "1.5GiB" or bytes -> bytes, at least 1."""
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", text.strip().lower())
+    size = math.floor(float(parts[1]) * UNITS[parts[2] or ""]) if parts else 0
+    if size < 1:
+        raise ValueError(f"{text!r} is not a size; write 4GB, 512MB or 1.5GiB")
+    return size
+
+
+# The kinds of other servers; see `executors/dialect.py`.
+Dialect = Literal["openai", "vllm", "nearfar"]
+Seconds = Annotated[float, Flag(metavar="S", check=check_seconds)]
+Milliseconds = Annotated[float, Flag(metavar="MS", parse=seconds_of_milliseconds, check=check_seconds)]
+Counts = Annotated[tuple[int, ...], Flag(metavar="N,N", parse=counts)]
+Share = Annotated[float, Flag(metavar="SHARE", check=check_share)]
+ShareOrNone = Annotated[float, Flag(metavar="SHARE", check=check_share_or_none)]
+Network = Annotated[str, Flag(metavar="ADDRESS", parse=network, check=network)]
+Origin = Annotated[str, Flag(metavar="ORIGIN", parse=origin, check=origin)]
+SizeBytes = Annotated[int, Flag(metavar="SIZE", parse=size_bytes, check=at_least(1))]
+NodeAddress = Annotated[tuple[str, int], Flag(metavar="HOST[:PORT]", parse=node_address)]
+# Options of several commands.
+Port = Annotated[int, Flag(metavar="N", text="0 selects a free port")]
