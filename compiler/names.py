@@ -10,7 +10,6 @@ TARGETS = ("webgpu", "cpu", "cuda")
 EXPORTS = ("onnx", "mlx")
 RUNNERS = ("numpy", *TARGETS, *EXPORTS)
 ACTIVATIONS = ("float16", "bfloat16", "float32", "int8")
-# The weight formats of `quant/`, and how many weights share a scale: the kernels of
-# other frameworks accept these numbers.
+# The weight formats of `quant/`, and how many weights share a scale in them: what other frameworks' kernels accept.
 QUANTIZATIONS = ("q4f16", "q4f32", "q8f16", "f16", "f32")
 GROUPS = (32, 64, 128)

@@ -17,13 +17,14 @@ import ast
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin
 
 from .errors import RequestError
+from .nearest import did_you_mean
 
 Class = TypeVar("Class")
 
@@ -79,7 +80,7 @@ class Option:
         for each in value if self.many else (value,):
             try:
                 if self.flag.choices is not None and each not in self.flag.choices:
-                    raise ValueError(f"{each!r} is not one of {', '.join(map(str, self.flag.choices))}")
+                    raise ValueError(unknown(self.field, each, self.flag.choices))
                 if self.flag.check is not None:
                     self.flag.check(each)
             except ValueError as error:
@@ -182,6 +183,13 @@ def number(kind: Any, text: str) -> Any:
         return kind(text)
     except ValueError as error:
         raise ValueError(f"{text!r} is not a number") from error
+
+
+def unknown(field: str, value: object, choices: Iterable[object]) -> str:
+    """The error of a value that is none of the choices."""
+    known = [str(choice) for choice in choices]
+    name = field.replace("_", "-")
+    return f"unknown {name} {str(value)!r}{did_you_mean(str(value), known)} (known: {', '.join(known)})"
 
 
 def at_least(least: int) -> Callable[[float], None]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from ..nearest import did_you_mean
-from ..options import Group, Option, declared
+from ..options import Group, Option, declared, unknown
 
 Made = TypeVar("Made")
 
@@ -50,11 +50,9 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
             return
-        name = action.metavar if self._is_command(action) else action.dest.rpartition(".")[2].replace("_", "-")
-        known = [str(choice) for choice in action.choices]
-        self.error(
-            f"unknown {str(name).lower()} {str(value)!r}{did_you_mean(str(value), known)} (known: {', '.join(known)})"
-        )
+        is_command = isinstance(action, argparse._SubParsersAction)
+        name = str(action.metavar).lower() if is_command else action.dest.rpartition(".")[2]
+        self.error(unknown(name, value, action.choices))
 
     def _unknown_options(self) -> list[str]:
         """The arguments before "--" that look like options but are neither options of this parser nor a prefix of
@@ -74,9 +72,6 @@ class Parser(argparse.ArgumentParser):
     def _nearest_option(self, option: str) -> str:
         proposal = did_you_mean(option, [each for each in self._option_string_actions if each.startswith("--")])
         return proposal.replace("'", "")
-
-    def _is_command(self, action: argparse.Action) -> bool:
-        return isinstance(action, argparse._SubParsersAction)
 
 
 def add_options(

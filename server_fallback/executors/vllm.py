@@ -55,8 +55,7 @@ class NodeOptions:
 @dataclass(frozen=True, slots=True)
 class VllmOptions:
     """``model`` is a folder or a name on the Hugging Face Hub, as for `vllm serve`. ``arguments`` are passed to it
-    unchanged, and replace what we would pass. ``facts`` are about the model, None if
-    they are not known.
+    unchanged, and replace what we would pass. ``facts`` are about the model, None if they are not known.
     """
 
     model: str

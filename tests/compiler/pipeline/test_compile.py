@@ -94,8 +94,8 @@ def test_nan_in_a_vector_is_refused(checkpoint: Path, output: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"quantization": "q5"}, QuantizationError, "'q5' is not known"),
-        ({"target": "metal9"}, RequestError, "target 'metal9' is not known"),
+        ({"quantization": "q5"}, RequestError, "--quantization: unknown quantization 'q5'"),
+        ({"target": "metal9"}, RequestError, "--target: unknown target 'metal9'"),
         ({"context": 513}, RequestError, "the model was trained for 512 positions"),
         ({"context": 0}, RequestError, "must be at least 1"),
         ({"quantization": "f32", "activations": ("float16",)}, RequestError, "quantization f32 offers float32"),
