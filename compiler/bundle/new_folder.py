@@ -1,5 +1,5 @@
-"""Writes a folder under a temporary name and renames it at the end, so the final path always holds a complete bundle,
-even after a loss of power.
+"""Writes a folder or a file under a temporary name and renames it at the end, so the final path always holds a complete
+bundle, even after a loss of power: a file system may store a rename before the bytes that it publishes.
 
 The temporary folder, `.NAME.partial`, is locked while its process runs. So two processes cannot write to one path. If a
 process is killed, the next process sees that its folder is unlocked, and removes it.
@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import OutputError, reason_of
-from .durable import rename_durably
 from .manifest import MANIFEST_FILE
 
 
@@ -172,3 +172,71 @@ def _release(lock: int | None, partial: Path, *, remove: bool) -> None:
 
 def _beside(path: Path, kind: str) -> Path:
     return path.with_name(f".{path.name}.{kind}")
+
+
+# The disk stores several small files in the time of one, if it gets them together.
+NUM_THREADS = 16
+
+
+def rename_durably(source: Path, path: Path) -> None:
+    """Rename a file or folder to ``path`` after all of its bytes are on the disk, and return when the name is too.
+
+    An existing file or empty folder at ``path`` is replaced. On a virtual disk in a cloud, it took 0.5 s for a folder
+    of 1 GiB that was just written, and 15 ms for one of 60 kernels. Raises OSError.
+    """
+    folders = [Path(folder) for folder, _, _ in os.walk(source)]
+    files = [path for path in source.rglob("*") if path.is_file()] if folders else [source]
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        list(pool.map(flush, files))
+        list(pool.map(flush, folders))
+    source.replace(path)
+    flush(path.parent)
+
+
+def flush(path: Path) -> None:
+    """Wait until the disk has a file's bytes, or a folder's names. Raises OSError."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows cannot open a folder, and stores its names with the rename.
+    # Windows flushes only files that are open for writing.
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def new_file(output: Path, *, force: bool) -> Iterator[Path]:
+    """A path to write to, `.NAME.partial.PID`. It becomes ``output`` if the block succeeds, and is removed if the block
+    raises.
+
+    If ``output`` is a link, the file that it points to is created or replaced. Raises OutputError if ``output`` exists
+    (without ``force``, or if it is not a file), cannot be written, or if the disk is full.
+    """
+    try:
+        path = Path(os.path.realpath(output))
+        _require_no_file(output, path, force=force)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.partial.{os.getpid()}")
+        try:
+            yield partial
+            _require_no_file(output, path, force=force)
+            rename_durably(partial, path)
+        finally:
+            with suppress(FileNotFoundError):
+                partial.unlink()
+    except OSError as error:
+        raise OutputError(
+            f"{output}: cannot be written: {reason_of(error)}; free space there or choose another -o"
+        ) from error
+    except ValueError as error:
+        if "null" not in str(error):
+            raise
+        raise OutputError(f"{output}: is not a valid path ({error}); choose another -o") from error
+
+
+def _require_no_file(output: Path, path: Path, *, force: bool) -> None:
+    if path.is_dir():
+        raise OutputError(f"{output}: is a folder; choose another -o, the name of a file")
+    if path.exists() and not force:
+        raise OutputError(f"{output}: exists already; choose another -o, or replace it with --force")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..bundle.durable import rename_durably
+from ..bundle.new_folder import rename_durably
 from ..ir.ops import Array
 
 DIGITS = 16

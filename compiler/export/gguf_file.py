@@ -6,6 +6,7 @@ written, the file's header is read as any other GGUF file: its model and its tok
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..bundle.folder import Bundle
-from ..bundle.new_file import new_file
+from ..bundle.new_folder import new_file
 from ..errors import QuantizationError, UnsupportedModel
+from ..formats.checkpoint import TokenizerFiles
 from ..formats.gguf.architectures import (
     ARCHITECTURES,
     LONG_FACTORS,
@@ -34,9 +36,9 @@ from ..formats.gguf.write_metadata import model_metadata, rotation_tensors
 from ..formats.gguf.write_tokenizer import NO_TOKENIZER, tokenizer_metadata
 from ..formats.gguf.writer import NewTensor, Value, write_header, write_tensors
 from ..ir.spec import ModelSpec
+from ..text.tokenizer import Tokenizer
 from .bundle_tensors import BundleTensor, Rows, bundle_tensors
 from .gguf_types import Exact, Inexact, Read, exact_type
-from .probes import different_texts
 from .same_model import differences
 
 Fallback = Literal["f16", "f32"]
@@ -246,3 +248,31 @@ def check_tokenizer(path: Path, bundle: Bundle, pre: str | None, note: Note) -> 
             "only the weights with --no-tokenizer"
         )
     note(f"with the split of words {pre!r}, some texts have other tokens, such as {texts[0]!r}")
+
+
+# Texts with which two tokenizers are compared.
+PROBES = (
+    "",
+    "The quick brown fox jumps over the lazy dog, twice; isn't that 3,141.59 times too many?",
+    "I'LL say we've  TWO   spaces,\ttabs\t\tand\n\nlines\r\n  \n indented.",
+    'fn main() { let x_1 = vec![0u8; 1024]; println!("{:?}", x_1); } // 100%',
+    " leading, trailing ",
+    "   ",
+    "\n\n\n",
+    "Größe, façade, naïve, Ελλάδα, Привет мир, 你好世界, こんにちは, 안녕하세요, مرحبا, नमस्ते, สวัสดี",
+    "cafe\u0301 ﬁne ① ½ \u200b\u00a0| 😀👩‍👩‍👧 ✈️ \u2581x \x00 \x7f",
+    "12345678901234567890 0x1F 1e-5 v2.0.1",
+)
+
+
+def different_texts(files: TokenizerFiles, other: TokenizerFiles) -> list[str]:
+    """The texts with other ids: prose, code, numbers, many scripts, and every added token between spaces."""
+    one, two = Tokenizer(files), Tokenizer(other)
+    added = [each["content"] for each in json.loads(files.content).get("added_tokens") or []]
+    texts = [*PROBES, *(f"{left}{token}{right}" for token in added[:512] for left, right in (("", "x"), ("a ", " b ")))]
+    return [
+        text
+        for text in texts
+        if one.encode(text) != two.encode(text)
+        or one.encode(text, split_special_tokens=False) != two.encode(text, split_special_tokens=False)
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -46,7 +46,6 @@ from .sentence_transformers import (
 )
 from .spec_against_tensors import choose_head, require_sizes
 from .tokenizer_files import read_tokenizer_files
-from .wrapped_names import without_wrappers
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -337,3 +336,33 @@ def _refuse_a_bundle(path: Path) -> None:
 
 def _bad(path: Path, message: str) -> CheckpointError:
     return CheckpointError(f"{path}: {message}", file=str(path))
+
+
+# The wrappers around a model that a training script saved: torch.compile's anywhere in a tensor's name, those of PEFT
+# and of data parallelism in front of all names.
+COMPILED = "_orig_mod."
+OUTER = ("module.", "base_model.model.")
+_ADAPTER_PARTS = (".lora_A.", ".lora_B.", ".base_layer.", ".modules_to_save.")
+
+
+def without_wrappers(path: Path, names: Iterable[str]) -> Mapping[str, str]:
+    """The names on disk by the tensors' own names. Raises CheckpointError for LoRA adapters that were not merged, and
+    for two tensors that get one name.
+    """
+    renamed = {name: name.replace(COMPILED, "") for name in names}
+    adapter = next((name for name in renamed if any(part in f".{name}" for part in _ADAPTER_PARTS)), None)
+    if adapter is not None:
+        raise CheckpointError(
+            f"{path}: tensor {adapter} belongs to a PEFT model whose adapters are not merged; merge them "
+            "(model.merge_and_unload()) and save that model",
+            tensor=adapter,
+        )
+    for prefix in (*OUTER, *OUTER):
+        if all(own.startswith(prefix) for own in renamed.values()):
+            renamed = {name: own.removeprefix(prefix) for name, own in renamed.items()}
+    found: dict[str, str] = {}
+    for name, own in renamed.items():
+        if own in found:
+            raise CheckpointError(f"{path}: tensor {name} and another one are both {own} without wrappers", tensor=name)
+        found[own] = name
+    return found

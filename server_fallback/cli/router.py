@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from ..router.fitting.pairs import Array, Pair
     from ..router.fitting.reliability import SideReport
 
+from ..executors.encoder_executor import EncoderExecutor
+from ..executors.executor import Call
+from ..router.fitting.pairs import Pair
+
 # About a minute for 2,000 pairs.
 REFITS = 40
 
@@ -137,7 +141,6 @@ def embedded(
     """The name of the embedding model, and the pairs with their prompts' vectors. ``components`` are those of the
     policy, if there is one.
     """
-    from ..router.fitting.embed_prompts import embed_prompts
     from ..router.sides.local_embedder import encoder_of
 
     async def embed() -> tuple[str, list[list[Pair]]]:
@@ -291,3 +294,22 @@ def eval_table(found: Evaluation) -> Table:
 
 def between(ends: Interval, form: str = ".2f") -> str:
     return f"[dim]{ends[0]:{form}} – {ends[1]:{form}}[/]"
+
+
+# Prompts that are embedded at once.
+BATCH = 256
+
+
+async def embed_prompts(pairs: Sequence[Pair], encoder: EncoderExecutor) -> list[Pair]:
+    """The pairs with the vectors of their prompts, of which only as much counts as the model's context holds. Raises
+    RequestError for a model that makes no embeddings.
+    """
+    found = []
+    for start in range(0, len(pairs), BATCH):
+        batch = pairs[start : start + BATCH]
+        vectors = await encoder.vectors([pair.prompt for pair in batch], Call("router-fit"), is_query=True)
+        found += [
+            pair.model_copy(update={"embedding": tuple(vector.tolist())})
+            for pair, vector in zip(batch, vectors, strict=True)
+        ]
+    return found

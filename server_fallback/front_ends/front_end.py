@@ -5,13 +5,18 @@ the main process.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import signal
 import socket
 import sys
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 
 from ..api.app import create_app
+from ..api.keys import ApiKey
+from ..api.limiter import Admitted
 from ..api.log import configure_logs
 from ..api.server import Server, loop_factory, prepare_process
 from ..api.traces import open_traces
@@ -19,8 +24,7 @@ from ..engine_process.heartbeat import Heart, Watch, beat_seconds
 from ..engine_process.messages import Beat
 from ..log_event import log_event
 from .link import Link
-from .messages import Begin, Publish
-from .shared_limits import SharedLimits
+from .messages import Admit, Begin, Publish, Release, TakeAnswers, TakeBody
 from .shared_models import SharedModels
 
 
@@ -101,3 +105,46 @@ def end_main_process(pid: int, hang_seconds: float) -> None:
     if os.getppid() == pid:
         log_event("main_process_hung", logging.ERROR, main_process=pid, seconds=hang_seconds)
         os.kill(pid, signal.SIGKILL)
+
+
+class SharedLimits:
+    """Implements `Limits`: the main process counts the requests of all front ends."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._numbers = itertools.count()
+        self.running = 0
+        self.body_bytes = 0
+
+    @asynccontextmanager
+    async def admit(self, client: str, key: ApiKey | None) -> AsyncGenerator[Admitted]:
+        request = next(self._numbers)
+        try:
+            headers = await self._link.call(lambda call: Admit(call, request, client, key))
+            admission = SharedAdmission(self, self._link, request, headers)
+            self.running += 1
+            try:
+                yield admission
+            finally:
+                self.running -= 1
+                self.body_bytes -= admission.held_bytes
+        finally:
+            # The main process may have admitted a request that was cancelled before it knew.
+            self._link.send(Release(request))
+
+
+class SharedAdmission:
+    """Implements `Admitted`."""
+
+    def __init__(self, limits: SharedLimits, link: Link, request: int, headers: Mapping[str, str]) -> None:
+        self._limits, self._link, self._request = limits, link, request
+        self.headers = headers
+        self.held_bytes = 0
+
+    async def answers(self, count: int, capacity: int, param: str = "n") -> None:
+        self.headers = await self._link.call(lambda call: TakeAnswers(call, self._request, count, capacity, param))
+
+    async def body(self, size: int) -> None:
+        await self._link.call(lambda call: TakeBody(call, self._request, size))
+        self.held_bytes += size
+        self._limits.body_bytes += size

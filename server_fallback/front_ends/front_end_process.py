@@ -9,19 +9,18 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from ..api.config import ApiConfig
 from ..api.errors import ApiError
-from ..api.limiter import Limiter
+from ..api.limiter import Admission, Limiter
 from ..api.metrics import SHARED_FOLDER
 from ..engine_process.connection import Connection
 from ..engine_process.heartbeat import Watch
 from ..engine_process.messages import Beat
 from ..log_event import log_event
-from .held_requests import HeldRequests
 from .messages import Admit, Begin, Change, Publish, Published, Release, Returned, TakeAnswers, TakeBody
 
 MAIN = "from nearfar.server_fallback.front_ends.front_end import main; main()"
@@ -173,3 +172,36 @@ def wait(process: subprocess.Popen[bytes]) -> int:
         return process.wait(5.0)
     process.send_signal(signal.SIGKILL)
     return process.wait()
+
+
+class HeldRequests:
+    """The admitted requests of one front end, for the main process. ``limiter`` is that of all front ends."""
+
+    def __init__(self, limiter: Limiter) -> None:
+        self._limiter = limiter
+        self._held: dict[int, tuple[Admission, ExitStack]] = {}
+
+    def take(self, message: Admit | TakeAnswers | TakeBody) -> Mapping[str, str]:
+        """The headers of the admission. Raises ApiError as `Limiter.admit` and the methods of `Admission` do."""
+        if isinstance(message, Admit):
+            stack = ExitStack()
+            admission = stack.enter_context(self._limiter.admit(message.client, message.key))
+            self._held[message.request] = admission, stack
+            return admission.headers
+        admission, _ = self._held[message.request]
+        if isinstance(message, TakeAnswers):
+            admission.answers(message.count, message.capacity, message.param)
+        else:
+            admission.body(message.size)
+        return admission.headers
+
+    def release(self, message: Release) -> None:
+        """A request that was never admitted is not held."""
+        _, stack = self._held.pop(message.request, (None, ExitStack()))
+        stack.close()
+
+    def release_all(self) -> None:
+        """The front end has ended."""
+        held, self._held = self._held, {}
+        for _, stack in held.values():
+            stack.close()

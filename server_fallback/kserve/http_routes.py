@@ -5,13 +5,15 @@ gives errors their form.
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
 from nearfar.compiler.errors import RequestError, Unavailable
 
@@ -25,7 +27,6 @@ from ..executors.executor import Call, UnknownModel
 from ..text.json_structure import JsonStructure
 from .model_tensors import PLATFORM, VERSION, ModelForm, encoder_of, form_of, infer
 from .tensors import Tensor, flattened, from_bytes, from_values
-from .wrong_address import unknown_action, wrong_address
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 OCTETS = "application/octet-stream"
@@ -284,3 +285,34 @@ def _config(model: str, form: ModelForm | None) -> dict[str, object]:
 def data_type(datatype: str) -> str:
     """Triton's name of a datatype in configurations."""
     return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
+
+
+# What a model's address may end with, and the method. A model's name may contain slashes, so a pattern for it matches
+# the address of an unknown action too, and only the loaded models say where the name ends.
+ACTIONS = {"infer": "POST", "ready": "GET", "config": "GET"}
+VERSIONED = re.compile(r"(.+)/versions/[^/]*", re.DOTALL)
+
+
+def wrong_address(models: Collection[str], path: str) -> ApiError | HTTPException | None:
+    """The error of a request for /v2/models/``path`` with a method that this address does not have, or for an action
+    that models do not have. None if the path may be the name of a model that is not loaded.
+    """
+    if _model_of(path) in models:
+        return HTTPException(405, headers={"Allow": "GET"})
+    name, _, action = path.rpartition("/")
+    if name and action in ACTIONS:
+        return HTTPException(405, headers={"Allow": ACTIONS[action]})
+    return unknown_action() if _model_of(name) in models else None
+
+
+def unknown_action() -> ApiError:
+    return ApiError(
+        404,
+        f"this address does not exist; a model has {', '.join(f'/{each}' for each in ACTIONS)} and /versions/{VERSION}",
+        "unknown_url",
+    )
+
+
+def _model_of(path: str) -> str:
+    versioned = VERSIONED.fullmatch(path)
+    return path if versioned is None else versioned[1]

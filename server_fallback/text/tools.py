@@ -12,7 +12,6 @@ from nearfar.compiler.errors import RequestError
 
 from ..schema.functions import NamedToolChoice, Tool
 from .grammar.source import CallsOrForm, FormSource, GrammarSource, Tag, TagsSource
-from .text_properties import text_properties
 
 ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
@@ -91,3 +90,21 @@ def _tag(form: ToolFormatEntry, tool: Tool, *, strict: bool = True) -> Tag:
     return Tag(
         f"{form.before_name}{tool.function.name}", json.dumps(schema), form.after_arguments, form.before_arguments
     )
+
+
+def text_properties(schema: Any) -> frozenset[str]:
+    """The properties whose own schemas allow only strings."""
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    if not isinstance(properties, Mapping):
+        return frozenset()
+    return frozenset(name for name, value in properties.items() if is_text(value))
+
+
+def is_text(schema: Any) -> bool:
+    """Whether every value of a schema is a string: by its type, or by its constants if it has no type."""
+    if not isinstance(schema, Mapping):
+        return False
+    if "type" in schema:
+        return schema["type"] in ("string", ["string"])
+    values = schema["enum"] if "enum" in schema else [schema.get("const")]
+    return isinstance(values, list) and len(values) > 0 and all(isinstance(value, str) for value in values)

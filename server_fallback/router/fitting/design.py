@@ -14,7 +14,6 @@ import numpy as np
 from scipy.sparse import csr_array, hstack
 
 from ..decision.predictor import MAX_TERMS
-from .components import PrincipalComponents, principal_components
 from .logistic import Fold
 from .pairs import Array
 from .table import Table
@@ -105,3 +104,32 @@ def make_folds(table: Table) -> list[Fold]:
         design = make_design(table.take(np.flatnonzero(~held_out)))
         folds.append(Fold(design.rows(table), held_out))
     return folds
+
+
+# Those that were measured; see router/README.md.
+NUM_COMPONENTS = 4
+MIN_VARIANCE = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class PrincipalComponents:
+    """Of prompts' vectors, each with the variance 1 (Hotelling 1933). ``mean`` (E,) and ``rows`` (K, E)."""
+
+    mean: Array
+    rows: Array
+
+    def of(self, vectors: Array) -> Array:
+        """(n, E) -> (n, K)."""
+        return (vectors - self.mean) @ self.rows.T
+
+
+def principal_components(vectors: Array, count: int = NUM_COMPONENTS) -> PrincipalComponents:
+    """Of vectors (n, E), at most ``count``: directions in which they do not differ are left out."""
+    mean = vectors.mean(0)
+    _, lengths, directions = np.linalg.svd(vectors - mean, full_matrices=False)
+    deviations = lengths / np.sqrt(len(vectors))
+    kept = min(count, int(np.sum(deviations**2 > MIN_VARIANCE)))
+    # The sign of a component is arbitrary: its largest number is positive, on every machine.
+    directions = directions[:kept]
+    largest = directions[np.arange(kept), np.abs(directions).argmax(1)]
+    return PrincipalComponents(mean, directions * np.sign(largest)[:, None] / deviations[:kept, None])

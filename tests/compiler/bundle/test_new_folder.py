@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.compiler.bundle.new_file import new_file
-from nearfar.compiler.bundle.new_folder import discard_partial, new_folder
+from nearfar.compiler.bundle.new_folder import discard_partial, new_file, new_folder
 from nearfar.compiler.errors import OutputError
 
 # Creates a partial folder, reports it, and waits to be killed.

@@ -14,7 +14,7 @@ from asgi import HI, ask
 from fake_models import FakeExecutor, FakeModels
 from fake_source import executor
 
-from nearfar.server_fallback.api.unsupported import ADVICE
+from nearfar.server_fallback.api.validation import ADVICE
 
 ROWS: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[2] / "conformance" / "parameters.json").read_text("utf-8")

@@ -11,10 +11,10 @@ import pytest
 from nearfar.server_fallback.api.errors import ApiError
 from nearfar.server_fallback.api.keys import ApiKey
 from nearfar.server_fallback.api.limiter import Limiter
-from nearfar.server_fallback.front_ends.held_requests import HeldRequests
+from nearfar.server_fallback.front_ends.front_end import SharedLimits
+from nearfar.server_fallback.front_ends.front_end_process import HeldRequests
 from nearfar.server_fallback.front_ends.link import Link
 from nearfar.server_fallback.front_ends.messages import FromFrontEnd, Release
-from nearfar.server_fallback.front_ends.shared_limits import SharedLimits
 
 CLIENT = "address 192.0.2.1"
 

@@ -20,7 +20,7 @@ from nearfar.server_fallback.cli import router as router_cli
 from nearfar.server_fallback.executors.encoder_executor import EncoderExecutor
 from nearfar.server_fallback.router.decision.decide import decide
 from nearfar.server_fallback.router.decision.policy import Policy
-from nearfar.server_fallback.router.fitting.components import principal_components
+from nearfar.server_fallback.router.fitting.design import principal_components
 from nearfar.server_fallback.router.fitting.fit import fit
 from nearfar.server_fallback.router.fitting.pairs import Pair
 from nearfar.server_fallback.router.fitting.refits import scores_of_refits
