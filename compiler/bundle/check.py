@@ -134,8 +134,8 @@ def check_manifest(manifest: Manifest | ExportManifest) -> None:
         )
         for size in (*kernel.grid, *kernel.uniforms):
             check_expr(f"kernels.{name}", size)
-    for name, rows in manifest.variants.items():
-        for variant in rows:
+    for name, variants in manifest.variants.items():
+        for variant in variants:
             check_condition(f"variants.{name}", variant.when)
     check_steps(manifest)
     if manifest.lora is not None:
@@ -439,12 +439,11 @@ def check_tolerances(tolerances: Mapping[str, float], where: str) -> None:
 
 
 def check_tuning(manifest: Manifest) -> None:
-    """Check that the records name existing lists and rows."""
+    """Check that the records name existing lists and variants."""
     for record in manifest.tuning:
-        for name, rows in record.variants.items():
+        for name, tuned in record.variants.items():
             known = {"+".join(variant.kernels) for variant in manifest.variants.get(name, ())}
-            for row in rows:
-                require(
-                    row.variant in known, f"tuning.{name[:80]}", f"names {row.variant[:80]!r}, which is not in the list"
-                )
-                check_condition(f"tuning.{name}", row.when)
+            for each in tuned:
+                found = each.variant in known
+                require(found, f"tuning.{name[:80]}", f"names {each.variant[:80]!r}, which is not in the list")
+                check_condition(f"tuning.{name}", each.when)

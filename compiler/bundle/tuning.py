@@ -37,15 +37,14 @@ def read_tuning(files: Iterable[Path]) -> dict[Path, TuningEntry]:
 def check_tuning(entries: Mapping[Path, TuningEntry], variants: Mapping[str, Sequence[VariantEntry]]) -> None:
     """Raise RequestError if a record names a list or a variant that the bundle does not have."""
     for file, entry in entries.items():
-        for name, rows in entry.variants.items():
-            known = ["+".join(row.kernels) for row in variants.get(name, ())]
-            for row in rows:
-                if row.variant not in known:
-                    what = f"variant '{row.variant}' of '{name}'" if known else f"variants '{name}'"
+        for name, tuned in entry.variants.items():
+            known = ["+".join(variant.kernels) for variant in variants.get(name, ())]
+            for each in tuned:
+                if each.variant not in known:
+                    what = f"variant '{each.variant}' of '{name}'" if known else f"variants '{name}'"
                     raise RequestError(
                         f"--tuning {file}: {what} is not in this bundle; the record belongs to another model, "
-                        "quantization or release, "
-                        "so measure again",
+                        "quantization or release, so measure again",
                         file=str(file),
                     )
 
@@ -60,8 +59,8 @@ def read_file(file: Path) -> TuningEntry:
         ) from error
     try:
         entry = TuningEntry.model_validate(json.loads(text))
-        for row in (row for rows in entry.variants.values() for row in rows):
-            holds(row.when, DIMS)
+        for each in (each for tuned in entry.variants.values() for each in tuned):
+            holds(each.when, DIMS)
     except (ValueError, TypeError) as error:
         raise RequestError(
             f"--tuning {file}: is not a tuning record ({problem_of(error)}); pass the output of engine.exportTuning()",

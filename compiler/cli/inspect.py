@@ -57,9 +57,11 @@ def run(options: Inspect) -> None:
     record = read_record(bundle)
     if options.json:
         steps = {step.variants for step in all_steps(bundle.manifest)}
-        rows = {name: [" + ".join(row.kernels) for row in bundle.manifest.variants[name]] for name in sorted(steps)}
+        variants = {
+            name: [" + ".join(variant.kernels) for variant in bundle.manifest.variants[name]] for name in sorted(steps)
+        }
         quality = None if record is None else asdict(record)
-        print_json({**report.to_json(), "step_variants": rows, "quality": quality})
+        print_json({**report.to_json(), "step_variants": variants, "quality": quality})
         return
     console = Console()
     table = facts(report)
@@ -227,12 +229,12 @@ def kernels(manifest: Manifest) -> Table:
         counts[step.variants] = counts.get(step.variants, 0) + 1
         ops[step.variants] = step.op
     for name, count in counts.items():
-        differences = differing_facts(manifest, [kernel for row in manifest.variants[name] for kernel in row.kernels])
-        rows = (
-            " + ".join(f"{kernel} {differences[kernel]}".rstrip() for kernel in row.kernels)
-            for row in manifest.variants[name]
+        variants = manifest.variants[name]
+        differences = differing_facts(manifest, [kernel for variant in variants for kernel in variant.kernels])
+        lines = (
+            " + ".join(f"{kernel} {differences[kernel]}".rstrip() for kernel in variant.kernels) for variant in variants
         )
-        table.add_row(ops[name], str(count), "\n".join(dict.fromkeys(rows)))
+        table.add_row(ops[name], str(count), "\n".join(dict.fromkeys(lines)))
     return table
 
 

@@ -173,7 +173,7 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
         dispatches_per_token=dispatches_per_token(manifest, chosen, 1),
         dispatches_at_context=dispatches_per_token(manifest, chosen, context),
         kernels=len(manifest.kernels),
-        variants=sum(len(rows) for rows in manifest.variants.values()),
+        variants=sum(map(len, manifest.variants.values())),
         spec=manifest.spec.to_json(),
         tool_calls=_tool_calls(manifest),
     )

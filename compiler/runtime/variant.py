@@ -39,7 +39,7 @@ def choose_kernels(
 def choose_variant(
     manifest: Manifest, step: StepEntry, activation: str, features: Collection[str], dims: Mapping[str, int]
 ) -> VariantEntry:
-    """The first row of a step's list that the activation dtype, the device's features and the batch allow."""
+    """The first variant of a step's list that the activation dtype, the device's features and the batch allow."""
     for variant in manifest.variants[step.variants]:
         if (
             variant.activation in (None, activation)
