@@ -385,6 +385,12 @@ def test_score_names_the_full_disk(tiny_bundle: Path, capsys: pytest.CaptureFixt
         (["compile", "m", "-o", "x", "--quantization", "q4f61"], "unknown quantization 'q4f61'; did you mean 'q4f16'?"),
         (["serve", "m", "--quantization", "q3"], "unknown quantization 'q3' (known: q4f16,"),
         (["serve", "m", "--dialect", "nearfr"], "unknown dialect 'nearfr'; did you mean 'nearfar'?"),
+        (
+            ["gateway", "--near", "n", "--far", "f", "--policy", "p", "--far-dialect", "x"],
+            "unknown far-dialect 'x' (known:",
+        ),
+        (["bench", "serve", "u", "--prefix-tokens", "-1"], "argument --prefix-tokens: -1 is less than 0"),
+        (["bench", "serve", "u", "--body", "[1]"], "argument --body: '[1]' must be a JSON object"),
         (["compile", "m", "-o", "x", "--group-size", "33"], "unknown group-size '33'"),
         (["compile", "m", "n", "-o", "x"], "unexpected argument 'n'"),
         (["run", "b", "--", "--xyzzy", "more"], "unexpected argument 'more'"),

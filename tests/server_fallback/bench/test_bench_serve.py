@@ -124,8 +124,6 @@ def test_failed_requests_are_counted_and_reported(
         (("http://127.0.0.1:9",), "no server answers at this URL"),
         (("URL", "--model", "other"), f"does not serve other; it serves {MODEL}"),
         (("URL", "--input-tokens", "9", "3"), "--input-tokens 9 3: the first number must not be larger"),
-        (("URL", "--prefix-tokens", "-1"), "must be at least 0"),
-        (("URL", "--body", "[1]"), "--body must be a JSON object"),
     ],
 )
 def test_a_load_that_cannot_be_measured_states_why(

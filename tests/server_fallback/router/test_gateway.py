@@ -216,7 +216,6 @@ def test_near_embeds_if_it_can() -> None:
     ("arguments", "message"),
     [
         (("--far", "http://a", "--policy", "none.json"), "none.json: cannot be read"),
-        (("--far", "http://a", "--policy", "good", "--far-dialect", "x"), "known: openai, vllm, nearfar"),
         (
             ("--far", "http://a", "--policy", "good", "--far-api-key-env", "NOT_SET"),
             "NOT_SET: this environment variable",
