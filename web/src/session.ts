@@ -4,7 +4,8 @@
 import type { SessionApi } from "./api/engine_api.js";
 import type { Check, Checks } from "./api/params.js";
 import { list } from "./api/params.js";
-import type { RetainedSequence } from "./engine/retained_sequence.js";
+import type { RetainedSequence } from "./engine/sequence.js";
+import { forkOf, newConversation } from "./engine/sequence.js";
 import type { TokenEngine } from "./engine/token_engine.js";
 import { RequestError, StorageError } from "./errors.js";
 import type { GenerateOptions, GenerationEvent, SessionGenerateOptions } from "./generation.js";
@@ -107,7 +108,7 @@ export class Session extends Conversation {
   constructor(
     private readonly host: SessionHost,
     { messages }: SessionOptions = {},
-    retained: RetainedSequence = host.tokens.retainedSequence(),
+    retained: RetainedSequence = newConversation(),
   ) {
     super(messages);
     this.#retained = retained;
@@ -119,7 +120,7 @@ export class Session extends Conversation {
    */
   clone(): SessionApi {
     this.requireIdle();
-    return new Session(this.host, { messages: this.messages }, this.host.tokens.retainedSequence(this.#retained));
+    return new Session(this.host, { messages: this.messages }, forkOf(this.#retained));
   }
 
   /**
@@ -129,11 +130,10 @@ export class Session extends Conversation {
   async save(name: string): Promise<void> {
     this.requireIdle();
     const { tokens, bundle, activation } = this.host;
-    const { tokens: tokenIds, tables } = this.#retained;
-    const deadPages = tables.map((table) => table.dead);
-    const { adapter } = this.#retained;
-    const record = { bundle, activation: activation(), messages: this.messages, tokenIds, deadPages, adapter };
-    await (await this.host.storage()).write(name, record, await tokens.readRetained(this.#retained));
+    const { messages } = this;
+    const { keysAndValues, ...retained } = await tokens.readRetained(this.#retained);
+    const record = { bundle, activation: activation(), messages, ...retained };
+    await (await this.host.storage()).write(name, record, keysAndValues);
   }
 
   /**
@@ -148,18 +148,17 @@ export class Session extends Conversation {
     this.requireIdle();
     const isUsable = record.bundle === bundle && record.activation === activation();
     // A version without page groups saved all pages.
-    const { tokenIds, deadPages = [0], adapter } = record;
+    const { tokenIds, deadPages = [0], adapter = "" } = record;
     if (isUsable && tokenIds.length > 0) requireLayout(name, deadPages, tokens.runner.limits.groups.length);
     this.replaceMessages(record.messages);
-    tokens.forget(this.#retained);
-    this.#retained = tokens.retainedSequence();
-    if (isUsable) tokens.writeRetained(this.#retained, tokenIds, deadPages, keysAndValues, adapter);
+    this.#retained = isUsable
+      ? tokens.writeRetained({ tokenIds, deadPages, adapter, keysAndValues })
+      : newConversation();
   }
 
-  /** Release the pages. The session accepts no more messages. */
+  /** The session accepts no more messages. Its keys and values give way to others. */
   close(): void {
     this.markClosed();
-    this.host.tokens.forget(this.#retained);
   }
 
   protected answer(

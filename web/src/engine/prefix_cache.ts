@@ -1,202 +1,188 @@
-// The prefix cache: a radix tree over full pages, which finds the pages that hold the longest known prefix of some
-// tokens. With it, a second turn, or a second conversation with the same system prompt, computes only its new tokens.
-// Zheng et al. 2024 (SGLang's RadixAttention).
+// The prefix cache: a radix tree over full pages of tokens, which finds what the cache kinds hold of the longest known
+// prefix of some tokens. With it, a second turn, or a second conversation with the same system prompt, computes only its
+// new tokens. Zheng et al. 2024 (SGLang's RadixAttention). Each adapter has a tree of its own.
 //
-// A node holds a page of each group. The pages of a group with a window are evicted on their own, and a prefix is
-// usable if that group still has the pages within the window before its end.
+// A node has a snapshot of each kind. Those of a kind that is no chain are evicted on their own, and a prefix is usable
+// if that kind still has the snapshots that are read after its end. Of conversations, the partly filled last page is
+// cached too.
 
-import type { PagesByGroup } from "../runtime/page_groups.js";
-import type { PagePool } from "./page_pool.js";
-import type { PageTable } from "./page_table.js";
+import type { CacheKind, Holder, Level, Node, Prefix } from "./cache_kind.js";
 
-interface Node {
-  readonly key: string;
-  readonly parent: Node | null;
-  readonly children: Map<string, Node>;
-  /** By group, the page and the time of its last use by the cache's clock; null without a page. */
-  readonly entries: (Entry | null)[];
-}
-
-interface Entry {
-  readonly page: number;
-  lastUsed: number;
-}
-
-/**
- * How far a sequence's pages are in the tree: its first ``depth`` pages are those of ``node`` and its ancestors. A
- * running sequence uses all of them that are within the window, so none of these can be evicted. The time of its last
- * use is recorded only in ``lastUsed``, and is copied to the entries when the sequence leaves.
- */
-export class CachePosition {
-  node: Node | null = null;
-  depth = 0;
-  lastUsed = 0;
+/** A sequence that the cache knows. */
+export interface Cached extends Holder {
+  readonly tokens: readonly number[];
+  /** The id of the adapter that computes it; "" for none. */
+  readonly adapterId: string;
+  /** The nodes of its first full pages. */
+  path: Node[];
 }
 
 export class PrefixCache {
-  readonly #roots = new Map<string, Node>();
-  readonly #nodes = new Set<Node>();
-  #clock = 0;
+  readonly #roots = new Map<string, Level>();
 
-  /** The cache is a user of each page that it holds. ``pools``: that of each group. */
+  /** The cache is a user of each snapshot. */
   constructor(
-    private readonly pools: readonly PagePool[],
+    private readonly kinds: readonly CacheKind[],
     private readonly pageSize: number,
   ) {}
 
-  /**
-   * By group, the full pages of the longest usable prefix of ``tokens``, at most ``limit`` pages; 0 for pages behind
-   * the window. The caller is not a user of them yet. ``adapter``: the id of the adapter that computed them.
-   */
-  match(tokens: readonly number[], limit: number, adapter = ""): PagesByGroup {
+  /** The longest usable prefix of at most ``limit`` tokens. ``partialPage``: it may end within a page. */
+  find(tokens: readonly number[], limit: number, adapter = "", partialPage = false): Prefix {
+    let level = this.#roots.get(adapter);
     const path: Node[] = [];
-    // By group, the pages up to the last one that is missing.
-    const incomplete = this.pools.map(() => 0);
+    // By kind, the number of nodes up to the last one without a snapshot.
+    const incomplete = this.kinds.map(() => 0);
     let usable = 0;
-    let level = this.#roots;
-    while (path.length < limit) {
-      const node = level.get(this.#key(tokens, path.length, adapter));
+    while ((path.length + 1) * this.pageSize <= limit) {
+      const node = level?.get(this.#page(tokens, path.length).join());
       if (node === undefined) break;
       path.push(node);
-      node.entries.forEach((entry, group) => {
-        if (entry === null) incomplete[group] = path.length;
-      });
-      if (this.pools.every((pool, group) => (incomplete[group] ?? 0) <= pool.deadPages(path.length * this.pageSize)))
-        usable = path.length;
       level = node.children;
+      if (this.#isUsable(path, path.length * this.pageSize, incomplete)) usable = path.length;
+    }
+    let length = usable * this.pageSize;
+    if (partialPage) {
+      const start = path.length * this.pageSize;
+      const [last, common] = this.#longest(level, tokens.slice(start, limit));
+      if (last !== null && this.#isUsable([...path, last], start + common, incomplete)) {
+        path.push(last);
+        usable = path.length;
+        length = start + common;
+      }
     }
     path.length = usable;
-    return this.pools.map((pool, group) => {
-      const dead = pool.deadPages(usable * this.pageSize);
-      return path.map(({ entries }, index) => {
-        const entry = entries[group];
-        if (index < dead || !entry) return 0;
-        entry.lastUsed = ++this.#clock;
-        return entry.page;
-      });
-    });
+    this.#touch(path, length);
+    return { length, path };
   }
 
   /**
-   * Cache the first ``count`` pages of a sequence, all full, and move its position there. If the same tokens are
-   * already cached, the cached page replaces the sequence's own page. Therefore a user of a page in the tree also uses
-   * the pages of its ancestors within the window.
+   * Cache the first ``count`` pages of a sequence, all full. If the same tokens are already cached, the sequence uses
+   * the cached pages. Therefore a user of a page in the tree also uses the pages of its ancestors that are still read.
    */
-  insert(
-    position: CachePosition,
-    tokens: readonly number[],
-    tables: readonly PageTable[],
-    count: number,
-    adapter = "",
-  ): void {
-    position.lastUsed = ++this.#clock;
+  insert(sequence: Cached, count: number): void {
+    const last = sequence.path.at(-1);
     // A node is removed when all of its pages have been evicted, which lie behind the sequence's window then.
-    if (position.node !== null && !this.#nodes.has(position.node)) this.#moveToRoot(position);
-    for (let index = position.depth; index < count; index++) {
-      const level = position.node?.children ?? this.#roots;
-      const key = this.#key(tokens, index, adapter);
-      let node = level.get(key);
-      if (node === undefined) {
-        node = { key, parent: position.node, children: new Map(), entries: this.pools.map(() => null) };
-        level.set(key, node);
-        this.#nodes.add(node);
-      }
-      const { entries } = node;
-      tables.forEach(({ pool, pages, dead }, group) => {
-        const page = pages[index] ?? -1;
-        const entry = entries[group];
-        if (index < dead || entry?.page === page) return;
-        pool.share(entry?.page ?? page);
-        if (entry) {
-          pool.release(page);
-          pages[index] = entry.page;
-        } else {
-          entries[group] = { page, lastUsed: position.lastUsed };
-        }
-      });
-      position.node = node;
-      position.depth = index + 1;
+    if (last !== undefined && last.siblings.get(last.key) !== last) sequence.path.length = 0;
+    while (sequence.path.length < count) this.#add(sequence, this.#page(sequence.tokens, sequence.path.length));
+  }
+
+  /** Cache the partly filled last page of a sequence, and remove those that hold a prefix of its tokens. */
+  insertPartial(sequence: Cached, length: number): void {
+    const tokens = sequence.tokens.slice(sequence.path.length * this.pageSize, length);
+    const nodes = [...this.#level(sequence).values()];
+    const common = (node: Node): number => commonLength(node.tokens, tokens);
+    if (nodes.some((node) => common(node) === tokens.length)) return;
+    for (const node of nodes)
+      if (common(node) === node.tokens.length && node.children.size === 0 && this.#isIdle(node)) this.remove(node);
+    if (tokens.length > 0) this.#add(sequence, tokens);
+  }
+
+  /** Release what a sequence holds, whether it is in the tree or not. */
+  leave(sequence: Cached): void {
+    for (const kind of this.kinds) kind.drop(sequence);
+    this.#prune(sequence.path.at(-1) ?? null);
+    sequence.path = [];
+  }
+
+  /** Free the unit of a kind that has been idle for longest. In a chain, the prefix becomes shorter for all kinds. */
+  evict(kind: CacheKind): void {
+    const [node] = kind.idle.values();
+    if (node === undefined) throw new Error("nothing is idle");
+    if (kind.isChain) {
+      this.remove(node);
+    } else {
+      kind.forget(node);
+      this.#prune(node);
     }
   }
 
-  /**
-   * Move the position of a sequence to the root, because it no longer uses the pages of the tree. The caller releases
-   * its pages afterwards.
-   */
-  leave(position: CachePosition): void {
-    const { node: last, lastUsed } = position;
-    for (let node = last; node !== null; node = node.parent) {
-      node.entries.forEach((entry, group) => {
-        // The other entries lie behind the window.
-        if (entry && !this.#isIdle(group, entry)) entry.lastUsed = Math.max(entry.lastUsed, lastUsed);
-      });
-    }
-    this.#prune(last);
-    this.#moveToRoot(position);
+  /** Remove a node without children. */
+  remove(node: Node): void {
+    for (const kind of this.kinds) kind.forget(node);
+    this.#prune(node);
   }
 
-  /** How many pages of a group `evict` could free: those that only the cache uses. */
-  evictable(group: number): number {
-    let count = 0;
-    for (const { entries } of this.#nodes) if (this.#isIdle(group, entries[group])) count++;
-    return count;
-  }
-
-  /**
-   * Free the least recently used page of a group. Without a window it is the last one of a prefix, which becomes
-   * shorter in all groups. False if there is none to free.
-   */
-  evict(group: number): boolean {
-    const windowed = this.pools[group]?.window !== Infinity;
-    let oldest: Node | null = null;
-    let time = Infinity;
-    for (const node of this.#nodes) {
-      const lastUsed = node.entries[group]?.lastUsed ?? Infinity;
-      if (lastUsed >= time || (!windowed && node.children.size > 0) || !this.#isIdle(group, node.entries[group]))
-        continue;
-      oldest = node;
-      time = lastUsed;
-    }
-    if (oldest === null) return false;
-    this.#removePages(oldest, windowed ? group : null);
-    this.#prune(oldest);
-    return true;
-  }
-
-  /** Remove everything, for example after the loss of the device. */
+  /** Remove everything, for example after the loss of the device. No sequence is in the cache. */
   clear(): void {
-    for (const node of this.#nodes) this.#removePages(node, null);
-    this.#nodes.clear();
+    for (const kind of this.kinds) for (const node of [...kind.idle.values()]) kind.forget(node);
     this.#roots.clear();
   }
 
-  #moveToRoot(position: CachePosition): void {
-    position.node = null;
-    position.depth = 0;
+  /** The node that has the most tokens in common with ``tokens``, and how many. */
+  #longest(level: Level = new Map(), tokens: readonly number[]): [Node | null, number] {
+    let found: [Node | null, number] = [null, 0];
+    for (const node of level.values()) {
+      // A page that a sequence fills in the same step cannot be copied before it.
+      const isSettled = node.tokens.length < this.pageSize || this.#isIdle(node);
+      const common = isSettled ? commonLength(node.tokens, tokens) : 0;
+      if (common > found[1]) found = [node, common];
+    }
+    return found;
   }
 
-  /** Remove the page of a group from a node, or the pages of all groups. */
-  #removePages({ entries }: Node, only: number | null): void {
-    entries.forEach((entry, group) => {
-      if (entry === null || (only ?? group) !== group) return;
-      this.pools[group]?.release(entry.page);
-      entries[group] = null;
+  /** Whether no snapshot is missing that is read after a prefix. Updates ``incomplete`` for its last node. */
+  #isUsable(path: readonly Node[], length: number, incomplete: number[]): boolean {
+    this.kinds.forEach((_, index) => {
+      if (path.at(-1)?.snapshots[index] === null) incomplete[index] = path.length;
+    });
+    return this.kinds.every((kind, index) => (incomplete[index] ?? 0) <= kind.unread(length));
+  }
+
+  /** A prefix is used now. In a chain, the last page is evicted first. */
+  #touch(path: readonly Node[], length: number): void {
+    this.kinds.forEach((kind, index) => {
+      const read = path.slice(kind.unread(length));
+      for (const node of kind.isChain ? read.reverse() : read) {
+        const snapshot = node.snapshots[index] ?? -1;
+        if (kind.idle.delete(snapshot)) kind.idle.set(snapshot, node);
+      }
     });
   }
 
-  /** Remove a node without pages and children, and then its ancestors if the same is true of them. */
+  /** Whether only the cache uses its snapshots. */
+  #isIdle({ snapshots }: Node): boolean {
+    return this.kinds.every(({ idle }, index) => snapshots[index] === null || idle.has(snapshots[index] ?? -1));
+  }
+
+  /** Put a sequence's next page into the tree, and into its path if it is full. */
+  #add(sequence: Cached, tokens: readonly number[]): void {
+    const { path } = sequence;
+    const siblings = this.#level(sequence);
+    const key = tokens.join();
+    let node = siblings.get(key);
+    if (node === undefined) {
+      const snapshots = this.kinds.map(() => null);
+      node = { key, tokens, parent: path.at(-1) ?? null, siblings, children: new Map(), snapshots };
+      siblings.set(key, node);
+    }
+    for (const kind of this.kinds) kind.snapshot(sequence, node, path.length);
+    if (tokens.length === this.pageSize) path.push(node);
+  }
+
+  /** The nodes that follow a sequence's path. */
+  #level({ path, adapterId }: Cached): Level {
+    const level = path.at(-1)?.children ?? this.#roots.get(adapterId) ?? new Map<string, Node>();
+    if (path.length === 0) this.#roots.set(adapterId, level);
+    return level;
+  }
+
+  /** Remove a node without snapshots and children, and then its ancestors if the same is true of them. */
   #prune(node: Node | null): void {
-    for (; node?.children.size === 0 && node.entries.every((entry) => entry === null); node = node.parent)
-      if (this.#nodes.delete(node)) (node.parent?.children ?? this.#roots).delete(node.key);
+    for (; node?.children.size === 0 && node.snapshots.every((each) => each === null); node = node.parent) {
+      if (node.siblings.get(node.key) !== node) return;
+      node.siblings.delete(node.key);
+    }
   }
 
-  /** Whether only the cache uses a page. */
-  #isIdle(group: number, entry: Entry | null | undefined): boolean {
-    return !!entry && this.pools[group]?.users(entry.page) === 1;
+  #page(tokens: readonly number[], index: number): readonly number[] {
+    return tokens.slice(index * this.pageSize, (index + 1) * this.pageSize);
   }
+}
 
-  /** Only the first page's key names the adapter, because all others are below it. */
-  #key(tokens: readonly number[], index: number, adapter: string): string {
-    return (index > 0 ? "" : adapter) + tokens.slice(index * this.pageSize, (index + 1) * this.pageSize).join();
+function commonLength(a: readonly number[], b: readonly number[]): number {
+  const length = Math.min(a.length, b.length);
+  for (let index = 0; index < length; index++) {
+    if (a[index] !== b[index]) return index;
   }
+  return length;
 }

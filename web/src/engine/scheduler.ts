@@ -3,8 +3,8 @@
 //
 // Every decoding sequence gets a row in each step; the rest of the step's budget goes to prompts, in chunks and in
 // turns. Steps are built before the tokens of earlier ones are known: a row may continue from "the token sampled last".
-// When pages run out, cached pages are evicted first, then those of finished answers; then the running sequence of the
-// lowest rank is preempted and computed again later. No request fails for lack of pages.
+// When pages run out, cached pages are evicted first; then the running sequence of the lowest rank is preempted and
+// computed again later. No request fails for lack of pages.
 
 import type { PageGroup } from "../runtime/page_groups.js";
 import { KvCache } from "./kv_cache.js";
@@ -57,18 +57,11 @@ export class Scheduler {
   next(): Step | null {
     if (this.#draining && this.#openSteps > 0) return null;
     this.#draining = false;
-    const step = new OpenStep(this.#stepNumber, this.config.maxTokens, this.config.groups.length);
-    for (const sequence of this.running) this.#shiftContext(sequence);
-    for (const sequence of this.running.filter(({ missing }) => missing === 1)) this.#schedule(step, sequence);
-    while (this.#admit(step));
-    for (const sequence of this.running.filter((other) => !step.has(other)).sort(byTurn))
-      this.#schedule(step, sequence);
-    if (step.rows.length === 0) return null;
-    this.#openSteps++;
-    this.#stepNumber++;
-    step.admitted = this.#admitted.splice(0).filter(({ state }) => state === "running");
-    step.preempted = this.#preempted.splice(0);
-    return step;
+    const step = new OpenStep(this.#stepNumber, this.config.maxTokens);
+    this.#decode(step);
+    this.#admit(step);
+    this.#prefill(step);
+    return step.rows.length > 0 ? this.#close(step) : null;
   }
 
   /**
@@ -87,15 +80,11 @@ export class Scheduler {
     return events;
   }
 
-  /** End a sequence in any state. Its pages are passed to its conversation, or released. */
+  /** End a sequence in any state and release what it holds. */
   finish(sequence: Sequence, reason: FinishReason): void {
     if (sequence.state === "finished") return;
-    if (sequence.state === "running") {
-      this.kv.retain(sequence);
-      this.#stop(sequence);
-    } else {
-      remove(this.waiting, sequence);
-    }
+    if (sequence.state === "running") this.#stop(sequence);
+    else remove(this.waiting, sequence);
     sequence.state = "finished";
     sequence.finishReason = reason;
   }
@@ -106,7 +95,7 @@ export class Scheduler {
    */
   reset(): void {
     for (const sequence of [...this.running]) this.#suspend(sequence);
-    this.kv.clear();
+    this.kv.prefixes.clear();
     this.#admitted.length = 0;
     this.#openSteps = 0;
     this.#draining = false;
@@ -114,10 +103,38 @@ export class Scheduler {
 
   // --- building a step ----------------------------------------------------------------------------------------
 
+  /** Give a row to each sequence whose prompt is computed. */
+  #decode(step: OpenStep): void {
+    for (const sequence of this.running) this.#shiftContext(sequence);
+    for (const sequence of this.running.filter(({ missing }) => missing === 1)) this.#schedule(step, sequence);
+  }
+
+  /** Start waiting sequences, in their order, while there is room. */
+  #admit(step: OpenStep): void {
+    for (let [sequence] = this.waiting; sequence !== undefined; [sequence] = this.waiting) {
+      if (step.budget === 0 || this.#draining) return;
+      this.#shiftContext(sequence);
+      if (!this.#start(step, sequence)) return;
+    }
+  }
+
+  /** Give the rest of the budget to prompts, in turn. */
+  #prefill(step: OpenStep): void {
+    for (const sequence of this.running.filter((other) => !step.has(other)).sort(byTurn))
+      this.#schedule(step, sequence);
+  }
+
+  #close({ number, rows }: OpenStep): Step {
+    this.#openSteps++;
+    this.#stepNumber++;
+    const admitted = this.#admitted.splice(0).filter(({ state }) => state === "running");
+    return { number, rows, copies: this.kv.takeCopies(), admitted, preempted: this.#preempted.splice(0) };
+  }
+
   /** Give a sequence a row with all of its missing positions that fit. */
   #schedule(step: OpenStep, sequence: Sequence): void {
     if (sequence.state !== "running" || !sequence.isReady(this.config.context)) return;
-    this.kv.prepare(sequence, step.copies);
+    this.kv.prepare(sequence);
     const { computed: start, missing, promptLogprobs } = sequence;
     // Positions before the first one that is sampled: for log-probabilities of the prompt, or for the next token.
     const unsampled = missing - 1 - promptLogprobs.pending;
@@ -141,11 +158,8 @@ export class Scheduler {
     return this.config.maxSequences - step.numSampled - (this.running.length - step.rows.length);
   }
 
-  /** Start the first waiting sequence. False if it has to wait, or none is waiting. */
-  #admit(step: OpenStep): boolean {
-    const [sequence] = this.waiting;
-    if (sequence === undefined || step.budget === 0 || this.#draining) return false;
-    this.#shiftContext(sequence);
+  /** Start the first waiting sequence, preempting those of lower priority. False if it has to wait. */
+  #start(step: OpenStep, sequence: Sequence): boolean {
     for (;;) {
       const prefix = this.kv.findPrefix(sequence);
       // One sequence alone always fits: the pages hold a full context.

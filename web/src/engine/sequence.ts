@@ -1,10 +1,8 @@
 // A sequence: the tokens of one request, the pages that hold their keys and values, and how far it has been computed.
 
 import type { Adapter } from "./adapters.js";
-import type { PageTable } from "./page_table.js";
-import { CachePosition } from "./prefix_cache.js";
+import type { Node, PageTable } from "./cache_kind.js";
 import type { FinishReason } from "./request.js";
-import type { RetainedSequence } from "./retained_sequence.js";
 
 export type SequenceState = "waiting" | "running" | "finished";
 
@@ -14,6 +12,28 @@ export type SequenceState = "waiting" | "running" | "finished";
  */
 export interface ContextShift {
   readonly keep: number;
+}
+
+/**
+ * A conversation between two answers. The prefix cache has the keys and values of ``tokens``, unless others needed the
+ * space; so the next answer needs no prefill for the conversation so far. ``adapter`` is the id of the adapter that
+ * computed them. ``isShared``: another conversation starts from its last page, too.
+ */
+export interface RetainedSequence {
+  tokens: readonly number[];
+  adapter: string;
+  isShared: boolean;
+}
+
+/** A new conversation. */
+export function newConversation(): RetainedSequence {
+  return { tokens: [], adapter: "", isShared: false };
+}
+
+/** A second conversation with the same tokens. */
+export function forkOf(retained: RetainedSequence): RetainedSequence {
+  retained.isShared = true;
+  return { ...retained };
 }
 
 /** The parameters of a request that the scheduler needs. */
@@ -27,20 +47,30 @@ export interface SequenceParams {
   readonly lockstep: boolean;
   /** How many tokens at the end of the prompt get a log-probability. */
   readonly promptLogprobs: number;
-  /** The retained sequence from which the sequence starts, and which retains its pages when it ends. */
+  /** The conversation that the sequence continues. */
   readonly retained: RetainedSequence | null;
   /** The LoRA adapter that computes the sequence. */
   readonly adapter?: Adapter | null;
 }
+
+/** The parameters of a request without options. */
+export const PLAIN: SequenceParams = {
+  maxTokens: Infinity,
+  stopTokenIds: new Set(),
+  contextShift: null,
+  lockstep: false,
+  promptLogprobs: 0,
+  retained: null,
+};
 
 export class Sequence {
   state: SequenceState = "waiting";
   finishReason: FinishReason | null = null;
   /** All known tokens: the prompt, then the tokens that have been read back from the device. */
   readonly tokens: number[];
-  /** Its page table in each group, and how many of its pages are in the prefix cache. */
+  /** What it holds of each cache kind, and the nodes of its full pages in the prefix cache. */
   tables: readonly PageTable[] = [];
-  readonly cachePosition = new CachePosition();
+  path: Node[] = [];
   /** Positions whose keys and values are in the pages, or will be once all open steps are done. */
   computed = 0;
   /** Sampled tokens that have not been read back. */

@@ -23,7 +23,7 @@ export function samplesAnswer({ numSampled, promptLogprobs }: Row): boolean {
 }
 
 /**
- * ``copies`` are the pages to copy first, by group. ``admitted`` and ``preempted``: the sequences since the previous
+ * ``copies`` are, by cache kind, what to copy first. ``admitted`` and ``preempted``: the sequences since the previous
  * step.
  */
 export interface Step {
@@ -35,20 +35,14 @@ export interface Step {
 }
 
 /** A step being built. ``budget`` positions still fit; ``numSampled`` rows are sampled so far. */
-export class OpenStep implements Step {
+export class OpenStep {
   readonly rows: Row[] = [];
-  readonly copies: [from: number, to: number][][];
-  admitted: readonly Sequence[] = [];
-  preempted: readonly Sequence[] = [];
   numSampled = 0;
 
   constructor(
     readonly number: number,
     public budget: number,
-    groups: number,
-  ) {
-    this.copies = Array.from({ length: groups }, () => []);
-  }
+  ) {}
 
   add(row: Row): void {
     this.rows.push(row);

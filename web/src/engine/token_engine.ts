@@ -9,13 +9,14 @@ import type { Adapter, AdapterSlots } from "./adapters.js";
 import { notLoaded } from "./adapters.js";
 import { checkRequest } from "./check_request.js";
 import { Gate } from "./gate.js";
-import type { RetainedSequence } from "./retained_sequence.js";
 import { Lookahead } from "./lookahead.js";
+import { PageTable } from "./cache_kind.js";
 import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "./request.js";
 import type { Sampling } from "./resolved_sampling.js";
 import { resolveSampling } from "./resolved_sampling.js";
 import { Scheduler } from "./scheduler.js";
-import { Sequence } from "./sequence.js";
+import type { RetainedSequence } from "./sequence.js";
+import { PLAIN, Sequence, newConversation } from "./sequence.js";
 import type { SchedulerEvent, Step } from "./step.js";
 import { samplesAnswer } from "./step.js";
 import { stepBatch } from "./step_batch.js";
@@ -48,6 +49,15 @@ interface OpenStep {
 // The engine fails if the device is lost more often than this without a token in between.
 const MAX_RECOVERIES = 3;
 
+/** A conversation's tokens and their keys and values, without the first ``deadPages`` of each page group. */
+export interface RetainedPages {
+  readonly tokenIds: readonly number[];
+  readonly deadPages: readonly number[];
+  /** The id of the adapter that computed them; "" for none. */
+  readonly adapter: string;
+  readonly keysAndValues: Uint8Array<ArrayBuffer>;
+}
+
 export class TokenEngine implements TokenSource {
   readonly #scheduler: Scheduler;
   readonly #answers = new Map<Sequence, Answer>();
@@ -55,6 +65,8 @@ export class TokenEngine implements TokenSource {
   /** Null before the first LoRA adapter is loaded. */
   adapters: AdapterSlots | null = null;
   readonly #counts = { steps: 0, computedTokens: 0, preemptions: 0, recoveries: 0 };
+  /** Holds the pages that are lent. */
+  readonly #borrower = new Sequence(-1, [], PLAIN);
   #runner: StepRunner;
   #failure: Error | null = null;
   #running = false;
@@ -141,45 +153,43 @@ export class TokenEngine implements TokenSource {
     return this.adapters.use(name);
   }
 
-  /** A retained sequence for a new conversation, or for a fork of the conversation ``from``. */
-  retainedSequence(from?: RetainedSequence): RetainedSequence {
-    return this.#scheduler.kv.retainedSequence(from);
-  }
-
-  forget(retained: RetainedSequence): void {
-    this.#scheduler.kv.forget(retained);
-  }
-
-  /** The keys and values of a retained sequence, page by page, in the layout of this bundle. */
-  async readRetained({ tables }: RetainedSequence): Promise<Uint8Array<ArrayBuffer>> {
-    return this.#runner.readPages(tables.map((table) => table.live));
+  /** The keys and values of a conversation that are still cached, page by page, in the layout of this bundle. */
+  async readRetained({ tokens, adapter }: RetainedSequence): Promise<RetainedPages> {
+    const { kinds, prefixes } = this.#scheduler.kv;
+    const { length, path } = prefixes.find(tokens, tokens.length, adapter, true);
+    const deadPages = kinds.map((kind) => kind.unread(length));
+    const pages = deadPages.map((dead, kind) => path.slice(dead).map(({ snapshots }) => snapshots[kind] ?? -1));
+    return {
+      tokenIds: tokens.slice(0, length),
+      deadPages,
+      adapter,
+      keysAndValues: await this.#runner.readPages(pages),
+    };
   }
 
   /**
-   * Write the keys and values that `readRetained` returned for the same tokens to a retained sequence, of which the
-   * first ``dead`` pages of each group were given back. False if no pages are available.
+   * The conversation whose keys and values `readRetained` returned. Without enough pages for them, its tokens are
+   * computed again. Throws RequestError for bytes of another layout.
    */
-  writeRetained(
-    retained: RetainedSequence,
-    tokens: readonly number[],
-    dead: readonly number[],
-    bytes: Uint8Array<ArrayBuffer>,
-    adapter = "",
-  ): boolean {
+  writeRetained({ tokenIds, deadPages, adapter, keysAndValues }: RetainedPages): RetainedSequence {
     const { kv } = this.#scheduler;
-    const tables = kv.tables(kv.pagesFor(tokens.length), dead);
-    if (tables === null) return false;
-    retained.put(tokens, tables, adapter);
+    const retained = newConversation();
+    const sequence = new Sequence(-1, tokenIds, { ...PLAIN, retained, adapter: { name: "", id: adapter, slot: -1 } });
+    sequence.tables = deadPages.map((dead) => new PageTable(dead));
+    sequence.computed = tokenIds.length;
+    if (!kv.reserve(sequence, tokenIds.length)) return retained;
     try {
       this.#runner.writePages(
-        tables.map((table) => table.live),
-        bytes,
+        sequence.tables.map((table) => table.live),
+        keysAndValues,
       );
     } catch (error) {
-      retained.drop();
+      kv.restart(sequence);
       throw error;
     }
-    return true;
+    kv.cachePages(sequence);
+    kv.release(sequence);
+    return retained;
   }
 
   /** Whether an answer is being generated, or the gate is closed. */
@@ -198,13 +208,12 @@ export class TokenEngine implements TokenSource {
   lendPages(): readonly number[] | null {
     const { config, kv } = this.#scheduler;
     if (config.groups.some((group) => group.pages <= pagesOfSequence(group, config))) return null;
-    return kv.allocate(config.groups.map(() => 1))?.flat() ?? null;
+    kv.start(this.#borrower, { length: 0, path: [] });
+    return kv.reserve(this.#borrower, 1) ? this.#borrower.tables.flatMap(({ pages }) => pages) : null;
   }
 
-  returnPages(pages: readonly number[]): void {
-    this.#scheduler.kv.pools.forEach((pool, group) => {
-      pool.release(pages[group] ?? -1);
-    });
+  returnPages(): void {
+    this.#scheduler.kv.restart(this.#borrower);
   }
 
   /** Fail all answers and all further requests, as when the model is unloaded. */

@@ -43,7 +43,7 @@ export class Tuner {
       if (signal.aborted) return null;
       throw error;
     } finally {
-      this.engine.returnPages(pages);
+      this.engine.returnPages();
     }
   }
 

@@ -3,7 +3,8 @@
 import { expect, test } from "vitest";
 
 import { Slots } from "../../src/adapters/slots.js";
-import type { RetainedSequence } from "../../src/engine/retained_sequence.js";
+import type { RetainedSequence } from "../../src/engine/sequence.js";
+import { newConversation } from "../../src/engine/sequence.js";
 import { TokenEngine } from "../../src/engine/token_engine.js";
 import type { RunnerLimits } from "../../src/runtime/memory.js";
 import { STOP, VOCAB, hashOf } from "./fake_model.js";
@@ -89,15 +90,14 @@ test("an adapter with other values does not reuse what the one of the same name 
 
 test("a conversation that continues with another adapter is computed again", async () => {
   const engine = engineWith({ poet: 1 });
-  const retained = engine.retainedSequence();
+  const retained = newConversation();
   await answer(engine, undefined, retained);
   expect(await answer(engine, "poet", retained)).toEqual({ ids: expected(1), cached: 0 });
   // All but the last token of the prompt, of which only 8 are in full pages.
   expect((await answer(engine, "poet", retained)).cached).toBe(9);
-  const bytes = await engine.readRetained(retained);
   const other = engineWith({ clerk: 1, poet: 1 });
-  const restored = other.retainedSequence();
-  expect(other.writeRetained(restored, retained.tokens, [0], bytes, retained.adapter)).toBe(true);
+  const restored = other.writeRetained(await engine.readRetained(retained));
+  expect(restored).toEqual(retained);
   expect((await answer(other, "clerk", restored)).cached).toBe(0);
 });
 

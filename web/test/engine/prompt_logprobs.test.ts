@@ -2,7 +2,8 @@ import fc from "fast-check";
 import { expect, test } from "vitest";
 
 import type { TokenRequest } from "../../src/engine/request.js";
-import type { RetainedSequence } from "../../src/engine/retained_sequence.js";
+import type { RetainedSequence } from "../../src/engine/sequence.js";
+import { newConversation } from "../../src/engine/sequence.js";
 import type { TokenEngine } from "../../src/engine/token_engine.js";
 import { LIMITS, OTHERS, PROMPT, answer, collect, engineOn, onePool } from "./engine_set_up.js";
 import { VOCAB, answerOf, logprobsOf } from "./fake_model.js";
@@ -63,7 +64,7 @@ test("a prompt's log-probabilities arrive before the first token and do not chan
 
 test("cached tokens of a prompt do not change its log-probabilities", async () => {
   const engine = engineOn(new FakeRunner(LIMITS));
-  const retained = engine.retainedSequence();
+  const retained = newConversation();
   await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 3 }, retained));
   for (const [sequence, cached] of [
     [null, 4],

@@ -4,9 +4,9 @@ import fc from "fast-check";
 import { readFileSync, writeFileSync } from "node:fs";
 import { expect, test } from "vitest";
 
+import { Pages } from "../../src/engine/pages.js";
 import { Scheduler } from "../../src/engine/scheduler.js";
-import type { SequenceParams } from "../../src/engine/sequence.js";
-import { Sequence } from "../../src/engine/sequence.js";
+import { PLAIN, Sequence } from "../../src/engine/sequence.js";
 import type { Row, Step } from "../../src/engine/step.js";
 import { samplesAnswer } from "../../src/engine/step.js";
 import type { PageCopies, PageGroup, PagesByGroup } from "../../src/runtime/page_groups.js";
@@ -67,14 +67,6 @@ const FILES = ["scheduler.json", "scheduler_windows.json"].map((name): TraceFile
   return { file, ...(JSON.parse(readFileSync(file, "utf8")) as Omit<TraceFile, "file">) };
 });
 
-const PLAIN: Omit<SequenceParams, "maxTokens"> = {
-  stopTokenIds: new Set([STOP]),
-  contextShift: null,
-  lockstep: false,
-  promptLogprobs: 0,
-  retained: null,
-};
-
 function groupsOf({ pages, window = Infinity, window_pages }: TraceConfig): readonly PageGroup[] {
   if (window_pages === undefined) return [{ pages, window }];
   return [
@@ -105,7 +97,7 @@ interface BuiltRow {
  * Pages that hold, for each position, the hash of all tokens up to it. A step is computed when it is committed, in
  * order, as on a device.
  */
-class Pages {
+class Cells {
   readonly #cells: readonly number[][];
   readonly #groups: readonly PageGroup[];
   // For each sequence, the tokens whose positions have been computed.
@@ -164,10 +156,15 @@ function run(
   check: (scheduler: Scheduler) => void = () => undefined,
 ): Pick<Trace, "steps" | "outputs"> {
   const scheduler = schedulerOf(config);
-  const pages = new Pages(config);
+  const pages = new Cells(config);
   const sequences = requests.map(
     ({ prompt, max_tokens, priority, prompt_logprobs = 0 }, id) =>
-      new Sequence(id, prompt, { ...PLAIN, maxTokens: max_tokens, promptLogprobs: prompt_logprobs }, priority),
+      new Sequence(
+        id,
+        prompt,
+        { ...PLAIN, stopTokenIds: new Set([STOP]), maxTokens: max_tokens, promptLogprobs: prompt_logprobs },
+        priority,
+      ),
   );
   const logprobs = new Map(sequences.map((sequence) => [sequence, [] as number[]]));
   const open: { step: Step; rows: readonly BuiltRow[] }[] = [];
@@ -309,8 +306,7 @@ test("random traces: batched answers equal single ones, every request ends, no p
       });
       const ended = scheduler as Scheduler | null;
       if (ended === null) return;
-      const { pools, prefixes } = ended.kv;
-      for (const [group, pool] of pools.entries()) expect(pool.free + prefixes.evictable(group)).toBe(pool.size);
+      for (const pool of poolsOf(ended)) expect(pool.free + pool.idle.size).toBe(pool.size);
     }),
     { numRuns: 1000 },
   );
@@ -320,8 +316,12 @@ test("random traces: batched answers equal single ones, every request ends, no p
  * The number of users of each page is correct, no page within a window was freed, and no other sequence reads the page
  * to which a sequence writes next.
  */
-function requirePages({ running, config: { pageSize }, kv }: Scheduler): void {
-  for (const [group, pool] of kv.pools.entries()) {
+function requirePages(scheduler: Scheduler): void {
+  const {
+    running,
+    config: { pageSize },
+  } = scheduler;
+  for (const [group, pool] of poolsOf(scheduler).entries()) {
     const tables = running.map((sequence) => ({ sequence, table: sequence.tables[group] }));
     const holders = new Map<number, number>();
     for (const { table } of tables)
@@ -340,7 +340,7 @@ function requirePages({ running, config: { pageSize }, kv }: Scheduler): void {
       const { pages = [], dead = 0 } = table ?? {};
       const known = Math.min(computed, tokens.length);
       requireThat(pages.length >= Math.ceil(computed / pageSize), "what is computed has pages");
-      requireThat(dead <= pool.deadPages(known), "no page within a window is given back");
+      requireThat(dead <= pool.unread(known), "no page within a window is given back");
       requireThat(
         pages.slice(0, dead).every((page) => page === 0),
         "pages that were given back are not named",
@@ -350,8 +350,12 @@ function requirePages({ running, config: { pageSize }, kv }: Scheduler): void {
         "a page that is not full of known tokens has no other users",
       );
     }
-    requireThat(kv.prefixes.evictable(group) <= used, "evictable pages are used pages");
+    requireThat(pool.idle.size <= used, "evictable pages are used pages");
   }
+}
+
+function poolsOf({ kv }: Scheduler): readonly Pages[] {
+  return kv.kinds.filter((kind) => kind instanceof Pages);
 }
 
 /** Fails without the cost of \`expect\`: random traces need a million checks. */

@@ -1,6 +1,8 @@
 import { expect, test } from "vitest";
 
 import type { TokenRequest } from "../../src/engine/request.js";
+import type { RetainedSequence } from "../../src/engine/sequence.js";
+import { forkOf, newConversation } from "../../src/engine/sequence.js";
 import { TokenEngine } from "../../src/engine/token_engine.js";
 import type { KeyValueMode } from "../../src/onnx/runner.js";
 import { OnnxRunner } from "../../src/onnx/runner.js";
@@ -21,11 +23,7 @@ async function engineOf(
   return { engine: new TokenEngine(runner, { vocabSize: VOCAB, endTokenIds: [] }), runner, runs: log.runs };
 }
 
-async function tokensOf(
-  engine: TokenEngine,
-  request: TokenRequest,
-  retained?: ReturnType<TokenEngine["retainedSequence"]>,
-): Promise<number[]> {
+async function tokensOf(engine: TokenEngine, request: TokenRequest, retained?: RetainedSequence): Promise<number[]> {
   const ids: number[] = [];
   for await (const { tokenId } of engine.generateTokens(request, retained)) ids.push(tokenId);
   return ids;
@@ -65,14 +63,13 @@ test("an answer continues to the end of the context and ends there", async () =>
 
 test("a conversation continues from its page, forks copy it, and saved ones are restored", async () => {
   const { engine, runs } = await engineOf("rows");
-  const retained = engine.retainedSequence();
+  const retained = newConversation();
   const first = prompt(70, 7);
   const answer = await tokensOf(engine, { promptIds: first, maxTokens: 5 }, retained);
-  const bytes = await engine.readRetained(retained);
-  const saved = retained.tokens;
+  const saved = await engine.readRetained(retained);
   const second = [...first, ...answer, 1, 2, 3];
   const other = [...first, ...answer, 4];
-  const fork = engine.retainedSequence(retained);
+  const fork = forkOf(retained);
   runs.length = 0;
   const found = await Promise.all([
     tokensOf(engine, { promptIds: second, maxTokens: 4 }, retained),
@@ -81,10 +78,7 @@ test("a conversation continues from its page, forks copy it, and saved ones are 
   expect(found).toEqual([expected(second, 4), expected(other, 4)]);
   // Neither computes the conversation so far again.
   expect(Math.max(...runs.map(([tokens]) => tokens))).toBeLessThan(6);
-  engine.forget(retained);
-  engine.forget(fork);
-  const restored = engine.retainedSequence();
-  expect(engine.writeRetained(restored, saved, [0], bytes)).toBe(true);
+  const restored = engine.writeRetained(saved);
   runs.length = 0;
   expect(await tokensOf(engine, { promptIds: second, maxTokens: 4 }, restored)).toEqual(expected(second, 4));
   expect(runs[0]?.[0]).toBeLessThan(6);
