@@ -15,6 +15,9 @@ from nearfar.compiler.options import Flag, at_least, number
 # The port on which the first machine of a model expects the others.
 NODE_PORT = 29600
 
+# A silent process is started again after this time: far more than an overloaded machine delays an event loop.
+HANG_SECONDS = 60.0
+
 UNITS = {
     "": 1,
     "k": 10**3,

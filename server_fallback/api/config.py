@@ -7,9 +7,8 @@ from typing import Annotated
 
 from nearfar.compiler.options import Count, Flag, Name, options
 
-from ..engine_process.heartbeat import HANG_SECONDS
-from ..option_types import Network, Origin, Seconds, Share, SizeBytes
-from ..schema.common import MAX_CHOICES, MAX_STOPS
+from ..option_types import HANG_SECONDS, Network, Origin, Seconds, Share, SizeBytes
+from ..schema.limits import MAX_CHOICES, MAX_STOPS
 from .keys import Keys
 
 

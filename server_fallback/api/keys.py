@@ -24,14 +24,12 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nearfar.compiler.errors import RequestError, reason_of
 
-ENVIRONMENT = "NEARFAR_API_KEYS"
+# Of characters.
 MIN_KEY_LENGTH = 8
+ENVIRONMENT = "NEARFAR_API_KEYS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,27 +74,11 @@ def read_keys(file: Path | None, environment: Mapping[str, str]) -> Keys:
     return Keys(tuple(keys))
 
 
-class _Row(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    name: Annotated[str, Field(min_length=1, max_length=64)]
-    key: Annotated[str, Field(min_length=MIN_KEY_LENGTH)] | None = None
-    sha256: Annotated[str, Field(pattern="^[0-9a-fA-F]{64}$")] | None = None
-    requests_per_minute: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    max_concurrent: Annotated[int, Field(ge=1)] | None = None
-    priority: int = 0
-    admin: bool = False
-
-
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    keys: Annotated[list[_Row], Field(min_length=1)]
-
-
 def _of_file(file: Path) -> list[ApiKey]:
+    from .key_file import KeyFile, ValidationError
+
     try:
-        rows = _File.model_validate(tomllib.loads(file.read_text(encoding="utf-8"))).keys
+        rows = KeyFile.model_validate(tomllib.loads(file.read_text(encoding="utf-8"))).keys
     except OSError as error:
         raise RequestError(
             f"--api-keys {file}: cannot be read: {reason_of(error)}; give a TOML file with [[keys]]"

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-# A silent process is started again after this time: far more than an overloaded machine delays an event loop.
-HANG_SECONDS = 60.0
 # One step of a device may take this many times as long: a long prompt of a large model on a CPU takes minutes.
 STEP_FACTOR = 10
 # A process that has been silent for this share of the time is not ready for requests.

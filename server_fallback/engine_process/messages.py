@@ -21,7 +21,7 @@ from ..engine.masks import Masks
 from ..engine.request import TokenRequest
 from ..engine.stats import EngineStats
 from ..engine.token_engine import TokenEngine
-from .heartbeat import HANG_SECONDS
+from ..option_types import HANG_SECONDS
 
 # --- from a server ---
 

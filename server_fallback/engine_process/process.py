@@ -18,8 +18,9 @@ from nearfar.compiler.errors import NearfarError, Unavailable
 from ..engine.encoder_engine import EncoderEngine
 from ..engine.token_engine import TokenEngine
 from ..garbage import collect_garbage_rarely
+from ..option_types import HANG_SECONDS
 from .connection import Connection
-from .heartbeat import HANG_SECONDS, Heart, beat_seconds
+from .heartbeat import Heart, beat_seconds
 from .messages import Attach, Beat, Close, Listen, Open, OpenFailed, Returned
 from .remote_masks import RemoteMasks
 from .session import Session

@@ -21,9 +21,9 @@ from nearfar.compiler.runtime.batch import FloatArray
 
 from ..engine.config import EngineConfig
 from ..log_event import log_event
+from ..option_types import HANG_SECONDS
 from .connection import Connection
 from .engine_client import EngineClient, engine_closed, process_failed, process_restarts
-from .heartbeat import HANG_SECONDS
 from .messages import Close, EngineRecipe, Listen, LoadAdapter, Open, UnloadAdapter
 
 MAIN = "from nearfar.server_fallback.engine_process.process import main; main()"

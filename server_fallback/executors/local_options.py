@@ -11,8 +11,7 @@ from nearfar.compiler.options import Count, CountOrNone, Flag, ModelName, Trust,
 from nearfar.compiler.pipeline.options import IgnoredKeys
 
 from ..engine.batching import Batching
-from ..engine_process.heartbeat import HANG_SECONDS
-from ..option_types import SizeBytes
+from ..option_types import HANG_SECONDS, SizeBytes
 
 
 @options

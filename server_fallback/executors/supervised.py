@@ -21,7 +21,8 @@ import httpx
 
 from nearfar.compiler.errors import DeviceError
 
-from ..engine_process.heartbeat import HANG_SECONDS, Watch
+from ..engine_process.heartbeat import Watch
+from ..option_types import HANG_SECONDS
 
 POLL_SECONDS = 0.25
 LAST_LINES = 20

@@ -17,7 +17,7 @@ from typing import Any
 
 from nearfar.compiler.errors import DeadlineExceeded, QueueFull, RequestError, ToolError, Unavailable
 
-from ..engine_process.heartbeat import HANG_SECONDS
+from ..option_types import HANG_SECONDS
 from ..schema.chat import ChatCompletionRequest
 from ..schema.completions import CompletionRequest
 from ..schema.encoding import EncodingRequest

@@ -7,13 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-MAX_STOPS = 16
-MAX_STOP_TOKENS = 1024
-MAX_CHOICES = 128
-MAX_GUIDED_CHOICES = 1024
-MAX_LOGIT_BIASES = 1024
-# OpenAI's limit for embeddings.
-MAX_TEXTS = 2048
+from .limits import MAX_CHOICES, MAX_GUIDED_CHOICES, MAX_LOGIT_BIASES, MAX_STOP_TOKENS, MAX_STOPS, MAX_TEXTS
 
 Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Item = TypeVar("Item")

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from .common import MAX_TEXTS, Answer, Int64, Items, Request
+from .common import Answer, Int64, Items, Request
+from .limits import MAX_TEXTS
 
 
 def _require_limit(value: int) -> int:

@@ -57,7 +57,7 @@ def test_version_names_the_program(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_help_of_every_command_loads_no_slow_library() -> None:
     slow = {
         *("tvm", "torch", "wgpu", "transformers", "tokenizers", "huggingface_hub", "playwright", "numpy"),
-        *("fastapi", "httpx", "uvicorn", "prometheus_client", "rich"),
+        *("fastapi", "httpx", "uvicorn", "prometheus_client", "pydantic", "asyncio", "rich"),
     }
     code = (
         "import sys, nearfar.compiler.cli.options, nearfar.server_fallback.cli.options; "
