@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,10 +15,8 @@ class FakeExecutor:
     closed: bool = False
     adapters: dict[str, str] = field(default_factory=dict)
 
-    def chat(self, request: Any, call: Any) -> AsyncGenerator[Any]:
-        raise AssertionError((request, call))
-
-    complete = chat
+    async def answer(self, request: Any, call: Any, output: Any) -> None:
+        raise AssertionError((request, call, output))
 
     async def embed(self, request: Any, call: Any) -> Any: ...
 

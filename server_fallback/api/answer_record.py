@@ -7,12 +7,18 @@ from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from ..schema.chat import ChatCompletionChunk
 from ..schema.common import Usage
+from ..schema.completions import CompletionChunk
+from ..schema.route import Route
 from .exchange import Exchange
 from .latencies import Latencies
 
 if TYPE_CHECKING:
     from .metrics import Metrics
+
+# The side that answers, if a model is a pair of sides.
+ROUTE_HEADER = "x-nearfar-route"
 
 
 class AnswerRecord:
@@ -26,6 +32,24 @@ class AnswerRecord:
         self._last_at: dict[int, float] = {}
         self._reasons: dict[int, str] = {}
         self._next_token: Latencies | None = None
+        self._route: Route | None = None
+
+    def chunk(self, chunk: ChatCompletionChunk | CompletionChunk) -> None:
+        """A chunk was sent."""
+        self.routed(chunk.route)
+        self.sent(*contents_of(chunk), chunk.usage)
+
+    def routed(self, route: Route | None) -> None:
+        """The route that a chunk reports, if it does."""
+        if route is None:
+            return
+        metrics, exchange, before, self._route = self._metrics, self._exchange, self._route, route
+        exchange.answer_headers[ROUTE_HEADER] = route.side
+        exchange.log.update(side=route.side, route_reason=route.reason)
+        if before is None:
+            metrics.routes.labels(route.side, route.reason).inc()
+        elif before.side != route.side:
+            metrics.switches.labels(before.side, route.side, route.reason).inc()
 
     def sent(self, texts: Collection[int], ends: Mapping[int, str], usage: Usage | None) -> float:
         """``texts`` are the choices with a text or a part of a call, ``ends`` the finish reasons of those that end.
@@ -66,3 +90,9 @@ class AnswerRecord:
         for reason in reasons.values() if reasons else ("abort",):
             metrics.success.labels(model, reason).inc()
         exchange.log["finish_reason"] = ",".join(sorted(set(reasons.values()))) or "abort"
+
+
+def contents_of(chunk: ChatCompletionChunk | CompletionChunk) -> tuple[frozenset[int], dict[int, str]]:
+    """The choices of a chunk that have a text or a part of a call, and the finish reasons of those that end."""
+    texts = frozenset(choice.index for choice in chunk.choices if choice.has_text)
+    return texts, {choice.index: choice.finish_reason for choice in chunk.choices if choice.finish_reason is not None}

@@ -19,21 +19,22 @@ from nearfar.compiler.errors import NearfarError
 from ..executors.executor import Models
 from ..kserve.http_routes import kserve_health_router, kserve_router
 from ..schema.about import QUEUE_HEADER
+from .answer_record import ROUTE_HEADER
 from .config import ApiConfig
 from .drain import Drain
 from .errors import ApiError, api_error
 from .exchange import TIMEOUT_HEADER, exchange_of
 from .gate import Gate
-from .generation import generation_router, routed_generation_router
+from .generation import generation_router
 from .health import health_router
 from .lenient import IGNORED_HEADER
 from .limiter import Limiter, Limits, OwnLimits
 from .log import log_failure
-from .metrics import ROUTE_HEADER, Metrics
+from .metrics import Metrics
 from .model_routes import about_router, admin_router, models_router
 from .queue_waits import QueueWaits
 from .service import Service
-from .texts import embeddings_router, ranking_router, routed_embeddings_router, tokenize_router
+from .texts import embeddings_router, ranking_router, tokenize_router
 from .traces import Traces
 from .verify import verify_router
 
@@ -91,11 +92,9 @@ def create_app(
     for error in (ApiError, NearfarError, HTTPException):
         app.add_exception_handler(error, _answer_error)
     # A fixed path such as /v1/models/load must come before a pattern that matches it too.
-    answering = (
-        (routed_generation_router, routed_embeddings_router) if routed else (generation_router, embeddings_router)
-    )
+    app.include_router(generation_router(service, routed=routed))
+    app.include_router(embeddings_router(service, routed=routed))
     for router in (
-        *answering,
         ranking_router,
         kserve_router,
         kserve_health_router,

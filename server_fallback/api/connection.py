@@ -18,7 +18,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import CloseCode
 
 from .connections import Connections
-from .stream_sink import EXTENSION
+from .sse import EXTENSION
 
 MAX_HEADER_BYTES = 64 << 10
 # Frames of a WebSocket between two messages that the app takes: a message may come in fragments, with pings and pongs

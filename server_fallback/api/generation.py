@@ -1,117 +1,116 @@
 """/v1/chat/completions and /v1/completions: pass a request to its model's executor, and return the chunks as events or
 as one answer.
+
+Each is a `Kind`: how its body is read, its chunks are written and added up. Another form of the API is another `Kind`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
 
-from ..executors.executor import Call, EventBlock, Executor, Relays
+from ..executors.executor import Call, Executor
 from ..schema.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from ..schema.common import GenerationRequest
-from ..schema.completions import Completion, CompletionChunk, CompletionRequest
-from ..schema.fold import fold_chat, fold_completion
+from ..schema.completions import AnswerRequest, Completion, CompletionChunk, CompletionRequest
+from ..schema.fold import ChatFold, CompletionFold
 from ..schema.functions import with_function_calls
 from ..schema.pipeline import StepTime
 from ..schema.routed import RoutedChatRequest, RoutedCompletionRequest
-from ..text.writer import Sink
+from ..text.output import Answering, Changed, Chunks, ChunkT, Encode, Fold, Output
 from .answer_record import AnswerRecord
 from .encode import chat_chunk_json, chat_json, completion_chunk_json, completion_json
 from .errors import ApiError
 from .exchange import Exchange, exchange_of
 from .json_body import printable
 from .lenient import IGNORED_HEADER
-from .metrics import has_content
-from .route import WITH_BODY, keyed_router
+from .route import WITH_BODY, Responses, keyed_router, post
 from .service import Service
 from .sse import EventStream
-from .stream_sink import StreamSink
+from .texts import num_texts
 from .validation import check_calls
 
-Chunk = TypeVar("Chunk", ChatCompletionChunk, CompletionChunk)
+BodyT = TypeVar("BodyT", bound=GenerationRequest)
+AnswerT = TypeVar("AnswerT", bound=BaseModel)
 JSON = "application/json"
 EVENT = {
     "type": "object",
     "properties": {"data": {"type": "string", "description": "A chunk as JSON, or [DONE]"}},
     "required": ["data"],
 }
-STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": EVENT}}}}
+STREAMED: Responses = {200: {"content": {"text/event-stream": {"schema": EVENT}}}}
 
 
-CHAT: dict[str, Any] = {"response_model": ChatCompletion, "responses": {**WITH_BODY, **STREAMED}}
-COMPLETION: dict[str, Any] = {"response_model": Completion, "responses": {**WITH_BODY, **STREAMED}}
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[BodyT, ChunkT, AnswerT]):
+    """A form of answers. ``body`` is the class of requests, and ``routed`` that for a pair of sides, which may restrict
+    which side answers. ``read`` returns what the executor answers, and ``encode`` a function that writes its chunks as
+    the events of one answer; they are ``alike`` if those of two texts differ only in the text. ``fold`` adds up the
+    chunks to the whole answer of class ``answer``, which ``write`` writes.
+    """
+
+    path: str
+    body: type[BodyT]
+    routed: type[BodyT]
+    answer: type[AnswerT]
+    read: Callable[[BodyT], AnswerRequest]
+    encode: Callable[[BodyT], Encode[ChunkT]]
+    fold: Callable[[], Fold[ChunkT, AnswerT]]
+    write: Callable[[AnswerT], bytes]
+    alike: bool = True
+
+    def add_route(self, router: APIRouter, service: Service, *, routed: bool) -> None:
+        @post(router, self.path, self.routed if routed else self.body, self.answer, WITH_BODY | STREAMED)
+        async def answer(body: BodyT, request: Request) -> Response:
+            return await answered(self, service, body, request)
 
 
-def generation_router(service: Service) -> APIRouter:
+def generation_router(service: Service, *, routed: bool = False) -> APIRouter:
     router = keyed_router()
-
-    @router.post("/v1/chat/completions", **CHAT)
-    async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
-        return await _answer_chat(service, body, request)
-
-    @router.post("/v1/completions", **COMPLETION)
-    async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await _answer_completion(service, body, request)
-
+    CHAT.add_route(router, service, routed=routed)
+    COMPLETION.add_route(router, service, routed=routed)
     return router
 
 
-def routed_generation_router(service: Service) -> APIRouter:
-    """The same routes if a model is a pair of sides: requests may restrict which side answers."""
-    router = keyed_router()
+async def answered(kind: Kind[BodyT, ChunkT, AnswerT], service: Service, body: BodyT, request: Request) -> Response:
+    exchange, asked = exchange_of(request), kind.read(body)
+    executor = await _begin(service, asked, exchange)
+    record = AnswerRecord(service.metrics, body.model, exchange)
 
-    @router.post("/v1/chat/completions", **CHAT)
-    async def chat_completions(body: RoutedChatRequest, request: Request) -> Response:
-        return await _answer_chat(service, body, request)
+    async def answering(output: Output[Any]) -> None:
+        if isinstance(asked, ChatCompletionRequest) and asked.functions is not None:
+            output = Changed(output, with_function_calls)
+        await executor.answer(asked, _call(service, asked, exchange), output)
 
-    @router.post("/v1/completions", **COMPLETION)
-    async def completions(body: RoutedCompletionRequest, request: Request) -> Response:
-        return await _answer_completion(service, body, request)
+    def report_queue() -> None:
+        """Just before the answer's headers are sent, so that they report the queue at that time."""
+        service.report_queue({body.model: executor.state()}, exchange)
 
-    return router
-
-
-async def _answer_chat(service: Service, body: ChatCompletionRequest, request: Request) -> Response:
-    exchange = exchange_of(request)
-    check_calls(body.messages)
-    executor = await _begin(service, body, 1, exchange)
-    if body.stream and isinstance(executor, Relays) and body.functions is None:
-        encode = partial(_event, chat_chunk_json, body)
-        relay = partial(executor.relay_chat, body, _call(service, body, exchange), encode)
-        return _relayed(service, executor, relay, body, exchange)
-    chunks = service.metrics.measured(executor.chat(body, _call(service, body, exchange)), body.model, exchange)
-    if body.functions is not None:
-        chunks = with_function_calls(chunks)
-    report_queue = _queue_reporter(service, executor, body.model, exchange)
     if body.stream:
-        return EventStream(_events(chunks, body, chat_chunk_json), exchange, service.drain, report_queue)
-    answer = await service.drain.run(fold_chat(chunks), request.receive, exchange.deadline)
+        encode, drain = kind.encode(body), service.drain
+        return EventStream(answering, encode, record, exchange, drain, report_queue, alike=kind.alike)
+    work = _folded(answering, kind.fold(), record)
+    answer = await service.drain.run(work, request.receive, exchange.deadline)
     report_queue()
-    return Response(chat_json(answer), media_type=JSON)
+    return Response(kind.write(answer), media_type=JSON)
 
 
-async def _answer_completion(service: Service, body: CompletionRequest, request: Request) -> Response:
-    exchange = exchange_of(request)
-    executor = await _begin(service, body, _num_prompts(body.prompt), exchange)
-    if body.stream and isinstance(executor, Relays):
-        encode = partial(_event, completion_chunk_json, body)
-        relay = partial(executor.relay_completion, body, _call(service, body, exchange), encode)
-        return _relayed(service, executor, relay, body, exchange)
-    chunks = service.metrics.measured(executor.complete(body, _call(service, body, exchange)), body.model, exchange)
-    report_queue = _queue_reporter(service, executor, body.model, exchange)
-    if body.stream:
-        return EventStream(_events(chunks, body, completion_chunk_json), exchange, service.drain, report_queue)
-    answer = await service.drain.run(fold_completion(chunks), request.receive, exchange.deadline)
-    report_queue()
-    return Response(completion_json(answer), media_type=JSON)
+async def _folded(answering: Answering[ChunkT], fold: Fold[ChunkT, AnswerT], record: AnswerRecord) -> AnswerT:
+    def add(chunk: ChunkT) -> None:
+        record.chunk(chunk)
+        fold.add(chunk)
+
+    with record:
+        await answering(Chunks(add))
+        return fold.answer()
 
 
-async def _begin(service: Service, body: GenerationRequest, num_prompts: int, exchange: Exchange) -> Executor:
+async def _begin(service: Service, body: AnswerRequest, exchange: Exchange) -> Executor:
     """Check the configured limits, find the model, and count the answers. Raises ApiError, UnknownModel."""
     exchange.log.update(model=printable(body.model), stream=bool(body.stream))
     config = service.config
@@ -122,9 +121,9 @@ async def _begin(service: Service, body: GenerationRequest, num_prompts: int, ex
             "invalid_value",
             "stream_options",
         )
-    choices = (body.n or 1) * num_prompts
+    num_prompts = 1 if isinstance(body, ChatCompletionRequest) else num_texts(body.prompt)
+    param, choices = "n" if num_prompts == 1 else "prompt", (body.n or 1) * num_prompts
     if choices > config.max_choices:
-        param = "n" if num_prompts == 1 else "prompt"
         message = (
             f"{choices} answers requested (n times the number of prompts); this server supports at most "
             f"{config.max_choices}"
@@ -136,16 +135,9 @@ async def _begin(service: Service, body: GenerationRequest, num_prompts: int, ex
     executor = await service.models.executor(body.model)
     assert exchange.admission is not None
     capacity = service.models.answers_at_once(body.model) or config.max_concurrent_requests
-    await exchange.admission.answers(choices, capacity, "n" if num_prompts == 1 else "prompt")
+    await exchange.admission.answers(choices, capacity, param)
     exchange.answer_headers.update(exchange.admission.headers)
     return executor
-
-
-def _queue_reporter(service: Service, executor: Executor, model: str, exchange: Exchange) -> Callable[[], None]:
-    """Return a function to call just before the answer's headers are sent, so that they report the queue at that
-    time.
-    """
-    return lambda: service.report_queue({model: executor.state()}, exchange)
 
 
 def _call(service: Service, body: GenerationRequest, exchange: Exchange) -> Call:
@@ -175,63 +167,42 @@ def _call(service: Service, body: GenerationRequest, exchange: Exchange) -> Call
     )
 
 
-def _num_prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> int:
-    return 1 if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int) else len(prompt)
+# --- the two kinds ---
 
 
-async def _events(
-    chunks: AsyncGenerator[Chunk, None],
-    body: GenerationRequest,
-    encode: Callable[[Chunk, bool], bytes | None],
-) -> AsyncGenerator[bytes, None]:
-    """Chunks as events. Chunks without content wait for the first one with content, so that a full queue can still be
-    answered with 429.
-    """
-    held: list[bytes] = []
-    silent = True
-    async with aclosing(chunks):
-        async for chunk in chunks:
-            event = _event(encode, body, chunk)
-            if event is not None:
-                held.append(event)
-            if silent and any(has_content(choice) for choice in chunk.choices):
-                silent = False
-            if not silent:
-                for waiting in held:
-                    yield waiting
-                held.clear()
+def data_events(write: Callable[[ChunkT, bool], bytes | None], body: GenerationRequest) -> Encode[ChunkT]:
+    """Events without a name, each with a chunk as its data."""
+    include_usage = body.stream_options is not None and body.stream_options.include_usage
+
+    def event(chunk: ChunkT) -> bytes | None:
+        written = write(chunk, include_usage)
+        return None if written is None else b"data: " + written + b"\n\n"
+
+    return event
 
 
-def _relayed(
-    service: Service,
-    executor: Executor,
-    relay: Callable[[Sink[EventBlock]], AsyncGenerator[EventBlock, None]],
-    body: GenerationRequest,
-    exchange: Exchange,
-) -> EventStream:
-    record = AnswerRecord(service.metrics, body.model, exchange)
-    sink = StreamSink(record)
-    events = _block_events(service.metrics.measured_blocks(relay(sink), record))
-    report_queue = _queue_reporter(service, executor, body.model, exchange)
-    return EventStream(events, exchange, service.drain, report_queue, sink)
+def read_chat(body: ChatCompletionRequest) -> ChatCompletionRequest:
+    check_calls(body.messages)
+    return body
 
 
-async def _block_events(blocks: AsyncGenerator[EventBlock, None]) -> AsyncGenerator[bytes, None]:
-    """The events of blocks. As with chunks, the first ones wait for content."""
-    held = b""
-    silent = True
-    async with aclosing(blocks):
-        async for block in blocks:
-            silent = silent and not (block.texts or block.ends)
-            if silent:
-                held += block.sent
-            elif ready := held + block.sent:
-                yield ready
-                held = b""
-
-
-def _event(encode: Callable[[Chunk, bool], bytes | None], body: GenerationRequest, chunk: Chunk) -> bytes | None:
-    """The chunk as an event; None if there is nothing to send."""
-    options = body.stream_options
-    written = encode(chunk, options is not None and options.include_usage)
-    return None if written is None else b"data: " + written + b"\n\n"
+CHAT: Kind[ChatCompletionRequest, ChatCompletionChunk, ChatCompletion] = Kind(
+    "/v1/chat/completions",
+    ChatCompletionRequest,
+    RoutedChatRequest,
+    ChatCompletion,
+    read_chat,
+    partial(data_events, chat_chunk_json),
+    ChatFold,
+    chat_json,
+)
+COMPLETION: Kind[CompletionRequest, CompletionChunk, Completion] = Kind(
+    "/v1/completions",
+    CompletionRequest,
+    RoutedCompletionRequest,
+    Completion,
+    lambda body: body,
+    partial(data_events, completion_chunk_json),
+    CompletionFold,
+    completion_json,
+)

@@ -8,10 +8,8 @@ time between chunks; a block of another server's chunks counts as one.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
-from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client import Histogram as PrometheusHistogram
@@ -21,19 +19,13 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from ..engine.batch_stats import Histogram
-from ..executors.executor import EventBlock, ExecutorState, Models
-from ..schema.chat import ChatCompletionChunk, ChunkChoice
-from ..schema.completions import CompletionChoice, CompletionChunk
-from ..schema.route import Route
-from .answer_record import AnswerRecord
+from ..executors.executor import ExecutorState, Models
 from .exchange import Exchange
 from .latencies import Latencies, ManyHistogram
 
 MODEL = "model_name"
 # A variable of Prometheus' library: a folder in which the processes of a server keep their figures.
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-# The side that answers, if a model is a pair of sides.
-ROUTE_HEADER = "x-nearfar-route"
 # Seconds. The buckets are close to vLLM's and extend far enough for long prompts on a CPU.
 FIRST_TOKEN_BUCKETS = (
     0.001,
@@ -130,8 +122,6 @@ HISTOGRAMS = (
     ("nearfar:batch_compute_time_seconds", "Time in which a batch is computed.", "compute_seconds"),
 )
 
-Chunk = TypeVar("Chunk", ChatCompletionChunk, CompletionChunk)
-
 
 class Metrics:
     def __init__(self, models: Models) -> None:
@@ -196,57 +186,11 @@ class Metrics:
             latencies = self._latencies[model] = Latencies(self._next_token.labels(model))
         return latencies
 
-    async def measured(
-        self, chunks: AsyncGenerator[Chunk, None], model: str, exchange: Exchange
-    ) -> AsyncGenerator[Chunk, None]:
-        """Yield the same chunks, and record their figures in the metrics and in the request's log line."""
-        route: Route | None = None
-        with AnswerRecord(self, model, exchange) as record:
-            async with aclosing(chunks):
-                async for chunk in chunks:
-                    if chunk.route is not None:
-                        self._routed(route, chunk.route, exchange)
-                        route = chunk.route
-                    ends = {
-                        choice.index: choice.finish_reason
-                        for choice in chunk.choices
-                        if choice.finish_reason is not None
-                    }
-                    record.sent([choice.index for choice in chunk.choices if choice.has_text], ends, chunk.usage)
-                    yield chunk
-
-    async def measured_blocks(
-        self, blocks: AsyncGenerator[EventBlock, None], record: AnswerRecord
-    ) -> AsyncGenerator[EventBlock, None]:
-        """The same for blocks of events. Those that are sent past this generator are to be recorded where they are
-        sent.
-        """
-        with record:
-            async with aclosing(blocks):
-                async for block in blocks:
-                    record.sent(block.texts, block.ends, block.usage)
-                    yield block
-
-    def _routed(self, before: Route | None, route: Route, exchange: Exchange) -> None:
-        exchange.answer_headers[ROUTE_HEADER] = route.side
-        exchange.log.update(side=route.side, route_reason=route.reason)
-        if before is None:
-            self.routes.labels(route.side, route.reason).inc()
-        elif before.side != route.side:
-            self.switches.labels(before.side, route.side, route.reason).inc()
-
     def count(self, model: str, prompt_tokens: int, completion_tokens: int, exchange: Exchange) -> None:
         self.prompt_tokens.labels(model).inc(prompt_tokens)
         self.generation_tokens.labels(model).inc(completion_tokens)
         exchange.log["prompt_tokens"] = prompt_tokens
         exchange.log["completion_tokens"] = completion_tokens
-
-
-def has_content(choice: ChunkChoice | CompletionChoice) -> bool:
-    """Whether a chunk's choice has text, a part of a tool call, or the finish reason. A first chunk may have only the
-    role.
-    """
-    return choice.has_text or choice.finish_reason is not None
 
 
 class _States(Collector):

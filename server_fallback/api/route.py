@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.params import Security
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
+from pydantic import BaseModel
 
 from nearfar.compiler.errors import Unavailable
 
@@ -25,9 +26,11 @@ from .lenient import IGNORED_HEADER, ignored_header, without_unknown
 from .service import service_of
 from .validation import validation_error
 
+Handler = Callable[..., Coroutine[Any, Any, Response]]
+Responses = dict[int | str, dict[str, Any]]
 # For the OpenAPI document only; `KeyedRoute` checks the key.
 BEARER = Security(HTTPBearer(auto_error=False))
-EVERYWHERE: dict[int | str, dict[str, Any]] = {
+EVERYWHERE: Responses = {
     401: {"model": ErrorResponse, "description": "The API key is missing or wrong."},
     403: {"model": ErrorResponse, "description": "The API key or the Host header is not allowed to do this."},
     429: {"model": ErrorResponse, "description": "Too many requests; Retry-After states when to try again."},
@@ -37,7 +40,7 @@ EVERYWHERE: dict[int | str, dict[str, Any]] = {
         "description": "The server is not ready, or the time limit has passed; Retry-After states when to try again.",
     },
 }
-WITH_BODY: dict[int | str, dict[str, Any]] = {
+WITH_BODY: Responses = {
     **EVERYWHERE,
     400: {"model": ErrorResponse, "description": "The request is invalid; param names the parameter."},
     404: {"model": ErrorResponse, "description": "The model does not exist."},
@@ -88,6 +91,20 @@ class AdminRoute(KeyedRoute):
 
 def keyed_router(route_class: type[KeyedRoute] = KeyedRoute) -> APIRouter:
     return APIRouter(route_class=route_class, responses=EVERYWHERE, dependencies=[BEARER])
+
+
+def post(
+    router: APIRouter, path: str, body: type[BaseModel], answer: type[BaseModel], responses: Responses = WITH_BODY
+) -> Callable[[Handler], Handler]:
+    """Add a route whose handler gets a request's ``body`` as one of this class. Its name is that of the path."""
+
+    def add(handler: Handler) -> Handler:
+        handler.__annotations__["body"] = body
+        name = path.removeprefix("/v1/").replace("/", "_")
+        router.post(path, response_model=answer, responses=responses, name=name)(handler)
+        return handler
+
+    return add
 
 
 def authorize(keys: Keys, authorization: str, *, admin: bool = False) -> ApiKey | None:

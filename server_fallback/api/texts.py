@@ -22,11 +22,10 @@ from ..text.embed_forms import as_cohere, as_openai, renamed
 from .errors import ApiError
 from .exchange import Exchange, exchange_of
 from .json_body import printable
-from .route import WITH_BODY, keyed_router
+from .route import WITH_BODY, keyed_router, post
 from .service import Service
 from .validation import check_calls
 
-EMBEDDING: dict[str, Any] = {"response_model": EmbeddingResponse, "responses": WITH_BODY}
 EMBEDDING_LIKE_COHERE: dict[str, Any] = {"response_model": EmbedResponse, "responses": WITH_BODY}
 RERANKING: dict[str, Any] = {"response_model": RerankResponse, "responses": WITH_BODY}
 SCORING: dict[str, Any] = {"response_model": ScoreResponse, "responses": WITH_BODY}
@@ -35,30 +34,14 @@ RankingResponse = RerankResponse | ScoreResponse | ClassifyResponse
 CLASSIFYING: dict[str, Any] = {"response_model": ClassifyResponse, "responses": WITH_BODY}
 
 
-def embeddings_router(service: Service) -> APIRouter:
+def embeddings_router(service: Service, *, routed: bool = False) -> APIRouter:
+    """``routed``: a model is a pair of sides, and requests may restrict which side answers."""
     router = keyed_router()
 
-    @router.post("/v1/embeddings", **EMBEDDING)
+    @post(router, "/v1/embeddings", RoutedEmbeddingRequest if routed else EmbeddingRequest, EmbeddingResponse)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         return _answer(await _embed(service, body, request))
 
-    _add_cohere_route(router, service)
-    return router
-
-
-def routed_embeddings_router(service: Service) -> APIRouter:
-    """The same route if a model is a pair of sides: requests may restrict which side answers."""
-    router = keyed_router()
-
-    @router.post("/v1/embeddings", **EMBEDDING)
-    async def embeddings(body: RoutedEmbeddingRequest, request: Request) -> Response:
-        return _answer(await _embed(service, body, request))
-
-    _add_cohere_route(router, service)
-    return router
-
-
-def _add_cohere_route(router: APIRouter, service: Service) -> None:
     @router.post("/v2/embed", **EMBEDDING_LIKE_COHERE)
     async def embed(body: EmbedRequest, request: Request) -> Response:
         try:
@@ -66,6 +49,8 @@ def _add_cohere_route(router: APIRouter, service: Service) -> None:
         except RequestError as error:
             raise renamed(error) from error
         return Response(answer.model_dump_json(by_alias=True, exclude_none=True), media_type="application/json")
+
+    return router
 
 
 def tokenize_router(service: Service) -> APIRouter:
@@ -116,7 +101,7 @@ def ranking_router(service: Service) -> APIRouter:
     @router.post("/v1/classify", **CLASSIFYING)
     @router.post("/classify", **CLASSIFYING)
     async def classify(body: ClassifyRequest, request: Request) -> Response:
-        return await _rank(service, body, request, _num_texts(body.input), "input", lambda one: one.classify)
+        return await _rank(service, body, request, num_texts(body.input), "input", lambda one: one.classify)
 
     return router
 
@@ -160,12 +145,12 @@ def encoding_call(body: EncodingRequest, exchange: Exchange) -> Call:
     return Call(exchange.request_id, priority, exchange.deadline, exchange.passed_on, exchange.client)
 
 
-def _num_texts(given: str | list[str] | list[int] | list[list[int]]) -> int:
+def num_texts(given: str | list[str] | list[int] | list[list[int]]) -> int:
     return 1 if isinstance(given, str) or not given or isinstance(given[0], int) else len(given)
 
 
 async def _embed(service: Service, body: EmbeddingRequest, request: Request, param: str = "input") -> EmbeddingResponse:
-    executor = await _begin(service, body, request, _num_texts(body.input), param)
+    executor = await _begin(service, body, request, num_texts(body.input), param)
     exchange = exchange_of(request)
     work = executor.embed(body, encoding_call(body, exchange))
     answer = await service.drain.run(work, request.receive, exchange.deadline)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import NoReturn, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,8 +17,7 @@ from nearfar.compiler.text.tokenizer import EncodedText
 
 from ..engine.encode_job import EncodeRequest
 from ..engine.stats import EngineStats
-from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest
-from ..schema.completions import CompletionChunk, CompletionRequest
+from ..schema.completions import AnswerRequest
 from ..schema.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse
 from ..schema.encoding import EncodingRequest, EncodingUsage, text_of
 from ..schema.rerank import ApiVersion, RerankMeta, RerankRequest, RerankResponse, RerankResult, RerankTokens
@@ -34,13 +33,8 @@ from ..schema.score import (
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..text.embed_forms import encoded
 from ..text.encoder_texts import TextReader
-from ..text.scores import (
-    check_relevance,
-    prompt_of,
-    relevance,
-    shortened,
-    unit_rows,
-)
+from ..text.output import Output
+from ..text.scores import check_relevance, prompt_of, relevance, shortened, unit_rows
 from .executor import Abilities, Call, ExecutorState
 from .local_share import LocalShare
 from .text_model import TextModel
@@ -259,21 +253,9 @@ class EncoderExecutor:
 
     # --- the rest of an executor ---
 
-    async def chat(
-        self,
-        request: ChatCompletionRequest,  # noqa: ARG002
-        call: Call,  # noqa: ARG002
-    ) -> AsyncGenerator[ChatCompletionChunk, None]:
-        self._refuse_text()
-        yield
-
-    async def complete(
-        self,
-        request: CompletionRequest,  # noqa: ARG002
-        call: Call,  # noqa: ARG002
-    ) -> AsyncGenerator[CompletionChunk, None]:
-        self._refuse_text()
-        yield
+    async def answer(self, request: AnswerRequest, call: Call, output: Output[Any]) -> None:  # noqa: ARG002
+        does = "makes embeddings" if self.model.embedding is not None else "scores texts"
+        raise RequestError(f"this model {does} and generates no text; use a model that generates text", param="model")
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         if request.prompt is None or request.messages is not None:
@@ -305,10 +287,6 @@ class EncoderExecutor:
     async def close(self) -> None:
         self._closed = True
         await self._engine.close()
-
-    def _refuse_text(self) -> NoReturn:
-        does = "makes embeddings" if self.model.embedding is not None else "scores texts"
-        raise RequestError(f"this model {does} and generates no text; use a model that generates text", param="model")
 
 
 def _listed(texts: str | list[str]) -> list[str]:

@@ -8,9 +8,9 @@ for them with `isinstance`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.spec import Task
@@ -18,9 +18,8 @@ from nearfar.compiler.ir.spec import Task
 from ..engine.batch_stats import BatchStats
 from ..engine.request import TokenSource
 from ..engine.verification import Verification, VerifyingSource
-from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest
-from ..schema.common import Usage
-from ..schema.completions import CompletionChunk, CompletionRequest
+from ..schema.chat import ChatCompletionRequest
+from ..schema.completions import AnswerRequest
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest
 from ..schema.pipeline import StepTime
@@ -28,7 +27,7 @@ from ..schema.rerank import RerankRequest, RerankResponse
 from ..schema.score import ClassifyRequest, ClassifyResponse, ScoreRequest, ScoreResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..schema.verify import VerifyOpen
-from ..text.writer import Sink
+from ..text.output import Output
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +88,20 @@ class ExecutorState:
 
 
 class Executor(Protocol):
-    """Answers requests for one model, always as a stream; `schema/fold.py` folds the chunks into a whole answer.
+    """Answers requests for one model, chunk by chunk; `text/output.py` folds the chunks into a whole answer.
 
-    Closing a generator ends the answer. All methods raise NearfarError's leaves: RequestError (400), QueueFull (429),
-    DeadlineExceeded and Unavailable (503), DeviceError (500).
+    All methods raise NearfarError's leaves: RequestError (400), QueueFull (429), DeadlineExceeded and Unavailable
+    (503), DeviceError (500).
     """
 
     @property
     def context(self) -> int:
         """The longest sequence in tokens."""
 
-    def chat(self, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk, None]:
-        """Yield the chunks of all ``n`` choices. The last has no choices and holds the usage, even if not requested."""
-
-    def complete(self, request: CompletionRequest, call: Call) -> AsyncGenerator[CompletionChunk, None]: ...
+    async def answer(self, request: AnswerRequest, call: Call, output: Output[Any]) -> None:
+        """Send the chunks of all choices: those of a chat for a chat. The last has no choices and holds the usage, even
+        if not requested. Cancelling this ends the answer.
+        """
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse: ...
 
@@ -140,49 +139,6 @@ class TellsAbilities(Protocol):
     """Our own engine and pairs of sides have this; another server does not report its abilities."""
 
     def abilities(self) -> Abilities: ...
-
-
-class EventBlock(NamedTuple):
-    """Server-sent events of a streamed answer, as they are sent.
-
-    ``texts`` are the choices that have a text or a part of a call in it, ``ends`` the finish reasons of those that end.
-    The last block has the ``usage``, even if it is not requested.
-    """
-
-    sent: bytes
-    texts: frozenset[int]
-    ends: Mapping[int, str]
-    usage: Usage | None = None
-
-
-ChunkT = TypeVar("ChunkT", ChatCompletionChunk, CompletionChunk)
-# Writes a chunk as an event; None if the client requested nothing of it.
-Encode = Callable[[ChunkT], bytes | None]
-
-
-@runtime_checkable
-class Relays(Protocol):
-    """An executor that can write a streamed answer's events itself, which takes a part of the time that chunks take.
-    The events are those that ``encode`` would write, apart from escapes in the texts of another server. Blocks that
-    ``sink`` has sent are not yielded; the first one, those with an end and the last one are. Errors are those of
-    `Executor`.
-    """
-
-    def relay_chat(
-        self,
-        request: ChatCompletionRequest,
-        call: Call,
-        encode: Encode[ChatCompletionChunk],
-        sink: Sink[EventBlock] | None = None,
-    ) -> AsyncGenerator[EventBlock, None]: ...
-
-    def relay_completion(
-        self,
-        request: CompletionRequest,
-        call: Call,
-        encode: Encode[CompletionChunk],
-        sink: Sink[EventBlock] | None = None,
-    ) -> AsyncGenerator[EventBlock, None]: ...
 
 
 @runtime_checkable
@@ -226,10 +182,10 @@ class Drafts(Executor, Protocol):
     def drafter(self) -> VerifyingSource:
         """The engine, which the executor still owns."""
 
-    def chat_from(
-        self, source: TokenSource, request: ChatCompletionRequest, call: Call
-    ) -> AsyncGenerator[ChatCompletionChunk, None]:
-        """Like `Executor.chat`, with the tokens of another source: prompts, texts, stop strings and chunks are this
+    async def answer_from(
+        self, source: TokenSource, request: ChatCompletionRequest, call: Call, output: Output[Any]
+    ) -> None:
+        """Like `Executor.answer`, with the tokens of another source: prompts, texts, stop strings and chunks are this
         model's.
         """
 

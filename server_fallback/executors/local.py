@@ -6,62 +6,40 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from nearfar.compiler.errors import DeadlineExceeded, NearfarError, RequestError
-from nearfar.compiler.ir.sampling import ALTERNATIVES, WORD
-from nearfar.compiler.text.stop_strings import StopAutomaton
+from nearfar.compiler.ir.sampling import WORD
 
-from ..engine.request import (
-    Sampling,
-    TokenRequest,
-    TokenSource,
-)
+from ..engine.request import Sampling, TokenRequest, TokenSource
 from ..engine.stats import EngineStats
 from ..engine.verification import Verification
-from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest
-from ..schema.common import GenerationRequest
-from ..schema.completions import CompletionChunk, CompletionRequest
+from ..schema.completions import AnswerRequest
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..schema.verify import MAX_DRAFTS, VerifyOpen
-from ..text.answers import Answer, Choice, PieceSink, written_answer
-from ..text.chat import ChatAnswer, ChatForm
+from ..text.answers import all_choices
 from ..text.chat_prompt import Chat, ChatPrompt, encode_rendered, mark_chat, read_chat, render_chat
-from ..text.choice import AnswerText, Piece, answer_choice
-from ..text.completion import CompletionAnswer, CompletionForm, Prompt, read_prompts
+from ..text.choice import write_choice
+from ..text.completion import Prompt
 from ..text.grammar.bounded import BoundedConstraint
 from ..text.grammar.constraint import GrammarConstraint
 from ..text.grammar.grammar_compiler import GrammarCompiler
 from ..text.grammar.grammars import Grammars
 from ..text.grammar.source import GrammarSource
+from ..text.output import Output
 from ..text.reasoning import State
 from ..text.reasoning_constraint import ReasoningConstraint
-from ..text.requests import (
-    Terms,
-    check_min_tokens,
-    check_prompt,
-    check_token_ids,
-    stops_of,
-    token_requests,
-)
-from ..text.response_format import answer_format, requested_grammar
+from ..text.requests import check_prompt
 from ..text.text_workers import TextWorkers
-from ..text.thinking import read_thinking
-from ..text.tools import text_parameters
-from ..text.vocabulary import Vocabulary
-from ..text.writer import ChunkWriter, Sink, Writer, Written
-from .event_writer import EventWriter
-from .executor import Abilities, Call, Encode, EventBlock, ExecutorState
+from .executor import Abilities, Call, ExecutorState
 from .local_share import LocalShare
-from .observed_tokens import ObservedTokens
+from .read_request import Asked, read_request
 from .text_model import TextModel
 from .token_routes import text_of_tokens, tokens_of_text
-
-MAX_ANSWERS = 1024
 
 
 class Engine(TokenSource, Protocol):
@@ -113,143 +91,28 @@ class LocalExecutor:
     def context(self) -> int:
         return self._engine.context
 
-    def chat(self, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk, None]:
-        return self.chat_from(self._engine, request, call)
+    async def answer(self, request: AnswerRequest, call: Call, output: Output[Any]) -> None:
+        await self.answer_from(self._engine, request, call, output)
 
-    def chat_from(
-        self, source: TokenSource, request: ChatCompletionRequest, call: Call
-    ) -> AsyncGenerator[ChatCompletionChunk, None]:
-        """Like `chat`, with the tokens of another source."""
-        return self._chat(source, request, call, ChunkWriter())
-
-    def relay_chat(
-        self,
-        request: ChatCompletionRequest,
-        call: Call,
-        encode: Encode[ChatCompletionChunk],
-        sink: Sink[EventBlock] | None = None,
-    ) -> AsyncGenerator[EventBlock, None]:
-        """Like `chat`, as events."""
-        return self._chat(self._engine, request, call, EventWriter(encode), sink)
-
-    async def _chat(
-        self,
-        source: TokenSource,
-        request: ChatCompletionRequest,
-        call: Call,
-        writer: Writer[ChatCompletionChunk, Written],
-        sink: Sink[Written] | None = None,
-    ) -> AsyncGenerator[Written, None]:
-        model = self._model
-        max_tokens = _max_tokens(request)
-        if request.top_logprobs is not None and not request.logprobs:
-            raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
-        check_min_tokens(request, max_tokens)
-        form = await model.long_texts.run(request, call.client, lambda: answer_format(request, model.tools))
-        template = model.tokenizer.chat_template
-        thinking = read_thinking(
-            request,
-            "" if template is None else template.source,
-            reasons=model.reasoning is not None,
-            ignore=call.ignore_param,
+    async def answer_from(self, source: TokenSource, request: AnswerRequest, call: Call, output: Output[Any]) -> None:
+        """Like `answer`, with the tokens of another source."""
+        model, context, ignore = self._model, self.context, call.ignore_param
+        asked = await model.long_texts.run(request, call.client, lambda: read_request(request, model, context, ignore))
+        if asked.needs_vocabulary:
+            asked = asked.with_vocabulary(await asyncio.to_thread(lambda: model.vocabulary))
+        text, requests = asked.text, list[TokenRequest]()
+        for prompt_ids, state in await self._prompts(asked.prompt, call.client):
+            requests += await self._token_requests(asked, prompt_ids, state, call)
+            text = replace(text, state=state)
+        answer = asked.answer(requests, output)
+        answer.begin()
+        await all_choices(
+            [
+                write_choice(source, model.tokenizer, each, text, call, partial(answer.add, index), output)
+                for index, each in enumerate(requests)
+            ]
         )
-        chat = read_chat(
-            request.messages,
-            tools=form.tools,
-            continue_final_message=bool(request.continue_final_message),
-            variables=thinking.variables,
-        )
-        prompt, state = await self._chat_prompt(chat, call.client)
-        check_prompt(prompt, model.vocab_size, self.context, "messages")
-        logprobs = (request.top_logprobs or 0) if request.logprobs else None
-        terms = self._terms(call, max_tokens, logprobs, _prompt_alternatives(request, None))
-        requests = await self._constrained(token_requests(prompt, request, terms), form.grammar, form.param, call)
-        if state != "content" and (form.grammar is not None or thinking.budget is not None):
-            requests = [self._reasoning_first(each, state, thinking.budget) for each in requests]
-        # All answers have the same prompt, so only the first of them reports its log-probabilities.
-        requests = [requests[0], *(replace(each, prompt_logprobs=0) for each in requests[1:])]
-        vocabulary = await self._vocabulary(logprobs is not None or request.prompt_logprobs is not None)
-        chat_form = ChatForm(
-            model.name,
-            form.calls,
-            request.parallel_tool_calls is False,
-            bool(request.logprobs),
-            vocabulary,
-            form.call_begins,
-            text_parameters(form.tools or ()),
-            request.prompt_logprobs,
-            bool(request.return_token_ids),
-        )
-        answer = ChatAnswer(requests, chat_form, writer)
-        text = self._answer_text(request, vocabulary if request.logprobs else None)
-        text = replace(text, reasoning=self._model.reasoning, state=state)
-        choices = self._choices(source, requests, text, call, _piece_sink(answer, requests, sink))
-        async with aclosing(written_answer(answer, choices)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    def complete(self, request: CompletionRequest, call: Call) -> AsyncGenerator[CompletionChunk, None]:
-        return self._complete(request, call, ChunkWriter())
-
-    def relay_completion(
-        self,
-        request: CompletionRequest,
-        call: Call,
-        encode: Encode[CompletionChunk],
-        sink: Sink[EventBlock] | None = None,
-    ) -> AsyncGenerator[EventBlock, None]:
-        """Like `complete`, as events."""
-        return self._complete(request, call, EventWriter(encode), sink)
-
-    async def _complete(
-        self,
-        request: CompletionRequest,
-        call: Call,
-        writer: Writer[CompletionChunk, Written],
-        sink: Sink[Written] | None = None,
-    ) -> AsyncGenerator[Written, None]:
-        model, n = self._model, request.n or 1
-        if request.best_of not in (None, n):
-            raise RequestError("best_of is not supported; leave it out, or set it to n", param="best_of")
-        if request.suffix:
-            raise RequestError("suffix is not supported; write the format for a gap into the prompt", param="suffix")
-        check_min_tokens(request, request.max_tokens)
-        grammar, param = requested_grammar(request)
-        prompts = await self._prompts(
-            request.prompt, "prompt", call.client, split_special_tokens=request.split_special_tokens is not False
-        )
-        if len(prompts) * n > MAX_ANSWERS:
-            raise RequestError(
-                f"prompt and n request {len(prompts) * n:,} answers; request at most {MAX_ANSWERS:,} at once",
-                param="prompt",
-            )
-        echoes_tokens = bool(request.echo) and request.logprobs is not None
-        alternatives = _prompt_alternatives(request, request.logprobs if echoes_tokens else None)
-        terms = self._terms(call, request.max_tokens, request.logprobs, alternatives)
-        requests = [
-            each
-            for prompt in prompts
-            for each in await self._constrained(token_requests(prompt.ids, request, terms), grammar, param, call)
-        ]
-        echoes = [prompt.text(model.tokenizer) for prompt in prompts for _ in range(n)] if request.echo else []
-        vocabulary = await self._vocabulary(request.logprobs is not None or alternatives is not None)
-        form = CompletionForm(
-            model.name,
-            model.tokenizer,
-            n,
-            echoes,
-            vocabulary,
-            request.logprobs,
-            request.prompt_logprobs,
-            bool(request.return_token_ids),
-        )
-        answer = CompletionAnswer(requests, form, writer)
-        text = self._answer_text(request, None if request.logprobs is None else vocabulary)
-        text = replace(text, lists_end=echoes_tokens)
-        choices = self._choices(self._engine, requests, text, call, _piece_sink(answer, requests, sink))
-        async with aclosing(written_answer(answer, choices)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        answer.end()
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:  # noqa: ARG002
         raise RequestError("this model generates text and makes no embeddings; use an embedding model", param="model")
@@ -259,7 +122,7 @@ class LocalExecutor:
         if (text is None) == (messages is None):
             raise RequestError("give exactly one of prompt and messages", param="prompt")
         if messages is None:
-            ids = await tokens_of_text(self._model, self.context, text or "", request)
+            ids: Sequence[int] = await tokens_of_text(self._model, self.context, text or "", request)
         else:
             chat = read_chat(
                 messages,
@@ -268,7 +131,7 @@ class LocalExecutor:
                 variables=request.chat_template_kwargs,
             )
             ids, _ = await self._chat_prompt(chat, "")
-        return TokenizeResponse(tokens=ids, count=len(ids), max_model_len=self.context)
+        return TokenizeResponse(tokens=list(ids), count=len(ids), max_model_len=self.context)
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         return await text_of_tokens(self._model, request)
@@ -362,15 +225,29 @@ class LocalExecutor:
         except RequestError as error:
             raise RequestError(error.message, **{"param": "messages", **error.details}) from error
 
-    def _terms(self, call: Call, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None) -> Terms:
-        return Terms(max_tokens, logprobs, prompt_logprobs, call.priority, call.deadline, self._adapter, call.client)
+    async def _prompts(self, given: Chat | Sequence[Prompt], client: str) -> Sequence[ChatPrompt]:
+        """The token ids of each prompt, and the state in which its answer begins."""
+        if not isinstance(given, Chat):
+            return [ChatPrompt(prompt.ids, "content") for prompt in given]
+        prompt = await self._chat_prompt(given, client)
+        check_prompt(prompt.ids, self._model.vocab_size, self.context, "messages")
+        return [prompt]
+
+    async def _token_requests(
+        self, asked: Asked, prompt_ids: Sequence[int], state: State, call: Call
+    ) -> Sequence[TokenRequest]:
+        """The requests of the answers to one prompt, with their constraints."""
+        requests = asked.token_requests(prompt_ids, call, self._adapter)
+        if asked.grammar is not None:
+            requests = await self._constrained(requests, asked.grammar, asked.param, call)
+        if state == "content" or (asked.grammar is None and asked.budget is None):
+            return requests
+        return [self._reasoning_first(each, state, asked.budget) for each in requests]
 
     async def _constrained(
-        self, requests: Sequence[TokenRequest], grammar: GrammarSource | None, param: str, call: Call
+        self, requests: Sequence[TokenRequest], grammar: GrammarSource, param: str, call: Call
     ) -> list[TokenRequest]:
         """Add a grammar's constraint to each request. All requests have the same prompt."""
-        if grammar is None:
-            return list(requests)
         left = None if call.deadline is None else max(call.deadline - time.monotonic(), 0)
         most = self._room(requests[0])
         try:
@@ -406,64 +283,3 @@ class LocalExecutor:
         """The maximum number of tokens of the answer, which also ends when the context is full."""
         room = max(1, self.context - len(request.prompt_ids) + 1)
         return room if request.max_tokens is None else min(request.max_tokens, room)
-
-    def _choices(
-        self,
-        source: TokenSource,
-        requests: Sequence[TokenRequest],
-        text: AnswerText,
-        call: Call,
-        sink: Sink[Piece] | None,
-    ) -> list[Choice]:
-        observed = ObservedTokens(source, call)
-        return [answer_choice(observed, self._model.tokenizer, each, text, sink) for each in requests]
-
-    def _answer_text(self, request: GenerationRequest, vocabulary: Vocabulary | None) -> AnswerText:
-        check_token_ids(request, self._model.vocab_size)
-        return AnswerText(
-            StopAutomaton(stops_of(request)),
-            include_stop=bool(request.include_stop_str_in_output),
-            skip_special_tokens=request.skip_special_tokens is not False,
-            vocabulary=vocabulary,
-            lists_ids=bool(request.return_token_ids),
-        )
-
-    async def _prompts(
-        self,
-        given: str | list[int] | list[str] | list[list[int]],
-        param: str,
-        client: str,
-        *,
-        split_special_tokens: bool = True,
-    ) -> list[Prompt]:
-        model, context = self._model, self.context
-        return await model.long_texts.run(
-            given,
-            client,
-            lambda: read_prompts(
-                model.tokenizer, given, model.vocab_size, context, param, split_special_tokens=split_special_tokens
-            ),
-        )
-
-    async def _vocabulary(self, is_needed: bool) -> Vocabulary | None:
-        return await asyncio.to_thread(lambda: self._model.vocabulary) if is_needed else None
-
-
-def _piece_sink(
-    answer: Answer[Written], requests: Sequence[TokenRequest], sink: Sink[Written] | None
-) -> Sink[Piece] | None:
-    """The sink for the pieces of an answer, None if it has none or several choices."""
-    return None if sink is None or len(requests) != 1 else PieceSink(answer, sink)
-
-
-def _prompt_alternatives(request: GenerationRequest, echoed: int | None) -> int | None:
-    """How many alternatives each token of the prompt gets, None for no log-probabilities. ``echoed`` are those of an
-    echo. A rank needs all that the device lists.
-    """
-    return echoed if request.prompt_logprobs is None else ALTERNATIVES
-
-
-def _max_tokens(request: ChatCompletionRequest) -> int | None:
-    if request.max_tokens is not None and request.max_completion_tokens is not None:
-        raise RequestError("max_tokens and max_completion_tokens mean the same; use one of them", param="max_tokens")
-    return request.max_completion_tokens if request.max_tokens is None else request.max_tokens

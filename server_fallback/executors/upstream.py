@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
@@ -22,13 +22,11 @@ import httpx
 
 from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, QueueFull, RequestError, Unavailable
 
-from ..text.writer import Sink
 from .circuit import Circuit
-from .executor import Call, EventBlock
+from .executor import Call
 from .http_transport import BODY, Body, transport_for
 from .refusal import SHOWN_CHARACTERS, refusal, streamed_error
-from .relay import ReadEvent, Relay
-from .sse import events
+from .relay import Relay
 from .upstream_answers import AFTER_END_SECONDS
 
 PASSED_ON = ("traceparent", "tracestate")
@@ -60,68 +58,51 @@ class Upstream:
     outstanding: int = 0
     observe_headers: Callable[[Mapping[str, str]], None] | None = field(default=None, repr=False)
 
-    async def stream(self, path: str, body: Mapping[str, Any], call: Call) -> AsyncGenerator[dict[str, Any]]:
-        """The objects of a streamed answer, up to "[DONE]".
+    async def answer(self, path: str, body: Mapping[str, Any], call: Call, relay: Relay[Any]) -> None:
+        """Send a streamed answer through ``relay``. Once all its choices have ended, only the usage matters: it is
+        awaited for `AFTER_END_SECONDS`, and failures are ignored.
 
         Raises RequestError if the server rejects the request, QueueFull and Unavailable if it did not answer (after the
-        first object: if the connection broke), DeadlineExceeded, and DeviceError if it failed.
+        first chunk: if the connection broke), DeadlineExceeded, and DeviceError if it failed or its answer is not in
+        OpenAI's form.
         """
-        async with self._sent("POST", path, body, call) as response, aclosing(events(response.aiter_bytes())) as source:
-            while (data := await before(call.deadline, anext(source, None))) is not None:
-                if data == "[DONE]":
-                    return
-                yield self._event_object(data)
-            raise self._stopped()
-
-    async def relay(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        call: Call,
-        relay_for: Callable[[ReadEvent], Relay[Any]],
-        sink: Sink[EventBlock] | None = None,
-    ) -> AsyncGenerator[EventBlock]:
-        """The events of a streamed answer, as ``relay_for`` makes them from its bytes. ``sink`` receives those that
-        arrive while it is ready, and these are not yielded. Raises the errors of `stream`, and DeviceError for an
-        answer that is not in OpenAI's form.
-        """
-        relay = relay_for(self._event_object)
-        # The block of a part after which there is more to do than to send it, and the size of that part.
-        last: list[tuple[EventBlock | None, int]] = []
+        # The size of a part that was relayed and after which this task has more to do than to read on.
+        relayed = 0
 
         def handle(part: bytes) -> bool:
-            if sink is None or relay.ended or not sink.is_ready:
+            nonlocal relayed
+            if relay.ended or not relay.output.has_room:
                 return False
-            block = relay.add(part)
-            if relay.ended or relay.is_over or relay.failure is not None:
-                last.append((block, len(part)))
-                return False
-            if block is not None:
-                sink.send(block)
-            return True
+            relay.add(part)
+            relayed = len(part) if relay.ended or relay.is_over else 0
+            return not relayed
 
         try:
             async with self._sent("POST", path, body, call) as response:
-                read, deadline = reader_of(response, None if sink is None else handle), call.deadline
+                read, deadline = reader_of(response, handle), call.deadline
                 while not relay.is_over:
                     if relay.ended:
                         deadline = min(deadline or inf, monotonic() + AFTER_END_SECONDS)
                     if not (part := await read(deadline)):
                         raise self._stopped()
-                    if last:
-                        block, size = last.pop()
-                        if block is not None:
-                            yield block
-                        # More may have arrived before this task ran again.
-                        part = part[size:]
-                    if part and relay.failure is None and (block := relay.add(part)) is not None:
-                        yield block
-                    if relay.failure is not None:
-                        raise relay.failure
+                    # More may have arrived before this task ran again.
+                    part, relayed = part[relayed:], 0
+                    if part and not relay.is_over:
+                        relay.add(part)
+                    await relay.output.room()
+                if relay.failure is not None:
+                    raise relay.failure
         except NearfarError:
             if not relay.ended:
                 raise
-        yield relay.end()
+        relay.end()
+
+    def event_object(self, data: str) -> dict[str, Any]:
+        """Raises the error that an event reports, and DeviceError for one that is not an object."""
+        value = self._object(data)
+        if isinstance(value.get("error"), dict):
+            raise streamed_error(self.url, value["error"])
+        return value
 
     async def request(self, method: str, path: str, body: Mapping[str, Any] | None, call: Call) -> dict[str, Any]:
         """The object in the server's answer. Raises the errors of `stream`."""
@@ -198,13 +179,6 @@ class Upstream:
     def _stopped(self) -> Unavailable:
         return Unavailable(f"{self.url}: its answer stopped before the end; send the request again", upstream=self.url)
 
-    def _event_object(self, data: str) -> dict[str, Any]:
-        """Raises the error that an event reports, and DeviceError for one that is not an object."""
-        value = self._object(data)
-        if isinstance(value.get("error"), dict):
-            raise streamed_error(self.url, value["error"])
-        return value
-
     def _object(self, data: str) -> dict[str, Any]:
         try:
             value = json.loads(data)
@@ -221,16 +195,13 @@ class Upstream:
         return value
 
 
-def reader_of(
-    response: httpx.Response, handle: Callable[[bytes], bool] | None = None
-) -> Callable[[float | None], Awaitable[bytes]]:
+def reader_of(response: httpx.Response, handle: Callable[[bytes], bool]) -> Callable[[float | None], Awaitable[bytes]]:
     """Return a function that reads the next part of the body, empty at its end, and raises DeadlineExceeded at a
     deadline. ``handle`` may handle some parts; see `Body.handle_parts`.
     """
     body = response.extensions.get(BODY)
     if isinstance(body, Body) and "content-encoding" not in response.headers:
-        if handle is not None:
-            body.handle_parts(handle)
+        body.handle_parts(handle)
 
         async def read(deadline: float | None) -> bytes:
             try:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from nearfar.compiler.errors import DeviceError, NearfarError, Unavailable
+from nearfar.compiler.errors import DeviceError, Unavailable
 
+from ..schema.chat import ChatCompletionChunk
 from ..schema.common import Answer
+from ..schema.completions import AnswerRequest, CompletionChunk, CompletionRequest
 from .upstream_bounds import BoundedChoices, Bounds, says_text
 
 # Other servers' names for a finish reason -> OpenAI's. Further ones, such as content_filter, reach the client
@@ -23,37 +24,21 @@ AFTER_END_SECONDS = 5.0
 # The largest integer that JavaScript represents exactly.
 MAX_COUNT = 1 << 53
 
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 AnswerT = TypeVar("AnswerT", bound=Answer)
 
 
-async def in_our_form(
-    values: AsyncGenerator[dict[str, Any]], name: str, bounds: Bounds
-) -> AsyncGenerator[dict[str, Any]]:
-    """Yield chunks with choices as they arrive, then one with only the usage; ``name`` is our name for the model.
-
-    After the end of all choices only the usage is read, at most `AFTER_END_CHUNKS` chunks and for `AFTER_END_SECONDS`;
-    failures no longer matter then. Raises DeviceError for an answer that is not in OpenAI's form, Unavailable for an
-    answer without a chunk, and the errors of ``values``.
-    """
-    answer = UpstreamAnswer(name, bounds)
-    while not answer.is_over:
-        try:
-            async with asyncio.timeout(AFTER_END_SECONDS if answer.ended else None):
-                value = await anext(values, None)
-        except (TimeoutError, NearfarError):
-            if answer.ended:
-                break
-            raise
-        if value is None:
-            break
-        if (chunk := answer.add(value)) is not None:
-            yield chunk
-    for chunk in answer.end():
-        yield chunk
+def answer_kind(request: AnswerRequest) -> tuple[str, type[Any]]:
+    """The route of other servers for a request, and the class of the chunks of its answer."""
+    if isinstance(request, CompletionRequest):
+        return COMPLETIONS, CompletionChunk
+    return CHAT, ChatCompletionChunk
 
 
 class UpstreamAnswer:
-    """Makes our chunks from the objects of another server's stream.
+    """Makes our chunks from the objects of another server's stream: those with choices, then one with only the usage.
+    ``name`` is our name for the model. After the end of all choices only the usage is read, at most `AFTER_END_CHUNKS`
+    chunks.
 
     If the server reports no usage, the chunks with a text or a call count as the answer's tokens, and the prompt's are
     0.

@@ -8,37 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from nearfar.compiler.errors import DeadlineExceeded, QueueFull, RequestError, Unavailable
 
-from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest
-from ..schema.completions import CompletionChunk, CompletionRequest
+from ..schema.completions import AnswerRequest
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.encoding import EncodingRequest
 from ..schema.rerank import RerankRequest, RerankResponse
 from ..schema.score import ClassifyRequest, ClassifyResponse, ScoreRequest, ScoreResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
-from ..text.writer import Sink
+from ..text.output import Output
 from .dialect import Dialect, generation_body
-from .executor import Call, ChunkT, Encode, EventBlock, Executor, ExecutorState, Opening
-from .relay import ReadEvent, Relay
+from .executor import Call, Executor, ExecutorState, Opening
+from .relay import Relay
 from .replicas import Replicas, prefixes_of
 from .upstream import Upstream, make_upstream
-from .upstream_answers import checked, in_our_form
+from .upstream_answers import CHAT, COMPLETIONS, answer_kind, checked
 from .upstream_bounds import bounds_of
 
 ATTEMPTS = 3
 # The wait before the second attempt is between half of this and all of it; before the third, it is twice as long.
 RETRY_SECONDS = 0.1
-CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+EMBEDDINGS = "/v1/embeddings"
 RERANK, SCORE, CLASSIFY = "/v1/rerank", "/v1/score", "/v1/classify"
 GENERATES = (CHAT, COMPLETIONS)
-
-Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,33 +144,23 @@ class UpstreamExecutor:
         """0 if the upstream does not report it."""
         return self._context
 
-    async def chat(self, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk]:
-        async with aclosing(self._generate(CHAT, request, call)) as values:
-            async for value in values:
-                yield checked(ChatCompletionChunk, value, self._options.name)
-
-    async def complete(self, request: CompletionRequest, call: Call) -> AsyncGenerator[CompletionChunk]:
-        async with aclosing(self._generate(COMPLETIONS, request, call)) as values:
-            async for value in values:
-                yield checked(CompletionChunk, value, self._options.name)
-
-    def relay_chat(
-        self,
-        request: ChatCompletionRequest,
-        call: Call,
-        encode: Encode[ChatCompletionChunk],
-        sink: Sink[EventBlock] | None = None,
-    ) -> AsyncGenerator[EventBlock]:
-        return self._relay(CHAT, request, call, ChatCompletionChunk, encode, sink)
-
-    def relay_completion(
-        self,
-        request: CompletionRequest,
-        call: Call,
-        encode: Encode[CompletionChunk],
-        sink: Sink[EventBlock] | None = None,
-    ) -> AsyncGenerator[EventBlock]:
-        return self._relay(COMPLETIONS, request, call, CompletionChunk, encode, sink)
+    async def answer(self, request: AnswerRequest, call: Call, output: Output[Any]) -> None:
+        """The answer of the first replica that answers."""
+        path, kind = answer_kind(request)
+        self._require_route(path)
+        priority = call.priority if self._options.priorities or self._options.dialect == "nearfar" else None
+        body = generation_body(request, self._model, self._options.dialect, priority=priority)
+        bounds, prefixes, tried = bounds_of(request, self._options.dialect), prefixes_of(request), list[Upstream]()
+        while True:
+            upstream = self._replicas.choose(prefixes, tried)
+            tried.append(upstream)
+            relay = Relay(kind, self._options.name, bounds, output, upstream.event_object)
+            try:
+                return await upstream.answer(path, body, call, relay)
+            except Unavailable as error:
+                if relay.began:
+                    raise
+                await self._before_retry(error, tried)
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:
         answer = checked(EmbeddingResponse, await self._post(EMBEDDINGS, request, call), self._options.name)
@@ -216,69 +202,6 @@ class UpstreamExecutor:
         self._checks.cancel()
         for replica in self._replicas.all:
             await replica.upstream.close()
-
-    async def _generate(
-        self, path: str, request: ChatCompletionRequest | CompletionRequest, call: Call
-    ) -> AsyncGenerator[dict[str, Any]]:
-        """The chunks of the first replica that answers, in our form."""
-        self._require_route(path)
-        body, bounds = self._body(request, call), bounds_of(request, self._options.dialect)
-
-        async def chunks_of(upstream: Upstream) -> AsyncGenerator[dict[str, Any]]:
-            async with (
-                aclosing(upstream.stream(path, body, call)) as values,
-                aclosing(in_our_form(values, self._options.name, bounds)) as chunks,
-            ):
-                async for chunk in chunks:
-                    yield chunk
-
-        async with aclosing(self._first_answer(request, chunks_of)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    def _relay(
-        self,
-        path: str,
-        request: ChatCompletionRequest | CompletionRequest,
-        call: Call,
-        kind: type[ChunkT],
-        encode: Encode[ChunkT],
-        sink: Sink[EventBlock] | None,
-    ) -> AsyncGenerator[EventBlock]:
-        """The events of the first replica that answers."""
-        self._require_route(path)
-        body, bounds = self._body(request, call), bounds_of(request, self._options.dialect)
-
-        def relay_for(read: ReadEvent) -> Relay[ChunkT]:
-            return Relay(kind, self._options.name, bounds, encode, read)
-
-        return self._first_answer(request, lambda upstream: upstream.relay(path, body, call, relay_for, sink))
-
-    def _body(self, request: ChatCompletionRequest | CompletionRequest, call: Call) -> dict[str, Any]:
-        priority = call.priority if self._options.priorities or self._options.dialect == "nearfar" else None
-        return generation_body(request, self._model, self._options.dialect, priority=priority)
-
-    async def _first_answer(
-        self,
-        request: ChatCompletionRequest | CompletionRequest,
-        answer_of: Callable[[Upstream], AsyncGenerator[Part]],
-    ) -> AsyncGenerator[Part]:
-        """The answer of the first replica that answers."""
-        prefixes, tried = prefixes_of(request), list[Upstream]()
-        while True:
-            upstream = self._replicas.choose(prefixes, tried)
-            tried.append(upstream)
-            began = False
-            try:
-                async with aclosing(answer_of(upstream)) as parts:
-                    async for part in parts:
-                        began = True
-                        yield part
-                return
-            except Unavailable as error:
-                if began:
-                    raise
-                await self._before_retry(error, tried)
 
     async def _post(
         self, path: str, request: EncodingRequest | TokenizeRequest | DetokenizeRequest, call: Call

@@ -9,8 +9,7 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,17 @@ from typing import Any
 from nearfar.compiler.errors import DeadlineExceeded, QueueFull, RequestError, ToolError, Unavailable
 
 from ..option_types import HANG_SECONDS
-from ..schema.chat import ChatCompletionRequest
-from ..schema.completions import CompletionRequest
+from ..schema.completions import AnswerRequest
 from ..schema.encoding import EncodingRequest
 from ..schema.tokenize import DetokenizeRequest, TokenizeRequest
+from ..text.output import Output
 from .executor import Call, ExecutorState, Opening
 from .nodes import Nodes
 from .registry import default_name
 from .replicas import Replicas
 from .supervised import ServerProgram, SupervisedServer
 from .upstream import Upstream, make_upstream
-from .upstream_executor import Part, UpstreamExecutor, UpstreamOptions, discover
+from .upstream_executor import UpstreamExecutor, UpstreamOptions, discover
 from .vllm_arguments import CheckpointFacts, checkpoint_facts, model_arguments
 
 WITHOUT_FILES = (
@@ -147,14 +146,10 @@ class VllmExecutor(UpstreamExecutor):
         await super().close()
         await self.server.stop()
 
-    async def _first_answer(
-        self, request: ChatCompletionRequest | CompletionRequest, answer_of: Callable[[Upstream], AsyncGenerator[Part]]
-    ) -> AsyncGenerator[Part]:
+    async def answer(self, request: AnswerRequest, call: Call, output: Output[Any]) -> None:
         self._require_ready()
         try:
-            async with aclosing(super()._first_answer(request, answer_of)) as parts:
-                async for part in parts:
-                    yield part
+            await super().answer(request, call, output)
         except Unavailable as error:
             await self._explain(error)
             raise

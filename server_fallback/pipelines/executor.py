@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -17,12 +17,13 @@ from ..executors.encoder_executor import EncoderExecutor
 from ..executors.executor import Call, Executor, ExecutorState, Ranks, UnknownModel
 from ..retrieval.store import Passage, VectorStore
 from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest, Message
-from ..schema.completions import CompletionChunk, CompletionRequest
+from ..schema.completions import AnswerRequest, CompletionRequest
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
-from ..schema.fold import fold_chat
+from ..schema.fold import ChatFold
 from ..schema.pipeline import PipelineTrace, StepTime, UsedPassage
 from ..schema.rerank import RerankRequest
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from ..text.output import Answering, Changed, Output, folded
 from .plan import PLACEHOLDER, Plan, inputs_of
 from .schema import ChatStep, EmbedStep, PipelineStep, RerankStep, SearchStep, Step
 
@@ -83,28 +84,32 @@ class PipelineExecutor:
         self._running = 0
         self.context = context
 
-    async def chat(self, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk, None]:
+    async def answer(self, request: AnswerRequest, call: Call, output: Output[Any]) -> None:
+        if isinstance(request, CompletionRequest):
+            self._refuse()
         run = Run(request, call, values={"question": _question(request.messages)})
         self._running += 1
         try:
             await self._run_steps(run)
-            async with aclosing(self._last(run)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+            await self._last(run, output)
         finally:
             self._running -= 1
 
-    async def _last(self, run: Run) -> AsyncGenerator[ChatCompletionChunk, None]:
+    async def _last(self, run: Run, output: Output[ChatCompletionChunk]) -> None:
         """The chunks of the last step, as this pipeline's."""
         last, begins, is_first = self._plan.last, time.monotonic(), True
-        async with aclosing(await self._answer(last, run, run.call, is_last=True)) as chunks:
-            async for chunk in chunks:
-                trace = None
-                if is_first:
-                    trace, is_first = run.trace(last), False
-                elif any(choice.finish_reason is not None for choice in chunk.choices):
-                    trace = PipelineTrace(steps=[*run.times, _time(last, run, begins)])
-                yield chunk.model_copy(update={"model": self._name, "nearfar": trace})
+
+        def as_ours(chunk: ChatCompletionChunk) -> ChatCompletionChunk:
+            nonlocal is_first
+            trace = None
+            if is_first:
+                trace, is_first = run.trace(last), False
+            elif any(choice.finish_reason is not None for choice in chunk.choices):
+                trace = PipelineTrace(steps=[*run.times, _time(last, run, begins)])
+            return chunk.model_copy(update={"model": self._name, "nearfar": trace})
+
+        answering = await self._answering(last, run, run.call, is_last=True)
+        await answering(Changed(output, as_ours))
         self._ended(last, run, begins)
 
     async def _run_steps(self, run: Run) -> None:
@@ -137,7 +142,7 @@ class PipelineExecutor:
             case RerankStep():
                 run.values[step.output] = await self._rerank(step, run, call)
             case ChatStep() | PipelineStep():
-                answer = await fold_chat(await self._answer(step, run, call, is_last=False))
+                answer = await folded(await self._answering(step, run, call, is_last=False), ChatFold())
                 run.values[step.output] = answer.choices[0].message.content or ""
         self._ended(step, run, begins)
 
@@ -160,9 +165,9 @@ class PipelineExecutor:
         )
         return [replace(passages[each.index], score=each.relevance_score) for each in answer.results]
 
-    async def _answer(
+    async def _answering(
         self, step: ChatStep | PipelineStep, run: Run, call: Call, *, is_last: bool
-    ) -> AsyncGenerator[ChatCompletionChunk, None]:
+    ) -> Answering[ChatCompletionChunk]:
         request, messages = run.request, list(run.request.messages)
         if step.prompt is not None:
             messages = [Message(role="user", content=_filled(step.prompt, run))]
@@ -180,7 +185,7 @@ class PipelineExecutor:
                 given["temperature"] = step.temperature
         request = ChatCompletionRequest.model_construct(**given, model=model, messages=messages, stream=True)
         executor = self._inner[step.pipeline] if isinstance(step, PipelineStep) else await self._executor(step.model)
-        return executor.chat(request, call)
+        return partial(executor.answer, request, call)
 
     async def _executor(self, name: str) -> Executor:
         try:
@@ -201,14 +206,6 @@ class PipelineExecutor:
             run.call.observe_step(ended, begins)
 
     # --- the rest of an executor ---
-
-    async def complete(
-        self,
-        request: CompletionRequest,  # noqa: ARG002
-        call: Call,  # noqa: ARG002
-    ) -> AsyncGenerator[CompletionChunk, None]:
-        self._refuse()
-        yield
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:  # noqa: ARG002
         self._refuse()

@@ -21,9 +21,10 @@ from nearfar.compiler.errors import RequestError
 from ..executors.executor import Call, Executor
 from ..executors.registry import default_name
 from ..schema.chat import ChatCompletion, ChatCompletionChunk
-from ..schema.fold import fold_chat
+from ..schema.fold import ChatFold
 from ..schema.functions import with_function_calls
 from ..schema.routed import RoutedChatRequest
+from ..text.output import Changed, Output, folded, streamed
 from .decision.budget import Ledger
 from .decision.policy import Policy
 from .hybrid_executor import HybridExecutor
@@ -127,10 +128,14 @@ class Completions:
         """
         request = read_request({"model": self._name, **parameters})
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        chunks = self._executor.chat(request, Call(str(uuid4()), request.priority or 0, deadline))
-        if request.functions is not None:
-            chunks = with_function_calls(chunks)
-        return chunks if stream else await fold_chat(chunks)
+        call = Call(str(uuid4()), request.priority or 0, deadline)
+
+        async def answer(output: Output[ChatCompletionChunk]) -> None:
+            if request.functions is not None:
+                output = Changed(output, with_function_calls)
+            await self._executor.answer(request, call, output)
+
+        return streamed(answer) if stream else await folded(answer, ChatFold())
 
 
 def read_request(parameters: Mapping[str, Any]) -> RoutedChatRequest:

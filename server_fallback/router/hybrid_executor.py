@@ -5,18 +5,18 @@ its route.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 from pydantic import BaseModel
 
 from nearfar.compiler.errors import RequestError
 
 from ..executors.executor import Abilities, Call, ExecutorState
-from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest
+from ..schema.chat import ChatCompletionRequest
 from ..schema.common import GenerationRequest
-from ..schema.completions import CompletionChunk, CompletionRequest
+from ..schema.completions import AnswerRequest, CompletionRequest
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.routed import (
     RoutedChatRequest,
@@ -27,6 +27,7 @@ from ..schema.routed import (
     unlabelled_embedding,
 )
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from ..text.output import Output
 from .answer.forms import ChatForm, CompletionForm
 from .answer.running_answer import RunningAnswer
 from .decision.situation import FarState, Message, NearState, Situation
@@ -50,8 +51,15 @@ class HybridExecutor:
         far = (sides.far.model.context or 0) if sides.far is not None and sides.far.model is not None else 0
         return max(near, far)
 
-    async def chat(self, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk, None]:
+    async def answer(self, request: AnswerRequest, call: Call, output: Output[Any]) -> None:
         one_answer(request)
+        read = self._completion(request, call) if isinstance(request, CompletionRequest) else self._chat(request, call)
+        async with aclosing((await read).chunks()) as chunks:
+            async for chunk in chunks:
+                output.chunk(chunk)
+                await output.room()
+
+    async def _chat(self, request: ChatCompletionRequest, call: Call) -> RunningAnswer[Any]:
         situation = situation_of(request, *await asyncio.to_thread(texts_of, request))
         situation = replace(
             situation,
@@ -60,13 +68,9 @@ class HybridExecutor:
             vision=any(message.images for message in request.messages),
         )
         plain = unlabelled_chat(request)
-        answer = RunningAnswer(self.sides, plain, situation, ChatForm(self._name, plain), call)
-        async with aclosing(answer.chunks()) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        return RunningAnswer(self.sides, plain, situation, ChatForm(self._name, plain), call)
 
-    async def complete(self, request: CompletionRequest, call: Call) -> AsyncGenerator[CompletionChunk, None]:
-        one_answer(request)
+    async def _completion(self, request: CompletionRequest, call: Call) -> RunningAnswer[Any]:
         if request.echo or request.suffix or request.best_of not in (None, 1):
             raise RequestError(
                 "echo, best_of and suffix are not supported when two sides may answer; remove them", param="echo"
@@ -75,10 +79,7 @@ class HybridExecutor:
         _, texts = await asyncio.to_thread(texts_of, request)
         situation = replace(situation_of(request, (prompt,), texts), max_tokens=request.max_tokens)
         plain = unlabelled_completion(request)
-        answer = RunningAnswer(self.sides, plain, situation, CompletionForm(self._name, plain), call)
-        async with aclosing(answer.chunks()) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        return RunningAnswer(self.sides, plain, situation, CompletionForm(self._name, plain), call)
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:
         """As `encoding.embed`."""

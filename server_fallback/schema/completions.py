@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .chat import ResponseFormat
+from .chat import ChatCompletionRequest, ResponseFormat
 from .common import Answer, FinishReason, GenerationRequest, PromptLogprobs, Texts, Usage
 from .route import Route
 
@@ -29,6 +29,10 @@ class CompletionRequest(GenerationRequest):
     # Extension from vLLM.
     response_format: ResponseFormat | None = None
     split_special_tokens: bool | None = None
+
+
+# The requests that a model's text answers.
+AnswerRequest = ChatCompletionRequest | CompletionRequest
 
 
 class CompletionLogprobs(Answer):

@@ -1,11 +1,11 @@
-"""Fold the chunks of a streamed answer into the complete answer.
+"""Add up the chunks of a streamed answer to the complete answer.
 
 The last chunk must have the usage, as `executors.executor.Executor` promises.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,55 +34,70 @@ from .route import Route
 PROMPT_FIELDS = ("prompt_token_ids", "prompt_logprobs")
 
 
-async def fold_chat(chunks: AsyncIterable[ChatCompletionChunk]) -> ChatCompletion:
-    """The complete chat completion. Raises Unavailable if the chunks end too early, and what the chunks raise."""
-    choices: dict[int, _ChatParts] = {}
-    last = None
-    route = None
-    trace: PipelineTrace | None = None
-    prompt: dict[str, Any] = {}
-    async for chunk in chunks:
-        if withdraws(route, chunk.route):
-            choices.clear()
-        route = chunk.route or route
+class ChatFold:
+    """A `Fold` of chats."""
+
+    def __init__(self) -> None:
+        self._choices: dict[int, _ChatParts] = {}
+        self._last: ChatCompletionChunk | None = None
+        self._route: Route | None = None
+        self._trace: PipelineTrace | None = None
+        self._prompt: dict[str, Any] = {}
+
+    def add(self, chunk: ChatCompletionChunk) -> None:
+        if withdraws(self._route, chunk.route):
+            self._choices.clear()
+        self._route = chunk.route or self._route
         if chunk.nearfar is not None:
-            passages = chunk.nearfar.passages or (None if trace is None else trace.passages)
-            trace = PipelineTrace(steps=chunk.nearfar.steps, passages=passages)
+            passages = chunk.nearfar.passages or (None if self._trace is None else self._trace.passages)
+            self._trace = PipelineTrace(steps=chunk.nearfar.steps, passages=passages)
         for choice in chunk.choices:
-            choices.setdefault(choice.index, _ChatParts()).add(choice)
-        prompt |= _given(chunk, PROMPT_FIELDS)
-        last = chunk
-    if last is None or last.usage is None:
-        raise _cut_off()
-    folded = [parts.choice(index) for index, parts in sorted(choices.items())]
-    return ChatCompletion(
-        id=last.id,
-        created=last.created,
-        model=last.model,
-        choices=folded,
-        usage=last.usage,
-        route=route,
-        nearfar=trace,
-        **prompt,
-    )
+            self._choices.setdefault(choice.index, _ChatParts()).add(choice)
+        self._prompt |= _given(chunk, PROMPT_FIELDS)
+        self._last = chunk
+
+    def answer(self) -> ChatCompletion:
+        """Raises Unavailable if the chunks ended too early."""
+        last = self._last
+        if last is None or last.usage is None:
+            raise _cut_off()
+        return ChatCompletion(
+            id=last.id,
+            created=last.created,
+            model=last.model,
+            choices=[parts.choice(index) for index, parts in sorted(self._choices.items())],
+            usage=last.usage,
+            route=self._route,
+            nearfar=self._trace,
+            **self._prompt,
+        )
 
 
-async def fold_completion(chunks: AsyncIterable[CompletionChunk]) -> Completion:
-    """The complete completion. Raises Unavailable if the chunks end too early, and what the chunks raise."""
-    choices: dict[int, list[CompletionChoice]] = {}
-    last = None
-    route = None
-    async for chunk in chunks:
-        if withdraws(route, chunk.route):
-            choices.clear()
-        route = chunk.route or route
+class CompletionFold:
+    """A `Fold` of completions."""
+
+    def __init__(self) -> None:
+        self._choices: dict[int, list[CompletionChoice]] = {}
+        self._last: CompletionChunk | None = None
+        self._route: Route | None = None
+
+    def add(self, chunk: CompletionChunk) -> None:
+        if withdraws(self._route, chunk.route):
+            self._choices.clear()
+        self._route = chunk.route or self._route
         for choice in chunk.choices:
-            choices.setdefault(choice.index, []).append(choice)
-        last = chunk
-    if last is None or last.usage is None:
-        raise _cut_off()
-    folded = [_folded_text(index, parts) for index, parts in sorted(choices.items())]
-    return Completion(id=last.id, created=last.created, model=last.model, choices=folded, usage=last.usage, route=route)
+            self._choices.setdefault(choice.index, []).append(choice)
+        self._last = chunk
+
+    def answer(self) -> Completion:
+        """Raises Unavailable if the chunks ended too early."""
+        last = self._last
+        if last is None or last.usage is None:
+            raise _cut_off()
+        folded = [_folded_text(index, parts) for index, parts in sorted(self._choices.items())]
+        return Completion(
+            id=last.id, created=last.created, model=last.model, choices=folded, usage=last.usage, route=self._route
+        )
 
 
 def withdraws(before: Route | None, now: Route | None) -> bool:

@@ -2,14 +2,13 @@
 
 The older form has ``functions`` and ``function_call`` for ``tools`` and ``tool_choice``, ``function_call`` for the call
 of a message, and the role "function" for a result. `as_tools` and `as_tool_messages` translate requests while they are
-validated, and `with_function_calls` the answer before it is sent, so that nothing between them knows the older form.
+validated, and `with_function_calls` the chunks before it is sent, so that nothing between them knows the older form.
 Source: OpenAI's API reference, "Create chat completion", the deprecated parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
@@ -136,13 +135,9 @@ def as_tool_messages(messages: Sequence[AnyMessage]) -> list[AnyMessage]:
     return folded
 
 
-async def with_function_calls(
-    chunks: AsyncGenerator[ChatCompletionChunk, None],
-) -> AsyncGenerator[ChatCompletionChunk, None]:
-    """The chunks with the first call of each choice in the older form, and without any other call."""
-    async with aclosing(chunks):
-        async for chunk in chunks:
-            yield chunk.model_copy(update={"choices": [_older(choice) for choice in chunk.choices]})
+def with_function_calls(chunk: ChatCompletionChunk) -> ChatCompletionChunk:
+    """The chunk with the first call of each choice in the older form, and without any other call."""
+    return chunk.model_copy(update={"choices": [_older(choice) for choice in chunk.choices]})
 
 
 def _tool(function: PlainFunction) -> Tool:

@@ -1,94 +1,40 @@
-"""An answer of one or several choices: merges their streams, writes its chunks, and adds up the usage."""
+"""An answer of one or several choices: writes its chunks, and adds up the usage."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from typing import Generic, Protocol
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol
 
-from ..engine.request import PromptLogprobs, TokenRequest
+from ..engine.request import TokenRequest
 from ..schema.common import CompletionTokensDetails, PromptTokensDetails, Usage
-from .choice import ChoiceEnd, Piece
-from .writer import Sink, Written, Written_co
-
-# What a choice yields.
-Part = PromptLogprobs | Piece | ChoiceEnd
-Choice = AsyncGenerator[Part, None]
+from .choice import ChoiceEnd, Part
 
 
-class Answer(Protocol[Written_co]):
-    """Writes the chunks of an answer."""
+class Answer(Protocol):
+    """Sends the chunks of an answer to its output."""
 
-    def begin(self) -> Sequence[Written_co]: ...
+    def begin(self) -> None: ...
 
-    def add(self, index: int, item: Part) -> Sequence[Written_co]:
-        """The chunks of a part of the choice ``index``."""
+    def add(self, index: int, item: Part) -> None:
+        """Send the chunks of a part of the choice ``index``."""
 
-    def end(self) -> Written_co:
-        """The chunk with the usage, after the ends of all choices."""
-
-
-async def written_answer(answer: Answer[Written], choices: Sequence[Choice]) -> AsyncGenerator[Written, None]:
-    """Yield the chunks of an answer. Raises the errors of the choices."""
-    for written in answer.begin():
-        yield written
-    async with aclosing(answer_all(choices)) as items:
-        async for index, item in items:
-            for written in answer.add(index, item):
-                yield written
-    yield answer.end()
+    def end(self) -> None:
+        """Send the chunk with the usage, after the ends of all choices."""
 
 
-class PieceSink(Generic[Written]):
-    """A `Sink` for the pieces of an answer's only choice."""
-
-    def __init__(self, answer: Answer[Written], sink: Sink[Written]) -> None:
-        self._answer, self._sink = answer, sink
-
-    @property
-    def is_ready(self) -> bool:
-        return self._sink.is_ready
-
-    def send(self, piece: Piece) -> None:
-        for written in self._answer.add(0, piece):
-            self._sink.send(written)
-
-
-async def answer_all(choices: Sequence[Choice]) -> AsyncGenerator[tuple[int, Part], None]:
-    """Yield what each choice yields, with its index. If one fails or the consumer stops reading, all are closed."""
+async def all_choices(choices: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run the choices of an answer. If one fails or this is cancelled, all end."""
     if len(choices) == 1:
-        async with aclosing(choices[0]) as only:
-            async for piece in only:
-                yield 0, piece
+        await choices[0]
         return
-    events: asyncio.Queue[tuple[int, Part | BaseException]] = asyncio.Queue()
-    tasks = [asyncio.create_task(_forward(index, choice, events)) for index, choice in enumerate(choices)]
+    tasks = [asyncio.ensure_future(choice) for choice in choices]
     try:
-        running = len(choices)
-        while running:
-            index, item = await events.get()
-            if isinstance(item, BaseException):
-                raise item
-            running -= isinstance(item, ChoiceEnd)
-            yield index, item
+        await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _forward(index: int, choice: Choice, events: asyncio.Queue[tuple[int, Part | BaseException]]) -> None:
-    try:
-        async with aclosing(choice):
-            async for item in choice:
-                events.put_nowait((index, item))
-    except (asyncio.CancelledError, GeneratorExit):
-        raise
-    except BaseException as error:
-        # The reader raises it. A panic of the tokenizers library is not an Exception, and would leave the reader
-        # waiting.
-        events.put_nowait((index, error))
 
 
 def usage_of(requests: Sequence[TokenRequest], ends: Sequence[ChoiceEnd], n: int) -> Usage:

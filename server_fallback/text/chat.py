@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic
+from typing import Any
 
 from nearfar.compiler.bundle.entries import ToolFormatEntry
 
@@ -15,13 +15,13 @@ from ..schema.chat import ChatCompletionChunk, ChatLogprobs, ChunkChoice, Delta,
 from ..schema.common import FinishReason, TokenLogprob, TopLogprob
 from ..schema.common import PromptLogprobs as PromptLogprobsList
 from ..schema.functions import FunctionCallDelta
-from .answers import Part, usage_of
-from .choice import ChoiceEnd, Piece, TokenSpan
+from .answers import usage_of
+from .choice import ChoiceEnd, Part, Piece, TokenSpan
+from .output import Output
 from .prompt_tokens import prompt_logprobs
 from .token_bytes import KeptText
 from .tool_call_stream import ArgumentsEvent, CallEvent, TextEvent, ToolCallEvent, ToolCallStream
 from .vocabulary import Vocabulary
-from .writer import Writer, Written
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ChatForm:
     calls: ToolFormatEntry | None
     one_call: bool
     lists_tokens: bool
-    vocabulary: Vocabulary | None
+    vocabulary: Vocabulary | None = None
     call_begins: Sequence[str] | None = None
     call_texts: Mapping[str, frozenset[str]] | None = None
     prompt_logprobs: int | None = None
@@ -66,13 +66,11 @@ class _Head:
         return ChatCompletionChunk(id=self.id, created=self.created, model=self.model, choices=list(choices), **rest)
 
 
-class ChatAnswer(Generic[Written]):
+class ChatAnswer:
     """Implements `Answer`. All choices answer one prompt. The last chunk has the usage and no choices."""
 
-    def __init__(
-        self, requests: Sequence[TokenRequest], form: ChatForm, writer: Writer[ChatCompletionChunk, Written]
-    ) -> None:
-        self._requests, self._form, self._writer = requests, form, writer
+    def __init__(self, requests: Sequence[TokenRequest], form: ChatForm, output: Output[ChatCompletionChunk]) -> None:
+        self._requests, self._form, self._output = requests, form, output
         self._head = _Head(form.model)
         self._states = [
             _ChoiceState(
@@ -83,45 +81,50 @@ class ChatAnswer(Generic[Written]):
             for _ in requests
         ]
 
-    def begin(self) -> Sequence[Written]:
+    def begin(self) -> None:
         """The ids of the prompt, unless they come with its log-probabilities."""
-        return (self._prompt(),) if self._form.lists_ids and self._form.prompt_logprobs is None else ()
+        if self._form.lists_ids and self._form.prompt_logprobs is None:
+            self._send_prompt()
 
-    def add(self, index: int, item: Part) -> Sequence[Written]:
+    def add(self, index: int, item: Part) -> None:
         state, form = self._states[index], self._form
         if isinstance(item, PromptLogprobs):
             assert form.vocabulary is not None
             assert form.prompt_logprobs is not None
-            return (self._prompt(prompt_logprobs(form.vocabulary, item.tokens, form.prompt_logprobs)),)
-        if isinstance(item, Piece):
+            self._send_prompt(prompt_logprobs(form.vocabulary, item.tokens, form.prompt_logprobs))
+        elif isinstance(item, Piece):
             plain = state.parser is None and form.vocabulary is None and not item.reasoning and not item.ids
             if state.started and plain:
-                return (self._writer.text(index, item.text, self._text_chunk),) if item.text else ()
+                if item.text:
+                    self._output.text(index, item.text, self._text_chunk)
+                return
             events = [TextEvent(item.text)] if state.parser is None else state.parser.feed(item.text)
             tokens = _with_content(state, form, events, item.tokens)
-            return self._written(_choices(index, state, item.reasoning, events, tokens, form, item.ids))
-        state.end = item
-        events = state.parser.finish() if state.parser is not None else []
-        tokens = _with_content(state, form, events, ())
-        end = ChunkChoice(index=index, delta=Delta(), finish_reason=_finish_reason(item, state.parser))
-        return self._written([*_choices(index, state, "", events, tokens, form), end])
+            self._send(_choices(index, state, item.reasoning, events, tokens, form, item.ids))
+        else:
+            state.end = item
+            events = state.parser.finish() if state.parser is not None else []
+            tokens = _with_content(state, form, events, ())
+            end = ChunkChoice(index=index, delta=Delta(), finish_reason=_finish_reason(item, state.parser))
+            self._send([*_choices(index, state, "", events, tokens, form), end])
 
-    def end(self) -> Written:
+    def end(self) -> None:
         ends = [state.end for state in self._states if state.end is not None]
         usage = usage_of(self._requests, ends, len(self._requests))
-        return self._writer.chunk(self._head.chunk(usage=usage))
+        self._output.chunk(self._head.chunk(usage=usage))
 
-    def _prompt(self, listed: PromptLogprobsList | None = None) -> Written:
+    def _send_prompt(self, listed: PromptLogprobsList | None = None) -> None:
         """The first chunk, with what is reported of the prompt."""
         ids = list(self._requests[0].prompt_ids) if self._form.lists_ids else None
         first = _choices(0, self._states[0], "", (), (), self._form)
-        return self._writer.chunk(self._head.chunk(*first, prompt_token_ids=ids, prompt_logprobs=listed))
+        self._output.chunk(self._head.chunk(*first, prompt_token_ids=ids, prompt_logprobs=listed))
 
     def _text_chunk(self, index: int, text: str) -> ChatCompletionChunk:
         return self._head.chunk(ChunkChoice(index=index, delta=Delta(content=text)))
 
-    def _written(self, choices: Sequence[ChunkChoice]) -> Sequence[Written]:
-        return [self._writer.chunk(self._head.chunk(choice)) for choice in choices]
+    def _send(self, choices: Sequence[ChunkChoice]) -> None:
+        for choice in choices:
+            self._output.chunk(self._head.chunk(choice))
 
 
 def _choices(

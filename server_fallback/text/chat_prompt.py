@@ -32,7 +32,7 @@ class Chat:
 class ChatPrompt(NamedTuple):
     """The token ids of a prompt, and the state of its answer: "content" for a model that does not reason."""
 
-    ids: list[int]
+    ids: Sequence[int]
     state: State
 
 
@@ -111,7 +111,7 @@ def encode_rendered(
     if chat.begun is None:
         return ChatPrompt(ids, state)
     begun_ids, state = reasoning.begun(state, chat.begun, chat.begun_reasoning)
-    return ChatPrompt(ids + begun_ids, state)
+    return ChatPrompt([*ids, *begun_ids], state)
 
 
 def _read(message: Message, where: str) -> Mapping[str, Any]:

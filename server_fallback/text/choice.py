@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
 
 from nearfar.compiler.text.stop_strings import StopAutomaton, StopStrings
 from nearfar.compiler.text.text_stream import TextStream
@@ -19,11 +19,15 @@ from ..engine.request import (
     TokenRequest,
     TokenSource,
     batches_of,
+    items_of,
 )
+from .output import Output
 from .reasoning import Parts, Reasoning, ReasoningParser, State
 from .token_bytes import cut_parts, split_text
 from .vocabulary import Vocabulary
-from .writer import Sink
+
+# How many of the prompt's last tokens are observed.
+OBSERVED = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,54 +86,114 @@ class ChoiceEnd:
     reasoning_tokens: int | None = None
 
 
-async def answer_choice(
+# What a choice sends.
+Part = PromptLogprobs | Piece | ChoiceEnd
+
+
+class Observer(Protocol):
+    """Callables that are called with the seconds until the device received an answer's first token, with each token's
+    id, and before that with the log-probabilities of the prompt's last tokens, at most `OBSERVED`; or None.
+    """
+
+    @property
+    def observe_queue(self) -> Callable[[float], None] | None: ...
+
+    @property
+    def observe_token(self) -> Callable[[int], None] | None: ...
+
+    @property
+    def observe_prompt_logprobs(self) -> Callable[[Sequence[float]], None] | None: ...
+
+
+async def write_choice(
     source: TokenSource,
     tokenizer: Tokenizer,
     request: TokenRequest,
     form: AnswerText,
-    sink: Sink[Piece] | None = None,
-) -> AsyncGenerator[PromptLogprobs | Piece | ChoiceEnd, None]:
-    """Yield the prompt's log-probabilities if the source does, a piece for each batch of tokens, which is empty while
-    its text is held back, and finally the end.
+    observer: Observer,
+    send: Callable[[Part], None],
+    output: Output[Any],
+) -> None:
+    """Send the prompt's log-probabilities if the request wants them, a piece for each token that arrives while the
+    output has room, or for all that have arrived when it has, and finally the end. A piece is empty while its text is
+    held back.
 
-    ``sink`` receives the pieces of tokens that arrive while it is ready, and these are not yielded. Raises the errors
-    of the source.
+    A request for zero tokens is answered without the source, unless it wants log-probabilities of the prompt. Raises
+    the errors of the source.
     """
     choice = _Choice(tokenizer, form, request)
-    # The piece of a token that ended the answer outside of this generator.
+    observe_token, observe_prompt = observer.observe_token, observer.observe_prompt_logprobs
+    lists_prompt = request.prompt_logprobs > 0
+    # The piece of a token that ended the answer while this task waited.
     last: list[Piece] = []
 
     def handle(token: GeneratedToken) -> bool:
-        if sink is None or not sink.is_ready:
+        if not output.has_room:
             return False
+        if observe_token is not None:
+            observe_token(token.token_id)
         piece = choice.feed(token)
         if choice.may_stop and choice.stopped:
             last.append(piece)
             return False
-        sink.send(piece)
+        send(piece)
         return True
 
-    async with aclosing(batches_of(source, request, None if sink is None else handle)) as batches:
+    if request.max_tokens == 0:
+        batches = only_prompt(source, request)
+    else:
+        if observe_prompt is not None:
+            request = replace(request, prompt_logprobs=max(request.prompt_logprobs, OBSERVED))
+        batches = batches_of(source, request, handle)
+    async with aclosing(batches):
         async for batch in batches:
             pieces, end = list[Piece](), None
             for item in batch:
                 if isinstance(item, PromptLogprobs):
-                    yield item
+                    if observe_prompt is not None:
+                        observe_prompt(item.values[-OBSERVED:])
+                    if lists_prompt:
+                        send(item)
                     continue
                 if isinstance(item, Completion):
+                    if observer.observe_queue is not None:
+                        observer.observe_queue(item.queue_seconds)
                     pieces.append(choice.finish(item.end_token))
                     reason = "stop" if choice.stopped else item.finish_reason
                     end = ChoiceEnd(reason, item.completion_tokens, item, choice.reasoning_tokens)
                     break
-                pieces.append(last.pop() if last else choice.feed(item))
+                if last:
+                    pieces.append(last.pop())
+                else:
+                    if observe_token is not None:
+                        observe_token(item.token_id)
+                    pieces.append(choice.feed(item))
                 if choice.stopped:
                     end = ChoiceEnd("stop", choice.count, None, choice.reasoning_tokens)
                     break
-            for piece in pieces if len(pieces) == 1 else joined(pieces):
-                yield piece
+            for piece in pieces if len(pieces) == 1 or observe_token is not None else joined(pieces):
+                send(piece)
             if end is not None:
-                yield end
+                send(end)
+            await output.room()
+            if end is not None:
                 return
+
+
+async def only_prompt(
+    source: TokenSource, request: TokenRequest
+) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | Completion], None]:
+    """The prompt's log-probabilities, and an answer without tokens: the engine's own has at least one."""
+    end = Completion("length", len(request.prompt_ids), 0, 0, 0.0, 0.0, 0.0)
+    if request.prompt_logprobs > 0:
+        prompt = replace(request, max_tokens=1, min_tokens=0, constraint=None)
+        async with aclosing(items_of(batches_of(source, prompt))) as items:
+            async for item in items:
+                if isinstance(item, PromptLogprobs):
+                    yield [item]
+                elif isinstance(item, Completion):
+                    end = replace(item, finish_reason="length", completion_tokens=0, end_token=None)
+    yield [end]
 
 
 def joined(pieces: Sequence[Piece]) -> Iterator[Piece]:

@@ -6,19 +6,18 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic
 
 from nearfar.compiler.text.tokenizer import Tokenizer
 
 from ..engine.request import PromptLogprobs, TokenRequest
 from ..schema.common import Usage
 from ..schema.completions import CompletionChoice, CompletionChunk, CompletionLogprobs
-from .answers import Part, usage_of
-from .choice import ChoiceEnd, TokenSpan
+from .answers import usage_of
+from .choice import ChoiceEnd, Part, TokenSpan
+from .output import Output
 from .prompt_tokens import echo_logprobs, named_logprobs, prompt_logprobs
 from .requests import check_length, check_prompt
 from .vocabulary import Vocabulary
-from .writer import Writer, Written
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,50 +88,42 @@ class CompletionForm:
         return bool(self.echoes) and self.logprobs is not None
 
 
-class CompletionAnswer(Generic[Written]):
+class CompletionAnswer:
     """Implements `Answer`. The last chunk has the usage and no choices."""
 
-    def __init__(
-        self, requests: Sequence[TokenRequest], form: CompletionForm, writer: Writer[CompletionChunk, Written]
-    ) -> None:
-        self._requests, self._form, self._writer = requests, form, writer
+    def __init__(self, requests: Sequence[TokenRequest], form: CompletionForm, output: Output[CompletionChunk]) -> None:
+        self._requests, self._form, self._output = requests, form, output
         self._identity, self._created = f"cmpl-{uuid.uuid4()}", int(time.time())
         self._ends: dict[int, ChoiceEnd] = {}
 
-    def begin(self) -> Sequence[Written]:
+    def begin(self) -> None:
         """The echoes, unless they wait for their log-probabilities, and the ids of the prompts."""
         form = self._form
         echoes = [""] * len(self._requests) if form.echoes_tokens or not form.echoes else form.echoes
-        choices = [
-            CompletionChoice(
-                index=index, text=text, prompt_token_ids=list(request.prompt_ids) if form.lists_ids else None
-            )
-            for index, (text, request) in enumerate(zip(echoes, self._requests, strict=True))
-            if text or form.lists_ids
-        ]
-        return [self._writer.chunk(self._chunk(choice)) for choice in choices]
+        for index, (text, request) in enumerate(zip(echoes, self._requests, strict=True)):
+            if text or form.lists_ids:
+                ids = list(request.prompt_ids) if form.lists_ids else None
+                self._send(CompletionChoice(index=index, text=text, prompt_token_ids=ids))
 
-    def add(self, index: int, item: Part) -> Sequence[Written]:
-        writer = self._writer
+    def add(self, index: int, item: Part) -> None:
         if isinstance(item, PromptLogprobs):
-            return (writer.chunk(self._chunk(self._prompt(index, item))),)
-        if isinstance(item, ChoiceEnd):
+            self._send(self._prompt(index, item))
+        elif isinstance(item, ChoiceEnd):
             self._ends[index] = item
-            end = CompletionChoice(index=index, text="", finish_reason=item.finish_reason)
-            return (writer.chunk(self._chunk(end)),)
-        if item.tokens or item.ids:
-            choice = CompletionChoice(
-                index=index,
-                text=item.text,
-                logprobs=self._logprobs(index, item.tokens) if item.tokens else None,
-                token_ids=list(item.ids) or None,
-            )
-            return (writer.chunk(self._chunk(choice)),)
-        return (writer.text(index, item.text, self._text_chunk),) if item.text else ()
+            self._send(CompletionChoice(index=index, text="", finish_reason=item.finish_reason))
+        elif item.tokens or item.ids:
+            logprobs = self._logprobs(index, item.tokens) if item.tokens else None
+            ids = list(item.ids) or None
+            self._send(CompletionChoice(index=index, text=item.text, logprobs=logprobs, token_ids=ids))
+        elif item.text:
+            self._output.text(index, item.text, self._text_chunk)
 
-    def end(self) -> Written:
+    def end(self) -> None:
         ends = [self._ends[index] for index in sorted(self._ends)]
-        return self._writer.chunk(self._chunk(usage=usage_of(self._requests, ends, self._form.n)))
+        self._output.chunk(self._chunk(usage=usage_of(self._requests, ends, self._form.n)))
+
+    def _send(self, choice: CompletionChoice) -> None:
+        self._output.chunk(self._chunk(choice))
 
     def _chunk(self, *choices: CompletionChoice, usage: Usage | None = None) -> CompletionChunk:
         return CompletionChunk(

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 from ...executors.executor import Call, Executor
 from ...schema.chat import ChatCompletionRequest
 from ...schema.common import TokenLogprob
+from ...schema.fold import ChatFold
+from ...text.output import folded
 from ..answer.signals import near_signals
 from .pairs import FarAnswer, NearAnswer, Pair
 from .prompts import Prompt
@@ -72,11 +74,7 @@ def request(model: str, prompt: Prompt, max_tokens: int, *, logprobs: bool = Fal
 
 async def answer(side: Executor, body: ChatCompletionRequest, call: Call) -> tuple[str, list[TokenLogprob], float]:
     """The text, its tokens if their log-probabilities were requested, and the seconds that it took."""
-    text, tokens, started = "", list[TokenLogprob](), time.perf_counter()
-    async with aclosing(side.chat(body, call)) as chunks:
-        async for chunk in chunks:
-            for choice in chunk.choices:
-                text += choice.delta.content or ""
-                if choice.logprobs is not None:
-                    tokens += choice.logprobs.content or []
-    return text, tokens, time.perf_counter() - started
+    started = time.perf_counter()
+    [choice] = (await folded(partial(side.answer, body, call), ChatFold())).choices
+    tokens = [] if choice.logprobs is None else choice.logprobs.content or []
+    return choice.message.content or "", tokens, time.perf_counter() - started

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ...schema.chat import ChatCompletionChunk, ToolCallDelta
 from ...schema.common import TokenLogprob, TopLogprob, Usage
-from ...schema.completions import CompletionChunk, CompletionLogprobs
+from ...schema.completions import CompletionChoice, CompletionChunk, CompletionLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,14 @@ class AnswerPiece:
         return len(self.tokens) or int(self.has_content)
 
 
-def piece_of_chat(chunk: ChatCompletionChunk) -> AnswerPiece:
+def piece_of(chunk: ChatCompletionChunk | CompletionChunk) -> AnswerPiece:
     """``chunk`` has at most one choice."""
     if not chunk.choices:
         return AnswerPiece(usage=chunk.usage)
     choice = chunk.choices[0]
+    if isinstance(choice, CompletionChoice):
+        listed = _tokens(choice.logprobs) if choice.logprobs is not None else ()
+        return AnswerPiece(choice.text, None, listed, choice.finish_reason, chunk.usage)
     tokens = tuple(choice.logprobs.content or ()) if choice.logprobs is not None else ()
     delta = choice.delta
     return AnswerPiece(
@@ -51,14 +54,6 @@ def piece_of_chat(chunk: ChatCompletionChunk) -> AnswerPiece:
         chunk.usage,
         delta.reasoning_content or "",
     )
-
-
-def piece_of_completion(chunk: CompletionChunk) -> AnswerPiece:
-    if not chunk.choices:
-        return AnswerPiece(usage=chunk.usage)
-    choice = chunk.choices[0]
-    tokens = _tokens(choice.logprobs) if choice.logprobs is not None else ()
-    return AnswerPiece(choice.text, None, tokens, choice.finish_reason, chunk.usage)
 
 
 def _tokens(listed: CompletionLogprobs) -> tuple[TokenLogprob, ...]:

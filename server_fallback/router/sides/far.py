@@ -18,16 +18,17 @@ from nearfar.compiler.errors import NearfarError, RequestError
 from ...executors.dialect import Dialect, generation_body
 from ...executors.executor import Call
 from ...executors.refusal import printable
+from ...executors.relay import Relay
 from ...executors.upstream import Upstream, make_upstream
-from ...executors.upstream_answers import checked, in_our_form
+from ...executors.upstream_answers import answer_kind, checked
 from ...executors.upstream_bounds import bounds_of
 from ...schema.about import API_VERSION, About
-from ...schema.chat import ChatCompletionChunk, ChatCompletionRequest
-from ...schema.completions import CompletionChunk, CompletionRequest
+from ...schema.completions import AnswerRequest
 from ...schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ...schema.tokenize import TokenizeRequest, TokenizeResponse
+from ...text.output import Output, streamed
 from ..decision.far_queue import FarQueue
-from .answer_piece import AnswerPiece, piece_of_chat, piece_of_completion
+from .answer_piece import AnswerPiece, piece_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,25 +103,19 @@ class FarSide:
                 self.model = self._chosen(cards, monotonic() - requested_at)
             return self.model
 
-    async def answer(
-        self, request: ChatCompletionRequest | CompletionRequest, call: Call
-    ) -> AsyncGenerator[AnswerPiece, None]:
-        """Raises the errors of `Upstream.stream`, and those of `reach` if the server was not reached before."""
-        model = await self.reach(call)
-        body = generation_body(
-            request, model.id, self.far.dialect, priority=call.priority if self.far.dialect == "nearfar" else None
-        )
-        chat = isinstance(request, ChatCompletionRequest)
-        values = self._upstream.stream("/v1/chat/completions" if chat else "/v1/completions", body, call)
-        async with (
-            aclosing(values),
-            aclosing(in_our_form(values, model.id, bounds_of(request, self.far.dialect))) as chunks,
-        ):
+    async def answer(self, request: AnswerRequest, call: Call) -> AsyncGenerator[AnswerPiece, None]:
+        """Raises the errors of `Upstream.answer`, and those of `reach` if the server was not reached before."""
+        model, dialect = await self.reach(call), self.far.dialect
+        body = generation_body(request, model.id, dialect, priority=call.priority if dialect == "nearfar" else None)
+        path, kind = answer_kind(request)
+
+        async def send(output: Output[Any]) -> None:
+            relay = Relay(kind, model.id, bounds_of(request, dialect), output, self._upstream.event_object)
+            await self._upstream.answer(path, body, call, relay)
+
+        async with aclosing(streamed(send)) as chunks:
             async for chunk in chunks:
-                if chat:
-                    yield piece_of_chat(checked(ChatCompletionChunk, chunk, model.id))
-                else:
-                    yield piece_of_completion(checked(CompletionChunk, chunk, model.id))
+                yield piece_of(chunk)
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:
         model = await self.reach(call)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 
 from nearfar.compiler.errors import RequestError
 
 from ...executors.executor import Abilities, Call, Executor, TellsAbilities
-from ...schema.chat import ChatCompletionRequest
-from ...schema.completions import CompletionRequest
+from ...schema.completions import AnswerRequest, CompletionRequest
 from ...schema.tokenize import DetokenizeRequest, TokenizeRequest
-from .answer_piece import AnswerPiece, piece_of_chat, piece_of_completion
+from ...text.output import streamed
+from .answer_piece import AnswerPiece, piece_of
 
 # Decoding a token may need up to this many tokens after it.
 UNDECIDED_TOKENS = 8
@@ -34,28 +35,19 @@ class NearSide:
         return self.executor.state().ready and not self.embeds
 
     async def answer(
-        self, request: ChatCompletionRequest | CompletionRequest, call: Call, logprobs: int | None
+        self, request: AnswerRequest, call: Call, logprobs: int | None
     ) -> AsyncGenerator[AnswerPiece, None]:
         """``logprobs``: return each token's log-probability and this many alternatives, whatever the client requested.
 
         Raises as `Executor`.
         """
-        if isinstance(request, CompletionRequest):
-            if logprobs is not None:
-                request = request.model_copy(update={"logprobs": max(logprobs, request.logprobs or 0)})
-            async with aclosing(self.executor.complete(request, call)) as completion:
-                async for part in completion:
-                    yield piece_of_completion(part)
-            return
-        if logprobs is not None and (request.logprobs or request.top_logprobs is None):
-            request = request.model_copy(
-                update={"logprobs": True, "top_logprobs": max(logprobs, request.top_logprobs or 0)}
-            )
-        async with aclosing(self.executor.chat(request, call)) as chat:
-            async for chunk in chat:
-                yield piece_of_chat(chunk)
+        if logprobs is not None:
+            request = with_logprobs(request, logprobs)
+        async with aclosing(streamed(partial(self.executor.answer, request, call))) as chunks:
+            async for chunk in chunks:
+                yield piece_of(chunk)
 
-    async def prompt_ids(self, request: ChatCompletionRequest | CompletionRequest) -> Sequence[int] | None:
+    async def prompt_ids(self, request: AnswerRequest) -> Sequence[int] | None:
         """The prompt's tokens; None if the model cannot read the prompt.
 
         The request for an answer reports that error.
@@ -87,3 +79,11 @@ class NearSide:
 
     async def close(self) -> None:
         await self.executor.close()
+
+
+def with_logprobs(request: AnswerRequest, logprobs: int) -> AnswerRequest:
+    if isinstance(request, CompletionRequest):
+        return request.model_copy(update={"logprobs": max(logprobs, request.logprobs or 0)})
+    if request.logprobs or request.top_logprobs is None:
+        return request.model_copy(update={"logprobs": True, "top_logprobs": max(logprobs, request.top_logprobs or 0)})
+    return request

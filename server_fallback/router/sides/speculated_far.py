@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 from nearfar.compiler.errors import RequestError
 
 from ...executors.executor import Call, Drafts
 from ...schema.chat import ChatCompletionRequest
 from ...schema.completions import CompletionRequest
-from .answer_piece import AnswerPiece, piece_of_chat
+from ...text.output import streamed
+from .answer_piece import AnswerPiece, piece_of
 from .continued import continues_as_tokens
 from .far import FarSide
 from .near import NearSide
@@ -94,9 +96,9 @@ class SpeculatedFar:
         )
         # These are not near's tokens, and they do not wait in near's queue.
         unobserved = replace(call, observe_queue=None, observe_token=None, observe_prompt_logprobs=None)
-        async with aclosing(drafts.chat_from(source, request, unobserved)) as chunks:
+        async with aclosing(streamed(partial(drafts.answer_from, source, request, unobserved))) as chunks:
             async for chunk in chunks:
-                piece = piece_of_chat(chunk)
+                piece = piece_of(chunk)
                 if piece.usage is not None:
                     piece = replace(piece, usage=piece.usage.model_copy(update={"queue_ms": None}))
                 if piece.has_content or piece.finish_reason is not None or piece.usage is not None:

@@ -8,6 +8,8 @@ import struct
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from answers import Generating
+
 from nearfar.compiler.errors import RequestError
 from nearfar.server_fallback.executors.executor import Call, ExecutorState, UnknownModel
 from nearfar.server_fallback.schema.chat import (
@@ -35,7 +37,7 @@ CREATED = 1_700_000_000
 
 
 @dataclass
-class FakeExecutor:
+class FakeExecutor(Generating):
     """Generates ``pieces``, each after ``delay_seconds``; raises ``error`` before piece number ``error_at``. ``calls``
     and ``requests`` record the arguments; ``open`` counts running answers, ``cancelled`` those that were closed early.
     """

@@ -8,7 +8,8 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -20,41 +21,31 @@ from waiting import WAIT_SECONDS, wait_until
 
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.latencies import ManyHistogram
-from nearfar.server_fallback.executors.executor import Call, Encode, EventBlock
-from nearfar.server_fallback.schema.chat import ChatCompletionChunk, ChatCompletionRequest
+from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.schema.common import Usage
-from nearfar.server_fallback.text.writer import Sink
+from nearfar.server_fallback.schema.completions import AnswerRequest
+from nearfar.server_fallback.text.output import Output
 
 
 class Counting(FakeExecutor):
-    """Streams ``count`` numbers, past its generator whenever that is possible; each is followed by ``padding``."""
+    """Streams ``count`` numbers, each followed by ``padding``. Counts those that are written at once, and those for
+    which it waits.
+    """
 
     def __init__(self, count: int, padding: bytes = b"") -> None:
         super().__init__()
         self.count, self.padding = count, padding
-        self.sent = self.yielded = 0
+        self.written = self.awaited = 0
 
-    async def relay_chat(
-        self,
-        request: ChatCompletionRequest,  # noqa: ARG002
-        call: Call,  # noqa: ARG002
-        encode: Encode[ChatCompletionChunk],  # noqa: ARG002
-        sink: Sink[EventBlock] | None = None,
-    ) -> AsyncGenerator[EventBlock, None]:
-        assert sink is not None
+    async def answer(self, request: AnswerRequest, call: Call, output: Output[Any]) -> None:  # noqa: ARG002
         for number in range(self.count):
-            event = b'data: {"number":%d}%b\n\n' % (number, self.padding)
-            block = EventBlock(event, frozenset((0,)), {})
-            if sink.is_ready:
-                sink.send(block)
-                self.sent += 1
-                await asyncio.sleep(0)
-            else:
-                yield block
-                self.yielded += 1
-        yield EventBlock(b"", frozenset(), {0: "stop"}, Usage(prompt_tokens=1, completion_tokens=1, total_tokens=2))
-
-    relay_completion = relay_chat
+            self.written += output.has_room
+            self.awaited += not output.has_room
+            output.block(b'data: {"number":%d}%b\n\n' % (number, self.padding), frozenset((0,)))
+            await output.room()
+            await asyncio.sleep(0)
+        usage = Usage(prompt_tokens=1, completion_tokens=1, total_tokens=2)
+        output.block(b"", frozenset(), {0: "stop"}, usage)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +67,7 @@ def test_a_client_receives_all_events_in_their_order_and_they_are_counted(port: 
     assert [json.loads(event[6:])["number"] for event in events] == list(range(200))
     assert done == "data: [DONE]"
     # The stream itself sends the first event, with the headers.
-    assert (counting.yielded, counting.sent) == (1, 199)
+    assert (counting.awaited, counting.written) == (1, 199)
     metrics = httpx.get(f"{url}/metrics").text
     assert 'vllm:inter_token_latency_seconds_count{model_name="fake"} 199.0' in metrics
     assert 'vllm:request_success_total{finished_reason="stop",model_name="fake"} 1.0' in metrics
@@ -88,13 +79,13 @@ def test_a_client_that_does_not_read_is_not_written_to_and_misses_nothing(port: 
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
     with socket.create_connection(("127.0.0.1", port), timeout=WAIT_SECONDS) as sock:
         sock.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        wait_until(lambda: counting.sent > 0)
-        # The generator stops at a full buffer.
+        wait_until(lambda: counting.written > 0)
+        # The answer stops at a full buffer.
         before = 0
-        while before < counting.sent + counting.yielded:
-            before = counting.sent + counting.yielded
+        while before < counting.written + counting.awaited:
+            before = counting.written + counting.awaited
             time.sleep(0.1)
-        assert counting.sent + counting.yielded < counting.count
+        assert counting.written + counting.awaited < counting.count
         sock.settimeout(WAIT_SECONDS)
         parts = list(iter(lambda: sock.recv(1 << 20), b""))
     answer = b"".join(parts)

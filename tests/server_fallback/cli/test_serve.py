@@ -16,6 +16,7 @@ from typing import Any
 
 import openai
 import pytest
+from answers import whole
 from served_demo import Served, start
 from waiting import WAIT_SECONDS
 
@@ -256,7 +257,7 @@ def test_with_every_replica_gone_it_is_an_error_with_a_hint(replicas: list[Serve
             {"model": "demo", "messages": [{"role": "user", "content": QUESTION}]}
         )
         with pytest.raises(Unavailable, match="no server of this model answers") as raised:
-            await anext(executor.chat(request, Call("r")))
+            await whole(executor, request, Call("r"))
         assert raised.value.details["retry_after_seconds"] == pytest.approx(1, abs=1)
         await executor.close()
 

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from answers import all_chunks, whole
 from fake_source import FakeSource
 
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.schema.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from nearfar.server_fallback.schema.completions import Completion, CompletionRequest
-from nearfar.server_fallback.schema.fold import fold_chat, fold_completion
 
 CALL = Call("1")
 
@@ -41,18 +41,17 @@ def chat_request(**given: Any) -> ChatCompletionRequest:
 
 
 def chat(local: LocalExecutor, call: Call = CALL, **given: Any) -> ChatCompletion:
-    return run(fold_chat(local.chat(chat_request(**given), call)))
+    answer: ChatCompletion = run(whole(local, chat_request(**given), call))
+    return answer
 
 
 def chunks(local: LocalExecutor, **given: Any) -> list[ChatCompletionChunk]:
-    async def read() -> list[ChatCompletionChunk]:
-        return [chunk async for chunk in local.chat(chat_request(**given), CALL)]
-
-    return run(read())
+    return run(all_chunks(local, chat_request(**given), CALL))
 
 
 def complete(local: LocalExecutor, **given: Any) -> Completion:
-    return run(fold_completion(local.complete(CompletionRequest.model_validate({"model": "fake", **given}), CALL)))
+    answer: Completion = run(whole(local, CompletionRequest.model_validate({"model": "fake", **given}), CALL))
+    return answer
 
 
 def prompt_text(source: FakeSource, index: int = 0) -> str:

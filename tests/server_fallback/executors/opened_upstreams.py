@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from answers import all_chunks
 from fake_openai import FakeOpenAI, running
 
 from nearfar.server_fallback.executors.executor import Call
@@ -38,7 +39,7 @@ def with_upstream(test: Callable[[UpstreamExecutor], Awaitable[None]], *servers:
 async def ask(
     executor: UpstreamExecutor, call: Call | None = None, question: ChatCompletionRequest = QUESTION
 ) -> list[ChatCompletionChunk]:
-    return [each async for each in executor.chat(question, call or Call("r1"))]
+    return await all_chunks(executor, question, call or Call("r1"))
 
 
 def text_of(chunks: list[ChatCompletionChunk]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from answers import all_chunks
 from tiny_adapters import MLP, adapted_logits, make_adapter
 
 from nearfar.compiler.errors import RequestError
@@ -26,7 +27,7 @@ async def answer(registry: Registry, name: str) -> tuple[str, str]:
     """The text of the first token after the prompt, and the model that generated it."""
     request = CompletionRequest(model=name, prompt=PROMPT, max_tokens=1, temperature=0, logprobs=0)
     executor = await registry.executor(name)
-    chunks = [chunk async for chunk in executor.complete(request, Call("test"))]
+    chunks = await all_chunks(executor, request, Call("test"))
     tokens = [
         token for chunk in chunks for choice in chunk.choices if choice.logprobs for token in choice.logprobs.tokens
     ]

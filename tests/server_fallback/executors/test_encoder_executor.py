@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from answers import whole
 from fake_source import FakeEncoder, executor, text_model
 from local_requests import CALL, chat_request, run
 
@@ -197,17 +198,13 @@ def test_a_model_does_what_it_is_for_and_nothing_else(tmp_path: Path) -> None:
     embedding = embedding_model(tmp_path)
     reranker = classifier(tmp_path, FakeEncoder(), RERANKER)
 
-    async def first(chunks: Any) -> None:
-        async for _ in chunks:
-            break
-
     for answer in (
-        embedding.chat(chat_request(), CALL),
-        embedding.complete(CompletionRequest(model="fake", prompt="a"), CALL),
-        reranker.chat(chat_request(), CALL),
+        whole(embedding, chat_request(), CALL),
+        whole(embedding, CompletionRequest(model="fake", prompt="a"), CALL),
+        whole(reranker, chat_request(), CALL),
     ):
         with pytest.raises(RequestError, match="generates no text"):
-            run(first(answer))
+            run(answer)
     with pytest.raises(RequestError, match="makes no embeddings"):
         run(reranker.embed(EmbeddingRequest(model="fake", input="a"), CALL))
     with pytest.raises(RequestError, match="has no classes"):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from answers import all_chunks
 from light_bundle import few_kernels, one_compilation
 from tiny_encoders import logits_of, make_encoder
 from tokenizers import Tokenizer as Backend
@@ -68,7 +69,7 @@ def test_models_of_several_kinds_answer_while_others_load_and_unload(
             scoring = [asyncio.ensure_future(ranker.score(request, CALL)) for _ in range(8)]
             await registry.load(LoadRequest(model=str(chat), name="chat"))
             prompt = CompletionRequest(model="chat", prompt=[5, 6, 7], max_tokens=3)
-            chunks = [chunk async for chunk in (await registry.executor("chat")).complete(prompt, CALL)]
+            chunks = await all_chunks(await registry.executor("chat"), prompt, CALL)
             assert chunks[-1].usage is not None
             await registry.unload("chat")
             tokenizer = Tokenizer(TokenizerFiles.at(checkpoint / "tokenizer.json"))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answers import chunks_of
 from fake_source import FakeSource, executor, text_model
 from local_requests import CALL, HI, IMAGE, TOOL, chat, chat_request, chunks, complete, prompt_text, run
 
@@ -236,7 +237,7 @@ def test_leaving_a_stream_ends_generation(tmp_path: Path, n: int) -> None:
     local, source = executor(tmp_path, "hello", "world", "again")
 
     async def leave() -> None:
-        stream = local.chat(chat_request(n=n), CALL)
+        stream = chunks_of(local, chat_request(n=n), CALL)
         async for chunk in stream:
             if chunk.choices[0].delta.content:
                 break

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import jsonschema_rs
 import pytest
+from answers import chunks_of, whole
 from waiting import until
 
 from nearfar.compiler.bundle.folder import open_bundle
@@ -31,7 +32,6 @@ from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.executors.text_model import TextModel
 from nearfar.server_fallback.schema.chat import ChatCompletion, ChatCompletionRequest
 from nearfar.server_fallback.schema.completions import CompletionRequest
-from nearfar.server_fallback.schema.fold import fold_chat, fold_completion
 
 END = 257
 CALL = Call("1")
@@ -78,9 +78,9 @@ def on_engine(path: Path, work: Callable[[LocalExecutor], Awaitable[Result]], pa
 
 async def chat(local: LocalExecutor, **given: Any) -> ChatCompletion:
     messages = [{"role": "user", "content": "hello"}]
-    return await fold_chat(
-        local.chat(ChatCompletionRequest.model_validate({"model": "tiny", "messages": messages, **given}), CALL)
-    )
+    request = ChatCompletionRequest.model_validate({"model": "tiny", "messages": messages, **given})
+    answer: ChatCompletion = await whole(local, request, CALL)
+    return answer
 
 
 def test_greedy_text_is_that_of_one_sequence_alone(tiny_bundle: Path) -> None:
@@ -93,7 +93,7 @@ def test_greedy_text_is_that_of_one_sequence_alone(tiny_bundle: Path) -> None:
         request = CompletionRequest.model_validate(
             {"model": "tiny", "prompt": "near and far", "n": 3, "max_tokens": 12, "temperature": 0}
         )
-        answer = await fold_completion(local.complete(request, CALL))
+        answer = await whole(local, request, CALL)
         assert answer.usage.completion_tokens == 3 * len(alone)
         return [choice.text for choice in answer.choices]
 
@@ -135,7 +135,7 @@ def test_vllms_formats_are_followed_and_a_complete_answer_at_max_tokens_has_stop
 
     async def text(local: LocalExecutor, **given: Any) -> tuple[str, str | None]:
         request = CompletionRequest.model_validate({"model": "tiny", "prompt": "near", **given})
-        [choice] = (await fold_completion(local.complete(request, CALL))).choices
+        [choice] = (await whole(local, request, CALL)).choices
         return choice.text, choice.finish_reason
 
     async def ask(local: LocalExecutor) -> None:
@@ -171,7 +171,7 @@ def test_vllms_formats_are_followed_and_a_complete_answer_at_max_tokens_has_stop
                 request = ChatCompletionRequest.model_validate(
                     {**sent["body"], "stream": None, "max_completion_tokens": 60}
                 )
-                [choice] = (await fold_chat(local.chat(request, CALL))).choices
+                [choice] = (await whole(local, request, CALL)).choices
                 assert (json.loads(choice.message.content or "").keys(), choice.finish_reason) == (
                     {"name", "age"},
                     "stop",
@@ -185,7 +185,7 @@ def test_an_answer_that_is_left_frees_its_pages(tiny_bundle: Path) -> None:
         request = ChatCompletionRequest.model_validate(
             {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "n": 3}
         )
-        stream = local.chat(request, CALL)
+        stream = chunks_of(local, request, CALL)
         await anext(stream)
         assert local.state().running > 0
         await stream.aclose()

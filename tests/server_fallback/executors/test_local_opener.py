@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answers import all_chunks
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.errors import BundleError, CheckpointError, DeviceError, RequestError
@@ -61,7 +62,7 @@ def opened(model: str | Path, options: LocalOptions = SMALL, name: str | None = 
         opening = await LocalOpener(options).prepare(str(model), name)
         executor: Executor = await opening.open()
         request = CompletionRequest(model="m", prompt=[5, 6, 7, 5, 6, 7, 5, 6], max_tokens=6, seed=3)
-        chunks = [chunk async for chunk in executor.complete(request, Call("r"))]
+        chunks = await all_chunks(executor, request, Call("r"))
         assert executor.state().memory_bytes == opening.memory_bytes
         await executor.close()
         return opening, "".join(choice.text for chunk in chunks for choice in chunk.choices)
@@ -82,7 +83,7 @@ def test_a_tokenizer_that_is_deleted_while_its_model_is_served_is_not_missed(bun
         assert isinstance(executor, TellsAbilities)
         assert executor.abilities().tokenizer_sha256
         request = CompletionRequest(model="m", prompt=[5, 6, 7], max_tokens=2, logprobs=1)
-        assert [chunk async for chunk in executor.complete(request, Call("r"))][-1].usage
+        assert (await all_chunks(executor, request, Call("r")))[-1].usage
         await executor.close()
 
     asyncio.run(run())

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answers import whole
 from fake_source import FakeEncoder, executor, text_model
 
 from nearfar.compiler.errors import RequestError
@@ -57,12 +58,7 @@ class Backend:
 
 def chat(local: LocalExecutor, **given: Any) -> Coroutine[Any, Any, Any]:
     body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, **given}
-    return drain(local.chat(ChatCompletionRequest.model_validate(body), Call("test")))
-
-
-async def drain(chunks: Any) -> None:
-    async for _ in chunks:
-        pass
+    return whole(local, ChatCompletionRequest.model_validate(body), Call("test"))
 
 
 def called(text: str) -> list[dict[str, Any]]:
@@ -95,10 +91,8 @@ REQUESTS: dict[str, Callable[[Any, str], Coroutine[Any, Any, Any]]] = {
         continue_final_message=True,
         messages=[{"role": "user", "content": ""}, {"role": "assistant", "content": text}],
     ),
-    "completion": lambda local, text: drain(
-        local.complete(
-            CompletionRequest.model_validate({"model": "fake", "prompt": text, "max_tokens": 0}), Call("test")
-        )
+    "completion": lambda local, text: whole(
+        local, CompletionRequest.model_validate({"model": "fake", "prompt": text, "max_tokens": 0}), Call("test")
     ),
     "embedding": embeddings,
 }

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -14,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearfar.compiler.errors import DeviceError, NearfarError, RequestError, Unavailable
-from nearfar.server_fallback.api.encode import chat_chunk_json, completion_chunk_json
+from nearfar.server_fallback.api.encode import chat_chunk_json
 from nearfar.server_fallback.executors.event_template import MARK
 from nearfar.server_fallback.executors.relay import Relay
 from nearfar.server_fallback.executors.upstream import make_upstream
-from nearfar.server_fallback.executors.upstream_answers import checked, in_our_form
 from nearfar.server_fallback.executors.upstream_bounds import Bounds
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk
 from nearfar.server_fallback.schema.completions import CompletionChunk
+from nearfar.server_fallback.text.output import NO_ENDS, Chunks
 
 UPSTREAM = make_upstream("http://127.0.0.1:9", None)
 STYLES = [
@@ -41,58 +39,68 @@ def encoded(value: ChatCompletionChunk) -> bytes | None:
 
 
 class Counted:
-    """Relays an answer, and counts the parsed events."""
+    """Relays an answer, and counts the parsed events. It is the output of its `Relay`."""
+
+    has_room = True
 
     def __init__(self, bounds: Bounds = Bounds()) -> None:  # noqa: B008
         self.parsed = 0
-        self.relay = Relay(ChatCompletionChunk, "ours", bounds, encoded, self._read)
+        self.encode = encoded
+        self.relay = Relay[ChatCompletionChunk](ChatCompletionChunk, "ours", bounds, self, self._read)
         self.texts: list[frozenset[int]] = []
         self.ends: dict[int, str] = {}
         self.usage: Any = None
+        self.sent: list[bytes] = []
+
+    async def room(self) -> None: ...
+
+    def text(self, *_: object) -> None:
+        raise AssertionError
+
+    def chunk(self, chunk: ChatCompletionChunk) -> None:
+        self.ends |= {each.index: each.finish_reason for each in chunk.choices if each.finish_reason is not None}
+        self.usage = chunk.usage or self.usage
+        self.sent.append(encoded(chunk) or b"")
+
+    def block(
+        self, sent: bytes, texts: Collection[int], ends: Mapping[int, str] = NO_ENDS, usage: object = None
+    ) -> None:
+        assert not ends
+        assert usage is None
+        self.texts.append(frozenset(texts))
+        self.sent.append(sent)
 
     def _read(self, data: str) -> dict[str, Any]:
         self.parsed += 1
-        return UPSTREAM._event_object(data)
+        return UPSTREAM.event_object(data)
 
     def answer(self, parts: Sequence[bytes]) -> list[Any]:
         """The objects that the client receives. Raises the error that ended the answer."""
-        return list(self.objects(b"".join(self.blocks(parts))))
-
-    def blocks(self, parts: Sequence[bytes]) -> Any:
         for part in parts:
-            if self.relay.is_over:
-                break
-            block = self.relay.add(part)
-            if block is not None:
-                self.texts.append(block.texts)
-                self.ends.update(block.ends)
-                yield block.sent
-            if self.relay.failure is not None:
-                raise self.relay.failure
-        last = self.relay.end()
-        self.usage = last.usage
-        self.ends.update(last.ends)
-        yield last.sent
+            if not self.relay.is_over:
+                self.relay.add(part)
+        if self.relay.failure is not None:
+            raise self.relay.failure
+        self.relay.end()
+        return self.objects()
 
-    @staticmethod
-    def objects(sent: bytes) -> Any:
-        for event in sent.split(b"\n\n")[:-1]:
-            yield json.loads(event.removeprefix(b"data: "))
+    def objects(self) -> list[Any]:
+        return objects(b"".join(self.sent))
+
+
+def objects(sent: bytes) -> list[Any]:
+    return [json.loads(event.removeprefix(b"data: ")) for event in sent.split(b"\n\n")[:-1]]
 
 
 def one_by_one(values: Sequence[Any], bounds: Bounds) -> list[Any]:
     """The same answer, each chunk by itself."""
-
-    async def read() -> list[Any]:
-        async def stream() -> AsyncGenerator[dict[str, Any]]:
-            for value in values:
-                yield json.loads(json.dumps(value))
-
-        async with aclosing(stream()) as source, aclosing(in_our_form(source, "ours", bounds)) as chunks:
-            sent = [encoded(checked(ChatCompletionChunk, value, "ours")) async for value in chunks]
-        return list(Counted.objects(b"".join(each for each in sent if each is not None)))
-
-    return asyncio.run(read())
+    chunks: list[ChatCompletionChunk] = []
+    relay = Relay(ChatCompletionChunk, "ours", bounds, Chunks(chunks.append), UPSTREAM.event_object)
+    for value in values:
+        if not relay.is_over:
+            relay.add(events([value], done=b""))
+    relay.end()
+    return objects(b"".join(encoded(chunk) or b"" for chunk in chunks))
 
 
 def cut(whole: bytes, offsets: Sequence[int]) -> list[bytes]:
@@ -100,8 +108,8 @@ def cut(whole: bytes, offsets: Sequence[int]) -> list[bytes]:
     return [whole[start:stop] for start, stop in zip([0, *offsets], [*offsets, len(whole)], strict=True)]
 
 
-def events(values: Sequence[Any], style: int = 0) -> bytes:
-    return "".join(STYLES[style](value) for value in values).encode() + b"data: [DONE]\n\n"
+def events(values: Sequence[Any], style: int = 0, done: bytes = b"data: [DONE]\n\n") -> bytes:
+    return "".join(STYLES[style](value) for value in values).encode() + done
 
 
 def call_part(text: str, index: int) -> dict[str, Any]:
@@ -152,10 +160,9 @@ def test_the_events_are_those_of_chunks_parsed_one_by_one(
 def test_texts_are_neither_parsed_nor_changed_after_the_first() -> None:
     values = text_chunks("first", *("x" * 500), usage=USAGE)
     counted = Counted()
-    blocks = list(counted.blocks([events(values)]))
-    assert "".join(each["choices"][0]["delta"].get("content", "") for each in counted.objects(blocks[0])) == (
-        "first" + "x" * 500
-    )
+    answer = counted.answer([events(values)])
+    texts = [each["choices"][0]["delta"].get("content", "") for each in answer if each["choices"]]
+    assert "".join(texts) == "first" + "x" * 500
     # The role, the first text, the end and the usage.
     assert counted.parsed == 4
     assert (counted.texts, counted.ends) == ([frozenset([0])], {0: "stop"})
@@ -172,7 +179,9 @@ def test_choices_calls_and_reasoning_have_templates_of_their_own() -> None:
 def test_escapes_reach_the_client_unchanged_and_count_as_the_characters_that_they_encode() -> None:
     # A limit of one token admits four words.
     words = b"".join(STYLES[1](chunk(text)).encode() for text in ("w", "\n", "w", "\n", "\u00e9", "\t", "w"))
-    assert rb"\u00e9" in b"".join(Counted(Bounds(tokens=1)).blocks([words]))
+    counted = Counted(Bounds(tokens=1))
+    counted.answer([words])
+    assert rb"\u00e9" in b"".join(counted.sent)
     counted = Counted(Bounds(tokens=1))
     answer = counted.answer([words, STYLES[1](chunk("\n")).encode(), STYLES[1](chunk("w")).encode()])
     assert [value["choices"][0]["finish_reason"] for value in answer if value["choices"]] == [None] * 8 + ["length"]
@@ -192,13 +201,9 @@ def test_escapes_reach_the_client_unchanged_and_count_as_the_characters_that_the
 def test_bytes_that_are_not_text_end_the_answer_after_the_events_before_them(text: bytes, message: str) -> None:
     whole = events([chunk("a"), chunk("b"), chunk("c"), chunk("TEXT"), chunk("d")]).replace(b"TEXT", text)
     counted = Counted()
-    received = list[bytes]()
     with pytest.raises(DeviceError, match=message):
-        received.extend(counted.blocks([whole]))
-    assert counted.relay.failure is not None
-    sent = Counted()
-    blocks = sent.blocks([whole])
-    assert [each["choices"][0]["delta"]["content"] for each in Counted.objects(next(blocks))] == ["a", "b", "c"]
+        counted.answer([whole])
+    assert [each["choices"][0]["delta"]["content"] for each in counted.objects()] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -208,18 +213,19 @@ def test_bytes_that_are_not_text_end_the_answer_after_the_events_before_them(tex
 def test_an_error_in_the_middle_is_raised_after_the_events_before_it(
     error: dict[str, Any], kind: type[NearfarError]
 ) -> None:
-    blocks = Counted().blocks([events([chunk("a"), chunk("b"), {"error": error}, chunk("c")])])
-    assert [each["choices"][0]["delta"]["content"] for each in Counted.objects(next(blocks))] == ["a", "b"]
+    counted = Counted()
     with pytest.raises(kind, match=error["message"]):
-        next(blocks)
+        counted.answer([events([chunk("a"), chunk("b"), {"error": error}, chunk("c")])])
+    assert [each["choices"][0]["delta"]["content"] for each in counted.objects()] == ["a", "b"]
 
 
 def test_no_part_of_an_event_is_sent_before_its_end() -> None:
     whole = events([chunk("a"), chunk("b")])
     counted = Counted()
-    sent = [counted.relay.add(whole[offset : offset + 1]) for offset in range(len(whole))]
-    assert [block.sent.count(b"\n\n") for block in sent if block is not None] == [1, 1]
-    assert all(block is None or block.sent.endswith(b"}\n\n") for block in sent)
+    for offset in range(len(whole)):
+        counted.relay.add(whole[offset : offset + 1])
+        assert all(sent.endswith(b"}\n\n") for sent in counted.sent)
+    assert [sent.count(b"\n\n") for sent in counted.sent] == [1, 1]
 
 
 def test_an_answer_without_a_chunk_is_no_answer() -> None:
@@ -237,7 +243,7 @@ def test_log_probabilities_are_parsed_each() -> None:
     assert [value["choices"][0]["finish_reason"] for value in answer if value["choices"]] == [None] * 4 + ["length"]
 
 
-def test_completions_are_relayed_too() -> None:
+def test_chunks_are_relayed_too() -> None:
     def part(text: str, end: str | None = None) -> dict[str, Any]:
         choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": end, "stop_reason": None}
         return {"id": "c", "object": "text_completion", "created": 1, "model": "there", "choices": [choice]}
@@ -247,18 +253,12 @@ def test_completions_are_relayed_too() -> None:
     def counted(data: str) -> dict[str, Any]:
         nonlocal read
         read += 1
-        return UPSTREAM._event_object(data)
+        return UPSTREAM.event_object(data)
 
-    def written(value: CompletionChunk) -> bytes | None:
-        data = completion_chunk_json(value, False)
-        return None if data is None else b"data: " + data + b"\n\n"
-
-    relay = Relay(CompletionChunk, "ours", Bounds(), written, counted)
-    block = relay.add(events([part("a"), *[part("b")] * 20, part("", "stop")]))
-    assert block is not None
-    values = list(Counted.objects(block.sent))
-    assert "".join(value["choices"][0]["text"] for value in values) == "a" + "b" * 20
-    assert {value["model"] for value in values} == {"ours"}
-    assert all("stop_reason" not in value["choices"][0] for value in values)
-    assert read == 2
-    assert relay.end().sent == b""
+    chunks: list[CompletionChunk] = []
+    relay = Relay[CompletionChunk](CompletionChunk, "ours", Bounds(), Chunks(chunks.append), counted)
+    relay.add(events([part("a"), *[part("b")] * 20, part("", "stop")]))
+    relay.end()
+    assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == "a" + "b" * 20
+    assert {chunk.model for chunk in chunks} == {"ours"}
+    assert read == 22

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,13 @@ from fake_openai import USAGE, chunk, text_chunks
 from waiting import WAIT_SECONDS
 
 from nearfar.compiler.errors import DeviceError, Unavailable
-from nearfar.server_fallback.executors import upstream, upstream_answers
+from nearfar.server_fallback.executors import upstream
 from nearfar.server_fallback.executors.executor import Call
-from nearfar.server_fallback.executors.upstream_answers import in_our_form
+from nearfar.server_fallback.executors.relay import Relay
 from nearfar.server_fallback.executors.upstream_bounds import Bounds, bounds_of
+from nearfar.server_fallback.schema.chat import ChatCompletionChunk
 from nearfar.server_fallback.schema.completions import CompletionRequest
+from nearfar.server_fallback.text.output import Chunks
 
 ENDS = Unavailable("broke")
 CASES = json.loads((Path(__file__).parents[2] / "conformance" / "answer_bounds.json").read_text())
@@ -30,30 +31,34 @@ def answer(*values: Any, bounds: Bounds = Bounds()) -> tuple[dict[int, str], dic
     raised; None hangs.
     """
 
-    async def stream() -> AsyncGenerator[dict[str, Any]]:
+    async def stream() -> AsyncIterator[bytes]:
         for value in values:
             if value is None:
                 await asyncio.sleep(3600)
             if isinstance(value, Exception):
                 raise value
-            yield value
+            yield f"data: {json.dumps(value)}\n\n".encode()
+        yield b"data: [DONE]\n\n"
 
-    async def read() -> tuple[dict[int, str], dict[int, str | None], int]:
-        texts, ends, tokens = dict[int, str](), dict[int, str | None](), -1
-        async with (
-            asyncio.timeout(WAIT_SECONDS),
-            aclosing(stream()) as source,
-            aclosing(in_our_form(source, "ours", bounds)) as chunks,
-        ):
-            async for value in chunks:
-                for choice in value["choices"]:
-                    assert ends.get(choice["index"]) is None
-                    texts[choice["index"]] = texts.get(choice["index"], "") + (choice["delta"].get("content") or "")
-                    ends[choice["index"]] = choice["finish_reason"]
-                tokens = value.get("usage", {}).get("completion_tokens", tokens)
-        return texts, ends, tokens
+    texts, ends, tokens = dict[int, str](), dict[int, str | None](), -1
 
-    return asyncio.run(read())
+    def add(chunk: ChatCompletionChunk) -> None:
+        nonlocal tokens
+        for choice in chunk.choices:
+            assert ends.get(choice.index) is None
+            texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+            ends[choice.index] = choice.finish_reason
+        tokens = tokens if chunk.usage is None else chunk.usage.completion_tokens
+
+    async def read() -> None:
+        client = httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(200, content=stream())))
+        there = upstream.Upstream("http://there", client)
+        relay = Relay(ChatCompletionChunk, "ours", bounds, Chunks(add), there.event_object)
+        async with asyncio.timeout(WAIT_SECONDS):
+            await there.answer("/v1/chat/completions", {}, Call("r"), relay)
+
+    asyncio.run(read())
+    return texts, ends, tokens
 
 
 def pieces(count: int, **usage: int) -> list[Any]:
@@ -85,7 +90,7 @@ def test_text_after_the_end_is_left_out_and_the_usage_is_not() -> None:
 
 
 def test_an_answer_is_complete_when_its_end_has_arrived_whatever_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream_answers, "AFTER_END_SECONDS", 0.01)
+    monkeypatch.setattr(upstream, "AFTER_END_SECONDS", 0.01)
     assert answer(*text_chunks("a"), ENDS) == ({0: "a"}, {0: "stop"}, 1)
     assert answer(*text_chunks("a"), None) == ({0: "a"}, {0: "stop"}, 1)
     with pytest.raises(Unavailable):
@@ -128,7 +133,7 @@ def test_an_answer_is_cut_at_max_tokens_whatever_its_length_claims_to_be(case: d
     usage = (
         []
         if case["counted"] is None
-        else [{"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": case["counted"]}}]
+        else [{**chunk(), "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": case["counted"]}}]
     )
     values = [*(chunk(piece) for piece in case["pieces"]), chunk(finish="stop"), *usage]
     bounds = Bounds(tokens=case["limit"], counts_pieces=case["counts_pieces"])

@@ -8,6 +8,7 @@ from time import monotonic
 from uuid import UUID, uuid4
 
 import pytest
+from answers import all_chunks, chunks_of
 from fake_openai import MODEL, USAGE, FakeOpenAI, Received, Reply, chunk, running, text_chunks
 from opened_upstreams import QUESTION, ask, opened, text_of, with_upstream
 from waiting import WAIT_SECONDS, until
@@ -198,7 +199,7 @@ def test_after_the_first_chunk_a_broken_connection_is_the_clients_to_see() -> No
     servers = [FakeOpenAI(lambda _: Reply(chunks=text_chunks("one", "two"), breaks_after=2)) for _ in range(2)]
 
     async def check(executor: UpstreamExecutor) -> None:
-        answer = executor.chat(QUESTION, Call("r"))
+        answer = chunks_of(executor, QUESTION, Call("r"))
         assert text_of([await anext(answer), await anext(answer)]) == "one"
         with pytest.raises(Unavailable, match="the connection broke"):
             await anext(answer)
@@ -330,7 +331,7 @@ def test_closing_an_answer_hangs_up() -> None:
     server = FakeOpenAI(lambda _: Reply(chunks=text_chunks(*"abcdefgh" * 9), seconds_between=0.01))
 
     async def check(executor: UpstreamExecutor) -> None:
-        answer = executor.chat(QUESTION, Call("r"))
+        answer = chunks_of(executor, QUESTION, Call("r"))
         await anext(answer)
         assert executor.state().running == 1
         await answer.aclose()
@@ -372,7 +373,7 @@ def test_completions_embeddings_and_tokens() -> None:
     }
 
     async def check(executor: UpstreamExecutor) -> None:
-        chunks = [each async for each in executor.complete(CompletionRequest(model="ours", prompt="a"), Call("r"))]
+        chunks = await all_chunks(executor, CompletionRequest(model="ours", prompt="a"), Call("r"))
         assert chunks[0].choices[0].text == "x"
         embedded = await executor.embed(EmbeddingRequest(model="ours", input="a"), Call("r"))
         assert (embedded.model, embedded.data[0].embedding) == ("ours", [0.5])

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from answers import all_chunks, whole
 from waiting import until, wait_until
 
 from nearfar.compiler.errors import DeviceError, RequestError, ToolError
@@ -97,7 +98,7 @@ async def ask(executor: VllmExecutor, priority: int = 0, max_tokens: int = 9) ->
     request = ChatCompletionRequest.model_validate(
         {"model": "big", "messages": [{"role": "user", "content": "hi"}], "max_tokens": max_tokens}
     )
-    chunks = [chunk async for chunk in executor.chat(request, Call("r", priority=priority))]
+    chunks = await all_chunks(executor, request, Call("r", priority=priority))
     server, worker, sent = (chunks[0].choices[0].delta.content or "").split()
     return int(server), int(worker), sent
 
@@ -148,9 +149,7 @@ def test_a_model_answers_only_on_its_own_routes(capfd: pytest.CaptureFixture[str
 
     async def embeds(executor: VllmExecutor) -> None:
         with pytest.raises(RequestError, match="big: this model makes embeddings and generates no text"):
-            await anext(executor.chat(chat, Call("r")))
-        with pytest.raises(RequestError, match="makes embeddings and generates no text"):
-            executor.relay_chat(chat, Call("r"), lambda _: None)
+            await whole(executor, chat, Call("r"))
 
     with_vllm(generates)
     assert "org/big: its config.json and chat template could not be read" in capfd.readouterr().err

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answers import chunks_of
 from asgi import ask_app, events, run
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -150,7 +151,7 @@ def test_a_client_that_leaves_ends_the_steps(tmp_path: Path) -> None:
             await registry.load(LoadRequest(model=str(write(tmp_path)), name="rag"))
             executor = await registry.executor("rag")
             request = ChatCompletionRequest.model_validate({"model": "rag", "messages": QUESTION})
-            chunks = executor.chat(request, Call("1"))
+            chunks = chunks_of(executor, request, Call("1"))
             await anext(chunks)
             assert (executor.state().running, source.running) == (1, 1)
             await chunks.aclose()

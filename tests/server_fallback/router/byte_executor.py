@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,13 @@ from nearfar.compiler.runtime.batch import Limits
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.engine.verification import Verification
-from nearfar.server_fallback.executors.executor import Call, Encode, EventBlock
+from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk, ChatCompletionRequest
 from nearfar.server_fallback.schema.common import Usage
+from nearfar.server_fallback.schema.completions import AnswerRequest
 from nearfar.server_fallback.schema.verify import VerifyOpen
-from nearfar.server_fallback.text.writer import Sink
+from nearfar.server_fallback.text.output import Changed, Output
 
 CONTEXT = 128
 MODEL = TokenModel(vocab_size=VOCAB_SIZE, end_token_ids=frozenset({END}), context=CONTEXT, page_size=PAGE)
@@ -61,27 +61,18 @@ class ByteExecutor(LocalExecutor):
         self.requests: list[ChatCompletionRequest] = []
         self.usages: list[Usage] = []
 
-    async def chat(self, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk, None]:
-        self.requests.append(request)
-        # Grammars take seconds to load.
-        async for chunk in super().chat(request.model_copy(update={"response_format": None}), call):
+    async def answer(self, request: AnswerRequest, call: Call, output: Output[Any]) -> None:
+        def note(chunk: ChatCompletionChunk) -> ChatCompletionChunk:
             if chunk.usage is not None:
                 self.usages.append(chunk.usage)
-            yield chunk
+            return chunk
 
-    async def relay_chat(
-        self,
-        request: ChatCompletionRequest,
-        call: Call,
-        encode: Encode[ChatCompletionChunk],
-        sink: Sink[EventBlock] | None = None,
-    ) -> AsyncGenerator[EventBlock, None]:
-        self.requests.append(request)
-        plain = request.model_copy(update={"response_format": None})
-        async for block in super().relay_chat(plain, call, encode, sink):
-            if block.usage is not None:
-                self.usages.append(block.usage)
-            yield block
+        if isinstance(request, ChatCompletionRequest):
+            self.requests.append(request)
+            # Grammars take seconds to load.
+            request = request.model_copy(update={"response_format": None})
+            output = Changed(output, note)
+        await super().answer(request, call, output)
 
     def verification(self, request: VerifyOpen, call: Call) -> Verification:
         if self._refusal is not None:

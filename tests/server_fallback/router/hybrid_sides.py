@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from answers import Generating
 from fake_openai import FakeOpenAI, Received, Reply, running, text_chunks
 from waiting import WAIT_SECONDS
 
@@ -44,7 +45,7 @@ FAR_USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
 
 
 @dataclass
-class FakeNear:
+class FakeNear(Generating):
     """Generates ``text``, one token per character, or continues with the part that is not in the request yet. It hangs
     before token ``hangs_at``, and raises ``error`` before token ``error_at``. ``calls``: it generates one tool call
     instead. Its first ``reasons`` characters are reasoning.

@@ -94,7 +94,8 @@ def test_answers_that_must_stay_near_or_have_no_tokens_left_are_not_escalated(pa
     near, far = FakeNear(text, logprobs=LOGPROBS), continuing("!")
     rules = policy(escalation={"then": "continue", **UNSURE, "window_tokens": 6, "min_mean_logprob": -1.05})
     assert outcome(ask(near, far, rules, **parameters))[:2] == (text, "near")
-    assert far.generated == []
+    # Far may have computed the prompt while near could still end early, for one token that is not shown.
+    assert [sent["max_tokens"] for sent in far.generated] == [1] * ("max_tokens" in parameters) * len(far.generated)
 
 
 def test_near_resumes_its_own_answer_if_far_cannot_continue_it() -> None:

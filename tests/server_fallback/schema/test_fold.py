@@ -1,24 +1,16 @@
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
+from answers import fold_chat, fold_completion
 
 from nearfar.compiler.errors import Unavailable
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk
 from nearfar.server_fallback.schema.completions import CompletionChunk
-from nearfar.server_fallback.schema.fold import fold_chat, fold_completion
 
 HEAD = {"id": "1", "created": 7, "model": "m"}
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-Chunk = TypeVar("Chunk")
-
-
-async def stream(chunks: Sequence[Chunk]) -> AsyncIterator[Chunk]:
-    for chunk in chunks:
-        yield chunk
 
 
 def chat_chunks(*choices: dict[str, Any], usage: dict[str, int] | None = USAGE) -> list[ChatCompletionChunk]:
@@ -32,18 +24,14 @@ def text_chunks(*choices: dict[str, Any], usage: dict[str, int] | None = USAGE) 
 
 
 def test_the_deltas_of_interleaved_choices_add_up_in_the_order_of_their_indices() -> None:
-    folded = asyncio.run(
-        fold_chat(
-            stream(
-                chat_chunks(
-                    {"index": 1, "delta": {"role": "assistant", "content": ""}},
-                    {"index": 0, "delta": {"role": "assistant", "content": "a"}},
-                    {"index": 1, "delta": {"content": "b"}},
-                    {"index": 0, "delta": {"content": "c"}},
-                    {"index": 0, "delta": {}, "finish_reason": "length"},
-                    {"index": 1, "delta": {}, "finish_reason": "stop"},
-                )
-            )
+    folded = fold_chat(
+        chat_chunks(
+            {"index": 1, "delta": {"role": "assistant", "content": ""}},
+            {"index": 0, "delta": {"role": "assistant", "content": "a"}},
+            {"index": 1, "delta": {"content": "b"}},
+            {"index": 0, "delta": {"content": "c"}},
+            {"index": 0, "delta": {}, "finish_reason": "length"},
+            {"index": 1, "delta": {}, "finish_reason": "stop"},
         )
     )
     assert [(choice.index, choice.message.content, choice.finish_reason) for choice in folded.choices] == [
@@ -60,18 +48,14 @@ def test_tool_calls_add_up_by_index_and_a_message_of_calls_alone_has_no_content(
     def call(index: int, **rest: Any) -> dict[str, Any]:
         return {"index": 0, "delta": {"tool_calls": [{"index": index, **rest}]}}
 
-    folded = asyncio.run(
-        fold_chat(
-            stream(
-                chat_chunks(
-                    {"index": 0, "delta": {"role": "assistant", "content": ""}},
-                    call(0, id="x", type="function", function={"name": "f", "arguments": ""}),
-                    call(0, function={"arguments": '{"a"'}),
-                    call(1, id="y", type="function", function={"name": "g", "arguments": "{}"}),
-                    call(0, function={"arguments": ": 1}"}),
-                    {"index": 0, "delta": {}, "finish_reason": "tool_calls"},
-                )
-            )
+    folded = fold_chat(
+        chat_chunks(
+            {"index": 0, "delta": {"role": "assistant", "content": ""}},
+            call(0, id="x", type="function", function={"name": "f", "arguments": ""}),
+            call(0, function={"arguments": '{"a"'}),
+            call(1, id="y", type="function", function={"name": "g", "arguments": "{}"}),
+            call(0, function={"arguments": ": 1}"}),
+            {"index": 0, "delta": {}, "finish_reason": "tool_calls"},
         )
     )
     [choice] = folded.choices
@@ -86,15 +70,11 @@ def test_logprobs_add_up() -> None:
     def token(text: str) -> dict[str, Any]:
         return {"content": [{"token": text, "logprob": -1.0, "bytes": [65]}]}
 
-    folded = asyncio.run(
-        fold_chat(
-            stream(
-                chat_chunks(
-                    {"index": 0, "delta": {"content": "a"}, "logprobs": token("a")},
-                    {"index": 0, "delta": {"content": "b"}, "logprobs": token("b")},
-                    {"index": 0, "delta": {}, "finish_reason": "stop"},
-                )
-            )
+    folded = fold_chat(
+        chat_chunks(
+            {"index": 0, "delta": {"content": "a"}, "logprobs": token("a")},
+            {"index": 0, "delta": {"content": "b"}, "logprobs": token("b")},
+            {"index": 0, "delta": {}, "finish_reason": "stop"},
         )
     )
     logprobs = folded.choices[0].logprobs
@@ -108,7 +88,7 @@ def test_texts_and_their_logprobs_add_up() -> None:
         return {"index": 0, "text": text, "logprobs": logprobs}
 
     last = {"index": 0, "text": "!", "finish_reason": "stop"}
-    folded = asyncio.run(fold_completion(stream(text_chunks(part("a", 0), part("b", 1), last))))
+    folded = fold_completion(text_chunks(part("a", 0), part("b", 1), last))
     [choice] = folded.choices
     assert (choice.text, choice.finish_reason) == ("ab!", "stop")
     assert choice.logprobs is not None
@@ -121,7 +101,7 @@ def test_an_answer_that_is_cut_off_is_an_error() -> None:
     end = {"index": 0, "delta": {}, "finish_reason": "stop"}
     for chunks in (chat_chunks(end, usage=None), chat_chunks({"index": 0, "delta": {"content": "a"}}), []):
         with pytest.raises(Unavailable, match="cut off"):
-            asyncio.run(fold_chat(stream(chunks)))
+            fold_chat(chunks)
     for parts in (text_chunks({"index": 0, "text": "a"}), text_chunks(usage=None), []):
         with pytest.raises(Unavailable, match="cut off"):
-            asyncio.run(fold_completion(stream(parts)))
+            fold_completion(parts)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from waiting import WAIT_SECONDS
 
-from nearfar.server_fallback.text.answers import Choice, answer_all
+from nearfar.server_fallback.text.answers import all_choices
 
 
 class PanicException(BaseException):
@@ -18,22 +18,19 @@ class PanicException(BaseException):
 def test_the_failure_of_one_answer_reaches_the_reader_and_ends_the_others(failure: BaseException) -> None:
     ended = []
 
-    async def endless() -> Choice:
+    async def endless() -> None:
         try:
             await asyncio.sleep(100)
-            yield  # type: ignore[misc]
         finally:
             ended.append(True)
 
-    async def failing() -> Choice:
+    async def failing() -> None:
         await asyncio.sleep(0)
         raise failure
-        yield
 
     async def read() -> None:
         async with asyncio.timeout(WAIT_SECONDS):
-            async for _ in answer_all([endless(), failing()]):
-                pass
+            await all_choices([endless(), failing()])
 
     with pytest.raises(type(failure)):
         asyncio.run(read())

@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 import pytest
+from answers import chunks_of
 from served_demo import serving
 
 from nearfar.compiler.bundle.folder import ExportBundle, open_any
@@ -47,7 +48,7 @@ def answered(model: Path, options: LocalOptions, together: bool) -> list[list[st
             )
             request = CompletionRequest(model="m", prompt=PROMPTS[index], max_tokens=24, n=2, **sampled)
             texts = ["", ""]
-            async for chunk in executor.complete(request, Call(str(index))):
+            async for chunk in chunks_of(executor, request, Call(str(index))):
                 for choice in chunk.choices:
                     texts[choice.index] += choice.text
             return texts
