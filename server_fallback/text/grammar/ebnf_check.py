@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 
 from nearfar.compiler.errors import RequestError
 
-from .characters import LAST
-
 # The maximum number of characters of a grammar. A larger one takes seconds to compile.
 MAX_EBNF_SIZE = 400_000
 # The maximum product of the counts of nested repetitions.
@@ -75,7 +73,7 @@ def _check_characters(grammar: str) -> None:
         for escape in _ESCAPE.finditer(token.group()):
             digits = escape["braced"] or escape["four"] or escape["eight"]
             code = int(digits, 16) if digits else 0
-            if code > LAST or 0xD800 <= code <= 0xDFFF:
+            if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
                 raise RequestError(
                     f"the grammar has {escape.group()}, which is not a Unicode character; characters are U+0000 to "
                     "U+10FFFF "
