@@ -7,12 +7,11 @@ import pytest
 from made_pairs import made_pairs
 from scipy.sparse import issparse
 
-from nearfar.compiler.shared.script import SharedScript
 from nearfar.server_fallback.router.decision.predictor import Calibration
 from nearfar.server_fallback.router.fitting import design as designs
 from nearfar.server_fallback.router.fitting.design import make_design, make_folds
 from nearfar.server_fallback.router.fitting.fit import make_predictor
-from nearfar.server_fallback.router.fitting.logistic import Logistic
+from nearfar.server_fallback.router.fitting.logistic import Logistic, sigmoid
 from nearfar.server_fallback.router.fitting.table import read_table
 
 PAIRS = made_pairs(60)
@@ -20,18 +19,15 @@ PAIRS = made_pairs(60)
 
 def test_a_row_of_the_design_is_what_the_predictor_reads() -> None:
     design = make_design(read_table(PAIRS, signals=True))
-    width = len(design.features) + len(design.terms)
-    line = Logistic(np.zeros(width), 0.0)
-    predictor = make_predictor(design, line, line, Calibration(near=(1.0, 0.0), far=(1.0, 0.0)))
+    line = Logistic(np.random.default_rng(0).normal(size=len(design.features) + len(design.terms)), 0.25)
+    predictor = make_predictor(design, line, line, Calibration(near=(1.0, 0.0), far=(0.5, 1.0)))
     foreign = PAIRS[0].model_copy(update={"prompt": "solve 1, 2 and 30000; then say lamp to nobody!"})
-    both, script = [*PAIRS, foreign], SharedScript.of_thread()
-    for pair, row in zip(both, design.rows(read_table(both, signals=True)).toarray(), strict=True):
-        inputs = np.zeros(width)
-        read = script.ask("predictorInputs", predictor.model_dump(), pair.prompt, pair.near.signals, None)
-        for index, value in read:
-            inputs[index] = value
-        # A policy's numbers have 6 digits.
-        assert row == pytest.approx(inputs, rel=1e-4, abs=1e-4)
+    both = [*PAIRS, foreign]
+    rights = predictor.rights(*((pair.prompt, pair.near.signals, None) for pair in both))
+    logits = design.rows(read_table(both, signals=True)) @ line.weights + line.bias
+    # A policy's numbers have 6 digits.
+    assert sigmoid(logits) == pytest.approx([each.near for each in rights], abs=1e-4)
+    assert sigmoid(0.5 * logits + 1.0) == pytest.approx([each.far for each in rights], abs=1e-4)
 
 
 def test_terms_of_foreign_words_count_less() -> None:

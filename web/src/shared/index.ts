@@ -12,7 +12,7 @@ import { patternSource } from "./decision/pattern.js";
 import { chooseBy, keepPolicy, rulesBy } from "./decision/policies.js";
 import { parsePolicy } from "./decision/policy.js";
 import type { Predictor } from "./decision/policy_schema.js";
-import { featureNames, predictRights, predictorInputs } from "./decision/predictor.js";
+import { featureNames, predictRights } from "./decision/predictor.js";
 import { requestTexts } from "./decision/private_texts.js";
 import { speedAfter } from "./decision/speed.js";
 import type { ServerSource } from "./grammar/rules.js";
@@ -117,7 +117,6 @@ Object.assign(globalThis, {
     rulesOf: overJson(rulesBy),
     refusal: overJson(refused),
     rights: overJson(rightsOf),
-    predictorInputs: overJson(predictorInputs),
     featureNames: overJson(featureNames),
     textInputs: overJson((text: string) => ({ features: textFeatures(text), terms: textTerms(text) })),
     nearSignals: overJson(nearSignals),

@@ -89,7 +89,7 @@ export function predictRights(
  * The inputs of the weights, as [index of the weight, value]; missing ones are zero. Each term that the text has and
  * the predictor knows has the share of the text's terms that the predictor knows.
  */
-export function predictorInputs(
+function predictorInputs(
   predictor: Predictor,
   text: string,
   signals: NearSignals | null,
