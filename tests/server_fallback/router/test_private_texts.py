@@ -54,3 +54,4 @@ def test_deep_and_unknown_values_and_numbers_that_json_does_not_have_are_searche
     request = {"metadata": deep, "messages": [message], "prediction": {"a": float("inf"), "b": 2**60 + 1}}
     large = {str(2**60 + 1), str(2**60), "1152921504606847000"}
     assert {*request_texts(request, [""]).texts} == {"078-05-1120", "12", "data", "id", "a", "Infinity", "b", *large}
+    assert {*request_texts({"metadata": 2**60 + 1}, []).texts} == large

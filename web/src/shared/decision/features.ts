@@ -29,12 +29,12 @@ export function lastUserText(messages: readonly SituationMessage[]): string {
 export function textFeatures(text: string): Readonly<Record<string, number>> {
   const count = (pattern: RegExp): number => text.match(pattern)?.length ?? 0;
   const numbers = (text.match(/[0-9]+/g) ?? []).map((run) => run.length);
-  const words = (text.match(/[A-Za-z]+/g) ?? []).map(lower);
+  const words = lower(text).match(/[a-z]+/g) ?? [];
   const longest = numbers.reduce((most, length) => Math.max(most, length), 0);
   const log = Math.log1p;
   const beyond = (least: number, value: number): number => log(Math.max(0, value - least));
   return {
-    characters: log(Array.from(text).length),
+    characters: log(text.length - count(/[\ud800-\udbff][\udc00-\udfff]/g)),
     words: log(count(WORD)),
     digits: log(numbers.reduce((sum, length) => sum + length, 0)),
     numbers: log(numbers.length),
