@@ -12,11 +12,6 @@ const SENTENCE_END = new RegExp(`[.!?](?=${SPACES}|$)`, "g");
 const CLAUSE_END = new RegExp(`[.!?;](?=${SPACES}|$)`, "g");
 const QUESTION = new RegExp(`\\?${SPACES}*$`);
 
-/** The names of the features of a text. */
-export function textFeatureNames(): readonly string[] {
-  return Object.keys(textFeatures(""));
-}
-
 /** The text from which features are computed; empty if there is no user message. */
 export function lastUserText(messages: readonly SituationMessage[]): string {
   return messages.findLast(({ role }) => role === "user")?.content ?? "";

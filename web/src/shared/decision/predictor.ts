@@ -11,7 +11,7 @@
 
 import { RequestError } from "../../errors.js";
 import { badPolicy, isObject } from "./schema_check.js";
-import { textFeatureNames, textFeatures, textTerms } from "./features.js";
+import { textFeatures, textTerms } from "./features.js";
 import type { NearSignals } from "./near_signals.js";
 import { NEAR_SIGNALS } from "./near_signals.js";
 import type { Predictor, Quality, Weights } from "./policy_schema.js";
@@ -27,7 +27,7 @@ const termWeights = new WeakMap<Predictor, ReadonlyMap<string, number>>();
 
 /** The names of all features that a predictor may read. */
 export function featureNames(): { readonly text: readonly string[]; readonly signals: readonly string[] } {
-  return { text: textFeatureNames(), signals: NEAR_SIGNALS };
+  return { text: Object.keys(textFeatures("")), signals: NEAR_SIGNALS };
 }
 
 /** Whether a predictor reads near's signals. */
