@@ -8,11 +8,11 @@ from inspect import signature
 from typing import Any
 
 from nearfar.compiler.ir.expr import Expr
+from nearfar.compiler.ir.heads import Heads, Preparation, Scores
 from nearfar.compiler.ir.ops import OPS, Bound, Use
 from nearfar.compiler.ir.ops.attention import scale_of
 from nearfar.compiler.ir.ops.kv_pages import head_dim_of
 from nearfar.compiler.ir.plan import Plan, Step
-from nearfar.compiler.kernels.heads import Heads, Preparation, Scores
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.quant import Quantization, form_of
 from nearfar.compiler.quant.kernel_format import WeightFormat, weight_format

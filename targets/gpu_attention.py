@@ -13,6 +13,7 @@ from typing import Any
 
 from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.ir.expr import Condition, Expr
+from nearfar.compiler.ir.heads import Heads, Preparation, Scores
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.append_kv import append_kv
 from nearfar.compiler.kernels.attention import attention
@@ -23,7 +24,6 @@ from nearfar.compiler.kernels.attention_tile import TileOptions, attention_tile
 from nearfar.compiler.kernels.cuda import attention_mma, decode_tile
 from nearfar.compiler.kernels.cuda.attention_decode_mma import attention_decode_mma
 from nearfar.compiler.kernels.decode_range import DecodeOptions
-from nearfar.compiler.kernels.heads import Heads, Preparation, Scores
 from nearfar.compiler.kernels.page_rows import row_threads
 from nearfar.compiler.kernels.ragged_attention import ragged_attention
 from nearfar.compiler.kernels.rope import rope

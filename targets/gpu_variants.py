@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.ir.expr import Condition
+from nearfar.compiler.ir.heads import ATTENDED
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.add_lora import add_lora
 from nearfar.compiler.kernels.adjust_logits import adjust_logits
@@ -20,7 +21,6 @@ from nearfar.compiler.kernels.cuda.linear_async import linear_async
 from nearfar.compiler.kernels.elementwise import add, fake_quantize, gate, gate_halves, scale, soft_cap
 from nearfar.compiler.kernels.embed import embed
 from nearfar.compiler.kernels.embed_positions import embed_positions
-from nearfar.compiler.kernels.heads import ATTENDED
 from nearfar.compiler.kernels.linear_subgroup import linear_subgroup
 from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
 from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, power_of_two

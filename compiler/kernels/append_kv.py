@@ -6,8 +6,8 @@ One thread: one vector of the head.
 
 from __future__ import annotations
 
+from ..ir.heads import Heads
 from .builder import Kernel, KernelBuilder, cast, select
-from .heads import Heads
 from .page_rows import HeadRow, row_threads
 from .pages import Pages
 

@@ -7,9 +7,9 @@ One thread: the score of one key of a tile, then one or more vectors of the weig
 
 from __future__ import annotations
 
+from ..ir.heads import Heads, Scores
 from .batch_rows import BatchRows
 from .builder import Kernel, KernelBuilder, Scalar, cast, maximum, minimum, number, splat, sum_lanes
-from .heads import Heads, Scores
 from .new_heads import query_rows
 from .pages import Pages
 from .scores import LOWEST, capped, weight

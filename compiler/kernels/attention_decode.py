@@ -17,11 +17,11 @@ ms of one core, in float16 and in 8-bit integers; 26 ms before, when several thr
 
 from __future__ import annotations
 
+from ..ir.heads import Heads, Preparation, Scores
 from .builder import Kernel, KernelBuilder
 from .decode_new_token import NewToken
 from .decode_range import DecodeOptions, NewTokenRange
 from .decode_tiles import CachedTiles
-from .heads import Heads, Preparation, Scores
 
 
 def attention_decode(

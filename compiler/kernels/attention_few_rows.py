@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..ir.heads import Heads, Scores
 from .builder import Kernel, KernelBuilder
 from .decode_queries import StoredRange
 from .decode_range import DecodeOptions
 from .decode_tiles import CachedTiles
-from .heads import Heads, Scores
 
 
 def attention_few_rows(

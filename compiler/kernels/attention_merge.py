@@ -7,9 +7,9 @@ One thread: one vector of one query head, of one new token after the other.
 
 from __future__ import annotations
 
+from ..ir.heads import Heads, Scores
 from .builder import Kernel, KernelBuilder, cast, lane_of, maximum, splat
 from .decode_range import Ranges
-from .heads import Heads, Scores
 from .scores import LOWEST, first_page_key, last_key, weight
 
 THREADS = 64

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from ..ir.heads import Heads, Scores
 from .batch_rows import BatchRows, Tiling
 from .builder import (
     Array,
@@ -28,7 +29,6 @@ from .builder import (
     splat,
     sum_lanes,
 )
-from .heads import Heads, Scores
 from .new_heads import query_rows
 from .pages import Pages
 from .scores import LOWEST, capped, sees, weight

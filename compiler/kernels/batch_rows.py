@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..ir.expr import Expr
+from ..ir.heads import Heads, Scores
 from .builder import (
     KernelBuilder,
     Scalar,
@@ -17,7 +18,6 @@ from .builder import (
     select,
     truncated_quotient,
 )
-from .heads import Heads, Scores
 from .scores import first_key, first_page_key, last_key
 
 

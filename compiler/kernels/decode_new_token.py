@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from ..ir.heads import Scores
 from .builder import Scalar, all_of, lane_of, minimum, number, select, splat, sum_of
 from .decode_range import NewTokenRange
 from .hadamard import rotate_rows
-from .heads import Scores
 from .linear_vector import power_of_two
 from .pages import extreme_lane, extreme_of
 from .scores import capped

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ..ir.heads import Heads, Scores
 from .builder import KernelBuilder, cast, number, splat
 from .decode_range import DecodeOptions, DecodeRange, Ranges
-from .heads import Heads, Scores
 from .new_heads import query_rows
 from .scores import last_key
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..ir.expr import Expr
+from ..ir.heads import Heads, Preparation
 from .builder import Array, KernelBuilder, Scalar, all_of, maximum, minimum, select, truncated_quotient
-from .heads import Heads, Preparation
 from .new_heads import NewHeads
 from .pages import Pages
 from .scores import first_page_key, longest_reach

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import reduce
 
+from ..ir.heads import Scores
 from .builder import Array, Scalar, all_of, cast, lane_of, maximum, minimum, number, select, splat, vector
 from .decode_new_token import NewToken
 from .decode_queries import StoredRange
 from .decode_range import VALUES_AT_ONCE, NewTokenRange
 from .head_fold import HeadFold
-from .heads import Scores
 from .linear_vector import power_of_two
 from .scores import LOWEST, capped, weight
 from .vector_lanes import as_four, first_lanes, lane_at, part_of

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ..ir.heads import Heads
 from ..ir.kv_format import hadamard_size
 from .builder import Array, KernelBuilder, Scalar, lane_of, number, vector
-from .heads import Heads
 
 
 def rotate_rows(kernel: KernelBuilder, heads: Heads, rows: Array, count: int, thread: Scalar, threads: int) -> None:

@@ -4,8 +4,8 @@ rows of q.
 
 from __future__ import annotations
 
+from ..ir.heads import Heads, Preparation
 from .builder import Array, KernelBuilder, Scalar, cast, minimum, number, select, vector
-from .heads import Heads, Preparation
 from .maths import position_factor, rms_factor
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ..ir.heads import Heads
 from .builder import KernelBuilder, Scalar, cast
 from .hadamard import rotate_rows
-from .heads import Heads
 from .linear_vector import power_of_two
 from .pages import Pages, extreme_lane, extreme_of
 

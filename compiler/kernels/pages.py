@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import reduce
 
+from ..ir.heads import Heads as AttentionHeads
 from ..ir.kv_format import KvFormat
 from .builder import (
     KernelBuilder,
@@ -26,7 +27,6 @@ from .builder import (
     splat,
     vector,
 )
-from .heads import Heads as AttentionHeads
 from .packed import float_bits, halves, spread_bytes
 from .scores import LOWEST as LOWEST
 

@@ -6,10 +6,10 @@ read from the projection's rows instead of pages.
 
 from __future__ import annotations
 
+from ..ir.heads import ATTENDED, Heads, Scores
 from .attention_tile import TileAttention, TileOptions, attend
 from .batch_rows import BatchRows
 from .builder import Kernel, KernelBuilder, Scalar, cast
-from .heads import ATTENDED, Heads, Scores
 
 
 def ragged_attention(

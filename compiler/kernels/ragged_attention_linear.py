@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import reduce
 
+from ..ir.heads import Heads, Scores
 from ..quant.base import GROUP
 from .builder import (
     Array,
@@ -28,7 +29,6 @@ from .builder import (
     sum_lanes,
     truncated_quotient,
 )
-from .heads import Heads, Scores
 from .projection import Projection, ProjectionArguments, guard_below
 from .scores import LOWEST, capped, first_key, last_key, weight
 from .vector_parts import dot_products, load_blocks

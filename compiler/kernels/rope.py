@@ -7,8 +7,8 @@ One thread: one element, or with a norm every 64th element of the group (every 2
 from __future__ import annotations
 
 from ..ir.expr import Expr
+from ..ir.heads import Preparation
 from .builder import Kernel, KernelBuilder, Scalar, cast
-from .heads import Preparation
 from .maths import position_factor, rms_factor
 from .new_heads import RotationTable
 from .projection import guard_below

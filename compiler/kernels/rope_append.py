@@ -8,8 +8,8 @@ One thread: one vector of the head.
 
 from __future__ import annotations
 
+from ..ir.heads import Heads, Preparation
 from .builder import Kernel, KernelBuilder, all_of, cast, number, select, sum_of
-from .heads import Heads, Preparation
 from .new_heads import NewHeads, query_rows
 from .page_rows import HeadRow, row_threads
 from .pages import Pages

@@ -6,8 +6,8 @@ One thread: one vector of the head.
 
 from __future__ import annotations
 
+from ..ir.heads import Heads, Preparation
 from .builder import Kernel, KernelBuilder, cast, number, sum_of
-from .heads import Heads, Preparation
 from .new_heads import NewHeads
 from .page_rows import row_threads
 

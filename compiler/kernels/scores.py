@@ -8,8 +8,8 @@ causal reads it.
 from __future__ import annotations
 
 from ..ir.expr import Expr
+from ..ir.heads import Heads, Scores
 from .builder import KernelBuilder, Scalar, all_of, exp, maximum, minimum
-from .heads import Heads, Scores
 from .maths import soft_capped
 
 # The score of a key that a row does not see: minus infinity, which WGSL must not compute with. `weight` makes 0 of it.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nearfar.compiler.ir.expr import Condition
+from nearfar.compiler.ir.heads import ATTENDED, Heads, Preparation, Scores
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.cpu.add_lora import add_lora
 from nearfar.compiler.kernels.cpu.adjust_logits import adjust_logits
@@ -38,7 +39,6 @@ from nearfar.compiler.kernels.cpu.rotation import rope
 from nearfar.compiler.kernels.cpu.rows import rms_norm, take_rows
 from nearfar.compiler.kernels.cpu.sample import sample
 from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
-from nearfar.compiler.kernels.heads import ATTENDED, Heads, Preparation, Scores
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.targets.context import Context, attr, position_scale, position_tables, sizes
 from nearfar.targets.variant import KernelCall, Template, Variant, for_activations, kernel, with_roles

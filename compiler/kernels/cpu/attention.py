@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from ...ir.heads import Heads, Preparation, Scores
 from ..builder import Array, Kernel, Scalar, cast, maximum, minimum, number, select
-from ..heads import Heads, Preparation, Scores
 from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, round_up_quotient
 from .hadamard import rotate
 from .key_block import BLOCK, BlockScores, KeyBlock, Range, Running

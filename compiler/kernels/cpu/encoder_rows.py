@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ...ir.expr import Expr
+from ...ir.heads import Heads, Preparation
 from ...quant.base import GROUP
 from ..builder import Array, Kernel, Scalar, cast, number, select
-from ..heads import Heads, Preparation
 from ..packed import WeightFormat
 from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, wide
 from .math import square_root, take_lanes

@@ -14,8 +14,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ...ir.heads import Heads, Scores
 from ..builder import Array, Scalar, maximum, minimum, number, select, splat, truncated_quotient
-from ..heads import Heads, Scores
 from .builder import CpuKernelBuilder, Isa, floats, pieces, ramp, round_up_quotient, wide
 from .key_products import KeyProducts, Queries
 from .math import falling_exp, fused, largest_of_lanes, like, sum_of_lanes, tanh

@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import reduce
 from typing import Protocol, TypeAlias
 
+from ...ir.heads import Heads
 from ..builder import Array, Scalar, cast, maximum, number, reinterpret, select, splat, sum_of
-from ..heads import Heads
 from ..packed import WeightFormat
 from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp
 from .integer_dot import integer_dot

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from itertools import product
 
 from ...ir.expr import Expr
+from ...ir.heads import ATTENDED, Heads, Scores
 from ..builder import Kernel, Scalar, address_of, all_of, minimum, number, reinterpret, select
-from ..heads import ATTENDED, Heads, Scores
 from .attention import attend_tiles
 from .bf16_planes import halves_of, words_of
 from .builder import Isa, floats, of, ramp, round_up_quotient

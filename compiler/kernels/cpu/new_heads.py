@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...ir.heads import Heads, Preparation
 from ..builder import Array, Kernel, Scalar, all_of, cast
-from ..heads import Heads, Preparation
 from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, wide
 from .math import position_factor
 from .pages import Pages

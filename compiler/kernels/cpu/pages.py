@@ -8,9 +8,9 @@ Codes of 4 bits stay in their words of eight (`ir.kv_format`): keys are (D / 8, 
 from __future__ import annotations
 
 from ...ir.expr import Expr
+from ...ir.heads import Heads
 from ...ir.kv_format import KvFormat
 from ..builder import Array, Scalar, cast, maximum, minimum, number, select
-from ..heads import Heads
 from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp
 from .hadamard import rotate
 from .math import fold_lanes, join, rounded

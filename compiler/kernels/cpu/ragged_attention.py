@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ...ir.expr import Expr
+from ...ir.heads import ATTENDED, Heads, Scores
 from ..builder import Kernel, KernelBuilder, Scalar, cast, lane_of, minimum, truncated_quotient, vector
-from ..heads import ATTENDED, Heads, Scores
 from .attention import Arguments, attend_tiles
 from .builder import Isa, floats, pieces, ramp
 from .key_products import key_products

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager
 
+from ...ir.heads import Heads, Preparation, Scores
 from ..builder import (
     Kernel,
     KernelBuilder,
@@ -37,7 +38,6 @@ from ..builder import (
     vector,
 )
 from ..decode_range import opaque
-from ..heads import Heads, Preparation, Scores
 from ..new_heads import NewHeads
 from ..scores import LOWEST, first_page_key
 from .decode_tile import MAX_HEADS, WARP, WARP_KEYS, DecodeTile, FilledRanges, supports

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ...ir.heads import Heads, Scores
 from ..batch_rows import BatchRows, Tiling
 from ..builder import (
     Array,
@@ -34,7 +35,6 @@ from ..builder import (
     select,
     vector,
 )
-from ..heads import Heads, Scores
 from ..new_heads import query_rows
 from ..scores import LOWEST, first_key, last_key
 from .functions import (

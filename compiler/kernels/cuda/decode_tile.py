@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ir.expr import Expr
+from ...ir.heads import Heads, Preparation
 from ..decode_range import Ranges
-from ..heads import Heads, Preparation
 from .attention_mma import RESERVED_BYTES
 from .functions import SHORT
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from ...ir.heads import Heads
 from ..builder import KernelBuilder, Scalar, address_of, lane_of, maximum, minimum, number, select, vector
-from ..heads import Heads
 from ..pages import Pages
 from .functions import copy_16_bytes, pair
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from ...ir.heads import Scores
 from ..builder import Scalar, number
-from ..heads import Scores
 from .functions import fast_exp2, fast_reciprocal
 
 

@@ -19,6 +19,7 @@ from sampling_cases import adversarial_case
 from step_cases import step_cases
 
 from nearfar.compiler.ir.expr import holds
+from nearfar.compiler.ir.heads import Heads, Preparation, Scores
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.attention_tile import TileOptions
 from nearfar.compiler.kernels.builder import Kernel
@@ -27,7 +28,6 @@ from nearfar.compiler.kernels.cuda.attention_mma import MmaTile, attention_mma, 
 from nearfar.compiler.kernels.cuda.decode_tile import decode_tile
 from nearfar.compiler.kernels.cuda.linear_mma import linear_mma
 from nearfar.compiler.kernels.decode_range import DecodeOptions
-from nearfar.compiler.kernels.heads import Heads, Preparation, Scores
 from nearfar.compiler.kernels.rope_append import rope_append
 from nearfar.targets.context import Context
 from nearfar.targets.cuda.source import max_dynamic_bytes

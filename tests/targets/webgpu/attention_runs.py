@@ -14,10 +14,10 @@ import numpy as np
 from kernel_harness import Run
 
 from nearfar.compiler.bundle.digest import digest
+from nearfar.compiler.ir.heads import Heads, Preparation, Scores
 from nearfar.compiler.ir.ops import OPS, Array
 from nearfar.compiler.ir.ops.kv_pages import append_kv as append_rows
 from nearfar.compiler.ir.rope import rope_table
-from nearfar.compiler.kernels.heads import Heads, Preparation, Scores
 from nearfar.compiler.runtime.batch import Batch, Chunk, make_batch
 from nearfar.targets.variant import plain
 

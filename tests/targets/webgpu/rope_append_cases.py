@@ -17,10 +17,10 @@ from attention_runs import (
 )
 from kernel_harness import Case, Run
 
+from nearfar.compiler.ir.heads import Heads, Preparation
 from nearfar.compiler.ir.ops import OPS
 from nearfar.compiler.kernels.append_kv import append_kv
 from nearfar.compiler.kernels.builder import Kernel
-from nearfar.compiler.kernels.heads import Heads, Preparation
 from nearfar.compiler.kernels.rope import rope
 from nearfar.compiler.kernels.rope_append import rope_append
 

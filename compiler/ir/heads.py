@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..ir.kv_format import KvFormat, kv_format
+from .kv_format import KvFormat, kv_format
 
 # The scratch buffer of an attention's result, if a projection reads it in the same step.
 ATTENDED = "attended"
