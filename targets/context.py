@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
 from nearfar.compiler.ir.expr import Expr
-from nearfar.compiler.ir.heads import Heads, Preparation, Scores
+from nearfar.compiler.ir.heads import Heads
 from nearfar.compiler.ir.ops import OPS, Bound, Use
-from nearfar.compiler.ir.ops.attention import scale_of
-from nearfar.compiler.ir.ops.kv_pages import head_dim_of
 from nearfar.compiler.ir.plan import Plan, Step
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.quant import Quantization, form_of
@@ -81,7 +79,7 @@ class Context:
         )
 
     def output_projection(self, step: Step, activation: str) -> Projection:
-        """The projection of a ragged_attention_linear, whose input is the attention's result."""
+        """The projection of a ragged_attention's result."""
         return Projection(
             **self.facts(step, Projection, activation),
             weight=self.weight_format(step.inputs["weight"]),
@@ -89,64 +87,17 @@ class Context:
             y_dtype=self.dtype_of(step.outputs["y"], activation),
         )
 
-    def heads_of(self, step: Step, activation: str) -> Heads:
-        """The heads and pages of a step that reads or writes pages."""
-        return Heads(**self.facts(step, Heads, activation), activation=stored_dtype(activation))
-
-    def joint_heads(self, step: Step, activation: str, page_size: int) -> Heads:
-        """The heads of a step that reads a joint projection of queries, keys and values, and no pages.
-
-        ``page_size`` is that of the pages that its kernel makes of them, or 1.
+    def heads_of(self, step: Step, activation: str, page_size: int | None = None) -> Heads:
+        """The heads of a step that reads or writes pages, or with ``page_size`` of one without: the size of the pages
+        that its kernel makes of its rows.
         """
-        facts = self.facts(step, Heads, activation)
-        return Heads(**facts, page_size=page_size, activation=stored_dtype(activation))
-
-    def preparation(self, step: Step) -> Preparation:
-        """The preparation of q and k in rope_append, rope_attention and rope_heads, and of q in an attention with a
-        table.
-        """
-        appends = "qkv" in step.inputs
-        positions, half = sizes(self.plan.shape_of(step.inputs["table"])[:2]) if "table" in step.inputs else (0, 0)
-        queries = Preparation(positions, 2 * half, attr(step, "eps"), appends=appends)
-        if not appends:
-            return queries
-        if "kv" not in step.inputs:
-            return queries
-        head_dim = head_dim_of(self.plan.shape_of(step.inputs["kv"]), {"kv": attr(step, "kv")})
-        return replace(
-            queries,
-            norms_values=attr(step, "norms_values"),
-            norm_wide="qk_norm" in step.inputs and self.sizes(step.inputs["qk_norm"]) != (2 * head_dim,),
-            norm_after=attr(step, "norm_after"),
-            position_scale=position_scale(step),
-        )
-
-    def scores(self, step: Step) -> Scores:
-        """The computation of scores in attention, rope_attention, ragged_attention and ragged_attention_linear."""
-        paged = "kv" in step.inputs
-        head_dim = (
-            head_dim_of(self.plan.shape_of(step.inputs["kv"]), {"kv": attr(step, "kv")})
-            if paged
-            else attr(step, "head_dim")
-        )
-        return Scores(
-            scale=float(scale_of(head_dim, {"scale": attr(step, "scale")})),
-            window=attr(step, "window"),
-            softcap=attr(step, "softcap"),
-            causal=attr(step, "causal"),
-            sinks="sinks" in step.inputs,
-        )
+        pages: dict[str, Any] = {} if page_size is None else {"page_size": page_size}
+        return Heads(**self.facts(step, Heads, activation), **pages, activation=stored_dtype(activation))
 
 
 def attr(step: Step, name: str) -> Any:
     """The value of a step's attribute, or its default if it is omitted."""
     return step.attrs.get(name, OPS[step.op].attrs[name].default)
-
-
-def position_scale(step: Step) -> tuple[float, int] | None:
-    """The factor of rotated queries by position; see `op.POSITION_SCALE`."""
-    found = attr(step, "position_scale")
-    return None if found is None else (float(found[0]), int(found[1]))
 
 
 def sizes(shape: tuple[object, ...]) -> tuple[int, ...]:

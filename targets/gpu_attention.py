@@ -7,7 +7,7 @@ allows, such as S == B, one new token of every sequence; bounds on sizes are pre
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,12 +26,11 @@ from nearfar.compiler.kernels.cuda.attention_decode_mma import attention_decode_
 from nearfar.compiler.kernels.decode_range import DecodeOptions
 from nearfar.compiler.kernels.page_rows import row_threads
 from nearfar.compiler.kernels.ragged_attention import ragged_attention
-from nearfar.compiler.kernels.rope import rope
 from nearfar.compiler.kernels.rope_append import rope_append
 from nearfar.compiler.kernels.rope_heads import rope_heads
 
-from .context import Context, attr, position_scale, sizes
-from .variant import KernelCall, Variant, for_activations, kernel, with_roles
+from .context import Context
+from .variant import KernelCall, Variant, for_activations, kernel
 
 # Every sequence has exactly one new token, because each has at least one.
 DECODE: Condition = ["==", "S", "B"]
@@ -79,58 +78,34 @@ class AttentionNumbers:
 
 
 def attention_rows(step: Step, context: Context, numbers: AttentionNumbers) -> tuple[Variant, ...]:
-    """The rows of a rope, append_kv, rope_append, attention or rope_attention, in the order in which a runtime tries
-    them.
+    """The rows of an append_kv, attention, rope_heads or ragged_attention, in the order in which a runtime tries them.
 
     Raises UnsupportedModel for heads that no kernel can run.
     """
-    return for_activations(
-        {activation: rows_of(step, context, numbers, activation) for activation in context.activations}
-    )
+    return for_activations({each: OPS[step.op](step, context, numbers, each) for each in context.activations})
 
 
-def rows_of(step: Step, context: Context, numbers: AttentionNumbers, activation: str) -> list[Variant]:
-    """The rows for activations of one dtype."""
-    if step.op == "rope":
-        return [Variant((rope_call(step, context, activation),))]
-    if step.op == "ragged_attention":
-        return ragged_rows(step, context, numbers, activation)
-    if step.op == "rope_heads":
-        heads = context.joint_heads(step, activation, 1)
-        check_heads(step, heads)
-        return [Variant((kernel(rope_heads, heads=heads, preparation=context.preparation(step)),))]
-    heads = context.heads_of(step, activation)
-    check_heads(step, heads)
-    if step.op == "append_kv":
-        return [Variant((kernel(append_kv, heads=replace(heads, num_heads=heads.num_kv_heads)),))]
-    prepares = "table" in step.inputs or heads.rotates_keys
-    if step.op == "attention" and not prepares:
-        return stored_rows(heads, context.scores(step), numbers, ())
-    if step.op == "attention":
-        return rotated_rows(heads, context.preparation(step), context.scores(step), numbers)
-    preparation = context.preparation(step)
-    append = kernel(rope_append, heads=heads, preparation=preparation, q_in_scratch=step.op == "rope_attention")
-    if step.op == "rope_append":
-        return [Variant((append,))]
-    assert step.op == "rope_attention", step.op
-    scores = context.scores(step)
-    return [
-        *decode_rows(heads, preparation, scores, numbers),
-        *stored_rows(heads, scores, numbers, (append,)),
-    ]
+def append_rows(step: Step, context: Context, numbers: AttentionNumbers, activation: str) -> list[Variant]:  # noqa: ARG001
+    return [Variant((kernel(append_kv, heads=known_heads(step, context, activation)),))]
 
 
-def rotated_rows(heads: Heads, preparation: Preparation, scores: Scores, numbers: AttentionNumbers) -> list[Variant]:
-    """Attention that rotates its queries; their keys and values are on pages."""
+def rope_heads_rows(step: Step, context: Context, numbers: AttentionNumbers, activation: str) -> list[Variant]:  # noqa: ARG001
+    heads = known_heads(step, context, activation, 1)
+    return [Variant((kernel(rope_heads, heads=heads, **context.facts(step, rope_heads, activation)),))]
+
+
+def paged_rows(step: Step, context: Context, numbers: AttentionNumbers, activation: str) -> list[Variant]:
+    """An attention over pages. Queries that need it are prepared by the kernels of `decode_rows` themselves, and by one
+    kernel before those of `stored_rows`.
+    """
+    heads, facts = known_heads(step, context, activation), context.facts(step, attention_decode, activation)
+    preparation, scores = facts["preparation"], facts["scores"]
+    if not preparation.prepares and not heads.rotates_keys:
+        return stored_rows(heads, scores, numbers, ())
     rows = [] if scores.sinks else decode_rows(heads, preparation, scores, numbers)
-    if not any(row.when is None for row in rows):
-        before = kernel(rope_append, heads=heads, preparation=preparation, q_in_scratch=True)
-        rows += stored_rows(heads, scores, numbers, (before,))
-
-    def named(call: KernelCall) -> KernelCall:
-        return with_roles(call, qkv="q", qk_norm="norm") if "preparation" in call.facts else call
-
-    return [replace(row, kernels=tuple(named(call) for call in row.kernels)) for row in rows]
+    if any(row.when is None for row in rows):
+        return rows
+    return rows + stored_rows(heads, scores, numbers, (kernel(rope_append, heads=heads, preparation=preparation),))
 
 
 def decode_rows(heads: Heads, preparation: Preparation, scores: Scores, numbers: AttentionNumbers) -> list[Variant]:
@@ -138,8 +113,6 @@ def decode_rows(heads: Heads, preparation: Preparation, scores: Scores, numbers:
     ranges of keys and their merge for long ones.
     """
     decoding, short = (DECODE, SHORT_DECODE) if heads.rows == "S" else (None, SHORT)
-    # A single new token is the last of its sequence, so it sees the same keys whether attention is causal or not.
-    scores = replace(scores, causal=True)
     if numbers.tensor_core_bytes and decode_tile.supports(heads, preparation):
         tile = decode_tile.decode_tile(heads, numbers.multiprocessors, numbers.tensor_core_bytes)
         if tile is not None:
@@ -217,7 +190,7 @@ def few_row_calls(
     if options is None:
         return ()
     facts = {"options": options, "max_rows": max_rows, "q_in_scratch": q_in_scratch}
-    few = kernel(attention_few_rows, heads=heads, scores=replace(scores, sinks=False), **facts)
+    few = kernel(attention_few_rows, heads=heads, scores=scores, **facts)
     return few, merge_call(heads, scores, split, max_rows)
 
 
@@ -236,39 +209,24 @@ def tile_options(heads: Heads, numbers: AttentionNumbers) -> list[TileOptions]:
     return fitting[: numbers.max_tiles]
 
 
-def rope_call(step: Step, context: Context, activation: str) -> KernelCall:
-    rows, columns = context.rows_and_columns(step.inputs["x"])
-    positions, half = sizes(context.plan.shape_of(step.inputs["table"])[:2])
-    return kernel(
-        rope,
-        rows=rows,
-        columns=columns,
-        head_dim=attr(step, "head_dim"),
-        preparation=Preparation(positions, 2 * half, attr(step, "eps"), position_scale=position_scale(step)),
-        norm_width=context.sizes(step.inputs["norm"])[0] if "norm" in step.inputs else 0,
-        x_dtype=context.dtype_of(step.inputs["x"], activation),
-        y_dtype=context.dtype_of(step.outputs["y"], activation),
-    )
-
-
 def ragged_rows(
     step: Step, context: Context, numbers: AttentionNumbers, activation: str, *, y_in_scratch: bool = False
 ) -> list[Variant]:
     """A ragged_attention: one tile of rows per workgroup. ``y_in_scratch``: for a projection in the same step."""
-    heads = context.joint_heads(step, activation, 1)
-    check_heads(step, heads)
+    heads = known_heads(step, context, activation, 1)
     tiles = tile_options(heads, numbers)
     if not tiles:
         raise UnsupportedModel(
             f"{step.op}: head_dim is {heads.head_dim}; a tile of such heads needs more than the "
             f"{numbers.max_shared_bytes >> 10} KiB of workgroup memory that this target has"
         )
-    facts: dict[str, Any] = {"heads": heads, "scores": context.scores(step), "options": tiles[0]}
-    return [Variant((kernel(ragged_attention, **facts, **({"y_in_scratch": True} if y_in_scratch else {})),))]
+    facts: dict[str, Any] = {"heads": heads, "options": tiles[0], **({"y_in_scratch": True} if y_in_scratch else {})}
+    return [Variant((kernel(ragged_attention, **facts, **context.facts(step, ragged_attention, activation)),))]
 
 
-def check_heads(step: Step, heads: Heads) -> None:
-    """Raises UnsupportedModel for heads that no kernel can run."""
+def known_heads(step: Step, context: Context, activation: str, page_size: int | None = None) -> Heads:
+    """The heads of a step. Raises UnsupportedModel for heads that no kernel can run."""
+    heads = context.heads_of(step, activation, page_size)
     if heads.head_dim % 2:
         raise UnsupportedModel(
             f"{step.op}: head_dim is {heads.head_dim}; kernels for GPUs read pairs of elements and need an even number"
@@ -276,3 +234,12 @@ def check_heads(step: Step, heads: Heads) -> None:
     if row_threads(heads) > MAX_THREADS:
         most = MAX_THREADS * heads.lanes
         raise UnsupportedModel(f"{step.op}: head_dim is {heads.head_dim}; a workgroup holds {most} elements at most")
+    return heads
+
+
+OPS: dict[str, Callable[[Step, Context, AttentionNumbers, str], list[Variant]]] = {
+    "append_kv": append_rows,
+    "attention": paged_rows,
+    "rope_heads": rope_heads_rows,
+    "ragged_attention": ragged_rows,
+}

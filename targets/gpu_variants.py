@@ -26,8 +26,10 @@ from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
 from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, power_of_two
 from nearfar.compiler.kernels.pool_rows import pool_rows
 from nearfar.compiler.kernels.projection import Projection
+from nearfar.compiler.kernels.ragged_attention import ragged_attention
 from nearfar.compiler.kernels.ragged_attention_linear import fused_shape, ragged_attention_linear, reads_positions
 from nearfar.compiler.kernels.rms_norm import rms_norm
+from nearfar.compiler.kernels.rope import rope
 from nearfar.compiler.kernels.rows import slice_columns, take_rows, zeros
 from nearfar.compiler.kernels.sample import sample
 from nearfar.compiler.kernels.sample_chunks import sample_chunks
@@ -37,12 +39,10 @@ from nearfar.compiler.kernels.top_logprobs import top_logprobs
 from nearfar.compiler.kernels.top_merge import top_merge
 
 from .context import Context, attr, position_tables
+from .gpu_attention import OPS as ATTENTION_OPS
 from .gpu_attention import AttentionNumbers, attention_rows, ragged_rows
 from .variant import KernelCall, Template, Variant, for_activations, kernel, with_roles
 
-ATTENTION_OPS = (
-    "attention", "rope_append", "rope_attention", "rope", "append_kv", "rope_heads", "ragged_attention",
-)  # fmt: skip
 # The templates of matrix-vector kernels, which read complete rows before they multiply, if a norm needs it.
 VECTOR_TEMPLATES = (linear_vector, linear_subgroup, linear_async)
 # The threads of a matrix-vector workgroup.
@@ -77,7 +77,7 @@ def variants_of(
     step: Step, context: Context, numbers: GpuNumbers, projection_rows: ProjectionRows
 ) -> tuple[Variant, ...]:
     """The rows of one step, in the order in which a runtime tries them."""
-    if step.op in ATTENTION_OPS:
+    if step.op in ATTENTION_OPS and "weight" not in step.inputs:
         return attention_rows(step, context, numbers.attention)
     return for_activations(
         {activation: rows_of(step, context, activation, numbers, projection_rows) for activation in context.activations}
@@ -96,7 +96,7 @@ def rows_of(
         return (Variant((kernel(template, **context.facts(step, template, activation)),)),)
     if step.op in KERNELS:
         return (Variant((KERNELS[step.op](step, context, activation),)),)
-    fused = step.op == "ragged_attention_linear"
+    fused = step.op in ATTENTION_OPS
     facts = context.output_projection(step, activation) if fused else context.projection(step, activation)
     if num_buffers(without_layer_norm(facts)) > numbers.max_buffers:
         raise UnsupportedModel(
@@ -129,13 +129,13 @@ def attention_linear_rows(
     numbers: GpuNumbers,
     projection_rows: ProjectionRows,
 ) -> Sequence[Variant]:
-    """The rows of a ragged_attention_linear: one kernel for few rows, and the kernels of both parts."""
+    """The rows of a ragged_attention with a projection: one kernel for few rows, and the kernels of both parts."""
     (attention,) = ragged_rows(step, context, numbers.attention, activation, y_in_scratch=True)
     rows = [
         replace(row, kernels=(*attention.kernels, *(with_roles(call, x=f"scratch.{ATTENDED}") for call in row.kernels)))
         for row in projection_rows(facts, activation)
     ]
-    heads, scores = context.joint_heads(step, activation, 1), context.scores(step)
+    heads, scores = context.heads_of(step, activation, 1), context.facts(step, ragged_attention, activation)["scores"]
     shape = fused_shape(heads, numbers.attention.max_shared_bytes)
     # Without x, but with qkv, seq_starts and perhaps positions.
     buffers = num_buffers(facts) + 1 + reads_positions(scores)
@@ -338,6 +338,7 @@ def add_lora_kernel(step: Step, context: Context, activation: str) -> KernelCall
 # The ops whose one kernel depends on nothing but the facts that they declare.
 TEMPLATES: dict[str, Template] = {
     "pool_rows": pool_rows,
+    "rope": rope,
     "take_rows": take_rows,
     "slice_columns": slice_columns,
     "rms_norm": rms_norm,

@@ -7,11 +7,11 @@ A kernel's name depends only on its template and its facts, so equal facts mean 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from nearfar.compiler.bundle.digest import digest
+from nearfar.compiler.bundle.digest import digest, plain
 from nearfar.compiler.bundle.entries import VariantEntry
 from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.kernels.builder import Kernel
@@ -82,16 +82,3 @@ def for_activations(rows: Mapping[str, Sequence[Variant]]) -> tuple[Variant, ...
     if all(each == first for each in rows.values()):
         return tuple(first)
     return tuple(replace(variant, activation=activation) for activation, each in rows.items() for variant in each)
-
-
-def plain(value: Any) -> Any:
-    """A fact as a JSON value. Raises TypeError for a value that JSON cannot hold."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(name): plain(each) for name, each in value.items()}
-    if isinstance(value, tuple | list):
-        return [plain(each) for each in value]
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    raise TypeError(f"{value!r} cannot be a fact of a kernel")

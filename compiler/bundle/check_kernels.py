@@ -12,13 +12,13 @@ from ..errors import QuantizationError
 from ..ir.ops import Bound, Use
 from ..quant import form_by_name
 from ..quant.kernel_format import weight_format
-from .digest import digest
+from .digest import digest, plain
 from .entries import KernelEntry, PlanEntry, StepEntry
 from .fault import Fault, require
 from .manifest import Manifest
 
 # The parts of a kernel's facts that describe the step. Others, such as its tile, have facts of the same names.
-PARTS = ("facts", "rows", "heads", "preparation")
+PARTS = ("facts", "rows", "heads")
 
 
 def check_names(kernels: Mapping[str, KernelEntry]) -> None:
@@ -101,8 +101,15 @@ def check_facts(where: str, step: StepEntry, use: Use, kernel: KernelEntry) -> N
     expected = use.op.facts(use, Bound(kernel.facts, roles, writes))
     for table in tables_of(kernel.facts):
         for name in expected.keys() & table.keys():
-            actual = table[name]
-            require(actual == expected[name], where, f"was made for {actual!r}, but {step.op} has {expected[name]!r}")
+            check_fact(where, step, table[name], plain(expected[name]))
+
+
+def check_fact(where: str, step: StepEntry, actual: Any, declared: Any) -> None:
+    """Check that a fact, which may be a record of facts, is what the op declares."""
+    if isinstance(actual, dict) and isinstance(declared, dict) and actual.keys() == declared.keys():
+        for name in actual:
+            check_fact(where, step, actual[name], declared[name])
+    require(actual == declared, where, f"was made for {actual!r}, but {step.op} has {declared!r}")
 
 
 def tables_of(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ..ir.ops import Array
-from ..ir.ops.attention import attention_weights, position_factors
+from ..ir.ops.attention import attention_weights, position_factors, read_sequences
 from ..ir.ops.erf import erf
 from ..ir.ops.op import Attrs, Inputs
 
@@ -129,8 +129,10 @@ def attention(inputs: Inputs, attrs: Attrs, gradient: Array) -> dict[str, Array]
     """The gradient of ``kv`` is that of all pages."""
     kv, page_size = inputs["kv"], inputs["kv"].shape[3]
     kv_back, q_back = np.zeros_like(kv), np.empty_like(inputs["q"])
-    for part in attention_weights(inputs, attrs):
-        rows, keys, values, weights = part.rows, part.keys, part.values, part.weights
+    for sequence in read_sequences(inputs, attrs):
+        part, rows, keys = attention_weights(sequence, inputs, attrs), sequence.rows, sequence.keys
+        values, weights, page_ids = part.values, part.weights, sequence.pages
+        assert page_ids is not None
         num_kv_heads, length, head_dim = keys.shape
         group = q_back.shape[1] // (num_kv_heads * head_dim)
 
@@ -149,7 +151,7 @@ def attention(inputs: Inputs, attrs: Attrs, gradient: Array) -> dict[str, Array]
         back = (scores @ keys).reshape(num_kv_heads, -1, group, head_dim).swapaxes(0, 1)
         q_back[rows] = back.reshape(len(back), -1)
         place = np.arange(length)
-        page, row = part.pages[place // page_size], place % page_size
+        page, row = page_ids[place // page_size], place % page_size
         kv_back[page, 0, :, row] += keys_back.swapaxes(0, 1)
         kv_back[page, 1, :, row] += values_back.swapaxes(0, 1)
     return {"q": q_back, "kv": kv_back}

@@ -1,4 +1,4 @@
-"""The facts of attention kernels: the heads and their pages, the preparation of q and k, and the computation of scores.
+"""The facts of attention's steps and kernels: heads and their pages, the preparation of q and k, and the scores.
 
 They are derived from the shapes and attributes of a step, never from the model's spec, because layers may differ.
 """
@@ -78,7 +78,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """The preparation of q and k before attention: a norm of each head if ``norm_eps`` is given, then the rotation of
+    """The preparation of q and k before attention: a norm of each head if ``eps`` is given, then the rotation of
     ``rotary_dim`` elements.
 
     ``positions`` is the length of the rotation table; both are 0 without a rotation. With ``norms_values``, heads of v
@@ -90,12 +90,17 @@ class Preparation:
 
     positions: int
     rotary_dim: int
-    norm_eps: float | None
+    eps: float | None
     norms_values: bool = False
     appends: bool = True
     norm_wide: bool = False
     norm_after: bool = False
     position_scale: tuple[float, int] | None = None
+
+    @property
+    def prepares(self) -> bool:
+        """Whether anything happens to the queries, or there are keys and values to append."""
+        return self.appends or self.rotary_dim > 0
 
 
 @dataclass(frozen=True, slots=True)

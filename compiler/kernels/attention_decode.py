@@ -1,5 +1,5 @@
-"""rope_attention for batches in which every sequence has one new token: norm, rotation, append and attention in one
-kernel. Row s belongs to sequence s. Also attention that prepares its queries, if every row is a sequence.
+"""attention for batches in which every sequence has one new token, or every row is a sequence: norm, rotation, append
+and attention in one kernel. Row s belongs to sequence s.
 
 One workgroup: the query heads of one kv head (a part of them if they are more than eight) of one sequence, so that each
 key and value is loaded once for all of them; with ``split``, a range of ``split`` keys, whose largest score, sum and

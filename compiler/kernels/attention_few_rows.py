@@ -11,8 +11,6 @@ Needs: ``tile`` a multiple of the page and of the threads, ``split`` of the tile
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..ir.heads import Heads, Scores
 from .builder import Kernel, KernelBuilder
 from .decode_queries import StoredRange
@@ -28,7 +26,7 @@ def attention_few_rows(
     """
     assert options.supports(heads), (heads, options)
     kernel = KernelBuilder(name, scalars=("T", heads.sequences))
-    work = StoredRange(kernel, heads, replace(scores, sinks=False), options, max_rows, q_in_scratch=q_in_scratch)
+    work = StoredRange(kernel, heads, scores, options, max_rows, q_in_scratch=q_in_scratch)
     cached = CachedTiles(work, work.queries, scores)
     with work.rows():
         # All threads are done with the row before.

@@ -41,8 +41,8 @@ class RotationTable:
 
 class NewHeads:
     """The arguments "qkv", "table" and "qk_norm" (q's weights, then k's). The projection's heads are H of q, K of k and
-    K of v; if the step appends nothing, they are H of q, and "qk_norm" has only q's weights. It has one row of weights
-    for q and one for k, or with wide norms a row for each head.
+    K of v; if the step appends nothing, the argument "q" has H heads, and "qk_norm" only q's weights. It has one row of
+    weights for q and one for k, or with wide norms a row for each head.
 
     A kernel has "table" only if there is a rotation, and "qk_norm" only if there is a norm.
     """
@@ -50,7 +50,8 @@ class NewHeads:
     def __init__(self, kernel: KernelBuilder, heads: Heads, preparation: Preparation) -> None:
         self._kernel, self._heads, self._preparation = kernel, heads, preparation
         appended = 2 * heads.num_kv_heads if preparation.appends else 0
-        self._qkv = kernel.buffer("qkv", (heads.rows, heads.num_heads + appended, heads.head_dim), heads.activation)
+        role = "qkv" if preparation.appends else "q"
+        self._qkv = kernel.buffer(role, (heads.rows, heads.num_heads + appended, heads.head_dim), heads.activation)
         self._table = RotationTable(kernel, preparation, heads.head_dim) if preparation.rotary_dim else None
         assert preparation.appends or not (self.wide or preparation.norm_after), preparation
         rows = heads.num_heads + heads.num_kv_heads if self.wide else 2 if preparation.appends else 1
@@ -58,7 +59,7 @@ class NewHeads:
 
     @property
     def normed(self) -> bool:
-        return self._preparation.norm_eps is not None
+        return self._preparation.eps is not None
 
     @property
     def norms_values(self) -> bool:
@@ -86,7 +87,7 @@ class NewHeads:
         """The factor of the elements of a head, or of all heads of a wide norm: 1 / sqrt(mean of squares + eps). Zhang
         & Sennrich 2019.
         """
-        heads, eps = self._heads, self._preparation.norm_eps
+        heads, eps = self._heads, self._preparation.eps
         assert eps is not None
         if not self.wide:
             return rms_factor(sum_of_squares, heads.head_dim, eps)

@@ -44,7 +44,7 @@ def rope(
         scale = preparation.position_scale
         return rotated if scale is None else rotated * position_factor(scale, positions[row])
 
-    if preparation.norm_eps is not None:
+    if preparation.eps is not None:
         assert norm_width % head_dim == 0 == columns % norm_width, (columns, norm_width, head_dim)
         norm = kernel.buffer("norm", (norm_width,), "float32")
         threads = MANY_THREADS if norm_width > MANY_COLUMNS else THREADS
@@ -62,7 +62,7 @@ def rope(
                 each = kernel.let("each", stored(index))
                 total[0] = total[0] + each * each
         squares = kernel.folded("squares", thread, threads, total[0], lambda one, other: one + other)
-        factor = kernel.let("factor", rms_factor(squares, norm_width, preparation.norm_eps))
+        factor = kernel.let("factor", rms_factor(squares, norm_width, preparation.eps))
         with kernel.loop("step", steps) as step:
             index = kernel.let("index", step * threads + thread)
             with kernel.when(guard_below(index, norm_width, threads)):

@@ -1,5 +1,5 @@
 """rope_append: normalize and rotate q and k of a joint q/k/v projection, append keys and values to their pages, and
-return q. A preparation that appends nothing has only q.
+pass q on. A preparation that appends nothing has only q.
 
 One workgroup: one head of one new token, of the H query, K key and K value heads. For a norm over all heads, it reads
 them all.
@@ -9,24 +9,21 @@ One thread: one vector of the head.
 from __future__ import annotations
 
 from ..ir.heads import Heads, Preparation
-from .builder import Kernel, KernelBuilder, all_of, cast, number, select, sum_of
+from .builder import Kernel, KernelBuilder, all_of, number, select, sum_of
 from .new_heads import NewHeads, query_rows
 from .page_rows import HeadRow, row_threads
 from .pages import Pages
 
 
-def rope_append(name: str, *, heads: Heads, preparation: Preparation, q_in_scratch: bool) -> Kernel:
-    """``q_in_scratch``: write q to scratch as float32, for the next kernel, and rotated if keys are stored rotated;
-    else to the step's output.
-    """
+def rope_append(name: str, *, heads: Heads, preparation: Preparation) -> Kernel:
+    """q is written to scratch as float32, for the next kernel, and rotated if keys are stored rotated."""
     keys_end = heads.num_heads + heads.num_kv_heads
     kernel = KernelBuilder(name)
     new = NewHeads(kernel, heads, preparation)
     positions = kernel.buffer("positions", (heads.rows,), "int32") if preparation.rotary_dim else None
     slots = kernel.buffer("slots", (heads.rows,), "int32") if preparation.appends else None
     pages = Pages(kernel, heads, write=True) if preparation.appends else None
-    q = query_rows(kernel, heads, scratch=q_in_scratch, write=True)
-    q_dtype = heads.vector_dtype if q_in_scratch else heads.stored_dtype
+    q = query_rows(kernel, heads, scratch=True, write=True)
 
     head, row = kernel.grid(keys_end + heads.num_kv_heads if preparation.appends else heads.num_heads, heads.rows)
     thread = kernel.threads(row_threads(heads))
@@ -47,16 +44,15 @@ def rope_append(name: str, *, heads: Heads, preparation: Preparation, q_in_scrat
         own.vector = new.vector(row, head, position, thread, factor)
 
     if pages is None or slots is None:
-        if q_in_scratch:
-            own.rotate(True)
+        own.rotate(True)
         with kernel.when(own.inside):
-            q[row, head, thread] = cast(own.vector, q_dtype)
+            q[row, head, thread] = own.vector
         return kernel.finish()
-    own.rotate(all_of(head < keys_end, True if q_in_scratch else head >= heads.num_heads))
+    own.rotate(head < keys_end)
     own.measure()
     slot = slots[row]
     with kernel.when(all_of(own.inside, head < heads.num_heads)):
-        q[row, head, thread] = cast(own.vector, q_dtype)
+        q[row, head, thread] = own.vector
     with kernel.when(head >= heads.num_heads):
         plane = select(head < keys_end, 0, 1)
         own.store(pages, slot, plane, head - heads.num_heads - plane * heads.num_kv_heads)

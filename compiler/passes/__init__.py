@@ -6,9 +6,7 @@ fuse_gate_up      gate and up projections and their activation  -> one gated pro
 fold_rounding     fake_quantize before or after a projection    -> a projection that rounds
 fuse_side_gate    projection, then gate of another value        -> one projection
 fuse_projections  projections of the same input (q, k, v)       -> one projection, sliced
-fuse_rope_append  slices, q/k norm, rotation, KV append         -> one step
-fuse_rope_norm    norm, then rotation of other queries and keys -> one rotation that normalizes
-fuse_attention    that step, or only a rotation, then attention -> one step
+fuse_attention    slices, q/k norms, rotations, KV append, then attention -> one step
 fuse_residual     projection or norm, then residual addition    -> one step
 fuse_scale        norm and residual addition, then a factor     -> one step
 fuse_norm         RMSNorm, then projection                      -> one projection that normalizes its input
@@ -36,8 +34,6 @@ from .fuse_gate_up import fuse_gate_up
 from .fuse_norm import fuse_layer_norm, fuse_norm
 from .fuse_projections import fuse_projections
 from .fuse_residual import fuse_residual
-from .fuse_rope_append import fuse_rope_append
-from .fuse_rope_norm import fuse_rope_norm
 from .fuse_scale import fuse_scale
 from .fuse_side_gate import fuse_side_gate
 from .fuse_stream import fuse_stream
@@ -51,8 +47,6 @@ FUSIONS = (
     fold_rounding,
     fuse_side_gate,
     fuse_projections,
-    fuse_rope_append,
-    fuse_rope_norm,
     fuse_attention,
     fuse_residual,
     fuse_scale,

@@ -8,9 +8,9 @@ pooled. It reads the inputs of a batch of complete texts: token_ids, positions a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from ..ir.graph import Graph, Node, Parameter
+from .head_chain import HeadChain, chain_of
 from .stack import can_stack, module_of, stack_parameters, stack_projections
 
 # The output of the graph: the rows (S, E) of the final norm.
@@ -19,31 +19,6 @@ INPUTS = ("token_ids", "positions", "seq_starts")
 ATTENTION_INPUTS = ("q", "kv", "positions", "seq_starts", "page_indptr", "page_ids")
 # The stored form of a tensor of the checkpoint; None if it holds floats.
 FormOf = Callable[[str], str | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """How q, k or v is computed: its projection, then an optional norm of each head and an optional rotation."""
-
-    linear: Node
-    norm: Node | None
-    rope: Node | None
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        return tuple(node for node in (self.linear, self.norm, self.rope) if node is not None)
-
-    def prepares_as(self, other: Part) -> bool:
-        """Whether one step can normalize and rotate both."""
-
-        def facts(part: Part) -> object:
-            norm, rope = part.norm, part.rope
-            return (
-                None if norm is None else norm.attr("eps"),
-                None if rope is None else (rope.inputs["table"], rope.inputs["positions"]),
-            )
-
-        return facts(self) == facts(other)
 
 
 def drop_pages(graph: Graph, *, causal: bool, form_of: FormOf) -> Graph | None:
@@ -66,19 +41,18 @@ def drop_pages(graph: Graph, *, causal: bool, form_of: FormOf) -> Graph | None:
             return None
         head_dim = graph.shape_of(append.inputs["kv"])[-1]
         assert isinstance(head_dim, int)
-        q, k, v = (
-            part_of(graph, makers, name, head_dim)
-            for name in (attention.inputs["q"], append.inputs["k"], append.inputs["v"])
-        )
-        if q is None or k is None or v is None or len(v.nodes) > 1 or not q.prepares_as(k):
+        names = (attention.inputs["q"], append.inputs["k"], append.inputs["v"])
+        q, k, v = chains = [chain_of(graph, makers, name, head_dim) for name in names]
+        plain = not q.norm_after and q.norm_of_each and k.norm_of_each and q.position_scale is k.position_scale is None
+        if v.nodes or not plain or not q.is_like(k):
             return None
-        linears = [q.linear, k.linear, v.linear]
-        if not can_stack(graph, linears) or not stored_alike(graph, linears, form_of):
+        linears = [makers[chain.start] for chain in chains if chain.start in makers and graph.only_user(chain.start)]
+        if len(linears) < 3 or not can_stack(graph, linears) or not stored_alike(graph, linears, form_of):
             return None
-        replaced |= {id(node): [] for node in (*q.nodes, *k.nodes, append)}
-        roles = stack_projections(graph, parameters, linears, f"{module_of(q.linear)}.qkv_proj")
-        joint = f"{roles['weight'].removesuffix('.weight')}.out"
-        replaced[id(v.linear)] = [Node("linear", {"x": v.linear.inputs["x"], **roles}, {"y": joint}, v.linear.attrs)]
+        replaced |= {id(node): [] for node in (*q.nodes, *k.nodes, *linears, append)}
+        roles = stack_projections(graph, parameters, linears, f"{module_of(linears[0])}.qkv_proj")
+        joint, last = f"{roles['weight'].removesuffix('.weight')}.out", linears[-1]
+        replaced[id(last)] = [Node("linear", {"x": last.inputs["x"], **roles}, {"y": joint}, last.attrs)]
         heads = {"head_dim": head_dim, "num_kv_heads": graph.shape_of(append.inputs["kv"])[2]}
         nodes: list[Node] = []
         if q.norm is not None or q.rope is not None:
@@ -90,33 +64,13 @@ def drop_pages(graph: Graph, *, causal: bool, form_of: FormOf) -> Graph | None:
     return with_all_rows(graph, replaced, parameters)
 
 
-def part_of(graph: Graph, makers: Mapping[str, Node], name: str, head_dim: int) -> Part | None:
-    """The nodes that compute q, k or v; None if others do, or something else reads what they compute."""
-    rope = norm = None
-    node = makers.get(name)
-    if node is not None and node.op == "rope":
-        rope = node if node.has_only(inputs=("x", "positions", "table"), attrs=("head_dim", "dtype")) else None
-        node = makers.get(node.inputs["x"])
-        if rope is None:
-            return None
-    if node is not None and node.op == "rms_norm":
-        norm = node if node.has_only(inputs=("x", "weight"), attrs=("eps", "dtype")) else None
-        node = makers.get(node.inputs["x"])
-        if norm is None or graph.shape_of(norm.inputs["weight"]) != (head_dim,):
-            return None
-    if node is None or node.op != "linear":
-        return None
-    part = Part(node, norm, rope)
-    return part if all(graph.only_user(each.outputs["y"]) is not None for each in part.nodes) else None
-
-
 def stored_alike(graph: Graph, linears: list[Node], form_of: FormOf) -> bool:
     weights = [graph.parameters[linear.inputs["weight"]] for linear in linears]
     return len({form_of(source.tensor) for weight in weights for source in weight.sources}) == 1
 
 
 def prepared(
-    graph: Graph, parameters: dict[str, Parameter], joint: str, q: Part, k: Part, heads: Mapping[str, object]
+    graph: Graph, parameters: dict[str, Parameter], joint: str, q: HeadChain, k: HeadChain, heads: Mapping[str, object]
 ) -> Node:
     """The norms and the rotation of q and k in a joint projection."""
     inputs, attrs = {"qkv": joint}, dict(heads)

@@ -1,4 +1,4 @@
-"""ragged_attention, then the projection of its result  ->  ragged_attention_linear.
+"""ragged_attention, then the projection of its result  ->  one step.
 
 The projection's bias and residual stay; a projection that rounds, activates or is a part of another one is left alone.
 """
@@ -27,5 +27,5 @@ def fuse_attention_output(graph: Graph) -> Graph:
             continue
         inputs = {**attention.inputs, **{role: name for role, name in linear.inputs.items() if role != "x"}}
         replaced[id(attention)] = None
-        replaced[id(linear)] = Node("ragged_attention_linear", inputs, linear.outputs, attention.attrs)
+        replaced[id(linear)] = Node("ragged_attention", inputs, linear.outputs, attention.attrs)
     return graph.replace(replaced)

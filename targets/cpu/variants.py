@@ -32,7 +32,7 @@ from nearfar.compiler.kernels.cpu.integer_dot import row_layout
 from nearfar.compiler.kernels.cpu.linear_matrix import linear_matrix, matrix_multiplies
 from nearfar.compiler.kernels.cpu.linear_tiles import linear_tiles
 from nearfar.compiler.kernels.cpu.matrix_attention import matrix_attends, matrix_attention
-from nearfar.compiler.kernels.cpu.new_heads import append_kv, rope_append
+from nearfar.compiler.kernels.cpu.new_heads import append_kv
 from nearfar.compiler.kernels.cpu.prepare_rows import InputRows, prepare_rows
 from nearfar.compiler.kernels.cpu.ragged_attention import ragged_attention
 from nearfar.compiler.kernels.cpu.rotation import rope
@@ -40,7 +40,7 @@ from nearfar.compiler.kernels.cpu.rows import rms_norm, take_rows
 from nearfar.compiler.kernels.cpu.sample import sample
 from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
 from nearfar.compiler.kernels.projection import Projection
-from nearfar.targets.context import Context, attr, position_scale, position_tables, sizes
+from nearfar.targets.context import Context, attr, position_tables, sizes
 from nearfar.targets.variant import KernelCall, Template, Variant, for_activations, kernel, with_roles
 
 from .levels import AMX, AVX2, AVX512, DOTPROD, NEON, VNNI, Level
@@ -250,59 +250,50 @@ def add_lora_variants(step: Step, context: CpuContext, activation: str) -> list[
 # --- attention ---
 
 
-def rope_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
-    batch, width = context.plan.shape_of(step.inputs["x"])
-    positions, half = sizes(context.plan.shape_of(step.inputs["table"])[:2])
-    (width,), head_dim = sizes((width,)), attr(step, "head_dim")
-    facts: dict[str, Any] = {"positions": positions, "rotary_dim": 2 * half, **context.dtypes(step, activation)}
-    facts |= {"norm_eps": attr(step, "eps"), "norm_width": 0, "scale": position_scale(step)}
-    if "norm" in step.inputs:
-        (facts["norm_width"],) = sizes(context.plan.shape_of(step.inputs["norm"]))
-    return plain(context, rope, batch=batch, num_heads=width // head_dim, head_dim=head_dim, **facts)
-
-
 def append_kv_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
     return plain(context, append_kv, heads=context.heads_of(step, activation))
 
 
-def rope_append_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
-    return plain(context, rope_append, heads=context.heads_of(step, activation), preparation=context.preparation(step))
-
-
 def attention_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
     """The plain form last, for any batch."""
-    heads, scores = context.heads_of(step, activation), context.scores(step)
-    prepares = step.op == "rope_attention" or "table" in step.inputs
-    preparation = context.preparation(step) if prepares else None
-    facts: dict[str, Any] = {"heads": heads, "preparation": preparation, "scores": scores}
+    heads, given = context.heads_of(step, activation), context.facts(step, attention, activation)
+    facts: dict[str, Any] = {"heads": heads, **given}
     all_tokens = heads.rows == "S"
     few_long = FEW_LONG if all_tokens else FEW_SAMPLED_LONG
-    rows = (
-        plain(context, attention_split, when=few_long, **facts) if may_see_more_than(LONG, preparation, scores) else []
-    )
+    rows = plain(context, attention_split, when=few_long, **facts) if may_see_more_than(LONG, **given) else []
     for level in context.plain_levels:
         tile = TILE_QUERIES[level] // heads.group
         # Every sampled row is a sequence, so no two share a tile.
         if tile > 1 and all_tokens:
             rows.append(row(level, instance(attention, level, **facts, tile_rows=tile), when=MANY_ROWS))
-    rows += plain(context, attention, **facts, tile_rows=1)
-    if preparation is None or preparation.appends:
-        return rows
-    # The joint projection's roles, of which the step has only the queries.
-    return [
-        replace(each, kernels=tuple(with_roles(call, qkv="q", qk_norm="norm") for call in each.kernels))
-        for each in rows
-    ]
+    return rows + plain(context, attention, **facts, tile_rows=1)
 
 
 def rope_heads_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
-    heads = context.joint_heads(step, activation, RAGGED_PAGE)
-    return plain(context, rope_heads, heads=heads, preparation=context.preparation(step))
+    heads = context.heads_of(step, activation, RAGGED_PAGE)
+    return plain(context, rope_heads, heads=heads, **context.facts(step, rope_heads, activation))
 
 
 def ragged_attention_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
-    heads, scores = context.joint_heads(step, activation, RAGGED_PAGE), context.scores(step)
-    return [row(level, call) for level, call in ragged_attention_calls(context, heads=heads, scores=scores).items()]
+    """With a projection, the kernels of both parts, one after the other."""
+    facts: dict[str, Any] = {
+        "heads": context.heads_of(step, activation, RAGGED_PAGE),
+        **context.facts(step, ragged_attention, activation),
+    }
+    if "weight" not in step.inputs:
+        return [row(level, call) for level, call in ragged_attention_calls(context, **facts).items()]
+    of_level = {level.isa: call for level, call in ragged_attention_calls(context, **facts, y_in_scratch=True).items()}
+    attended = f"scratch.{ATTENDED}"
+    rows = []
+    for each in projection_rows(context.output_projection(step, activation), context, activation):
+        prepare, multiply = each.kernels
+        if each.needs == AMX.needs and matrix_attends(**facts):
+            first = instance(matrix_attention, AMX, **facts, y_in_scratch=True, planes=multiply.facts["planes"])
+        else:
+            first = of_level[prepare.facts["isa"]]
+        reading = (with_roles(call, x=attended) for call in each.kernels)
+        rows.append(replace(each, kernels=(first, *reading)))
+    return rows
 
 
 def ragged_attention_calls(context: CpuContext, *, heads: Heads, **facts: Any) -> dict[Level, KernelCall]:
@@ -315,36 +306,19 @@ def ragged_attention_calls(context: CpuContext, *, heads: Heads, **facts: Any) -
     }
 
 
-def ragged_attention_linear_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
-    """The kernels of both parts, one after the other."""
-    heads, scores = context.joint_heads(step, activation, RAGGED_PAGE), context.scores(step)
-    facts: dict[str, Any] = {"heads": heads, "scores": scores, "y_in_scratch": True}
-    of_level = {level.isa: call for level, call in ragged_attention_calls(context, **facts).items()}
-    attended = f"scratch.{ATTENDED}"
-    rows = []
-    for each in projection_rows(context.output_projection(step, activation), context, activation):
-        prepare, multiply = each.kernels
-        if each.needs == AMX.needs and matrix_attends(heads, scores):
-            first = instance(matrix_attention, AMX, **facts, planes=multiply.facts["planes"])
-        else:
-            first = of_level[prepare.facts["isa"]]
-        reading = (with_roles(call, x=attended) for call in each.kernels)
-        rows.append(replace(each, kernels=(first, *reading)))
-    return rows
-
-
-def may_see_more_than(keys: int, preparation: Preparation | None, scores: Scores) -> bool:
+def may_see_more_than(keys: int, preparation: Preparation, scores: Scores) -> bool:
     """Whether a row may see more than ``keys`` keys: the window limits them, and the length of the rotation table,
     which is the context.
     """
     limits = [] if scores.window is None else [scores.window]
-    limits += [preparation.positions] if preparation is not None and preparation.rotary_dim else []
+    limits += [preparation.positions] if preparation.rotary_dim else []
     return all(limit > keys for limit in limits)
 
 
 # The ops whose one kernel depends on nothing but the facts that they declare.
 TEMPLATES: dict[str, Template] = {
     "pool_rows": pool_rows,
+    "rope": rope,
     "take_rows": take_rows,
     "slice_columns": slice_columns,
     "rms_norm": rms_norm,
@@ -363,13 +337,9 @@ OPS: dict[str, Callable[[Step, CpuContext, str], list[Variant]]] = {
     "embed_positions": embed_positions_variants,
     "rope_heads": rope_heads_variants,
     "ragged_attention": ragged_attention_variants,
-    "ragged_attention_linear": ragged_attention_linear_variants,
     "linear": projection_variants,
     "gated_linear": projection_variants,
     "add_lora": add_lora_variants,
-    "rope": rope_variants,
     "append_kv": append_kv_variants,
     "attention": attention_variants,
-    "rope_append": rope_append_variants,
-    "rope_attention": attention_variants,
 }

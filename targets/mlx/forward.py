@@ -33,7 +33,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "scale": (),
     "rope": ("head_dim", "dtype", "position_scale"),
     "append_kv": (),
-    "attention": ("scale", "window", "softcap", "causal", "sinks"),
+    "attention": ("q", "scale", "window", "softcap", "causal", "sinks"),
 }
 
 

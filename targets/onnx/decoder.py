@@ -297,5 +297,5 @@ FORMS: dict[str, Form] = {
     "take_rows": Form(add_take_rows),
     "rope": Form(defer_rotation, ("head_dim", "dtype")),
     "append_kv": Form(add_append),
-    "attention": Form(add_attention, ("scale", "window", "softcap"), ("sinks",)),
+    "attention": Form(add_attention, ("scale", "window", "softcap"), ("q", "sinks")),
 }

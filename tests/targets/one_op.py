@@ -63,9 +63,9 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "ragged_attention", "window", partial(over_texts, "ragged_attention", causal=False, **bent)
     yield "ragged_attention", "causal", partial(over_texts, "ragged_attention")
     fused: dict[str, Any] = {"output": OUTPUTS, "causal": False}
-    yield "ragged_attention_linear", "plain", partial(over_texts, "ragged_attention_linear", residual=True, **fused)
-    yield "ragged_attention_linear", "window", partial(over_texts, "ragged_attention_linear", **(fused | bent))
-    yield "ragged_attention_linear", "causal", partial(over_texts, "ragged_attention_linear", output=130)
+    yield "ragged_attention", "linear_plain", partial(over_texts, "ragged_attention", residual=True, **fused)
+    yield "ragged_attention", "linear_window", partial(over_texts, "ragged_attention", **(fused | bent))
+    yield "ragged_attention", "linear_causal", partial(over_texts, "ragged_attention", output=130)
     yield "take_rows", "plain", take_rows
     for x_dtype, dtype in product(DTYPES, DTYPES):
         yield "slice_columns", f"{x_dtype}_{dtype}", partial(slice_columns, x_dtype, dtype)
@@ -108,28 +108,28 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "scale", "plain", scale
     yield "soft_cap", "capped", partial(soft_cap, 5.0)
     yield "soft_cap", "scaled", partial(soft_cap, None)
-    for op in ("rope", "append_kv", "attention", "rope_append", "rope_attention"):
+    for op in ("rope", "append_kv", "attention"):
         yield op, "plain", partial(over_pages, op)
     yield "rope", "norm", partial(over_pages, "rope", norm_width=3 * HEAD_DIM)
     scores: dict[str, Any] = {"window": 5, "softcap": 30.0, "scale": 0.2, "causal": False}
+    yield "attention", "stored_plain", partial(over_pages, "attention", rotary_dim=0)
     yield "attention", "sinks", partial(over_pages, "attention", sinks=True, **scores)
     yield "attention", "rotated", partial(over_pages, "attention", rotary_dim=8, sinks=True, **scores)
     rotated: dict[str, Any] = {"norm_width": HEAD_DIM, "eps": 1e-5, "window": 5}
     yield "attention", "normed_rotated", partial(over_pages, "attention", rotary_dim=8, **rotated)
     yield "append_kv", "q8", partial(over_pages, "append_kv", kv="q8")
     yield "attention", "q4", partial(over_pages, "attention", kv="q4")
-    yield "rope_append", "partial", partial(over_pages, "rope_append", rotary_dim=8, qk_norm=True, eps=1e-5)
-    yield "rope_append", "values", partial(over_pages, "rope_append", qk_norm=True, eps=1e-5, norms_values=True)
-    values: dict[str, Any] = {"qk_norm": True, "eps": 1e-5, "norms_values": True}
-    yield "rope_attention", "values", partial(over_pages, "rope_attention", window=5, **values)
-    wide: dict[str, Any] = {"qk_norm": True, "wide": True, "eps": 1e-5}
-    yield "rope_append", "wide", partial(over_pages, "rope_append", **wide)
-    yield "rope_attention", "wide", partial(over_pages, "rope_attention", norm_after=True, **wide)
+    new: dict[str, Any] = {"joint": True}
+    yield "attention", "new", partial(over_pages, "attention", **new)
+    values: dict[str, Any] = {"norm_width": 2 * HEAD_DIM, "eps": 1e-5, "norms_values": True}
+    yield "attention", "new_values", partial(over_pages, "attention", window=5, **values, **new)
+    wide: dict[str, Any] = {"norm_width": (HEADS + KV_HEADS) * HEAD_DIM, "eps": 1e-5}
+    yield "attention", "new_wide", partial(over_pages, "attention", norm_after=True, **wide, **new)
     growth = (0.5, 20)
     yield "rope", "scaled", partial(over_pages, "rope", position_scale=growth)
-    yield "rope_attention", "scaled", partial(over_pages, "rope_attention", position_scale=growth)
-    yield "rope_append", "not_rotated", partial(over_pages, "rope_append", rotary_dim=0)
-    yield "rope_attention", "window", partial(over_pages, "rope_attention", window=5, rotary_dim=8)
+    yield "attention", "new_scaled", partial(over_pages, "attention", position_scale=growth, **new)
+    yield "attention", "new_window", partial(over_pages, "attention", window=5, rotary_dim=8, **new)
+    yield "attention", "new_sinks", partial(over_pages, "attention", rotary_dim=0, sinks=True, **new)
     for op in ("adjust_logits", "sample", "top_logprobs"):
         yield op, "plain", partial(sampling, op)
 
@@ -373,13 +373,12 @@ def over_pages(
     op: str,
     *,
     rotary_dim: int = HEAD_DIM,
-    qk_norm: bool = False,
-    wide: bool = False,
+    joint: bool = False,
     norm_width: int = 0,
     sinks: bool = False,
     **attrs: Any,
 ) -> Graph:
-    """An op of the attention family; ``attrs`` are its own."""
+    """An op of the attention family; ``attrs`` are its own. ``joint``: on a joint projection, which it appends."""
     graph = Builder()
     form, each = kv_format(attrs.get("kv", "activation")), ("S", KV_HEADS * HEAD_DIM)
     row = HEAD_DIM if form is None else form.words(HEAD_DIM)
@@ -392,11 +391,11 @@ def over_pages(
         "qkv": partial(graph.value, "qkv", ("S", (HEADS + 2 * KV_HEADS) * HEAD_DIM), "activation"),
         "kv": partial(graph.state, "kv", ("P", 2, KV_HEADS, PAGE, row), "activation" if form is None else "uint32"),
         "table": partial(rope_table, graph, rotary_dim),
-        "qk_norm": partial(graph.vector, "qk_norm", (HEADS + KV_HEADS if wide else 2) * HEAD_DIM),
         "sinks": partial(graph.vector, "sinks", HEADS),
-        "norm": partial(graph.vector, "norm", norm_width),
+        **{role: partial(graph.vector, role, norm_width) for role in ("norm", "qk_norm")},
     }
-    given = {"table": rotary_dim > 0, "qk_norm": qk_norm, "sinks": sinks, "norm": norm_width > 0}
+    given = {"table": rotary_dim > 0, "sinks": sinks, "norm": norm_width > 0, "qk_norm": norm_width > 0}
+    given |= {"q": not joint, "qkv": joint, "slots": joint}
     roles = [*OPS[op].inputs, *(role for role in OPS[op].optional if given[role])]
     rotates = {"head_dim": HEAD_DIM, "dtype": "activation", "eps": 1e-5 if norm_width else None}
     own = {**rotates, **attrs} if op == "rope" else attrs

@@ -26,8 +26,6 @@ OWN_CASES = (
     "rope",
     "append_kv",
     "attention",
-    "rope_append",
-    "rope_attention",
     "adjust_logits",
     "sample",
     "top_logprobs",
@@ -78,7 +76,7 @@ def case_of(name: str, row: Variant, step: Step, context: Context, activation: s
     runs = lambda: [run_of(name, step, context, activation, size) for size in SIZES]  # noqa: E731
     build = lambda: [call.build() for call in row.kernels]  # noqa: E731
     rounds = [call.facts["shape"].dtype for call in row.kernels if hasattr(call.facts.get("shape"), "dtype")]
-    if step.op == "ragged_attention_linear" and len(row.kernels) > 1:
+    if step.op == "ragged_attention" and "weight" in step.inputs and len(row.kernels) > 1:
         # The first kernel stores activations for the second.
         rounds.append(activation)
     return Case(name, build, runs, dtype=next((dtype for dtype in rounds if dtype != "float32"), None))

@@ -22,7 +22,7 @@ from nearfar.targets.context import Context
 from nearfar.targets.cuda.source import cuda
 from nearfar.targets.cuda.variants import attention_numbers
 from nearfar.targets.gpu_attention import AttentionNumbers, attention_rows
-from nearfar.targets.variant import Variant
+from nearfar.targets.variant import Variant, for_activations
 from nearfar.targets.webgpu.lower import wgsl
 from nearfar.targets.webgpu.variants import ATTENTION as WEBGPU
 
@@ -34,6 +34,8 @@ ROWS = {
     "page_indptr": "page_indptr",
     "page_ids": "page_ids",
 }
+# An attention that prepares and appends the new tokens of a joint projection.
+JOINT = "joint attention"
 SHORT = ["and", ["==", "S", "B"], ["<=", "T", 256]]
 DECODE = ["==", "S", "B"]
 # (query heads, kv heads, head_dim, page size): the smallest, uneven, a group of prime size, heads with vectors of 2
@@ -52,7 +54,6 @@ def rows_of(
     rotary_dim: int | None = None,
     sinks: bool = False,
     activations: tuple[str, ...] = ("float16",),
-    dtype: str = "activation",
     **attrs: Any,
 ) -> tuple[Variant, ...]:
     """The rows of a plan of one step."""
@@ -80,26 +81,21 @@ def rows_of(
         ("qkv", num_heads + 2 * num_kv_heads),
     ):
         graph.inputs[name] = Value(name, ("S", heads * head_dim), "activation")
-    graph.inputs["x"] = Value("x", ("S", num_heads * head_dim), "float32")
     half = (head_dim if rotary_dim is None else rotary_dim) // 2
     graph.constants["table"] = Constant(
         "table", "rope", (256, half, 2), {"inverse_frequencies": [1.0] * half, "scale": 1.0}
     )
     table = {"table": "table"} if half else {}
     inputs: Mapping[str, Mapping[str, str]] = {
-        "rope": {"x": "x", "positions": "positions", "table": "table"},
         "append_kv": {"k": "k", "v": "v", "kv": "kv", "slots": "slots"},
-        "rope_append": {"qkv": "qkv", "positions": "positions", "slots": "slots", "kv": "kv", **table},
         "attention": {"q": "q", **ROWS},
-        "rope_attention": {"qkv": "qkv", "slots": "slots", **ROWS, **table},
+        JOINT: {"qkv": "qkv", "slots": "slots", **ROWS, **table},
     }
-    if op == "rope":
-        attrs |= {"head_dim": head_dim, "dtype": dtype}
     roles = dict(inputs[op])
     if sinks:
         graph.parameters["sinks"] = Parameter("sinks", (Source("sinks", 0, num_heads),), None)
         roles["sinks"] = "sinks"
-    graph.add(op, roles, name="y", **attrs)
+    graph.add(op.removeprefix("joint "), roles, name="y", **attrs)
     plan = make_plan(graph)
     return attention_rows(plan.steps[0], Context(plan, quant.by_name("q4f16"), activations), numbers)
 
@@ -109,7 +105,7 @@ def templates(row: Variant) -> list[str]:
 
 
 def test_decode_has_one_kernel_for_short_contexts_and_two_for_long_ones() -> None:
-    found = [(templates(row), row.when) for row in rows_of("rope_attention")]
+    found = [(templates(row), row.when) for row in rows_of(JOINT)]
     assert found[:3] == [
         (["attention_decode"], SHORT),
         (["attention_decode", "attention_merge"], DECODE),
@@ -145,7 +141,7 @@ def dims_of(lengths: Sequence[int], context: int) -> dict[str, int]:
 def test_a_mixed_batch_is_split_into_ranges_of_keys_and_tiles_of_rows(
     numbers: AttentionNumbers, activation: str, tiles: str, lengths: tuple[int, ...], context: int, expected: list[str]
 ) -> None:
-    for op, before in (("rope_attention", APPEND), ("attention", [])):
+    for op, before in ((JOINT, APPEND), ("attention", [])):
         rows = rows_of(op, numbers, activations=(activation,))
         chosen = next(row for row in rows if holds(row.when, dims_of(lengths, context)))
         assert templates(chosen) == before + [tiles if each == "TILES" else each for each in expected]
@@ -166,7 +162,7 @@ def equalities(when: Condition) -> Condition:
 def test_every_variant_computes_every_row_of_the_batches_that_its_equalities_allow(
     lengths: list[int], numbers: AttentionNumbers
 ) -> None:
-    for row in rows_of("rope_attention", numbers) + rows_of("attention", numbers):
+    for row in rows_of(JOINT, numbers) + rows_of("attention", numbers):
         if not holds(equalities(row.when), dims_of(lengths, 600)):
             continue
         called = {call.template.__name__: call.facts for call in row.kernels}
@@ -218,12 +214,12 @@ def test_heads_that_cannot_be_split_use_tiles_for_many_rows_a_sequence() -> None
 
 @pytest.mark.parametrize(("window", "split"), [(16, False), (241, False), (242, True)])
 def test_a_window_that_one_workgroup_reads_at_once_is_never_split(window: int, split: bool) -> None:
-    rows = [row for row in rows_of("rope_attention", window=window) if templates(row)[0] == "attention_decode"]
+    rows = [row for row in rows_of(JOINT, window=window) if templates(row)[0] == "attention_decode"]
     assert [row.when for row in rows] == ([SHORT, DECODE, DECODE] if split else [DECODE])
 
 
 def test_a_window_bounds_the_ranges_of_a_split_kernel() -> None:
-    rows = rows_of("rope_attention", CUDA, window=1000, activations=("float32",))
+    rows = rows_of(JOINT, CUDA, window=1000, activations=("float32",))
     row = next(row for row in rows if "attention_merge" in templates(row))
     grid = row.kernels[0].build().grid
     # One workgroup per kv head and range.
@@ -231,7 +227,7 @@ def test_a_window_bounds_the_ranges_of_a_split_kernel() -> None:
 
 
 def test_a_long_context_has_fewer_ranges_a_row_in_a_large_batch() -> None:
-    rows = rows_of("rope_attention", CUDA, activations=("float32",))
+    rows = rows_of(JOINT, CUDA, activations=("float32",))
     row = next(row for row in rows if "attention_merge" in templates(row))
     grid = row.kernels[0].build().grid
     assert [evaluate(grid[0], {"T": 32768, "B": size}) // 2 for size in (1, 8, 60, 256)] == [63, 56, 4, 4]
@@ -242,7 +238,7 @@ def test_a_long_context_has_fewer_ranges_a_row_in_a_large_batch() -> None:
 def test_ranges_on_tensor_cores_fill_a_gpu_and_fit_into_their_scratch(
     sequences: int, context: int, window: int | None
 ) -> None:
-    (row,) = (row for row in rows_of("rope_attention", CUDA, window=window) if row.when == DECODE)
+    (row,) = (row for row in rows_of(JOINT, CUDA, window=window) if row.when == DECODE)
     (call,) = row.kernels
     facts = call.facts
     tile = facts["tile"]
@@ -256,20 +252,21 @@ def test_ranges_on_tensor_cores_fill_a_gpu_and_fit_into_their_scratch(
     assert window is not None or 2 * alone >= tile.workgroups
 
 
-def test_rows_that_hold_no_activation_fit_every_dtype() -> None:
-    both = ("float16", "float32")
-    assert [row.activation for row in rows_of("rope", activations=both, dtype="float32")] == [None]
-    assert [row.activation for row in rows_of("rope", activations=both)] == ["float16", "float32"]
+def test_rows_that_are_equal_for_all_dtypes_fit_every_dtype() -> None:
+    row = Variant(rows_of("attention")[-1].kernels)
+    assert for_activations({"float16": [row], "float32": [row]}) == (row,)
+    assert [each.activation for each in rows_of("append_kv", activations=("float16", "float32"))] == [
+        "float16",
+        "float32",
+    ]
 
 
 def test_kernels_are_named_by_what_they_depend_on() -> None:
     def names(**facts: Any) -> list[str]:
-        return [call.name for row in rows_of("rope_attention", **facts) for call in row.kernels]
+        return [call.name for row in rows_of(JOINT, **facts) for call in row.kernels]
 
     usual = names()
     assert names() == usual
-    # Whether attention is causal changes nothing for single new tokens.
-    assert names(causal=False)[:5] == usual[:5]
     # Only scores use the scale; rope_append and attention_merge do not need it.
     assert {name.rsplit("_", 1)[0] for name in set(names(scale=0.5)) & set(usual)} == {"rope_append", "attention_merge"}
 
@@ -295,11 +292,10 @@ def test_every_attention_op_has_kernels_for_heads_of_any_even_size(
         "page_size": page_size,
     }
     steps: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("rope", {}),
         ("append_kv", {}),
-        ("rope_append", {"rotary_dim": 0}),
+        (JOINT, {"rotary_dim": 0, "sinks": True}),
         ("attention", {"sinks": True, "window": 20, "softcap": 5.0}),
-        ("rope_attention", {"rotary_dim": head_dim // 4 * 2, "causal": False}),
+        (JOINT, {"rotary_dim": head_dim // 4 * 2, "causal": False}),
     )
     for op, attrs in steps:
         rows = rows_of(op, numbers, activations=activations, **sizes, **attrs)

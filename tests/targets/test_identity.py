@@ -75,7 +75,7 @@ def test_layers_that_differ_share_no_attention_kernel_that_depends_on_it(
     target: str, eps: float, window: int | None
 ) -> None:
     plan = make_plan(run_passes(qwen3_with_eps_of_layer_1(eps, window), quant.by_name("q4f16"), 128 << 20))
-    one, other = (step for step in plan.steps if step.op == "rope_attention")
+    one, other = (step for step in plan.steps if step.op == "attention")
     variants = importlib.import_module(f"nearfar.targets.{target}.variants")
     context = context_of(target, plan, ("float32",))
 
@@ -96,6 +96,6 @@ def test_names_are_made_from_facts_and_equal_layers_share_every_list() -> None:
         for name, kernel in kernels.items():
             assert name == kernel.name == f"{kernel.template}_{digest(kernel.facts)}"
             assert json.loads(json.dumps(kernel.facts)) == kernel.facts
-    layers = [[name for name in each.step_variants if name.startswith("rope_attention")] for each in (same, other)]
+    layers = [[name for name in each.step_variants if name.startswith("attention")] for each in (same, other)]
     assert len(set(layers[0])) == 1
     assert len(set(layers[1])) == 2

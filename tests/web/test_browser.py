@@ -124,7 +124,7 @@ def site(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFact
         shutil.copytree(tiny_bundle, site / name)
     lighten(site / "bundle")
     # The number of dispatches per decoded token is the same as with all kernels.
-    lighten(site / "decode", keep=("rope_attention",))
+    lighten(site / "decode", keep=("attention",))
     lighten(site / "corrupt")
     shard = next((site / "corrupt" / "weights").iterdir())
     data = bytearray(shard.read_bytes())

@@ -1,13 +1,19 @@
-"""Attention over pages of keys and values, and what comes before it: rope, attention, rope_append, rope_attention."""
+"""Attention over pages of keys and values, and the rotation of heads: attention, rope.
+
+A step's attributes and inputs determine two records (`ir/heads.py`), which its kernels take as facts: `Preparation`,
+what happens to queries and new keys and values before, and `Scores`, how scores are computed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from ..heads import Preparation, Scores
 from .elementwise import rms_norm
 from .kv_pages import append_kv, check_pages, head_dim_of, page_facts, read_pages
 from .op import (
@@ -32,6 +38,7 @@ from .op import (
     Use,
     choice,
     count,
+    facts_of_rows,
     positive,
     require,
     require_use,
@@ -82,15 +89,9 @@ def check_rotation(use: Use, sizes: Sizes) -> None:
     require_use(enough and fits, f"rotation table has {positions} positions of {half} pairs")
 
 
-def rotation_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
-    if "table" not in use.shapes:
-        return {}
-    positions, half, _ = use.shapes["table"]
-    return {"positions": positions, "rotary_dim": 2 * half, "appends": "q" not in use.shapes}
-
-
 def rope_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
-    return {**rotation_facts(use, bound), "norm_width": use.shapes["norm"][0] if "norm" in use.shapes else 0}
+    norm_width = use.shapes["norm"][0] if "norm" in use.shapes else 0
+    return {**facts_of_rows(use), "norm_width": norm_width, **preparation_facts(use, use.attrs["head_dim"])}
 
 
 def position_factors(positions: Array, attrs: Attrs) -> Array:
@@ -100,92 +101,179 @@ def position_factors(positions: Array, attrs: Attrs) -> Array:
     return factors
 
 
+def preparation_facts(use: Use, head_dim: int) -> Mapping[str, Any]:
+    """The preparation of a step's queries, and of the keys and values that it has beside them."""
+    positions, half = use.shapes["table"][:2] if "table" in use.shapes else (0, 0)
+    joint = "qkv" in use.shapes
+    wide = joint and "qk_norm" in use.shapes and use.shapes["qk_norm"] != (2 * head_dim,)
+    given = {name: use.attrs[name] for name in PREPARATION if name in use.attrs}
+    if given.get("position_scale") is not None:
+        beta, length = given["position_scale"]
+        given["position_scale"] = (float(beta), length)
+    return {"preparation": Preparation(positions, 2 * half, appends=joint, norm_wide=wide, **given)}  # type: ignore
+
+
+def require_preparation(op: str, shapes: Shapes, attrs: Attrs, head_dim: int, q_width: int, kv_width: int) -> None:
+    """Require what prepares q, or q, k and v of a joint projection, to fit these widths."""
+    joint, normed, rotated = "qkv" in shapes, "qk_norm" in shapes, "table" in shapes
+    require(normed == (attrs["eps"] is not None), op, shapes)
+    require(not rotated or 2 * shapes["table"][1] <= head_dim, op, shapes)  # type: ignore[operator]
+    own = [name for name in PREPARATION if name != "eps" and attrs.get(name)]
+    if not joint:
+        require(not own and (rotated or not normed), op, shapes)
+        require(not normed or shapes["qk_norm"] == (head_dim,), op, shapes)
+        return
+    of_each, of_all = (2 * head_dim,), (q_width + kv_width,)
+    require(not normed or shapes["qk_norm"] in (of_each, of_all), op, shapes)
+    require("norms_values" not in own or (normed and shapes["qk_norm"] == of_each), op, shapes)
+    require("norm_after" not in own or (normed and rotated), op, shapes)
+    require("position_scale" not in own or (rotated and "norm_after" not in own), op, shapes)
+
+
+def prepare(inputs: Inputs, attrs: Attrs, head_dim: int, kv_width: int) -> list[Array]:
+    """Normalize (if qk_norm is present) and rotate (if a table is present) q, or q and k of a joint projection. Returns
+    q, or q, k and v, float32. With ``norms_values``, normalize v too, without weights.
+
+    q (S, H * D) or qkv (S, (H + 2K) * D), positions (S,), table, qk_norm with attribute eps: (D,) for q, (2D,) for q
+    and k, or ((H + K) * D,) for norms over all heads of q and of k, q's weights before k's. With ``norm_after``, the
+    norms follow the rotation, which must not change the length of a head: the table's scale is 1. With
+    ``position_scale``, rotated queries are multiplied by the factors of their positions.
+    """
+    if "qkv" not in inputs:
+        parts = [inputs["q"].astype(np.float32)]
+    else:
+        qkv = inputs["qkv"].astype(np.float32)
+        parts = np.split(qkv, [qkv.shape[1] - 2 * kv_width, qkv.shape[1] - kv_width], axis=1)
+    weights: list[Array] = []
+    if "qk_norm" in inputs:
+        is_wide = len(inputs["qk_norm"]) not in (head_dim, 2 * head_dim)
+        weights = np.split(inputs["qk_norm"], [parts[0].shape[1] if is_wide else head_dim])
+    if attrs.get("norms_values"):
+        parts[2] = rms_norm({"x": parts[2], "weight": np.ones(head_dim, np.float32)}, attrs)
+    for index, part in enumerate(parts[:2]):
+        for step in ("rotate", "norm") if attrs.get("norm_after") else ("norm", "rotate"):
+            if step == "norm" and weights:
+                part = rms_norm({"x": part, "weight": weights[index]}, attrs)
+            if step == "rotate" and "table" in inputs:
+                rotation = {"x": part, "positions": inputs["positions"], "table": inputs["table"]}
+                scale = None if index else attrs.get("position_scale")
+                part = rope(rotation, {"head_dim": head_dim, "position_scale": scale})
+        parts[index] = part
+    return parts
+
+
 def infer_attention(shapes: Shapes, attrs: Attrs) -> Type:
-    head_dim = head_dim_of(shapes["kv"], attrs)
-    require(("norm" in shapes) == (attrs["eps"] is not None), "attention", shapes)
-    require("table" in shapes or "norm" not in shapes, "attention", shapes)
-    require("norm" not in shapes or shapes["norm"] == (head_dim,), "attention", shapes)
-    require("table" not in shapes or 2 * shapes["table"][1] <= head_dim, "attention", shapes)  # type: ignore[operator]
-    return require_heads("attention", shapes, attrs, shapes["q"])
+    joint, head_dim = "qkv" in shapes, head_dim_of(shapes["kv"], attrs)
+    require(joint != ("q" in shapes) and joint == ("slots" in shapes), "attention", shapes)
+    require(not joint or shapes["slots"] == shapes["positions"], "attention", shapes)
+    rows, width = shapes["qkv" if joint else "q"]
+    kv_width = int(shapes["kv"][2]) * head_dim  # type: ignore[arg-type]
+    q_width = int(width) - 2 * kv_width if joint else int(width)  # type: ignore[arg-type]
+    require(q_width > 0 and q_width % kv_width == 0, "attention", shapes)
+    require_preparation("attention", shapes, attrs, head_dim, q_width, kv_width)
+    return (rows, q_width), "activation"
+
+
+def attention_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
+    pages = page_facts(use, bound, use.op.infer(use.shapes, use.attrs)[0])
+    return {**pages, **preparation_facts(use, pages["head_dim"]), **score_facts(use, pages["head_dim"])}
 
 
 def attention(inputs: Inputs, attrs: Attrs) -> Array:
     """softmax(scores) v over the pages of each row's sequence, scores = softcap * tanh(scale * q k^T / softcap).
 
     q (S, H * D), kv (P, 2, K, page, D), positions (S,), seq_starts (B+1,), page_indptr (B+1,), page_ids (L,), sinks
-    (H,) -> (S, H * D). With a ``table``, the queries are rotated first, and normalized before that if there is a
-    ``norm`` (D,) with attribute eps; see `rope`. Query head h reads kv head h // (H / K). The row at position p sees
-    the keys at positions up to and including p. If the attribute causal is false, it sees all positions of its
-    sequence, up to its last new token.
-    A ``window`` w restricts it to the positions strictly between p - w and p + w. A ``scale`` of None means 1 /
-    sqrt(D); a ``softcap`` of None leaves the scores unchanged. ``sinks`` are scores of one more key a head, which has
-    no value. Vaswani et al. 2017; paged: Kwon et al. 2023; sinks: gpt-oss.
+    (H,) -> (S, H * D). Queries are prepared first, if there is a ``table``; see `prepare`. Instead of q, a step may
+    have the joint projection qkv of new tokens, whose keys and values it prepares too and appends at their ``slots``
+    (S,); see `append_kv`.
+
+    Query head h reads kv head h // (H / K). The row at position p sees the keys at positions up to and including p. If
+    the attribute causal is false, it sees all positions of its sequence, up to its last new token. A ``window`` w
+    restricts it to the positions strictly between p - w and p + w. A ``scale`` of None means 1 / sqrt(D); a ``softcap``
+    of None leaves the scores unchanged. ``sinks`` are scores of one more key a head, which has no value. Vaswani et al.
+    2017; paged: Kwon et al. 2023; sinks: gpt-oss.
     """
-    head_dim = head_dim_of(inputs["kv"].shape, attrs)
-    q = inputs["q"]
-    if "table" in inputs:
-        rotation = {role: inputs[role] for role in ("positions", "table", "norm") if role in inputs}
-        q = rope({"x": q, **rotation}, {"head_dim": head_dim, "eps": attrs["eps"], "position_scale": None})
-    y = np.zeros(q.shape, np.float32)
-    for part in attention_weights({**inputs, "q": q}, attrs):
-        attended = part.weights @ part.values
-        heads = attended.reshape(len(attended), -1, q.shape[1] // (len(attended) * head_dim), head_dim)
-        y[part.rows] = heads.swapaxes(0, 1).reshape(-1, q.shape[1])
-    return y
+    kv, head_dim = inputs["kv"], head_dim_of(inputs["kv"].shape, attrs)
+    q, *new = prepare(inputs, attrs, head_dim, kv.shape[2] * head_dim)
+    if new:
+        append_kv({"k": new[0], "v": new[1], "kv": kv, "slots": inputs["slots"]}, attrs)
+    return attended({**inputs, "q": q}, attrs, read_sequences(inputs, attrs))
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """The ``rows`` of one sequence of a batch, and the T keys and values that they may see, both (K, T, D). ``pages``
+    hold them, if there are any.
+    """
+
+    rows: slice
+    keys: Array
+    values: Array
+    pages: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceWeights:
-    """The weights (K, rows * H / K, T) with which the ``rows`` of one sequence attend to its T keys and values, both
-    (K, T, D); they are stored in ``pages``. ``scale`` and ``bend``: the slope of the scores, and that of their soft-cap
-    like ``weights`` if there is one.
+    """The weights (K, rows * H / K, T) with which the rows of a sequence attend to its values; 0 replaces values that
+    no row sees. ``scale`` and ``bend``: the slope of the scores, and that of their soft-cap like ``weights`` if there
+    is one.
     """
 
-    rows: slice
-    pages: Array
-    keys: Array
     values: Array
     weights: Array
     scale: np.float32
     bend: Array | None
 
 
-def attention_weights(inputs: Inputs, attrs: Attrs) -> Iterator[SequenceWeights]:
-    """The weights of each sequence, for queries that are rotated; see `attention`."""
-    kv, positions, head_dim = inputs["kv"], inputs["positions"], head_dim_of(inputs["kv"].shape, attrs)
-    num_kv_heads, page_size = kv.shape[2:4]
-    queries = inputs["q"].astype(np.float32)
-    group = queries.shape[1] // (num_kv_heads * head_dim)
-    scale = scale_of(head_dim, attrs)
-    for sequence in range(len(inputs["seq_starts"]) - 1):
-        rows = slice(*inputs["seq_starts"][sequence : sequence + 2])
+def read_sequences(inputs: Inputs, attrs: Attrs) -> Iterator[Sequence]:
+    """The sequences of a batch whose keys and values are on pages."""
+    kv, starts = inputs["kv"], inputs["seq_starts"].tolist()
+    for index, rows in enumerate(slice(*each) for each in pairwise(starts)):
         if rows.start == rows.stop:
             continue
-        length = int(positions[rows].max()) + 1
-        first = inputs["page_indptr"][sequence]
-        page_ids = inputs["page_ids"][first : first - (-length // page_size)]
+        length = int(inputs["positions"][rows].max()) + 1
+        first = inputs["page_indptr"][index]
+        page_ids = inputs["page_ids"][first : first - (-length // kv.shape[3])]
         pages = read_pages(kv[page_ids], attrs)
-        keys, values = pages.transpose(1, 2, 0, 3, 4).reshape(2, num_kv_heads, -1, head_dim)[:, :, :length]
-        own = (queries[rows] * scale).reshape(-1, num_kv_heads, group, head_dim).swapaxes(0, 1)
-        scores = own.reshape(num_kv_heads, -1, head_dim) @ keys.swapaxes(1, 2)
-        seen = visible(positions[rows], length, attrs)
-        # Pages that no row sees may hold anything.
-        values = np.where(np.any(seen, axis=0)[None, :, None], values, 0)
-        bend = None
-        if attrs["softcap"] is not None:
-            bent = np.tanh(scores / np.float32(attrs["softcap"]))
-            scores, bend = np.float32(attrs["softcap"]) * bent, 1 - bent * bent
-        scores[:, np.repeat(~seen, group, axis=0)] = -np.inf
-        largest = scores.max(axis=-1, keepdims=True)
-        rest = np.float32(0)
-        if "sinks" in inputs:
-            # Row i * group + g of a kv head's scores has query head g of that kv head.
-            sinks = np.tile(inputs["sinks"].reshape(num_kv_heads, group), len(seen))[..., None]
-            largest = np.maximum(largest, sinks)
-            rest = np.exp(sinks - largest)
-        weights = np.exp(scores - largest)
-        weights /= weights.sum(axis=-1, keepdims=True) + rest
-        yield SequenceWeights(rows, page_ids, keys, values, weights, scale, bend)
+        keys, values = pages.transpose(1, 2, 0, 3, 4).reshape(2, kv.shape[2], -1, pages.shape[-1])[:, :, :length]
+        yield Sequence(rows, keys, values, page_ids)
+
+
+def attended(inputs: Inputs, attrs: Attrs, sequences: Iterable[Sequence]) -> Array:
+    """The weighted values of each row, (S, H * D), for queries that are prepared."""
+    y: Array = np.zeros(inputs["q"].shape, np.float32)
+    for each in sequences:
+        part, (num_kv_heads, _, head_dim) = attention_weights(each, inputs, attrs), each.keys.shape
+        heads = (part.weights @ part.values).reshape(num_kv_heads, len(y[each.rows]), -1, head_dim)
+        y[each.rows] = heads.swapaxes(0, 1).reshape(-1, y.shape[1])
+    return y
+
+
+def attention_weights(sequence: Sequence, inputs: Inputs, attrs: Attrs) -> SequenceWeights:
+    """The weights of one sequence, for queries that are prepared; see `attention`."""
+    num_kv_heads, length, head_dim = sequence.keys.shape
+    scale, queries = scale_of(head_dim, attrs), inputs["q"][sequence.rows].astype(np.float32)
+    group = queries.shape[1] // (num_kv_heads * head_dim)
+    own = (queries * scale).reshape(-1, num_kv_heads, group, head_dim).swapaxes(0, 1)
+    scores = own.reshape(num_kv_heads, -1, head_dim) @ sequence.keys.swapaxes(1, 2)
+    seen = visible(inputs["positions"][sequence.rows], length, attrs)
+    # Pages that no row sees may hold anything.
+    values = np.where(np.any(seen, axis=0)[None, :, None], sequence.values, 0)
+    bend = None
+    if attrs["softcap"] is not None:
+        bent = np.tanh(scores / np.float32(attrs["softcap"]))
+        scores, bend = np.float32(attrs["softcap"]) * bent, 1 - bent * bent
+    scores[:, np.repeat(~seen, group, axis=0)] = -np.inf
+    largest = scores.max(axis=-1, keepdims=True)
+    rest = np.float32(0)
+    if "sinks" in inputs:
+        # Row i * group + g of a kv head's scores has query head g of that kv head.
+        sinks = np.tile(inputs["sinks"].reshape(num_kv_heads, group), len(seen))[..., None]
+        largest = np.maximum(largest, sinks)
+        rest = np.exp(sinks - largest)
+    weights = np.exp(scores - largest)
+    weights /= weights.sum(axis=-1, keepdims=True) + rest
+    return SequenceWeights(values, weights, scale, bend)
 
 
 def visible(positions: Array, length: int, attrs: Attrs) -> Array:
@@ -199,78 +287,10 @@ def scale_of(head_dim: int, attrs: Attrs) -> np.float32:
     return np.float32(1 / np.sqrt(head_dim) if attrs["scale"] is None else attrs["scale"])
 
 
-def infer_rope_append(shapes: Shapes, attrs: Attrs) -> Type:
-    rows, width = shapes["qkv"]
-    head_dim = head_dim_of(shapes["kv"], attrs)
-    require(isinstance(width, int), "rope_append", shapes)
-    require(("qk_norm" in shapes) == (attrs["eps"] is not None), "rope_append", shapes)
-    require("qk_norm" in shapes or not attrs["norms_values"], "rope_append", shapes)
-    require(("qk_norm" in shapes and "table" in shapes) or not attrs["norm_after"], "rope_append", shapes)
-    scaled = attrs["position_scale"] is not None
-    require(not scaled or ("table" in shapes and not attrs["norm_after"]), "rope_append", shapes)
-    widths = ((2 * head_dim,), (int(width) - int(shapes["kv"][2]) * head_dim,))  # type: ignore[arg-type]
-    require("qk_norm" not in shapes or shapes["qk_norm"] in widths, "rope_append", shapes)
-    is_wide = "qk_norm" in shapes and shapes["qk_norm"] != (2 * head_dim,)
-    require(not (is_wide and attrs["norms_values"]), "rope_append", shapes)
-    require("table" not in shapes or 2 * shapes["table"][1] <= head_dim, "rope_append", shapes)  # type: ignore[operator]
-    return require_heads("rope_append", shapes, attrs, (rows, width - 2 * shapes["kv"][2] * head_dim))  # type: ignore[operator]
-
-
-def require_heads(op: str, shapes: Shapes, attrs: Attrs, q: tuple[object, ...]) -> Type:
-    """The type of q, which must hold a multiple of the pages' kv heads."""
-    width, kv_width = q[1], shapes["kv"][2] * head_dim_of(shapes["kv"], attrs)
-    require(isinstance(width, int) and width > 0 and width % kv_width == 0, op, shapes)  # type: ignore[operator]
-    return (q[0], width), "activation"  # type: ignore[return-value]
-
-
-def attention_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
-    return {**page_facts(use, bound, use.shapes["q"]), **rotation_facts(use, bound)}
-
-
-def rope_append_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
-    pages = page_facts(use, bound, use.op.infer(use.shapes, use.attrs)[0])
-    norm_wide = "qk_norm" in use.shapes and use.shapes["qk_norm"] != (2 * pages["head_dim"],)
-    return {**pages, **rotation_facts(use, bound), "norm_wide": norm_wide}
-
-
-def rope_append(inputs: Inputs, attrs: Attrs) -> Array:
-    """Normalize (if qk_norm is present) and rotate (if a table is present) q and k of a joint projection, append k and
-    v to the pages, return q. With ``norms_values``, normalize v too, without weights.
-
-    qkv (S, (H + 2K) * D), qk_norm (2D,) for norms of each head or ((H + K) * D,) for norms over all heads of q and of
-    k, q's weights before k's, with attribute eps, positions, slots (S,), table, kv -> (S, H * D). With ``norm_after``,
-    the norms follow the rotation, which must not change the length of a head: the table's scale is 1. With
-    ``position_scale``, rotated queries are multiplied by the factors of their positions.
-    """
-    kv, qkv = inputs["kv"], inputs["qkv"].astype(np.float32)
-    head_dim = head_dim_of(kv.shape, attrs)
-    kv_width = kv.shape[2] * head_dim
-    q, k, v = np.split(qkv, [qkv.shape[1] - 2 * kv_width, qkv.shape[1] - kv_width], axis=1)
-    weights: Sequence[Array | None] = (None, None)
-    if "qk_norm" in inputs:
-        is_wide = len(inputs["qk_norm"]) != 2 * head_dim
-        weights = np.split(inputs["qk_norm"], [q.shape[1] if is_wide else head_dim])
-    if attrs["norms_values"]:
-        v = rms_norm({"x": v, "weight": np.ones(head_dim, np.float32)}, attrs)
-    table = {role: inputs[role] for role in ("positions", "table")} if "table" in inputs else None
-
-    def prepared(x: Array, weight: Array | None, scale: Sequence[float] | None) -> Array:
-        for step in ("rotate", "norm") if attrs["norm_after"] else ("norm", "rotate"):
-            if step == "norm" and weight is not None:
-                x = rms_norm({"x": x, "weight": weight}, attrs)
-            if step == "rotate" and table is not None:
-                x = rope({"x": x, **table}, {"head_dim": head_dim, "position_scale": scale})
-        return x
-
-    q, k = prepared(q, weights[0], attrs["position_scale"]), prepared(k, weights[1], None)
-    append_kv({"k": k, "v": v, "kv": kv, "slots": inputs["slots"]}, attrs)
-    return q
-
-
-def rope_attention(inputs: Inputs, attrs: Attrs) -> Array:
-    """rope_append, then attention with the q that it returns; the inputs are those of both except q. -> (S, H * D)."""
-    pages = {role: inputs[role] for role in PAGE_INPUTS}
-    return attention({"q": rope_append(inputs, attrs), **pages}, attrs)
+def score_facts(use: Use, head_dim: int) -> Mapping[str, Any]:
+    """How a step computes its scores."""
+    given = {name: use.attrs[name] for name in SCORES}
+    return {"scores": Scores(**{**given, "scale": float(scale_of(head_dim, given))}, sinks="sinks" in use.shapes)}
 
 
 SCORES = {
@@ -285,15 +305,8 @@ PREPARATION = {
     "norm_after": choice(False, False, True),
     "position_scale": POSITION_SCALE,
 }
-APPEND_INPUTS = {"qkv": ACTIVATION, "positions": INTEGERS, "slots": INTEGERS, "kv": PAGES}
-PAGE_INPUTS = {
-    "kv": PAGES,
-    "positions": INTEGERS,
-    "seq_starts": INTEGERS,
-    "page_indptr": INTEGERS,
-    "page_ids": INTEGERS,
-}
-PAGED: dict[str, Any] = {"checks": (check_pages, check_rotation), "states": ("kv",)}
+PREPARING = {"table": ROPE, "qk_norm": VECTOR}
+ROWS = {"positions": INTEGERS, "seq_starts": INTEGERS}
 OPS = {
     "rope": Op(
         infer_rope,
@@ -307,29 +320,11 @@ OPS = {
     "attention": Op(
         infer_attention,
         attention,
-        inputs={"q": ACTIVATION, **PAGE_INPUTS},
-        optional={"sinks": VECTOR, "table": ROPE, "norm": VECTOR},
-        attrs={"eps": NORM_EPS, **SCORES, "kv": KV},
-        facts=attention_facts,
-        **PAGED,
-    ),
-    "rope_append": Op(
-        infer_rope_append,
-        rope_append,
-        inputs=APPEND_INPUTS,
-        optional={"table": ROPE, "qk_norm": VECTOR},
-        attrs={**PREPARATION, "kv": KV},
-        result="q",
-        facts=rope_append_facts,
-        **PAGED,
-    ),
-    "rope_attention": Op(
-        infer_rope_append,
-        rope_attention,
-        inputs={**APPEND_INPUTS, **PAGE_INPUTS},
-        optional={"table": ROPE, "qk_norm": VECTOR},
+        inputs={"kv": PAGES, **ROWS, "page_indptr": INTEGERS, "page_ids": INTEGERS},
+        optional={"q": ACTIVATION, "qkv": ACTIVATION, "slots": INTEGERS, **PREPARING, "sinks": VECTOR},
         attrs={**PREPARATION, **SCORES, "kv": KV},
-        facts=rope_append_facts,
-        **PAGED,
+        facts=attention_facts,
+        checks=(check_pages, check_rotation),
+        states=("kv",),
     ),
 }

@@ -1,5 +1,4 @@
-"""Ops of models that read complete texts without KV pages: embed_positions, rope_heads, ragged_attention,
-ragged_attention_linear, pool_rows.
+"""Ops of models that read complete texts without KV pages: embed_positions, rope_heads, ragged_attention, pool_rows.
 
 The rows of a batch are those of its texts, one text after the other.
 """
@@ -12,15 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from .attention import SCORES, check_rotation, rope, rotation_facts, scale_of, visible
-from .elementwise import rms_norm
+from .attention import (
+    PREPARING,
+    ROWS,
+    SCORES,
+    Sequence,
+    attended,
+    check_rotation,
+    preparation_facts,
+    prepare,
+    require_preparation,
+    score_facts,
+)
 from .op import (
     ACTIVATION,
     FLOAT32,
     INTEGERS,
     MATRIX,
     NORM_EPS,
-    ROPE,
     VECTOR,
     Array,
     Attrs,
@@ -77,12 +85,11 @@ def embed_positions_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
 
 
 def infer_rope_heads(shapes: Shapes, attrs: Attrs) -> Type:
-    require_joint("rope_heads", shapes, attrs)
-    head_dim = attrs["head_dim"]
+    head_dim, kv_width = attrs["head_dim"], attrs["head_dim"] * attrs["num_kv_heads"]
+    q_width = require_joint("rope_heads", shapes, attrs) * head_dim
     require("table" in shapes or "qk_norm" in shapes, "rope_heads", shapes)
-    require(("qk_norm" in shapes) == (attrs["eps"] is not None), "rope_heads", shapes)
+    require_preparation("rope_heads", shapes, attrs, head_dim, q_width, kv_width)
     require("qk_norm" not in shapes or shapes["qk_norm"] == (2 * head_dim,), "rope_heads", shapes)
-    require("table" not in shapes or 2 * shapes["table"][1] <= head_dim, "rope_heads", shapes)
     return shapes["qkv"], "activation"
 
 
@@ -103,80 +110,59 @@ def check_joint(use: Use, sizes: Sizes) -> None:
 
 def joint_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
     heads = {name: use.attrs[name] for name in HEADS}
-    num_heads = require_joint("heads", use.shapes, use.attrs)
-    return {**rotation_facts(use, bound), **heads, "num_heads": num_heads, "rows": "S"}
+    return {**heads, "num_heads": require_joint("heads", use.shapes, use.attrs), "rows": "S"}
+
+
+def rope_heads_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
+    return {**joint_facts(use, bound), **preparation_facts(use, use.attrs["head_dim"])}
 
 
 def rope_heads(inputs: Inputs, attrs: Attrs) -> Array:
-    """Normalize (if qk_norm is present) and rotate (if a table is present) q and k of a joint projection; v stays.
-
-    qkv (S, (H + 2K) * D), qk_norm (2D,), q's weights before k's, with attribute eps, positions (S,), table -> like qkv.
-    """
-    qkv, head_dim = inputs["qkv"].astype(np.float32), attrs["head_dim"]
-    kv_width = attrs["num_kv_heads"] * head_dim
-    parts = np.split(qkv, [qkv.shape[1] - 2 * kv_width, qkv.shape[1] - kv_width], axis=1)
-    if "qk_norm" in inputs:
-        for index, weight in enumerate(np.split(inputs["qk_norm"], 2)):
-            parts[index] = rms_norm({"x": parts[index], "weight": weight}, attrs)
-    if "table" in inputs:
-        where = {"positions": inputs["positions"], "table": inputs["table"]}
-        parts[:2] = [
-            rope({"x": x, **where}, {"head_dim": head_dim, "eps": None, "position_scale": None}) for x in parts[:2]
-        ]
-    return np.concatenate(parts, axis=1)
+    """The heads of a joint projection, prepared: see `prepare`. qkv (S, (H + 2K) * D) -> like qkv."""
+    return np.concatenate(prepare(inputs, attrs, attrs["head_dim"], attrs["num_kv_heads"] * attrs["head_dim"]), axis=1)
 
 
 def infer_ragged_attention(shapes: Shapes, attrs: Attrs) -> Type:
-    return (shapes["qkv"][0], require_joint("ragged_attention", shapes, attrs) * attrs["head_dim"]), "activation"
+    columns = require_joint("ragged_attention", shapes, attrs) * attrs["head_dim"]
+    if "weight" not in shapes:
+        require(not shapes.keys() & {"bias", "residual"}, "ragged_attention", shapes)
+        return (shapes["qkv"][0], columns), "activation"
+    outputs, weight_columns = shapes["weight"]
+    fits = all(shapes[role][-1] == outputs for role in ("bias", "residual") if role in shapes)
+    require(columns == weight_columns and fits, "ragged_attention", shapes)
+    return (shapes["qkv"][0], outputs), "float32"
 
 
 def ragged_attention(inputs: Inputs, attrs: Attrs) -> Array:
-    """softmax(scores) v over the rows of each row's text, scores = softcap * tanh(scale * q k^T / softcap).
+    """`attention` over the rows of each row's text. With a weight, the result is projected: @ weight.T + bias +
+    residual; a term without its input is omitted.
 
-    qkv (S, (H + 2K) * D) holds the heads of q, then those of k, then those of v; positions (S,), seq_starts (B+1,) ->
-    (S, H * D). Query head h reads kv head h // (H / K). ``causal``, ``window``, ``scale`` and ``softcap`` are those of
-    `attention`. Vaswani et al. 2017.
+    qkv (S, (H + 2K) * D) holds the heads of q, then those of k, then those of v; positions (S,), seq_starts (B+1,),
+    weight (N, H * D), bias (N,), residual (S, N) -> (S, H * D), or (S, N).
     """
-    qkv, head_dim, num_kv_heads = inputs["qkv"].astype(np.float32), attrs["head_dim"], attrs["num_kv_heads"]
-    heads = qkv.reshape(len(qkv), -1, head_dim)
-    group = (heads.shape[1] - 2 * num_kv_heads) // num_kv_heads
-    y = np.zeros((len(qkv), num_kv_heads * group * head_dim), np.float32)
-    for start, stop in pairwise(inputs["seq_starts"].tolist()):
-        own = heads[start:stop].swapaxes(0, 1)
-        q, k, v = np.split(own, [-2 * num_kv_heads, -num_kv_heads])
-        scores = (q * scale_of(head_dim, attrs)) @ np.repeat(k, group, axis=0).swapaxes(1, 2)
-        if attrs["softcap"] is not None:
-            scores = np.float32(attrs["softcap"]) * np.tanh(scores / np.float32(attrs["softcap"]))
-        scores[:, ~visible(inputs["positions"][start:stop], stop - start, attrs)] = -np.inf
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
-        y[start:stop] = (weights @ np.repeat(v, group, axis=0)).swapaxes(0, 1).reshape(stop - start, -1)
-    return y
-
-
-def infer_ragged_attention_linear(shapes: Shapes, attrs: Attrs) -> Type:
-    (rows, columns), (outputs, weight_columns) = infer_ragged_attention(shapes, attrs)[0], shapes["weight"]
-    fits = all(shapes[role][-1] == outputs for role in ("bias", "residual") if role in shapes)
-    require(columns == weight_columns and fits, "ragged_attention_linear", shapes)
-    return (rows, outputs), "float32"
-
-
-def ragged_attention_linear(inputs: Inputs, attrs: Attrs) -> Array:
-    """ragged_attention(qkv) @ weight.T + bias + residual; a term without its input is omitted.
-
-    qkv, positions, seq_starts as in `ragged_attention`, weight (N, H * D), bias (N,), residual (S, N) -> (S, N).
-    """
-    y: Array = ragged_attention(inputs, attrs) @ inputs["weight"].T
+    num_kv_heads, head_dim = attrs["num_kv_heads"], attrs["head_dim"]
+    heads = inputs["qkv"].astype(np.float32).reshape(len(inputs["qkv"]), -1, head_dim)
+    q, k, v = np.split(heads, [-2 * num_kv_heads, -num_kv_heads], axis=1)
+    texts = [
+        Sequence(slice(start, stop), k[start:stop].swapaxes(0, 1), v[start:stop].swapaxes(0, 1))
+        for start, stop in pairwise(inputs["seq_starts"].tolist())
+    ]
+    y = attended({**inputs, "q": q.reshape(len(q), -1)}, attrs, texts)
+    if "weight" not in inputs:
+        return y
+    y = y @ inputs["weight"].T
     if "bias" in inputs:
         y = y + inputs["bias"]
     return y + inputs["residual"] if "residual" in inputs else y
 
 
-def attention_linear_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
+def ragged_attention_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
+    facts = {**joint_facts(use, bound), **score_facts(use, use.attrs["head_dim"])}
+    if "weight" not in use.shapes:
+        return facts
     outputs, columns = use.shapes["weight"]
     sizes = {"batch": "S", "columns": columns, "outputs": outputs, "width": 0, "offset": 0, "gated": False}
-    added = {role: role in use.shapes for role in ("bias", "residual")}
-    return {**joint_facts(use, bound), **sizes, **added}
+    return {**facts, **sizes, **{role: role in use.shapes for role in ("bias", "residual")}}
 
 
 def infer_pool_rows(shapes: Shapes, attrs: Attrs) -> Type:
@@ -214,26 +200,18 @@ OPS = {
         infer_rope_heads,
         rope_heads,
         inputs={"qkv": ACTIVATION, "positions": INTEGERS},
-        optional={"table": ROPE, "qk_norm": VECTOR},
+        optional=PREPARING,
         attrs={**HEADS, "eps": NORM_EPS},
-        facts=joint_facts,
+        facts=rope_heads_facts,
         checks=(check_joint, check_rotation),
     ),
     "ragged_attention": Op(
         infer_ragged_attention,
         ragged_attention,
-        inputs={"qkv": ACTIVATION, "positions": INTEGERS, "seq_starts": INTEGERS},
+        inputs={"qkv": ACTIVATION, **ROWS},
+        optional={"weight": MATRIX, "bias": VECTOR, "residual": FLOAT32},
         attrs={**HEADS, **SCORES},
-        facts=joint_facts,
-        checks=(check_joint,),
-    ),
-    "ragged_attention_linear": Op(
-        infer_ragged_attention_linear,
-        ragged_attention_linear,
-        inputs={"qkv": ACTIVATION, "positions": INTEGERS, "seq_starts": INTEGERS, "weight": MATRIX},
-        optional={"bias": VECTOR, "residual": FLOAT32},
-        attrs={**HEADS, **SCORES},
-        facts=attention_linear_facts,
+        facts=ragged_attention_facts,
         checks=(check_joint,),
     ),
     "pool_rows": Op(

@@ -1,9 +1,7 @@
-"""attention and rope_attention: three ways to divide the work, which all compute the same bits for a row.
+"""attention: three ways to divide the work, which all compute the same bits for a row.
 
-The first phase prepares queries in scratch, times the scale: for rope_attention from the joint projection
-(`new_heads.py`), whose keys and values it also appends to the pages; for attention from q, which it rotates if the step
-has a table. Then come the keys, block
-after block (`key_block.py`):
+The first phase prepares queries in scratch, times the scale. If it reads a joint projection, it also appends the keys
+and values to the pages (`new_heads.py`). Then come the keys, block after block (`key_block.py`):
 
 attention        one task: all query heads of one kv head, for ``tile_rows`` adjacent new tokens, which share each load
                  of a key. One row is the plain form; more rows are for prompts. Both are correct for any batch.
@@ -30,9 +28,7 @@ from .pages import Pages
 LONGEST_WINDOW = 1 << 30
 
 
-def attention(
-    name: str, *, isa: Isa, heads: Heads, preparation: Preparation | None, scores: Scores, tile_rows: int
-) -> Kernel:
+def attention(name: str, *, isa: Isa, heads: Heads, preparation: Preparation, scores: Scores, tile_rows: int) -> Kernel:
     """Tasks of ``tile_rows`` new tokens; rows of several sequences are computed one sequence after the other."""
     arguments = Arguments(name, isa, heads, scores, preparation)
     arguments.prepare_queries()
@@ -76,7 +72,7 @@ def attend_tiles(arguments: Arguments, tile_rows: int) -> Kernel:
     return kernel.finish()
 
 
-def attention_split(name: str, *, isa: Isa, heads: Heads, preparation: Preparation | None, scores: Scores) -> Kernel:
+def attention_split(name: str, *, isa: Isa, heads: Heads, preparation: Preparation, scores: Scores) -> Kernel:
     arguments = Arguments(name, isa, heads, scores, preparation, scalars=("T",))
     kernel, group, head_dim = arguments.kernel, heads.group, heads.head_dim
     # For each block and head: the weighted values, then the largest score and the sum of weights.
@@ -143,12 +139,13 @@ class Arguments:
         """Declare the queries, the pages, and the rows of the batch."""
         kernel, isa, heads, preparation = self.kernel, self.isa, self.heads, self._preparation
         rows = (heads.rows, heads.num_heads, heads.head_dim)
-        self._new = None if preparation is None else NewHeads(kernel, isa, heads, preparation)
+        assert preparation is not None
+        self._new = NewHeads(kernel, isa, heads, preparation) if preparation.prepares else None
         self._given = kernel.buffer("q", rows, heads.activation) if self._new is None else None
         self._positions = (
             kernel.buffer("positions", (heads.rows,), "int32") if self._new is None else self._new.positions
         )
-        self._pages = Pages(kernel, heads, write=preparation is not None and preparation.appends)
+        self._pages = Pages(kernel, heads, write=preparation.appends)
         self.seq_starts = kernel.buffer("seq_starts", (["add", heads.sequences, 1],), "int32")
         self._page_indptr = kernel.buffer("page_indptr", (["add", heads.sequences, 1],), "int32")
         self._page_ids = kernel.buffer("page_ids", ("L",), "int32")

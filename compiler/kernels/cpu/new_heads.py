@@ -1,8 +1,7 @@
 """Prepares the heads of new tokens for attention: norms and rotates q and k as the step requires, and stores k and v in
 their pages.
 
-`NewHeads` is the first phase of rope_attention; the templates rope_append and append_kv are separate kernels for the
-same operations.
+`NewHeads` is the first phase of attention; the template append_kv is a kernel of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Callable
 
 from ...ir.heads import Heads, Preparation
 from ..builder import Array, Kernel, Scalar, all_of, cast
-from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, wide
+from .builder import CpuKernelBuilder, Isa, floats, pieces, ramp, wide
 from .math import position_factor
 from .pages import Pages
 from .rotation import Rotation
@@ -23,7 +22,8 @@ class NewHeads:
     step has them, and "slots" only if it appends and ``stores`` keys and values in pages.
 
     qkv (S, H + 2 K, D) holds the heads of q, then those of k, then those of v; qk_norm (2, D) the weights of q, then
-    those of k, or with wide norms (H + K, D) those of each head. A step that appends nothing has only those of q.
+    those of k, or with wide norms (H + K, D) those of each head. A step that appends nothing has only q (S, H, D), and
+    q's weights.
     """
 
     def __init__(
@@ -32,12 +32,14 @@ class NewHeads:
         self._kernel, self._isa, self._heads, self._preparation = kernel, isa, heads, preparation
         appends = preparation.appends
         self._heads_of_row = heads.num_heads + (2 * heads.num_kv_heads if appends else 0)
-        self._qkv = kernel.buffer("qkv", (heads.rows, self._heads_of_row, heads.head_dim), heads.activation)
+        self._qkv = kernel.buffer(
+            "qkv" if appends else "q", (heads.rows, self._heads_of_row, heads.head_dim), heads.activation
+        )
         rotated = preparation.rotary_dim > 0
         self._rotation = Rotation(kernel, isa, preparation.positions, preparation.rotary_dim) if rotated else None
         assert appends or not (preparation.norm_wide or preparation.norm_after), preparation
         rows = heads.num_heads + heads.num_kv_heads if preparation.norm_wide else 2 if appends else 1
-        normed = preparation.norm_eps is not None
+        normed = preparation.eps is not None
         self._norm = kernel.buffer("qk_norm", (rows, heads.head_dim), "float32") if normed else None
         self.positions = kernel.buffer("positions", (heads.rows,), "int32")
         self._slots = kernel.buffer("slots", (heads.rows,), "int32") if appends and stores else None
@@ -72,7 +74,7 @@ class NewHeads:
 
     def _factor(self, row: Scalar, head: Scalar) -> Scalar:
         """1 / rms of a head."""
-        eps = self._preparation.norm_eps
+        eps = self._preparation.eps
         assert eps is not None
         return rms_factor(
             self._kernel, lambda start, lanes: self.load(row, head, start, lanes), self._heads.head_dim, eps
@@ -80,7 +82,7 @@ class NewHeads:
 
     def _wide_factor(self, row: Scalar, *, of_q: bool) -> Scalar:
         """1 / rms of all heads of q, or of k."""
-        heads, eps = self._heads, self._preparation.norm_eps
+        heads, eps = self._heads, self._preparation.eps
         assert eps is not None
         first, count = (0, heads.num_heads) if of_q else (heads.num_heads, heads.num_kv_heads)
         columns = self._heads_of_row * heads.head_dim
@@ -123,21 +125,6 @@ class NewHeads:
             self._rotation.apply(position, load, store)
         for start, lanes in pieces(head_dim - rotated, self._isa.lanes):
             store(rotated + start, lanes, load(rotated + start, lanes))
-
-
-def rope_append(name: str, *, isa: Isa, heads: Heads, preparation: Preparation) -> Kernel:
-    """`NewHeads` as a kernel with the result q (S, H, D). One task: one head of one row."""
-    kernel = CpuKernelBuilder(name)
-    new = NewHeads(kernel, isa, heads, preparation)
-    pages = Pages(kernel, heads, write=True)
-    q = kernel.buffer("q", ("S", heads.num_heads, heads.head_dim), heads.activation, write=True)
-
-    def store(row: Scalar, head: Scalar, query: Array) -> None:
-        for start, lanes in pieces(heads.head_dim, isa.lanes):
-            q[row, head, ramp(start, lanes)] = cast(query[ramp(start, lanes)], of(heads.activation, lanes))
-
-    new.process(pages, store)
-    return kernel.finish()
 
 
 def append_kv(name: str, *, isa: Isa, heads: Heads) -> Kernel:

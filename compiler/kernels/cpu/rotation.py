@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...ir.expr import Expr
+from ...ir.heads import Preparation
 from ..builder import Array, Kernel, KernelBuilder, Scalar, cast
 from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, wide
 from .math import fused, join, position_factor
@@ -45,25 +46,23 @@ def rope(
     *,
     isa: Isa,
     batch: Expr,
-    num_heads: int,
+    columns: int,
     head_dim: int,
-    positions: int,
-    rotary_dim: int,
+    preparation: Preparation,
     norm_width: int,
-    norm_eps: float | None,
-    scale: tuple[float, int] | None,
     x_dtype: str,
     y_dtype: str,
 ) -> Kernel:
     """x (batch, heads, D), positions (batch,), norm (E,) -> like x. One task: one head of one row, or all heads of a
-    group of E columns, which is normalized first. ``scale`` is the position_scale.
+    group of E columns, which is normalized first.
     """
-    kernel = CpuKernelBuilder(name)
+    num_heads, rotary_dim, eps = columns // head_dim, preparation.rotary_dim, preparation.eps
+    kernel, scale = CpuKernelBuilder(name), preparation.position_scale
     x: Array = kernel.buffer("x", (batch, num_heads, head_dim), x_dtype)
     row_positions = kernel.buffer("positions", (batch,), "int32")
-    rotation = Rotation(kernel, isa, positions, rotary_dim)
+    rotation = Rotation(kernel, isa, preparation.positions, rotary_dim)
     y = kernel.buffer("y", (batch, num_heads, head_dim), y_dtype, write=True)
-    norm = kernel.buffer("norm", (norm_width,), "float32") if norm_eps is not None else None
+    norm = kernel.buffer("norm", (norm_width,), "float32") if eps is not None else None
     heads = norm_width // head_dim or 1
     with kernel.tasks("task", batch, num_heads // heads) as task:
         row, group = kernel.split(task, num_heads // heads, ("row", "group"))
@@ -71,13 +70,13 @@ def rope(
         position = kernel.let("position", row_positions[row])
         of_position = None if scale is None else kernel.let("of_position", position_factor(scale, position))
         factor = None
-        if norm_eps is not None:
+        if eps is not None:
             flat = kernel.view(x, (batch, num_heads * head_dim), x_dtype)
 
-            def columns(start: Scalar, lanes: int) -> Scalar:
+            def of_group(start: Scalar, lanes: int) -> Scalar:
                 return cast(flat[row, ramp(first_head * head_dim + start, lanes)], floats(lanes))
 
-            factor = rms_factor(kernel, columns, norm_width, norm_eps)
+            factor = rms_factor(kernel, of_group, norm_width, eps)
         with kernel.loop("head", heads) as index:
             head = kernel.let("each_head", first_head + index)
 

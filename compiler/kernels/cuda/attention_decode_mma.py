@@ -1,4 +1,4 @@
-"""rope_attention on tensor cores for batches in which every sequence has one new token: norm, rotation, append and
+"""attention on tensor cores for batches in which every sequence has one new token: norm, rotation, append and
 attention in one kernel.
 
 One workgroup: the query heads of one kv head (a part of them if they are more than eight) of one sequence, and a range

@@ -186,7 +186,7 @@ def first_plane(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def attention(manifest: dict[str, Any]) -> dict[str, Any]:
-    return next(step for step in generate(manifest)["steps"] if step["op"] == "rope_attention")
+    return next(step for step in generate(manifest)["steps"] if step["op"] == "attention")
 
 
 def nested(value: Any) -> Any:
@@ -245,7 +245,7 @@ def test_a_kernel_for_norms_over_all_heads_is_refused_for_norms_of_each(manifest
     """It would read more weights than the norms have."""
     manifest = open_bundle(manifests["webgpu"]).manifest
     plan = manifest.plans["generate"]
-    step = next(step for step in plan.steps if step.op == "rope_attention")
+    step = next(step for step in plan.steps if step.op == "attention")
     kernel = manifest.kernels[manifest.variants[step.variants][0].kernels[0]]
     use = check_step("step", step, plan, manifest)
     check_facts("kernel", step, use, kernel)

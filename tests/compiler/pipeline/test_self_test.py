@@ -18,9 +18,9 @@ from nearfar.compiler.bundle.entries import SelfTestEntry
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.errors import CheckpointError, DeviceError
 from nearfar.compiler.ir.graph import Graph, Parameter
-from nearfar.compiler.ir.ops import OPS, attention
+from nearfar.compiler.ir.ops import OPS, Array, Attrs, attention
+from nearfar.compiler.passes.fuse_attention import fuse_attention
 from nearfar.compiler.passes.fuse_gate_up import fuse_gate_up
-from nearfar.compiler.passes.fuse_rope_append import fuse_rope_append
 from nearfar.compiler.passes.quantize_kv import quantize_kv
 from nearfar.compiler.pipeline import self_test
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
@@ -161,7 +161,7 @@ def forget_the_second_page(inputs: Inputs) -> Inputs:
         ("linear", forget_a_column),
         ("gated_linear", forget_a_column),
         ("linear", forget_an_output),
-        # All attention ops call this function.
+        # With prepared queries.
         (None, forget_the_own_key),
         (None, scale_scores_wrongly),
         (None, forget_the_second_page),
@@ -172,13 +172,17 @@ def test_faults_of_kernels_exceed_the_widest_tolerance(
 ) -> None:
     assert deviation(bundle) < F32
     if op is None:
-        attend = attention.attention
-        monkeypatch.setattr(attention, "attention", lambda inputs, attrs: attend(fault(dict(inputs)), attrs))
+        right = attention.attended
+
+        def faulty(inputs: Inputs, attrs: Attrs, _: object) -> Array:
+            wrong = fault(dict(inputs))
+            return right(wrong, attrs, attention.read_sequences(wrong, attrs))
+
+        monkeypatch.setattr(attention, "attended", faulty)
     else:
-        right = OPS[op]
-        monkeypatch.setitem(
-            OPS, op, dataclasses.replace(right, compute=lambda inputs, attrs: right.run(fault(dict(inputs)), attrs))
-        )
+        declared = OPS[op]
+        compute = lambda inputs, attrs: declared.run(fault(dict(inputs)), attrs)  # noqa: E731
+        monkeypatch.setitem(OPS, op, dataclasses.replace(declared, compute=compute))
     assert deviation(bundle) > 2 * max(self_test_of(bundle).tolerances.values())
 
 
@@ -246,15 +250,13 @@ def swap_gate_and_up(graph: Graph) -> Graph:
 
 def norm_with_another_eps(graph: Graph) -> Graph:
     """A faulty pass, which loses an attribute."""
-    fused = fuse_rope_append(graph)
-    nodes = [
-        dataclasses.replace(node, attrs={"eps": 0.5}) if node.op == "rope_append" else node for node in fused.nodes
-    ]
+    fused = fuse_attention(graph)
+    nodes = [dataclasses.replace(node, attrs={"eps": 0.5}) if node.op == "attention" else node for node in fused.nodes]
     return dataclasses.replace(graph, values={}, nodes=[]).with_nodes(nodes, fused.parameters.values())
 
 
 @pytest.mark.parametrize(
-    ("right", "faulty"), [(fuse_gate_up, swap_gate_and_up), (fuse_rope_append, norm_with_another_eps)]
+    ("right", "faulty"), [(fuse_gate_up, swap_gate_and_up), (fuse_attention, norm_with_another_eps)]
 )
 def test_the_self_test_detects_the_fault_of_a_pass(
     right: Pass, faulty: Pass, tiny_checkpoints: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""The cases of attention, rope_append and append_kv: all pairs of layer options, on batches around the ends of pages,
+"""The cases of attention and append_kv: all pairs of layer options, on batches around the ends of pages,
 blocks and windows.
 """
 
@@ -61,7 +61,7 @@ class Layer:
         """The sizes, and the values that differ from the defaults."""
         sizes = f"{self.num_heads}_{self.num_kv_heads}_{self.head_dim}_{self.page_size}_{self.activation}_{self.kv}"
         facts = {"rotary": self.rotary_dim, "window": self.window, "softcap": self.softcap, "scale": self.scale}
-        flags = {"norm": self.norm, "wide": self.norm_wide, "after": self.norm_after}
+        flags = {"qk_norm": self.norm, "wide": self.norm_wide, "after": self.norm_after}
         flags |= {"scaled": self.position_scale is not None, "bidirectional": not self.causal, "sinks": self.sinks}
         found = [f"{key}{value:g}" for key, value in facts.items() if value] + [
             key for key, value in flags.items() if value
@@ -118,7 +118,7 @@ def attention_cases() -> Iterator[StepCase]:
         made = tuple(page_batch(layer, sequences) for sequences in batches)
         inputs = {**new_heads(layer), **READING}
         yield case(
-            "rope_attention",
+            "attention",
             layer,
             inputs,
             {**preparation(layer), "kv": layer.kv, **layer.scores},
@@ -135,12 +135,11 @@ def attention_cases() -> Iterator[StepCase]:
         }
         inputs |= {"sinks": ("vector", layer.num_heads)} if layer.sinks else {}
         inputs |= {role: shape for role, shape in new_heads(layer).items() if role == "table"}
-        inputs |= {"norm": ("vector", layer.head_dim)} if layer.norm else {}
+        inputs |= {"qk_norm": ("vector", layer.head_dim)} if layer.norm else {}
         eps = {"eps": EPS} if layer.norm else {}
         yield case("attention", layer, inputs, {**eps, "kv": layer.kv, **layer.scores}, made, levels)
     for layer in APPEND:
         made = tuple(page_batch(layer, sequences) for sequences in SMALL)
-        yield case("rope_append", layer, new_heads(layer), {**preparation(layer), "kv": layer.kv}, made)
         width = layer.num_kv_heads * layer.head_dim
         inputs = {
             "k": ("activation", "S", width),

@@ -349,9 +349,7 @@ def text_cases() -> Iterator[StepCase]:
         name, batches = f"ragged_attention_linear_{head_dim}", given(texts, inputs)
         # It has the attention of `ragged_attention_64`, and the projection of the case with 32.
         exhaustive = head_dim == 64
-        yield StepCase(
-            name, "ragged_attention_linear", inputs, own, batches, rounding, quantization, exhaustive=exhaustive
-        )
+        yield StepCase(name, "ragged_attention", inputs, own, batches, rounding, quantization, exhaustive=exhaustive)
         inputs = {**qkv, "table": ("rope", 280, head_dim // 4, 2), "qk_norm": ("vector", 2 * head_dim)}
         yield StepCase(
             f"rope_heads_{head_dim}", "rope_heads", inputs, {**heads, "eps": EPS}, given(texts, inputs), activation

@@ -45,7 +45,7 @@ ARCH = by_name(None)
 # Without AMX, whose kernels compute other bits; see test_cpu_matrix.py.
 LEVELS = tuple(level for level in ARCH.levels if set(level.needs) <= features() and level != AMX)
 # The inputs that an op changes.
-STATES = {"append_kv": ("kv",), "rope_append": ("kv",), "rope_attention": ("kv",), "sample": ("sampled", "counts")}
+STATES = {"append_kv": ("kv",), "attention": ("kv",), "sample": ("sampled", "counts")}
 PARAMETERS = ("matrix", "vector", "rope")
 
 
@@ -285,7 +285,7 @@ def runs_on(row: Variant, dims: Mapping[str, int]) -> bool:
 def check(case: StepCase, run: Run, outputs: Mapping[str, Array], what: object) -> None:
     """Compare the kernels' outputs with the op's result."""
     integers = "int8" if case.activation == "int8" else "int16"
-    multiplies = case.op in ("linear", "gated_linear", "ragged_attention_linear")
+    multiplies = case.inputs.get("weight", ("",))[0] == "matrix"
     rounded = integers if multiplies and case.quantization.startswith("q") else "float32"
     for role, expected in run.expected.items():
         found = outputs[role]

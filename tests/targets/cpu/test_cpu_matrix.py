@@ -73,7 +73,7 @@ def attention_of(activation: str) -> StepCase:
         "residual": ("float32", "S", 40),
     }
     attrs = {"head_dim": head_dim, "num_kv_heads": num_kv_heads, "causal": causal, "window": window, "scale": 0.2}
-    return StepCase(f"attention_{activation}", "ragged_attention_linear", inputs, attrs, [], activation, quantization)
+    return StepCase(f"attention_{activation}", "ragged_attention", inputs, attrs, [], activation, quantization)
 
 
 def texts(*lengths: int) -> Batch:

@@ -149,7 +149,7 @@ def attention_mma_case(facts: Facts, rows: int = 64) -> Case:
     runs = lambda: [attention_run(facts, batch) for batch in MANY_KEYS]  # noqa: E731
 
     def build() -> list[Kernel]:
-        append = rope_append("append", heads=heads, preparation=preparation, q_in_scratch=True)
+        append = rope_append("append", heads=heads, preparation=preparation)
         return [
             append,
             attention_mma(
@@ -167,7 +167,7 @@ def attention_mma_case(facts: Facts, rows: int = 64) -> Case:
 
 def mixed_case(facts: Facts) -> Case:
     """The variant that CUDA chooses for batches of all kinds of sequences."""
-    append = kernel(rope_append, heads=facts.heads, preparation=facts.preparation, q_in_scratch=True)
+    append = kernel(rope_append, heads=facts.heads, preparation=facts.preparation)
     rows = stored_rows(facts.heads, facts.scores, attention_numbers("sm_86"), (append,))
 
     def build() -> list[Kernel]:

@@ -72,7 +72,7 @@ def test_quantized_rows_are_read_with_offset_and_factor(mlx: Any) -> None:
 @pytest.mark.parametrize(
     ("node", "found"),
     [
-        (Node("rope_append", {}, {}), "rope_append"),
+        (Node("rope_heads", {}, {}), "rope_heads"),
         (Node("linear", {"residual": "x"}, {"y": "y"}, {"dtype": "float32"}), "linear with residual"),
         (Node("embed", {}, {"y": "y"}, {"first_row": 8}), "embed with first_row"),
     ],

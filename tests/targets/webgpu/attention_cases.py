@@ -1,13 +1,13 @@
-"""The cases of attention, and of rope_attention as its kernels run it."""
+"""The cases of attention as its kernels run it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from attention_runs import BATCHES_OF_ANY_KIND, EPS, MAX_POSITIONS, Facts, alone_run, attention_run, plain_facts
-from kernel_harness import Case, Run
+from kernel_harness import Case
 
 from nearfar.compiler.ir.heads import Heads, Preparation, Scores
 from nearfar.compiler.kernels.attention import attention
@@ -38,7 +38,7 @@ HEADS = (
 )
 
 
-# Each of these runs with every kernel of rope_attention. The windows are smaller than a tile and not a multiple of a
+# Each of these runs with every kernel of attention. The windows are smaller than a tile and not a multiple of a
 # page; one page; some pages; and several ranges. Contexts are longer than three windows of the first three sizes. One
 # scale saturates the soft-cap's tanh.
 SPECIAL = (
@@ -134,7 +134,7 @@ def in_turn(turn: int, *cases: Case, every: int = 2) -> Iterator[Case]:
 
 
 def usual_cases() -> Iterator[Case]:
-    """Heads of all shapes, rotated whole, in every kernel of rope_attention."""
+    """Heads of all shapes, rotated whole, in every kernel of attention."""
     small, uneven = DecodeOptions(1, 64, 64), DecodeOptions(1, 32, 64)
     for activation in ("float32", "float16"):
         for index, (num_heads, num_kv_heads, head_dim, norm) in enumerate(
@@ -189,7 +189,7 @@ def usual_cases() -> Iterator[Case]:
 def attention_case(
     kind: str, facts: Facts, decode: DecodeOptions | None = None, tile: TileOptions | None = None
 ) -> Case:
-    """rope_attention by the kernels of one of its variants. With ``decode`` and ``tile``, for mixed batches."""
+    """attention by the kernels of one of its variants. With ``decode`` and ``tile``, for mixed batches."""
     name = f"attention_{kind}_{facts.name}"
     if decode is not None:
         name += f"_{decode.heads}_{decode.threads}x{decode.tile}"
@@ -204,7 +204,7 @@ def attention_case(
             if decode.split is None:
                 return [first]
             return [first, merge_kernel(name, facts, decode.split, 1)]
-        append = rope_append(f"{name}_append", heads=heads, preparation=preparation, q_in_scratch=True)
+        append = rope_append(f"{name}_append", heads=heads, preparation=preparation)
         return [append, *stored_kernels(name, facts, tile, decode, q_in_scratch=True)]
 
     batches = DECODE_BATCHES if decodes else BATCHES_OF_ANY_KIND
@@ -226,13 +226,8 @@ def rotated_case(kind: str, facts: Facts, decode: DecodeOptions | None = None) -
     plain = attention_case(kind, facts, decode)
     batches = DECODE_BATCHES if decode is not None else BATCHES_OF_ANY_KIND
 
-    def run(sequences: Sequence[tuple[int, int]]) -> Run:
-        result = alone_run(facts, sequences)
-        # The kernels are those of a joint projection, whose names they keep.
-        names = {"q": "qkv", "norm": "qk_norm"}
-        return replace(result, arrays={names.get(role, role): array for role, array in result.arrays.items()})
-
-    return replace(plain, name=f"rotated_{plain.name}", runs=lambda: [run(sequences) for sequences in batches])
+    runs = lambda: [alone_run(facts, sequences) for sequences in batches]  # noqa: E731
+    return replace(plain, name=f"rotated_{plain.name}", runs=runs)
 
 
 def stored_kernels(

@@ -13,13 +13,12 @@ from zlib import crc32
 import numpy as np
 from kernel_harness import Run
 
-from nearfar.compiler.bundle.digest import digest
+from nearfar.compiler.bundle.digest import digest, plain
 from nearfar.compiler.ir.heads import Heads, Preparation, Scores
 from nearfar.compiler.ir.ops import OPS, Array
 from nearfar.compiler.ir.ops.kv_pages import append_kv as append_rows
 from nearfar.compiler.ir.rope import rope_table
 from nearfar.compiler.runtime.batch import Batch, Chunk, make_batch
-from nearfar.targets.variant import plain
 
 EPS = 1e-6
 MAX_POSITIONS = 160
@@ -38,7 +37,7 @@ BATCHES_OF_ANY_KIND = (
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of one rope_attention or attention."""
+    """The facts of one attention."""
 
     heads: Heads
     preparation: Preparation
@@ -75,7 +74,7 @@ def attention_run(facts: Facts, sequences: Sequence[tuple[int, int]]) -> Run:
     batch, kv = cached_pages(rng, heads, sequences, new_too=False)
     arrays = {**new_heads(rng, heads, preparation, batch), **row_arrays(batch), "slots": batch.slots}
     after = kv.copy()
-    y = OPS["rope_attention"].run(
+    y = OPS["attention"].run(
         {**arrays, "kv": after}, {**preparation_attrs(preparation), "kv": heads.kv, **score_attrs(facts.scores)}
     )
     assert y is not None
@@ -95,9 +94,9 @@ def alone_run(facts: Facts, sequences: Sequence[tuple[int, int]]) -> Run:
     preparation = facts.preparation
     if preparation.rotary_dim:
         arrays["table"] = rotations(preparation)
-    if preparation.norm_eps is not None:
-        arrays["norm"] = rng.normal(1, 0.2, heads.head_dim).astype(np.float32)
-    attrs = {"eps": preparation.norm_eps, "kv": heads.kv, **score_attrs(facts.scores)}
+    if preparation.eps is not None:
+        arrays["qk_norm"] = rng.normal(1, 0.2, heads.head_dim).astype(np.float32)
+    attrs = {"eps": preparation.eps, "kv": heads.kv, **score_attrs(facts.scores)}
     y = OPS["attention"].run({**arrays, "kv": kv}, attrs)
     assert y is not None
     return attention_result(facts, batch, sequences, arrays, kv, kv.copy(), y)
@@ -131,8 +130,7 @@ def attention_result(
 
 
 def preparation_attrs(preparation: Preparation) -> dict[str, object]:
-    names = {"norm_eps": "eps", "norm_after": "norm_after", "position_scale": "position_scale"}
-    return {attr: getattr(preparation, name) for name, attr in names.items()}
+    return {name: getattr(preparation, name) for name in ("eps", "norm_after", "position_scale")}
 
 
 def score_attrs(scores: Scores) -> dict[str, object]:
@@ -177,7 +175,7 @@ def new_heads(rng: np.random.Generator, heads: Heads, preparation: Preparation, 
     arrays: dict[str, Array] = {"qkv": qkv.reshape(len(qkv), -1).astype(heads.activation)}
     if preparation.rotary_dim:
         arrays["table"] = rotations(preparation)
-    if preparation.norm_eps is not None:
+    if preparation.eps is not None:
         count = heads.num_heads + heads.num_kv_heads if preparation.norm_wide else 2
         arrays["qk_norm"] = rng.normal(1, 0.3, count * heads.head_dim).astype(np.float32)
     return arrays

@@ -13,7 +13,7 @@ from elementwise_cases import elementwise_cases
 from kernel_harness import Case
 from lora_cases import lora_cases
 from projection_cases import projection_cases, stored_projection_cases
-from rope_append_cases import rope_append_cases
+from rope_cases import rope_cases
 from row_cases import row_cases
 from sampling_cases import sampling_cases
 
@@ -23,7 +23,7 @@ def all_cases() -> Iterator[Case]:
     yield from stored_projection_cases()
     yield from row_cases()
     yield from attention_cases()
-    yield from rope_append_cases()
+    yield from rope_cases()
     yield from elementwise_cases()
     yield from lora_cases()
     yield from sampling_cases()

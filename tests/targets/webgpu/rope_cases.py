@@ -1,4 +1,4 @@
-"""The cases of the plain kernels of rope, append_kv and rope_append."""
+"""The cases of the kernels of rope and append_kv."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from attention_runs import (
     EPS,
     MAX_POSITIONS,
     cached_pages,
-    new_heads,
-    preparation_attrs,
     random,
     rotations,
 )
@@ -22,10 +20,9 @@ from nearfar.compiler.ir.ops import OPS
 from nearfar.compiler.kernels.append_kv import append_kv
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.rope import rope
-from nearfar.compiler.kernels.rope_append import rope_append
 
 
-def rope_append_cases() -> Iterator[Case]:
+def rope_cases() -> Iterator[Case]:
     for head_dim, rotary_dim, x_dtype, y_dtype in (
         (24, 24, "float32", "float32"),
         (80, 32, "float16", "float16"),
@@ -43,14 +40,6 @@ def rope_append_cases() -> Iterator[Case]:
         Heads(2, 2, 80, 16, "float16", "q4"),
     ):
         yield append_case(heads)
-    for heads, preparation in (
-        (Heads(4, 2, 22, 16, "float32"), Preparation(0, 0, None)),
-        (Heads(2, 1, 80, 16, "float16"), Preparation(MAX_POSITIONS, 20, EPS)),
-        (Heads(3, 3, 64, 16, "float32", "q8"), Preparation(0, 0, EPS)),
-        (Heads(6, 3, 22, 16, "float32"), Preparation(MAX_POSITIONS, 22, EPS, norm_wide=True, norm_after=True)),
-        (Heads(2, 1, 24, 16, "float32", "q4"), Preparation(MAX_POSITIONS, 20, None)),
-    ):
-        yield rope_append_case(heads, preparation)
 
 
 def rope_case(head_dim: int, rotary_dim: int, x_dtype: str, y_dtype: str, norm_width: int = 0) -> Case:
@@ -66,7 +55,7 @@ def rope_case(head_dim: int, rotary_dim: int, x_dtype: str, y_dtype: str, norm_w
         inputs = {"x": x, "positions": positions, "table": rotations(preparation)}
         if norm_width:
             inputs["norm"] = rng.normal(1, 0.3, norm_width).astype(np.float32)
-        attrs = {"head_dim": head_dim, "dtype": "float32", "eps": preparation.norm_eps, "position_scale": scale}
+        attrs = {"head_dim": head_dim, "dtype": "float32", "eps": preparation.eps, "position_scale": scale}
         y = OPS["rope"].run(inputs, attrs)
         assert y is not None
         return Run({"S": rows}, {**inputs, "y": np.full(x.shape, np.nan, y_dtype)}, {"y": y.astype(y_dtype)})
@@ -106,25 +95,3 @@ def append_case(heads: Heads) -> Case:
         lambda: [run(batch) for batch in BATCHES_OF_ANY_KIND[2:4]],
         on_dawn=on_dawn,
     )
-
-
-def rope_append_case(heads: Heads, preparation: Preparation) -> Case:
-    name = f"rope_append_{heads.num_heads}_{heads.num_kv_heads}_{heads.head_dim}_{heads.activation}_{heads.kv}"
-    name += f"_{preparation.rotary_dim}"
-
-    def run(sequences: Sequence[tuple[int, int]]) -> Run:
-        rng = random(f"{name}_{sequences}")
-        batch, kv = cached_pages(rng, heads, sequences, new_too=False)
-        arrays = {**new_heads(rng, heads, preparation, batch), "positions": batch.positions, "slots": batch.slots}
-        after = kv.copy()
-        q = OPS["rope_append"].run({**arrays, "kv": after}, {**preparation_attrs(preparation), "kv": heads.kv})
-        assert q is not None
-        before = {"kv": kv, "q": np.full(q.shape, np.nan, heads.activation)}
-        expected = {"kv": after, "q": q.astype(heads.activation)}
-        return Run(batch.dims(len(kv)), {**arrays, **before}, expected, heads.kv)
-
-    def build() -> Kernel:
-        return rope_append(name, heads=heads, preparation=preparation, q_in_scratch=False)
-
-    runs = lambda: [run(batch) for batch in BATCHES_OF_ANY_KIND[1:3]]  # noqa: E731
-    return Case(name, build, runs, on_dawn=heads.activation == "float32")
