@@ -17,7 +17,6 @@ Measured on an H200, in a graph of the projections of Llama-3.1-8B's 32 layers, 
 
 from __future__ import annotations
 
-import math
 from contextlib import AbstractContextManager
 
 from ...ir.heads import Heads, Preparation, Scores
@@ -42,21 +41,16 @@ from ..new_heads import NewHeads
 from ..scores import LOWEST, first_page_key
 from .decode_tile import MAX_HEADS, WARP, WARP_KEYS, DecodeTile, FilledRanges, supports
 from .functions import (
-    any_in_warp,
     arrive,
     commit_copies,
-    fast_exp2,
-    load_transposed,
-    multiply_tiles,
     pair,
-    quad_max,
     quad_sum,
     wait_for_older_copies,
     wait_for_previous_kernel,
 )
 from .kv_stages import KvStages
 from .merged_parts import MergedParts, vectors_of_heads
-from .mma_scores import capped_score
+from .mma_phases import MmaPhases
 
 # The partial results that a thread reads before it uses the first.
 PARTS_AT_ONCE = 8
@@ -94,15 +88,14 @@ def attention_decode_mma(
     return kernel.finish()
 
 
-class DecodeMma:
-    """The registers of a thread, which has parts of one head's row of the tensor cores' tiles, and the phases of its
-    work.
-    """
+class DecodeMma(MmaPhases):
+    """The registers of a thread, which has parts of one head's row, and the phases of its work."""
 
     def __init__(
         self, kernel: KernelBuilder, heads: Heads, preparation: Preparation, scores: Scores, tile: DecodeTile
     ) -> None:
-        self.kernel, self.heads, self.facts, self.tile = kernel, heads, scores, tile
+        super().__init__(scores, heads.head_dim, 1, WARP_KEYS, tile.stages)
+        self.kernel, self.heads, self.tile = kernel, heads, tile
         self.parts = heads.num_heads // tile.heads
         self.ranges = FilledRanges(heads, scores.window, tile.keys, workgroups=tile.workgroups, row_parts=self.parts)
         self.new = NewHeads(kernel, heads, preparation)
@@ -131,11 +124,7 @@ class DecodeMma:
         self.warp_results = kernel.shared("warp_results", (tile.warps, tile.heads, words), "float32x2")
         self.warp_softmax = kernel.shared("warp_softmax", (tile.warps, tile.heads), "float32x2")
         self.last = kernel.shared("last", (1,), "int32")
-        self.scale = scores.scale if scores.softcap is None else 1.0
-        # Weights are powers of two, whose exponent takes the scores' scale with it, unless a soft-cap needs the scores
-        # themselves.
-        self.exponent_scale = number(math.log2(math.e) * self.scale, "float32")
-        self.blocks = heads.head_dim // 32
+        self.first_of_warp = self.warp * WARP_KEYS
 
     def page_of(self, first_page: Scalar, key: Scalar) -> Scalar:
         """The page of a key of the sequence whose pages start at ``first_page`` of the list."""
@@ -236,63 +225,18 @@ class DecodeMma:
                 with kernel.when(exists):
                     self.stages.set_octet(index % self.tile.stages, plane, row, octet, self._new_octet(plane, octet))
 
-    def multiply_keys(self, index: Scalar) -> None:
-        """The dot products of queries and keys."""
-        stage = index % self.tile.stages
-        for i in range(WARP_KEYS // 8 * 4):
-            self.scores[i] = 0
-        for block in range(self.blocks):
-            for j in range(WARP_KEYS // 8):
-                row = self.warp * WARP_KEYS + j * 8 + self.member
-                self.loaded[0] = self.stages.key_octet(stage, row, block * 4 + self.quarter)
-                for word in range(4):
-                    self.b[word] = lane_of(self.loaded[0], word)
-                for step in range(2):
-                    query = address_of(self.queries, (block * 2 + step) * 4)
-                    sums = address_of(self.scores, j * 4)
-                    multiply_tiles(self.heads.activation, sums, query, address_of(self.b, step * 2))
-
     def update_softmax(self, index: Scalar) -> None:
         """Turn scores into weights, and scale what has been added up to the largest score."""
-        kernel = self.kernel
-        start = kernel.let("start", self._first_key(index) + self.warp * WARP_KEYS + self.quarter * 2)
-        own = [(j, right) for j in range(WARP_KEYS // 8) for right in range(2)]
+        start = self.kernel.let("start", self._first_key(index) + self.first_of_warp + self.quarter * 2)
         self.best[0] = self.largest[0]
-        for j, right in own:
+        for j, _, right in self.score_indices():
             at, key = j * 4 + right, start + (j * 8 + right)
             if self.facts.softcap is not None:
-                self.scores[at] = capped_score(self.facts, self.scores[at])
+                self.scores[at] = self.capped(self.scores[at])
             seen = all_of(key < self.end, True if self.first_visible is None else key >= self.first_visible)
             self.scores[at] = select(seen, self.scores[at], number(LOWEST, "float32"))
             self.best[0] = maximum(self.best[0], self.scores[at])
-        self.best[0] = quad_max(self.best[0])
-        # While a warp has seen no key, its largest score is LOWEST, and all of its weights are 0.
-        seen = self.best[0] > number(LOWEST / 2, "float32")
-        self.scaled[0] = select(seen, self.best[0] * self.exponent_scale, number(0, "float32"))
-        self.correction[0] = self._weight(self.largest[0])
-        self.largest[0] = self.best[0]
-        self.total[0] = self.total[0] * self.correction[0]
-        for j, right in own:
-            at = j * 4 + right
-            self.scores[at] = self._weight(self.scores[at])
-            self.total[0] = self.total[0] + self.scores[at]
-        for j in range(WARP_KEYS // 8):
-            # Two tiles of eight keys in the tensor cores' output layout are one tile of sixteen in their input layout.
-            self.weights[j * 2] = pair(self.heads.activation, self.scores[j * 4], self.scores[j * 4 + 1])
-        self.changed[0] = any_in_warp(self.correction[0] != number(1, "float32"))
-        with kernel.when(self.changed[0] != 0):
-            for n in range(self.heads.head_dim // 8):
-                for right in range(2):
-                    self.result[n * 4 + right] = self.result[n * 4 + right] * self.correction[0]
-
-    def add_values(self, index: Scalar) -> None:
-        stage = index % self.tile.stages
-        for octets in range(self.heads.head_dim // 16):
-            row = self.warp * WARP_KEYS + self.lane % 16
-            load_transposed(address_of(self.b, 0), self.stages.value_address(stage, row, octets * 2 + self.lane // 16))
-            for n in range(2):
-                result = address_of(self.result, (octets * 2 + n) * 4)
-                multiply_tiles(self.heads.activation, result, address_of(self.weights, 0), address_of(self.b, n * 2))
+        self.weigh()
 
     def leave_results(self) -> None:
         """Write the warp's results to shared memory."""
@@ -398,7 +342,3 @@ class DecodeMma:
 
     def _new_octet(self, plane: Scalar, octet: Scalar) -> Scalar:
         return vector(*(self.rows[self.tile.heads + plane, octet * 4 + word] for word in range(4)))
-
-    def _weight(self, score: Scalar) -> Scalar:
-        """As `scores.weight`, for scores that are yet to be scaled: one multiply-add and a power."""
-        return fast_exp2(score * self.exponent_scale - self.scaled[0])

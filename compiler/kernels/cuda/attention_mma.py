@@ -14,13 +14,11 @@ sequence.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from ...ir.heads import Heads, Scores
 from ..batch_rows import BatchRows, Tiling
 from ..builder import (
-    Array,
     Kernel,
     KernelBuilder,
     Scalar,
@@ -39,18 +37,13 @@ from ..new_heads import query_rows
 from ..scores import LOWEST, first_key, last_key
 from .functions import (
     SHORT,
-    any_in_warp,
     commit_copies,
-    fast_exp2,
-    load_transposed,
-    multiply_tiles,
     pair,
-    quad_max,
     quad_sum,
     wait_for_older_copies,
 )
 from .kv_stages import KvStages
-from .mma_scores import capped_score
+from .mma_phases import MmaPhases
 
 # The maximum number of elements of a head whose queries fit into registers beside the results.
 MAX_REGISTER_HEAD = 128
@@ -125,13 +118,14 @@ def attention_mma(name: str, *, heads: Heads, scores: Scores, tile: MmaTile, few
     return kernel.finish()
 
 
-class MmaAttention:
+class MmaAttention(MmaPhases):
     """The registers of a thread, which has parts of two rows of the tile, eight apart, and the phases of its work."""
 
     def __init__(
         self, kernel: KernelBuilder, heads: Heads, scores: Scores, tile: MmaTile, few: int, *, q_in_scratch: bool
     ) -> None:
-        self.kernel, self.heads, self.facts, self.tile = kernel, heads, scores, tile
+        super().__init__(scores, heads.head_dim, 2, tile.keys, tile.stages)
+        self.kernel, self.heads, self.tile = kernel, heads, tile
         self.q = query_rows(kernel, heads, scratch=q_in_scratch)
         self.batch = BatchRows(kernel, heads, scores)
         self.stages = KvStages(kernel, heads, self.batch, tile.keys, tile.stages)
@@ -158,11 +152,6 @@ class MmaAttention:
             kernel.let("batch_row", self.own.first_row + minimum(token, maximum(self.own.count, 1) - 1))
             for token in self.row_tokens
         ]
-        # Weights are powers of two, whose exponent takes the scores' scale with it, unless a soft-cap needs the scores
-        # themselves.
-        self.scale = scores.scale if scores.softcap is None else 1.0
-        self.exponent_scale = number(math.log2(math.e) * self.scale, "float32")
-        self.blocks = heads.head_dim // 32
         self.queries_in_registers = heads.head_dim <= MAX_REGISTER_HEAD
         if not self.queries_in_registers:
             self.shared_queries = kernel.shared("queries", (self.blocks * 2, tile.threads), "uint32x4")
@@ -221,21 +210,6 @@ class MmaAttention:
         self.loaded = kernel.local("loaded", 1, "uint32x4")
         self.result = kernel.local("result", head_dim // 8 * 4, "float32", fill=0)
 
-    def multiply_keys(self, index: Scalar) -> None:
-        """The dot products of queries and keys."""
-        keys, stage = self.tile.keys, index % self.tile.stages
-        for i in range(keys // 8 * 4):
-            self.scores[i] = 0
-        # Products that follow each other add to different sums, so that none waits for the one before.
-        for block in range(self.blocks):
-            fragments = self._queries_of(block)
-            for j in range(keys // 8):
-                octet = self.stages.key_octet(stage, j * 8 + self.member, block * 4 + self.quarter)
-                self._split(octet, self.b, 0)
-                for step, query in enumerate(fragments):
-                    sums = address_of(self.scores, j * 4)
-                    multiply_tiles(self.heads.activation, sums, query, address_of(self.b, step * 2))
-
     def mask_scores(self, index: Scalar) -> None:
         """Cap the scores, if there is a soft-cap, and replace those of keys which a row does not see; most tiles have
         none.
@@ -243,12 +217,12 @@ class MmaAttention:
         kernel, start = self.kernel, self.kernel.let("tile_start", self._first_key(index))
         if self.facts.softcap is not None:
             for i in range(self.tile.keys // 8 * 4):
-                self.scores[i] = capped_score(self.facts, self.scores[i])
+                self.scores[i] = self.capped(self.scores[i])
         hidden = start + (self.tile.keys - 1) > self.seen_to
         if self.facts.window is not None:
             hidden = any_of(hidden, start < self.seen_from)
         with kernel.when(hidden):
-            for j, below, right in self._score_indices():
+            for j, below, right in self.score_indices():
                 key = start + (j * 8 + right) + self.quarter * 2
                 seen = all_of(
                     key <= self.last_keys[below], True if self.facts.window is None else key >= self.first_keys[below]
@@ -260,46 +234,9 @@ class MmaAttention:
         """Turn scores into weights, and scale what has been added up to the largest score."""
         for below in range(2):
             self.best[below] = self.largest[below]
-        for j, below, right in self._score_indices():
+        for j, below, right in self.score_indices():
             self.best[below] = maximum(self.best[below], self.scores[j * 4 + below * 2 + right])
-        for below in range(2):
-            self.best[below] = quad_max(self.best[below])
-            # While a row has seen no key, its largest score is LOWEST, and all of its weights are 0.
-            seen = self.best[below] > number(LOWEST / 2, "float32")
-            self.scaled[below] = select(seen, self.best[below] * self.exponent_scale, number(0, "float32"))
-            self.correction[below] = self._weight(self.largest[below], below)
-            self.largest[below] = self.best[below]
-            self.total[below] = self.total[below] * self.correction[below]
-        for j, below, right in self._score_indices():
-            at = j * 4 + below * 2 + right
-            self.scores[at] = self._weight(self.scores[at], below)
-            self.total[below] = self.total[below] + self.scores[at]
-        # Two tiles of eight keys in the output layout of tensor cores are one tile of sixteen keys in their input
-        # layout.
-        for j in range(self.tile.keys // 8):
-            for below in range(2):
-                at = j * 4 + below * 2
-                two = pair(self.heads.activation, self.scores[at], self.scores[at + 1])
-                self.weights[j // 2 * 4 + j % 2 * 2 + below] = two
-        # After the first tiles, the largest score of a row rarely changes.
-        self.changed[0] = any_in_warp(any_of(*(self.correction[below] != number(1, "float32") for below in range(2))))
-        with self.kernel.when(self.changed[0] != 0):
-            for n in range(self.heads.head_dim // 8):
-                for i in range(4):
-                    self.result[n * 4 + i] = self.result[n * 4 + i] * self.correction[i // 2]
-
-    def add_values(self, index: Scalar) -> None:
-        stage = index % self.tile.stages
-        for k in range(self.tile.keys // 16):
-            for pair_of_tiles in range(self.heads.head_dim // 16):
-                row = k * 16 + self.lane % 16
-                address = self.stages.value_address(stage, row, pair_of_tiles * 2 + self.lane // 16)
-                load_transposed(address_of(self.b, 0), address)
-                for n in range(2):
-                    result = address_of(self.result, (pair_of_tiles * 2 + n) * 4)
-                    multiply_tiles(
-                        self.heads.activation, result, address_of(self.weights, k * 4), address_of(self.b, n * 2)
-                    )
+        self.weigh()
 
     def store(self) -> None:
         for below, token in enumerate(self.row_tokens):
@@ -315,24 +252,9 @@ class MmaAttention:
     def _first_key(self, index: Scalar | int) -> Scalar:
         return self.own.first_key + index * self.tile.keys
 
-    def _score_indices(self) -> list[tuple[int, int, int]]:
-        """The thread's scores: those of two adjacent keys of each eight, for two rows."""
-        return [(j, below, right) for j in range(self.tile.keys // 8) for below in range(2) for right in range(2)]
-
-    def _queries_of(self, block: int) -> list[Scalar]:
-        """The addresses of the thread's queries for two steps of 16 elements."""
+    def queries_of(self, block: int) -> list[Scalar]:
         if self.queries_in_registers:
-            return [address_of(self.queries, (block * 2 + step) * 4) for step in range(2)]
+            return super().queries_of(block)
         for step in range(2):
-            self._split(self.shared_queries[block * 2 + step, self.thread], self.queries, step * 4)
+            self.split(self.shared_queries[block * 2 + step, self.thread], self.queries, step * 4)
         return [address_of(self.queries, step * 4) for step in range(2)]
-
-    def _split(self, octet: Scalar, words: Array, first: int) -> None:
-        """Store 16 bytes as four words."""
-        self.loaded[0] = octet
-        for word in range(4):
-            words[first + word] = lane_of(self.loaded[0], word)
-
-    def _weight(self, score: Scalar, below: int) -> Scalar:
-        """As `scores.weight`, for scores that are yet to be scaled: one multiply-add and a power."""
-        return fast_exp2(score * self.exponent_scale - self.scaled[below])
