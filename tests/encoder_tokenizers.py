@@ -161,8 +161,8 @@ def expectations(name: str, model: Any) -> dict[str, Any]:
     tokens in the text; for each pair the token ids and types.
     """
     from nearfar.compiler.errors import RequestError
-    from nearfar.compiler.formats.checkpoint import TokenizerFiles
     from nearfar.compiler.text.tokenizer import Tokenizer
+    from nearfar.compiler.text.tokenizer_files import TokenizerFiles
 
     tokenizer = Tokenizer(TokenizerFiles(Path("tokenizer.json"), json.dumps(model).encode(), unk_token=UNKNOWN[name]))
 

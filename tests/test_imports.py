@@ -14,6 +14,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = {"compiler": ("targets", "server_fallback"), "targets": ("server_fallback",)}
+# What a running model needs of the compiler, and what of the rest it knows nevertheless.
+RUNNING = {"errors", "names", "nearest", "options", "ir", "quant", "bundle", "shared", "text", "runtime"}
+NEEDED_OF_THE_REST = {
+    "compiler/runtime/inputs.py": "nearfar.compiler.arch.decoder",
+    "compiler/text/stable_tokens.py": "nearfar.compiler.formats.byte_level",
+}
 HEAVY = {"tvm", "torch", "wgpu", "transformers", "huggingface_hub", "playwright", "cuda"}
 # A file that wraps a heavy library. Nothing imports it before it is needed.
 MAY_IMPORT_AT_THE_TOP = {"compiler/kernels/tir.py": {"tvm"}}
@@ -72,6 +78,18 @@ def test_a_layer_imports_no_layer_above_it() -> None:
         above = tuple(f"nearfar.{layer}" for layer in LAYERS.get(file.split("/")[0], ()))
         upward += [(file, name) for name in imports(file, top_only=False) if above and name.startswith(above)]
     assert upward == []
+
+
+def test_what_a_running_model_needs_imports_nothing_else_of_the_compiler() -> None:
+    rest = {path.stem for path in (ROOT / "compiler").iterdir()} - RUNNING
+    found = {
+        file: ".".join(name.split(".")[:4])
+        for file in SOURCES
+        if file.startswith("compiler/") and Path(file.split("/")[1]).stem in RUNNING
+        for name in imports(file, top_only=False)
+        if name.startswith("nearfar.compiler.") and name.split(".")[2] in rest
+    }
+    assert found == NEEDED_OF_THE_REST
 
 
 def test_heavy_libraries_are_imported_where_they_are_used() -> None:

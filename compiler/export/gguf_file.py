@@ -20,7 +20,6 @@ import numpy.typing as npt
 from ..bundle.folder import Bundle
 from ..bundle.new_folder import new_file
 from ..errors import QuantizationError, UnsupportedModel
-from ..formats.checkpoint import TokenizerFiles
 from ..formats.gguf.architectures import (
     ARCHITECTURES,
     LONG_FACTORS,
@@ -37,6 +36,7 @@ from ..formats.gguf.write_tokenizer import NO_TOKENIZER, tokenizer_metadata
 from ..formats.gguf.writer import NewTensor, Value, write_header, write_tensors
 from ..ir.spec import ModelSpec
 from ..text.tokenizer import Tokenizer
+from ..text.tokenizer_files import TokenizerFiles
 from .bundle_tensors import BundleTensor, Rows, bundle_tensors
 from .gguf_types import Exact, Inexact, Read, exact_type
 from .same_model import differences

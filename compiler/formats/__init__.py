@@ -8,9 +8,9 @@ from pathlib import Path
 
 from ..errors import CheckpointError
 from ..nearest import did_you_mean_folder
-from .checkpoint import Checkpoint, Tensor, TokenizerFiles
+from .checkpoint import Checkpoint, Tensor
 
-__all__ = ["Checkpoint", "Tensor", "TokenizerFiles", "load"]
+__all__ = ["Checkpoint", "Tensor", "load"]
 
 
 def load(model: str, ignore_keys: Collection[str] = ()) -> Checkpoint:

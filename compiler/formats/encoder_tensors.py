@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import CheckpointError
-from .checkpoint import Tensor, TokenizerFiles
+from ..text.tokenizer_files import TokenizerFiles
+from .checkpoint import Tensor
 from .pytorch_file import has_pytorch_files, read_pytorch
 from .safetensors_file import read_safetensors
 

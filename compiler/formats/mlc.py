@@ -20,7 +20,8 @@ import numpy.typing as npt
 from ..arch import by_model_type
 from ..errors import CheckpointError
 from ..ir.spec import ModelSpec
-from .checkpoint import Checkpoint, Tensor, TokenizerFiles
+from ..text.tokenizer_files import TokenizerFiles
+from .checkpoint import Checkpoint, Tensor
 from .config import ConfigReader, require_skippable
 from .json_file import read_json_object
 from .mlc_params import MlcFormat, format_of, read_matrix, read_records, rows_of

@@ -14,8 +14,8 @@ from dataclasses import replace
 from ..errors import CheckpointError, RequestError
 from ..text.chat_template import ChatTemplate
 from ..text.control_tokens import spells_marker
-from .checkpoint import Checkpoint, TokenizerFiles
-from .tokenizer_files import load_backend
+from ..text.tokenizer_files import TokenizerFiles, load_backend
+from .checkpoint import Checkpoint
 
 _ANSWER, _REASONING = "Zebra7", "Quokka3"
 _QUESTION = {"role": "user", "content": "Hi"}

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from ..text.tokenizer_files import TokenizerFiles, load_backend
 from . import sentencepiece_model
 from .added_tokens import add_declared_tokens, declared_tokens, read_tokenizer_config
 from .chat_template_files import read_chat_template
-from .checkpoint import TokenizerFiles
 from .json_file import json_kind, read_json_object
 from .vocabulary_files import MERGES, VOCABULARY, WORD_PIECES, rules_of
 
@@ -73,19 +73,6 @@ def with_added_tokens(content: Mapping[str, Any], backend: Any) -> str:
     """
     added = json.loads(backend.to_str())["added_tokens"]
     return json.dumps({**content, "added_tokens": added}, ensure_ascii=False)
-
-
-def load_backend(content: bytes, where: Path) -> Any:
-    """The tokenizer of a tokenizer.json, from the tokenizers library. Raises CheckpointError."""
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_buffer(content)
-    # tokenizers raises bare Exception. A panic of its Rust code is a BaseException whose class cannot be imported.
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise _bad(where, f"cannot be loaded as a tokenizer: {error}; download it again") from error
 
 
 def _require_in_vocabulary(path: Path, backend: Any, vocab_size: int) -> None:

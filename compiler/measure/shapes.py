@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..bundle.manifest import Manifest
-from ..formats.checkpoint import Checkpoint, TokenizerFiles
+from ..formats.checkpoint import Checkpoint
 from ..formats.huggingface import read_spec
 from ..ir.plan import union
 from ..ir.spec import ModelSpec
@@ -16,6 +16,7 @@ from ..pipeline.graphs import graphs_of
 from ..pipeline.options import CompileOptions, Progress
 from ..pipeline.store import SizeStore
 from ..pipeline.weights import tensor_shapes
+from ..text.tokenizer_files import TokenizerFiles
 from .report import Report, make_report
 
 

@@ -10,10 +10,10 @@ from functools import lru_cache
 from typing import Any
 
 from ..errors import CheckpointError, RequestError
-from ..formats.checkpoint import TokenizerFiles
 from ..shared.script import SharedScript
 from .chat_template import ChatTemplate
 from .control_tokens import SENTINEL
+from .tokenizer_files import TokenizerFiles
 
 _USER: dict[str, Any] = {"role": "user", "content": "Hi <b>you</b>, 你好 😀"}
 _CALL = {

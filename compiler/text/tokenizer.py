@@ -14,12 +14,11 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import RequestError
-from ..formats.checkpoint import TokenizerFiles
-from ..formats.tokenizer_files import load_backend
 from .beginnings import Beginnings
 from .chat_template import ChatTemplate, Message
 from .control_tokens import SENTINEL, ControlTokens, private_spelling, sentinel_refused, spells_marker
 from .token_bound import BYTE_TOKEN, bytes_per_token
+from .tokenizer_files import TokenizerFiles, load_backend
 from .tool_formats import tool_format
 from .word_borders import least_pieces
 

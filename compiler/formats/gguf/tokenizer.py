@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ...text.tokenizer_files import TokenizerFiles
 from ..byte_level import WORDS, byte_level
-from ..checkpoint import TokenizerFiles
 from ..tokenizer_json import (
     CONTROL,
     NORMAL,

@@ -15,9 +15,8 @@ import numpy as np
 
 from ...errors import UnsupportedModel
 from ...nearest import did_you_mean
+from ...text.tokenizer_files import TokenizerFiles, load_backend
 from ..byte_level import WORDS
-from ..checkpoint import TokenizerFiles
-from ..tokenizer_files import load_backend
 from ..tokenizer_json import (
     BYTE,
     CONTROL,

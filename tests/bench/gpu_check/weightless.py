@@ -11,12 +11,12 @@ from pathlib import Path
 from checkpoints import Shapes, write_tokenizer
 
 from nearfar.compiler.bundle.entries import FileEntry
-from nearfar.compiler.formats.checkpoint import TokenizerFiles
 from nearfar.compiler.formats.huggingface import read_spec
 from nearfar.compiler.measure.shapes import shape_checkpoint
 from nearfar.compiler.pipeline.compile import CompileOptions, build, prepare_checkpoint
 from nearfar.compiler.pipeline.store import FolderStore, SizeStore, StoredWeights, WeightsJob
 from nearfar.compiler.pipeline.store import Progress as PackProgress
+from nearfar.compiler.text.tokenizer_files import TokenizerFiles
 
 
 @dataclass(frozen=True, slots=True)

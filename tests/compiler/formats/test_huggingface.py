@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from nearfar.compiler.errors import CheckpointError, UnsupportedModel
-from nearfar.compiler.formats import TokenizerFiles, load
+from nearfar.compiler.formats import load
 from nearfar.compiler.formats.huggingface import open_checkpoint
+from nearfar.compiler.text.tokenizer_files import TokenizerFiles
 
 WORDS = ["<s>", "</s>", "<unk>", "hello", "world", "the", "sky", "is", "blue"]
 

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nearfar.compiler.errors import RequestError
-from nearfar.compiler.formats.checkpoint import TokenizerFiles
 from nearfar.compiler.text.control_tokens import SENTINEL, ControlTokens
 from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.text.tokenizer_files import TokenizerFiles
 
 CONTROLS = ["<s>", "</s>", "<|start|>", "<|end|>", "<|user|>", "<|end|>x"]
 # These tokens are added but not special, because templates search messages for them.

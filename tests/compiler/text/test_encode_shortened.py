@@ -10,8 +10,8 @@ from tokenizers import AddedToken, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from nearfar.compiler.errors import RequestError
-from nearfar.compiler.formats.checkpoint import TokenizerFiles
 from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.text.tokenizer_files import TokenizerFiles
 
 WORDS = ["[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "d", "e", "[", "]", "SEP", "CLS"]
 LONG = "a b c d e a b c"

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nearfar.compiler.errors import CheckpointError, RequestError
-from nearfar.compiler.formats.checkpoint import TokenizerFiles
 from nearfar.compiler.text.text_stream import TextStream
 from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.text.tokenizer_files import TokenizerFiles
 
 SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 TEXTS = [

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearfar.compiler.errors import RequestError
-from nearfar.compiler.formats.checkpoint import TokenizerFiles
 from nearfar.compiler.text.beginnings import Beginnings
 from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.text.tokenizer_files import TokenizerFiles
 from nearfar.compiler.text.word_borders import WINDOW, border_before, border_pattern
 
 MODELS: dict[str, Any] = json.loads(VECTORS.read_text())["tokenizers"]

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from nearfar.compiler.errors import NearfarError
-from nearfar.compiler.formats.checkpoint import TokenizerFiles
 from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.text.tokenizer_files import TokenizerFiles
 from nearfar.compiler.text.tool_formats import tool_format
 from nearfar.server_fallback.engine.batch_stats import BatchRecord
 from nearfar.server_fallback.engine.encode_job import EncodeRequest
