@@ -39,7 +39,7 @@ Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
 
 
 class PrivateRules(Entry):
-    """The rules that make a request private. ``patterns`` are searched in all its texts; see `pattern`."""
+    """The rules that make a request private. ``patterns`` are searched in all its texts; see `privacy`."""
 
     labels: Labels = ("private",)
     patterns: Annotated[tuple[str, ...], Field(max_length=100)] = ()

@@ -7,7 +7,10 @@ signals.
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Annotated, Literal, NamedTuple
 
@@ -19,6 +22,8 @@ from .situation import NearSignals
 
 Count = Annotated[int, Field(ge=0, le=1_000_000_000)]
 Weight = Annotated[float, Field(ge=-1e9, le=1e9)]
+# Texts of a call of the shared script.
+BATCH = 128
 # Browsers load policies.
 MAX_TERMS = 65_536
 Name = Annotated[str, Field(min_length=1, max_length=100)]
@@ -97,8 +102,16 @@ class Predictor(Entry):
         """``texts`` are last user messages, each with near's signals and its vector. A signal or vector that is None
         counts as the mean. Raises RequestError for a vector that the model cannot have made.
         """
-        answer = SharedScript.of_thread().ask("rights", self.model_dump(mode="json"), texts)
-        return [Rights(**each) for each in answer]
+        predictor = self.model_dump_json()
+
+        def batch(start: int) -> list[dict[str, float]]:
+            read = json.dumps(texts[start : start + BATCH])
+            rights: list[dict[str, float]] = SharedScript.of_thread().ask_text("rights", predictor, read)
+            return rights
+
+        # The shared script computes without the interpreter's lock, and bounds the time of a call.
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return [Rights(**each) for rights in pool.map(batch, range(0, len(texts), BATCH)) for each in rights]
 
 
 @cache

@@ -1,5 +1,8 @@
 """Privacy: whether a request may leave the device. In doubt it is private.
 
+Patterns are those that `web/src/shared/decision/pattern.ts` defines and reads. They are compiled for the library regex,
+which searches without the interpreter's lock and within a time limit.
+
 A pattern is searched in every reading of every text (see `readings`). The parts of a message are searched joined by
 nothing, by a space and by a line feed, because servers join them differently. They are also searched with a boundary
 between them: each part may begin or end a word there, and a match may continue from one part to the next. So are the
@@ -10,13 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from time import monotonic
 from typing import Self
 
 import regex
 
-from .pattern import compile_pattern
+from nearfar.compiler.shared.script import SharedScript
+
 from .readings import BOUNDARY, readings
 from .situation import Situation
 
@@ -96,3 +101,12 @@ class PrivateCheck:
                 if pattern.search(reading, concurrent=True, timeout=remaining):
                     return True
         return False
+
+
+@lru_cache(maxsize=256)
+def compile_pattern(pattern: str, *, ignore_case: bool, boundaries: bool = False) -> regex.Pattern[str]:
+    """With ``boundaries``, a match may continue over a `readings.BOUNDARY`, and every assertion (^, $, \\b and \\B)
+    holds there. ``pattern`` is one of a policy that was read.
+    """
+    source = SharedScript.of_thread().ask("patternSource", pattern, ignore_case, boundaries)
+    return regex.compile(source, regex.ASCII)

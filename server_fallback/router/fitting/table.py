@@ -6,8 +6,10 @@ have.
 
 from __future__ import annotations
 
+import os
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,9 +55,16 @@ def read_table(pairs: Sequence[Pair], *, signals: bool = False, embedding: bool 
     """
     names = feature_names()
     features = (*names["text"], *(names["signals"] if signals else ()))
-    texts = [text_inputs(pair.prompt) for pair in pairs]
-    known = [{**values, **(pair.near.signals or {})} for (values, _), pair in zip(texts, pairs, strict=True)]
-    terms, counts = count_terms([terms for _, terms in texts])
+    known, columns, indices, ends = list[list[float | None]](), dict[str, int](), array("i"), [0]
+    # The shared script reads a text without the interpreter's lock.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for pair, (values, terms) in zip(pairs, pool.map(text_inputs, (pair.prompt for pair in pairs)), strict=True):
+            of_pair = {**values, **(pair.near.signals or {})}
+            known.append([of_pair.get(name) for name in features])
+            indices.extend([columns.setdefault(term, len(columns)) for term in terms])
+            ends.append(len(indices))
+    counts = csr_array((np.ones(len(indices), np.int32), indices, ends), shape=(len(pairs), len(columns)))
+    counts.sum_duplicates()
     numbers = dict[str | int, int]()
     groups = [
         numbers.setdefault(index if pair.group is None else pair.group, len(numbers))
@@ -63,28 +72,12 @@ def read_table(pairs: Sequence[Pair], *, signals: bool = False, embedding: bool 
     ]
     return Table(
         features,
-        values_of(known, features),
-        terms,
+        np.array(known, np.float64),
+        tuple(columns),
         counts,
         np.array(groups, np.int64),
         vectors_of(pairs) if embedding else None,
     )
-
-
-def count_terms(texts: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], Any]:
-    """All terms (V,) of texts (n,), and how often each text has each (n, V)."""
-    columns, indices, ends = dict[str, int](), array("i"), [0]
-    for terms in texts:
-        indices.extend([columns.setdefault(term, len(columns)) for term in terms])
-        ends.append(len(indices))
-    counts = csr_array((np.ones(len(indices), np.int32), indices, ends), shape=(len(texts), len(columns)))
-    counts.sum_duplicates()
-    return tuple(columns), counts
-
-
-def values_of(known: Sequence[Mapping[str, float | None]], features: Sequence[str]) -> Array:
-    """(n, F) from what is known of each pair; an unknown signal is NaN."""
-    return np.array([[values.get(name) for name in features] for values in known], np.float64)
 
 
 def vectors_of(pairs: Sequence[Pair]) -> Array:

@@ -1,19 +1,22 @@
 """The texts of a request that a decision reads: its messages with their labels, and every other text that would leave
-the device with it.
+the device with it. `web/src/shared/decision/private_texts.ts` defines and finds those that a person or a program wrote.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
+
+from nearfar.compiler.shared.script import SharedScript
 
 from ...schema.chat import AnswerToolCall, ChatCompletionRequest
 from ...schema.common import GenerationRequest
 from ...schema.functions import ToolCall
-from ..decision.private_texts import request_texts
 from ..decision.situation import Message
 
 
@@ -29,6 +32,33 @@ def texts_of(request: BaseModel) -> tuple[tuple[Message, ...], tuple[str, ...]]:
         Message(each.role, each.text, tuple(getattr(each, "labels", None) or ()), tuple(own))
         for each, own in zip(messages, parts, strict=True)
     ), tuple(texts)
+
+
+class RequestTexts(NamedTuple):
+    """``parts``: the texts of each message in the order of the prompt; none if its content is all of them. ``texts``:
+    all others, which meet no text of a prompt.
+    """
+
+    parts: list[list[str]]
+    texts: list[str]
+
+
+def request_texts(request: Mapping[str, Any], contents: Sequence[str]) -> RequestTexts:
+    """The texts of a request whose messages have these ``contents``."""
+    try:
+        written = json.dumps(request, allow_nan=False)
+    except ValueError:
+        written = json.dumps(_finite(request), allow_nan=False)
+    return RequestTexts(**SharedScript.of_thread().ask_text("privateTexts", written, json.dumps(contents)))
+
+
+def _finite(value: Any) -> Any:
+    """A value with the text of each number that is not finite, which JSON does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def conversation_of(request: GenerationRequest, messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearfar.server_fallback.router.decision import privacy, readings
-from nearfar.server_fallback.router.decision.pattern import compile_pattern
-from nearfar.server_fallback.router.decision.privacy import PrivateCheck
+from nearfar.server_fallback.router.decision.privacy import PrivateCheck, compile_pattern
 
 VECTORS: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "conformance/router_private.json").read_text(encoding="utf-8")

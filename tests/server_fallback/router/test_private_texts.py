@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from nearfar.server_fallback.router.decision.privacy import PrivateCheck
-from nearfar.server_fallback.router.decision.private_texts import request_texts
 from nearfar.server_fallback.router.hybrid import read_request
 from nearfar.server_fallback.router.hybrid_executor import situation_of
-from nearfar.server_fallback.router.sides.texts import texts_of
+from nearfar.server_fallback.router.sides.texts import request_texts, texts_of
 from nearfar.server_fallback.schema.routed import RoutedChatRequest, RoutedCompletionRequest, RoutedEmbeddingRequest
 
 VECTORS: dict[str, Any] = json.loads(

@@ -47,7 +47,7 @@ export interface Predictor {
   readonly fitted: Fitted | null;
 }
 
-/** The rules that make a request private. ``patterns`` are searched in all its texts; see `pattern`. */
+/** The rules that make a request private. ``patterns`` are searched in all its texts; see `privacy`. */
 export interface PrivateRules {
   readonly labels: readonly string[];
   readonly patterns: readonly string[];
