@@ -15,9 +15,8 @@ from nearfar.compiler.ir.sampling import Settings
 from nearfar.compiler.runtime.batch import Chunk, Output, make_batch
 from nearfar.compiler.runtime.page_groups import longest_sequence
 
-from .cache_kind import PageTable
+from .cache_kind import Pages, PageTable
 from .model import TokenModel
-from .pages import Pages
 from .sequence import Sequence
 from .speculation import Guess
 from .step_runner import StepRunner

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .cache_kind import CacheKind, Copies, PageTable, Prefix
+from .cache_kind import CacheKind, Copies, Pages, PageTable, Prefix
 from .config import SchedulerConfig
-from .pages import Pages
 from .prefix_cache import PrefixCache
 from .sequence import RUNNING, Sequence
 

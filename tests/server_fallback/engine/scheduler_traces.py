@@ -12,8 +12,8 @@ from typing import Any
 from hash_model import STOP, next_token
 
 from nearfar.compiler.runtime.page_groups import PageGroup, pages_of_sequence
+from nearfar.server_fallback.engine.cache_kind import Pages
 from nearfar.server_fallback.engine.config import SchedulerConfig
-from nearfar.server_fallback.engine.pages import Pages
 from nearfar.server_fallback.engine.scheduler import Scheduler
 from nearfar.server_fallback.engine.sequence import Sequence, SequenceParams
 from nearfar.server_fallback.engine.step import Row, Step

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from nearfar.compiler.runtime.page_groups import PageGroup
-from nearfar.server_fallback.engine.cache_kind import Node, PageTable, Prefix
-from nearfar.server_fallback.engine.pages import Pages
+from nearfar.server_fallback.engine.cache_kind import Node, Pages, PageTable, Prefix
 from nearfar.server_fallback.engine.prefix_cache import PrefixCache
 
 SIZE, PAGE = 12, 2

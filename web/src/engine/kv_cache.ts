@@ -2,8 +2,7 @@
 
 import type { PageCopies } from "../runtime/page_groups.js";
 import type { CacheKind, Prefix } from "./cache_kind.js";
-import { PageTable } from "./cache_kind.js";
-import { Pages } from "./pages.js";
+import { PageTable, Pages } from "./cache_kind.js";
 import { PrefixCache } from "./prefix_cache.js";
 import type { SchedulerConfig } from "./scheduler.js";
 import type { Sequence } from "./sequence.js";

@@ -4,7 +4,7 @@ import fc from "fast-check";
 import { readFileSync, writeFileSync } from "node:fs";
 import { expect, test } from "vitest";
 
-import { Pages } from "../../src/engine/pages.js";
+import { Pages } from "../../src/engine/cache_kind.js";
 import { Scheduler } from "../../src/engine/scheduler.js";
 import { PLAIN, Sequence } from "../../src/engine/sequence.js";
 import type { Row, Step } from "../../src/engine/step.js";
