@@ -18,7 +18,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from ..engine.batch_stats import Histogram
+from ..engine.stats import BatchStats, EngineStats, Histogram, metrics
 from ..executors.executor import ExecutorState, Models
 from .exchange import Exchange
 from .latencies import Latencies, ManyHistogram
@@ -97,29 +97,8 @@ REQUEST_BUCKETS = (
 GAUGES = (
     ("vllm:num_requests_running", "Requests that the device is processing.", "running"),
     ("vllm:num_requests_waiting", "Requests that wait.", "waiting"),
-    ("vllm:kv_cache_usage_perc", "Share of the pages of keys and values that are in use, 0 to 1.", "kv_usage"),
-    ("nearfar:kv_cache_waste_perc", "Share of the slots in these pages that hold no token, 0 to 1.", "kv_waste"),
     ("nearfar:memory_bytes", "Memory that the model holds on its device.", "memory_bytes"),
     ("nearfar:model_ready", "1 if the model can answer, else 0.", "ready"),
-    ("nearfar:engine_heartbeat_age_seconds", "Time since the engine's process last responded.", "silent_seconds"),
-)
-COUNTERS = (
-    ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_queries"),
-    ("vllm:prefix_cache_hits", "Prompt tokens found there.", "prefix_hits"),
-    ("vllm:num_preemptions", "Requests that were preempted and computed again.", "preemptions"),
-    ("vllm:spec_decode_num_draft_tokens", "Tokens in drafts.", "draft_tokens"),
-    ("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", "accepted_tokens"),
-    ("nearfar:engine_steps", "Steps of the device.", "steps"),
-    ("nearfar:engine_restarts", "Starts of the engine's process after it failed or hung.", "restarts"),
-    ("nearfar:engine_overhead_seconds", "Time spent in the engine itself, over all steps.", "overhead_seconds"),
-)
-
-# The histograms of batches: name, help text, field of `BatchStats`.
-HISTOGRAMS = (
-    ("nearfar:batch_texts", "Texts in a batch to embed or score.", "texts"),
-    ("nearfar:batch_tokens", "Tokens in such a batch.", "tokens"),
-    ("nearfar:batch_queue_time_seconds", "Time until a text's first batch begins.", "queue_seconds"),
-    ("nearfar:batch_compute_time_seconds", "Time in which a batch is computed.", "compute_seconds"),
 )
 
 
@@ -207,16 +186,17 @@ class _States(Collector):
                 if (value := getattr(state, field)) is not None:
                     gauge.add_metric([model], float(value))
             yield gauge
-        for name, text, field in COUNTERS:
-            counter = CounterMetricFamily(name, text, labels=[MODEL])
+        for (kind, name, text), field in metrics(EngineStats):
+            family = (GaugeMetricFamily if kind == "gauge" else CounterMetricFamily)(name, text, labels=[MODEL])
             for model, state in states.items():
-                counter.add_metric([model], float(getattr(state, field)))
-            yield counter
-        for name, text, field in HISTOGRAMS:
+                if (value := getattr(state.engine, field)) is not None:
+                    family.add_metric([model], float(value))
+            yield family
+        for (_, name, text), field in metrics(BatchStats):
             histogram = HistogramMetricFamily(name, text, labels=[MODEL])
             for model, state in states.items():
-                if state.batches is not None:
-                    counts: Histogram = getattr(state.batches, field)
+                if state.engine.batches is not None:
+                    counts: Histogram = getattr(state.engine.batches, field)
                     histogram.add_metric([model], _buckets(counts), counts.total)
             yield histogram
 

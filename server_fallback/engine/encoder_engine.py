@@ -16,14 +16,13 @@ from dataclasses import replace
 from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, RequestError, Unavailable
 from nearfar.compiler.runtime.batch import FloatArray
 
-from .batch_stats import BatchRecord
 from .check_request import check_ids, check_token_types
 from .config import EngineConfig
 from .encode_job import EncodeJob, EncodeRequest, Text
 from .encoder_model import EncoderModel
 from .engine_thread import EngineThread
 from .inbox import Inbox
-from .stats import EngineStats
+from .stats import BatchRecord, EngineStats
 from .step_runner import EncoderRunner
 from .text_batches import open_batches
 from .text_queue import TextQueue
@@ -146,17 +145,8 @@ class EncoderLoop:
         return EngineStats(
             running=running,
             waiting=max(0, unfinished - running),
-            kv_usage=0.0,
-            kv_waste=0.0,
-            prefix_queries=0,
-            prefix_hits=0,
-            preemptions=0,
             computed_tokens=round(batches.tokens.total),
-            generated_tokens=0,
             steps=batches.tokens.count,
-            overhead_seconds=0.0,
-            drafted_tokens=0,
-            accepted_tokens=0,
             recoveries=self._record.recoveries,
             failure=self._failure,
             batches=batches,

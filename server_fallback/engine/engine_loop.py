@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import asdict
+from dataclasses import replace
 from typing import TypeVar
 
 from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, Unavailable
@@ -33,7 +33,7 @@ from .scheduler import Scheduler
 from .sequence import FINISHED, Sequence
 from .slot_sampling import SlotSampling
 from .speculation import Drafter, Guess
-from .stats import Counts, EngineStats
+from .stats import EngineStats
 from .step import Event, Step
 from .step_batch import step_batch
 from .step_runner import StepRunner
@@ -78,7 +78,7 @@ class EngineLoop:
         # Time of this turn that is not the engine's overhead: in the runner and the drafter, and for waking event
         # loops.
         self._other_seconds = 0.0
-        self._counts = Counts()
+        self._counts = EngineStats()
         # The error that ended the loop before it was closed.
         self._failure: NearfarError | None = None
 
@@ -124,9 +124,8 @@ class EngineLoop:
         """Callable from any thread."""
         scheduler, kv = self.scheduler, self.scheduler.kv
         used = [kind.size - kind.free - len(kind.idle) for kind in kv.kinds]
-        counts = asdict(self._counts)
-        counts["overhead_seconds"] += self._outbox.delivery_seconds
-        return EngineStats(
+        return replace(
+            self._counts,
             running=len(scheduler.running),
             waiting=len(scheduler.waiting) + self._inbox.num_arrivals + self._masks.num_first,
             kv_usage=max(count / kind.size for count, kind in zip(used, kv.kinds, strict=True)),
@@ -134,8 +133,8 @@ class EngineLoop:
             preemptions=scheduler.preemptions,
             drafted_tokens=scheduler.drafted,
             accepted_tokens=scheduler.accepted,
+            overhead_seconds=self._counts.overhead_seconds + self._outbox.delivery_seconds,
             failure=self._failure,
-            **counts,
         )
 
     # --- requests ---

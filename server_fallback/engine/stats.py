@@ -1,28 +1,65 @@
-"""Counters and gauges of an engine, for metrics."""
+"""Counters, gauges and histograms of an engine. Those with a `Metric` are in /metrics; a new one is declared here, and
+counted where it happens.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple, get_type_hints
 
 from nearfar.compiler.errors import NearfarError
 
-from .batch_stats import BatchStats
-
-
-@dataclass(slots=True)
-class Counts:
-    """Counters of the engine's thread; see `EngineStats`."""
-
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    computed_tokens: int = 0
-    generated_tokens: int = 0
-    steps: int = 0
-    overhead_seconds: float = 0.0
-    recoveries: int = 0
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 @dataclass(frozen=True, slots=True)
+class Histogram:
+    """``counts`` are those of values up to each of ``bounds`` and above the one before it; the last is of those above
+    all. ``total`` is the sum of all values.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float = 0.0
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+
+class Metric(NamedTuple):
+    """The name and help text of a field in /metrics."""
+
+    kind: Literal["gauge", "counter", "histogram"]
+    name: str
+    text: str
+
+
+def metrics(stats: type[EngineStats] | type[BatchStats]) -> list[tuple[Metric, str]]:
+    """The metrics of a class, and the field of each."""
+    hints = get_type_hints(stats, include_extras=True)
+    return [(metric, name) for name, hint in hints.items() for metric in getattr(hint, "__metadata__", ())]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStats:
+    """What the batches of an encoder engine were like."""
+
+    texts: Annotated[Histogram, Metric("histogram", "nearfar:batch_texts", "Texts in a batch to embed or score.")]
+    tokens: Annotated[Histogram, Metric("histogram", "nearfar:batch_tokens", "Tokens in such a batch.")]
+    queue_seconds: Annotated[
+        Histogram, Metric("histogram", "nearfar:batch_queue_time_seconds", "Time until a text's first batch begins.")
+    ]
+    compute_seconds: Annotated[
+        Histogram, Metric("histogram", "nearfar:batch_compute_time_seconds", "Time in which a batch is computed.")
+    ]
+
+
+@dataclass(slots=True)
 class EngineStats:
     """A snapshot. ``running`` and ``waiting`` are requests; ``kv_usage`` is the share of pages that running ones use, 0
     to 1, and ``kv_waste`` the share of the positions in these pages that hold no token.
@@ -31,7 +68,8 @@ class EngineStats:
     cache. ``computed_tokens`` are positions that the device computed, ``generated_tokens`` those of answers.
     ``drafted_tokens`` are guesses that were checked, ``accepted_tokens`` those that were right. ``recoveries``: device
     failures that the engine survived; ``failure``: the one that ended it, after which every request fails.
-    ``restarts`` are those of the engine's process, and ``silent_seconds`` is the time since its last heartbeat.
+    ``restarts`` are those of the engine's process, and ``silent_seconds`` is the time since its last heartbeat, None if
+    there is no engine of ours.
 
     ``overhead_seconds`` is the time of the engine's own code in all steps: wall time of its thread, including waits for
     the masks of constrained answers, without drafting, the runner's calls and waits for the device; and for delivery,
@@ -39,23 +77,42 @@ class EngineStats:
     with their tokens is not included. ``batches`` are those of an encoder engine, which has no pages.
     """
 
-    running: int
-    waiting: int
-    kv_usage: float
-    kv_waste: float
-    prefix_queries: int
-    prefix_hits: int
-    preemptions: int
-    computed_tokens: int
-    generated_tokens: int
-    steps: int
-    overhead_seconds: float
-    drafted_tokens: int
-    accepted_tokens: int
-    recoveries: int
+    running: int = 0
+    waiting: int = 0
+    kv_usage: Annotated[
+        float,
+        Metric("gauge", "vllm:kv_cache_usage_perc", "Share of the pages of keys and values that are in use, 0 to 1."),
+    ] = 0
+    kv_waste: Annotated[
+        float,
+        Metric("gauge", "nearfar:kv_cache_waste_perc", "Share of the slots in these pages that hold no token, 0 to 1."),
+    ] = 0
+    prefix_queries: Annotated[
+        int, Metric("counter", "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+    ] = 0
+    prefix_hits: Annotated[int, Metric("counter", "vllm:prefix_cache_hits", "Prompt tokens found there.")] = 0
+    preemptions: Annotated[
+        int, Metric("counter", "vllm:num_preemptions", "Requests that were preempted and computed again.")
+    ] = 0
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+    steps: Annotated[int, Metric("counter", "nearfar:engine_steps", "Steps of the device.")] = 0
+    overhead_seconds: Annotated[
+        float, Metric("counter", "nearfar:engine_overhead_seconds", "Time spent in the engine itself, over all steps.")
+    ] = 0
+    drafted_tokens: Annotated[int, Metric("counter", "vllm:spec_decode_num_draft_tokens", "Tokens in drafts.")] = 0
+    accepted_tokens: Annotated[
+        int, Metric("counter", "vllm:spec_decode_num_accepted_tokens", "Draft tokens that were accepted.")
+    ] = 0
+    recoveries: int = 0
     failure: NearfarError | None = None
-    restarts: int = 0
-    silent_seconds: float = 0.0
+    restarts: Annotated[
+        int, Metric("counter", "nearfar:engine_restarts", "Starts of the engine's process after it failed or hung.")
+    ] = 0
+    silent_seconds: Annotated[
+        float | None,
+        Metric("gauge", "nearfar:engine_heartbeat_age_seconds", "Time since the engine's process last responded."),
+    ] = 0
     batches: BatchStats | None = None
 
     @property
@@ -67,3 +124,40 @@ class EngineStats:
     def acceptance_rate(self) -> float:
         """The share of guesses that were right; 0 if none was checked."""
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0
+
+
+class _Counts:
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds, self._counts, self._total = bounds, [0] * (len(bounds) + 1), 0.0
+
+    def add(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._total += value
+
+    def snapshot(self) -> Histogram:
+        return Histogram(self._bounds, tuple(self._counts), self._total)
+
+
+class BatchRecord:
+    """Filled by the engine's thread; `snapshot` is callable from any. ``recoveries``: failures of the device that the
+    engine survived.
+    """
+
+    def __init__(self) -> None:
+        self._texts, self._tokens = _Counts(SIZES), _Counts(TOKENS)
+        self._queue, self._compute = _Counts(SECONDS), _Counts(SECONDS)
+        self.recoveries = 0
+
+    def admitted(self, seconds: Iterable[float]) -> None:
+        for each in seconds:
+            self._queue.add(each)
+
+    def computed(self, texts: int, tokens: int, seconds: float) -> None:
+        self._texts.add(texts)
+        self._tokens.add(tokens)
+        self._compute.add(seconds)
+
+    def snapshot(self) -> BatchStats:
+        return BatchStats(
+            self._texts.snapshot(), self._tokens.snapshot(), self._queue.snapshot(), self._compute.snapshot()
+        )

@@ -35,7 +35,7 @@ from .messages import (
     UnloadAdapter,
 )
 
-NOTHING = EngineStats(0, 0, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0)
+NOTHING = EngineStats()
 
 
 def is_supported() -> bool:

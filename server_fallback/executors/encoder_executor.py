@@ -270,19 +270,7 @@ class EncoderExecutor:
         return Abilities(self.model.tokenizer_sha256, self.model.vocab_size, tools=False, embeds=True)
 
     def state(self) -> ExecutorState:
-        stats = self._engine.stats()
-        failure = stats.failure.message if stats.failure is not None else None
-        return ExecutorState(
-            ready=not self._closed and failure is None,
-            detail="closed" if self._closed else failure or self._device or "serving",
-            running=stats.running,
-            waiting=stats.waiting,
-            memory_bytes=self._memory_bytes,
-            steps=stats.steps,
-            restarts=stats.restarts,
-            silent_seconds=stats.silent_seconds,
-            batches=stats.batches,
-        )
+        return ExecutorState.of(self._engine.stats(), self._device, self._memory_bytes, closed=self._closed)
 
     async def close(self) -> None:
         self._closed = True

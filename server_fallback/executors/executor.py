@@ -15,8 +15,8 @@ from typing import Any, Protocol, runtime_checkable
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.spec import Task
 
-from ..engine.batch_stats import BatchStats
 from ..engine.request import TokenSource
+from ..engine.stats import EngineStats
 from ..engine.verification import Verification, VerifyingSource
 from ..schema.chat import ChatCompletionRequest
 from ..schema.completions import AnswerRequest
@@ -60,31 +60,28 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class ExecutorState:
     """The current state of an executor. ``memory_bytes`` is the device memory that it uses, None if unknown.
-
-    ``kv_usage`` and ``kv_waste`` are from 0 to 1; ``kv_waste`` is the share of the used slots that hold no token. The
-    rest are counts since the start: tokens looked up in the prefix cache and found there, preempted requests, draft
-    tokens and accepted ones, steps of the device, and the seconds that the engine itself took in them. ``batches`` are
-    those of texts that are embedded or scored. ``restarts`` and ``silent_seconds``, the time since the last heartbeat,
-    are those of the engine's process; None if it has none.
+    ``engine``: the figures of our own engine.
     """
 
     ready: bool
     detail: str
     running: int = 0
     waiting: int = 0
-    kv_usage: float = 0.0
     memory_bytes: int | None = None
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    preemptions: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    kv_waste: float = 0.0
-    steps: int = 0
-    overhead_seconds: float = 0.0
-    batches: BatchStats | None = None
-    restarts: int = 0
-    silent_seconds: float | None = None
+    engine: EngineStats = field(default_factory=lambda: EngineStats(silent_seconds=None))
+
+    @staticmethod
+    def of(engine: EngineStats, device: str, memory_bytes: int | None, *, closed: bool) -> ExecutorState:
+        """The state of an executor with an engine of ours."""
+        failure = engine.failure.message if engine.failure is not None else None
+        return ExecutorState(
+            ready=not closed and failure is None,
+            detail="closed" if closed else failure or device or "serving",
+            running=engine.running,
+            waiting=engine.waiting,
+            memory_bytes=memory_bytes,
+            engine=engine,
+        )
 
 
 class Executor(Protocol):

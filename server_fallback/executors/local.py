@@ -183,26 +183,7 @@ class LocalExecutor:
         return Verification(self._engine, token_request)
 
     def state(self) -> ExecutorState:
-        stats = self._engine.stats()
-        failure = stats.failure.message if stats.failure is not None else None
-        return ExecutorState(
-            ready=not self._closed and failure is None,
-            detail="closed" if self._closed else failure or self._device or "serving",
-            running=stats.running,
-            waiting=stats.waiting,
-            kv_usage=stats.kv_usage,
-            kv_waste=stats.kv_waste,
-            memory_bytes=self._memory_bytes,
-            prefix_queries=stats.prefix_queries,
-            prefix_hits=stats.prefix_hits,
-            preemptions=stats.preemptions,
-            draft_tokens=stats.drafted_tokens,
-            accepted_tokens=stats.accepted_tokens,
-            steps=stats.steps,
-            restarts=stats.restarts,
-            silent_seconds=stats.silent_seconds,
-            overhead_seconds=stats.overhead_seconds,
-        )
+        return ExecutorState.of(self._engine.stats(), self._device, self._memory_bytes, closed=self._closed)
 
     async def close(self) -> None:
         self._closed = True

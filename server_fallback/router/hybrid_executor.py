@@ -120,10 +120,11 @@ class HybridExecutor:
         if sides.near is None:
             return ExecutorState(ready=sides.circuits["far"].admits, detail=", ".join(details), running=far_running)
         near = sides.near.executor.state()
-        running, batches = near.running + far_running, near.batches
-        if batches is None and sides.embedder is not None and sides.embedder.state is not None:
-            batches = sides.embedder.state().batches
-        return replace(near, detail=", ".join([f"near {near.detail}", *details]), running=running, batches=batches)
+        engine = near.engine
+        if engine.batches is None and sides.embedder is not None and sides.embedder.state is not None:
+            engine = replace(engine, batches=sides.embedder.state().engine.batches)
+        detail = ", ".join([f"near {near.detail}", *details])
+        return replace(near, detail=detail, running=near.running + far_running, engine=engine)
 
     async def close(self) -> None:
         await self.sides.close()

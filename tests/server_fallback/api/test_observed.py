@@ -25,6 +25,7 @@ from nearfar.server_fallback.api.keys import read_keys
 from nearfar.server_fallback.api.log import JsonFormatter
 from nearfar.server_fallback.api.model_changes import ModelChanges
 from nearfar.server_fallback.api.traces import Traces, open_traces
+from nearfar.server_fallback.engine.stats import EngineStats
 from nearfar.server_fallback.executors.executor import ExecutorState
 from nearfar.server_fallback.log_event import LOGGER
 from nearfar.server_fallback.schema.models import LoadRequest
@@ -59,7 +60,18 @@ def scraped(app: Any) -> dict[str, float]:
 def test_metrics_count_what_happened_under_vllm_s_names() -> None:
     async def work() -> dict[str, float]:
         models = FakeModels(FakeExecutor())
-        models.fake.current = ExecutorState(True, "", 3, 2, 0.5, 1000, 100, 60, 4, 40, 30, 0.125, 7, 1.5)
+        engine = EngineStats(
+            kv_usage=0.5,
+            kv_waste=0.125,
+            prefix_queries=100,
+            prefix_hits=60,
+            preemptions=4,
+            drafted_tokens=40,
+            accepted_tokens=30,
+            steps=7,
+            overhead_seconds=1.5,
+        )
+        models.fake.current = ExecutorState(True, "", 3, 2, 1000, engine)
         app = create_app(models, ApiConfig())
         for body in (HI, {**HI, "stream": True}, {**HI, "n": 2}):
             await ask_app(app, "POST", CHAT, body)

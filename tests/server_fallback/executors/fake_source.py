@@ -15,7 +15,6 @@ from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.text.tokenizer import Tokenizer
 from nearfar.compiler.text.tokenizer_files import TokenizerFiles
 from nearfar.compiler.text.tool_formats import tool_format
-from nearfar.server_fallback.engine.batch_stats import BatchRecord
 from nearfar.server_fallback.engine.encode_job import EncodeRequest
 from nearfar.server_fallback.engine.request import (
     Completion,
@@ -25,7 +24,7 @@ from nearfar.server_fallback.engine.request import (
     TokenLogprob,
     TokenRequest,
 )
-from nearfar.server_fallback.engine.stats import EngineStats
+from nearfar.server_fallback.engine.stats import BatchRecord, EngineStats
 from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.executors.text_model import TextModel
 
@@ -119,7 +118,7 @@ class FakeSource:
         return wanted if wanted in allowed else int(allowed[-1] if END in allowed else allowed[0])
 
     def stats(self) -> EngineStats:
-        return EngineStats(self.running, 0, 0.25, 0.125, 10, 4, 1, 0, 0, 0, 0.0, 6, 3, 0)
+        return EngineStats(self.running, 0, 0.25, 0.125, 10, 4, 1, drafted_tokens=6, accepted_tokens=3)
 
     async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None:  # noqa: ARG002
         self.closed = True
@@ -145,7 +144,7 @@ class FakeEncoder:
         return np.array(rows, np.float32)
 
     def stats(self) -> EngineStats:
-        return EngineStats(0, 0, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, batches=BatchRecord().snapshot())
+        return EngineStats(batches=BatchRecord().snapshot())
 
     async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None: ...
 

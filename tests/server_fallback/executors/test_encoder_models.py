@@ -78,7 +78,7 @@ def test_models_of_several_kinds_answer_while_others_load_and_unload(
             expected = [1 / (1 + np.exp(-logits_of(theirs, pair.ids, pair.token_types)[0])) for pair in pairs]
             for answer in await asyncio.gather(*scoring):
                 assert [each.score for each in answer.data] == pytest.approx(expected, rel=F32, abs=F32)
-            batches = registry.state("rank").batches
+            batches = registry.state("rank").engine.batches
             assert batches is not None
             assert batches.texts.total == 24
             assert batches.tokens.total / batches.tokens.count > 20

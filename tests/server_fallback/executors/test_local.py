@@ -304,13 +304,14 @@ def test_a_deadline_holds_while_a_grammar_is_compiled(tmp_path: Path, monkeypatc
 def test_the_state_is_the_engines_and_closing_closes_it(tmp_path: Path) -> None:
     local, source = executor(tmp_path, "x")
     state = local.state()
+    engine = state.engine
     assert (
         state.ready,
-        state.kv_usage,
-        state.kv_waste,
-        state.prefix_queries,
-        state.prefix_hits,
-        state.preemptions,
+        engine.kv_usage,
+        engine.kv_waste,
+        engine.prefix_queries,
+        engine.prefix_hits,
+        engine.preemptions,
     ) == (
         True,
         0.25,
@@ -319,7 +320,7 @@ def test_the_state_is_the_engines_and_closing_closes_it(tmp_path: Path) -> None:
         4,
         1,
     )
-    assert (state.draft_tokens, state.accepted_tokens, local.context) == (6, 3, 4096)
+    assert (engine.drafted_tokens, engine.accepted_tokens, local.context) == (6, 3, 4096)
     run(local.close())
     assert source.closed
     assert not local.state().ready

@@ -231,7 +231,7 @@ def test_an_answer_that_gives_up_its_pages_is_complete_within_max_tokens(tiny_bu
         form = {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
         messages = [{"role": "user", "content": "hello " * 12}]
         answer = await chat(local, messages=messages, n=4, seed=1, response_format=form, max_tokens=64)
-        assert local.state().preemptions > 0
+        assert local.state().engine.preemptions > 0
         assert all(len(json.loads(choice.message.content or "")) >= 30 for choice in answer.choices)
 
     on_engine(tiny_bundle, ask, pages=16)
