@@ -12,14 +12,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from time import time
 from typing import Protocol
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
 from nearfar.compiler.errors import OutputError
+from nearfar.compiler.shared.script import SharedScript
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class FileLedger:
         self._clock = clock
 
     def today(self) -> Spent:
-        return entry_of(self._read(), self._day())
+        return spent_on(self._day(), self._read())
 
     def add(self, *, usd: float = 0.0, requests: int = 0) -> Spent:
         from filelock import FileLock
@@ -57,7 +55,7 @@ class FileLedger:
             with FileLock(self._path.with_name(f"{self._path.name}.lock")):
                 # Read once: a spending that is read before midnight must not be written as the next day's.
                 day = self._day()
-                spent = entry_of(self._read(), day)
+                spent = spent_on(day, self._read())
                 spent = Spent(spent.usd + usd, spent.requests + requests)
                 self._write(day, spent)
         except OSError as error:
@@ -85,26 +83,6 @@ class FileLedger:
         os.replace(written, self._path)
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-    day: str
-    usd: float
-    requests: int
-
-
-def entry_of(text: str | None, day: str) -> Spent:
+def spent_on(day: str, text: str | None) -> Spent:
     """The spending of ``day`` in a ledger's text; nothing if the text is of another day."""
-    if text is None:
-        return Spent()
-    try:
-        entry = _adapter().validate_json(text)
-    except ValidationError:
-        return Spent()
-    return Spent(entry.usd, entry.requests) if entry.day == day else Spent()
-
-
-@cache
-def _adapter() -> TypeAdapter[_Entry]:
-    return TypeAdapter(_Entry)
+    return Spent(**SharedScript.of_thread().ask("spentOn", text, day))

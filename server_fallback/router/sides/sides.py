@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from time import monotonic
 
 from nearfar.compiler.errors import NearfarError, RequestError, Unavailable
@@ -231,10 +231,8 @@ class Sides:
             return True
 
     async def pay(self, prompt_tokens: int, completion_tokens: int) -> None:
-        price = self.policy.price
-        usd = (
-            prompt_tokens * price.prompt_usd_per_million + completion_tokens * price.completion_usd_per_million
-        ) / 1e6
+        tokens = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+        usd = SharedScript.of_thread().ask("usdOf", self.policy.price.model_dump(), tokens)
         if self._ledger is not None and usd > 0:
             await asyncio.to_thread(self._ledger.add, usd=usd)
 
@@ -300,9 +298,8 @@ class Sides:
         return circuit.state if circuit.admits else "open"
 
     def _is_spent(self, spent: Spent) -> bool:
-        budget = self.policy.budget
-        requests, usd = budget.far_requests_per_day, budget.far_usd_per_day
-        return (requests is not None and spent.requests >= requests) or (usd is not None and spent.usd >= usd)
+        is_spent: bool = SharedScript.of_thread().ask("isSpent", self.policy.budget.model_dump(), asdict(spent))
+        return is_spent
 
     async def _spent(self) -> Spent:
         return Spent() if self._ledger is None else await asyncio.to_thread(self._ledger.today)

@@ -4,12 +4,8 @@
 // A request counts when it is sent, its dollars when the answer has ended. If a text cannot be read as a ledger,
 // counting starts at zero: the ledger bounds what is spent, and must not prevent answers.
 
-import { isObject } from "../shared/decision/schema_check.js";
-
-export interface Spent {
-  readonly usd: number;
-  readonly requests: number;
-}
+import type { Spent } from "../shared/decision/costs.js";
+import { spentOn } from "../shared/decision/costs.js";
 
 export interface Ledger {
   today(): Spent;
@@ -24,7 +20,6 @@ export interface LedgerStore {
 }
 
 const BROWSER_KEY = "nearfar far budget";
-const NOTHING: Spent = { usd: 0, requests: 0 };
 
 /** A Ledger under ``key`` of a store. ``now`` returns milliseconds since 1970. */
 export class StoredLedger implements Ledger {
@@ -82,20 +77,4 @@ export function browserLedger(
     },
   };
   return new StoredLedger(store, BROWSER_KEY, date);
-}
-
-/** The spending of ``day`` in a ledger's text; nothing if the text is of another day. */
-function spentOn(text: string | null, day: string): Spent {
-  const entry = text === null ? null : parsed(text);
-  if (!isObject(entry) || entry.day !== day || typeof entry.usd !== "number" || !Number.isInteger(entry.requests))
-    return NOTHING;
-  return { usd: entry.usd, requests: entry.requests as number };
-}
-
-function parsed(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return null;
-  }
 }

@@ -13,7 +13,8 @@ export {
   Unavailable,
   WorkerError,
 } from "../errors.js";
-export type { Ledger, LedgerStore, Spent } from "./budget.js";
+export type { Ledger, LedgerStore } from "./budget.js";
+export type { Spent } from "../shared/decision/costs.js";
 export type { Clock } from "./sides/clock.js";
 export type { DeviceHints, DeviceSource } from "./device_hints.js";
 export type { Dialect } from "./sides/dialect.js";

@@ -4,6 +4,7 @@
 import { BundleError, NearfarError, RequestError, Unavailable, messageOf } from "../errors.js";
 import type { TemplateParts } from "./chat.js";
 import { renderChat } from "./chat.js";
+import { isSpent, spentOn, usdOf } from "./decision/costs.js";
 import { refusal } from "./decision/decision.js";
 import { textFeatures, textTerms } from "./decision/features.js";
 import type { NearSignals } from "./decision/near_signals.js";
@@ -121,6 +122,9 @@ Object.assign(globalThis, {
     textInputs: overJson((text: string) => ({ features: textFeatures(text), terms: textTerms(text) })),
     nearSignals: overJson(nearSignals),
     speedAfter: overJson(speedAfter),
+    isSpent: overJson(isSpent),
+    spentOn: overJson(spentOn),
+    usdOf: overJson(usdOf),
     patternSource: overJson(patternSource),
     privateTexts,
     openAnswer: overJson(openAnswer),

@@ -4,7 +4,8 @@
 import type { EngineApi } from "../../src/api/engine_api.js";
 import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../../src/engine/request.js";
 import type { Clock } from "../../src/router/sides/clock.js";
-import type { Ledger, Spent } from "../../src/router/budget.js";
+import type { Ledger } from "../../src/router/budget.js";
+import type { Spent } from "../../src/shared/decision/costs.js";
 import { fakeEngine, modelOf } from "../api/fake_model.js";
 
 export class FakeClock implements Clock {

@@ -1,10 +1,19 @@
 // Costs: how long each side would take, and what far would charge. Unknown values are null.
 
 import type { Budget, Policy, Price } from "./policy_schema.js";
+import { isObject } from "./schema_check.js";
 import type { FarState, NearState, Situation } from "./situation.js";
 
 /** The expected length of an answer without a limit. */
 const EXPECTED_TOKENS = 64;
+
+/** What far cost in a day. */
+export interface Spent {
+  readonly usd: number;
+  readonly requests: number;
+}
+
+const NOTHING: Spent = { usd: 0, requests: 0 };
 
 /** In seconds after the request is sent. */
 export interface Times {
@@ -36,11 +45,24 @@ export function usdOf(
 }
 
 /** Whether the budget of the day is spent. */
-export function isSpent(
-  { far_requests_per_day: requests, far_usd_per_day: usd }: Budget,
-  spent: { readonly requests: number; readonly usd: number },
-): boolean {
+export function isSpent({ far_requests_per_day: requests, far_usd_per_day: usd }: Budget, spent: Spent): boolean {
   return (requests !== null && spent.requests >= requests) || (usd !== null && spent.usd >= usd);
+}
+
+/** The spending of ``day`` in a ledger's text; nothing if the text is of another day. */
+export function spentOn(text: string | null, day: string): Spent {
+  const entry = text === null ? null : parsed(text);
+  if (!isObject(entry) || entry.day !== day || typeof entry.usd !== "number" || !Number.isInteger(entry.requests))
+    return NOTHING;
+  return { usd: entry.usd, requests: entry.requests as number };
+}
+
+function parsed(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null;
+  }
 }
 
 function expectedTokens({ max_tokens }: Situation): number {
