@@ -1,17 +1,23 @@
-"""The model of a command: a bundle, or a checkpoint that is compiled once into the cache of `nearfar serve`."""
+"""The model of a command: a bundle, or a checkpoint that is compiled once into the cache of `nearfar serve`; and its
+runner: the one that the command names, that of the target, or the reference on the CPU.
+"""
 
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
+from ..bundle.folder import Bundle, ExportBundle
 from ..bundle.manifest import MANIFEST_FILE
 from ..demo import DEMOS
-from ..errors import RequestError
+from ..errors import DeviceError, RequestError
+from ..pipeline.target import check_machine, open_runner
+from ..runtime.batch import Limits, Runner
 from .phases import phases, progress_bars
 
 # The server owns the cache. The compiler does not depend on the server, so it loads this module by name, as it does
@@ -56,3 +62,22 @@ def checkpoint_of(model: Path) -> Path | None:
     except (OSError, ValueError):
         return None
     return None if model.exists() else DEMOS.get(str(model))
+
+
+def open_command_runner(name: str | None, bundle: Bundle | ExportBundle, limits: Limits) -> Runner:
+    """``name`` is that of ``--runner``, None if it was not given. Raises what `open_runner` raises; a device that is
+    found and fails is an error, whose message names the reference.
+    """
+    if name is None and isinstance(bundle, Bundle):
+        try:
+            check_machine(bundle)
+        except DeviceError as error:
+            print(f"note: {error.message}. Running on the CPU with the slow numpy runner instead.", file=sys.stderr)
+            name = "numpy"
+    name = name or bundle.manifest.target
+    try:
+        return open_runner(name, bundle, limits)
+    except DeviceError as error:
+        if name == "numpy" or not isinstance(bundle, Bundle):
+            raise
+        raise DeviceError(f"{error.message}; or use --runner numpy", **error.details) from error

@@ -40,10 +40,10 @@ from ..runtime.batch import Limits
 from ..runtime.generate import PREFILL_CHUNK
 from ..text.tokenizer import Tokenizer
 from .comparison import Comparison, bundle_entry, comparison_table
+from .model import open_command_runner
 from .options import Quality as Options
 from .output import megabytes
 from .phases import progress_bars
-from .runner import open_command_runner
 from .vector_quality import run_vectors
 
 WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".bin")

@@ -15,7 +15,7 @@ from ..text.stop_strings import StopAutomaton
 from ..text.tokenizer import Tokenizer
 from .answer import Answer, Answerer, print_speed, write_out
 from .chat import Conversation, converse
-from .model import bundle_of
+from .model import bundle_of, open_command_runner
 from .options import Run
 from .output import print_json
 from .run_encoder import (
@@ -24,7 +24,6 @@ from .run_encoder import (
     refuse_encoder_options,
     require_dimensions,
 )
-from .runner import open_command_runner
 
 DEFAULT_MAX_TOKENS = 256
 

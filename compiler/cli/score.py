@@ -11,10 +11,10 @@ from ..bundle.signature import read_trusted_keys
 from ..errors import OutputError, RequestError, reason_of
 from ..runtime.batch import Limits
 from ..runtime.generate import PREFILL_CHUNK, score
+from .model import open_command_runner
 from .options import Score
 from .output import print_json
 from .phases import progress_bars
-from .runner import open_command_runner
 
 
 def run(options: Score) -> None:

@@ -20,10 +20,10 @@ from ..runtime.batch import FloatArray, Limits
 from ..runtime.encoding import Text, encode
 from ..text.tokenizer import Tokenizer
 from .comparison import Comparison, bundle_entry, comparison_table
+from .model import open_command_runner
 from .options import Quality
 from .output import megabytes
 from .phases import progress_bars
-from .runner import open_command_runner
 
 TEXTS_AT_ONCE = 64
 Compared = tuple[Bundle | ExportBundle, str, VectorQuality]

@@ -29,7 +29,26 @@ IgnoredKeys = Annotated[
 
 
 @options
-class CompileOptions:
+class ModelOptions:
+    """What `nearfar serve` too can be asked for when it compiles a model."""
+
+    quantization: Annotated[str | None, Flag(choices=QUANTIZATIONS)] = None
+    """the weights' format (default: q4f16, and q8f16 of encoders; weights that the checkpoint stores quantized stay as
+    they are)"""
+    requantize: bool = False
+    """also convert the weights that the checkpoint stores quantized, by rounding them to the weights' format"""
+    context: int | None = None
+    """the longest sequence in tokens (default: 4096, or the model's limit if that is less)"""
+    kv: KvName = "activation"
+    """format of keys and values: activation, as computed; q8, 8-bit integers in half the memory of float16; or q4,
+    4-bit integers in a quarter"""
+    lora_rank: Annotated[int, Flag(metavar="RANK")] = 0
+    """accept LoRA adapters of up to this rank; each request can choose one (default: no adapters)"""
+    ignore_keys: IgnoredKeys = ()
+
+
+@options
+class CompileOptions(ModelOptions):
     target: Annotated[str, Flag(choices=(*TARGETS, *EXPORTS))] = "webgpu"
     """the device or framework"""
     task: Task | None = None
@@ -38,11 +57,6 @@ class CompileOptions:
     arch: Annotated[str | None, Flag(metavar="ARCH")] = None
     """the architecture to compile kernels for, if the target needs one: for cpu, x86_64 or aarch64; for cuda, such as
     sm_90, or sm_90-cuda12 for drivers older than 580 (default: the target's)"""
-    quantization: Annotated[str | None, Flag(choices=QUANTIZATIONS)] = None
-    """the weights' format (default: q4f16, and q8f16 of encoders; weights that the checkpoint stores quantized stay as
-    they are)"""
-    requantize: bool = False
-    """also convert the weights that the checkpoint stores quantized, by rounding them to the weights' format"""
     quality: Literal["best"] | None = None
     """best: fit the weights to a calibration text, each matrix in the format that the budget of --bits is best spent on
     (webgpu, cpu, cuda); takes longer"""
@@ -51,8 +65,6 @@ class CompileOptions:
     calibration: File | None = None
     """with --quality best: a UTF-8 text like those that the model will read and write (default: the model itself
     continues texts that come with nearfar)"""
-    context: int | None = None
-    """the longest sequence in tokens (default: 4096, or the model's limit if that is less)"""
     activations: Annotated[tuple[str, ...] | None, Flag(choices=ACTIVATIONS, metavar="DTYPE", several=True)] = None
     """activation dtypes to offer, best first: float16 and float32; bfloat16 on cuda and mlx; int8 on cpu (default:
     those of the quantization)"""
@@ -60,15 +72,9 @@ class CompileOptions:
     """for onnx and mlx: the number of weights that share a scale: 32, 64 or 128 (default: 32)"""
     device: Annotated[str | None, Flag(metavar="DEVICE")] = None
     """for onnx: the device that the graph is made for: cpu, webgpu, cuda, ... (default: cpu)"""
-    kv: KvName = "activation"
-    """format of keys and values: activation, as computed; q8, 8-bit integers in half the memory of float16; or q4,
-    4-bit integers in a quarter"""
-    lora_rank: Annotated[int, Flag(metavar="RANK")] = 0
-    """accept LoRA adapters of up to this rank; each request can choose one (default: no adapters)"""
     tuning: Annotated[tuple[Path, ...], Flag(metavar="FILE", several=True)] = ()
     """include results of engine.exportTuning(), so that those GPUs need not measure again"""
     self_test: bool = True
     """leave out the test with which runtimes check that a device computes correctly"""
-    ignore_keys: IgnoredKeys = ()
     force: bool = False
     """replace an existing bundle"""

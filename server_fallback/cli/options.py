@@ -87,7 +87,7 @@ class Serve(Listening):
     front_ends: Count = 1
     """processes that answer HTTP for all models; more than one for hundreds of streams at once"""
     local: LocalOptions = field(default_factory=LocalOptions)
-    """models on this machine"""
+    """models on this machine; from --quantization to --target: checkpoints that are compiled, bundles have their own"""
     others: Upstreams = field(default_factory=Upstreams)
     """models that other programs run"""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle, open_any
@@ -16,7 +16,7 @@ from nearfar.compiler.bundle.signature import read_trusted_keys
 from nearfar.compiler.demo import DEMOS
 from nearfar.compiler.errors import RequestError, reason_of
 from nearfar.compiler.formats.ignored_keys import IgnoredKeys
-from nearfar.compiler.pipeline.options import CompileOptions
+from nearfar.compiler.pipeline.options import CompileOptions, ModelOptions
 from nearfar.compiler.runtime.inputs import require_known_inputs
 
 from ..engine.config import EngineConfig
@@ -184,16 +184,9 @@ class LocalOpener:
         if is_bundle:
             return await asyncio.to_thread(open_any, path, self._trusted)
         target = options.target or default_target()
-        wanted = CompileOptions(
-            target=target,
-            arch=default_arch(target),
-            quantization=options.quantization,
-            requantize=options.requantize,
-            context=options.context,
-            kv=options.kv,
-            lora_rank=options.lora_rank,
-            ignore_keys=self._ignored_keys.keys,
-        )
+        given = {each.name: getattr(options, each.name) for each in fields(ModelOptions)}
+        given["ignore_keys"] = self._ignored_keys.keys
+        wanted = CompileOptions(target=target, arch=default_arch(target), **given)
         name = str(path) if is_folder else model
         while True:
             try:

@@ -5,19 +5,18 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated
 
-from nearfar.compiler.ir.kv_format import KvName
-from nearfar.compiler.names import EXPORTS, QUANTIZATIONS
+from nearfar.compiler.names import EXPORTS
 from nearfar.compiler.options import Count, CountOrNone, Flag, ModelName, Trust, options
-from nearfar.compiler.pipeline.options import IgnoredKeys
+from nearfar.compiler.pipeline.options import ModelOptions
 
 from ..engine.batching import Batching
 from ..option_types import HANG_SECONDS, SizeBytes
 
 
 @options
-class LocalOptions:
-    """``target`` to ``ignore_keys`` apply to checkpoints that are compiled; bundles have their own. Each checkpoint
-    ignores those of the keys that it has. Bundles that are compiled here need no signature.
+class LocalOptions(ModelOptions):
+    """``target`` and the options of a model apply to checkpoints that are compiled; bundles have their own. Each
+    checkpoint ignores those of the keys that it has. Bundles that are compiled here need no signature.
 
     ``own_process``: each model's engine gets a process, if the system supports that, which is started again if it is
     silent for ``hang_seconds``. ``shared``: front ends use the models, and this process does not.
@@ -25,18 +24,6 @@ class LocalOptions:
 
     target: Annotated[str | None, Flag(choices=("cpu", "cuda", *EXPORTS))] = None
     """the target to compile for (default: cuda if there is a GPU, else cpu)"""
-    quantization: Annotated[str | None, Flag(choices=QUANTIZATIONS, metavar="NAME")] = None
-    """quantization of compiled models (default: q4f16, and q8f16 of encoders; quantized checkpoints stay as they
-    are)"""
-    requantize: bool = False
-    """also convert the weights that a checkpoint stores quantized, by rounding them"""
-    context: int | None = None
-    """context of compiled models: the longest sequence in tokens"""
-    kv: KvName = "activation"
-    """format of the keys and values of compiled models; q8 halves their size, and q4 quarters it"""
-    lora_rank: Annotated[int, Flag(metavar="RANK")] = 0
-    """compile models that accept LoRA adapters up to this rank"""
-    ignore_keys: IgnoredKeys = ()
     max_adapters: Count = 4
     """LoRA adapters that can be loaded at once"""
     max_sequences: Count | None = None
