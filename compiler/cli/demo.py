@@ -8,7 +8,6 @@ user's own browser.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from ..pipeline.options import CompileOptions
 from .options import Demo
 from .output import megabytes
 from .phases import phases, progress_bars
+from .program import program
 
 QUESTION = "can the cloud see my confidential messages?"
 PASSAGE_SHOWN = 160
@@ -171,7 +171,7 @@ def show_hints(device: str, console: Console) -> None:
         console.print(
             "SwiftShader computes on the CPU, so these speeds do not apply to a GPU.", style="dim", highlight=False
         )
-    program = escape(sys.argv[0]) if sys.argv[0].endswith("nearfar") else "nearfar"
     console.print(
-        f"to see it yourself, run [bold]{program} demo --serve[/] and open the address that it prints", highlight=False
+        f"to see it yourself, run [bold]{escape(program())} demo --serve[/] and open the address that it prints",
+        highlight=False,
     )
