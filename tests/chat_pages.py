@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,16 +13,24 @@ from page_looks import DESK
 from playwright.sync_api import Browser, Page
 
 from nearfar.compiler.browser.page_server import PageServer
+from nearfar.compiler.bundle.manifest import MANIFEST_FILE
 
 TIMEOUT_MS = 180_000
 
 
 @contextmanager
-def light_server(bundle: Path, folder: Path, *, self_test: bool = False) -> Iterator[PageServer]:
-    """The page's server with a light copy of the bundle, made in the folder, for long prompts and answers."""
+def light_server(
+    bundle: Path, folder: Path, *, self_test: bool = False, context: int | None = None
+) -> Iterator[PageServer]:
+    """The page's server with a light copy of the bundle, made in the folder, for long prompts and answers; its longest
+    sequence has ``context`` tokens if given.
+    """
     copy = folder / "qwen3"
     shutil.copytree(bundle, copy)
     lighten(copy, self_test=self_test, tokens="any")
+    if context is not None:
+        manifest = copy / MANIFEST_FILE
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "context": context}))
     with PageServer(copy) as server:
         yield server
 
