@@ -21,7 +21,7 @@ import pytest
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 from light_bundle import few_kernels, kernels_for, lighten, one_compilation
-from made_once import made_once, shared_folder
+from made_once import kept_folder, made_once, shared_folder
 from onnx_bundles import export_onnx as export_onnx
 from onnx_bundles import onnx_checkpoints as onnx_checkpoints
 from time_limit import pytest_addoption as pytest_addoption
@@ -123,7 +123,7 @@ def compiled_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+def tiny_checkpoints() -> Mapping[str, Path]:
     """The folders of all checkpoints of `tiny_models.py` by name, and that of the embedding model, "embedding"."""
 
     names = (*CHECKPOINTS, *WIDE_CHECKPOINTS)
@@ -133,28 +133,28 @@ def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, P
             make_checkpoint(name, folder / name)
         make_embedding_checkpoint(folder / "embedding")
 
-    folder = made_once(shared_folder(tmp_path_factory, "tiny") / "checkpoints", make)
+    folder = made_once(kept_folder("tiny") / "checkpoints", make)
     return {name: folder / name for name in (*names, "embedding")}
 
 
 @pytest.fixture(scope="session")
-def compile_tiny(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> CompileTiny:
+def compile_tiny(tiny_checkpoints: Mapping[str, Path]) -> CompileTiny:
     """compile_tiny(checkpoint, quantization, **options) -> the bundle's folder. Each bundle is compiled once, by the
     first worker that needs it. Tests must not change it.
     """
-    return compiler_of(tiny_checkpoints, shared_folder(tmp_path_factory, "bundles"))
+    return compiler_of(tiny_checkpoints, kept_folder("bundles"))
 
 
 @pytest.fixture(scope="session")
-def compile_light(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> CompileTiny:
+def compile_light(tiny_checkpoints: Mapping[str, Path]) -> CompileTiny:
     """As `compile_tiny`, but with few kernels: for tests that need none, such as those of the reference runner."""
-    return compiler_of(tiny_checkpoints, shared_folder(tmp_path_factory, "light-bundles"), few_kernels)
+    return compiler_of(tiny_checkpoints, kept_folder("light-bundles"), few_kernels)
 
 
 @pytest.fixture(scope="session")
-def compile_base(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> CompileTiny:
+def compile_base(tiny_checkpoints: Mapping[str, Path]) -> CompileTiny:
     """As `compile_tiny`, but inside `one_compilation`: for tests of runners for cpu."""
-    return compiler_of(tiny_checkpoints, shared_folder(tmp_path_factory, "base-bundles"), one_compilation)
+    return compiler_of(tiny_checkpoints, kept_folder("base-bundles"), one_compilation)
 
 
 def compiler_of(
@@ -249,11 +249,11 @@ def windowed_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with few_kernels():
             compile_model(str(checkpoint), folder, CompileOptions(quantization="f32", context=256))
 
-    return made_once(shared_folder(tmp_path_factory, "windowed") / "bundle", make)
+    return made_once(kept_folder("windowed") / "bundle", make)
 
 
 @pytest.fixture(scope="session")
-def light_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def light_demo() -> Path:
     """The demo model, q4f32, with few kernels, for tests in a browser. Tests must not change it."""
     from nearfar.compiler.demo import CHECKPOINT
     from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
@@ -263,7 +263,7 @@ def light_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
             compile_model(str(CHECKPOINT), folder, CompileOptions(quantization="q4f32", activations=("float32",)))
         lighten(folder)
 
-    return made_once(shared_folder(tmp_path_factory, "bundles") / "light-demo", make)
+    return made_once(kept_folder("bundles") / "light-demo", make)
 
 
 @pytest.fixture(scope="session")
