@@ -22,7 +22,6 @@ from nearfar.server_fallback.api.keys import ApiKey, Keys
 
 KEY = "sk-test"
 COHERE = {"model": "embed", "texts": ["a"], "input_type": "clustering"}
-SHORTEN = "truncate_prompt_tokens"
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.targets.webgpu.device import DEFAULT_LIMITS, for_naga, preferred_adapter
 from nearfar.targets.webgpu.lower import WgslKernel, wgsl
-from nearfar.targets.webgpu.runner import round_up, spread
+from nearfar.targets.webgpu.runner import spread
 
 HERE = Path(__file__).parent
 # The features of wgpu's device: float16 and subgroups.
@@ -235,8 +235,3 @@ def call_node(
 
 def encode(data: bytes) -> str:
     return base64.b64encode(data).decode()
-
-
-def padded_to(array: Array, multiple: int) -> Array:
-    """A flat array, padded with zeros."""
-    return np.pad(array.ravel(), (0, round_up(array.size, multiple) - array.size))
