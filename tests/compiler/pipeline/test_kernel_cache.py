@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from nearfar.compiler.kernels.cpu.elementwise import add
 from nearfar.compiler.kernels.elementwise import gate
 from nearfar.compiler.pipeline import lower as lowering
 from nearfar.compiler.pipeline.kernel_cache import FOLDERS, KernelCache
-from nearfar.compiler.pipeline.lower import lower
+from nearfar.compiler.pipeline.lower import lower, lower_object
+from nearfar.targets.cpu.levels import AVX2
+from nearfar.targets.cuda.nvrtc import Nvrtc, compile_cubin
 from nearfar.targets.webgpu.lower import TVM_TARGET
 
 
@@ -109,3 +112,22 @@ def test_a_kernel_is_lowered_once_for_a_template_a_target_and_a_compiler(kernels
     assert len(files(kernels)) == 1
     assert lower(edited, TVM_TARGET).source != fresh.source
     assert lower(another_role, TVM_TARGET).buffers == ("gate", "other", "y")
+
+
+def test_objects_and_cubins_are_compiled_once(kernels: Path, nvrtc: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "opt-level": 0}
+    on_cpu = [add("add", isa=AVX2.isa, batch="S", columns=64)]
+    source = 'extern "C" __global__ void k(float* x) { x[threadIdx.x] = 1.0f; }'
+    fresh = lower_object(on_cpu, target), compile_cubin(source, "sm_90", "k.cu")
+    monkeypatch.setattr(lowering, "lower_object_now", never)
+    monkeypatch.setattr(Nvrtc, "compile", never)
+    assert (lower_object(on_cpu, target), compile_cubin(source, "sm_90", "k.cu")) == fresh
+    assert len(files(kernels)) == 2
+    for compiled in (
+        lambda: lower_object([add("add", isa=AVX2.isa, batch="S", columns=96)], target),
+        lambda: lower_object(on_cpu, {**target, "mcpu": "x86-64-v4"}),
+        lambda: compile_cubin(source, "sm_80", "k.cu"),
+        lambda: compile_cubin(source.replace("1.0f", "2.0f"), "sm_90", "k.cu"),
+    ):
+        with pytest.raises(AssertionError, match="compiled again"):
+            compiled()
