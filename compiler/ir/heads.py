@@ -114,3 +114,8 @@ class Scores:
     softcap: float | None = None
     causal: bool = True
     sinks: bool = False
+
+    @property
+    def linear(self) -> bool:
+        """Whether a score is the scaled product of a query and a key, and all scores are those of keys."""
+        return self.softcap is None and not self.sinks

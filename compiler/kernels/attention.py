@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from ..ir.heads import Heads, Scores
 from .batch_rows import BatchRows
-from .builder import Kernel, KernelBuilder, Scalar, cast, maximum, minimum, number, splat, sum_lanes
+from .builder import Kernel, KernelBuilder, Scalar, cast, maximum, minimum, splat, sum_lanes
 from .new_heads import query_rows
 from .pages import Pages
-from .scores import LOWEST, capped, weight
+from .scores import LOWEST, before_keys, capped, scaled, weight
 
 TILE = 64
 
@@ -55,14 +55,12 @@ class PlainAttention:
         for i in range(self.slots):
             with kernel.when(self.thread + i * TILE < heads.vectors):
                 vector = cast(self.q[self.row, self.head, self.thread + i * TILE], heads.vector_dtype)
-                self.query[self.thread + i * TILE] = vector * splat(number(self.scores.scale, "float32"), heads.lanes)
+                self.query[self.thread + i * TILE] = scaled(heads, self.scores, vector)
         self.first_page, last = self.rows.sequence_of(self.row)
         self.first_key, self.end_key = self.rows.range_of(self.rows.positions[self.row], last)
         self.largest = kernel.local("largest", 1, "float32")
         self.total = kernel.local("total", 1, "float32")
-        # A sink is a key without a value.
-        self.largest[0] = LOWEST if self.sinks is None else self.sinks[self.head]
-        self.total[0] = 0 if self.sinks is None else 1
+        self.largest[0], self.total[0] = before_keys(self.sinks, self.head)
         self.previous = kernel.local("previous", 1, "float32")
         self.score = kernel.local("score", 1, heads.vector_dtype)
         self.result = kernel.local("result", self.slots, heads.vector_dtype, fill=0)

@@ -31,7 +31,7 @@ from .builder import (
 )
 from .new_heads import query_rows
 from .pages import Pages
-from .scores import LOWEST, capped, sees, weight
+from .scores import LOWEST, before_keys, capped, scaled, sees, weight
 
 # Vectors of each key in workgroup memory at a time.
 KEY_VECTORS = 8
@@ -143,20 +143,16 @@ class TileAttention:
         """Scale the queries into workgroup memory, start the softmax of each row, and assign each thread its parts."""
         kernel, heads, thread = self.kernel, self.heads, self.thread
         rows, threads, padded = self.options.rows, self.options.threads, padded_vectors(heads)
-        scale = splat(number(self.facts.scale, "float32"), heads.lanes)
         for start in range(0, rows * padded, threads):
             item = kernel.let("item", thread + start)
             with kernel.when(True if start + threads <= rows * padded else item < rows * padded):
                 row, index = kernel.let("row", item // padded), kernel.let("index", item % padded)
                 self.queries[row, index] = number(0, heads.vector_dtype)
                 with kernel.when(all_of(row < self.own.count, index < heads.vectors)):
-                    self.queries[row, index] = (
-                        cast(self.q[self.own.first_row + row, self.head, index], heads.vector_dtype) * scale
-                    )
+                    query = cast(self.q[self.own.first_row + row, self.head, index], heads.vector_dtype)
+                    self.queries[row, index] = scaled(heads, self.facts, query)
         with kernel.when(thread < rows):
-            # A sink is a key without a value.
-            self.largest[thread] = LOWEST if self.sinks is None else self.sinks[self.head]
-            self.total[thread] = 0 if self.sinks is None else 1
+            self.largest[thread], self.total[thread] = before_keys(self.sinks, self.head)
 
         self.score_row, self.score_key = (
             kernel.let("score_row", thread // self.key_groups),

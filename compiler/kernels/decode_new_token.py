@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..ir.heads import Scores
-from .builder import Scalar, all_of, lane_of, minimum, number, select, splat, sum_of
+from .builder import Scalar, all_of, lane_of, minimum, select, sum_of
 from .decode_range import NewTokenRange
 from .hadamard import rotate_rows
 from .linear_vector import power_of_two
 from .pages import extreme_lane, extreme_of
-from .scores import capped
+from .scores import capped, scaled
 
 
 class NewToken:
@@ -60,8 +60,8 @@ class NewToken:
                 value = kernel.let(
                     "value", work.new.vector(work.row, self._head_of(row_index), work.position, index, factor)
                 )
-                scale = splat(number(self.facts.scale, "float32"), work.facts.lanes)
-                self.rows[row_index, index] = select(row_index < heads, value * scale, value)
+                query = scaled(work.facts, self.facts, value)
+                self.rows[row_index, index] = select(row_index < heads, query, value)
 
     def rotate(self) -> None:
         """Rotate the queries and the new key, if keys are stored rotated."""

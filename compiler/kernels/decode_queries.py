@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..ir.heads import Heads, Scores
-from .builder import KernelBuilder, cast, number, splat
+from .builder import KernelBuilder, cast
 from .decode_range import DecodeOptions, DecodeRange, Ranges
 from .new_heads import query_rows
-from .scores import last_key
+from .scores import last_key, scaled
 
 
 class StoredRange(DecodeRange):
@@ -53,10 +53,9 @@ class StoredRange(DecodeRange):
         """Scale the row's queries. Ends without a barrier."""
         kernel, facts, threads = self.kernel, self.facts, self.options.threads
         items = self.options.heads * facts.vectors
-        scale = splat(number(self.scores.scale, "float32"), facts.lanes)
         for start in range(0, items, threads):
             item = kernel.let("item", self.thread + start)
             with kernel.when(True if start + threads <= items else item < items):
                 head, index = kernel.let("head", item // facts.vectors), kernel.let("index", item % facts.vectors)
                 query = cast(self._q[self.row, self.first_head + head, index], facts.vector_dtype)
-                self.queries[head, index] = query * scale
+                self.queries[head, index] = scaled(facts, self.scores, query)

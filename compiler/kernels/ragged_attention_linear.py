@@ -30,7 +30,7 @@ from .builder import (
     truncated_quotient,
 )
 from .projection import Projection, ProjectionArguments, guard_below
-from .scores import LOWEST, capped, first_key, last_key, weight
+from .scores import LOWEST, capped, first_key, last_key, scaled, weight
 from .vector_parts import dot_products, load_blocks
 
 # Keys whose scores share one correction of the sums.
@@ -131,10 +131,9 @@ class FusedAttention:
         # Registers, because TVM would repeat the arithmetic of an index in each use.
         places = kernel.local("places", BLOCK_KEYS + 1, "int32")
         places[BLOCK_KEYS] = row * self.row_vectors + head * vectors
-        scale = splat(number(self.scores.scale, "float32"))
         query = kernel.local("query", vectors, "float32x4")
         for v in range(vectors):
-            query[v] = cast(self.qkv[places[BLOCK_KEYS] + v], "float32x4") * scale
+            query[v] = scaled(heads, self.scores, cast(self.qkv[places[BLOCK_KEYS] + v], "float32x4"))
         first_of_keys = kernel.let("first_of_keys", (heads.num_heads + head // heads.group) * vectors)
         result = kernel.local("result", vectors, "float32x4", fill=0)
         largest = kernel.local("largest", 1, "float32", fill=LOWEST)

@@ -9,11 +9,21 @@ from __future__ import annotations
 
 from ..ir.expr import Expr
 from ..ir.heads import Heads, Scores
-from .builder import KernelBuilder, Scalar, all_of, exp, maximum, minimum
+from .builder import Array, KernelBuilder, Scalar, all_of, exp, maximum, minimum, number, splat
 from .maths import soft_capped
 
 # The score of a key that a row does not see: minus infinity, which WGSL must not compute with. `weight` makes 0 of it.
 LOWEST = -3.0e38
+
+
+def scaled(heads: Heads, scores: Scores, query: Scalar) -> Scalar:
+    """A vector of a query, float32, as `capped` expects it in products."""
+    return query * splat(number(scores.scale, "float32"), heads.lanes)
+
+
+def before_keys(sinks: Array | None, head: Scalar) -> tuple[Scalar | float, int]:
+    """The largest score and the sum of weights before all keys. A sink is a key without a value."""
+    return (LOWEST, 0) if sinks is None else (sinks[head], 1)
 
 
 def capped(kernel: KernelBuilder, scores: Scores, score: Scalar) -> Scalar:

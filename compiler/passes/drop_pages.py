@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ..ir.graph import Graph, Node, Parameter
+from ..ir.ops.attention import SCORES
 from .head_chain import HeadChain, chain_of
 from .stack import can_stack, module_of, stack_parameters, stack_projections
 
@@ -37,7 +38,7 @@ def drop_pages(graph: Graph, *, causal: bool, form_of: FormOf) -> Graph | None:
         return None
     for attention in attentions:
         append = appends.get(attention.inputs["kv"])
-        if append is None or not attention.has_only(inputs=ATTENTION_INPUTS, attrs=("window", "scale", "softcap")):
+        if append is None or not attention.has_only(inputs=ATTENTION_INPUTS, attrs=SCORES.keys() - {"causal"}):
             return None
         head_dim = graph.shape_of(append.inputs["kv"])[-1]
         assert isinstance(head_dim, int)

@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..ir.graph import Graph, Node, Parameter
+from ..ir.ops.attention import SCORES
 from ..ir.ops.kv_pages import head_dim_of
 from .head_chain import NORM, chain_of
 from .stack import module_of, stack_parameters
 
 ATTENTION = {
     "inputs": ("q", "kv", "positions", "seq_starts", "page_indptr", "page_ids", "sinks"),
-    "attrs": ("scale", "window", "softcap", "causal", "kv"),
+    "attrs": (*SCORES, "kv"),
 }
 
 

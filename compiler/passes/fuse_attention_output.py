@@ -7,11 +7,6 @@ from __future__ import annotations
 
 from ..ir.graph import Graph, Node
 
-ATTENTION = {
-    "inputs": ("qkv", "positions", "seq_starts"),
-    "attrs": ("head_dim", "num_kv_heads", "scale", "window", "softcap", "causal"),
-}
-
 
 def fuse_attention_output(graph: Graph) -> Graph:
     makers = graph.makers()
@@ -21,7 +16,7 @@ def fuse_attention_output(graph: Graph) -> Graph:
             continue
         attended = linear.inputs["x"]
         attention = makers.get(attended)
-        if attention is None or attention.op != "ragged_attention" or not attention.has_only(**ATTENTION):
+        if attention is None or attention.op != "ragged_attention" or "weight" in attention.inputs:
             continue
         if graph.only_user(attended) is not linear or linear.attr("dtype") != "float32":
             continue

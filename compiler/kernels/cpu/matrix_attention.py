@@ -29,8 +29,7 @@ LANES = 16
 
 def matrix_attends(heads: Heads, scores: Scores) -> bool:
     """Whether `matrix_attention` computes this attention."""
-    plain = scores.softcap is None and not scores.sinks
-    return plain and heads.head_dim % DEPTH == 0 and ROWS % heads.group == 0
+    return scores.linear and heads.head_dim % DEPTH == 0 and ROWS % heads.group == 0
 
 
 def matrix_attention(
