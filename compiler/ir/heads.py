@@ -116,6 +116,6 @@ class Scores:
     sinks: bool = False
 
     @property
-    def linear(self) -> bool:
-        """Whether a score is the scaled product of a query and a key, and all scores are those of keys."""
-        return self.softcap is None and not self.sinks
+    def bends(self) -> bool:
+        """Whether a score is more than the scaled product of a query and a key."""
+        return self.softcap is not None

@@ -29,7 +29,8 @@ LANES = 16
 
 def matrix_attends(heads: Heads, scores: Scores) -> bool:
     """Whether `matrix_attention` computes this attention."""
-    return scores.linear and heads.head_dim % DEPTH == 0 and ROWS % heads.group == 0
+    plain = not scores.bends and not scores.sinks
+    return plain and heads.head_dim % DEPTH == 0 and ROWS % heads.group == 0
 
 
 def matrix_attention(

@@ -231,7 +231,7 @@ class DecodeMma(MmaPhases):
         self.best[0] = self.largest[0]
         for j, _, right in self.score_indices():
             at, key = j * 4 + right, start + (j * 8 + right)
-            if self.facts.softcap is not None:
+            if self.facts.bends:
                 self.scores[at] = self.capped(self.scores[at])
             seen = all_of(key < self.end, True if self.first_visible is None else key >= self.first_visible)
             self.scores[at] = select(seen, self.scores[at], number(LOWEST, "float32"))

@@ -215,7 +215,7 @@ class MmaAttention(MmaPhases):
         none.
         """
         kernel, start = self.kernel, self.kernel.let("tile_start", self._first_key(index))
-        if self.facts.softcap is not None:
+        if self.facts.bends:
             for i in range(self.tile.keys // 8 * 4):
                 self.scores[i] = self.capped(self.scores[i])
         hidden = start + (self.tile.keys - 1) > self.seen_to

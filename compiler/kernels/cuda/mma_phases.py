@@ -44,9 +44,9 @@ class MmaPhases:
     def __init__(self, facts: Scores, head_dim: int, rows: int, keys: int, stages: int) -> None:
         self.facts, self.num_rows, self.keys_of_warp, self._num_stages = facts, rows, keys, stages
         self.first_of_warp: Scalar | int = 0
-        # Weights are powers of two, whose exponent takes the scores' scale with it, unless a soft-cap needs the scores
+        # Weights are powers of two, whose exponent takes the scores' scale with it, unless something bends the scores
         # themselves.
-        self.scale = facts.scale if facts.softcap is None else 1.0
+        self.scale = 1.0 if facts.bends else facts.scale
         self.exponent_scale = number(math.log2(math.e) * self.scale, "float32")
         self.blocks = head_dim // 32
 
@@ -125,11 +125,10 @@ class MmaPhases:
 
     def capped(self, score: Scalar) -> Scalar:
         """cap * tanh(scale * score / cap), as cap - 2 cap / (1 + exp(2 scale * score / cap)). Near 0 its relative error
-        grows, but a weight depends on the absolute one. The score itself if there is no soft-cap.
+        grows, but a weight depends on the absolute one.
         """
         cap = self.facts.softcap
-        if cap is None:
-            return score
+        assert cap is not None
         power = fast_exp2(score * number(2 * math.log2(math.e) * self.facts.scale / cap, "float32"))
         return number(cap, "float32") - number(2 * cap, "float32") * fast_reciprocal(number(1, "float32") + power)
 
