@@ -35,7 +35,7 @@ from .entries import (
     WeightEntry,
 )
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 MANIFEST_FILE = "manifest.json"
 # The plans that runtimes know by name: they generate text, compute embeddings, and score the labels of a classifier.
 GENERATE, EMBED, CLASSIFY = "generate", "embed", "classify"

@@ -6,7 +6,7 @@ export type Expr = number | string | readonly [string, Expr, Expr];
 /** [comparison, left, right], ["and", condition, condition], or null for always. */
 export type Condition = readonly [string, unknown, unknown] | null;
 
-export const FORMAT_VERSION = 5;
+export const FORMAT_VERSION = 6;
 
 /** The names of all dims; expr.ts describes them. */
 export const DIMS: readonly string[] = ["A", "B", "DR", "G", "L", "LW", "M", "N", "P", "PW", "R", "S", "T", "W"];
