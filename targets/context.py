@@ -16,9 +16,6 @@ from nearfar.compiler.quant import Quantization, form_of
 from nearfar.compiler.quant.kernel_format import WeightFormat, weight_format
 from nearfar.compiler.runtime.variant import stored_dtype
 
-# The attributes of a linear that a projection names alike, and that other kernels of the step may lack.
-PROJECTION_ATTRS = ("activation", "y_activation", "x_step", "y_step", "centered")
-
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -68,24 +65,10 @@ class Context:
         return sizes(self.plan.shape_of(name)[start:])
 
     def projection(self, step: Step, activation: str) -> Projection:
-        """A linear or gated_linear."""
-        names = ("activation", "centered") if step.op == "gated_linear" else PROJECTION_ATTRS
-        return Projection(
-            **self.facts(step, Projection, activation),
-            **{name: attr(step, name) for name in names},
-            weight=self.weight_format(step.inputs["weight"]),
-            norm_eps=attr(step, "eps"),
-            norm_bias="norm_bias" in step.inputs,
-        )
-
-    def output_projection(self, step: Step, activation: str) -> Projection:
-        """The projection of a ragged_attention's result."""
-        return Projection(
-            **self.facts(step, Projection, activation),
-            weight=self.weight_format(step.inputs["weight"]),
-            x_dtype=stored_dtype(activation),
-            y_dtype=self.dtype_of(step.outputs["y"], activation),
-        )
+        """That of a linear, or of a ragged_attention, whose input is the attention's result."""
+        own: dict[str, Any] = {"x_dtype": stored_dtype(activation), **self.facts(step, Projection, activation)}
+        own |= {"y_dtype": self.dtype_of(step.outputs["y"], activation)}
+        return Projection(**own, weight=self.weight_format(step.inputs["weight"]))
 
     def heads_of(self, step: Step, activation: str, page_size: int | None = None) -> Heads:
         """The heads of a step that reads or writes pages, or with ``page_size`` of one without: the size of the pages

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.ir.heads import ATTENDED
+from nearfar.compiler.ir.ops.elementwise import OPS as ELEMENTWISE
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.add_lora import add_lora
 from nearfar.compiler.kernels.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.cuda.linear_async import linear_async
-from nearfar.compiler.kernels.elementwise import add, fake_quantize, gate, gate_halves, scale, soft_cap
+from nearfar.compiler.kernels.elementwise import elementwise
 from nearfar.compiler.kernels.embed import embed
 from nearfar.compiler.kernels.embed_positions import embed_positions
+from nearfar.compiler.kernels.fold import operands_of
 from nearfar.compiler.kernels.linear_subgroup import linear_subgroup
 from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
 from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, power_of_two
@@ -38,9 +41,10 @@ from nearfar.compiler.kernels.top_chunks import top_chunks
 from nearfar.compiler.kernels.top_logprobs import top_logprobs
 from nearfar.compiler.kernels.top_merge import top_merge
 
-from .context import Context, attr, position_tables
+from .context import Context, position_tables
 from .gpu_attention import OPS as ATTENTION_OPS
 from .gpu_attention import AttentionNumbers, attention_rows, ragged_rows
+from .split import behind, split
 from .variant import KernelCall, Template, Variant, for_activations, kernel, with_roles
 
 # The templates of matrix-vector kernels, which read complete rows before they multiply, if a norm needs it.
@@ -69,8 +73,9 @@ class GpuNumbers:
     centering: tuple[Template, ...] = VECTOR_TEMPLATES
 
 
-# The rows of a projection for one activation dtype.
+# The rows of a projection for one activation dtype, whatever it loads; and those for the dtype at hand.
 ProjectionRows: TypeAlias = Callable[[Projection, str], Sequence[Variant]]
+RowsOfKernels: TypeAlias = Callable[[Projection], Sequence[Variant]]
 
 
 def variants_of(
@@ -96,22 +101,14 @@ def rows_of(
         return (Variant((kernel(template, **context.facts(step, template, activation)),)),)
     if step.op in KERNELS:
         return (Variant((KERNELS[step.op](step, context, activation),)),)
-    fused = step.op in ATTENTION_OPS
-    facts = context.output_projection(step, activation) if fused else context.projection(step, activation)
-    if num_buffers(without_layer_norm(facts)) > numbers.max_buffers:
-        raise UnsupportedModel(
-            f"{step.inputs['weight']}: its kernel needs {num_buffers(facts)} buffers, and kernels of this target have "
-            f"at most {numbers.max_buffers}; add --requantize to convert the weights",
-            tensor=step.inputs["weight"],
-        )
-    if fused:
-        return attention_linear_rows(step, context, facts, activation, numbers, projection_rows)
-    if facts.stream_eps is not None:
-        rows = stream_rows(facts, activation, numbers, projection_rows)
-    elif facts.centered:
-        rows = layer_norm_rows(facts, activation, numbers, projection_rows)
-    else:
-        rows = projection_rows(facts, activation)
+    facts, weight = context.projection(step, activation), step.inputs["weight"]
+
+    def rows_of_kernels(facts: Projection) -> Sequence[Variant]:
+        return projection_rows(facts, activation)
+
+    if step.op in ATTENTION_OPS:
+        return attention_linear_rows(step, context, facts, activation, numbers, rows_of_kernels)
+    rows = linear_rows(facts, weight, numbers, rows_of_kernels)
     if not leaves_columns_unwritten(step, context, facts):
         return rows
     before = kernel(zeros, rows=facts.batch, columns=facts.total_width, dtype=facts.y_dtype)
@@ -127,13 +124,13 @@ def attention_linear_rows(
     facts: Projection,
     activation: str,
     numbers: GpuNumbers,
-    projection_rows: ProjectionRows,
+    rows_of_kernels: RowsOfKernels,
 ) -> Sequence[Variant]:
     """The rows of a ragged_attention with a projection: one kernel for few rows, and the kernels of both parts."""
     (attention,) = ragged_rows(step, context, numbers.attention, activation, y_in_scratch=True)
     rows = [
         replace(row, kernels=(*attention.kernels, *(with_roles(call, x=f"scratch.{ATTENDED}") for call in row.kernels)))
-        for row in projection_rows(facts, activation)
+        for row in linear_rows(facts, step.inputs["weight"], numbers, rows_of_kernels)
     ]
     heads, scores = context.heads_of(step, activation, 1), context.facts(step, ragged_attention, activation)["scores"]
     shape = fused_shape(heads, numbers.attention.max_shared_bytes)
@@ -145,104 +142,51 @@ def attention_linear_rows(
     return [Variant((fused,), when=["<=", "S", numbers.max_fused_rows]), *rows]
 
 
-def stream_rows(
-    facts: Projection, activation: str, numbers: GpuNumbers, projection_rows: ProjectionRows
+def linear_rows(
+    facts: Projection, weight: str, numbers: GpuNumbers, rows_of_kernels: RowsOfKernels
 ) -> Sequence[Variant]:
-    """The rows of a projection whose input is added to the residual stream. Matrix-vector kernels add it as they read
-    it; in front of others, a kernel computes the sum.
+    """The rows of a linear: those whose kernels fold everything that it loads, and, if that is not all of them, those
+    of its last parts behind a kernel that computes the first ones.
     """
-    assert facts.stream_eps is not None
-    fused = [
-        row
-        for row in projection_rows(facts, activation)
-        if all(adds_stream(call, numbers.max_buffers) for call in row.kernels)
-    ]
-    norm = kernel(
-        rms_norm,
-        rows=facts.batch,
-        columns=facts.columns,
-        width=facts.columns,
-        eps=facts.stream_eps,
-        x_dtype=facts.x_dtype,
-        y_dtype="float32",
-        residual=True,
-        factor=facts.stream_factor,
-    )
-    roles = {"weight": "stream_norm", "residual": "stream", "factor": "stream_factor", "y": "summed"}
-    before = with_roles(norm, **roles)
-    plain = replace(facts, stream_eps=None, stream_factor=False, norm_row=1, x_dtype="float32")
-    reads = {"x": "summed", "norm": "stream_norm"}
-    return [
-        *fused,
-        *(
-            replace(row, kernels=(before, *(with_roles(call, **reads) for call in row.kernels)))
-            for row in projection_rows(plain, activation)
-        ),
-    ]
+    rows = rows_of_kernels(facts)
+    folding = [row for row in rows if all(folds(call, numbers) for call in row.kernels)]
+    if len(folding) == len(rows):
+        return folding
+    if not any(part["op"] == "rms_norm" for part in facts.load):
+        raise UnsupportedModel(
+            f"{weight}: its kernel needs {num_buffers(facts)} buffers, and kernels of this target have at most "
+            f"{numbers.max_buffers}; add --requantize to convert the weights",
+            tensor=weight,
+        )
+    before, rest, reads = split(facts, partial(kernel, rms_norm))
+    return [*folding, *(behind(before, row, reads) for row in linear_rows(rest, weight, numbers, rows_of_kernels))]
 
 
-def adds_stream(call: KernelCall, max_buffers: int) -> bool:
-    """Whether a projection's kernel adds its input to the residual stream by itself, and does not bind too many
-    buffers.
-    """
-    if call.template not in VECTOR_TEMPLATES:
+def folds(call: KernelCall, numbers: GpuNumbers) -> bool:
+    """Whether a kernel computes by itself what its projection loads, and does not bind too many buffers."""
+    facts = call.facts.get("facts")
+    load = call.facts["load"] if facts is None else facts.load
+    if facts is not None and num_buffers(facts) > numbers.max_buffers:
         return False
-    facts: Projection = call.facts["facts"]
-    # x, stream, stream_norm, y and summed.
-    return 5 + planes_and_optional(facts) + facts.stream_factor <= max_buffers
-
-
-def layer_norm_rows(
-    facts: Projection, activation: str, numbers: GpuNumbers, projection_rows: ProjectionRows
-) -> Sequence[Variant]:
-    """The rows of a projection whose input has a LayerNorm. Most kernels normalize it as they read it; in front of
-    others, a kernel does.
-    """
-    rows = projection_rows(facts, activation) if num_buffers(facts) <= numbers.max_buffers else []
-    fused = [row for row in rows if all(call.template in numbers.centering for call in row.kernels)]
-    if rows and len(fused) == len(rows):
-        return fused
-    norm = kernel(
-        rms_norm,
-        rows=facts.batch,
-        columns=facts.columns,
-        width=facts.columns,
-        eps=facts.norm_eps,
-        x_dtype=facts.x_dtype,
-        y_dtype="float32",
-        centered=True,
-        bias=facts.norm_bias,
-        y_in_scratch=not facts.keeps_norm,
-    )
-    before = with_roles(norm, weight="norm", bias="norm_bias", y="normed")
-    plain, normed = without_layer_norm(facts), "normed" if facts.keeps_norm else "scratch.normed"
-    return [
-        *fused,
-        *(
-            replace(row, kernels=(before, *(with_roles(call, x=normed) for call in row.kernels)))
-            for row in projection_rows(plain, activation)
-        ),
-    ]
-
-
-def without_layer_norm(facts: Projection) -> Projection:
-    """The projection of an input that another kernel has normalized."""
-    if not facts.centered:
-        return facts
-    return replace(facts, norm_eps=None, centered=False, norm_bias=False, keeps_norm=False, x_dtype="float32")
+    if len(load) > 1 or any(part["keep"] and not part.get("centered") for part in load):
+        return call.template in VECTOR_TEMPLATES
+    # All kernels round their input, and multiply results by the factor of an RMS norm.
+    return not any(part.get("centered") for part in load) or call.template in numbers.centering
 
 
 def num_buffers(facts: Projection) -> int:
-    """The buffers that a projection's kernel binds, which does not add its input to the residual stream."""
-    return 2 + planes_and_optional(facts) + (facts.norm_eps is not None) + facts.norm_bias + facts.keeps_norm
-
-
-def planes_and_optional(facts: Projection) -> int:
+    """The buffers that a projection's kernel binds. Int8 biases are in the plane of the scales, and a second plane has
+    the units; norms of one array share it.
+    """
     fmt = facts.weight
-    # Int8 biases are in the plane of the scales, and a second plane has the units.
     factors = 2 if fmt.has_units else fmt.factors_a_group if fmt.scale_dtype else 0
-    planes = 1 + bool(fmt.high_bits) + factors
-    return planes + facts.bias + facts.residual + (facts.up_width > 0)
+    norms = [part for part in facts.load if part["op"] == "rms_norm"]
+    shared = len(norms) > 1 and norms[-1]["row"] is not None
+    arrays = len(norms) - shared + len([part for part in norms if part["bias"]])
+    operands = sum(len(operands_of(part, 1, 1)) for part in (*facts.load, *facts.store))
+    kept = len([part for part in facts.load if part["keep"]])
+    # 3: x, the codes, y.
+    return 3 + bool(fmt.high_bits) + factors + facts.bias + arrays + operands + kept
 
 
 def few_rows(facts: Projection, numbers: GpuNumbers) -> Condition:
@@ -326,32 +270,18 @@ def embed_positions_kernel(step: Step, context: Context, activation: str) -> Ker
     return kernel(embed_positions, **position_tables(step, context, embed_positions))
 
 
-def add_lora_kernel(step: Step, context: Context, activation: str) -> KernelCall:
-    _, columns = context.rows_and_columns(step.inputs["x"])
-    _, rank = context.sizes(step.inputs["b"], start=1)
-    dtypes = context.dtypes(step, activation)
-    return kernel(
-        add_lora, columns=columns, widths=tuple(attr(step, "widths")), rank=rank, eps=attr(step, "eps"), **dtypes
-    )
-
-
 # The ops whose one kernel depends on nothing but the facts that they declare.
 TEMPLATES: dict[str, Template] = {
+    **dict.fromkeys(ELEMENTWISE, elementwise),
     "pool_rows": pool_rows,
     "rope": rope,
     "take_rows": take_rows,
     "slice_columns": slice_columns,
     "rms_norm": rms_norm,
-    "add": add,
-    "fake_quantize": fake_quantize,
-    "gate": gate,
-    "gate_halves": gate_halves,
-    "scale": scale,
-    "soft_cap": soft_cap,
+    "add_lora": add_lora,
     "adjust_logits": adjust_logits,
 }
 KERNELS: dict[str, Callable[[Step, Context, str], KernelCall]] = {
     "embed": embed_kernel,
     "embed_positions": embed_positions_kernel,
-    "add_lora": add_lora_kernel,
 }

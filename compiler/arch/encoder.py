@@ -96,7 +96,10 @@ class EncoderGraph:
         inputs = {"x": x, "weight": self._stacked(f"{name}.weight", modules, "weight", columns)}
         if bias:
             inputs["bias"] = self._stacked(f"{name}.bias", modules, "bias", None)
-        return self.graph.add("linear", inputs, name=f"{name}.out", dtype=dtype, y_activation=activation)
+        if activation == "none":
+            return self.graph.add("linear", inputs, name=f"{name}.out", dtype=dtype)
+        y = self.graph.add("linear", inputs, name=f"{name}.linear", dtype="float32")
+        return self.graph.add("activate", {"x": y}, name=f"{name}.out", activation=activation)
 
     def gated(self, gate: str, up: str, x: str, *, bias: bool, gate_row: int = 0, up_row: int = 0) -> str:
         """activation(gate) * up; the rows of the two may be parts of one tensor, from these rows on."""

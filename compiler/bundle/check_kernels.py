@@ -4,7 +4,7 @@ made for its shapes and for the formats of its weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +13,7 @@ from ..ir.ops import Bound, Use
 from ..quant import form_by_name
 from ..quant.kernel_format import weight_format
 from .digest import digest, plain
-from .entries import KernelEntry, PlanEntry, StepEntry
+from .entries import BindingEntry, KernelEntry, PlanEntry, StepEntry
 from .fault import Fault, require
 from .manifest import Manifest
 
@@ -47,7 +47,7 @@ def check_variants(where: str, step: StepEntry, use: Use, plan: PlanEntry, manif
         require(name in manifest.kernels, f"variants.{step.variants}", f"names {name[:80]!r}, which is not a kernel")
         kernel = manifest.kernels[name]
         check_bindings(f"kernels.{name}", step, kernel, plan, manifest)
-        check_facts(f"kernels.{name}", step, use, kernel)
+        check_facts(f"kernels.{name}", step.op, use, kernel.facts, kernel.bindings)
         check_form(f"kernels.{name}", step, use, kernel, manifest)
         if manifest.target == "cpu":
             require(
@@ -94,22 +94,22 @@ def check_form(where: str, step: StepEntry, use: Use, kernel: KernelEntry, manif
             require(found == expected, where, f"reads weights of {found}, but {name} has {expected}")
 
 
-def check_facts(where: str, step: StepEntry, use: Use, kernel: KernelEntry) -> None:
+def check_facts(where: str, op: str, use: Use, facts: Mapping[str, Any], bindings: Collection[BindingEntry]) -> None:
     """Check that a kernel was made for the sizes of the step, because native code trusts them."""
-    roles = {binding.role for binding in kernel.bindings}
-    writes = {binding.role for binding in kernel.bindings if binding.access == "write"}
-    expected = use.op.facts(use, Bound(kernel.facts, roles, writes))
-    for table in tables_of(kernel.facts):
+    roles = {binding.role for binding in bindings}
+    writes = {binding.role for binding in bindings if binding.access == "write"}
+    expected = use.op.facts(use, Bound(facts, roles, writes))
+    for table in tables_of(facts):
         for name in expected.keys() & table.keys():
-            check_fact(where, step, table[name], plain(expected[name]))
+            check_fact(where, op, table[name], plain(expected[name]))
 
 
-def check_fact(where: str, step: StepEntry, actual: Any, declared: Any) -> None:
+def check_fact(where: str, op: str, actual: Any, declared: Any) -> None:
     """Check that a fact, which may be a record of facts, is what the op declares."""
     if isinstance(actual, dict) and isinstance(declared, dict) and actual.keys() == declared.keys():
         for name in actual:
-            check_fact(where, step, actual[name], declared[name])
-    require(actual == declared, where, f"was made for {actual!r}, but {step.op} has {declared!r}")
+            check_fact(where, op, actual[name], declared[name])
+    require(actual == declared, where, f"was made for {actual!r}, but {op} has {declared!r}")
 
 
 def tables_of(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -120,8 +120,8 @@ def check_step(where: str, step: StepEntry, plan: PlanEntry, manifest: Manifest)
     require(step.op in OPS, where, f"op {step.op[:40]!r} is not known")
     op = OPS[step.op]
     arrays = {role: array_of(where, name, plan, manifest) for role, name in step.inputs.items()}
-    op.check_inputs(step.op, {role: kind for role, (_, kind) in arrays.items()})  # type: ignore[misc]
     op.canonical(step.op, step.attrs)
+    op.check_inputs(step.op, {role: kind for role, (_, kind) in arrays.items()}, step.attrs)  # type: ignore[misc]
     for name, value in step.attrs.items():
         require(not isinstance(value, float) or math.isfinite(value), where, f"attribute {name} is not finite")
     shapes = {role: shape for role, (shape, _) in arrays.items()}
@@ -175,7 +175,5 @@ def check_roles(where: str, step: StepEntry, use: Use, plan: PlanEntry) -> None:
     allowed = ("R" if on_sampled_rows else "S",) if shapes.keys() & BY_TOKEN else ("S", "R")
     are_rows = (op.per_text and rows == ["B"]) or all(each in allowed for each in rows)
     require(are_rows, where, "has rows that are not tokens")
-    for role in ("residual", "up", "stream", "into"):
-        of = "qkv" if "qkv" in shapes else "x"
-        if role in shapes and of in shapes:
-            require(shapes[role][0] == shapes[of][0], where, f"input {role} must have the rows of {of}")
+    if "into" in shapes and "x" in shapes:
+        require(shapes["into"][0] == shapes["x"][0], where, "input into must have the rows of x")

@@ -95,9 +95,9 @@ def bundle_tensors(bundle: Bundle) -> dict[str, BundleTensor]:
     manifest = bundle.manifest
     if set(manifest.plans) != {GENERATE}:
         raise UnsupportedModel(f"{bundle.path}: makes embeddings; only bundles that generate text can be exported")
-    if any(
-        set(step.attrs) & {"x_step", "y_step"} or step.op == "fake_quantize" for step in manifest.plan(GENERATE).steps
-    ):
+    steps = manifest.plan(GENERATE).steps
+    parts = [part for step in steps for place in ("load", "store") for part in step.attrs.get(place, ())]
+    if any(each == "fake_quantize" for each in (*(step.op for step in steps), *(part["op"] for part in parts))):
         raise UnsupportedModel(
             f"{bundle.path}: rounds activations to 8-bit integers, which the files of other programs cannot express"
         )

@@ -183,8 +183,8 @@ class Graph:
             raise ValueError(f"op {node.op!r} is not declared; declared: {', '.join(OPS)}")
         op = OPS[node.op]
         given = {role: self.lookup(name) for role, name in node.inputs.items()}
-        op.check_inputs(node.op, {role: kind_of(value) for role, value in given.items()})
         attrs = op.canonical(node.op, node.attrs)
+        op.check_inputs(node.op, {role: kind_of(value) for role, value in given.items()}, attrs)
         results = op.results({role: value.shape for role, value in given.items()}, attrs)
         if results.keys() != node.outputs.keys():
             raise ValueError(

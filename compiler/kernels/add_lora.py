@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+from ..ir.ops.parts import Part
 from .builder import Kernel, KernelBuilder, cast, maximum, select
 from .maths import rms_factor
 
@@ -21,13 +22,13 @@ RANKS_AT_ONCE = 32
 
 
 def add_lora(
-    name: str, columns: int, widths: Sequence[int], rank: int, x_dtype: str, y_dtype: str, eps: float | None
+    name: str, columns: int, widths: Sequence[int], rank: int, x_dtype: str, y_dtype: str, load: Sequence[Part]
 ) -> Kernel:
-    """``widths`` as in `ops.add_lora`; ``eps`` is that of the norm, None if x is not normalized."""
+    """``widths`` as in `ops.add_lora`; ``load`` is an RMS norm, or nothing."""
     outputs, ranks = sum(widths), rank * len(widths)
     kernel = KernelBuilder(name, scalars=("G",))
     x = kernel.buffer("x", ("S", columns), x_dtype)
-    norm = kernel.buffer("norm", (columns,), "float32") if eps is not None else None
+    norm = kernel.buffer("load0_weight", (columns,), "float32") if load else None
     adapters = kernel.buffer("adapters", ("S",), "int32")
     a = kernel.buffer("a", ("M", ranks, columns), "float32")
     b = kernel.buffer("b", ("M", outputs, rank), "float32")
@@ -43,7 +44,7 @@ def add_lora(
     scale = kernel.local("scale", 1, "float32", fill=1)
     steps = -(-columns // LANES)
 
-    if eps is not None:
+    if load:
         total[0] = 0
         with kernel.loop("step", -(-columns // THREADS)) as step:
             column = kernel.let("column", step * THREADS + thread)
@@ -51,7 +52,7 @@ def add_lora(
                 each = kernel.let("each", cast(x[row, column], "float32"))
                 total[0] = total[0] + each * each
         squares = kernel.folded("squares", thread, THREADS, total[0], lambda one, other: one + other)
-        scale[0] = rms_factor(squares, columns, eps)
+        scale[0] = rms_factor(squares, columns, load[0]["eps"])
 
     for first in range(0, ranks, RANKS_AT_ONCE):
         count = min(RANKS_AT_ONCE, ranks - first)

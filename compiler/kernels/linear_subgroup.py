@@ -1,4 +1,4 @@
-"""linear and gated_linear for few rows: matrix times vector, each sum folded by the threads of one subgroup.
+"""linear for few rows: matrix times vector, each sum folded by the threads of one subgroup.
 
 One subgroup: ``rows`` weight rows at a time; its threads divide the columns among themselves, block by block.
 One workgroup: ``groups * rows`` outputs of one input row, which is read through workgroup memory, one tile at a time.
@@ -76,7 +76,7 @@ def linear_subgroup(name: str, facts: Projection, shape: SubgroupShape) -> Kerne
                     dot_products(kernel, arguments, [tile], block_index, loaded, [sums])
         for i in range(rows * halves):
             sums[i] = subgroup.sum(sums[i])
-        if tile.squares is not None and facts.norm_eps is not None:
+        if tile.squares is not None and facts.norm is not None:
             inverse[0] = subgroup.sum(tile.squares)
             with kernel.when(subgroup.lane == 0):
                 squares[subgroup.index] = inverse[0]
@@ -84,7 +84,7 @@ def linear_subgroup(name: str, facts: Projection, shape: SubgroupShape) -> Kerne
             inverse[0] = 0
             with kernel.loop("other", subgroup.count) as other:
                 inverse[0] = inverse[0] + squares[other]
-            inverse[0] = rms_factor(inverse[0], facts.columns, facts.norm_eps)
+            inverse[0] = rms_factor(inverse[0], facts.columns, facts.norm["eps"])
         with kernel.when(all_of(subgroup.lane == 0, group < shape.groups)):
             for r in range(rows):
                 results = [sums[half * rows + r] for half in range(halves)]

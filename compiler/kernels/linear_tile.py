@@ -1,4 +1,4 @@
-"""linear and gated_linear for many rows: matrix times matrix, one tile of input rows by one tile of weight rows per
+"""linear for many rows: matrix times matrix, one tile of input rows by one tile of weight rows per
 workgroup.
 
 One thread: some quads of input rows by one quad of weight rows, summed in float32 registers; a quad of rows is a
@@ -30,7 +30,7 @@ from .builder import (
     vector,
 )
 from .maths import rms_factor
-from .projection import Projection, ProjectionArguments, guard_below
+from .projection import LoadArguments, Projection, ProjectionArguments, guard_below
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ def linear_tile(name: str, facts: Projection, shape: TileShape) -> Kernel:
     kernel = KernelBuilder(name)
     arguments = ProjectionArguments(kernel, facts, blocks=False)
     weight, norm, threads = arguments.weight, arguments.norm, shape.threads
+    layer_norm = arguments.loads[0] if facts.before_norm and arguments.loads[0].weights is not None else None
     halves = 2 if facts.gated else 1
     outputs = shape.outputs // halves
     row_quads, output_quads, depth_quads = shape.rows // 4, shape.outputs // 4, shape.depth // 4
@@ -65,11 +66,12 @@ def linear_tile(name: str, facts: Projection, shape: TileShape) -> Kernel:
     batch = kernel.size(facts.batch)
     thread_row, thread_column = thread // output_quads, thread % output_quads
 
-    x_dtype = "float16" if facts.x_dtype == shape.dtype == "float16" and norm is None else "float32"
+    has_norm = norm is not None or layer_norm is not None
+    x_dtype = "float16" if facts.x_dtype == shape.dtype == "float16" and not has_norm else "float32"
     x_tile = kernel.shared("x_tile", (shape.depth, row_quads), f"{x_dtype}x4")
     weight_tile = kernel.shared("weight_tile", (shape.depth, output_quads), f"{shape.dtype}x4")
     # An RMS norm's factor is that of the results; a LayerNorm is complete before the products.
-    scale_eps = None if facts.centered else facts.norm_eps
+    scale_eps = None if facts.norm is None else facts.norm["eps"]
     squares = kernel.local("squares", 1, "float32x4", fill=0)
     loaded = kernel.local("loaded", 4, "float32x4")
     column = kernel.local("column", 1, "float32x4")
@@ -109,18 +111,18 @@ def linear_tile(name: str, facts: Projection, shape: TileShape) -> Kernel:
         mean[0] = of_rows(thread % row_quads) * splat(number(1 / facts.columns, "float32"))
         return mean
 
-    mean = row_means("mean", lambda each: each) if facts.centered else None
+    mean = row_means("mean", lambda each: each) if layer_norm is not None else None
     variance = None if mean is None else row_means("variance", lambda each: (each - mean[0]) * (each - mean[0]))
 
-    def center(quad: Scalar, row_quad: Scalar, mean: Array, variance: Array) -> None:
+    def center(layer_norm: LoadArguments, quad: Scalar, row_quad: Scalar, mean: Array, variance: Array) -> None:
         """Replace the loaded quads of rows by those of their LayerNorm."""
         for i in range(4):
-            inverse = rsqrt(lane_of(variance[0], i) + number(facts.norm_eps or 0, "float32"))
+            inverse = rsqrt(lane_of(variance[0], i) + number(layer_norm.part["eps"], "float32"))
             loaded[i] = (loaded[i] - splat(lane_of(mean[0], i))) * splat(inverse) * w[0]
-            if arguments.norm_bias is not None:
-                loaded[i] = loaded[i] + arguments.norm_bias.quad(0, quad, weight.chunks * 8)
+            if layer_norm.bias is not None:
+                loaded[i] = loaded[i] + layer_norm.bias.quad(0, quad, weight.chunks * 8)
             row = kernel.let("kept_row", row_block * shape.rows + row_quad * 4 + i)
-            arguments.keep(kernel, loaded[i], row, quad, all_of(column_block == 0, row < batch))
+            layer_norm.keep(loaded[i], row, quad, all_of(column_block == 0, row < batch))
 
     def fill_x(step: Scalar, index: Scalar) -> None:
         row_quad, depth_quad = index % row_quads, index // row_quads
@@ -128,8 +130,9 @@ def linear_tile(name: str, facts: Projection, shape: TileShape) -> Kernel:
         load_rows(quad, row_quad, weight.chunks * 8)
         if norm is not None:
             w[0] = norm.quad(quad, weight.chunks * 8)
-        if mean is not None and variance is not None:
-            center(quad, row_quad, mean, variance)
+        if layer_norm is not None and layer_norm.weights is not None and mean is not None and variance is not None:
+            w[0] = layer_norm.weights.quad(quad, weight.chunks * 8)
+            center(layer_norm, quad, row_quad, mean, variance)
         for k in range(4):
             column[0] = vector(*(lane_of(loaded[i], k) for i in range(4)))
             if scale_eps is not None:

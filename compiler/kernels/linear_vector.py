@@ -1,4 +1,4 @@
-"""linear and gated_linear for few rows: matrix times vector, the sums folded in workgroup memory.
+"""linear for few rows: matrix times vector, the sums folded in workgroup memory.
 
 One thread: every ``lanes``-th block of 16 bytes of ``rows`` weight rows at once, so each input value is read once for
 all of them.
@@ -64,10 +64,10 @@ def linear_vector(name: str, facts: Projection, shape: VectorShape) -> Kernel:
     planes = [sums[i] for i in range(rows * halves)] + ([tile.squares] if tile.squares is not None else [])
     totals = fold_lanes(kernel, thread, threads, lanes, planes)
     results = [totals[half * rows + thread % rows, thread // rows] for half in range(halves)]
-    if tile.squares is not None and facts.norm_eps is not None:
+    if tile.squares is not None and facts.norm is not None:
         squares = sum((totals[len(planes) - 1, i] for i in range(1, groups)), totals[len(planes) - 1, 0])
         inverse = kernel.local("inverse", 1, "float32")
-        inverse[0] = rms_factor(squares, facts.columns, facts.norm_eps)
+        inverse[0] = rms_factor(squares, facts.columns, facts.norm["eps"])
         results = [result * inverse[0] for result in results]
     output = kernel.let("output", column_block * outputs + thread)
     with kernel.when(guard_below(thread, outputs, threads)):

@@ -27,6 +27,7 @@ from .builder import (
     select,
     truncated_quotient,
 )
+from .fold import Maths
 
 # exp of this is finite, and a quotient by 1 + exp of it equals its limit in float32.
 LARGEST_EXPONENT = 88.0
@@ -47,15 +48,6 @@ def soft_capped(kernel: KernelBuilder, cap: float, x: Scalar) -> Scalar:
     one = number(1, "float32")
     size = kernel.let("size", number(cap, "float32") * (one - falling) / (one + falling))
     return select(ratio < 0, -size, size)
-
-
-def activate(kind: str, x: Scalar) -> Scalar:
-    """An activation of `ops.elementwise.ACTIVATION_FUNCTIONS`."""
-    return ACTIVATION_FUNCTIONS[kind](x)
-
-
-def gated(kind: str, gate: Scalar, up: Scalar) -> Scalar:
-    return activate(kind, gate) * up
 
 
 def silu(x: Scalar) -> Scalar:
@@ -134,3 +126,6 @@ def fake_quantized(kernel: KernelBuilder, x: Scalar, step: float) -> Scalar:
     limited = minimum(maximum(code, number(-128, "float32")), number(127, "float32"))
     is_nan = (reinterpret(each, "uint32") & number(0x7FFFFFFF, "uint32")) > number(0x7F800000, "uint32")
     return select(is_nan, each, limited * number(step, "float32"))
+
+
+MATHS = Maths(ACTIVATION_FUNCTIONS, fake_quantized, soft_capped)

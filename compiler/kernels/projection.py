@@ -1,30 +1,25 @@
-"""The parts that linear and gated_linear kernels share: the facts of one projection, reading its input, and writing its
-result.
-"""
+"""The parts that the kernels of a projection share: its facts, reading its input, and writing its result."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..ir.expr import Expr
+from ..ir.ops.parts import Part
 from .builder import Array, KernelBuilder, Scalar, cast, lane_of, minimum, number, select, vector
-from .maths import activate, fake_quantized, gated
+from .fold import Fold
+from .maths import MATHS, fake_quantized
 from .packed import PackedMatrix, WeightFormat
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """y (batch, width)[:, offset : offset + outputs] = norm(x) @ weight.T + bias + residual, or ``activation``(gate) *
-    up if ``gated``. If ``up_width`` is not 0, only the gate is a projection, and up (batch, up_width) is an argument,
-    whose columns count from ``up_start`` on. If ``stream_eps`` is given, x stands for summed = (stream + norm(x)) *
-    stream_factor, which is a result too. ``norm_row`` 1: another norm's weights precede those of the norm.
-    ``centered``: the norm is a LayerNorm, with a bias if ``norm_bias``; with ``keeps_norm``, norm(x) is a result too.
+    """y (batch, width)[:, offset : offset + outputs] = store(load(x) @ weight.T + bias), as `ops.projections.linear`
+    defines it. ``load`` and ``store`` are parts as `parts.facts_of_part` describes them.
 
-    ``y_activation`` is applied to the projection and its bias.
-
-    x (batch, columns); weight (outputs, columns), or (2 * outputs, columns) for a gated projection, with the gate's
-    rows first. ``width`` 0 means that the result has only these outputs. ``x_step`` and ``y_step``: an input without a
-    norm, and the result before the residual, are rounded; see `fake_quantized`.
+    x (batch, columns); weight (outputs, columns), or (2 * outputs, columns) if it is ``gated``, because ``store``
+    begins with gate_halves. ``width`` 0 means that the result has only these outputs.
     """
 
     batch: Expr
@@ -33,24 +28,15 @@ class Projection:
     weight: WeightFormat
     x_dtype: str
     y_dtype: str
-    norm_eps: float | None = None
     bias: bool = False
-    residual: bool = False
-    gated: bool = False
+    load: Sequence[Part] = ()
+    store: Sequence[Part] = ()
     offset: int = 0
     width: int = 0
-    activation: str = "silu"
-    y_activation: str = "none"
-    up_width: int = 0
-    up_start: int = 0
-    stream_eps: float | None = None
-    stream_factor: bool = False
-    norm_row: int = 0
-    x_step: float | None = None
-    y_step: float | None = None
-    centered: bool = False
-    norm_bias: bool = False
-    keeps_norm: bool = False
+
+    @property
+    def gated(self) -> bool:
+        return bool(self.store) and self.store[0]["op"] == "gate_halves"
 
     @property
     def weight_rows(self) -> int:
@@ -60,15 +46,27 @@ class Projection:
     def total_width(self) -> int:
         return self.width or self.outputs
 
+    @property
+    def norm(self) -> Part | None:
+        """An RMS norm at the end of ``load``: a kernel may multiply results by its factor instead of the input."""
+        last = self.load[-1] if self.load else {"op": ""}
+        return last if last["op"] == "rms_norm" and not last["centered"] and not last["keep"] else None
+
+    @property
+    def before_norm(self) -> Sequence[Part]:
+        """The parts of ``load`` that a kernel computes completely before it multiplies."""
+        return self.load if self.norm is None else self.load[:-1]
+
 
 class Rows:
     """A (rows, columns) float buffer read four columns at a time, zero beyond the last column."""
 
     def __init__(
-        self, kernel: KernelBuilder, role: str, rows: Expr, columns: int, dtype: str, step: float | None = None
+        self, kernel: KernelBuilder, role: str, rows: Expr, columns: int, dtype: str, load: Sequence[Part] = ()
     ) -> None:
-        """``step`` rounds what is read; see `fake_quantized`."""
-        self._kernel, self._columns, self._step = kernel, columns, step
+        """A rounding at the begin of ``load`` rounds what is read."""
+        self._kernel, self._columns = kernel, columns
+        self._step = load[0]["scale"] if load and load[0]["op"] == "fake_quantize" else None
         self._fills_vectors = columns % 4 == 0
         self._buffer = (
             kernel.buffer(role, (rows, columns // 4), f"{dtype}x4")
@@ -102,78 +100,52 @@ class Rows:
 
 
 class ProjectionArguments:
-    """A projection's buffers, declared in the order: input, residual stream, norm, weight, bias, residual, up, result,
-    normalized input. Without ``reads_x``, the kernel computes the input itself.
+    """A projection's buffers, declared in the order: input, those of what it loads, weight, bias, those of what it
+    stores, result, loaded values that are kept. Without ``reads_x``, the kernel computes the input itself.
     """
 
     def __init__(self, kernel: KernelBuilder, facts: Projection, *, blocks: bool, reads_x: bool = True) -> None:
         self.facts = facts
-        rows = facts.batch, facts.columns, facts.x_dtype, facts.x_step
-        self._x = Rows(kernel, "x", *rows) if reads_x else None
-        self.stream = StreamArguments(kernel, facts) if facts.stream_eps is not None else None
-        self.norm = self._norm(kernel, facts) if facts.norm_eps is not None else None
-        self.norm_bias = Rows(kernel, "norm_bias", 1, facts.columns, "float32") if facts.norm_bias else None
-        self.weight = PackedMatrix(kernel, "weight", facts.weight_rows, facts.columns, facts.weight, blocks=blocks)
+        rows, columns = facts.batch, facts.columns
+        self._x = Rows(kernel, "x", rows, columns, facts.x_dtype, facts.load) if reads_x else None
+        self.loads: list[LoadArguments] = []
+        for index in range(len(facts.load) if reads_x else 0):
+            self.loads.append(LoadArguments(kernel, facts, index, self.loads))
+        self.weight = PackedMatrix(kernel, "weight", facts.weight_rows, columns, facts.weight, blocks=blocks)
         bias_length = facts.weight_rows if facts.gated else facts.total_width
         self._bias = kernel.buffer("bias", (bias_length,), "float32") if facts.bias else None
-        self._residual = (
-            kernel.buffer("residual", (facts.batch, facts.total_width), "float32") if facts.residual else None
-        )
-        self._up = kernel.buffer("up", (facts.batch, facts.up_width), "float32") if facts.up_width else None
-        self._y: Array = kernel.buffer("y", (facts.batch, facts.total_width), facts.y_dtype, write=True)
-        normed = (facts.batch, facts.columns)
-        self._normed = kernel.buffer("normed", normed, "float32", write=True) if facts.keeps_norm else None
+        self._store = Fold(kernel, MATHS, facts.store, rows, facts.total_width)
+        self._y: Array = kernel.buffer("y", (rows, facts.total_width), facts.y_dtype, write=True)
+        for index, each in enumerate(self.loads):
+            each.declare_result(kernel, index)
 
     @property
     def x(self) -> Rows:
         assert self._x is not None
         return self._x
 
-    def keep(self, kernel: KernelBuilder, value: Scalar, row: Scalar, quad: Scalar, guard: Scalar | bool) -> None:
-        """Store a quad of the normalized input if it is a result and the guard holds."""
-        if self._normed is not None:
-            with kernel.when(guard):
-                for lane in range(4):
-                    column = quad * 4 + lane
-                    with kernel.when(column < self.facts.columns):
-                        self._normed[row, column] = lane_of(value, lane)
-
-    def _norm(self, kernel: KernelBuilder, facts: Projection) -> NormWeights:
-        if self.stream is not None:
-            return NormWeights(self.stream.norms, 1)
-        return NormWeights(Rows(kernel, "norm", 1 + facts.norm_row, facts.columns, "float32"), facts.norm_row)
+    @property
+    def norm(self) -> NormWeights | None:
+        """The weights of `Projection.norm`."""
+        return self.loads[-1].weights if self.facts.norm is not None else None
 
     def store(
         self, kernel: KernelBuilder, row: Scalar, output: Scalar, sums: list[Scalar], guard: Scalar | bool
     ) -> None:
         """Compute one result and store it if the guard holds; see `result`."""
         with kernel.when(guard):
-            self.write(row, output, self.result(kernel, row, output, sums))
+            self.write(row, output, self.result(row, output, sums))
 
-    def result(self, kernel: KernelBuilder, row: Scalar, output: Scalar, sums: list[Scalar]) -> Scalar:
+    def result(self, row: Scalar, output: Scalar, sums: list[Scalar]) -> Scalar:
         """One result, from its dot product; for a gated projection, from those of gate and up."""
         facts = self.facts
         if facts.weight.per_row:
             sums = [total * self.weight.scale(output + half * facts.outputs, 0) for half, total in enumerate(sums)]
-        if facts.gated:
-            gate, up = sums
-            if self._bias is not None:
-                gate, up = gate + self._bias[output], up + self._bias[output + facts.outputs]
-            value = gated(facts.activation, kernel.let("gate", gate), up)
-        else:
-            (value,) = sums
-            if self._bias is not None:
-                value = value + self._bias[output + facts.offset]
-            if self._up is not None:
-                up = self._up[row, output + facts.offset + facts.up_start]
-                value = gated(facts.activation, kernel.let("gate", value), up)
-        if facts.y_step is not None:
-            value = fake_quantized(kernel, value, facts.y_step)
-        if facts.y_activation != "none":
-            value = activate(facts.y_activation, kernel.let("before_activation", value))
-        if self._residual is not None:
-            value = value + self._residual[row, output + facts.offset]
-        return value
+        if self._bias is not None:
+            first = 0 if facts.gated else facts.offset
+            places = [output + (first + half * facts.outputs) for half in range(len(sums))]
+            sums = [total + self._bias[place] for total, place in zip(sums, places, strict=True)]
+        return self._store(row, output + facts.offset, *sums)
 
     def write(self, row: Scalar, output: Scalar, value: Scalar) -> None:
         self._y[row, output + self.facts.offset] = cast(value, self.facts.y_dtype)
@@ -183,34 +155,44 @@ class NormWeights:
     """A row of a buffer that holds the weights of one or two norms."""
 
     def __init__(self, rows: Rows, row: int) -> None:
-        self._rows, self._row = rows, row
+        self.rows, self._row = rows, row
 
     def quad(self, index: Scalar, reach: int) -> Scalar:
-        return self._rows.quad(self._row, index, reach)
+        return self.rows.quad(self._row, index, reach)
 
 
-class StreamArguments:
-    """The residual stream, the norm of what is added to it, and the sum. ``norms`` has the input's norm behind that of
-    the stream.
-    """
+class LoadArguments:
+    """The buffers of one part of what a projection loads. Norms of one array of weights share its buffer."""
 
-    def __init__(self, kernel: KernelBuilder, facts: Projection) -> None:
-        self._kernel, self._columns = kernel, facts.columns
-        self._stream = Rows(kernel, "stream", facts.batch, facts.columns, "float32")
-        self.norms = Rows(kernel, "stream_norm", 1 if facts.norm_eps is None else 2, facts.columns, "float32")
-        self._factor = kernel.buffer("stream_factor", (1,), "float32") if facts.stream_factor else None
-        self._summed = kernel.buffer("summed", (facts.batch, facts.columns), "float32", write=True)
+    def __init__(self, kernel: KernelBuilder, facts: Projection, index: int, before: Sequence[LoadArguments]) -> None:
+        self._kernel, self._facts, self.part = kernel, facts, facts.load[index]
+        role, rows, columns = f"load{index}_", facts.batch, facts.columns
+        part, is_norm = self.part, self.part["op"] == "rms_norm"
+        self.addend = Rows(kernel, f"{role}b", rows, columns, "float32") if part["op"] == "add" else None
+        self.factor = kernel.buffer(f"{role}factor", (1,), "float32") if part["op"] == "scale" else None
+        self.weights: NormWeights | None = None
+        if is_norm:
+            shared = next((each.weights.rows for each in before if each.weights is not None), None)
+            if shared is None or not part["row"]:
+                count = 1 + max(each["row"] or 0 for each in facts.load if each["op"] == "rms_norm")
+                shared = Rows(kernel, f"{role}weight", count, columns, "float32")
+            self.weights = NormWeights(shared, part["row"] or 0)
+        self.bias = Rows(kernel, f"{role}bias", 1, columns, "float32") if is_norm and part["bias"] else None
+        self._result: Array | None = None
 
-    def quad(self, x: Scalar, inverse: Scalar, row: Scalar, index: Scalar, reach: int) -> Scalar:
-        """Quad ``index`` of the sum, from that of x and 1 / rms(x)."""
-        value = self._stream.quad(row, index, reach) + x * inverse * self.norms.quad(0, index, reach)
-        return value if self._factor is None else value * self._factor[0]
+    def declare_result(self, kernel: KernelBuilder, index: int) -> None:
+        if self.part["keep"]:
+            shape = self._facts.batch, self._facts.columns
+            self._result = kernel.buffer(f"load{index}", shape, "float32", write=True)
 
-    def store(self, value: Scalar, row: Scalar, index: Scalar) -> None:
-        for lane in range(4):
-            column = index * 4 + lane
-            with self._kernel.when(column < self._columns):
-                self._summed[row, column] = lane_of(value, lane)
+    def keep(self, value: Scalar, row: Scalar, quad: Scalar, guard: Scalar | bool) -> None:
+        """Store a quad of the part's result if it is a result of the step and the guard holds."""
+        if self._result is not None:
+            with self._kernel.when(guard):
+                for lane in range(4):
+                    column = quad * 4 + lane
+                    with self._kernel.when(column < self._facts.columns):
+                        self._result[row, column] = lane_of(value, lane)
 
 
 def guard_below(index: Scalar, limit: int, step: int) -> Scalar | bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..ir.ops.parts import Part
 from .builder import Array, KernelBuilder, Scalar, lane_of, minimum, number, select, splat, sum_lanes, vector
 from .maths import rms_factor
 from .packed import PackedMatrix, WeightFormat
@@ -15,9 +16,9 @@ from .projection import ProjectionArguments, guard_below
 
 
 class InputTile:
-    """A part of one input row in workgroup memory: ``blocks`` blocks of the weight's columns. A LayerNorm is complete,
-    but an RMS norm only multiplies by its weight: ``squares`` gives the factor of the results. If the row is a sum with
-    the residual stream, or its norm is a result, the workgroup for which ``is_first`` holds stores it.
+    """A part of one input row in workgroup memory: ``blocks`` blocks of the weight's columns. What the projection loads
+    is complete, but an RMS norm at its end only multiplies by its weight: ``squares`` gives the factor of the results.
+    The workgroup for which ``is_first`` holds stores the results that are kept.
 
     Columns beyond the last are zero, so kernels may compute complete tiles. The quads j of all blocks are contiguous:
     threads with adjacent blocks read adjacent memory, and global memory is read in its own order.
@@ -43,17 +44,21 @@ class InputTile:
         self._tile = kernel.shared("x_tile", (self.quads, blocks + 1), "float32x4")
         self._quad = kernel.local("x_quad", 1, "float32x4")
         facts = arguments.facts
-        scaled = arguments.norm is not None and not facts.centered
-        self._squares = kernel.local("squares", 1, "float32x4", fill=0) if scaled else None
-        self._stream_inverse = self._mean = self._inverse = None
-        if facts.stream_eps is not None:
-            squares = self._row_total("stream_squares", lambda quad, _: quad * quad)
-            self._stream_inverse = kernel.let("stream_inverse", rms_factor(squares, facts.columns, facts.stream_eps))
-        if facts.centered and facts.norm_eps is not None:
+        self._squares = kernel.local("squares", 1, "float32x4", fill=0) if facts.norm is not None else None
+        self._mean = self._inverse = None
+        if facts.before_norm and facts.before_norm[0]["op"] == "rms_norm":
+            self._prepare_norm(facts.before_norm[0])
+
+    def _prepare_norm(self, norm: Part) -> None:
+        """Compute the numbers of a norm that is complete before the row is multiplied."""
+        kernel, columns = self._kernel, self._arguments.facts.columns
+        if norm["centered"]:
             total = self._row_total("columns", lambda quad, _: quad)
-            self._mean = kernel.let("mean", total * number(1 / facts.columns, "float32"))
+            self._mean = kernel.let("mean", total * number(1 / columns, "float32"))
             squares = self._row_total("deviations", self._squared_deviation)
-            self._inverse = kernel.let("inverse", rms_factor(squares, facts.columns, facts.norm_eps))
+        else:
+            squares = self._row_total("row_squares", lambda quad, _: quad * quad)
+        self._inverse = kernel.let("inverse", rms_factor(squares, columns, norm["eps"]))
 
     def _squared_deviation(self, quad: Scalar, index: Scalar) -> Scalar:
         columns = self._arguments.facts.columns
@@ -66,7 +71,7 @@ class InputTile:
         return deviation * deviation
 
     def _row_total(self, name: str, term: Callable[[Scalar, Scalar], Scalar]) -> Scalar:
-        """The sum of a term of each quad of the row, before it is added to the residual stream."""
+        """The sum of a term of each quad of the row."""
         kernel = self._kernel
         quads = -(-self._arguments.facts.columns // 4)
         total = kernel.local(f"{name}_total", 1, "float32x4", fill=0)
@@ -88,27 +93,41 @@ class InputTile:
 
     def fill(self, step: Scalar) -> None:
         """Read the step-th tile of the row, all threads together. The caller adds the barriers."""
-        kernel, quad, norm, stream = self._kernel, self._quad, self._arguments.norm, self._arguments.stream
-        bias = self._arguments.norm_bias
+        kernel, quad, arguments = self._kernel, self._quad, self._arguments
         count = self._blocks * self.quads
         for i in range(-(-count // self._threads)):
             index = i * self._threads + self._thread
             column = step * count + index
             with kernel.when(guard_below(index, count, self._threads)):
-                quad[0] = self._arguments.x.quad(self._row, column, self._reach)
-                if stream is not None and self._stream_inverse is not None:
-                    quad[0] = stream.quad(quad[0], self._stream_inverse, self._row, column, self._reach)
-                    with kernel.when(self._is_first):
-                        stream.store(quad[0], self._row, column)
-                if norm is not None and self._squares is not None:
+                quad[0] = arguments.x.quad(self._row, column, self._reach)
+                self._apply(column)
+                if arguments.norm is not None and self._squares is not None:
                     self._squares[0] = self._squares[0] + quad[0] * quad[0]
-                    quad[0] = quad[0] * norm.quad(column, self._reach)
-                elif norm is not None:
-                    quad[0] = (quad[0] - splat(self._mean)) * splat(self._inverse) * norm.quad(column, self._reach)
-                    if bias is not None:
-                        quad[0] = quad[0] + bias.quad(0, column, self._reach)
-                    self._arguments.keep(kernel, quad[0], self._row, column, self._is_first)
+                    quad[0] = quad[0] * arguments.norm.quad(column, self._reach)
                 self._tile[index % self.quads, index // self.quads] = quad[0]
+
+    def _apply(self, column: Scalar) -> None:
+        """Replace a quad of the row, which is rounded already, by that of the result of the parts before the norm."""
+        arguments, quad, reach = self._arguments, self._quad, self._reach
+        value = quad[0]
+        loads = arguments.loads[: len(arguments.facts.before_norm)]
+        for load in loads:
+            if load.weights is not None:
+                value = (value if self._mean is None else value - splat(self._mean)) * splat(self._inverse)
+                value = value * load.weights.quad(column, reach)
+            if load.bias is not None:
+                quad[0] = value
+                value = quad[0] + load.bias.quad(0, column, reach)
+            if load.addend is not None:
+                value = load.addend.quad(self._row, column, reach) + value
+            if load.factor is not None:
+                value = value * splat(load.factor[0])
+            if load.part["keep"]:
+                quad[0] = value
+                load.keep(quad[0], self._row, column, self._is_first)
+                value = quad[0]
+        if self._inverse is not None and not loads[-1].part["keep"]:
+            quad[0] = value
 
     def quad(self, block: Scalar, j: int) -> Scalar:
         """Quad j of a block, counted from the tile's first."""

@@ -1,8 +1,8 @@
 """linear(x) -> linear(x), then add_lora of the same x: every projection of a layer supports LoRA adapters, one for each
 row of the batch.
 
-A gated projection is split into its ops, because an adapter changes gate and up before their activation. The low-rank
-matrices are states: adapters are loaded and unloaded while the model runs.
+The projection may store a sum with the residual stream, to which the adapter adds its change, but nothing else. The
+low-rank matrices are states: adapters are loaded and unloaded while the model runs.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from __future__ import annotations
 from ..bundle.entries import LoraEntry, LoraModule
 from ..errors import UnsupportedModel
 from ..ir.graph import Graph, Node, Value
+from ..ir.ops.norms import LOAD
 from ..ir.plan import Plan
 
 LAYERS = "model.layers."
-PROJECTIONS = {
-    "linear": {"inputs": ("x", "weight", "bias", "residual", "norm"), "attrs": ("dtype", "eps")},
-    "gated_linear": {"inputs": ("x", "weight", "bias", "norm"), "attrs": ("activation", "eps")},
-}
+# The only part that a projection with an adapter stores.
+STORED = ("add",)
 
 
 def add_lora(graph: Graph, rank: int) -> Graph:
@@ -34,10 +33,10 @@ def add_lora(graph: Graph, rank: int) -> Graph:
     nodes: list[Node] = []
     for node in graph.nodes:
         weight = node.inputs.get("weight", "")
-        if node.op not in PROJECTIONS or not weight.startswith(LAYERS):
+        if node.op != "linear" or not weight.startswith(LAYERS):
             nodes.append(node)
             continue
-        if not node.has_only(**PROJECTIONS[node.op]):
+        if any(part["op"] not in STORED for part in node.attr("store")) or "columns" in node.attrs:
             raise ValueError(
                 f"{node.op} of {weight}: does not support LoRA adapters with {', '.join((*node.inputs, *node.attrs))}"
             )
@@ -53,16 +52,12 @@ def add_lora(graph: Graph, rank: int) -> Graph:
         adapted.states[a] = Value(a, ("M", rank * len(widths), parameter.columns), "float32")
         adapted.states[b] = Value(b, ("M", parameter.rows, rank), "float32")
         y = node.outputs["y"]
-        gated = node.op == "gated_linear"
-        dtype = "float32" if gated else node.attr("dtype")
-        plain, changed = f"{y}.plain", f"{y}.changed" if gated else y
-        eps = {"eps": node.attrs["eps"]} if "eps" in node.attrs else {}
-        nodes.append(Node("linear", node.inputs, {"y": plain}, {"dtype": dtype, **eps}))
-        reads = {role: node.inputs[role] for role in ("x", "norm") if role in node.inputs}
+        plain = f"{y}.plain"
+        nodes.append(Node("linear", node.inputs, {"y": plain}, node.attrs))
+        reads = {role: node.inputs[role] for role in ("x", *LOAD.roles(node.attrs)) if role in node.inputs}
         inputs = {**reads, "adapters": "adapters", "a": a, "b": b, "into": plain}
-        nodes.append(Node("add_lora", inputs, {"y": changed}, {"widths": widths, "dtype": dtype, **eps}))
-        if gated:
-            nodes.append(Node("gate_halves", {"x": changed}, {"y": y}, {"activation": node.attr("activation")}))
+        attrs = {"widths": widths, "dtype": node.attr("dtype"), "load": node.attr("load")}
+        nodes.append(Node("add_lora", inputs, {"y": y}, attrs))
     return adapted.with_nodes(nodes, graph.parameters.values())
 
 

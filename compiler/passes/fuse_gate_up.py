@@ -1,11 +1,11 @@
-"""gate = linear(x), up = linear(x), gate(gate, up) -> gated_linear(x), whose weight is the gate's rows stacked on the
-up's.
+"""gate = linear(x), up = linear(x), gate(gate, up) -> gate_halves(linear(x)), whose weight is the gate's rows stacked
+on the up's.
 """
 
 from __future__ import annotations
 
 from ..ir.graph import Graph, Node, Parameter
-from .stack import can_stack, module_of, stack_projections
+from .stack import can_stack, module_of, stack_projections, unused_name
 
 
 def fuse_gate_up(graph: Graph) -> Graph:
@@ -13,7 +13,7 @@ def fuse_gate_up(graph: Graph) -> Graph:
     replaced: dict[int, Node | None] = {}
     parameters: dict[str, Parameter] = {}
     for node in graph.nodes:
-        if node.op != "gate" or not node.has_only(inputs=("gate", "up"), attrs=("activation",)):
+        if node.op != "gate" or "start" in node.attrs:
             continue
         pair = [makers[node.inputs[role]] for role in ("gate", "up") if node.inputs[role] in makers]
         # A projection that is both gate and up is not fused, nor is one whose result is rounded.
@@ -21,7 +21,8 @@ def fuse_gate_up(graph: Graph) -> Graph:
             continue
         if any(graph.only_user(linear.outputs["y"]) is not node for linear in pair):
             continue
-        roles = stack_projections(graph, parameters, pair, f"{module_of(pair[0])}.gate_up_proj")
-        replaced |= {id(pair[0]): None, id(pair[1]): None}
-        replaced[id(node)] = Node("gated_linear", {"x": pair[0].inputs["x"], **roles}, node.outputs, node.attrs)
+        inputs = stack_projections(graph, parameters, pair, f"{module_of(pair[0])}.gate_up_proj")
+        joint = unused_name(graph, (), f"{node.outputs['y']}.halves")
+        replaced |= {id(pair[0]): Node("linear", inputs, {"y": joint}, pair[0].attrs), id(pair[1]): None}
+        replaced[id(node)] = Node("gate_halves", {"x": joint}, node.outputs, node.attrs)
     return graph.replace(replaced, parameters.values())

@@ -25,9 +25,9 @@ def fuse_projections(graph: Graph) -> Graph:
             continue
         done |= {id(sibling) for sibling in siblings}
         letters = "".join(short_name(sibling) for sibling in siblings)
-        roles = stack_projections(graph, parameters, siblings, f"{module_of(node)}.{letters}_proj")
-        joint = unused_name(graph, (), f"{roles['weight'].removesuffix('.weight')}.out")
-        nodes.append(Node("linear", {"x": node.inputs["x"], **roles}, {"y": joint}, node.attrs))
+        inputs = stack_projections(graph, parameters, siblings, f"{module_of(node)}.{letters}_proj")
+        joint = unused_name(graph, (), f"{inputs['weight'].removesuffix('.weight')}.out")
+        nodes.append(Node("linear", inputs, {"y": joint}, node.attrs))
         stops = list(accumulate(graph.parameters[sibling.inputs["weight"]].rows for sibling in siblings))
         for sibling, start, stop in zip(siblings, [0, *stops], stops, strict=False):
             attrs = {"start": start, "stop": stop, "dtype": node.attr("dtype")}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.graph import Graph, Node, Parameter, Source
+from ..ir.ops.projections import stores_halves
 from ..quant import Quantization, form_of
 
 
@@ -16,9 +17,9 @@ def split_large(graph: Graph, quantization: Quantization, max_binding_bytes: int
     nodes: list[Node] = []
     parameters: list[Parameter] = []
     for node in graph.nodes:
-        role = {"embed": "table", "linear": "weight", "gated_linear": "weight"}.get(node.op)
+        role = {"embed": "table", "linear": "weight"}.get(node.op)
         matrix = graph.parameters[node.inputs[role]] if role else None
-        halves = 2 if node.op == "gated_linear" else 1
+        halves = 2 if node.op == "linear" and stores_halves(node.attr("store")) else 1
         starts = part_starts(matrix, halves, quantization, max_binding_bytes) if matrix else [0]
         if matrix is None or role is None or len(starts) == 1:
             nodes.append(node)

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ..ir.graph import Graph, Node, Parameter
+from ..ir.ops.norms import LOAD
+from ..ir.ops.projections import stores_halves
 
 
 def stack_projections(graph: Graph, new: dict[str, Parameter], linears: Sequence[Node], module: str) -> dict[str, str]:
-    """The roles "weight" and, if all have one, "bias" of one projection that computes several; its parameters are added
-    to ``new``.
+    """The inputs of one projection that computes several, of which `can_stack` holds; its parameters are added to
+    ``new``.
 
     ``module`` names it, as in "model.layers.0.self_attn.qkv_proj".
     """
-    return {
+    first = linears[0]
+    stacked = {
         role: stack_parameters(graph, new, [linear.inputs[role] for linear in linears], f"{module}.{role}")
         for role in ("weight", "bias")
-        if role in linears[0].inputs
+        if role in first.inputs
     }
+    return {**first.inputs, **stacked}
 
 
 def stack_parameters(graph: Graph, new: dict[str, Parameter], names: Sequence[str], name: str) -> str:
@@ -40,16 +44,17 @@ def unused_name(graph: Graph, new: Collection[str], name: str) -> str:
 
 
 def can_stack(graph: Graph, linears: Sequence[Node]) -> bool:
-    """Whether projections read the same input, have no options except a bias that all or none have, return the same
-    dtype, and have weights of one format.
+    """Whether projections load the same, store the same without further inputs, all or none have a bias, and have
+    weights of one format.
     """
     first = linears[0]
     return all(
         linear.op == "linear"
-        and linear.has_only(inputs=("x", "weight", "bias"), attrs=("dtype", "x_step", "y_step"))
-        and linear.inputs.keys() == first.inputs.keys()
-        and linear.inputs["x"] == first.inputs["x"]
+        and linear.has_only(inputs=("x", "weight", "bias", *LOAD.roles(linear.attrs)), attrs=("dtype", "load", "store"))
+        and {**linear.inputs, "weight": "", "bias": ""} == {**first.inputs, "weight": "", "bias": ""}
+        and ("bias" in linear.inputs) == ("bias" in first.inputs)
         and linear.attrs == first.attrs
+        and not stores_halves(linear.attr("store"))
         and linear.inputs["weight"] in graph.parameters
         and graph.parameters[linear.inputs["weight"]].form == graph.parameters[first.inputs["weight"]].form
         for linear in linears

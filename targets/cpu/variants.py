@@ -9,23 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.ir.heads import ATTENDED, Heads, Preparation, Scores
+from nearfar.compiler.ir.ops.elementwise import OPS as ELEMENTWISE
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.cpu.add_lora import add_lora
 from nearfar.compiler.kernels.cpu.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.cpu.attention import attention, attention_split
-from nearfar.compiler.kernels.cpu.elementwise import (
-    add,
-    fake_quantize,
-    gate,
-    gate_halves,
-    scale,
-    slice_columns,
-    soft_cap,
-)
+from nearfar.compiler.kernels.cpu.elementwise import elementwise, slice_columns
 from nearfar.compiler.kernels.cpu.embed import embed
 from nearfar.compiler.kernels.cpu.encoder_rows import embed_positions, pool_rows, rope_heads
 from nearfar.compiler.kernels.cpu.integer_dot import row_layout
@@ -41,6 +35,7 @@ from nearfar.compiler.kernels.cpu.sample import sample
 from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.targets.context import Context, attr, position_tables, sizes
+from nearfar.targets.split import split
 from nearfar.targets.variant import KernelCall, Template, Variant, for_activations, kernel, with_roles
 
 from .levels import AMX, AVX2, AVX512, DOTPROD, NEON, VNNI, Level
@@ -156,9 +151,7 @@ def projection_variants(step: Step, context: CpuContext, activation: str) -> lis
     that the step before has rounded to 8 bits.
     """
     facts = context.projection(step, activation)
-    multiple_of = facts.x_step
-    if multiple_of is None and facts.norm_eps is None and facts.stream_eps is None:
-        multiple_of = context.step_of(step.inputs["x"], step)
+    multiple_of = None if facts.load else context.step_of(step.inputs["x"], step)
     return projection_rows(facts, context, activation, multiple_of)
 
 
@@ -166,27 +159,28 @@ def projection_rows(
     facts: Projection, context: CpuContext, activation: str, multiple_of: float | None = None
 ) -> list[Variant]:
     """``multiple_of``: the input is -128 to 127 times this number."""
-    streamed, adds = facts, facts.stream_eps is not None
-    if adds:
-        facts = replace(facts, stream_eps=None, stream_factor=False, norm_row=1, x_dtype="float32")
-    # The kernel that prepares the rows keeps them.
-    multiplied = replace(facts, keeps_norm=False)
+    # The kernel that prepares the rows does what is loaded, but only a norm or a rounding.
+    multiplied = replace(facts, load=())
+    if facts.load and facts.load[0]["op"] == "fake_quantize":
+        multiple_of = facts.load[0]["scale"]
     bits = (8 if activation == "int8" or multiple_of else 16) if facts.weight.scale_dtype else None
 
-    def prepared(level: Level, rows: InputRows) -> tuple[KernelCall, ...]:
-        prepare = instance(prepare_rows, level, rows=rows)
-        if not adds:
-            return (prepare,)
-        return stream_call(streamed, level), with_roles(prepare, x="summed", norm="stream_norm")
+    def prepared(level: Level, *, for_level: Level, bits: int | None, planes: int = 0) -> tuple[KernelCall, ...]:
+        if len(facts.load) <= 1:
+            rows = replace(input_rows(facts, for_level, bits, multiple_of), planes=planes)
+            return (instance(prepare_rows, level, rows=rows),)
+        before, rest, reads = split(facts, partial(instance, rms_norm, level))
+        rows = replace(input_rows(rest, for_level, bits, multiple_of), planes=planes)
+        return before, with_roles(instance(prepare_rows, level, rows=rows), **reads)
 
     rows = []
     planes = 2 if bits is None else 1
     if AMX in context.levels and not context.plan.states and matrix_multiplies(facts, bits) and not multiple_of:
-        first = prepared(PREPARING[AMX], replace(input_rows(facts, AMX, None), planes=planes))
+        first = prepared(PREPARING[AMX], for_level=AMX, bits=None, planes=planes)
         multiply = instance(linear_matrix, AMX, facts=multiplied, planes=planes)
         rows.append(row(AMX, *first, multiply, when=[">=", facts.batch, MATRIX_ROWS[planes]]))
     for level in context.product_levels if bits else context.plain_levels:
-        first = prepared(PREPARING.get(level, level), input_rows(facts, level, bits, multiple_of))
+        first = prepared(PREPARING.get(level, level), for_level=level, bits=bits)
         for tokens, most in {1: 1, **(BLOCK_ROWS if bits else FLOAT_BLOCK_ROWS)[level]}.items():
             when: Condition = None if most is None else ["<=", facts.batch, most]
             rows.append(
@@ -195,56 +189,20 @@ def projection_rows(
     return rows
 
 
-def stream_call(facts: Projection, level: Level) -> KernelCall:
-    """The kernel that adds the norm of a projection's input to the residual stream."""
-    call = instance(
-        rms_norm,
-        level,
-        batch=facts.batch,
-        groups=1,
-        columns=facts.columns,
-        eps=facts.stream_eps,
-        x_dtype=facts.x_dtype,
-        y_dtype="float32",
-        residual=True,
-        factor=facts.stream_factor,
-    )
-    return with_roles(call, weight="stream_norm", residual="stream", factor="stream_factor", y="summed")
-
-
 def input_rows(facts: Projection, level: Level, bits: int | None, multiple_of: float | None = None) -> InputRows:
     """The prepared form of a projection's input. Projections with equal inputs share it, and so the kernel."""
-    normed = InputRows(
-        facts.batch,
-        facts.columns,
-        facts.x_dtype,
-        facts.norm_eps,
-        facts.norm_row,
-        centered=facts.centered,
-        norm_bias=facts.norm_bias,
-        keeps_norm=facts.keeps_norm,
-    )
+    rows = InputRows(facts.batch, facts.columns, facts.x_dtype, facts.load)
     if bits is None:
-        return replace(normed, step=facts.x_step)
+        rounds = facts.load and facts.load[0]["op"] == "fake_quantize"
+        return replace(rows, step=multiple_of if rounds else None)
     return replace(
-        normed,
+        rows,
         layout=row_layout(level.name, facts.weight, bits),
         zero=0 if facts.weight.offset else facts.weight.zero,
         sums=bool(facts.weight.offset),
         halves=facts.weight.scales_a_chunk == 2,
         step=multiple_of,
     )
-
-
-def add_lora_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
-    ranks, columns = sizes(context.plan.shape_of(step.inputs["a"])[1:])
-    widths = attr(step, "widths")
-    facts: dict[str, Any] = {
-        "rank": ranks // len(widths),
-        "norm_eps": attr(step, "eps"),
-        **context.dtypes(step, activation),
-    }
-    return plain(context, add_lora, columns=columns, widths=widths, **facts)
 
 
 # --- attention ---
@@ -285,7 +243,7 @@ def ragged_attention_variants(step: Step, context: CpuContext, activation: str) 
     of_level = {level.isa: call for level, call in ragged_attention_calls(context, **facts, y_in_scratch=True).items()}
     attended = f"scratch.{ATTENDED}"
     rows = []
-    for each in projection_rows(context.output_projection(step, activation), context, activation):
+    for each in projection_rows(context.projection(step, activation), context, activation):
         prepare, multiply = each.kernels
         if each.needs == AMX.needs and matrix_attends(**facts):
             first = instance(matrix_attention, AMX, **facts, y_in_scratch=True, planes=multiply.facts["planes"])
@@ -317,17 +275,13 @@ def may_see_more_than(keys: int, preparation: Preparation, scores: Scores) -> bo
 
 # The ops whose one kernel depends on nothing but the facts that they declare.
 TEMPLATES: dict[str, Template] = {
+    **dict.fromkeys(ELEMENTWISE, elementwise),
     "pool_rows": pool_rows,
     "rope": rope,
     "take_rows": take_rows,
     "slice_columns": slice_columns,
     "rms_norm": rms_norm,
-    "add": add,
-    "fake_quantize": fake_quantize,
-    "gate": gate,
-    "gate_halves": gate_halves,
-    "scale": scale,
-    "soft_cap": soft_cap,
+    "add_lora": add_lora,
     "adjust_logits": adjust_logits,
     "sample": sample,
     "top_logprobs": top_logprobs,
@@ -338,8 +292,6 @@ OPS: dict[str, Callable[[Step, CpuContext, str], list[Variant]]] = {
     "rope_heads": rope_heads_variants,
     "ragged_attention": ragged_attention_variants,
     "linear": projection_variants,
-    "gated_linear": projection_variants,
-    "add_lora": add_lora_variants,
     "append_kv": append_kv_variants,
     "attention": attention_variants,
 }

@@ -92,13 +92,12 @@ def tensor_core_row(facts: Projection, activation: str, shape: MmaShape | WgmmaS
         batch=facts.batch,
         columns=facts.columns,
         x_dtype=facts.x_dtype,
-        norm_eps=facts.norm_eps,
-        norm_row=facts.norm_row,
+        load=facts.load,
         dtype=activation,
-        x_step=facts.x_step,
         split=shape.splits > 1,
         swizzled=isinstance(shape, WgmmaShape),
     )
+    facts = replace(facts, load=())
     when: Condition = None if batch is None else ["<=", facts.batch, batch]
     main = (
         kernel(linear_mma, facts=facts, shape=shape)

@@ -25,7 +25,7 @@ from nearfar.compiler.ir.ops import OPS
 from .attention import add_append, add_attention
 from .builder import ELEMENT_TYPES, MICROSOFT
 from .emitter import Emit, Emitter
-from .gates import add_gate, add_gate_halves, add_halves, add_soft_cap
+from .gates import add_gate, add_gate_halves, add_soft_cap
 from .matmul_nbits import ACCURACY_LEVEL
 from .rotation import defer_rotation
 
@@ -144,13 +144,6 @@ def scaled(emitter: Emitter, node: Node, rows: str) -> str:
         return rows
     factor = emitter.factor(scale)
     return emitter.builder.add("Mul", [rows, factor], node.outputs["y"])
-
-
-def add_gated_linear(emitter: Emitter, node: Node) -> None:
-    """One product whose columns are gate, then up."""
-    both = f"{node.outputs['y']}.gate_up"
-    add_linear(emitter, Node("linear", node.inputs, {"y": both}))
-    add_halves(emitter, node, emitter.rows(both))
 
 
 def add_slice_columns(emitter: Emitter, node: Node) -> None:
@@ -286,7 +279,6 @@ class Form:
 FORMS: dict[str, Form] = {
     "embed": Form(add_embed, ("scale",), ("sampled",)),
     "linear": Form(add_linear, ("dtype",), ("bias",)),
-    "gated_linear": Form(add_gated_linear, ("activation",), ("bias",)),
     "slice_columns": Form(add_slice_columns, ("start", "stop", "dtype")),
     "rms_norm": Form(add_rms_norm, ("eps", "dtype", "centered"), ("bias",)),
     "add": Form(defer_sum),

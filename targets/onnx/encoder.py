@@ -13,18 +13,16 @@ that.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.ir.graph import Node
 from nearfar.compiler.ir.ops.encoders import require_joint
 from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
 
 from .builder import ELEMENT_TYPES, MICROSOFT
-from .decoder import FORMS, Form, add_linear, form_of, table_rows
+from .decoder import FORMS, Form, form_of, table_rows
 from .emitter import Emitter
 from .encoder_mask import attention_bias
-from .gates import activated
+from .gates import add_activate
 from .pooling import add_pool_rows, normalized
 from .rotation import rope_caches
 
@@ -100,16 +98,6 @@ def add_embed_positions(emitter: Emitter, node: Node) -> None:
         rows = table_rows(emitter, emitter.graph.parameters[node.inputs[role]], ids, f"{y}.{role}")
         total = add("Add", [total, rows], f"{y}.with_{role}")
     emitter.names[y] = total
-
-
-def add_activated_linear(emitter: Emitter, node: Node) -> None:
-    activation, y = node.attr("y_activation"), node.outputs["y"]
-    if activation == "none":
-        add_linear(emitter, node)
-        return
-    plain = f"{y}.linear"
-    add_linear(emitter, replace(node, outputs={"y": plain}))
-    emitter.names[y] = activated(emitter, activation, plain, y)
 
 
 def add_rope_heads(emitter: Emitter, node: Node) -> None:
@@ -198,11 +186,8 @@ def repeated(emitter: Emitter, x: str, kv_heads: int, num_heads: int, head_dim: 
 
 
 ENCODER_FORMS: dict[str, Form] = {
-    **{
-        name: FORMS[name]
-        for name in ("embed", "gated_linear", "slice_columns", "rms_norm", "add", "gate", "gate_halves")
-    },
-    "linear": Form(add_activated_linear, ("dtype", "y_activation"), ("bias",)),
+    **{name: FORMS[name] for name in ("embed", "linear", "slice_columns", "rms_norm", "add", "gate", "gate_halves")},
+    "activate": Form(add_activate, ("activation",)),
     "embed_positions": Form(
         add_embed_positions, ("first_position",), ("positions", "position_table", "token_types", "type_table")
     ),

@@ -1,4 +1,4 @@
-"""gate, gate_halves and gated_linear -> activation(gate) * up, and soft_cap, in ONNX's own ops."""
+"""gate and gate_halves -> activation(gate) * up, activate and soft_cap, in ONNX's own ops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ def add_gate(emitter: Emitter, node: Node) -> None:
 
 
 def add_gate_halves(emitter: Emitter, node: Node) -> None:
-    add_halves(emitter, node, *emitter.inputs(node, "x"))
+    gate, up = (f"{node.outputs['y']}.{part}" for part in ("gate", "up"))
+    emitter.builder.add("Split", emitter.inputs(node, "x"), gate, up, axis=1, num_outputs=2)
+    add_gated(emitter, node, gate, up)
+
+
+def add_activate(emitter: Emitter, node: Node) -> None:
+    (x,), y = emitter.inputs(node, "x"), node.outputs["y"]
+    emitter.names[y] = activated(emitter, node.attr("activation"), x, y)
 
 
 def add_soft_cap(emitter: Emitter, node: Node) -> None:
@@ -25,13 +32,6 @@ def add_soft_cap(emitter: Emitter, node: Node) -> None:
         return
     ratio = add("Mul", [x, emitter.factor(scale / cap)], f"{y}.ratio")
     emitter.names[y] = add("Mul", [add("Tanh", [ratio], f"{y}.tanh"), emitter.factor(cap)], y)
-
-
-def add_halves(emitter: Emitter, node: Node, both: str) -> None:
-    """The node's result, given gate and up side by side."""
-    gate, up = (f"{node.outputs['y']}.{part}" for part in ("gate", "up"))
-    emitter.builder.add("Split", [both], gate, up, axis=1, num_outputs=2)
-    add_gated(emitter, node, gate, up)
 
 
 def add_gated(emitter: Emitter, node: Node, gate: str, up: str) -> None:

@@ -39,17 +39,20 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "bench" / "cuda-projections"
 CANDIDATES_FILE, RESULTS_FILE = "candidates.json", "cuda_projections.json"
 # (columns, outputs, options of the projection) of Qwen3-0.6B and Llama-3.1-8B.
-NORMED: dict[str, Any] = {"norm_eps": 1e-6, "x_dtype": "float32"}
-ADDED: dict[str, Any] = {"residual": True, "y_dtype": "float32"}
+# The parts are those that kernels get.
+NORM = {"op": "rms_norm", "eps": 1e-6, "centered": False, "row": None, "bias": False, "keep": False}
+NORMED: dict[str, Any] = {"load": [NORM], "x_dtype": "float32"}
+GATED: dict[str, Any] = {"store": [{"op": "gate_halves", "activation": "silu"}]}
+ADDED: dict[str, Any] = {"store": [{"op": "add"}], "y_dtype": "float32"}
 MATRICES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "0.6B qkv": (1024, 4096, NORMED),
     "0.6B o": (2048, 1024, ADDED),
-    "0.6B gate, up": (1024, 3072, {**NORMED, "gated": True}),
+    "0.6B gate, up": (1024, 3072, {**NORMED, **GATED}),
     "0.6B down": (3072, 1024, ADDED),
     "0.6B head": (1024, 151936, {**NORMED, "y_dtype": "float32"}),
     "8B qkv": (4096, 6144, NORMED),
     "8B o": (4096, 4096, ADDED),
-    "8B gate, up": (4096, 14336, {**NORMED, "gated": True}),
+    "8B gate, up": (4096, 14336, {**NORMED, **GATED}),
     "8B down": (14336, 4096, ADDED),
 }
 MODELS = ("0.6B", "8B")

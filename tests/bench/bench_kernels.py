@@ -30,6 +30,8 @@ from nearfar.targets.webgpu.variants import projection_rows
 ROOT = Path(__file__).resolve().parents[2]
 # The projections of a layer of Qwen3-0.6B, and its head.
 SHAPES = ("4096x1024", "1024x2048", "6144x1024", "1024x3072", "151936x1024")
+# A part as kernels get it.
+NORM = {"op": "rms_norm", "eps": 1e-6, "centered": False, "row": None, "bias": False, "keep": False}
 
 
 def main() -> None:
@@ -70,8 +72,8 @@ def cases_of(shape: str, size: int, quantization: str) -> list[dict[str, Any]]:
     outputs, columns = map(int, shape.split("x"))
     fmt = quant.form_by_name(quantization)
     planes = {plane.name: plane for plane in fmt.planes(columns)}
-    facts = Projection("S", columns, outputs, weight_format(fmt), "float32", "float32", norm_eps=1e-6)
-    sizes = {"x": 4 * size * columns, "norm": 4 * columns, "y": 4 * size * outputs}
+    facts = Projection("S", columns, outputs, weight_format(fmt), "float32", "float32", load=[NORM])
+    sizes = {"x": 4 * size * columns, "load0_weight": 4 * columns, "y": 4 * size * outputs}
     sizes |= {f"weight.{name}": outputs * plane.row_bytes for name, plane in planes.items()}
     rows = [row for row in projection_rows(facts, "float16") if holds(row.when, {"S": size})]
     return [case_of(row, {"S": size}, sizes, 2 * size * outputs * columns) for row in rows]

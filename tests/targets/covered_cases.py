@@ -29,7 +29,7 @@ TEMPLATES = str(HERE.parents[1] / "compiler/kernels")
 # These execute the same instructions for every template.
 SHARED = ("/builder.py", "/tir.py")
 # Cases of other ops are cheap, and their names are sizes that matter.
-EXPENSIVE = re.compile(r"linear_|gated_linear_|attention_|ragged_attention_")
+EXPENSIVE = re.compile(r"linear_|attention_|ragged_attention_")
 # What a kernel costs beside its size, in instructions of its template.
 KERNEL_COST = 500
 

@@ -7,6 +7,8 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+from projection_parts import Parts, parts_of
+
 from nearfar.compiler.ir.graph import Constant, Graph, Parameter, Source, Value
 from nearfar.compiler.ir.kv_format import kv_format
 from nearfar.compiler.ir.ops import OPS
@@ -40,6 +42,13 @@ class Builder(Graph):
     def vector(self, name: str, length: int) -> str:
         self.parameters[name] = Parameter(name, (Source(name, 0, length),), None)
         return name
+
+    def declare(self, parts: Parts) -> dict[str, str]:
+        """The inputs of what a projection loads and stores, by role: vectors have one dimension."""
+        return {
+            role: self.vector(role, shape[0]) if len(shape) == 1 else self.value(role, shape)  # type: ignore[arg-type]
+            for role, shape in parts.shapes.items()
+        }
 
     def ends(self, name: str) -> Graph:
         self.outputs["y"] = name
@@ -86,8 +95,8 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "linear", "later_part", partial(linear, "float32", "activation", residual=True, **later)
     yield "linear", "side_gate", partial(linear, norm=True, bias=True, up_start=9, activation="gelu_tanh")
     for optional in (("norm",), ("norm", "bias", "factor"), ()):
-        yield "linear", "_".join(("stream", *optional)), partial(in_stream, "linear", optional)
-    yield "gated_linear", "stream", partial(in_stream, "gated_linear", ("norm",))
+        yield "linear", "_".join(("stream", *optional)), partial(in_stream, optional)
+    yield "linear", "gated_stream", partial(in_stream, ("norm",), gated=True)
     for activation in ("gelu", "relu", "tanh"):
         yield "linear", f"then_{activation}", partial(linear, bias=True, residual=True, y_activation=activation)
     yield "linear", "layer_norm", partial(linear, norm=True, centered=True, norm_bias=True, bias=True)
@@ -97,14 +106,16 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "add", "plain", add
     for x_dtype, dtype in (("float32", "activation"), ("activation", "float32")):
         yield "fake_quantize", f"{x_dtype}_{dtype}", partial(fake_quantize, x_dtype, dtype)
+    yield "gate", "wide", partial(gate, "silu", start=3)
     for activation in ACTIVATIONS:
+        yield "activate", activation, partial(activate, activation)
         yield "gate", activation, partial(gate, activation)
         yield "gate_halves", activation, partial(gate_halves, activation)
-        yield "gated_linear", activation, partial(gated_linear, activation)
-    yield "gated_linear", "norm_bias", partial(gated_linear, "gelu", x_dtype="activation", norm=True, bias=True)
-    yield "gated_linear", "layer_norm", partial(gated_linear, "silu", norm=True, centered=True)
-    yield "gated_linear", "first_part", partial(gated_linear, "silu", **part)
-    yield "gated_linear", "later_part", partial(gated_linear, "relu2", **later)
+        yield "linear", f"gated_{activation}", partial(linear, gated=activation)
+    yield "linear", "gated_norm_bias", partial(linear, "activation", gated="gelu", norm=True, bias=True)
+    yield "linear", "gated_layer_norm", partial(linear, gated="silu", norm=True, centered=True)
+    yield "linear", "gated_first_part", partial(linear, gated="silu", **part)
+    yield "linear", "gated_later_part", partial(linear, gated="relu2", **later)
     yield "scale", "plain", scale
     yield "soft_cap", "capped", partial(soft_cap, 5.0)
     yield "soft_cap", "scaled", partial(soft_cap, None)
@@ -183,7 +194,7 @@ def over_texts(op: str, *, rotary_dim: int = 0, output: int = 0, residual: bool 
     if output:
         inputs |= {"weight": graph.matrix("weight", output, HEADS * HEAD_DIM), "bias": graph.vector("bias", output)}
     if residual:
-        inputs["residual"] = graph.value("residual", ("S", output))
+        inputs["store0_b"], attrs["store"] = graph.value("residual", ("S", output)), [{"op": "add"}]
     if rotary_dim:
         inputs["table"] = rope_table(graph, rotary_dim)
     if "eps" in attrs:
@@ -219,11 +230,14 @@ def rms_norm(
     inputs = {"x": graph.value("x", ("S", 3 * HEAD_DIM), x_dtype), "weight": graph.vector("weight", HEAD_DIM)}
     if bias:
         inputs["bias"] = graph.vector("bias", HEAD_DIM)
+    store = []
     if residual:
-        inputs["residual"] = graph.value("residual", ("S", 3 * HEAD_DIM))
+        inputs["store0_b"] = graph.value("residual", ("S", 3 * HEAD_DIM))
+        store.append({"op": "add"})
     if factor:
-        inputs["factor"] = graph.vector("factor", 1)
-    return graph.ends(graph.add("rms_norm", inputs, name="y", eps=1e-3, dtype=dtype, centered=centered))
+        inputs["store1_factor"] = graph.vector("factor", 1)
+        store.append({"op": "scale"})
+    return graph.ends(graph.add("rms_norm", inputs, name="y", eps=1e-3, dtype=dtype, centered=centered, store=store))
 
 
 def add() -> Graph:
@@ -239,10 +253,15 @@ def fake_quantize(x_dtype: DType, dtype: DType) -> Graph:
     return graph.ends(graph.add("fake_quantize", inputs, name="y", scale=0.25, dtype=dtype))
 
 
-def gate(activation: str) -> Graph:
+def activate(activation: str) -> Graph:
     graph = Builder()
-    inputs = {"gate": graph.value("gate", ("S", COLUMNS)), "up": graph.value("up", ("S", COLUMNS))}
-    return graph.ends(graph.add("gate", inputs, name="y", activation=activation))
+    return graph.ends(graph.add("activate", {"x": graph.value("x", ("S", COLUMNS))}, name="y", activation=activation))
+
+
+def gate(activation: str, start: int = 0) -> Graph:
+    graph = Builder()
+    inputs = {"gate": graph.value("gate", ("S", COLUMNS)), "up": graph.value("up", ("S", COLUMNS + 2 * start))}
+    return graph.ends(graph.add("gate", inputs, name="y", activation=activation, start=start))
 
 
 def gate_halves(activation: str) -> Graph:
@@ -270,88 +289,74 @@ def linear(
     norm: bool = False,
     bias: bool = False,
     residual: bool = False,
+    gated: str | None = None,
     columns: int | None = None,
     offset: int = 0,
     later: bool = False,
     x_step: float | None = None,
     up_start: int | None = None,
     activation: str = "silu",
-    y_activation: str = "none",
+    y_activation: str | None = None,
     centered: bool = False,
     norm_bias: bool = False,
     keeps_norm: bool = False,
 ) -> Graph:
-    """``later``: another projection has written the ``offset`` columns before it. ``up_start``: it gates columns of
-    another value.
+    """``later``: another projection has written the ``offset`` columns before it. ``gated``: the activation of a gate
+    of halves. ``up_start``: it gates columns of another value.
     """
     graph = Builder()
-    x, width, into = graph.value("x", ("S", COLUMNS), x_dtype), columns or OUTPUTS, None
+    x, width, into, halves = graph.value("x", ("S", COLUMNS), x_dtype), columns or OUTPUTS, None, 2 if gated else 1
+    parts = parts_of(
+        COLUMNS,
+        width,
+        norm_eps=1e-3 if norm else None,
+        norm_bias=norm_bias,
+        centered=centered,
+        keeps_norm=keeps_norm,
+        x_step=x_step,
+        gated=gated is not None,
+        activation=gated or activation,
+        up_width=0 if up_start is None else up_start + width + 5,
+        up_start=up_start or 0,
+        y_activation=y_activation,
+        residual=residual,
+    )
     if later:
-        first = graph.matrix("first", offset, COLUMNS)
-        into = graph.add("linear", {"x": x, "weight": first}, name="z", dtype=dtype, columns=columns)
-    inputs = {
+        inputs = {"x": x, "weight": graph.matrix("first", halves * offset, COLUMNS)}
+        into = graph.add(
+            "linear", inputs, name="z", dtype=dtype, columns=columns, store=parts.store[:1] if gated else []
+        )
+    given = {
         "x": x,
-        "weight": graph.matrix("weight", OUTPUTS, COLUMNS),
-        "norm": graph.vector("norm", COLUMNS) if norm else None,
-        "norm_bias": graph.vector("norm_bias", COLUMNS) if norm_bias else None,
-        "bias": graph.vector("bias", width) if bias else None,
-        "residual": graph.value("residual", ("S", width)) if residual else None,
+        "weight": graph.matrix("weight", halves * OUTPUTS, COLUMNS),
+        "bias": graph.vector("bias", 2 * OUTPUTS if gated else width) if bias else None,
         "into": into,
-        "up": None if up_start is None else graph.value("up", ("S", up_start + width + 5)),
+        **graph.declare(parts),
     }
-    eps = 1e-3 if norm else None
-    attrs: dict[str, Any] = {"eps": eps, "columns": columns, "offset": offset, "x_step": x_step, "centered": centered}
-    attrs |= {"up_start": up_start or 0, "activation": activation, "y_activation": y_activation}
-    y = graph.add("linear", inputs, name="y", dtype=dtype, keeps_norm=keeps_norm, **attrs)
+    y = graph.add("linear", given, name="y", dtype=dtype, columns=columns, offset=offset, **parts.attrs)
     if keeps_norm:
-        graph.outputs["normed"] = "y.normed"
+        graph.outputs["normed"] = "y.load0"
     return graph.ends(y)
 
 
-def in_stream(op: str, optional: tuple[str, ...]) -> Graph:
+def in_stream(optional: tuple[str, ...], *, gated: bool = False) -> Graph:
     """A projection of the residual stream plus the norm of x."""
     graph = Builder()
-    outputs, dtype = (2 * OUTPUTS, {}) if op == "gated_linear" else (OUTPUTS, {"dtype": "float32"})
+    outputs = 2 * OUTPUTS if gated else OUTPUTS
+    norm, factor = "norm" in optional, "factor" in optional
+    eps = 1e-3 if norm else None
+    parts = parts_of(COLUMNS, OUTPUTS, stream_eps=1e-2, stream_factor=factor, norm_eps=eps, joint=norm, gated=gated)
     inputs = {
         "x": graph.value("x", ("S", COLUMNS)),
-        "stream": graph.value("stream", ("S", COLUMNS)),
-        "stream_norm": graph.vector("stream_norm", (2 if "norm" in optional else 1) * COLUMNS),
-        "stream_factor": graph.vector("stream_factor", 1) if "factor" in optional else None,
         "weight": graph.matrix("weight", outputs, COLUMNS),
         "bias": graph.vector("bias", outputs) if "bias" in optional else None,
+        **graph.declare(parts),
     }
-    eps: dict[str, Any] = {"eps": 1e-3 if "norm" in optional else None, "stream_eps": 1e-2}
-    graph.add(op, inputs, name="y", **eps, **dtype)
-    graph.outputs["summed"] = "y.summed"
+    if norm:
+        inputs[f"load{len(parts.load) - 1}_weight"] = inputs["load0_weight"]
+    graph.add("linear", inputs, name="y", dtype="float32", **parts.attrs)
+    graph.outputs["summed"] = "y.load2" if factor else "y.load1"
     return graph.ends("y")
-
-
-def gated_linear(
-    activation: str,
-    *,
-    x_dtype: DType = "float32",
-    norm: bool = False,
-    centered: bool = False,
-    bias: bool = False,
-    columns: int | None = None,
-    offset: int = 0,
-    later: bool = False,
-) -> Graph:
-    graph = Builder()
-    x = graph.value("x", ("S", COLUMNS), x_dtype)
-    into = None
-    if later:
-        first = graph.matrix("first", 2 * offset, COLUMNS)
-        into = graph.add("gated_linear", {"x": x, "weight": first}, name="z", activation=activation, columns=columns)
-    inputs = {
-        "x": x,
-        "weight": graph.matrix("weight", 2 * OUTPUTS, COLUMNS),
-        "norm": graph.vector("norm", COLUMNS) if norm else None,
-        "bias": graph.vector("bias", 2 * OUTPUTS) if bias else None,
-        "into": into,
-    }
-    attrs: dict[str, Any] = {"activation": activation, "eps": 1e-3 if norm else None, "centered": centered}
-    return graph.ends(graph.add("gated_linear", inputs, name="y", columns=columns, offset=offset, **attrs))
 
 
 def add_lora(x_dtype: DType, dtype: DType, *, norm: bool) -> Graph:
@@ -363,10 +368,11 @@ def add_lora(x_dtype: DType, dtype: DType, *, norm: bool) -> Graph:
         "adapters": graph.value("adapters", ("S",), "int32"),
         "a": graph.state("a", ("M", rank * len(widths), COLUMNS), "float32"),
         "b": graph.state("b", ("M", OUTPUTS, rank), "float32"),
-        "norm": graph.vector("norm", COLUMNS) if norm else None,
+        "load0_weight": graph.vector("norm", COLUMNS) if norm else None,
         "into": into,
     }
-    return graph.ends(graph.add("add_lora", inputs, name="y", widths=widths, dtype=dtype, eps=1e-3 if norm else None))
+    load = [{"op": "rms_norm", "eps": 1e-3}] if norm else []
+    return graph.ends(graph.add("add_lora", inputs, name="y", widths=widths, dtype=dtype, load=load))
 
 
 def over_pages(

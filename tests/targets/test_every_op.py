@@ -8,12 +8,14 @@ import pytest
 from one_op import Build, graphs
 
 from nearfar.compiler import quant
-from nearfar.compiler.ir.ops import OPS
-from nearfar.compiler.ir.plan import Plan, make_plan
+from nearfar.compiler.bundle.check_kernels import check_facts
+from nearfar.compiler.ir.ops import OPS, Use
+from nearfar.compiler.ir.plan import Plan, Step, make_plan
 from nearfar.compiler.names import TARGETS
 from nearfar.targets.context import Context
 from nearfar.targets.cpu.levels import by_name
 from nearfar.targets.cpu.variants import CpuContext
+from nearfar.targets.lowering import binding
 
 GRAPHS = [pytest.param(target, build, id=f"{target}-{op}-{name}") for target in TARGETS for op, name, build in graphs()]
 
@@ -37,7 +39,16 @@ def test_the_last_row_of_every_op_runs_anywhere(target: str, build: Build) -> No
                 assert last.when is None
                 assert last.needs == ()
                 for call in last.kernels:
-                    assert call.build().name == call.name
+                    built = call.build()
+                    assert built.name == call.name
+                    # Otherwise a bundle with the kernel would not open.
+                    bindings = [binding(each.role, each.access) for each in built.bindings]
+                    check_facts(call.name, step.op, use_of(plan, step), call.plain_facts(), bindings)
+
+
+def use_of(plan: Plan, step: Step) -> Use:
+    op = OPS[step.op]
+    return Use(op, {role: plan.shape_of(name) for role, name in step.inputs.items()}, {}, op.complete(step.attrs))
 
 
 def context_of(target: str, plan: Plan, activations: tuple[str, ...]) -> Context:

@@ -61,8 +61,8 @@ def site(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFact
     for name in ("sound", "broken", "hopeless"):
         shutil.copytree(tiny_bundle, site / name)
         lighten_but_two(site / name)
-    break_kernels(site / "broken", variants(site / "broken", "gated_linear")[0])
-    for variant in variants(site / "hopeless", "gated_linear"):
+    break_kernels(site / "broken", variants(site / "broken")[0])
+    for variant in variants(site / "hopeless"):
         break_kernels(site / "hopeless", variant)
     return site
 
@@ -101,7 +101,7 @@ def test_a_sound_bundle_passes_within_its_tolerance_and_on_a_cpu_nothing_is_time
 def test_a_wrong_kernel_is_switched_off_once_and_answers_stay_those_of_the_sound_bundle(
     context: BrowserContext, address: str, expected: dict[str, list[int]], site: Path
 ) -> None:
-    wrong = variants(site / "broken", "gated_linear")[0]
+    wrong = variants(site / "broken")[0]
     first = load(context.new_page(), address, "broken", expected)
     assert first["selfTest"]["state"] == "passed-with-switched-off"
     assert first["selfTest"]["switchedOff"] == [wrong]
@@ -145,8 +145,8 @@ def test_a_measured_tuning_ships_with_a_bundle_and_answers_stay(
     assert measured["ids"] == expected["token_ids"][:12]
     # As measured on a machine where the last row is the fastest for every size.
     manifest = manifest_of(tiny_bundle)
-    step = next(step for step in manifest["plans"]["generate"]["steps"] if step["op"] == "gated_linear")
-    names = variants(tiny_bundle, "gated_linear")
+    step = next(filter(gates, manifest["plans"]["generate"]["steps"]))
+    names = variants(tiny_bundle)
     turned = {**record, "variants": {step["variants"]: [{"when": None, "variant": names[-1]}]}}
     shutil.copytree(tiny_bundle, site / "shipped")
     (site / "shipped/manifest.json").write_text(json.dumps({**manifest, "tuning": [turned]}))
@@ -157,23 +157,33 @@ def test_a_measured_tuning_ships_with_a_bundle_and_answers_stay(
     assert shipped["kernels"] < measured["kernels"], "what the record puts last is not even compiled"
 
 
-def variants(bundle: Path, op: str) -> list[str]:
-    """The names of the variants that can run an op with float32 activations, first choice first."""
+def gates(step: dict[str, Any]) -> bool:
+    """Whether a step is a projection that gates halves of its outputs."""
+    return [part["op"] for part in step["attrs"].get("store", ())] == ["gate_halves"]
+
+
+def variants(bundle: Path) -> list[str]:
+    """The names of the variants that can run a gated projection with float32 activations, first choice first."""
     manifest = manifest_of(bundle)
-    step = next(step for step in manifest["plans"]["generate"]["steps"] if step["op"] == op)
+    step = next(filter(gates, manifest["plans"]["generate"]["steps"]))
     rows = [row for row in manifest["variants"][step["variants"]] if row["activation"] in (None, "float32")]
     return list(dict.fromkeys("+".join(row["kernels"]) for row in rows))
 
 
 def lighten_but_two(bundle: Path) -> None:
-    """Leave the first and the last variant of one op, and one of each other op. Each takes seconds to compile."""
-    lighten(bundle, keep=("gated_linear",), self_test=True)
-    first, *_, last = variants(bundle, "gated_linear")
+    """Leave the first and the last variant of a gated projection, and one of each other step. Each takes seconds to
+    compile.
+    """
+    lighten(bundle, keep=("linear",), self_test=True)
+    first, *_, last = variants(bundle)
     manifest = manifest_of(bundle)
     for step in manifest["plans"]["generate"]["steps"]:
-        if step["op"] == "gated_linear":
-            rows = manifest["variants"][step["variants"]]
-            manifest["variants"][step["variants"]] = [row for row in rows if "+".join(row["kernels"]) in (first, last)]
+        rows = manifest["variants"][step["variants"]]
+        if gates(step):
+            rows = [row for row in rows if "+".join(row["kernels"]) in (first, last)]
+        elif step["op"] == "linear":
+            rows = [row for row in rows if row["when"] is None and not row["needs"]]
+        manifest["variants"][step["variants"]] = rows
     (bundle / "manifest.json").write_text(json.dumps(manifest))
 
 

@@ -11,7 +11,7 @@ belong to sequence b, by ascending position. New keys and values are written to 
 
 from __future__ import annotations
 
-from . import attention, elementwise, encoders, kv_pages, projections, rows, sampling
+from . import attention, elementwise, encoders, kv_pages, norms, projections, rows, sampling
 from .op import Array, Attrs, Bound, DType, Kind, Op, Type, Use
 
 __all__ = ["OPS", "Array", "Attrs", "Bound", "DType", "Kind", "Op", "Type", "Use"]
@@ -19,6 +19,7 @@ __all__ = ["OPS", "Array", "Attrs", "Bound", "DType", "Kind", "Op", "Type", "Use
 OPS: dict[str, Op] = {
     **rows.OPS,
     **projections.OPS,
+    **norms.OPS,
     **elementwise.OPS,
     **kv_pages.OPS,
     **attention.OPS,

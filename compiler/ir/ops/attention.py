@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from ..heads import Preparation, Scores
-from .elementwise import rms_norm
 from .kv_pages import append_kv, check_pages, head_dim_of, page_facts, read_pages
+from .norms import rms_norm
 from .op import (
     ACTIVATION,
     DTYPE,

@@ -1,4 +1,6 @@
-"""Ops on each element or each row: rms_norm, add, scale, fake_quantize, gate, gate_halves, soft_cap."""
+"""Ops on each element: add, scale, scale_rows, fake_quantize, activate, gate, gate_halves, soft_cap. Other ops may
+compute them as parts.
+"""
 
 from __future__ import annotations
 
@@ -12,61 +14,26 @@ import numpy as np
 from .erf import erf
 from .op import (
     ACTIVATIONS,
-    CENTERED,
     DTYPE,
-    EPS,
     FLOAT32,
     FLOATS,
-    GATE,
     VECTOR,
     Array,
+    Attr,
     Attrs,
     Bound,
     Inputs,
+    Kinds,
     Op,
     Shapes,
     Type,
     Use,
-    facts_of_rows,
+    choice,
+    count,
     positive,
     require,
 )
-
-
-def infer_rms_norm(shapes: Shapes, attrs: Attrs) -> Type:
-    width, columns = shapes["weight"][0], shapes["x"][1]
-    require(isinstance(width, int) and isinstance(columns, int) and columns % width == 0, "rms_norm", shapes)
-    added = "residual" not in shapes or (shapes["residual"] == shapes["x"] and attrs["dtype"] == "float32")
-    require(added, "rms_norm", shapes)
-    require("bias" not in shapes or shapes["bias"] == shapes["weight"], "rms_norm", shapes)
-    require("factor" not in shapes or (shapes["factor"] == (1,) and "residual" in shapes), "rms_norm", shapes)
-    return shapes["x"], attrs["dtype"]
-
-
-def rms_norm(inputs: Inputs, attrs: Attrs) -> Array:
-    """Scale groups of columns to unit root mean square, then by weight, and add a bias and a residual if there are
-    any. The sum is multiplied by one ``factor`` if there is one. Zhang & Sennrich 2019.
-
-    With ``centered``, the mean of each group is subtracted first, which is LayerNorm. Ba et al. 2016.
-
-    x (S, n * E), weight (E,), bias (E,), residual like x, factor (1,) -> like x.
-    """
-    x, weight = inputs["x"].astype(np.float32), inputs["weight"]
-    groups = x.reshape(len(x), x.shape[1] // len(weight), len(weight))
-    if attrs.get("centered", False):
-        groups = groups - np.mean(groups, axis=-1, keepdims=True)
-    scale = 1 / np.sqrt(np.mean(groups * groups, axis=-1, keepdims=True) + np.float32(attrs["eps"]))
-    normed = groups * scale * weight
-    y: Array = (normed + inputs["bias"] if "bias" in inputs else normed).reshape(x.shape)
-    y = y + inputs["residual"] if "residual" in inputs else y
-    return y * inputs["factor"][0] if "factor" in inputs else y
-
-
-def rms_norm_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
-    facts, width = facts_of_rows(use), use.shapes["weight"][0]
-    # Kernels that do not name the width of a group count the columns of one.
-    columns = {"width": width} if "width" in bound.facts else {"columns": width, "groups": facts["columns"] // width}
-    return {**facts, **columns, **{role: role in use.shapes for role in ("bias", "residual", "factor")}}
+from .parts import facts_of_part
 
 
 def infer_add(shapes: Shapes, attrs: Attrs) -> Type:
@@ -88,6 +55,11 @@ def scale(inputs: Inputs, attrs: Attrs) -> Array:
     """x times one factor. x (S, N), factor (1,) -> like x."""
     y: Array = inputs["x"] * inputs["factor"][0]
     return y
+
+
+def activate(inputs: Inputs, attrs: Attrs) -> Array:
+    """activation(x). x (S, N) -> like x."""
+    return ACTIVATION_FUNCTIONS[attrs["activation"]](inputs["x"])
 
 
 def silu(x: Array) -> Array:
@@ -142,14 +114,20 @@ assert tuple(ACTIVATION_FUNCTIONS) == ACTIVATIONS
 
 
 def infer_gate(shapes: Shapes, attrs: Attrs) -> Type:
-    require(shapes["gate"] == shapes["up"], "gate", shapes)
+    (rows, columns), (up_rows, up_columns) = shapes["gate"], shapes["up"]
+    fits = isinstance(columns, int) and isinstance(up_columns, int) and attrs["start"] + columns <= up_columns
+    require(rows == up_rows and fits, "gate", shapes)
     return shapes["gate"], "float32"
 
 
 def gate(inputs: Inputs, attrs: Attrs) -> Array:
-    """activation(gate) * up, same shapes. Shazeer 2020."""
-    activation = ACTIVATION_FUNCTIONS[attrs["activation"]]
-    y: Array = activation(inputs["gate"].astype(np.float32)) * inputs["up"]
+    """activation(gate) * up. gate (S, N), up (S, M), read from column ``start`` on -> (S, N). Shazeer 2020."""
+    columns = slice(attrs["start"], attrs["start"] + inputs["gate"].shape[1])
+    return gated(inputs["gate"].astype(np.float32), inputs["up"][:, columns], attrs)
+
+
+def gated(gate: Array, up: Array, attrs: Attrs) -> Array:
+    y: Array = ACTIVATION_FUNCTIONS[attrs["activation"]](gate) * up
     return y
 
 
@@ -162,16 +140,7 @@ def infer_gate_halves(shapes: Shapes, attrs: Attrs) -> Type:
 def gate_halves(inputs: Inputs, attrs: Attrs) -> Array:
     """activation(gate) * up. x (S, 2F) holds gate in its left half and up in its right half -> (S, F)."""
     left, right = np.split(inputs["x"], 2, axis=1)
-    return gate({"gate": left, "up": right}, attrs)
-
-
-def gate_halves_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
-    facts = facts_of_rows(use)
-    return {**facts, "columns": facts["columns"] // 2}
-
-
-def infer_soft_cap(shapes: Shapes, attrs: Attrs) -> Type:
-    return shapes["x"], "float32"
+    return gated(left, right, attrs)
 
 
 def soft_cap(inputs: Inputs, attrs: Attrs) -> Array:
@@ -194,32 +163,35 @@ def fake_quantize(inputs: Inputs, attrs: Attrs) -> Array:
     return y
 
 
+def infer_same(shapes: Shapes, attrs: Attrs) -> Type:
+    return shapes["x"], "float32"
+
+
+def elementwise(
+    name: str,
+    infer: Callable[[Shapes, Attrs], Type],
+    compute: Callable[[Inputs, Attrs], Array],
+    inputs: Mapping[str, Kinds],
+    **attrs: Attr,
+) -> Op:
+    def facts(use: Use, bound: Bound) -> Mapping[str, Any]:
+        (rows, columns), _ = infer(use.shapes, use.attrs)
+        return {"rows": rows, "columns": columns, "part": facts_of_part(name, use.op, use.attrs, use.shapes)}
+
+    return Op(infer, compute, inputs=inputs, attrs=attrs, facts=facts)
+
+
+ACTIVATION = choice("silu", *ACTIVATIONS)
 OPS = {
-    "rms_norm": Op(
-        infer_rms_norm,
-        rms_norm,
-        inputs={"x": FLOATS, "weight": VECTOR},
-        optional={"bias": VECTOR, "residual": FLOAT32, "factor": VECTOR},
-        attrs={"eps": EPS, "dtype": DTYPE, "centered": CENTERED},
-        facts=rms_norm_facts,
-        per_text=True,
+    "add": elementwise("add", infer_add, add, {"a": FLOAT32, "b": FLOAT32}),
+    "scale": elementwise("scale", infer_scale, scale, {"x": FLOAT32, "factor": VECTOR}),
+    "fake_quantize": elementwise(
+        "fake_quantize", infer_fake_quantize, fake_quantize, {"x": FLOATS}, scale=positive(), dtype=DTYPE
     ),
-    "scale": Op(infer_scale, scale, inputs={"x": FLOAT32, "factor": VECTOR}),
-    "add": Op(infer_add, add, inputs={"a": FLOAT32, "b": FLOAT32}),
-    "fake_quantize": Op(
-        infer_fake_quantize,
-        fake_quantize,
-        inputs={"x": FLOATS},
-        attrs={"scale": positive(), "dtype": DTYPE},
+    "activate": elementwise("activate", infer_same, activate, {"x": FLOAT32}, activation=ACTIVATION),
+    "gate": elementwise(
+        "gate", infer_gate, gate, {"gate": FLOAT32, "up": FLOAT32}, activation=ACTIVATION, start=count(0)
     ),
-    "gate": Op(infer_gate, gate, inputs={"gate": FLOAT32, "up": FLOAT32}, attrs={"activation": GATE}),
-    "gate_halves": Op(
-        infer_gate_halves, gate_halves, inputs={"x": FLOAT32}, attrs={"activation": GATE}, facts=gate_halves_facts
-    ),
-    "soft_cap": Op(
-        infer_soft_cap,
-        soft_cap,
-        inputs={"x": FLOAT32},
-        attrs={"scale": positive(1.0), "cap": positive(None)},
-    ),
+    "gate_halves": elementwise("gate_halves", infer_gate_halves, gate_halves, {"x": FLOAT32}, activation=ACTIVATION),
+    "soft_cap": elementwise("soft_cap", infer_same, soft_cap, {"x": FLOAT32}, scale=positive(1.0), cap=positive(None)),
 }

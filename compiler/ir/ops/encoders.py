@@ -23,6 +23,7 @@ from .attention import (
     require_preparation,
     score_facts,
 )
+from .norms import STORE
 from .op import (
     ACTIVATION,
     FLOAT32,
@@ -125,20 +126,21 @@ def rope_heads(inputs: Inputs, attrs: Attrs) -> Array:
 def infer_ragged_attention(shapes: Shapes, attrs: Attrs) -> Type:
     columns = require_joint("ragged_attention", shapes, attrs) * attrs["head_dim"]
     if "weight" not in shapes:
-        require(not shapes.keys() & {"bias", "residual"}, "ragged_attention", shapes)
+        require("bias" not in shapes and not attrs["store"], "ragged_attention", shapes)
         return (shapes["qkv"][0], columns), "activation"
     outputs, weight_columns = shapes["weight"]
-    fits = all(shapes[role][-1] == outputs for role in ("bias", "residual") if role in shapes)
-    require(columns == weight_columns and fits, "ragged_attention", shapes)
-    return (shapes["qkv"][0], outputs), "float32"
+    made: Type = ((shapes["qkv"][0], outputs), "float32")
+    fits = columns == weight_columns and shapes.get("bias", (outputs,)) == (outputs,)
+    require(fits and STORE.infer(shapes, attrs, made) == made, "ragged_attention", shapes)
+    return made
 
 
 def ragged_attention(inputs: Inputs, attrs: Attrs) -> Array:
-    """`attention` over the rows of each row's text. With a weight, the result is projected: @ weight.T + bias +
-    residual; a term without its input is omitted.
+    """`attention` over the rows of each row's text. With a weight, the result is projected as by `linear`:
+    store(result @ weight.T + bias).
 
     qkv (S, (H + 2K) * D) holds the heads of q, then those of k, then those of v; positions (S,), seq_starts (B+1,),
-    weight (N, H * D), bias (N,), residual (S, N) -> (S, H * D), or (S, N).
+    weight (N, H * D), bias (N,) -> (S, H * D), or (S, N).
     """
     num_kv_heads, head_dim = attrs["num_kv_heads"], attrs["head_dim"]
     heads = inputs["qkv"].astype(np.float32).reshape(len(inputs["qkv"]), -1, head_dim)
@@ -151,9 +153,7 @@ def ragged_attention(inputs: Inputs, attrs: Attrs) -> Array:
     if "weight" not in inputs:
         return y
     y = y @ inputs["weight"].T
-    if "bias" in inputs:
-        y = y + inputs["bias"]
-    return y + inputs["residual"] if "residual" in inputs else y
+    return STORE.fold(inputs, attrs, y + inputs["bias"] if "bias" in inputs else y)
 
 
 def ragged_attention_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
@@ -161,8 +161,8 @@ def ragged_attention_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
     if "weight" not in use.shapes:
         return facts
     outputs, columns = use.shapes["weight"]
-    sizes = {"batch": "S", "columns": columns, "outputs": outputs, "width": 0, "offset": 0, "gated": False}
-    return {**facts, **sizes, **{role: role in use.shapes for role in ("bias", "residual")}}
+    parts = {"bias": "bias" in use.shapes, "load": [], "store": STORE.facts(use.shapes, use.attrs)}
+    return {**facts, "batch": "S", "columns": columns, "outputs": outputs, "width": 0, "offset": 0, **parts}
 
 
 def infer_pool_rows(shapes: Shapes, attrs: Attrs) -> Type:
@@ -209,8 +209,9 @@ OPS = {
         infer_ragged_attention,
         ragged_attention,
         inputs={"qkv": ACTIVATION, **ROWS},
-        optional={"weight": MATRIX, "bias": VECTOR, "residual": FLOAT32},
-        attrs={**HEADS, **SCORES},
+        optional={"weight": MATRIX, "bias": VECTOR},
+        attrs={**HEADS, **SCORES, "store": STORE.attr},
+        of_parts=STORE.roles,
         facts=ragged_attention_facts,
         checks=(check_joint,),
     ),

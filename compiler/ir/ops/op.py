@@ -8,6 +8,7 @@ node unchanged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, TypeAlias
@@ -88,9 +89,9 @@ class Op:
     only writes a state.
 
     ``inputs`` and ``optional`` are the roles with their kinds. ``more`` gives the shapes and dtypes of further results
-    by role: arrays that ``compute`` receives among its inputs, to fill. A role "into" is an earlier part of the result,
-    whose storage the op reuses. ``states`` are the roles that must be states; ``kv``, ``sampled`` and ``counts`` are
-    changed in place.
+    by role: arrays that ``compute`` receives among its inputs, to fill. ``of_parts`` gives the roles that the inputs of
+    its parts have (`parts.py`). A role "into" is an earlier part of the result, whose storage the op reuses.
+    ``states`` are the roles that must be states; ``kv``, ``sampled`` and ``counts`` are changed in place.
 
     Kernels index arrays, and native code trusts their sizes. So a bundle's steps also pass ``checks``, which raise
     ValueError, and a kernel's facts must agree with ``facts`` wherever they have the same name. ``names`` are arrays of
@@ -105,6 +106,7 @@ class Op:
     attrs: Mapping[str, Attr] = field(default_factory=dict)
     result: str | None = "y"
     more: Callable[[Shapes, Attrs], Mapping[str, Type]] = lambda shapes, attrs: {}  # noqa: ARG005
+    of_parts: Callable[[Attrs], Mapping[str, Kinds]] = lambda attrs: {}  # noqa: ARG005
     facts: Callable[[Use, Bound], Mapping[str, Any]] = lambda use, bound: facts_of_rows(use)  # noqa: ARG005
     checks: tuple[Callable[[Use, Sizes], None], ...] = ()
     states: tuple[str, ...] = ()
@@ -142,11 +144,11 @@ class Op:
                 raise ValueError(f"{name}: attribute {key!r} is missing; it must be {attr.valid}")
         return {key: value for key, value in attrs.items() if value != self.attrs[key].default}
 
-    def check_inputs(self, name: str, kinds: Mapping[str, Kind]) -> None:
+    def check_inputs(self, name: str, kinds: Mapping[str, Kind], attrs: Attrs) -> None:
         """Raises ValueError for a role that is missing or not declared, or a value of a kind that the role does not
-        accept.
+        accept. ``attrs`` have passed `canonical`.
         """
-        declared = {**self.inputs, **self.optional}
+        declared = {**self.inputs, **self.optional, **self.of_parts(attrs)}
         for role, kind in kinds.items():
             if role not in declared:
                 raise ValueError(f"{name}: input {role!r} is not declared; declared: {', '.join(declared)}")
@@ -198,16 +200,15 @@ def count(default: Any = REQUIRED, *, least: int = 0) -> Attr:
 
 
 def positive(default: Any = REQUIRED) -> Attr:
-    return Attr(default, "a positive number", lambda value: isinstance(value, int | float) and value > 0)
+    return Attr(default, "a positive number", lambda value: isinstance(value, int | float) and 0 < value < math.inf)
 
 
 ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu2", "relu", "tanh", "none")
 DTYPE: Final = choice(REQUIRED, "float32", "activation")
 EPS: Final = positive()
-# Only for a step that normalizes its input as it reads it.
+# Only for a step that has a norm.
 NORM_EPS: Final = positive(None)
 CENTERED: Final = choice(False, False, True)
-KEEPS_NORM: Final = choice(False, False, True)
 GATE: Final = choice("silu", *ACTIVATIONS)
 # [b, n]: rotated queries at position p are multiplied by 1 + b ln(1 + floor(p / n)). Meta 2025 (Llama 4).
 POSITION_SCALE: Final = Attr(

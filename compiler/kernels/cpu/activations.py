@@ -11,13 +11,9 @@ import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from ..builder import Scalar, select
-from .math import erf, exp, like, tanh
-
-
-def gated(activation: str, gate: Scalar, up: Scalar) -> Scalar:
-    """activation(gate) * up. Shazeer 2020."""
-    return ACTIVATIONS[activation](gate) * up
+from ..builder import KernelBuilder, Scalar, select
+from ..fold import Maths
+from .math import erf, exp, fake_quantized, like, tanh
 
 
 def silu(x: Scalar) -> Scalar:
@@ -52,3 +48,11 @@ ACTIVATIONS: Mapping[str, Callable[[Scalar], Scalar]] = MappingProxyType(
         "none": lambda x: x,
     }
 )
+
+
+def soft_capped(kernel: KernelBuilder, cap: float, x: Scalar) -> Scalar:  # noqa: ARG001
+    """cap * tanh(x / cap)."""
+    return like(x, cap) * tanh(x / like(x, cap))
+
+
+MATHS = Maths(ACTIVATIONS, fake_quantized, soft_capped)

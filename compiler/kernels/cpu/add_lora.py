@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+from ...ir.ops.parts import Part
 from ..builder import Kernel, Scalar, cast, number
 from .builder import CpuKernelBuilder, Isa, floats, ramp
 from .math import fused, sum_of_lanes
@@ -23,31 +24,31 @@ def add_lora(
     rank: int,
     x_dtype: str,
     y_dtype: str,
-    norm_eps: float | None,
+    load: Sequence[Part],
 ) -> Kernel:
-    """``widths`` as in `ops.add_lora`; ``norm_eps`` None: x is not normalized.
+    """``widths`` as in `ops.add_lora`; ``load`` is an RMS norm, or nothing.
 
     First tasks: the products of one row with one row of A each. Then: COLUMNS columns of one row each.
     """
     outputs, ranks = sum(widths), rank * len(widths)
     kernel = CpuKernelBuilder(name)
     x = kernel.buffer("x", ("S", columns), x_dtype)
-    norm = kernel.buffer("norm", (columns,), "float32") if norm_eps is not None else None
+    norm = kernel.buffer("load0_weight", (columns,), "float32") if load else None
     adapters = kernel.buffer("adapters", ("S",), "int32")
     a = kernel.buffer("a", ("M", ranks, columns), "float32")
     b = kernel.buffer("b", ("M", outputs, rank), "float32")
     y = kernel.buffer("y", ("S", outputs), y_dtype, write=True)
     lows = kernel.scratch("lows", ("G", ranks), "float32", write=True)
 
-    def load(row: Scalar, start: Scalar, lanes: int) -> Scalar:
+    def read(row: Scalar, start: Scalar, lanes: int) -> Scalar:
         return cast(x[row, ramp(start, lanes)], floats(lanes))
 
     with kernel.tasks("row", "G") as row:
         slot = kernel.let("slot", adapters[row])
         with kernel.when(slot >= 0):
             factor = number(1, "float32")
-            if norm_eps is not None:
-                factor = rms_factor(kernel, lambda start, lanes: load(row, start, lanes), columns, norm_eps)
+            if load:
+                factor = rms_factor(kernel, lambda start, lanes: read(row, start, lanes), columns, load[0]["eps"])
             with kernel.loop("r", ranks) as r:
                 sums = kernel.local("sums", 1, floats(LANES), fill=0)
                 rest = kernel.local("rest", 1, "float32", fill=0)
@@ -57,9 +58,9 @@ def add_lora(
                     if norm is not None:
                         weight = weight * norm[ramp(start, lanes)]
                     if lanes == LANES:
-                        sums[0] = fused(load(row, start, lanes), weight, sums[0])
+                        sums[0] = fused(read(row, start, lanes), weight, sums[0])
                     else:
-                        rest[0] = rest[0] + sum_of_lanes(load(row, start, lanes) * weight)
+                        rest[0] = rest[0] + sum_of_lanes(read(row, start, lanes) * weight)
 
                 each_vector(kernel, columns, LANES, add)
                 lows[row, r] = (sum_of_lanes(sums[0]) + rest[0]) * factor

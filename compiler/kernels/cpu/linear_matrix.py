@@ -1,10 +1,9 @@
-"""linear and gated_linear with AMX, whose instructions multiply matrices of bfloat16.
+"""linear with AMX, whose instructions multiply matrices of bfloat16.
 
 Numbers are sums of one or two bfloat16, so they have 8 or 16 bits. The product of both second ones, which is below the
 precision of the others, is omitted.
 
-Rows that `prepare_rows.py` wrote to scratch as planes, weight in planes (N/16, words, 16), bias, residual (batch, N) ->
-y (batch, N).
+Rows that `prepare_rows.py` wrote to scratch as planes, weight in planes (N/16, words, 16), bias -> y (batch, N).
 
 One task: two tiles of 16 outputs each (of a gated projection, one of each half), whose weights become planes once for
 as many rows as a cache holds. One instruction multiplies 16 rows by 16 outputs over 32 columns, so a task has four

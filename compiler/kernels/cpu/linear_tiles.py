@@ -1,7 +1,6 @@
-"""linear and gated_linear over weights in tiles of 16 rows (`quant/layout.py`), for every weight format.
+"""linear over weights in tiles of 16 rows (`quant/layout.py`), for every weight format.
 
-Rows that `prepare_rows.py` wrote to scratch, weight in planes (N/16, words, 16), bias, residual (batch, N) -> y
-(batch, N).
+Rows that `prepare_rows.py` wrote to scratch, weight in planes (N/16, words, 16), bias -> y (batch, N).
 
 One task: one or two tiles, which have 16 outputs each (for a gated projection, 16 of both halves), for as many rows as
 a cache holds, ``tokens`` rows at a time. A vector holds 16 outputs of one row, or a part of them if vectors are
@@ -12,10 +11,11 @@ from __future__ import annotations
 
 from ...quant.layout import TILE_ROWS
 from ..builder import Array, Kernel, Scalar, cast, minimum
+from ..fold import Fold
 from ..projection import Projection
-from .activations import ACTIVATIONS, gated
-from .builder import CpuKernelBuilder, Isa, pieces, ramp, round_up_quotient
-from .math import fake_quantized, lanes_of, take_lanes
+from .activations import MATHS
+from .builder import CpuKernelBuilder, Isa, of, pieces, ramp, round_up_quotient
+from .math import lanes_of, take_lanes
 from .rows import each_vector
 from .tile_dots import FloatDots, IntegerDots
 
@@ -66,7 +66,7 @@ def first_tile(kernel: CpuKernelBuilder, task: Scalar, tiles: int, tiles_a_task:
 
 
 class Result:
-    """Finishes dot products with the arguments bias, residual, up and y of a projection.
+    """Finishes dot products with a projection's bias and what it stores.
 
     If a gated projection's halves are not complete tiles, all its dot products are stored in scratch first. ``outputs``
     is the number of outputs that tiles cover in each of ``halves``.
@@ -79,10 +79,7 @@ class Result:
         self.outputs = facts.weight_rows // self.halves
         bias_length = facts.weight_rows if facts.gated else facts.total_width
         self._bias = kernel.buffer("bias", (bias_length,), "float32") if facts.bias else None
-        self._residual = (
-            kernel.buffer("residual", (facts.batch, facts.total_width), "float32") if facts.residual else None
-        )
-        self._up = kernel.buffer("up", (facts.batch, facts.up_width), "float32") if facts.up_width else None
+        self._fold = Fold(kernel, MATHS, facts.store, facts.batch, facts.total_width)
         self._y: Array = kernel.buffer("y", (facts.batch, facts.total_width), facts.y_dtype, write=True)
         if self._apart:
             self._sums = kernel.scratch("sums", (facts.batch, self.outputs), "float32", write=True)
@@ -121,24 +118,9 @@ class Result:
 
     def _store(self, row: Scalar, output: Scalar | int, sums: list[Scalar]) -> None:
         facts, lanes = self._facts, lanes_of(sums[0])
-        here = ramp(output + facts.offset, lanes)
-        if facts.gated:
-            gate, up = sums
-            if self._bias is not None:
-                gate = self._kernel.let("gate", gate + self._bias[ramp(output, lanes)])
-                up = up + self._bias[ramp(output + facts.outputs, lanes)]
-            value = gated(facts.activation, gate, up)
-        else:
-            (value,) = sums
-            if self._bias is not None:
-                value = value + self._bias[here]
-            if self._up is not None:
-                up = self._up[row, ramp(output + facts.offset + facts.up_start, lanes)]
-                value = gated(facts.activation, self._kernel.let("gate", value), up)
-        if facts.y_step is not None:
-            value = fake_quantized(self._kernel, value, facts.y_step)
-        if facts.y_activation != "none":
-            value = ACTIVATIONS[facts.y_activation](self._kernel.let("before_activation", value))
-        if self._residual is not None:
-            value = value + self._residual[row, here]
-        self._y[row, here] = cast(value, str(value.ty).replace("float32", facts.y_dtype))
+        if self._bias is not None:
+            first = 0 if facts.gated else facts.offset
+            starts = [output + (first + half * facts.outputs) for half in range(len(sums))]
+            sums = [each + self._bias[ramp(start, lanes)] for each, start in zip(sums, starts, strict=True)]
+        value = self._fold(row, output + facts.offset, *sums)
+        self._y[row, ramp(output + facts.offset, lanes)] = cast(value, of(facts.y_dtype, lanes))

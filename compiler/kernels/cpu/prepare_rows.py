@@ -1,8 +1,8 @@
 """The first kernel of a projection: write the rows of its input, normalized if required, to scratch in the form that
 the second kernel reads.
 
-x (batch, K), norm (K,), norm_bias (K,) -> for quantized weights, integers: a code for every element, and one scale for
-every block of columns (128 for 16-bit codes, 32 for 8-bit codes):
+x (batch, K), the norm's weight and bias (K,) -> for quantized weights, integers: a code for every element, and one
+scale for every block of columns (128 for 16-bit codes, 32 for 8-bit codes):
   codes (batch, groups + 1, words): words of two codes; the first two words hold columns 0 and 2, and 1 and 3, which is
     the order in which `integer_dot.py` unpacks weights. Levels that multiply bytes use words of four columns: for
     16-bit codes 8 words of high bytes, then 8 of low bytes; a code is high * 256 + low, both signed. The last
@@ -22,12 +22,13 @@ One task: one row. All levels of instruction sets compute the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TypeAlias
 
 from ...ir.expr import Expr
+from ...ir.ops.parts import Part
 from ...quant.base import GROUP
 from ..builder import Array, Kernel, Scalar, cast, maximum, number, reinterpret, select, splat, vector
 from .bf16_planes import halves_of
@@ -46,40 +47,35 @@ PAIRS = (0, 2, 1, 3)
 
 @dataclass(frozen=True, slots=True)
 class InputRows:
-    """A projection's input and its converted form: x (batch, columns) of ``dtype``, normed if ``norm_eps`` is given. A
-    ``centered`` norm is a LayerNorm, with a bias if ``norm_bias``.
-
-    With ``keeps_norm``, the normalized rows are also the result normed (batch, columns).
+    """A projection's input and its converted form: x (batch, columns) of ``dtype``, of which ``load`` is a norm, a
+    rounding or nothing. If it is kept, the normalized rows are also the result load0 (batch, columns).
 
     ``layout`` is that of the codes that quantized weights multiply, whose code for 0 is ``zero``. None leaves the rows
     as floats, or makes them sums of ``planes`` bfloat16 if that is not 0. ``sums``: offsets are sums of codes.
-    ``halves``: 16 columns have an offset. ``step``: elements are rounded to multiples of it, -128 to 127 times, which
-    are exact as 8-bit codes; None for others.
+    ``halves``: 16 columns have an offset. ``step``: elements are multiples of it, -128 to 127 times, which are exact as
+    8-bit codes; None for others.
     """
 
     batch: Expr
     columns: int
     dtype: str
-    norm_eps: float | None
-    norm_row: int = 0
+    load: Sequence[Part] = ()
     layout: RowLayout | None = None
     planes: int = 0
     zero: int = 0
     sums: bool = False
     halves: bool = False
     step: float | None = None
-    centered: bool = False
-    norm_bias: bool = False
-    keeps_norm: bool = False
+
+    @property
+    def norm(self) -> Part | None:
+        return self.load[0] if self.load and self.load[0]["op"] == "rms_norm" else None
 
 
 def prepare_rows(name: str, *, isa: Isa, rows: InputRows) -> Kernel:  # noqa: ARG001
     kernel = CpuKernelBuilder(name)
     x = kernel.buffer("x", (rows.batch, rows.columns), rows.dtype)
-    norms = kernel.buffer("norm", ((1 + rows.norm_row) * rows.columns,), "float32") if rows.norm_eps else None
-    bias = kernel.buffer("norm_bias", (rows.columns,), "float32") if rows.norm_bias else None
-    kept = kernel.buffer("normed", (rows.batch, rows.columns), "float32", write=True) if rows.keeps_norm else None
-    norm = None if norms is None else NormWeights(norms, rows.norm_row * rows.columns, bias, kept)
+    norm = None if rows.norm is None else NormArguments(kernel, rows, rows.norm)
     work: FloatRows | IntegerRows | PlaneRows
     if rows.planes:
         work = PlaneRows(kernel, rows, x, norm)
@@ -98,22 +94,26 @@ def num_scales(columns: int, layout: RowLayout) -> int:
     return -(-columns // (GROUP * layout.scale_groups))
 
 
-class NormWeights:
-    """The weights of a norm, from ``first`` on in a buffer, its ``bias`` if it has one, and the array in which its
-    results are ``kept``, if they are.
+class NormArguments:
+    """The buffers of a norm ``part``: its weights, its ``bias`` if it has one, and the array in which its results are
+    ``kept``, if they are.
     """
 
-    def __init__(self, buffer: Array, first: int, bias: Array | None, kept: Array | None) -> None:
-        self._buffer, self._first, self.bias, self.kept = buffer, first, bias, kept
+    def __init__(self, kernel: CpuKernelBuilder, rows: InputRows, part: Part) -> None:
+        self.part, self._first = part, (part["row"] or 0) * rows.columns
+        self._weight = kernel.buffer("load0_weight", (self._first + rows.columns,), "float32")
+        self.bias = kernel.buffer("load0_bias", (rows.columns,), "float32") if part["bias"] else None
+        shape = rows.batch, rows.columns
+        self.kept = kernel.buffer("load0", shape, "float32", write=True) if part["keep"] else None
 
     def at(self, start: Scalar, lanes: int) -> Scalar:
-        return self._buffer[ramp(self._first + start, lanes)]
+        return self._weight[ramp(self._first + start, lanes)]
 
 
 class ConvertedRows:
     """The base of rows that are not stored as floats."""
 
-    def __init__(self, kernel: CpuKernelBuilder, facts: InputRows, x: Array, norm: NormWeights | None) -> None:
+    def __init__(self, kernel: CpuKernelBuilder, facts: InputRows, x: Array, norm: NormArguments | None) -> None:
         self._kernel, self._facts, self._x, self._norm = kernel, facts, x, norm
 
     def _normed(self, row: Scalar) -> tuple[Load, Scalar | None]:
@@ -123,17 +123,18 @@ class ConvertedRows:
         def stored(start: Scalar, lanes: int) -> Scalar:
             return cast(self._x[row, ramp(start, lanes)], of("float32", lanes))
 
-        if norm is None or facts.norm_eps is None:
+        if norm is None:
             return stored, None
-        if not facts.centered:
-            factor = rms_factor(kernel, stored, facts.columns, facts.norm_eps)
+        eps = norm.part["eps"]
+        if not norm.part["centered"]:
+            factor = rms_factor(kernel, stored, facts.columns, eps)
             return lambda start, lanes: stored(start, lanes) * norm.at(start, lanes), factor
         mean = row_mean(kernel, stored, facts.columns)
 
         def deviation(start: Scalar, lanes: int) -> Scalar:
             return stored(start, lanes) - wide(mean, lanes)
 
-        inverse = rms_factor(kernel, deviation, facts.columns, facts.norm_eps)
+        inverse = rms_factor(kernel, deviation, facts.columns, eps)
 
         def complete(start: Scalar, lanes: int) -> Scalar:
             value = deviation(start, lanes) * wide(inverse, lanes) * norm.at(start, lanes)
@@ -160,7 +161,7 @@ class IntegerRows(ConvertedRows):
     """Rows as codes and scales: codes are rounded to nearest, ties to even."""
 
     def __init__(
-        self, kernel: CpuKernelBuilder, facts: InputRows, layout: RowLayout, x: Array, norm: NormWeights | None
+        self, kernel: CpuKernelBuilder, facts: InputRows, layout: RowLayout, x: Array, norm: NormArguments | None
     ) -> None:
         super().__init__(kernel, facts, x, norm)
         self._layout = layout
@@ -243,7 +244,7 @@ class IntegerRows(ConvertedRows):
 class PlaneRows(ConvertedRows):
     """Rows as sums of bfloat16."""
 
-    def __init__(self, kernel: CpuKernelBuilder, facts: InputRows, x: Array, norm: NormWeights | None) -> None:
+    def __init__(self, kernel: CpuKernelBuilder, facts: InputRows, x: Array, norm: NormArguments | None) -> None:
         super().__init__(kernel, facts, x, norm)
         groups = -(-facts.columns // GROUP)
         blocks: Expr = ["mul", ["ceildiv", facts.batch, 2 * LANES], 2]
@@ -277,7 +278,7 @@ class PlaneRows(ConvertedRows):
 class FloatRows:
     """Rows as they are, or normed."""
 
-    def __init__(self, kernel: CpuKernelBuilder, facts: InputRows, x: Array, norm: NormWeights | None) -> None:
+    def __init__(self, kernel: CpuKernelBuilder, facts: InputRows, x: Array, norm: NormArguments | None) -> None:
         self._kernel, self._facts, self._x, self._norm = kernel, facts, x, norm
         self._padded = -(-facts.columns // GROUP) * GROUP
         self._rows = kernel.scratch("x", (facts.batch, self._padded + LANES), "float32", write=True)
@@ -286,18 +287,9 @@ class FloatRows:
         kernel, facts = self._kernel, self._facts
         for start, lanes in pieces(self._padded - facts.columns, LANES):
             self._rows[row, ramp(facts.columns + start, lanes)] = number(0, of("float32", lanes))
-        if self._norm is not None and facts.norm_eps is not None:
+        if (norm := self._norm) is not None:
             norm_row(
-                kernel,
-                self._x,
-                row,
-                self._norm.at,
-                facts.columns,
-                facts.norm_eps,
-                self._rows,
-                centered=facts.centered,
-                bias=self._norm.bias,
-                copy=self._norm.kept,
+                kernel, self._x, row, norm.at, facts.columns, norm.part, self._rows, bias=norm.bias, copy=norm.kept
             )
         else:
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from ...ir.expr import Expr
+from ...ir.ops.parts import Part
 from ..builder import Array, Kernel, KernelBuilder, Scalar, cast, number
+from ..fold import Fold
+from .activations import MATHS
 from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, wide
 from .math import fused, square_root, sum_of_lanes
 
@@ -61,37 +65,33 @@ def norm_row(
     row: Scalar,
     weight: Callable[[Scalar, int], Scalar],
     columns: int,
-    eps: float,
+    norm: Part,
     y: Array,
     *,
-    centered: bool = False,
     bias: Array | None = None,
-    residual: Array | None = None,
-    multiplier: Array | None = None,
+    fold: Fold | None = None,
     copy: Array | None = None,
 ) -> None:
-    """y[row] = x[row] / rms(x[row]) * weight, plus bias and residual[row] if there are any, times multiplier[0] if
-    there is one; ``centered``: of x[row] - mean(x[row]). ``copy`` receives the same if it is given.
+    """y[row] = x[row] / rms(x[row]) * weight, plus bias if there is one, then the parts of ``fold``; for a centered
+    ``norm`` of x[row] - mean(x[row]). ``copy`` receives the same if it is given.
     """
 
     def stored(start: Scalar, lanes: int) -> Scalar:
         return cast(x[row, ramp(start, lanes)], floats(lanes))
 
-    mean = row_mean(kernel, stored, columns) if centered else None
+    mean = row_mean(kernel, stored, columns) if norm["centered"] else None
 
     def load(start: Scalar, lanes: int) -> Scalar:
         return stored(start, lanes) if mean is None else stored(start, lanes) - wide(mean, lanes)
 
-    factor = rms_factor(kernel, load, columns, eps)
+    factor = rms_factor(kernel, load, columns, norm["eps"])
 
     def store(start: Scalar, lanes: int) -> None:
         value = load(start, lanes) * wide(factor, lanes) * weight(start, lanes)
         if bias is not None:
             value = value + bias[ramp(start, lanes)]
-        if residual is not None:
-            value = value + residual[row, ramp(start, lanes)]
-        if multiplier is not None:
-            value = value * wide(multiplier[0], lanes)
+        if fold is not None:
+            value = fold(row, start, value)
         if copy is not None:
             value = kernel.let("value", value)
             copy[row, ramp(start, lanes)] = value
@@ -104,42 +104,30 @@ def rms_norm(
     name: str,
     *,
     isa: Isa,  # noqa: ARG001
-    batch: Expr,
-    groups: int,
+    rows: Expr,
     columns: int,
-    eps: float,
+    group: int,
     x_dtype: str,
     y_dtype: str,
-    centered: bool = False,
-    bias: bool = False,
-    residual: bool = False,
-    factor: bool = False,
+    norm: Part,
+    then: Sequence[Part] = (),
+    y_in_scratch: bool = False,
 ) -> Kernel:
-    """x (batch, groups * columns), weight and bias (columns,), residual like x, factor (1,) -> like x, with each group
-    of columns normed separately. One task: one group of a row.
+    """x (rows, columns), weight and bias (group,) -> like x, with each group of columns normed separately, then the
+    parts of ``then``. ``y_in_scratch``: y is the scratch buffer "normed". One task: one group of a row.
     """
     kernel = CpuKernelBuilder(name)
-    rows: Expr = batch if groups == 1 else ["mul", batch, groups]
-    x = kernel.buffer("x", (rows, columns), x_dtype)
-    weight = kernel.buffer("weight", (columns,), "float32")
-    shift = kernel.buffer("bias", (columns,), "float32") if bias else None
-    addend = kernel.buffer("residual", (rows, columns), "float32") if residual else None
-    multiplier = kernel.buffer("factor", (1,), "float32") if factor else None
-    y = kernel.buffer("y", (rows, columns), y_dtype, write=True)
+    rows = rows if group == columns else ["mul", rows, columns // group]
+    first = (norm["row"] or 0) * columns
+    x = kernel.buffer("x", (rows, group), x_dtype)
+    weight = kernel.buffer("weight", (first + group,), "float32")
+    bias = kernel.buffer("bias", (group,), "float32") if norm["bias"] else None
+    fold = Fold(kernel, MATHS, then, rows, group)
+    declare = partial(kernel.scratch, "normed") if y_in_scratch else partial(kernel.buffer, "y")
+    y = declare((rows, group), y_dtype, write=True)
     with kernel.tasks("row", rows) as row:
-        norm_row(
-            kernel,
-            x,
-            row,
-            lambda start, lanes: weight[ramp(start, lanes)],
-            columns,
-            eps,
-            y,
-            centered=centered,
-            bias=shift,
-            residual=addend,
-            multiplier=multiplier,
-        )
+        weights = lambda start, lanes: weight[ramp(first + start, lanes)]  # noqa: E731
+        norm_row(kernel, x, row, weights, group, norm, y, bias=bias, fold=fold)
     return kernel.finish()
 
 

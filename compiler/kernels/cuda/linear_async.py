@@ -1,4 +1,4 @@
-"""linear and gated_linear for one or two rows: matrix times vector, with weights that are copied asynchronously.
+"""linear for one or two rows: matrix times vector, with weights that are copied asynchronously.
 
 One thread: every ``lanes``-th block of 16 bytes of ``rows`` weight rows at once. It copies them to slots of its own in
 shared memory, ``stages`` rounds of blocks before it uses them, so that many bytes are in flight without a register or a
@@ -203,9 +203,9 @@ def linear_async(name: str, facts: Projection, shape: AsyncShape) -> Kernel:
             for half in range(halves):
                 plane, first_warp = first + half * rows + thread % rows, thread // rows * warps
                 results.append(added(kernel, [partial[plane, first_warp + warp] for warp in range(warps)]))
-            if inputs[0].squares is not None and facts.norm_eps is not None:
+            if inputs[0].squares is not None and facts.norm is not None:
                 squares = added(kernel, [partial[first + count, warp] for warp in range(threads // WARP)])
-                inverse = kernel.let("inverse", rms_factor(squares, facts.columns, facts.norm_eps))
+                inverse = kernel.let("inverse", rms_factor(squares, facts.columns, facts.norm["eps"]))
                 results = [result * inverse for result in results]
             # A row beyond the last is a copy of it, and so is its result.
             arguments.store(kernel, row, output, results, guard_below(output, facts.outputs, outputs))

@@ -1,4 +1,4 @@
-"""linear and gated_linear for several rows on tensor cores: 16-bit operands, float32 sums. x is what `rows16` left in
+"""linear for several rows on tensor cores: 16-bit operands, float32 sums. x is what `rows16` left in
 scratch.
 
 One warp: ``rows`` input rows by ``tiles`` times 8 outputs (for a gated projection, of each half). Each of four
@@ -165,7 +165,7 @@ def weights_type(fmt: WeightFormat) -> type[Weights | CodedWeights]:
 
 def linear_mma(name: str, facts: Projection, shape: MmaShape) -> Kernel:
     kernel = KernelBuilder(name)
-    arguments = ProjectionArguments(kernel, facts, blocks=True)
+    arguments = ProjectionArguments(kernel, facts, blocks=True, reads_x=False)
     rows16, factors = rows16_buffers(kernel, facts.batch, facts.columns, write=False)
     halves, row_tiles, threads = 2 if facts.gated else 1, shape.rows // TILE_ROWS, shape.threads
     blocks, splits, slices = blocks_of(facts.columns), shape.splits, shape.slices

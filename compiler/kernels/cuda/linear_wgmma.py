@@ -1,4 +1,4 @@
-"""linear and gated_linear for many rows on the tensor cores of Hopper GPUs: 16-bit operands, float32 sums. x is what
+"""linear for many rows on the tensor cores of Hopper GPUs: 16-bit operands, float32 sums. x is what
 `rows16` left in scratch, swizzled.
 
 One group of four warps: ``tiles`` times 64 outputs (for a gated projection, of each half) by ``rows`` input rows. The
@@ -81,7 +81,7 @@ class WgmmaShape:
 
 def linear_wgmma(name: str, facts: Projection, shape: WgmmaShape) -> Kernel:
     kernel = KernelBuilder(name)
-    arguments = ProjectionArguments(kernel, facts, blocks=True)
+    arguments = ProjectionArguments(kernel, facts, blocks=True, reads_x=False)
     rows64, factors = swizzled_buffers(kernel, facts.batch, facts.columns, write=False)
     halves, row_groups, threads = 2 if facts.gated else 1, shape.rows // SWIZZLED_ROWS, shape.threads
     products, tile_sums = halves * shape.tiles, shape.rows // 2
@@ -294,7 +294,7 @@ def store(
                     sums[(half * shape.tiles + j) * tile_sums + item // 2 * 4 + below * 2 + item % 2] * row_factors[own]
                     for half in range(halves)
                 ]
-                value = arguments.result(kernel, minimum(row, batch - 1), inside, dots)
+                value = arguments.result(minimum(row, batch - 1), inside, dots)
                 values.append((row, kernel.let("value", value)))
             for row, value in values:
                 with kernel.when(all_of(row < batch, is_output)):

@@ -17,7 +17,10 @@ chunk t, and 2 t + 8 and 2 t + 9 the second one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...ir.expr import Expr
+from ...ir.ops.parts import Part
 from ...quant.base import GROUP
 from ..builder import (
     Array,
@@ -91,19 +94,19 @@ def rows16(
     batch: Expr,
     columns: int,
     x_dtype: str,
-    norm_eps: float | None,
-    norm_row: int,
+    load: Sequence[Part],
     dtype: str,
-    x_step: float | None = None,
     split: bool = False,
     swizzled: bool = False,
 ) -> Kernel:
-    """``dtype`` is the dtype of the 16-bit floats. ``x_step`` rounds the input; see `fake_quantized`. ``split``: also
-    set the counters of `arrivals_buffer` to 0.
+    """``dtype`` is the dtype of the 16-bit floats. ``load`` is an RMS norm or a rounding. ``split``: also set the
+    counters of `arrivals_buffer` to 0.
     """
     kernel = KernelBuilder(name)
-    x = Rows(kernel, "x", batch, columns, x_dtype, x_step)
-    norm = Rows(kernel, "norm", 1 + norm_row, columns, "float32") if norm_eps is not None else None
+    x = Rows(kernel, "x", batch, columns, x_dtype, load)
+    norm = load[0] if load and load[0]["op"] == "rms_norm" else None
+    norm_row = 0 if norm is None else norm["row"] or 0
+    weights = None if norm is None else Rows(kernel, "load0_weight", 1 + norm_row, columns, "float32")
     rows, factors = (swizzled_buffers if swizzled else rows16_buffers)(kernel, batch, columns, write=True)
     arrivals = arrivals_buffer(kernel) if split else None
     count = blocks_of(columns) * OCTETS
@@ -124,9 +127,9 @@ def rows16(
             for half in range(2):
                 quad_index, quad = 2 * i + half, octet * 2 + half
                 values[quad_index] = x.quad(row, quad, count * 2)
-                if norm is not None:
+                if weights is not None:
                     squares[0] = squares[0] + values[quad_index] * values[quad_index]
-                    values[quad_index] = values[quad_index] * norm.quad(norm_row, quad, count * 2)
+                    values[quad_index] = values[quad_index] * weights.quad(norm_row, quad, count * 2)
                 for lane in range(4):
                     largest[0] = maximum(largest[0], magnitude(lane_of(values[quad_index], lane)))
 
@@ -141,9 +144,9 @@ def rows16(
         "scale", reinterpret(number((2 * 127 + SCALED_EXPONENT) << 23, "uint32") - exponent[0], "float32")
     )
     factor = reinterpret(exponent[0] - number(SCALED_EXPONENT << 23, "uint32"), "float32")
-    if norm_eps is not None:
+    if norm is not None:
         total = kernel.folded("square_partials", thread, threads, sum_lanes(squares[0]), lambda one, other: one + other)
-        factor = factor * rms_factor(total, columns, norm_eps)
+        factor = factor * rms_factor(total, columns, norm["eps"])
     with kernel.when(thread == 0):
         factors[row] = factor
 

@@ -248,11 +248,11 @@ def test_a_kernel_for_norms_over_all_heads_is_refused_for_norms_of_each(manifest
     step = next(step for step in plan.steps if step.op == "attention")
     kernel = manifest.kernels[manifest.variants[step.variants][0].kernels[0]]
     use = check_step("step", step, plan, manifest)
-    check_facts("kernel", step, use, kernel)
+    check_facts("kernel", step.op, use, kernel.facts, kernel.bindings)
     preparation = {**kernel.facts["preparation"], "norm_wide": True}
-    wide = kernel.model_copy(update={"facts": {**kernel.facts, "preparation": preparation}})
+    wide = {**kernel.facts, "preparation": preparation}
     with pytest.raises(Fault, match="made for True"):
-        check_facts("kernel", step, use, wide)
+        check_facts("kernel", step.op, use, wide, kernel.bindings)
 
 
 @pytest.mark.parametrize("change", WINDOW_CHANGES)

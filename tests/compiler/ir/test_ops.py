@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from nearfar.compiler.ir.ops import OPS, Array
 from nearfar.compiler.ir.ops.kv_pages import dequantize_rows, quantize_rows, rotated
 from nearfar.compiler.ir.rope import rope_table
 from nearfar.compiler.ir.sampling import BIAS, COUNTS, GREEDY, MASK, MASKED, Settings
+
+GATED: dict[str, Any] = {"store": [{"op": "gate_halves"}]}
 
 
 def run(op: str, inputs: dict[str, Array], **attrs: object) -> Array:
@@ -45,12 +48,17 @@ def random(seed: int, *shape: int) -> Array:
         ),
         (
             "linear",
-            {"x": ("S", 7), "weight": (4, 7), "bias": (4,), "residual": ("S", 4)},
+            {"x": ("S", 7), "weight": (4, 7), "bias": (4,)},
             {"dtype": "float32"},
             (("S", 4), "float32"),
         ),
-        ("gated_linear", {"x": ("S", 7), "weight": (8, 7)}, {}, (("S", 4), "float32")),
-        ("gated_linear", {"x": ("S", 7), "weight": (8, 7)}, {"columns": 16}, (("S", 16), "float32")),
+        ("linear", {"x": ("S", 7), "weight": (8, 7)}, {"dtype": "float32", **GATED}, (("S", 4), "float32")),
+        (
+            "linear",
+            {"x": ("S", 7), "weight": (8, 7)},
+            {"dtype": "float32", **GATED, "columns": 16},
+            (("S", 16), "float32"),
+        ),
         ("rms_norm", {"x": ("S", 72), "weight": (24,)}, {"dtype": "activation"}, (("S", 72), "activation")),
         ("attention", {"q": ("S", 144), "kv": ("P", 2, 3, 16, 24)}, {}, (("S", 144), "activation")),
         (
@@ -74,9 +82,6 @@ def test_a_shape_rule_gives_shape_and_dtype(
     [
         ("linear", {"x": ("S", 72), "weight": (40, 71)}),
         ("linear", {"x": ("S", 72), "weight": (40, 72), "bias": (39,)}),
-        ("linear", {"x": ("S", 72), "weight": (40, 72), "residual": ("S", 41)}),
-        ("gated_linear", {"x": ("S", 72), "weight": (40, 71)}),
-        ("gated_linear", {"x": ("S", 72), "weight": (41, 72)}),
         ("add", {"a": ("S", 72), "b": ("S", 71)}),
         ("rms_norm", {"x": ("S", 72), "weight": (24,), "bias": (72,)}),
         ("gate", {"gate": ("S", 72), "up": ("S", 71)}),
@@ -85,6 +90,46 @@ def test_a_shape_rule_gives_shape_and_dtype(
 def test_shapes_that_disagree_are_refused(op: str, shapes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=f"{op}: shapes disagree"):
         OPS[op].results(shapes, {"dtype": "float32"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("attrs", "shapes"),
+    [
+        ({"store": [{"op": "add"}]}, {"store0_b": ("S", 41)}),
+        ({"store": [{"op": "add"}]}, {"store0_b": ("R", 40)}),
+        ({"store": [{"op": "add"}]}, {}),
+        ({"store": [{"op": "gate", "start": 3}]}, {"store0_up": ("S", 42)}),
+        ({"store": [{"op": "gate_halves"}], "columns": 40}, {"into": ("S", 20)}),
+        ({"store": [{"op": "fake_quantize", "scale": 0.5}, {"op": "gate_halves"}]}, {}),
+        ({"load": [{"op": "rms_norm", "eps": 1e-5}]}, {"load0_weight": (71,)}),
+        ({"load": [{"op": "rms_norm", "eps": 1e-5, "row": 1}]}, {"load0_weight": (143,)}),
+        ({"load": [{"op": "rms_norm", "eps": 1e-5}]}, {"load0_weight": (72,), "load0_bias": (71,)}),
+        ({"load": [{"op": "gate_halves"}]}, {}),
+    ],
+)
+def test_parts_whose_shapes_disagree_are_refused(attrs: dict[str, object], shapes: dict[str, object]) -> None:
+    given = {"x": ("S", 72), "weight": (40, 72), **shapes}
+    with pytest.raises(ValueError, match="shapes disagree"):
+        OPS["linear"].results(given, {"dtype": "float32", **attrs})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [{"op": "linear"}],
+        [{"op": "gate", "start": 0}],
+        [{"op": "scale", "keep": False}],
+        [{"op": "rms_norm"}],
+        [{"op": "rms_norm", "eps": 0}],
+        [{"op": "rms_norm", "eps": 1e999}],
+        [{"op": "rms_norm", "eps": 1e-5, "store": []}],
+        [{"scale": 1}],
+        ({"op": "add"},),
+    ],
+)
+def test_parts_that_are_not_in_canonical_form_are_refused(parts: object) -> None:
+    with pytest.raises(ValueError, match=r"linear: attribute 'load' is .*; it must be a list of parts"):
+        OPS["linear"].canonical("linear", {"dtype": "float32", "load": parts})
 
 
 # --- meanings ---
@@ -106,32 +151,32 @@ def test_a_table_in_two_parts_embeds_like_one_table(rows: int, first: int, seed:
 @given(
     rows=st.integers(1, 4), columns=st.integers(1, 20), outputs=st.integers(1, 20), cut=st.integers(0, 20),
     seed=st.integers(0, 99),
-    roles=st.sets(st.sampled_from(["norm", "bias", "residual"])),
+    roles=st.sets(st.sampled_from(["load0_weight", "bias", "store0_b"])),
 )  # fmt: skip
 def test_a_projection_is_norm_then_product_then_bias_then_residual_also_in_parts(
     rows: int, columns: int, outputs: int, cut: int, seed: int, roles: set[str]
 ) -> None:
-    shapes = {"norm": (columns,), "bias": (outputs,), "residual": (rows, outputs)}
+    shapes = {"load0_weight": (columns,), "bias": (outputs,), "store0_b": (rows, outputs)}
     extras = {role: random(seed + 1 + i, *shapes[role]) for i, role in enumerate(sorted(roles))}
+    attrs: dict[str, Any] = {"load": [{"op": "rms_norm", "eps": 1e-5}]} if "load0_weight" in extras else {}
+    attrs |= {"store": [{"op": "add"}]} if "store0_b" in extras else {}
     x, weight = random(seed, rows, columns), random(seed + 9, outputs, columns)
-    normed = run("rms_norm", {"x": x, "weight": extras["norm"]}, eps=1e-5) if "norm" in extras else x
+    normed = run("rms_norm", {"x": x, "weight": extras["load0_weight"]}, eps=1e-5) if "load0_weight" in extras else x
     expected = (
-        normed.astype(np.float64) @ weight.T.astype(np.float64) + extras.get("bias", 0) + extras.get("residual", 0)
+        normed.astype(np.float64) @ weight.T.astype(np.float64) + extras.get("bias", 0) + extras.get("store0_b", 0)
     )
-    assert relative_error(run("linear", {"x": x, "weight": weight, **extras}, eps=1e-5), expected) < F32
+    assert relative_error(run("linear", {"x": x, "weight": weight, **extras}, **attrs), expected) < F32
     cut = min(cut, outputs)
-    first = run("linear", {"x": x, "weight": weight[:cut], **extras}, eps=1e-5, offset=0, columns=outputs)
-    both = run(
-        "linear", {"x": x, "weight": weight[cut:], "into": first, **extras}, eps=1e-5, offset=cut, columns=outputs
-    )
-    assert relative_error(both, expected) < F32
+    first = run("linear", {"x": x, "weight": weight[:cut], **extras}, **attrs, offset=0, columns=outputs)
+    rest = {"x": x, "weight": weight[cut:], "into": first, **extras}
+    assert relative_error(run("linear", rest, **attrs, offset=cut, columns=outputs), expected) < F32
 
 
 def test_a_gated_projection_is_silu_of_the_upper_rows_times_the_lower_ones() -> None:
     x, weight, bias = random(1, 3, 7), random(2, 10, 7), random(3, 10)
     both = x.astype(np.float64) @ weight.T + bias
     expected = both[:, :5] / (1 + np.exp(-both[:, :5])) * both[:, 5:]
-    assert relative_error(run("gated_linear", {"x": x, "weight": weight, "bias": bias}), expected) < F32
+    assert relative_error(run("linear", {"x": x, "weight": weight, "bias": bias}, **GATED), expected) < F32
 
 
 def test_silu_of_extreme_numbers_is_zero_or_the_number_without_a_warning() -> None:
@@ -333,5 +378,6 @@ def test_the_likeliest_tokens_are_listed_best_first_and_equals_in_order() -> Non
 
 def test_no_rows_give_no_results() -> None:
     empty = np.zeros((0, 4), np.float32)
-    assert run("linear", {"x": empty, "weight": random(1, 3, 4), "norm": random(2, 4)}, eps=1e-5).shape == (0, 3)
+    inputs = {"x": empty, "weight": random(1, 3, 4), "load0_weight": random(2, 4)}
+    assert run("linear", inputs, load=[{"op": "rms_norm", "eps": 1e-5}]).shape == (0, 3)
     assert run("sample", sampling_inputs(empty, [])).shape == (0,)

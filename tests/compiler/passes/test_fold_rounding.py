@@ -17,7 +17,7 @@ from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.ir.plan import make_plan
 from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
 from nearfar.compiler.passes import run_passes
-from nearfar.compiler.passes.fold_rounding import fold_rounding
+from nearfar.compiler.passes.fuse import fuse
 from nearfar.compiler.pipeline.stored_forms import round_activations
 from nearfar.compiler.text.tokenizer_files import TokenizerFiles
 
@@ -48,7 +48,7 @@ def ops_of(graph: Graph) -> list[str]:
 def test_folding_leaves_every_bit_as_it_was() -> None:
     plain = rounded_graph({module: ActivationScales(0.05, 0.03) for module in MODULES})
     assert ops_of(plain).count("fake_quantize") == 5 + 8
-    folded = fold_rounding(plain)
+    folded = fuse(plain, ["fake_quantize"], centered=False)
     assert "fake_quantize" not in ops_of(folded)
     tensors, batches = random_tensors(plain, 1), random_batches(SPEC.vocab_size, 1)
     found, expected = (run_plan(make_plan(graph), graph, tensors, batches) for graph in (folded, plain))
@@ -61,12 +61,10 @@ def test_equal_steps_of_an_input_still_share_one_projection() -> None:
     scales = {module: ActivationScales(0.05, None) for module in MODULES}
     scales[f"{LAYER}.self_attn.v_proj"] = ActivationScales(0.02, None)
     graph = run_passes(rounded_graph(scales), quant.by_name("f32"), 1 << 30)
-    read = [node.attrs.get("x_step") for node in graph.nodes if node.op == "linear"]
-    # q and k together, v, o with the residual, down with the residual, the head.
-    assert read == [0.05, 0.02, 0.05, 0.05, 0.05]
-    # Gate and up become one op, which reads the rounded value.
-    assert ops_of(graph).count("fake_quantize") == 1
-    assert ops_of(graph).count("gated_linear") == 1
+    read = [[part["scale"] for part in node.attr("load")] for node in graph.nodes if node.op == "linear"]
+    # q and k together, v, o with the residual, gate and up together, down with the residual, the head.
+    assert read == [[0.05], [0.02], [0.05], [0.05], [0.05], [0.05]]
+    assert "fake_quantize" not in ops_of(graph)
 
 
 def test_scales_of_a_module_that_is_not_a_projection_are_refused() -> None:
@@ -89,7 +87,7 @@ def test_projections_of_different_formats_are_not_stacked() -> None:
         },
     )
     fused = run_passes(graph, quant.by_name("f32"), 1 << 30)
-    assert "gated_linear" not in ops_of(fused)
+    assert all(node.attr("store") != [{"op": "gate_halves"}] for node in fused.nodes if node.op == "linear")
     stacked = {name: each.form for name, each in fused.parameters.items() if "proj.weight" in name}
     assert stacked[f"{LAYER}.self_attn.qk_proj.weight"] == "q2c"
     assert stacked[f"{LAYER}.self_attn.v_proj.weight"] == "q8c"

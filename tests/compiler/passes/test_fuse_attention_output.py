@@ -70,10 +70,20 @@ def changed(**attrs: object) -> Callable[[Graph], Graph]:
     return change
 
 
+def test_what_a_projection_stores_is_stored_behind_attention_too() -> None:
+    store = [{"op": "activate", "activation": "gelu"}]
+    first, *_ = (n for n in fuse_attention_output(changed(store=store)(encoder())).nodes if "qkv" in n.inputs)
+    assert (first.op, first.attr("store")) == ("ragged_attention", store)
+
+
 @pytest.mark.parametrize(
     "change",
-    [with_second_reader, with_output, changed(y_activation="gelu"), changed(y_step=0.5)],
-    ids=["a second reader", "an output", "an activation", "a rounded result"],
+    [
+        with_second_reader,
+        with_output,
+        changed(load=[{"op": "fake_quantize", "scale": 0.5}]),
+    ],
+    ids=["a second reader", "an output", "a rounded input"],
 )
 def test_a_projection_of_another_kind_stays_a_step_of_its_own(change: Callable[[Graph], Graph]) -> None:
     graph = fuse_attention_output(change(encoder()))

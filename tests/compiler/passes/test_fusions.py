@@ -77,7 +77,7 @@ def test_a_pass_run_twice_changes_nothing_more(spec: ModelSpec) -> None:
 @given(spec=specs())
 def test_a_layer_becomes_five_steps(spec: ModelSpec) -> None:
     graph = run_passes(forward(spec, PAGE_SIZE, CONTEXT), Q4, MAX_BINDING_BYTES)
-    layer = ["linear", "attention", "linear", "gated_linear", "linear"]
+    layer = ["linear", "attention", "linear", "linear", "linear"]
     assert [node.op for node in graph.nodes] == ["embed", *layer * spec.num_layers, "take_rows", "linear", *SAMPLING]
 
 

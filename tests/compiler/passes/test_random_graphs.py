@@ -91,7 +91,6 @@ def with_attrs(op: str, **attrs: object) -> Callable[[Node], Node]:
         ("attention", {"scale": 0.5}, "attention"),
         ("attention", {"softcap": 2.0}, "attention"),
         ("attention", {"causal": False}, "attention"),
-        ("gate", {"activation": "gelu_tanh"}, "gated_linear"),
     ],
 )
 def test_attributes_survive_the_passes(op: str, attrs: dict[str, object], becomes: str) -> None:
@@ -102,6 +101,12 @@ def test_attributes_survive_the_passes(op: str, attrs: dict[str, object], become
     assert all(node.attr(name) == value for node in found for name, value in attrs.items())
     tensors, batches = random_tensors(graph, 3), random_batches(VOCAB_SIZE, 3)
     assert max(errors(run_graph(fused, tensors, batches), run_graph(graph, tensors, batches)).values()) < F32
+
+
+def test_the_activation_of_a_gate_survives_the_passes() -> None:
+    graph = run_passes(changed(with_attrs("gate", activation="gelu_tanh")), F32_FORMAT, 128 << 20)
+    stored = [node.attr("store") for node in graph.nodes if node.op == "linear"]
+    assert stored.count([{"op": "gate_halves", "activation": "gelu_tanh"}]) == SPEC.num_layers
 
 
 @pytest.mark.parametrize(

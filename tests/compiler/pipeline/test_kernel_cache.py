@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.compiler.kernels.cpu.elementwise import add
-from nearfar.compiler.kernels.elementwise import gate
+from nearfar.compiler.kernels.builder import Kernel
+from nearfar.compiler.kernels.cpu import elementwise as cpu
+from nearfar.compiler.kernels.elementwise import elementwise
 from nearfar.compiler.pipeline import lower as lowering
 from nearfar.compiler.pipeline.kernel_cache import FOLDERS, KernelCache
 from nearfar.compiler.pipeline.lower import lower, lower_object
@@ -22,6 +23,15 @@ from nearfar.targets.webgpu.lower import TVM_TARGET
 
 def never(*_: object) -> bytes:
     raise AssertionError("it is compiled again")
+
+
+def gate(activation: str) -> Kernel:
+    part = {"op": "gate", "activation": activation, "start": 0, "columns": 64}
+    return elementwise("gate", "S", 64, part)
+
+
+def add(columns: int) -> Kernel:
+    return cpu.elementwise("add", isa=AVX2.isa, rows="S", columns=columns, part={"op": "add"})
 
 
 def files(folder: Path) -> list[Path]:
@@ -95,13 +105,13 @@ def test_a_folder_that_cannot_be_written_is_an_empty_cache(tmp_path: Path) -> No
 def test_a_kernel_is_lowered_once_for_a_template_a_target_and_a_compiler(kernels: Path) -> None:
     import tvm
 
-    kernel = gate("gate", "S", 64, "silu")
+    kernel = gate("silu")
     fresh = lower(kernel, TVM_TARGET)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lowering, "lower_now", never)
         assert lower(kernel, TVM_TARGET) == fresh
         # An edited template writes another function under the same name.
-        edited = gate("gate", "S", 64, "relu")
+        edited = gate("relu")
         another_role = replace(kernel, bindings=tuple(each.renamed({"up": "other"}) for each in kernel.bindings))
         for other, target in ((edited, TVM_TARGET), (another_role, TVM_TARGET), (kernel, {**TVM_TARGET, "tag": "x"})):
             with pytest.raises(AssertionError, match="compiled again"):
@@ -116,7 +126,7 @@ def test_a_kernel_is_lowered_once_for_a_template_a_target_and_a_compiler(kernels
 
 def test_objects_and_cubins_are_compiled_once(kernels: Path, nvrtc: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "opt-level": 0}
-    on_cpu = [add("add", isa=AVX2.isa, batch="S", columns=64)]
+    on_cpu = [add(64)]
     source = 'extern "C" __global__ void k(float* x) { x[threadIdx.x] = 1.0f; }'
     fresh = lower_object(on_cpu, target), compile_cubin(source, "sm_90", "k.cu")
     monkeypatch.setattr(lowering, "lower_object_now", never)
@@ -124,7 +134,7 @@ def test_objects_and_cubins_are_compiled_once(kernels: Path, nvrtc: None, monkey
     assert (lower_object(on_cpu, target), compile_cubin(source, "sm_90", "k.cu")) == fresh
     assert len(files(kernels)) == 2
     for compiled in (
-        lambda: lower_object([add("add", isa=AVX2.isa, batch="S", columns=96)], target),
+        lambda: lower_object([add(96)], target),
         lambda: lower_object(on_cpu, {**target, "mcpu": "x86-64-v4"}),
         lambda: compile_cubin(source, "sm_80", "k.cu"),
         lambda: compile_cubin(source.replace("1.0f", "2.0f"), "sm_90", "k.cu"),

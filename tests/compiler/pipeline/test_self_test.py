@@ -159,7 +159,6 @@ def forget_the_second_page(inputs: Inputs) -> Inputs:
     ("op", "fault"),
     [
         ("linear", forget_a_column),
-        ("gated_linear", forget_a_column),
         ("linear", forget_an_output),
         # With prepared queries.
         (None, forget_the_own_key),

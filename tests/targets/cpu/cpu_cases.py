@@ -14,6 +14,7 @@ import sampling_cases as shared
 from cpu_attention_cases import attention_cases
 from cpu_steps import Batch, StepCase
 from kernel_harness import Run
+from projection_parts import Parts, parts_of
 
 from nearfar.compiler.ir.ops.encoders import POOLINGS
 from nearfar.compiler.ir.ops.op import ACTIVATIONS
@@ -23,60 +24,61 @@ EPS = 1e-6
 ROWS = (1, 3, 19)
 NUM_ADAPTERS = 3
 Inputs = dict[str, tuple[Any, ...]]
-# A projection by its op, the quantization, (columns, outputs) of its weight, the dtypes of x and y, the optional
-# inputs, its attributes and the activation dtype.
-PROJECTIONS: tuple[tuple[str, str, int, int, str, str, tuple[str, ...], dict[str, Any], str], ...] = (
-    ("linear", "q4f16", 72, 37, "float32", "float32", ("norm", "bias"), {}, "float32"),
-    ("linear", "q4f32", 70, 20, "float32", "float32", ("norm", "bias", "residual", "into"), {"offset": 18,
+# A projection: whether it gates, the quantization, (columns, outputs) of its weight, the dtypes of x and y, its
+# optional inputs, its other options (of `projection_parts`, and its attributes), and the activation dtype.
+PROJECTIONS: tuple[tuple[bool, str, int, int, str, str, tuple[str, ...], dict[str, Any], str], ...] = (
+    (False, "q4f16", 72, 37, "float32", "float32", ("norm", "bias"), {}, "float32"),
+    (False, "q4f32", 70, 20, "float32", "float32", ("norm", "bias", "residual", "into"), {"offset": 18,
     "columns": 47}, "float32"),
-    ("linear", "f16", 96, 33, "activation", "activation", ("bias", "into"), {"offset": 0, "columns": 50}, "float16"),
-    ("linear", "f32", 37, 61, "activation", "float32", ("residual", "norm"), {}, "float16"),
-    ("linear", "q8f16", 130, 17, "float32", "activation", ("residual",), {}, "float16"),
-    ("linear", "q4f16", 1, 1, "float32", "activation", (), {}, "float16"),
-    ("linear", "q8f16", 3, 3, "activation", "activation", ("norm",), {}, "int8"),
-    ("gated_linear", "q8f16", 37, 32, "float32", "float32", ("bias",), {"activation": "gelu"}, "float32"),
-    ("gated_linear", "f16", 96, 70, "float32", "float32", ("norm", "into"), {"offset": 8, "columns": 50}, "float32"),
-    ("gated_linear", "q4f32", 64, 64, "activation", "float32", ("norm", "bias"), {"activation": "gelu_tanh"},
+    (False, "f16", 96, 33, "activation", "activation", ("bias", "into"), {"offset": 0, "columns": 50}, "float16"),
+    (False, "f32", 37, 61, "activation", "float32", ("residual", "norm"), {}, "float16"),
+    (False, "q8f16", 130, 17, "float32", "activation", ("residual",), {}, "float16"),
+    (False, "q4f16", 1, 1, "float32", "activation", (), {}, "float16"),
+    (False, "q8f16", 3, 3, "activation", "activation", ("norm",), {}, "int8"),
+    (True, "q8f16", 37, 32, "float32", "float32", ("bias",), {"activation": "gelu"}, "float32"),
+    (True, "f16", 96, 70, "float32", "float32", ("norm", "into"), {"offset": 8, "columns": 50}, "float32"),
+    (True, "q4f32", 64, 64, "activation", "float32", ("norm", "bias"), {"activation": "gelu_tanh"},
     "float16"),
-    ("gated_linear", "f32", 3, 34, "activation", "float32", ("bias", "into"), {"activation": "relu2", "columns": 20},
+    (True, "f32", 3, 34, "activation", "float32", ("bias", "into"), {"activation": "relu2", "columns": 20},
     "float16"),
-    ("linear", "f32", 37, 45, "float32", "float32", ("bias", "residual"), {"y_activation": "gelu"}, "float32"),
-    ("linear", "q2c", 97, 509, "float32", "float32", ("norm",), {}, "float32"),
-    ("linear", "q4c", 70, 45, "activation", "float32", ("residual",), {"x_step": 0.25, "y_step": 0.5}, "float16"),
-    ("linear", "f32", 37, 20, "float32", "float32", ("bias",), {"x_step": 0.25}, "float32"),
-    ("linear", "q8c", 330, 33, "activation", "float32", ("residual",), {}, "float16"),
-    ("linear", "q2c", 37, 20, "float32", "float32", ("bias",), {}, "int8"),
-    ("linear", "q2g16b", 80, 37, "float32", "float32", ("norm",), {}, "float32"),
-    ("linear", "q3g16", 112, 20, "float32", "float32", ("bias",), {}, "int8"),
-    ("linear", "q3cz_f16", 330, 33, "activation", "float32", ("residual",), {}, "float16"),
-    ("linear", "q4g32b", 200, 40, "float32", "float32", ("norm", "bias"), {}, "float32"),
-    ("linear", "q4g32b_i8", 520, 40, "float32", "float32", ("norm",), {}, "float32"),
-    ("gated_linear", "q6g16_i8", 272, 34, "float32", "float32", ("bias",), {}, "int8"),
-    ("gated_linear", "q4g128z_f16", 300, 36, "activation", "float32", (), {}, "float16"),
-    ("linear", "q5g32b", 70, 20, "float32", "float32", ("residual",), {}, "int8"),
-    ("gated_linear", "q6g16", 72, 34, "float32", "float32", ("bias",), {}, "float32"),
-    ("linear", "q8g32z", 97, 33, "float32", "float32", (), {}, "float32"),
-    ("linear", "q4f16", 70, 33, "activation", "float32", ("stream", "stream_norm",
-    "stream_factor"), {"stream_eps": 1e-2, "eps": EPS}, "float32"),
-    ("gated_linear", "q8f16", 37, 34, "float32", "float32", ("bias", "stream", "stream_norm",
-    "stream_factor"), {"stream_eps": 1e-2}, "float16"),
-    ("linear", "q4f16", 72, 35, "float32", "float32", ("norm", "bias", "up"), {"activation": "gelu_tanh",
+    (False, "f32", 37, 45, "float32", "float32", ("bias", "residual"), {"y_activation": "gelu"}, "float32"),
+    (False, "q2c", 97, 509, "float32", "float32", ("norm",), {}, "float32"),
+    (False, "f32", 37, 46, "float32", "float32", ("residual",), {"cap": 2.0, "factor": True}, "float32"),
+    (False, "q4c", 70, 45, "activation", "float32", ("residual",), {"x_step": 0.25, "y_step": 0.5}, "float16"),
+    (False, "f32", 37, 20, "float32", "float32", ("bias",), {"x_step": 0.25}, "float32"),
+    (False, "q8c", 330, 33, "activation", "float32", ("residual",), {}, "float16"),
+    (False, "q2c", 37, 20, "float32", "float32", ("bias",), {}, "int8"),
+    (False, "q2g16b", 80, 37, "float32", "float32", ("norm",), {}, "float32"),
+    (False, "q3g16", 112, 20, "float32", "float32", ("bias",), {}, "int8"),
+    (False, "q3cz_f16", 330, 33, "activation", "float32", ("residual",), {}, "float16"),
+    (False, "q4g32b", 200, 40, "float32", "float32", ("norm", "bias"), {}, "float32"),
+    (False, "q4g32b_i8", 520, 40, "float32", "float32", ("norm",), {}, "float32"),
+    (True, "q6g16_i8", 272, 34, "float32", "float32", ("bias",), {}, "int8"),
+    (True, "q4g128z_f16", 300, 36, "activation", "float32", (), {}, "float16"),
+    (False, "q5g32b", 70, 20, "float32", "float32", ("residual",), {}, "int8"),
+    (True, "q6g16", 72, 34, "float32", "float32", ("bias",), {}, "float32"),
+    (False, "q8g32z", 97, 33, "float32", "float32", (), {}, "float32"),
+    (False, "q4f16", 70, 33, "activation", "float32", ("norm",), {"stream_eps": 1e-2,
+    "stream_factor": True}, "float32"),
+    (True, "q8f16", 37, 34, "float32", "float32", ("bias",), {"stream_eps": 1e-2,
+    "stream_factor": True}, "float16"),
+    (False, "q4f16", 72, 35, "float32", "float32", ("norm", "bias", "up"), {"activation": "gelu_tanh",
     "up_start": 11}, "float32"),
-    ("linear", "q4f16", 70, 33, "activation", "activation", ("norm", "norm_bias", "bias"), {"centered": True,
+    (False, "q4f16", 70, 33, "activation", "activation", ("norm", "norm_bias", "bias"), {"centered": True,
     "keeps_norm": True}, "float16"),
-    ("gated_linear", "f32", 37, 34, "float32", "float32", ("norm", "norm_bias"), {"centered": True,
+    (True, "f32", 37, 34, "float32", "float32", ("norm", "norm_bias"), {"centered": True,
     "keeps_norm": True}, "float32"),
 )  # fmt: skip
 # Formats and options that PROJECTIONS has in other combinations; only `make test-all` runs them.
-MORE_PROJECTIONS: tuple[tuple[str, str, int, int, str, str, tuple[str, ...], dict[str, Any], str], ...] = (
-    ("gated_linear", "q4f16", 33, 66, "float32", "float32", (), {"activation": "none"}, "int8"),
-    ("linear", "q8f16", 70, 33, "float32", "float32", ("bias",), {"y_activation": "tanh"}, "float32"),
-    ("gated_linear", "q4c", 200, 70, "float32", "float32", ("norm", "bias"), {}, "float32"),
-    ("linear", "q2g64", 150, 18, "float32", "float32", (), {}, "float32"),
-    ("linear", "q5g64", 150, 18, "float32", "float32", (), {}, "float32"),
-    ("linear", "q6g16", 144, 45, "float32", "float32", ("norm",), {}, "int8"),
-    ("linear", "q8g64b_f16", 130, 17, "float32", "float32", ("bias",), {}, "int8"),
-    ("gated_linear", "q8f16", 130, 32, "float32", "float32", ("norm",), {"centered": True}, "int8"),
+MORE_PROJECTIONS: tuple[tuple[bool, str, int, int, str, str, tuple[str, ...], dict[str, Any], str], ...] = (
+    (True, "q4f16", 33, 66, "float32", "float32", (), {"activation": "none"}, "int8"),
+    (False, "q8f16", 70, 33, "float32", "float32", ("bias",), {"y_activation": "tanh"}, "float32"),
+    (True, "q4c", 200, 70, "float32", "float32", ("norm", "bias"), {}, "float32"),
+    (False, "q2g64", 150, 18, "float32", "float32", (), {}, "float32"),
+    (False, "q5g64", 150, 18, "float32", "float32", (), {}, "float32"),
+    (False, "q6g16", 144, 45, "float32", "float32", ("norm",), {}, "int8"),
+    (False, "q8g64b_f16", 130, 17, "float32", "float32", ("bias",), {}, "int8"),
+    (True, "q8f16", 130, 32, "float32", "float32", ("norm",), {"centered": True}, "int8"),
 )  # fmt: skip
 
 
@@ -182,21 +184,27 @@ def row_cases() -> Iterator[StepCase]:
         yield gate_case(
             f"gate_{activation}", "gate", {"gate": ("float32", "S", columns), "up": ("float32", "S", columns)}, attrs
         )
+        yield on_rows(f"activate_{activation}", "activate", {"x": ("float32", "S", columns)}, attrs)
         yield gate_case(f"gate_halves_{activation}", "gate_halves", {"x": ("float32", "R", 2 * (columns + 2))}, attrs)
+    wide: Inputs = {"gate": ("float32", "S", 33), "up": ("float32", "S", 41)}
+    yield gate_case("gate_wide", "gate", wide, {"start": 5})
     for columns in (3, 33):
         yield on_rows(f"scale_{columns}", "scale", {"x": ("float32", "S", columns), "factor": ("vector", 1)}, {})
     for columns, cap in ((3, 30.0), (33, None)):
         attrs = {"scale": 3.5, "cap": cap}
         yield on_rows(f"soft_cap_{columns}_{cap}", "soft_cap", {"x": ("float32", "S", columns)}, attrs)
-    inputs = {"x": ("float32", "S", 74), "weight": ("vector", 37), "residual": ("float32", "S", 74)}
-    yield on_rows("rms_norm_residual", "rms_norm", inputs, {"eps": EPS, "dtype": "float32"})
-    factor = {"factor": ("vector", 1)}
-    yield on_rows("rms_norm_factor", "rms_norm", {**inputs, **factor}, {"eps": EPS, "dtype": "float32"})
+    inputs = {"x": ("float32", "S", 74), "weight": ("vector", 37), "store0_b": ("float32", "S", 74)}
+    attrs = {"eps": EPS, "dtype": "float32", "store": [{"op": "add"}]}
+    yield on_rows("rms_norm_residual", "rms_norm", inputs, attrs)
+    inputs, attrs = {**inputs, "store1_factor": ("vector", 1)}, {**attrs, "store": [{"op": "add"}, {"op": "scale"}]}
+    yield on_rows("rms_norm_factor", "rms_norm", inputs, attrs)
+    inputs = {"x": ("float32", "S", 37), "weight": ("vector", 74)}
+    yield on_rows("rms_norm_second", "rms_norm", inputs, {"eps": EPS, "dtype": "float32", "row": 1})
     for columns, x, residual in ((1, "float32", False), (37, "float32", True), (72, "activation", False)):
         inputs = {"x": (x, "S", 2 * columns), "weight": ("vector", columns), "bias": ("vector", columns)}
         if residual:
-            inputs["residual"] = ("float32", "S", 2 * columns)
-        attrs = {"eps": EPS, "dtype": "float32", "centered": True}
+            inputs["store0_b"] = ("float32", "S", 2 * columns)
+        attrs = {"eps": EPS, "dtype": "float32", "centered": True, "store": [{"op": "add"}] if residual else []}
         yield on_rows(f"rms_norm_centered_{columns}", "rms_norm", inputs, attrs, "float16")
     for groups, columns, x, y, batch in (
         (1, 1, "float32", "float32", "S"),
@@ -227,33 +235,38 @@ def projection_cases() -> Iterator[StepCase]:
     # The levels of 4 and 8 bits are compared in test_cpu_linear.py, those of 2 bits here.
     rows = [(row, False) for row in PROJECTIONS] + [(row, True) for row in MORE_PROJECTIONS]
     for turn, (row, exhaustive) in enumerate(rows):
-        op, quantization, columns, outputs, x, y, optional, attrs, activation = row
-        gated = op == "gated_linear"
-        width = attrs.get("columns") or (outputs // 2 if gated else outputs)
+        gated, quantization, columns, outputs, x, y, optional, options, activation = row
+        own = {name: value for name, value in options.items() if name in ("columns", "offset")}
+        width = own.get("columns") or (outputs // 2 if gated else outputs)
         dim = "R" if "residual" in optional else "S"
-        shapes: Inputs = {
-            "bias": ("vector", outputs if gated else width),
-            "residual": ("float32", dim, width),
-            "norm": ("vector", columns),
-            "norm_bias": ("vector", columns),
-            "into": (y, dim, width),
-            "up": ("float32", dim, width + 20),
-            "stream": ("float32", dim, columns),
-            "stream_norm": ("vector", columns * (2 if "eps" in attrs else 1)),
-            "stream_factor": ("vector", 1),
-        }
+        parts = parts_of(
+            columns,
+            width,
+            batch=dim,
+            gated=gated,
+            norm_eps=EPS if "norm" in optional else None,
+            norm_bias="norm_bias" in optional,
+            residual="residual" in optional,
+            up_width=width + 20 if "up" in optional else 0,
+            **{name: value for name, value in options.items() if name not in own},
+        )
+        shapes: Inputs = {"bias": ("vector", outputs if gated else width), "into": (y, dim, width)}
         inputs = {
             "x": (x, dim, columns),
             "weight": ("matrix", outputs, columns),
-            **{role: shapes[role] for role in optional},
+            **{role: shapes[role] for role in optional if role in shapes},
+            **inputs_of(parts),
         }
-        eps = {"eps": EPS} if "norm" in optional else {}
-        dtype = {} if gated else {"dtype": y}
         batches = [Batch({dim: rows}) for rows in (1, 4, 9)]
-        name = f"{op}_{quantization}_{columns}_{outputs}_{activation}"
+        name = f"{'gated_' if gated else ''}linear_{quantization}_{columns}_{outputs}_{activation}"
         levels = None if quantization == "q2c" else (("vnni", "neon", "avx512")[turn % 3],)
-        case = StepCase(name, op, inputs, {**attrs, **eps, **dtype}, batches, activation, quantization, levels)
+        attrs = {**own, **parts.attrs, "dtype": y}
+        case = StepCase(name, "linear", inputs, attrs, batches, activation, quantization, levels)
         yield replace(case, exhaustive=exhaustive)
+
+
+def inputs_of(parts: Parts) -> Inputs:
+    return {role: ("vector" if len(shape) == 1 else "float32", *shape) for role, shape in parts.shapes.items()}
 
 
 def lora_cases() -> Iterator[StepCase]:
@@ -271,12 +284,13 @@ def lora_cases() -> Iterator[StepCase]:
             "b": ("float32", "M", outputs, rank),
             "into": (y, "S", outputs),
         }
-        inputs |= {"norm": ("vector", columns)} if normed else {}
+        inputs |= {"load0_weight": ("vector", columns)} if normed else {}
         batches = []
         for rows in (1, 7):
             adapters = np.random.default_rng(rows).integers(-1, NUM_ADAPTERS, rows).astype(np.int32)
             batches.append(Batch({"S": rows, "G": rows, "M": NUM_ADAPTERS}, {"adapters": adapters}))
-        attrs = {"widths": widths, "dtype": y, **({"eps": EPS} if normed else {})}
+        load = [{"op": "rms_norm", "eps": EPS}] if normed else []
+        attrs = {"widths": widths, "dtype": y, "load": load}
         yield StepCase(f"add_lora_{columns}_{rank}", "add_lora", inputs, attrs, batches, "float16")
 
 
@@ -343,9 +357,9 @@ def text_cases() -> Iterator[StepCase]:
         name = f"ragged_attention_{head_dim}"
         yield StepCase(name, "ragged_attention", inputs, {**heads, **scores}, given(texts, inputs), activation)
         inputs = {**inputs, "weight": ("matrix", 37, group * kv_heads * head_dim), "bias": ("vector", 37)}
-        inputs |= {"residual": ("float32", "S", 37)} if head_dim == 12 else {}
+        inputs |= {"store0_b": ("float32", "S", 37)} if head_dim == 12 else {}
         rounding, quantization = ("float32", "f32") if head_dim > 12 else ("int8", "q8f16")
-        own = {**heads, **scores}
+        own = {**heads, **scores, "store": [{"op": "add"}] if head_dim == 12 else []}
         name, batches = f"ragged_attention_linear_{head_dim}", given(texts, inputs)
         # It has the attention of `ragged_attention_64`, and the projection of the case with 32.
         exhaustive = head_dim == 64

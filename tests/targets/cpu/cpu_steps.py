@@ -77,8 +77,8 @@ class StepCase:
 
     @property
     def step(self) -> Step:
-        OPS[self.op].check_inputs(self.op, {role: declared[0] for role, declared in self.inputs.items()})
         attrs = OPS[self.op].canonical(self.op, self.attrs)
+        OPS[self.op].check_inputs(self.op, {role: declared[0] for role, declared in self.inputs.items()}, attrs)
         return Step(self.op, {role: role for role in self.inputs}, {role: role for role in self.results}, attrs)
 
     @property

@@ -13,6 +13,7 @@ from cpu_cases import all_cases
 from cpu_steps import Run, StepLibrary, check, objects_of, random_array, run_of, runs_on
 
 from nearfar.compiler.ir.ops import OPS
+from nearfar.compiler.ir.ops.norms import STORE
 from nearfar.targets.cpu.levels import ARCHS
 from nearfar.targets.cpu.link import link
 from nearfar.targets.variant import Variant
@@ -81,9 +82,12 @@ def test_the_cases_cover_every_op_attribute_optional_input_and_dtype() -> None:
     for name, op in OPS.items():
         cases = [case for case in usual if case.op == name]
         assert {attr for case in cases for attr in case.step.attrs} == op.attrs.keys(), name
-        assert {role for case in cases for role in case.inputs} == {*op.inputs, *op.optional}, name
+        roles = {role for case in cases for role in case.inputs if role not in op.of_parts(case.step.attrs)}
+        assert roles == {*op.inputs, *op.optional}, name
         for role, kinds in {**op.inputs, **op.optional}.items():
             assert {case.inputs[role][0] for case in cases if role in case.inputs} == set(kinds), (name, role)
+    linears = [case for case in usual if case.op == "linear"]
+    assert {part["op"] for case in linears for part in case.attrs["store"]} == STORE.ops.keys()
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
+from cpu_cases import inputs_of
 from cpu_steps import ARCH, Batch, Run, StepCase, StepLibrary, run_of
+from projection_parts import parts_of
 from tolerances import OF_KERNEL, relative_error
 
 from nearfar.compiler import quant
@@ -45,21 +46,17 @@ def all_cases() -> Iterator[tuple[int, StepCase]]:
     for bits, quantizations in FORMATS.items():
         for quantization in quantizations:
             columns, outputs, optional, gated = PROJECTIONS[quantization]
-            shapes: dict[str, tuple[Any, ...]] = {
-                "norm": ("vector", columns),
-                "bias": ("vector", outputs),
-                "residual": ("float32", "S", outputs),
-            }
+            eps = EPS if "norm" in optional else None
+            parts = parts_of(columns, outputs, norm_eps=eps, gated=gated, residual="residual" in optional)
             inputs = {
                 "x": ("float32", "S", columns),
                 "weight": ("matrix", outputs, columns),
-                **{role: shapes[role] for role in optional},
+                **({"bias": ("vector", outputs)} if "bias" in optional else {}),
+                **inputs_of(parts),
             }
-            attrs: dict[str, Any] = {"eps": EPS} if "norm" in optional else {}
-            attrs |= {} if gated else {"dtype": "float32"}
+            attrs = {"dtype": "float32", **parts.attrs}
             activation = "int8" if bits == 8 else "float32"
-            op = "gated_linear" if gated else "linear"
-            yield bits, StepCase(f"{quantization}_int{bits}", op, inputs, attrs, [], activation, quantization)
+            yield bits, StepCase(f"{quantization}_int{bits}", "linear", inputs, attrs, [], activation, quantization)
 
 
 CASES = {case.name: (bits, case) for bits, case in all_cases()}
@@ -90,7 +87,7 @@ def made(name: str) -> Run:
 
 
 def first_rows(run: Run, size: int) -> Run:
-    batched = {role: array[:size] if role in ("x", "residual", "y") else array for role, array in run.arrays.items()}
+    batched = {role: array[:size] if role in ("x", "store0_b", "y") else array for role, array in run.arrays.items()}
     return Run({"S": size}, batched, {"y": run.expected["y"][:size]})
 
 
@@ -152,9 +149,9 @@ def emulated(case: StepCase, bits: int, run: Run, matrix: Array) -> Array:
     """The projection with activations of ``bits`` bits: exact integers, everything else in float64."""
     arrays, layout = run.arrays, RowLayout(bits, as_bytes=False)
     x, factor = arrays["x"], np.ones(len(arrays["x"]))
-    if "norm" in arrays:
+    if "load0_weight" in arrays:
         factor = 1 / np.sqrt((x.astype(np.float64) ** 2).mean(axis=1) + EPS)
-        x = x * arrays["norm"]
+        x = x * arrays["load0_weight"]
     groups = np.pad(x, ((0, 0), (0, -x.shape[1] % GROUP))).reshape(len(x), -1, GROUP).astype(np.float32)
     of_groups = np.abs(groups).max(axis=-1)
     of_blocks = np.maximum.reduceat(of_groups, range(0, of_groups.shape[1], layout.scale_groups), axis=1)
@@ -169,8 +166,8 @@ def emulated(case: StepCase, bits: int, run: Run, matrix: Array) -> Array:
     scales = largest[..., None] * planes["s"].astype(np.float64).T / layout.largest
     sums: Array = (dots * scales).sum(axis=1) * factor[:, None]
     sums = sums + arrays.get("bias", 0)
-    if case.op == "gated_linear":
+    if "store0_b" not in arrays and case.attrs["store"]:
         gate, up = np.split(sums, 2, axis=1)
         sums = silu(gate) * up
-    result: Array = sums + arrays.get("residual", 0)
+    result: Array = sums + arrays.get("store0_b", 0)
     return result

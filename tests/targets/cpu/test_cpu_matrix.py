@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pytest
+from cpu_cases import Inputs, inputs_of
 from cpu_steps import Batch, Run, StepCase, StepLibrary, run_of
+from projection_parts import parts_of
 from tolerances import F32, INT8, relative_error
 
 from nearfar.compiler import quant
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.skipif(not set(AMX.needs) <= features(), reason="needs 
 # ends in the first row of a block.
 SIZES = (48, 1057)
 NAN_OF_ONES = np.uint32(0x7FFFFFFF).view(np.float32)
-OF_ROWS = ("x", "residual", "stream", "summed", "y")
+OF_ROWS = ("x", "store0_b", "load1_b", "load2", "y")
 # By quantization: the activations, columns and rows of the weight, the optional inputs, and whether it is gated. 600
 # columns are unpacked in two pieces; some columns end within a group, three tiles are no complete pairs, and 24 rows of
 # half a gated weight are no complete tiles.
@@ -32,27 +33,25 @@ PROJECTIONS: dict[str, tuple[str, int, int, tuple[str, ...], bool]] = {
     "f16": ("float32", 72, 48, ("norm",), True),
     "q8f16": ("int8", 72, 16, ("bias",), False),
     "q4f16": ("int8", 200, 64, ("norm",), True),
-    "q4f32": ("int8", 72, 40, ("stream", "stream_norm", "stream_factor"), False),
+    "q4f32": ("int8", 72, 40, ("stream",), False),
 }
 
 
 def case_of(quantization: str) -> StepCase:
     activation, columns, outputs, optional, gated = PROJECTIONS[quantization]
-    shapes: dict[str, tuple[Any, ...]] = {
-        "norm": ("vector", columns),
-        "bias": ("vector", outputs),
-        "residual": ("float32", "S", outputs),
-        "stream": ("float32", "S", columns),
-        "stream_norm": ("vector", columns),
-        "stream_factor": ("vector", 1),
-    }
-    inputs = {"x": ("float32", "S", columns), "weight": ("matrix", outputs, columns)}
-    attrs: dict[str, Any] = {"eps": 1e-6} if "norm" in optional else {}
-    attrs |= {"stream_eps": 1e-2} if "stream" in optional else {}
-    attrs |= {} if gated else {"dtype": "float32"}
-    op = "gated_linear" if gated else "linear"
-    named = {role: shapes[role] for role in optional}
-    return StepCase(f"{quantization}_matrix", op, {**inputs, **named}, attrs, [], activation, quantization)
+    parts = parts_of(
+        columns,
+        outputs,
+        norm_eps=1e-6 if "norm" in optional else None,
+        stream_eps=1e-2 if "stream" in optional else None,
+        stream_factor=True,
+        gated=gated,
+        residual="residual" in optional,
+    )
+    inputs: Inputs = {"x": ("float32", "S", columns), "weight": ("matrix", outputs, columns), **inputs_of(parts)}
+    inputs |= {"bias": ("vector", outputs)} if "bias" in optional else {}
+    attrs = {"dtype": "float32", **parts.attrs}
+    return StepCase(f"{quantization}_matrix", "linear", inputs, attrs, [], activation, quantization)
 
 
 CASES = {quantization: case_of(quantization) for quantization in PROJECTIONS}
@@ -70,9 +69,16 @@ def attention_of(activation: str) -> StepCase:
         "positions": ("int32", "S"),
         "seq_starts": ("int32", ["add", "B", 1]),
         "weight": ("matrix", 40, num_heads * head_dim),
-        "residual": ("float32", "S", 40),
+        "store0_b": ("float32", "S", 40),
     }
-    attrs = {"head_dim": head_dim, "num_kv_heads": num_kv_heads, "causal": causal, "window": window, "scale": 0.2}
+    attrs = {
+        "store": [{"op": "add"}],
+        "head_dim": head_dim,
+        "num_kv_heads": num_kv_heads,
+        "causal": causal,
+        "window": window,
+        "scale": 0.2,
+    }
     return StepCase(f"attention_{activation}", "ragged_attention", inputs, attrs, [], activation, quantization)
 
 
@@ -137,7 +143,7 @@ def test_attention_is_as_precise_as_its_activations_and_the_same_with_other_text
     found = library.outputs(row, run)["y"]
     assert relative_error(found, run.expected["y"]) < (INT8 if case.activation == "int8" else F32)
     alone = texts(TEXTS[-1])
-    last = {role: array[-TEXTS[-1] :] for role, array in run.arrays.items() if role in ("qkv", "residual", "y")}
+    last = {role: array[-TEXTS[-1] :] for role, array in run.arrays.items() if role in ("qkv", "store0_b", "y")}
     again = library.outputs(row, Run(alone.dims, {**run.arrays, **last, **alone.arrays}, {}))["y"]
     np.testing.assert_array_equal(again, found[-TEXTS[-1] :])
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from case_arrays import ALL_FORMATS, EPS
 from kernel_harness import Case
-from projection_cases import projection_name, projection_run
+from projection_cases import projection_facts, projection_name, projection_run
 
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.cuda.linear_async import AsyncShape, linear_async
@@ -139,34 +139,38 @@ def first_of_their_facts(rows: Iterable[tuple[Any, ...]], case_of: Callable[...,
 
 
 def async_case(shape: str, quantization: str, columns: int, outputs: int, options: dict[str, object]) -> Case:
-    defaults = Projection("S", columns, outputs, ALL_FORMATS[quantization], "float32", "float32")
-    facts = replace(defaults, **options)  # type: ignore[arg-type]
+    facts = projection_facts(quantization, columns, outputs, options)
     name = projection_name(f"async_{shape}", quantization, columns, outputs, options)
     return Case(
         name,
         lambda: linear_async(name, facts, ASYNC_SHAPES[shape]),
-        lambda: [projection_run(name, facts, quantization, size) for size in (1, 2, 3)],
+        lambda: [projection_run(name, facts, options, quantization, size) for size in (1, 2, 3)],
     )
 
 
 def mma_case(shape: str, quantization: str, dtype: str, columns: int, outputs: int, options: dict[str, object]) -> Case:
-    defaults = Projection("S", columns, outputs, ALL_FORMATS[quantization], "float32", "float32")
-    facts = replace(defaults, **options)  # type: ignore[arg-type]
+    facts = projection_facts(quantization, columns, outputs, options)
     name = projection_name(f"mma_{shape}_{dtype}", quantization, columns, outputs, options)
-    return tensor_core_case(name, facts, quantization, MmaShape(dtype=dtype, **MMA_SHAPES[shape]), BATCHES)
+    return tensor_core_case(name, facts, options, quantization, MmaShape(dtype=dtype, **MMA_SHAPES[shape]), BATCHES)
 
 
 def wgmma_case(
     shape: str, quantization: str, dtype: str, columns: int, outputs: int, options: dict[str, object]
 ) -> Case:
-    defaults = Projection("S", columns, outputs, ALL_FORMATS[quantization], "float32", "float32")
-    facts = replace(defaults, **options)  # type: ignore[arg-type]
+    facts = projection_facts(quantization, columns, outputs, options)
     name = projection_name(f"wgmma_{shape}_{dtype}", quantization, columns, outputs, options)
-    return tensor_core_case(name, facts, quantization, WgmmaShape(dtype=dtype, **WGMMA_SHAPES[shape]), WGMMA_BATCHES)
+    return tensor_core_case(
+        name, facts, options, quantization, WgmmaShape(dtype=dtype, **WGMMA_SHAPES[shape]), WGMMA_BATCHES
+    )
 
 
 def tensor_core_case(
-    name: str, facts: Projection, quantization: str, shape: MmaShape | WgmmaShape, batches: tuple[int, ...]
+    name: str,
+    facts: Projection,
+    options: dict[str, object],
+    quantization: str,
+    shape: MmaShape | WgmmaShape,
+    batches: tuple[int, ...],
 ) -> Case:
     def build() -> list[Kernel]:
         before = rows16(
@@ -174,8 +178,7 @@ def tensor_core_case(
             facts.batch,
             facts.columns,
             facts.x_dtype,
-            facts.norm_eps,
-            0,
+            facts.load,
             shape.dtype,
             split=shape.splits > 1,
             swizzled=isinstance(shape, WgmmaShape),
@@ -183,4 +186,6 @@ def tensor_core_case(
         main = linear_mma(name, facts, shape) if isinstance(shape, MmaShape) else linear_wgmma(name, facts, shape)
         return [before, main]
 
-    return Case(name, build, lambda: [projection_run(name, facts, quantization, size) for size in batches], shape.dtype)
+    return Case(
+        name, build, lambda: [projection_run(name, facts, options, quantization, size) for size in batches], shape.dtype
+    )

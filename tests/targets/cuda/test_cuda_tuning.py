@@ -20,6 +20,7 @@ from nearfar.targets.cuda.tuning import (
     vector_shape,
 )
 
+GATES = [{"op": "gate_halves"}]
 SIZES = ((1, 1), (96, 40), (2048, 256), (3072, 1024), (4096, 14336), (14336, 4096), (1024, 151936))
 
 
@@ -35,7 +36,7 @@ def test_every_matrix_gets_kernels_that_fit_for_any_number_of_rows(arch: str, ga
     tuning = TUNINGS[arch]
     for fmt in ALL_FORMATS.values():
         for columns, outputs in SIZES:
-            facts = Projection("S", columns, outputs, fmt, "float16", "float16", gated=gated)
+            facts = Projection("S", columns, outputs, fmt, "float16", "float16", store=GATES if gated else [])
             for x_rows in (1, 2):
                 vector = vector_shape(facts, tuning, x_rows)
                 assert vector.x_rows == x_rows
@@ -59,7 +60,7 @@ def test_narrow_matrices_occupy_nearly_every_multiprocessor() -> None:
     tuning = TUNINGS["sm_90"]
     # The projections into the hidden size of Qwen3-0.6B.
     for columns in (2048, 3072):
-        facts = Projection("S", columns, 1024, ALL_FORMATS["q4f16"], "float16", "float32", residual=True)
+        facts = Projection("S", columns, 1024, ALL_FORMATS["q4f16"], "float16", "float32", store=[{"op": "add"}])
         assert 1024 // vector_shape(facts, tuning, 1).outputs >= 0.9 * tuning.multiprocessors
         for shape, limit in mma_shapes(facts, tuning, "float16"):
             rows = limit if limit is not None else 2048
@@ -71,7 +72,7 @@ def test_narrow_matrices_occupy_nearly_every_multiprocessor() -> None:
 def test_only_hopper_multiplies_many_rows_by_wgmma_in_shapes_that_fit(gated: bool) -> None:
     for fmt in ALL_FORMATS.values():
         for columns, outputs in SIZES:
-            facts = Projection("S", columns, outputs, fmt, "float16", "float16", gated=gated)
+            facts = Projection("S", columns, outputs, fmt, "float16", "float16", store=GATES if gated else [])
             if not supports(facts):
                 continue
             assert tensor_core_shapes(facts, TUNINGS["sm_100"], "float16") == mma_shapes(
@@ -89,6 +90,6 @@ def test_only_hopper_multiplies_many_rows_by_wgmma_in_shapes_that_fit(gated: boo
                     added = linear_wgmma.shared_bytes(fmt, shape, gated=gated)
                     # What a kernel declares is not aligned for tiles.
                     assert MAX_SHARED_BYTES < added < max_dynamic_bytes("sm_90")
-    facts = Projection("S", 4096, 14336, ALL_FORMATS["q4f16"], "float16", "float16", gated=gated)
+    facts = Projection("S", 4096, 14336, ALL_FORMATS["q4f16"], "float16", "float16", store=GATES if gated else [])
     kinds = [type(shape) for shape, limit in tensor_core_shapes(facts, TUNINGS["sm_90"], "float16")]
     assert kinds[-2:] == [WgmmaShape, WgmmaShape]

@@ -252,7 +252,7 @@ def test_a_tile_is_copied_by_one_thread_and_waited_for() -> None:
 
 
 def test_products_overlap_with_the_conversion_of_the_next_weights() -> None:
-    facts = Projection("S", 1024, 256, WeightFormat("q4", "float16"), "float16", "float32", residual=True)
+    facts = Projection("S", 1024, 256, WeightFormat("q4", "float16"), "float16", "float32", store=[{"op": "add"}])
     lowered = cuda(linear_wgmma("projection", facts, WgmmaShape(128, 2, 2, "float16", 4)), "sm_90")
     cubin, log = compile_cubin(source_file([lowered]), "sm_90", "overlap.cu")
     assert "serialized" not in log

@@ -1,11 +1,12 @@
-"""The cases of add, gate, gate_halves, soft_cap and fake_quantize: every activation, over values at which exp, erf and
-tanh meet their limits.
+"""The cases of ops on elements that are steps of their own: every activation, over values at which exp, erf and tanh
+meet their limits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from case_arrays import BATCHES, nothing, random
@@ -13,31 +14,55 @@ from kernel_harness import Case, Run
 
 from nearfar.compiler.ir.ops import OPS, Array
 from nearfar.compiler.ir.ops.op import ACTIVATIONS
-from nearfar.compiler.kernels.elementwise import add, fake_quantize, gate, gate_halves, soft_cap
+from nearfar.compiler.ir.ops.parts import Part, facts_of_part
+from nearfar.compiler.kernels.elementwise import elementwise
+
+# The arrays of an op by role, for a number of rows.
+Arrays = Callable[[np.random.Generator, int], dict[str, Array]]
 
 
 def elementwise_cases() -> Iterator[Case]:
     for columns in (1, 128, 129):
-        yield add_case(columns)
+        yield element_case("add", columns, usual("a", "b", columns=columns))
     for activation in ACTIVATIONS:
         yield replace(gate_case(130, activation), on_dawn=True)
         yield gate_case(1, activation)
         yield gate_halves_case(37, activation)
+        yield element_case("activate", 37, wild(37), activation=activation)
     yield replace(gate_halves_case(130, "silu"), on_dawn=True)
-    yield replace(soft_cap_case(130, 0.5, 7.0), on_dawn=True)
-    yield soft_cap_case(1, 3.0, None)
-    yield replace(fake_quantize_case(130, "float32", "float32"), on_dawn=True)
-    yield fake_quantize_case(37, "float16", "float16")
+    yield replace(element_case("soft_cap", 130, wild(130), scale=0.5, cap=7.0), on_dawn=True)
+    yield element_case("soft_cap", 1, wild(1), scale=3.0)
+    yield replace(fake_quantize_case(130, "float32"), on_dawn=True)
+    yield fake_quantize_case(37, "float16")
 
 
-def add_case(columns: int) -> Case:
-    name = f"add_{columns}"
+def element_case(
+    op: str, columns: int, arrays: Arrays, x_dtype: str = "float32", y_dtype: str = "float32", **attrs: Any
+) -> Case:
+    name = "_".join([op, *(f"{name}_{value}" for name, value in attrs.items()), f"{columns}_{x_dtype}"])
+    name = name.replace(".", "p")
 
     def run(rows: int) -> Run:
-        a, b = random(name).normal(size=(2, rows, columns)).astype(np.float32)
-        return Run({"S": rows}, {"a": a, "b": b, "y": nothing((rows, columns), "float32")}, {"y": a + b})
+        inputs = arrays(random(name), rows)
+        y = OPS[op].run(inputs, attrs)
+        assert y is not None
+        return Run({"S": rows}, {**inputs, "y": nothing(y.shape, y_dtype)}, {"y": y.astype(y_dtype)})
 
-    return Case(name, lambda: add(name, "S", columns), lambda: [run(rows) for rows in BATCHES])
+    part = part_of(op, run(1).arrays, attrs)
+    build = lambda: elementwise(name, "S", columns, part, x_dtype, y_dtype)  # noqa: E731
+    return Case(name, build, lambda: [run(rows) for rows in BATCHES])
+
+
+def part_of(op: str, arrays: Mapping[str, Array], attrs: dict[str, Any]) -> Part:
+    return facts_of_part(op, OPS[op], OPS[op].complete(attrs), {role: array.shape for role, array in arrays.items()})
+
+
+def usual(*roles: str, columns: int) -> Arrays:
+    return lambda rng, rows: {role: rng.normal(size=(rows, columns)).astype(np.float32) for role in roles}
+
+
+def wild(columns: int) -> Arrays:
+    return lambda rng, rows: {"x": gates(rng, rows, columns)}
 
 
 def gates(rng: np.random.Generator, rows: int, columns: int) -> Array:
@@ -48,53 +73,21 @@ def gates(rng: np.random.Generator, rows: int, columns: int) -> Array:
 
 
 def gate_case(columns: int, activation: str) -> Case:
-    name = f"gate_{columns}_{activation}"
+    def arrays(rng: np.random.Generator, rows: int) -> dict[str, Array]:
+        return {"gate": gates(rng, rows, columns), **usual("up", columns=columns)(rng, rows)}
 
-    def run(rows: int) -> Run:
-        rng = random(name)
-        inputs = {"gate": gates(rng, rows, columns), "up": rng.normal(size=(rows, columns)).astype(np.float32)}
-        y = OPS["gate"].run(inputs, {"activation": activation})
-        assert y is not None
-        return Run({"S": rows}, {**inputs, "y": nothing(y.shape, "float32")}, {"y": y})
-
-    return Case(name, lambda: gate(name, "S", columns, activation), lambda: [run(rows) for rows in BATCHES])
+    return element_case("gate", columns, arrays, activation=activation)
 
 
-def fake_quantize_case(columns: int, x_dtype: str, y_dtype: str) -> Case:
+def fake_quantize_case(columns: int, dtype: str) -> Case:
     """Values on both sides of the limits. None is near a tie, because the last bit of a division would decide it."""
-    name, scale = f"fake_quantize_{columns}_{x_dtype}", 0.25
 
-    def run(rows: int) -> Run:
-        rng = random(name)
+    def arrays(rng: np.random.Generator, rows: int) -> dict[str, Array]:
         codes = rng.integers(-200, 200, (rows, columns)) + rng.uniform(-0.4, 0.4, (rows, columns))
-        x = (codes * scale).astype(x_dtype)
-        y = OPS["fake_quantize"].run({"x": x}, {"scale": scale})
-        assert y is not None
-        return Run({"S": rows}, {"x": x, "y": nothing(y.shape, y_dtype)}, {"y": y.astype(y_dtype)})
+        return {"x": (codes * 0.25).astype(dtype)}
 
-    build = lambda: fake_quantize(name, "S", columns, scale, x_dtype, y_dtype)  # noqa: E731
-    return Case(name, build, lambda: [run(rows) for rows in BATCHES])
+    return element_case("fake_quantize", columns, arrays, dtype, dtype, scale=0.25)
 
 
 def gate_halves_case(columns: int, activation: str) -> Case:
-    name = f"gate_halves_{columns}_{activation}"
-
-    def run(rows: int) -> Run:
-        x = gates(random(name), rows, 2 * columns)
-        y = OPS["gate_halves"].run({"x": x}, {"activation": activation})
-        assert y is not None
-        return Run({"S": rows}, {"x": x, "y": nothing(y.shape, "float32")}, {"y": y})
-
-    return Case(name, lambda: gate_halves(name, "S", columns, activation), lambda: [run(rows) for rows in BATCHES])
-
-
-def soft_cap_case(columns: int, scale: float, cap: float | None) -> Case:
-    name = f"soft_cap_{columns}"
-
-    def run(rows: int) -> Run:
-        x = gates(random(name), rows, columns)
-        y = OPS["soft_cap"].run({"x": x}, {"scale": scale, "cap": cap})
-        assert y is not None
-        return Run({"S": rows}, {"x": x, "y": nothing(y.shape, "float32")}, {"y": y})
-
-    return Case(name, lambda: soft_cap(name, "S", columns, scale, cap), lambda: [run(rows) for rows in BATCHES])
+    return element_case("gate_halves", columns, wild(2 * columns), activation=activation)

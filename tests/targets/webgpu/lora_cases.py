@@ -29,6 +29,7 @@ def lora_cases() -> Iterator[Case]:
 def add_lora_case(columns: int, widths: tuple[int, ...], rank: int, *, normed: bool, dtype: str = "float32") -> Case:
     name = f"add_lora_{columns}_{'_'.join(map(str, widths))}_{rank}_{dtype}"
     outputs, ranks = sum(widths), rank * len(widths)
+    load = [{"op": "rms_norm", "eps": EPS}] if normed else []
 
     def run(rows: int) -> Run:
         rng = np.random.default_rng(crc32(name.encode()) + rows)
@@ -38,13 +39,13 @@ def add_lora_case(columns: int, widths: tuple[int, ...], rank: int, *, normed: b
         b = rng.normal(size=(PLACES, outputs, rank)).astype(np.float32)
         inputs = {"x": x, "adapters": adapters, "a": a, "b": b}
         if normed:
-            inputs["norm"] = rng.normal(1, 0.3, columns).astype(np.float32)
-        y = OPS["add_lora"].run({**inputs, "into": into.astype(np.float32)}, {"widths": widths, "eps": EPS})
+            inputs["load0_weight"] = rng.normal(1, 0.3, columns).astype(np.float32)
+        y = OPS["add_lora"].run({**inputs, "into": into.astype(np.float32)}, {"widths": widths, "load": load})
         assert y is not None
         dims = {"S": rows, "G": rows, "M": PLACES}
         return Run(dims, {**inputs, "y": into}, {"y": y.astype(dtype)})
 
     def build() -> Kernel:
-        return add_lora(name, columns, widths, rank, dtype, dtype, EPS if normed else None)
+        return add_lora(name, columns, widths, rank, dtype, dtype, load)
 
     return Case(name, build, lambda: [run(rows) for rows in (1, 7)], dtype=dtype)

@@ -1,4 +1,4 @@
-"""The cases of linear and gated_linear: every template in every weight format, with each optional input on and off."""
+"""The cases of linear: every template in every weight format, with each optional input on and off."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 from case_arrays import ALL_FORMATS, BATCHES, EPS, FORMATS, STORED_FORMATS, UNIT_FORMATS, nothing, random
 from kernel_harness import Case, Run
+from projection_parts import Parts, parts_of
 from random_planes import random_planes
 
 from nearfar.compiler import quant
@@ -153,13 +154,27 @@ def projection_cases() -> Iterator[Case]:
 
 
 def projection_case(template: str, quantization: str, columns: int, outputs: int, options: dict[str, object]) -> Case:
-    defaults = Projection("S", columns, outputs, ALL_FORMATS[quantization], "float32", "float32")
-    facts = replace(defaults, **options)  # type: ignore[arg-type]
+    facts = projection_facts(quantization, columns, outputs, options)
     name = projection_name(template, quantization, columns, outputs, options)
     batches = TILE_BATCHES if template in TILES else BATCHES
     dtype = "float16" if template.endswith("float16") else None
-    runs = lambda: [projection_run(name, facts, quantization, size) for size in batches]  # noqa: E731
+    runs = lambda: [projection_run(name, facts, options, quantization, size) for size in batches]  # noqa: E731
     return Case(name, lambda: TEMPLATES[template](name, facts), runs, dtype)
+
+
+# The options of a projection that are not those of its parts.
+OWN_OPTIONS = ("x_dtype", "y_dtype", "bias", "offset", "width")
+
+
+def projection_facts(quantization: str, columns: int, outputs: int, options: dict[str, object]) -> Projection:
+    own = {name: value for name, value in options.items() if name in (*OWN_OPTIONS, "batch")}
+    facts = Projection("S", columns, outputs, ALL_FORMATS[quantization], "float32", "float32")
+    return replace(facts, **own, **projection_parts(columns, outputs, options).facts)  # type: ignore[arg-type]
+
+
+def projection_parts(columns: int, outputs: int, options: dict[str, object]) -> Parts:
+    own = {name: value for name, value in options.items() if name not in OWN_OPTIONS}
+    return parts_of(columns, options.get("width", outputs), **own)  # type: ignore[arg-type]
 
 
 def projection_name(template: str, quantization: str, columns: int, outputs: int, options: dict[str, object]) -> str:
@@ -170,37 +185,29 @@ def projection_name(template: str, quantization: str, columns: int, outputs: int
     )
 
 
-def projection_run(name: str, facts: Projection, quantization: str, size: int) -> Run:
+def projection_run(name: str, facts: Projection, options: dict[str, object], quantization: str, size: int) -> Run:
     rng = random(name)
     fmt = quant.form_by_name(quantization)
     planes = random_planes(fmt, rng, facts.weight_rows, facts.columns)
+    parts = projection_parts(facts.columns, facts.outputs, options)
     arrays: dict[str, Array] = {"x": rng.normal(size=(size, facts.columns)).astype(facts.x_dtype)}
-    attrs: dict[str, object] = {"activation": facts.activation} if facts.gated else {"dtype": "float32"}
-    if facts.up_width:
-        attrs |= {"activation": facts.activation, "up_start": facts.up_start}
-        arrays["up"] = rng.normal(size=(size, facts.up_width)).astype(np.float32)
-    attrs |= {name: step for name in ("x_step", "y_step") if (step := getattr(facts, name)) is not None}
-    if facts.norm_eps is not None:
-        arrays["norm"] = rng.normal(1, 0.3, facts.columns).astype(np.float32)
-        attrs |= {"eps": facts.norm_eps, "centered": facts.centered}
-    if facts.centered:
+    if options.get("centered"):
         arrays["x"] += 2
-    if facts.norm_bias:
-        arrays["norm_bias"] = rng.normal(size=facts.columns).astype(np.float32)
+    for role, (rows, *columns) in parts.shapes.items():
+        mean, deviation = (1, 0.3) if role.endswith("_weight") else (0, 1)
+        shape = (size if rows == facts.batch else rows, *columns)
+        arrays[role] = rng.normal(mean, deviation, shape).astype(np.float32)  # type: ignore[arg-type]
     if facts.bias:
         arrays["bias"] = rng.normal(size=facts.weight_rows if facts.gated else facts.total_width).astype(np.float32)
-    if facts.residual:
-        arrays["residual"] = rng.normal(size=(size, facts.total_width)).astype(np.float32)
     before = nothing((size, facts.total_width), facts.y_dtype)
     inputs = {**arrays, "weight": fmt.unpack(planes, facts.columns)}
+    attrs: dict[str, object] = {"dtype": "float32", **parts.attrs}
     if facts.width:
         attrs |= {"offset": facts.offset, "columns": facts.width}
         inputs["into"] = before.copy()
-    kept = {"normed": nothing((size, facts.columns), "float32")} if facts.keeps_norm else {}
+    kept = {"load0": nothing((size, facts.columns), "float32")} if options.get("keeps_norm") else {}
     results = {role: array.copy() for role, array in kept.items()}
-    expected = OPS["gated_linear" if facts.gated else "linear"].run(
-        {**inputs, **results}, {**attrs, "keeps_norm": facts.keeps_norm}
-    )
+    expected = OPS["linear"].run({**inputs, **results}, attrs)
     assert expected is not None
     bound = {**arrays, "y": before, **kept, **{f"weight.{plane}": array for plane, array in planes.items()}}
     return Run({str(facts.batch): size}, bound, {"y": expected.astype(facts.y_dtype), **results})

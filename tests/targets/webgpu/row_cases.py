@@ -12,6 +12,7 @@ from random_planes import random_planes
 
 from nearfar.compiler import quant
 from nearfar.compiler.ir.ops import OPS
+from nearfar.compiler.ir.ops.norms import STORE
 from nearfar.compiler.kernels.embed import embed
 from nearfar.compiler.kernels.rms_norm import rms_norm
 from nearfar.compiler.kernels.rows import slice_columns, take_rows, zeros
@@ -121,6 +122,8 @@ def rms_norm_case(
 ) -> Case:
     width = width or columns
     flags = {"centered": centered, "bias": bias, "residual": residual}
+    store = [{"op": "add"}] if residual else []
+    norm = {"op": "rms_norm", "eps": eps, "centered": centered, "bias": bias, "row": None}
     name = "_".join([f"rms_norm_{columns}_{width}_{x_dtype}_{y_dtype}", *(flag for flag, on in flags.items() if on)])
 
     def run(size: int) -> Run:
@@ -134,14 +137,14 @@ def rms_norm_case(
         if bias:
             inputs["bias"] = rng.normal(size=width).astype(np.float32)
         if residual:
-            inputs["residual"] = rng.normal(size=(size, columns)).astype(np.float32)
-        y = OPS["rms_norm"].run(inputs, {"eps": eps, "centered": centered})
+            inputs["store0_b"] = rng.normal(size=(size, columns)).astype(np.float32)
+        y = OPS["rms_norm"].run(inputs, {"eps": eps, "centered": centered, "store": store})
         assert y is not None
         return Run({"R": size}, {**inputs, "y": nothing((size, columns), y_dtype)}, {"y": y.astype(y_dtype)})
 
     return Case(
         name,
-        lambda: rms_norm(name, "R", columns, width, eps, x_dtype, y_dtype, **flags),
+        lambda: rms_norm(name, "R", columns, width, x_dtype, y_dtype, norm, STORE.facts({}, {"store": store})),
         lambda: [run(size) for size in BATCHES],
     )
 

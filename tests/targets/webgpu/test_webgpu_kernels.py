@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from case_arrays import nothing
 from case_selection import chosen, names_of, selected
+from elementwise_cases import part_of
 from kernel_cases import all_cases
 from kernel_harness import Case, Gpu, LoweredCase, Run, run_on_dawn
 from sampling_cases import SETTINGS, adversarial_case, chunked_case, sample_case, sample_run
@@ -18,7 +19,7 @@ from step_cases import step_cases
 from nearfar.compiler.ir.ops import OPS
 from nearfar.compiler.ir.ops.op import ACTIVATIONS
 from nearfar.compiler.ir.sampling import Sampler, Settings
-from nearfar.compiler.kernels.elementwise import gate
+from nearfar.compiler.kernels.elementwise import elementwise
 from nearfar.compiler.kernels.rows import take_rows
 from nearfar.compiler.kernels.sample import sample
 from nearfar.compiler.kernels.sample_chunks import CHUNK, sample_chunks
@@ -112,10 +113,10 @@ def test_a_grid_wider_than_65535_workgroups_reaches_every_column(gpu: Gpu) -> No
 def test_an_activation_is_within_a_millionth_of_its_definition(activation: str, gpu: Gpu) -> None:
     x = np.linspace(-12, 12, 24_001, dtype=np.float32)[None]
     inputs = {"gate": x, "up": np.ones_like(x)}
-    y = OPS["gate"].run(inputs, {"activation": activation})
+    y, part = OPS["gate"].run(inputs, {"activation": activation}), part_of("gate", inputs, {"activation": activation})
     assert y is not None
     run = Run({"S": 1}, {**inputs, "y": nothing(x.shape, "float32")}, {"y": y})
-    case = Case(f"gate_{activation}", lambda: gate("gate", "S", x.shape[1], activation), lambda: [run]).lowered()
+    case = Case(f"gate_{activation}", lambda: elementwise("gate", "S", x.shape[1], part), lambda: [run]).lowered()
     found = np.frombuffer(gpu.run(case, run)["y"], np.float32, x.size)
     assert (np.abs(found - y[0]) <= 1e-6 * np.maximum(np.abs(y[0]), 1)).all()
 
@@ -124,10 +125,10 @@ def test_an_activation_is_within_a_millionth_of_its_definition(activation: str, 
 def test_an_activation_of_a_huge_value_is_its_limit(activation: str, gpu: Gpu) -> None:
     x = np.array([[-1e12, -1e4, 1e4, 1e12]], np.float32)
     inputs = {"gate": x, "up": np.ones_like(x)}
-    y = OPS["gate"].run(inputs, {"activation": activation})
+    y, part = OPS["gate"].run(inputs, {"activation": activation}), part_of("gate", inputs, {"activation": activation})
     assert y is not None
     run = Run({"S": 1}, {**inputs, "y": nothing(x.shape, "float32")}, {"y": y})
-    case = Case(f"gate_{activation}", lambda: gate("gate", "S", x.shape[1], activation), lambda: [run]).lowered()
+    case = Case(f"gate_{activation}", lambda: elementwise("gate", "S", x.shape[1], part), lambda: [run]).lowered()
     found = np.frombuffer(gpu.run(case, run)["y"], np.float32, x.size)
     np.testing.assert_allclose(found, y[0], rtol=1e-6, atol=1e-6)
 

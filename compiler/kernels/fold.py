@@ -1,0 +1,105 @@
+"""The parts that a kernel computes on its results: a fold over the list of `ir/ops/parts.py`, on float32 scalars of
+GPUs and vectors of CPUs alike.
+
+`ir/ops/elementwise.py` defines what a part means. A part is described by `parts.facts_of_part`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..ir.expr import Expr
+from ..ir.ops.parts import Part
+from .builder import Array, KernelBuilder, Scalar, cast, number
+from .cpu.builder import of, ramp, wide
+from .cpu.math import lanes_of
+
+
+@dataclass(frozen=True, slots=True)
+class Maths:
+    """The functions that differ between GPUs and CPUs. ``fake_quantized`` and ``soft_capped`` also get the kernel."""
+
+    activations: Mapping[str, Callable[[Scalar], Scalar]]
+    fake_quantized: Callable[[KernelBuilder, Scalar, float], Scalar]
+    soft_capped: Callable[[KernelBuilder, float, Scalar], Scalar]
+
+
+class Fold:
+    """``parts`` of results (rows, columns). Their inputs are buffers of the kernel, whose roles begin with ``role``, in
+    which "{}" stands for a part's index.
+    """
+
+    def __init__(
+        self,
+        kernel: KernelBuilder,
+        maths: Maths,
+        parts: Sequence[Part],
+        rows: Expr,
+        columns: int,
+        role: str = "store{}_",
+    ) -> None:
+        self._kernel, self._maths, self._parts = kernel, maths, parts
+        self._operands = [
+            kernel.buffer(f"{role.format(index)}{name}", shape, "float32")
+            for index, part in enumerate(parts)
+            for name, shape in operands_of(part, rows, columns).items()
+        ]
+
+    def __call__(self, row: Scalar, column: Scalar, value: Scalar, up: Scalar | None = None) -> Scalar:
+        """The results of a row from ``column`` on, in all lanes of ``value``. ``up`` is what gate_halves gates."""
+        operands = iter(self._operands)
+        for part in self._parts:
+            value = self._apply(part, row, column, value, up, operands)
+        return value
+
+    def _apply(
+        self, part: Part, row: Scalar, column: Scalar, value: Scalar, up: Scalar | None, operands: Iterator[Array]
+    ) -> Scalar:
+        kernel, maths, lanes = self._kernel, self._maths, lanes_of(value)
+        match part["op"]:
+            case "add":
+                return value + next(operands)[row, ramp(column, lanes)]
+            case "scale":
+                return value * wide(next(operands)[0], lanes)
+            case "fake_quantize":
+                return maths.fake_quantized(kernel, value, part["scale"])
+            case "activate":
+                return maths.activations[part["activation"]](kernel.let("before_activation", value))
+            case "gate":
+                up = next(operands)[row, ramp(column + part["start"], lanes)]
+                return maths.activations[part["activation"]](kernel.let("gate", value)) * up
+            case "gate_halves":
+                return maths.activations[part["activation"]](kernel.let("gate", value)) * up
+            case "soft_cap":
+                scaled = value * wide(number(part["scale"], "float32"), lanes)
+                return scaled if part["cap"] is None else maths.soft_capped(kernel, part["cap"], scaled)
+        raise AssertionError(f"no kernel computes the part {part['op']}")
+
+
+def operands_of(part: Part, rows: Expr, columns: int) -> dict[str, tuple[Expr, ...]]:
+    """The inputs of a part besides its value: their shapes by role."""
+    match part["op"]:
+        case "add":
+            return {"b": (rows, columns)}
+        case "scale":
+            return {"factor": (1,)}
+        case "gate":
+            return {"up": (rows, part["columns"])}
+    return {}
+
+
+class Elements:
+    """An op on elements that is a step of its own: its first input (rows, columns), and the results."""
+
+    def __init__(self, kernel: KernelBuilder, maths: Maths, part: Part, rows: Expr, columns: int, x_dtype: str) -> None:
+        self._halves, self._columns = part["op"] == "gate_halves", columns
+        role = {"add": "a", "gate": "gate"}.get(part["op"], "x")
+        self._x = kernel.buffer(role, (rows, 2 * columns if self._halves else columns), x_dtype)
+        self._fold = Fold(kernel, maths, [part], rows, columns, role="")
+
+    def at(self, row: Scalar, column: Scalar, lanes: int = 1) -> Scalar:
+        """The results of a row from ``column`` on."""
+        starts = (column, column + self._columns) if self._halves else (column,)
+        values = (cast(self._x[row, ramp(start, lanes)], of("float32", lanes)) for start in starts)
+        return self._fold(row, column, *values)
