@@ -8,7 +8,6 @@ import asyncio
 
 from nearfar.compiler.errors import NearfarError, Unavailable
 
-from .connection import Connection
 from .engine_client import EngineClient, engine_closed, process_failed, process_restarts
 from .messages import Attach
 
@@ -50,17 +49,18 @@ class AttachedEngine(EngineClient):
 
     async def _attach(self) -> None:
         """Raises OSError if nothing listens, and DeviceError if the connection ends early."""
-        connection = self._connection = Connection(self._on_message, self._on_end)
+        connection = self._connect()
         await self._loop.create_unix_connection(lambda: connection, self._path)
         await self._open(Attach())
 
-    def _on_end(self) -> None:
+    def _on_end(self) -> NearfarError:
         failure: NearfarError = engine_closed()
         if not self._closing:
             failure, self._refusal = process_failed(), process_restarts()
         self._fail_all(failure)
         if not self._closing and self._opened is not None and self._again is None:
             self._again = asyncio.ensure_future(self._attach_again())
+        return failure
 
     async def _attach_again(self) -> None:
         """The server that started the engine restarts it, or gives up and unloads the model."""

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
+from typing import Any
 
 from nearfar.compiler.errors import DeviceError, NearfarError, Unavailable
 from nearfar.compiler.runtime.batch import FloatArray
@@ -29,7 +30,6 @@ from .messages import (
     MaskTurns,
     Opened,
     OpenFailed,
-    Returned,
     Stats,
     Step,
     UnloadAdapter,
@@ -46,7 +46,7 @@ def is_supported() -> bool:
 class EngineClient:
     """Belongs to the running event loop. `arrive` and `stats` are callable from any thread.
 
-    A subclass sets `_connection` to a connection with `_on_message`, and calls `_fail_all` when it has ended.
+    A subclass connects the connection of `_connect`, and fails all answers when it has ended.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,6 @@ class EngineClient:
         self._refusal: NearfarError | None = None
         self._numbers = itertools.count()
         self._queues: dict[int, ItemQueue] = {}
-        self._calls: dict[int, asyncio.Future[FloatArray | None]] = {}
         self._masks = MaskService(self._send)
         self._stats = NOTHING
         # While the process works, and while it is not closed.
@@ -113,8 +112,7 @@ class EngineClient:
     async def encode(self, request: EncodeRequest) -> FloatArray:
         """See `EncoderEngine.encode`."""
         self._require_open()
-        rows = await self._call(lambda call: Encode(call, request))
-        assert rows is not None
+        rows: FloatArray = await self._call(lambda call: Encode(call, request))
         return rows
 
     def stats(self) -> EngineStats:
@@ -162,13 +160,6 @@ class EngineClient:
             case Beat(step_seconds):
                 if self._watch is not None:
                     self._watch.beat(step_seconds)
-            case Returned(call, value, error):
-                future = self._calls.pop(call, None)
-                if future is not None and not future.done():
-                    if error is None:
-                        future.set_result(value)
-                    else:
-                        future.set_exception(error)
             case Opened():
                 assert self._opening is not None
                 self._opening.set_result(message)
@@ -179,7 +170,7 @@ class EngineClient:
                 raise TypeError(f"a server does not know the message {message!r}")
 
     def _fail_all(self, failure: NearfarError) -> None:
-        """Fail all answers and calls: the connection has ended."""
+        """Fail all answers: the connection has ended."""
         self._connection = None
         if self._watch is not None:
             self._watch.stop()
@@ -189,25 +180,24 @@ class EngineClient:
         queues, self._queues = self._queues, {}
         for queue in queues.values():
             queue.put(failure)
-        calls, self._calls = self._calls, {}
-        for future in calls.values():
-            if not future.done():
-                future.set_exception(failure)
 
     def _require_open(self) -> None:
         if self._refusal is not None:
             raise self._refusal
 
-    async def _call(self, message: Callable[[int], Encode | Listen | LoadAdapter | UnloadAdapter]) -> FloatArray | None:
-        call = next(self._numbers)
-        future: asyncio.Future[FloatArray | None] = self._loop.create_future()
-        self._calls[call] = future
-        self._send(message(call))
-        try:
-            return await future
-        finally:
-            if self._calls.pop(call, None) is not None:
-                self._send(Abandon(call))
+    async def _call(self, message: Callable[[int], Encode | Listen | LoadAdapter | UnloadAdapter]) -> Any:
+        if self._connection is None:
+            raise process_failed()
+        return await self._connection.call(message, Abandon)
+
+    def _connect(self) -> Connection:
+        """A new connection, which is not connected yet."""
+        self._connection = Connection(self._on_message, self._on_end, self._numbers)
+        return self._connection
+
+    def _on_end(self) -> NearfarError:
+        """The connection has ended. A subclass calls `_fail_all` with the error that it returns."""
+        raise NotImplementedError
 
     def _send(self, message: object) -> None:
         if self._connection is not None:

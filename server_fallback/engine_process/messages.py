@@ -161,14 +161,5 @@ class MaskTurns:
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
-    """The result of a call, or its error."""
-
-    call: int
-    value: FloatArray | None
-    error: NearfarError | None
-
-
-@dataclass(frozen=True, slots=True)
 class Stats:
     stats: EngineStats

@@ -10,8 +10,6 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Coroutine
-from typing import Any
 
 from nearfar.compiler.errors import NearfarError, Unavailable
 
@@ -19,9 +17,9 @@ from ..engine.encoder_engine import EncoderEngine
 from ..engine.token_engine import TokenEngine
 from ..garbage import collect_garbage_rarely
 from ..option_types import HANG_SECONDS
-from .connection import Connection
+from .connection import Background, Connection, Returned
 from .heartbeat import Heart, beat_seconds
-from .messages import Attach, Beat, Close, Listen, Open, OpenFailed, Returned
+from .messages import Attach, Beat, Close, Listen, Open, OpenFailed
 from .remote_masks import RemoteMasks
 from .session import Session
 
@@ -51,7 +49,7 @@ class EngineServer:
         self._engine: TokenEngine | EncoderEngine | None = None
         self._masks: RemoteMasks | None = None
         self._hang_seconds = HANG_SECONDS
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background()
 
     async def serve(self, connected: socket.socket) -> None:
         """Return when the owner's connection has ended, after `Close`, or when the engine has failed."""
@@ -79,11 +77,11 @@ class EngineServer:
                 assert self._masks is not None
                 session.serve(self._engine, self._masks, self._hang_seconds)
             case Open() if session is self._owner:
-                self._run(self._open(message))
+                self._background.run(self._open(message))
             case Listen() if session is self._owner:
-                self._run(self._listen(message))
+                self._background.run(self._listen(message))
             case Close() if session is self._owner:
-                self._run(self._close(message))
+                self._background.run(self._close(message))
             case _:
                 raise TypeError(f"an engine does not know the message {message!r}")
 
@@ -135,8 +133,3 @@ class EngineServer:
         beat = Beat(self._engine.step_seconds)
         for session in self._sessions():
             session.connection.send(beat)
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -7,9 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -22,7 +20,7 @@ from nearfar.compiler.runtime.batch import FloatArray
 from ..engine.config import EngineConfig
 from ..log_event import log_event
 from ..option_types import HANG_SECONDS
-from .connection import Connection
+from .connection import end, start
 from .engine_client import EngineClient, engine_closed, process_failed, process_restarts
 from .messages import Close, EngineRecipe, Listen, LoadAdapter, Open, UnloadAdapter
 
@@ -32,6 +30,8 @@ MAIN = "from nearfar.server_fallback.engine_process.process import main; main()"
 FIRST_RESTART_SECONDS, MAX_CRASHES, STEADY_SECONDS = 0.5, 5, 60.0
 # The time that a process may take to end after its last answer.
 EXIT_SECONDS = 15.0
+# The time in which a process ends whose connection has ended.
+ENDED_SECONDS = 0.5
 
 
 class RemoteEngine(EngineClient):
@@ -98,7 +98,7 @@ class RemoteEngine(EngineClient):
             with suppress(TimeoutError):
                 async with asyncio.timeout(drain_seconds + EXIT_SECONDS):
                     await self._ended.wait()
-            await asyncio.to_thread(end, process)
+            await asyncio.to_thread(end, process, ENDED_SECONDS)
         await asyncio.to_thread(self._masks.close)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -111,22 +111,8 @@ class RemoteEngine(EngineClient):
         return str(self._folder / "engine")
 
     async def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        command = [sys.executable, "-c", MAIN, str(theirs.fileno())]
-        try:
-            self._process = await asyncio.to_thread(
-                # In a session of its own, a terminal's Ctrl-C reaches only the server.
-                subprocess.Popen,
-                command,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        finally:
-            theirs.close()
         self._ended.clear()
-        connection = self._connection = Connection(self._on_message, self._on_end)
-        await self._loop.create_unix_connection(lambda: connection, sock=ours)
+        self._process = await start(MAIN, self._connect())
         await self._open(Open(self._recipe, EngineConfig().max_mask_wait_seconds, self._hang_seconds))
         self._opened_at = time.monotonic()
         for name, states in self._adapters.items():
@@ -146,7 +132,7 @@ class RemoteEngine(EngineClient):
         self._log("engine_hung", seconds=self._hang_seconds)
         self._process.kill()
 
-    def _on_end(self) -> None:
+    def _on_end(self) -> NearfarError:
         """The process has ended: as requested, by a crash, or because it hung."""
         self._ended.set()
         failure: NearfarError = engine_closed()
@@ -157,6 +143,7 @@ class RemoteEngine(EngineClient):
         self._fail_all(failure)
         if not self._closing and self._opened is not None and self._restarting is None:
             self._restarting = asyncio.ensure_future(self._restart())
+        return failure
 
     def _log(self, event: str, **fields: object) -> None:
         log_event(event, logging.ERROR, model=self._recipe.name, engine=self.pid, **fields)
@@ -167,7 +154,7 @@ class RemoteEngine(EngineClient):
             self._crashes = 0
         while True:
             assert self._process is not None
-            status = await asyncio.to_thread(end, self._process)
+            status = await asyncio.to_thread(end, self._process, ENDED_SECONDS)
             self._crashes += 1
             self._log("engine_ended", status=status)
             if self._crashes > MAX_CRASHES:
@@ -185,11 +172,3 @@ class RemoteEngine(EngineClient):
             self._refusal = self._restarting = None
             self._restarts += 1
             return
-
-
-def end(process: subprocess.Popen[bytes]) -> int:
-    """End a process that should have ended, and return its status."""
-    with suppress(subprocess.TimeoutExpired):
-        return process.wait(0.5)
-    process.kill()
-    return process.wait()

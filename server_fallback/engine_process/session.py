@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from nearfar.compiler.errors import NearfarError
+from nearfar.compiler.errors import NearfarError, Unavailable
 
 from ..engine.answer import Answer
 from ..engine.encoder_engine import EncoderEngine
@@ -15,7 +15,7 @@ from ..engine.item_queue import Item
 from ..engine.request import Completion, GeneratedToken
 from ..engine.stats import EngineStats
 from ..engine.token_engine import TokenEngine
-from .connection import Connection
+from .connection import Connection, Returned
 from .messages import (
     Abandon,
     Encode,
@@ -23,7 +23,6 @@ from .messages import (
     LoadAdapter,
     Mask,
     Opened,
-    Returned,
     Stats,
     Step,
     UnloadAdapter,
@@ -125,10 +124,11 @@ class Session:
         else:
             self.connection.send(Returned(message.call, value, None))
 
-    def _on_connection_end(self) -> None:
+    def _on_connection_end(self) -> NearfarError:
         for number in [*self._answers, *self._calls]:
             self._abandon(number)
         self._on_end(self)
+        return Unavailable("the server has ended")
 
     # --- items ---
 

@@ -38,7 +38,6 @@ from ..text.scores import check_relevance, prompt_of, relevance, shortened, unit
 from .executor import Abilities, Call, ExecutorState
 from .local_share import LocalShare
 from .text_model import TextModel
-from .token_routes import text_of_tokens, tokens_of_text
 
 
 class EncodingEngine(Protocol):
@@ -260,11 +259,11 @@ class EncoderExecutor:
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         if request.prompt is None or request.messages is not None:
             raise RequestError("this model has no chats; give a prompt", param="prompt")
-        ids = await tokens_of_text(self.model, self.context, request.prompt, request)
+        ids = await self.model.tokens_of(self.context, request.prompt, request)
         return TokenizeResponse(tokens=ids, count=len(ids), max_model_len=self.context)
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
-        return await text_of_tokens(self.model, request)
+        return await self.model.text_of(request)
 
     def abilities(self) -> Abilities:
         return Abilities(self.model.tokenizer_sha256, self.model.vocab_size, tools=False, embeds=True)

@@ -39,7 +39,6 @@ from .executor import Abilities, Call, ExecutorState
 from .local_share import LocalShare
 from .read_request import Asked, read_request
 from .text_model import TextModel
-from .token_routes import text_of_tokens, tokens_of_text
 
 
 class Engine(TokenSource, Protocol):
@@ -122,7 +121,7 @@ class LocalExecutor:
         if (text is None) == (messages is None):
             raise RequestError("give exactly one of prompt and messages", param="prompt")
         if messages is None:
-            ids: Sequence[int] = await tokens_of_text(self._model, self.context, text or "", request)
+            ids: Sequence[int] = await self._model.tokens_of(self.context, text or "", request)
         else:
             chat = read_chat(
                 messages,
@@ -134,7 +133,7 @@ class LocalExecutor:
         return TokenizeResponse(tokens=list(ids), count=len(ids), max_model_len=self.context)
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
-        return await text_of_tokens(self._model, request)
+        return await self._model.text_of(request)
 
     def abilities(self) -> Abilities:
         model = self._model

@@ -5,13 +5,11 @@ starts.
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 
 from .node_link import MAX_LINE_BYTES, LinkLost, NodeLink
-from .supervised import ended_with_us, signal_group
+from .supervised import end_group, ended_with_us
 
 RETRY_SECONDS = 2.0
 STOP_SECONDS = 20.0
@@ -79,14 +77,7 @@ class Node:
             await asyncio.gather(self._waiting, return_exceptions=True)
             self._waiting = None
         if self._process is not None:
-            if self._process.returncode is None:
-                signal_group(self._process.pid, signal.SIGTERM)
-                # Not `wait_for`, which before Python 3.12 hides a cancellation in the moment of the process's end.
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(STOP_SECONDS):
-                        await self._process.wait()
-            signal_group(self._process.pid, signal.SIGKILL)
-            await self._process.wait()
+            await end_group(self._process, STOP_SECONDS)
             self._process = None
 
     @staticmethod

@@ -273,14 +273,7 @@ class SupervisedServer:
         if self._program.companions is not None:
             await self._program.companions.stop()
         if self._process is not None:
-            if self._process.returncode is None:
-                signal_group(self._process.pid, signal.SIGTERM)
-                # Not `wait_for`, which before Python 3.12 hides a cancellation in the moment of the process's end.
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self._program.stop_seconds if stop_seconds is None else stop_seconds):
-                        await self._process.wait()
-            signal_group(self._process.pid, signal.SIGKILL)
-            await self._process.wait()
+            await end_group(self._process, self._program.stop_seconds if stop_seconds is None else stop_seconds)
             # From now on, the process id may belong to another process.
             self._process = None
         # If this is cancelled, the reading ends as well, and the next call must not wait for it.
@@ -333,6 +326,18 @@ async def answers(client: httpx.AsyncClient, url: str) -> bool:
         return (await client.get(url)).is_success
     except httpx.HTTPError:
         return False
+
+
+async def end_group(leader: asyncio.subprocess.Process, stop_seconds: float) -> None:
+    """End a process and the child processes that it left behind. They are killed if it does not end in this time."""
+    if leader.returncode is None:
+        signal_group(leader.pid, signal.SIGTERM)
+        # Not `wait_for`, which before Python 3.12 hides a cancellation in the moment of the process's end.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(stop_seconds):
+                await leader.wait()
+    signal_group(leader.pid, signal.SIGKILL)
+    await leader.wait()
 
 
 def signal_group(leader: int, number: signal.Signals) -> None:

@@ -10,11 +10,14 @@ from pathlib import Path
 from nearfar.compiler.bundle.entries import ToolFormatEntry
 from nearfar.compiler.bundle.folder import Folder
 from nearfar.compiler.bundle.manifest import Manifest
+from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
 from nearfar.compiler.text.tokenizer import Tokenizer
 from nearfar.compiler.text.tool_formats import tool_format
 
+from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest
 from ..text.reasoning import Reasoning
+from ..text.requests import check_length
 from ..text.vocabulary import Vocabulary, read_vocabulary
 from .long_texts import LongTexts
 
@@ -62,6 +65,29 @@ class TextModel:
     @property
     def generates(self) -> bool:
         return self.embedding is None and self.classifier is None
+
+    async def tokens_of(self, context: int, text: str, request: TokenizeRequest) -> list[int]:
+        """A text that is many times too long for the model is refused, because its tokens would need much memory and
+        could not be used. Raises RequestError.
+        """
+
+        def encode() -> list[int]:
+            check_length(self.tokenizer, text, context, "prompt")
+            return self.tokenizer.encode(text, request.add_special_tokens, request.split_special_tokens)
+
+        return await self.long_texts.run(text, "", encode)
+
+    async def text_of(self, request: DetokenizeRequest) -> DetokenizeResponse:
+        """Raises RequestError."""
+        wrong = next((token_id for token_id in request.tokens if not 0 <= token_id < self.vocab_size), None)
+        if wrong is not None:
+            raise RequestError(
+                f"tokens contains id {wrong}; this model's ids are 0 to {self.vocab_size - 1}", param="tokens"
+            )
+        text = await self.long_texts.run(
+            request.tokens, "", lambda: self.tokenizer.decode(request.tokens, skip_special_tokens=False)
+        )
+        return DetokenizeResponse(prompt=text)
 
     def read(self) -> None:
         """Read all that is read from files at first use."""

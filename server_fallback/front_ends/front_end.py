@@ -14,16 +14,19 @@ import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 
+from nearfar.compiler.errors import Unavailable
+
 from ..api.app import create_app
+from ..api.drain import SHUTTING_DOWN
 from ..api.keys import ApiKey
 from ..api.limiter import Admitted
 from ..api.log import configure_logs
 from ..api.server import Server, loop_factory, prepare_process
 from ..api.traces import open_traces
+from ..engine_process.connection import Connection
 from ..engine_process.heartbeat import Heart, Watch, beat_seconds
 from ..engine_process.messages import Beat
 from ..log_event import log_event
-from .link import Link
 from .messages import Admit, Begin, Publish, Release, TakeAnswers, TakeBody
 from .shared_models import SharedModels
 
@@ -60,7 +63,7 @@ async def serve(connected: socket.socket, listener: socket.socket) -> None:
             case _:
                 raise TypeError(f"a front end does not know the message {message!r}")
 
-    def on_end() -> None:
+    def on_end() -> Unavailable:
         """The main process was killed, and its engines have ended with it."""
         nonlocal has_ended
         has_ended = True
@@ -71,10 +74,11 @@ async def serve(connected: socket.socket, listener: socket.socket) -> None:
             server.should_exit = True
         elif not begin.done():
             begin.set_result(None)
+        return Unavailable(SHUTTING_DOWN)
 
-    link = Link(on_message, on_end)
+    link = Connection(on_message, on_end)
     models = SharedModels(link)
-    await link.connect(connected)
+    await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=connected)
     message = await begin
     if message is None:
         return
@@ -110,7 +114,7 @@ def end_main_process(pid: int, hang_seconds: float) -> None:
 class SharedLimits:
     """Implements `Limits`: the main process counts the requests of all front ends."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Connection) -> None:
         self._link = link
         self._numbers = itertools.count()
         self.running = 0
@@ -136,7 +140,7 @@ class SharedLimits:
 class SharedAdmission:
     """Implements `Admitted`."""
 
-    def __init__(self, limits: SharedLimits, link: Link, request: int, headers: Mapping[str, str]) -> None:
+    def __init__(self, limits: SharedLimits, link: Connection, request: int, headers: Mapping[str, str]) -> None:
         self._limits, self._link, self._request = limits, link, request
         self.headers = headers
         self.held_bytes = 0

@@ -5,26 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from typing import Any
+
+from nearfar.compiler.errors import NearfarError, Unavailable
 
 from ..api.config import ApiConfig
 from ..api.errors import ApiError
 from ..api.limiter import Admission, Limiter
 from ..api.metrics import SHARED_FOLDER
-from ..engine_process.connection import Connection
+from ..engine_process.connection import Background, Connection, Returned, end, start
 from ..engine_process.heartbeat import Watch
 from ..engine_process.messages import Beat
 from ..log_event import log_event
-from .messages import Admit, Begin, Change, Publish, Published, Release, Returned, TakeAnswers, TakeBody
+from .messages import Admit, Begin, Change, Publish, Published, Release, TakeAnswers, TakeBody
 
 MAIN = "from nearfar.server_fallback.front_ends.front_end import main; main()"
 RESTART_SECONDS = 0.5
+# The time in which a process ends whose connection has ended.
+ENDED_SECONDS = 5.0
 
 
 class FrontEndProcess:
@@ -52,29 +53,16 @@ class FrontEndProcess:
         self._has_published = asyncio.Condition()
         self._stopping = False
         self._ended = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background()
 
     @property
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
     async def start(self, *, again: bool = False) -> None:
-        ours, theirs = socket.socketpair()
-        passed = [theirs.fileno(), self._listener.fileno()]
-        try:
-            self._process = await asyncio.to_thread(
-                # In a session of its own, a terminal's Ctrl-C reaches only the main process.
-                subprocess.Popen,
-                [sys.executable, "-c", MAIN, *map(str, passed)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=passed,
-                start_new_session=True,
-                env={**os.environ, SHARED_FOLDER: self._metrics_folder},
-            )
-        finally:
-            theirs.close()
         connection = self._connection = Connection(self._on_message, self._on_end)
-        await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
+        environment = {**os.environ, SHARED_FOLDER: self._metrics_folder}
+        self._process = await start(MAIN, connection, self._listener, environment=environment)
         self.send(Begin(self._config, again))
         self.send(self._latest())
 
@@ -124,7 +112,7 @@ class FrontEndProcess:
                 self._watch.beat()
             case Published(version):
                 self._published = version
-                self._run(self._notify())
+                self._background.run(self._notify())
             case _:
                 raise TypeError(f"the main process does not know the message {message!r}")
 
@@ -134,20 +122,21 @@ class FrontEndProcess:
         log_event("front_end_hung", logging.ERROR, front_end=self.pid, seconds=self._config.hang_seconds)
         self._process.kill()
 
-    def _on_end(self) -> None:
+    def _on_end(self) -> NearfarError:
         """The process has ended: as requested, or by a crash."""
         self._connection, self._published = None, -1
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
         self._requests.release_all()
-        self._run(self._after_end())
+        self._background.run(self._after_end())
+        return Unavailable("the front end has ended")
 
     async def _after_end(self) -> None:
         await self._notify()
         process = self._process
         assert process is not None
-        status = await asyncio.to_thread(wait, process)
+        status = await asyncio.to_thread(end, process, ENDED_SECONDS)
         if not self._stopping:
             log_event("front_end_ended", logging.ERROR, front_end=process.pid, status=status)
             await asyncio.sleep(RESTART_SECONDS)
@@ -159,19 +148,6 @@ class FrontEndProcess:
     async def _notify(self) -> None:
         async with self._has_published:
             self._has_published.notify_all()
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-def wait(process: subprocess.Popen[bytes]) -> int:
-    """The status of a process whose connection has ended. It is killed if it does not end by itself."""
-    with suppress(subprocess.TimeoutExpired):
-        return process.wait(5.0)
-    process.send_signal(signal.SIGKILL)
-    return process.wait()
 
 
 class HeldRequests:

@@ -17,6 +17,7 @@ from nearfar.compiler.errors import NearfarError
 from ..api.app import limiter_of
 from ..api.config import ApiConfig
 from ..api.server import STUCK_SECONDS, end_process_after, loop_factory, prepare_process
+from ..engine_process.connection import Background
 from ..engine_process.heartbeat import Heart, beat_seconds
 from ..engine_process.messages import Beat
 from ..executors.registry import Registry
@@ -50,7 +51,7 @@ class FrontEnds:
         self._models = PublishedModels(registry, self._publish)
         self._stop = asyncio.Event()
         self._signals = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background()
 
     async def serve(self, started: Callable[[PublishedModels], Awaitable[None]]) -> None:
         loop = asyncio.get_running_loop()
@@ -109,9 +110,7 @@ class FrontEnds:
         await asyncio.gather(*(each.published(message.version) for each in self._front_ends))
 
     def _on_change(self, front_end: FrontEndProcess, message: Change) -> None:
-        task = asyncio.ensure_future(self._change(front_end, message))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._background.run(self._change(front_end, message))
 
     async def _change(self, front_end: FrontEndProcess, message: Change) -> None:
         try:

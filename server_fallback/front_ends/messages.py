@@ -49,15 +49,6 @@ class Publish:
     models: tuple[SharedModel, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """The result of a call, or its error."""
-
-    call: int
-    value: object
-    error: Exception | None
-
-
 # --- from a front end ---
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from nearfar.compiler.errors import DeviceError, NearfarError, Unavailable
 
+from ..engine_process.connection import Background, Connection
 from ..engine_process.heartbeat import Watch
 from ..executors.executor import Executor, ExecutorState
 from ..executors.local_share import LocalShare
@@ -21,7 +22,6 @@ from ..executors.shared_opener import open_shared
 from ..log_event import log_event
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
 from ..text.grammar.grammar_compiler import GrammarCompiler
-from .link import Link
 from .messages import Change, Publish, Published, SharedModel
 
 RETRY_SECONDS = 0.5
@@ -30,7 +30,7 @@ RETRY_SECONDS = 0.5
 class SharedModels:
     """Implements `Models`. Changes are those of the main process, which publishes them to all front ends."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Connection) -> None:
         self._link = link
         self._table = ModelTable()
         self._compiler = GrammarCompiler()
@@ -39,14 +39,14 @@ class SharedModels:
         self._publishing = asyncio.Lock()
         # Set once the models of the first message are in use.
         self.has_published = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background()
         self._closed = False
         # The main process admits requests, so no model is ready while that is silent.
         self.main_process: Watch | None = None
 
     def publish(self, message: Publish) -> None:
         """Use other models from now on, and report to the main process when this is done."""
-        self._run(self._publish(message))
+        self._background.run(self._publish(message))
 
     def cards(self) -> Sequence[ModelCard]:
         return self._table.cards()
@@ -103,7 +103,7 @@ class SharedModels:
                 if model is None or (opened is not None and engine != opened):
                     self._opened.pop(entry.name, None)
                     self._table.remove(entry)
-                    self._run(self._close(entry, UNLOAD_DRAIN_SECONDS))
+                    self._background.run(self._close(entry, UNLOAD_DRAIN_SECONDS))
             await asyncio.gather(*(self._update(model) for model in message.models))
             self.has_published.set()
             self._link.send(Published(message.version))
@@ -126,7 +126,7 @@ class SharedModels:
             # The model is "loading" here; other front ends may have it.
             log_event("model_not_shared", logging.ERROR, name=entry.name, error=error.code, message=error.message)
             if isinstance(error, DeviceError | Unavailable):
-                self._run(self._open_later(entry, share))
+                self._background.run(self._open_later(entry, share))
 
     async def _open_later(self, entry: Entry, share: LocalShare) -> None:
         """The main process starts a failed engine again, or gives up and unloads the model."""
@@ -150,8 +150,3 @@ class SharedModels:
         while (state := executor.state()).running + state.waiting > 0 and time.monotonic() < give_up:
             await asyncio.sleep(POLL_SECONDS)
         await executor.close()
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -1,5 +1,7 @@
 """The loop of a worker process: it reads requests as frames from stdin, and writes one frame to stdout for each reply.
 
+A frame is a length and a pickle, which is safe here, because both sides run our own code with the same rights.
+
 The process may use a limited amount of memory. It ends when its input ends, and by itself if one request takes far too
 long, because a server that was killed cannot end it. See `worker_process`.
 """
@@ -7,12 +9,12 @@ long, because a server that was killed cannot end it. See `worker_process`.
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from .frames import read_frame, write_frame
+from typing import IO, Any
 
 # The first frame that a worker writes.
 STARTED = "started"
@@ -56,6 +58,21 @@ def serve(open_worker: Callable[[], Callable[[object], object]]) -> None:
                 return
     except (EOFError, BrokenPipeError):
         return
+
+
+def write_frame(stream: IO[bytes], value: object) -> None:
+    data = pickle.dumps(value)
+    stream.write(len(data).to_bytes(8, "little") + data)
+    stream.flush()
+
+
+def read_frame(stream: IO[bytes]) -> Any:
+    """Raises EOFError if the other side has ended."""
+    header = stream.read(8)
+    data = stream.read(int.from_bytes(header, "little")) if len(header) == 8 else b""
+    if not data:
+        raise EOFError("the other process has ended")
+    return pickle.loads(data)
 
 
 def _limit_memory(size_bytes: int) -> None:

@@ -18,8 +18,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any, TypeVar
 
-from .frames import read_frame, write_frame
-from .worker_loop import STARTED, Reply
+from .worker_loop import STARTED, Reply, read_frame, write_frame
 
 # The time until a process is ready for requests. A busy machine may take long.
 START_SECONDS = 60.0

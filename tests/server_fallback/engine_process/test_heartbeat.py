@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hash_recipe import HashRecipe
@@ -14,6 +14,8 @@ from hash_recipe import HashRecipe
 from nearfar.compiler.errors import DeviceError
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.limiter import Limiter
+from nearfar.server_fallback.engine_process.connection import Connection
+from nearfar.server_fallback.engine_process.engine_client import engine_closed
 from nearfar.server_fallback.engine_process.heartbeat import STEP_FACTOR, UNREADY_SHARE, Heart, Watch
 from nearfar.server_fallback.engine_process.messages import Beat, Opened
 from nearfar.server_fallback.engine_process.remote_engine import RemoteEngine
@@ -22,7 +24,6 @@ from nearfar.server_fallback.executors.executor import ExecutorState
 from nearfar.server_fallback.executors.supervised import ServerProgram, SupervisedServer
 from nearfar.server_fallback.front_ends.front_end import end_main_process
 from nearfar.server_fallback.front_ends.front_end_process import FrontEndProcess
-from nearfar.server_fallback.front_ends.link import Link
 from nearfar.server_fallback.front_ends.messages import Publish
 from nearfar.server_fallback.front_ends.shared_models import SharedModels
 
@@ -63,12 +64,6 @@ class Process:
 
     def kill(self) -> None:
         self.killed = True
-
-
-class Pipe:
-    """Stands in for the connection to a process: it drops what is sent."""
-
-    def send(self, message: object) -> None: ...
 
 
 def with_clock(work: Callable[[Clock], Awaitable[None]]) -> None:
@@ -125,9 +120,9 @@ def test_a_step_may_take_long_and_not_without_end() -> None:
 
 def test_a_silent_engine_is_not_ready_and_is_then_ended() -> None:
     async def work(clock: Clock) -> None:
-        engine, process, pipe = RemoteEngine(HashRecipe(), HANG_SECONDS), Process(), Pipe()
-        for name, value in {"_process": process, "_connection": pipe}.items():
-            setattr(engine, name, value)
+        engine, process = RemoteEngine(HashRecipe(), HANG_SECONDS), Process()
+        engine._process = cast(Any, process)
+        connection = engine._connect()
         opening = asyncio.ensure_future(engine._open("open"))
         await asyncio.sleep(0)
         engine._on_message(Opened(64, 0, "cpu", HANG_SECONDS))
@@ -143,7 +138,7 @@ def test_a_silent_engine_is_not_ready_and_is_then_ended() -> None:
         assert process.killed
         # Its end fails what waits for it.
         engine._opened = None
-        engine._on_end()
+        connection.connection_lost(None)
         with pytest.raises(DeviceError, match="did not respond for 40 s and is started again"):
             await call
 
@@ -207,7 +202,7 @@ async def turns() -> None:
 
 def test_no_model_of_a_front_end_is_ready_while_the_main_process_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(clock: Clock) -> None:
-        models = SharedModels(Link(lambda _: None, lambda: None))
+        models = SharedModels(Connection(lambda _: None, engine_closed))
         monkeypatch.setattr(models._table, "states", lambda: {"m": ExecutorState(ready=True, detail="ready")})
         models.main_process = watch = Watch(HANG_SECONDS, lambda: None)
         assert models.states()["m"].ready

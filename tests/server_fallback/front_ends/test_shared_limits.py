@@ -11,9 +11,9 @@ import pytest
 from nearfar.server_fallback.api.errors import ApiError
 from nearfar.server_fallback.api.keys import ApiKey
 from nearfar.server_fallback.api.limiter import Limiter
+from nearfar.server_fallback.engine_process.connection import Connection
 from nearfar.server_fallback.front_ends.front_end import SharedLimits
 from nearfar.server_fallback.front_ends.front_end_process import HeldRequests
-from nearfar.server_fallback.front_ends.link import Link
 from nearfar.server_fallback.front_ends.messages import FromFrontEnd, Release
 
 CLIENT = "address 192.0.2.1"
@@ -37,7 +37,7 @@ class DirectLink:
 
 
 def limits_of(link: DirectLink) -> SharedLimits:
-    return SharedLimits(cast(Link, link))
+    return SharedLimits(cast(Connection, link))
 
 
 def code(error: pytest.ExceptionInfo[ApiError]) -> tuple[int, str | None]:

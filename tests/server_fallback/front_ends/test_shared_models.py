@@ -11,10 +11,10 @@ from fake_models import FakeExecutor
 
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.errors import CheckpointError, DeviceError, NearfarError, Unavailable
+from nearfar.server_fallback.engine_process.connection import Connection
 from nearfar.server_fallback.executors.executor import Executor
 from nearfar.server_fallback.executors.local_share import LocalShare
 from nearfar.server_fallback.front_ends import shared_models
-from nearfar.server_fallback.front_ends.link import Link
 from nearfar.server_fallback.front_ends.messages import Publish, Published, SharedModel
 from nearfar.server_fallback.front_ends.shared_models import SharedModels
 
@@ -47,7 +47,7 @@ async def published(
     monkeypatch.setattr(shared_models, "open_shared", open_shared)
     monkeypatch.setattr(shared_models, "RETRY_SECONDS", 0.0)
     sent = Sent()
-    models = SharedModels(cast(Link, sent))
+    models = SharedModels(cast(Connection, sent))
     models.publish(Publish(7, (MODEL,)))
     await models.has_published.wait()
     assert sent.messages == [Published(7)]

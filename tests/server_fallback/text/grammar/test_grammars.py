@@ -18,7 +18,6 @@ from picking import END, SHAPES, TOKENS, Grammar, pick
 from some_grammars import NULL, SLOW, VOCABULARY, one, run
 
 from nearfar.compiler.errors import RequestError, Unavailable
-from nearfar.server_fallback.text.frames import read_frame, write_frame
 from nearfar.server_fallback.text.grammar import worker
 from nearfar.server_fallback.text.grammar.bounded import BoundedConstraint
 from nearfar.server_fallback.text.grammar.constraint import GrammarConstraint
@@ -35,6 +34,7 @@ from nearfar.server_fallback.text.grammar.source import (
     TagsSource,
 )
 from nearfar.server_fallback.text.vocabulary import Vocabulary
+from nearfar.server_fallback.text.worker_loop import read_frame, write_frame
 from nearfar.server_fallback.text.worker_process import WorkerEnded, WorkerProcess
 
 
