@@ -6,20 +6,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
+from typing_extensions import TypeAliasType
 
-from ..ir.expr import Condition, Expr
+from ..ir.expr import Condition, Count, Expr, Natural
 from ..ir.rotary_pairs import RotaryPairs
 from ..quant.layout import Layout
+from .file_name import PLAIN_NAME, require_plain_name
 
 # int8 activations are stored as float32; see `variant.stored_dtype`.
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 4, "int32": 4, "uint32": 4}
 
 # How activations are stored and multiplied. int8 is for CPUs: it stores float32, but projections multiply 8-bit
 # integers.
-Activation = Literal["float32", "float16", "bfloat16", "int8"]
+Activation = TypeAliasType("Activation", Literal["float32", "float16", "bfloat16", "int8"])
+# Runtimes check strings of these types by their patterns, under their names.
+FileName = TypeAliasType(
+    "FileName",
+    Annotated[
+        str,
+        AfterValidator(require_plain_name),
+        WithJsonSchema({"type": "string", "pattern": f"^{PLAIN_NAME.pattern}$", "description": "a plain name"}),
+    ],
+)
+Sha256 = TypeAliasType("Sha256", Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$"), Field(description="a SHA-256")])
+# `text/template_tree.py` states its parts.
+TemplateTree = TypeAliasType("TemplateTree", list[Any])
 
 
 class Entry(BaseModel):
@@ -29,9 +43,9 @@ class Entry(BaseModel):
 class FileEntry(Entry):
     """A file of the bundle. ``size`` in bytes; ``sha256`` in hexadecimal."""
 
-    file: str
-    size: int
-    sha256: str
+    file: FileName
+    size: Natural
+    sha256: Sha256
 
 
 class PlaneEntry(Entry):
@@ -39,10 +53,10 @@ class PlaneEntry(Entry):
 
     name: str
     dtype: Literal["float32", "float16", "uint32", "int8"]
-    shape: list[int]
-    shard: int
-    offset: int
-    size: int
+    shape: list[Count]
+    shard: Natural
+    offset: Natural
+    size: Natural
 
 
 class WeightEntry(Entry):
@@ -53,7 +67,7 @@ class WeightEntry(Entry):
     of 16 rows in which the same element of all rows is adjacent; rows beyond N are zeros.
     """
 
-    shape: list[int]
+    shape: list[Count]
     quantization: str | None
     layout: Layout
     planes: list[PlaneEntry]
@@ -94,7 +108,7 @@ class ConstantEntry(Entry):
     """
 
     kind: Literal["rope"]
-    shape: list[int]
+    shape: list[Count]
     inverse_frequencies: list[float]
     scale: float
 
@@ -155,14 +169,14 @@ class KernelEntry(Entry):
 
     template: str
     facts: dict[str, Any]
-    file: str
-    sha256: str
+    file: FileName
+    sha256: Sha256
     entry: str
     bindings: list[BindingEntry]
     uniforms: list[Expr]
     grid: list[Expr]
-    workgroup_size: int
-    shared_bytes: int = 0
+    workgroup_size: Natural
+    shared_bytes: Natural = 0
 
 
 class VariantEntry(Entry):
@@ -195,10 +209,10 @@ class LoraModule(Entry):
 
     a: str
     b: str
-    part: int
-    start: int
-    stop: int
-    first_row: int
+    part: Natural
+    start: Natural
+    stop: Natural
+    first_row: Natural
     factor: float
     pairs: RotaryPairs | None = None
 
@@ -209,7 +223,7 @@ class LoraEntry(Entry):
     A module whose rows belong to several projections has an entry for each of them.
     """
 
-    rank: int
+    rank: Count
     modules: dict[str, list[LoraModule]]
 
     @property
@@ -252,8 +266,8 @@ class ChatTreeEntry(Entry):
     ``content`` is the form in which the template reads the content of a message.
     """
 
-    tree: list[Any]
-    template_sha256: str
+    tree: TemplateTree
+    template_sha256: Sha256
     content: Literal["text", "parts"]
 
 
@@ -265,7 +279,7 @@ class TokenizerEntry(Entry):
     format of tool calls; None if the chat template has no tools or writes calls in an unknown format.
     """
 
-    file: str
+    file: FileName
     chat_template: str | None
     chat_tree: ChatTreeEntry | None
     bos_token: str | None
@@ -281,8 +295,8 @@ class SelfTestRow(Entry):
     over all tokens.
     """
 
-    row: int
-    token_ids: list[int]
+    row: Natural
+    token_ids: list[Natural]
     logits: list[float]
     logsumexp: float
 
@@ -293,7 +307,7 @@ class SelfTestEntry(Entry):
     ``tolerances``: the allowed error for each activation dtype, relative to the largest magnitude among all ``rows``.
     """
 
-    prompt_ids: list[int]
+    prompt_ids: list[Natural]
     rows: list[SelfTestRow]
     tolerances: dict[str, float]
 
@@ -301,8 +315,8 @@ class SelfTestEntry(Entry):
 class VectorTestRow(Entry):
     """The reference's results in row ``row`` of a plan's output: the ``values`` of ``elements``."""
 
-    row: int
-    elements: list[int]
+    row: Natural
+    elements: list[Natural]
     values: list[float]
 
 
@@ -313,7 +327,7 @@ class VectorTestEntry(Entry):
     largest length of any row's values. A difference d of vectors of one length bounds their cosine by 1 - d^2 / 2.
     """
 
-    texts: list[list[int]]
+    texts: list[list[Natural]]
     rows: list[VectorTestRow]
     tolerances: dict[str, float]
 

@@ -22,6 +22,12 @@ def is_plain_name(name: str) -> bool:
     return PLAIN_NAME.fullmatch(name) is not None
 
 
+def require_plain_name(name: str) -> str:
+    if not is_plain_name(name):
+        raise ValueError(f"{name[:80]!r} is not a plain name of a file in the folder")
+    return name
+
+
 def file_in(folder: Path, name: str) -> Path:
     """The path of a file that a manifest names. The file need not exist.
 

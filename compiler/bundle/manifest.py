@@ -10,8 +10,10 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import field_validator
+from typing_extensions import TypeAliasType
 
 from ..errors import BundleError
+from ..ir.expr import Count, Natural
 from ..ir.kv_format import KvName
 from ..ir.pages import PAGE_DIMS
 from ..ir.plan import union
@@ -37,6 +39,7 @@ from .entries import (
 
 FORMAT_VERSION = 6
 MANIFEST_FILE = "manifest.json"
+ExportActivation = TypeAliasType("ExportActivation", Literal["float32", "float16", "bfloat16"])
 # The plans that runtimes know by name: they generate text, compute embeddings, and score the labels of a classifier.
 GENERATE, EMBED, CLASSIFY = "generate", "embed", "classify"
 
@@ -50,7 +53,7 @@ class Description(Entry):
     ``classifier`` is, and otherwise generates text.
     """
 
-    format_version: int
+    format_version: Natural
     generator: str
     target: str
     model: str
@@ -58,8 +61,8 @@ class Description(Entry):
     embedding: EmbeddingSpec | None
     classifier: ClassifierSpec | None
     quantization: str
-    context: int
-    page_size: int
+    context: Count
+    page_size: Count
     kv: KvName
     tokenizer: TokenizerEntry
     files: list[FileEntry]
@@ -98,8 +101,8 @@ class ExportManifest(Description):
 
     kv: Literal["activation", "q8"]
     device: str | None
-    activation: Literal["float32", "float16", "bfloat16"]
-    group_size: int | None
+    activation: ExportActivation
+    group_size: Count | None
 
     def model_bytes(self) -> int:
         """The size of all files but the tokenizer's, which is the minimum in memory."""

@@ -1,22 +1,31 @@
-"""Writes the TypeScript types of the manifest from the Python ones, so that both runtimes read the same format.
+"""Writes the manifest's types for TypeScript from the Python ones, so that both runtimes read the same format: the
+interfaces, and the data by which the page checks a manifest.
 
-``python -m nearfar.compiler.bundle.schema`` prints them. They are committed in the web package, and a test compares
-them.
+``python -m nearfar.compiler.bundle.schema`` writes both files into the web package. A test compares them.
 """
 
 from __future__ import annotations
 
 import json
 import types
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from pydantic.json_schema import models_json_schema
 from typing_extensions import TypeAliasType
 
+from ..ir.expr import MAX_INTEGER, Condition, Expr
 from ..ir.rotary_pairs import RotaryPairs
 from ..ir.spec import ClassifierSpec, DenseSpec, EmbeddingSpec, ModelSpec, PromptSpec, RopeSpec
 from . import entries, manifest
 from .check import DIMS
 
+FOLDER = Path(__file__).parents[2] / "web/src/runtime"
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "pattern", "description")
+# No data for these types: the page checks the first three by code, and does not read the others, because the plan has
+# what follows from them.
+WITHOUT_DATA = {"Expr", "Condition", "TemplateTree", "RopeSpec", "DenseSpec"}
 HEADER = """\
 // The bundle's manifest. Written by compiler/bundle/schema.py from manifest.py and entries.py there: edit those files.
 
@@ -55,7 +64,9 @@ def type_of(annotation: Any) -> str:
     """The TypeScript type of a Python type."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if isinstance(annotation, TypeAliasType):
-        return annotation.__name__
+        return annotation.__name__ if annotation in (Expr, Condition) else type_of(annotation.__value__)
+    if origin is Annotated:
+        return type_of(arguments[0])
     if origin in (Union, types.UnionType):
         return " | ".join(type_of(argument) for argument in arguments)
     if origin is Literal:
@@ -69,5 +80,45 @@ def type_of(annotation: Any) -> str:
     return names[annotation] if annotation in names else str(annotation.__name__)
 
 
+def checks() -> str:
+    """The types of all entries as data, for `web/src/shared/declared.ts`."""
+    both = [(manifest.Manifest, "serialization"), (manifest.ExportManifest, "serialization")]
+    _, schema = models_json_schema(both, ref_template="{model}")
+    return declared_json({name: each for name, each in schema["$defs"].items() if name not in WITHOUT_DATA})
+
+
+def declared_json(definitions: Mapping[str, Any]) -> str:
+    """One line of JSON for each definition of a JSON Schema."""
+    lines = (f"{json.dumps(name)}: {json.dumps(short_form(each))}" for name, each in definitions.items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def short_form(schema: Mapping[str, Any]) -> Any:
+    """A JSON Schema as `web/src/shared/declared.ts` reads it.
+
+    A type without bounds is a text: its name, "T?" with the alternative null, "T[]" for a list, "T{}" for an object
+    whose values are of one type, "=a|b" for one of some texts. An object with properties is an object of their types:
+    it has all of them and no others. A type with bounds is an object of these, in which "is" is the type.
+    """
+    if "$ref" in schema:
+        return schema["$ref"]
+    if "anyOf" in schema:
+        inner, null = schema["anyOf"]
+        assert null == {"type": "null"}
+        return f"{short_form(inner)}?"
+    if "const" in schema or "enum" in schema:
+        return "=" + "|".join(schema.get("enum") or [schema["const"]])
+    if "properties" in schema:
+        return {name: short_form(each) for name, each in schema["properties"].items()}
+    if isinstance(schema.get("additionalProperties"), dict):
+        return short_form(schema["additionalProperties"]) + "{}"
+    if schema.get("items"):
+        return short_form(schema["items"]) + "[]"
+    kind = schema.get("type", "any")
+    bounds = {key: schema[key] for key in BOUNDS if key in schema and schema[key] != MAX_INTEGER}
+    return {"is": kind, **bounds} if bounds else kind
+
+
 if __name__ == "__main__":
-    print(typescript(), end="")
+    (FOLDER / "manifest.ts").write_text(typescript(), encoding="utf-8")
+    (FOLDER / "manifest_types.json").write_text(checks(), encoding="utf-8")

@@ -14,13 +14,21 @@ K kv heads, D head dim, E hidden, F ffn, V vocab; they are plain ints by the tim
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Interval
 from typing_extensions import TypeAliasType
 
 # Named aliases, because pydantic cannot check a recursive type that has no name.
 Expr = TypeAliasType("Expr", "int | str | list[Expr]")
 Condition = TypeAliasType("Condition", "list[Any] | None")
+
+# The largest integer that JavaScript represents exactly: the limit of file sizes and offsets.
+MAX_INTEGER = 2**53 - 1
+# The limit of a kernel's 32-bit integers, for elements, tokens, heads and layers.
+MAX_COUNT = 2**31 - 1
+Natural = TypeAliasType("Natural", Annotated[int, Interval(ge=0, le=MAX_INTEGER)])
+Count = TypeAliasType("Count", Annotated[int, Interval(ge=1, le=MAX_COUNT)])
 
 OPERATORS: dict[str, Callable[[int, int], int]] = {
     "add": lambda a, b: a + b,

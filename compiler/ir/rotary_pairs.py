@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from .expr import Count
+
 
 @dataclass(frozen=True, slots=True)
 class RotaryPairs:
@@ -17,8 +19,8 @@ class RotaryPairs:
     read in the order of the second.
     """
 
-    head_dim: int
-    rotary_dim: int
+    head_dim: Count
+    rotary_dim: Count
 
     def stored_rows(self, start: int, stop: int) -> npt.NDArray[np.intp]:
         """The rows of the tensor that are rows [start, stop) in the order of the rotate-half form."""

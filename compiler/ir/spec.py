@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from .expr import Count, Natural
+
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
@@ -24,8 +26,8 @@ class RopeSpec:
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 1.0
-    original_max_position_embeddings: int = 0
-    rotary_dim: int | None = None
+    original_max_position_embeddings: Natural = 0
+    rotary_dim: Natural | None = None
     attention_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
@@ -59,14 +61,14 @@ class ModelSpec:
     """
 
     model_type: str
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    max_position_embeddings: int
+    vocab_size: Count
+    hidden_size: Count
+    num_layers: Count
+    num_heads: Count
+    num_kv_heads: Count
+    head_dim: Count
+    intermediate_size: Count
+    max_position_embeddings: Count
     rms_norm_eps: float
     rope: RopeSpec
     tie_word_embeddings: bool
@@ -74,27 +76,27 @@ class ModelSpec:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    windows: tuple[int | None, ...] = ()
+    windows: tuple[Count | None, ...] = ()
     activation: str = "silu"
     window_rope: RopeSpec | None = None
-    unrotated: tuple[int, ...] = ()
+    unrotated: tuple[Natural, ...] = ()
     attention_scale: float | None = None
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     logit_scale: float = 1.0
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
-    window_head_dim: int | None = None
-    window_num_kv_heads: int | None = None
-    num_kv_shared_layers: int = 0
-    shared_intermediate_size: int | None = None
-    per_layer_size: int = 0
-    per_layer_vocab_size: int = 0
+    window_head_dim: Count | None = None
+    window_num_kv_heads: Count | None = None
+    num_kv_shared_layers: Natural = 0
+    shared_intermediate_size: Count | None = None
+    per_layer_size: Natural = 0
+    per_layer_vocab_size: Natural = 0
     causal: bool = True
-    first_position: int = 0
-    num_token_types: int = 0
-    bos_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
+    first_position: Natural = 0
+    num_token_types: Natural = 0
+    bos_token_id: Natural | None = None
+    eos_token_ids: tuple[Natural, ...] = ()
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None
@@ -146,8 +148,8 @@ class DenseSpec:
     """
 
     module: str
-    inputs: int
-    outputs: int
+    inputs: Count
+    outputs: Count
     bias: bool
     activation: str
 
@@ -173,11 +175,11 @@ class EmbeddingSpec:
 
     pooling: Pooling
     normalize: bool
-    size: int
+    size: Count
     dense: tuple[DenseSpec, ...] = ()
     prompts: tuple[PromptSpec, ...] = ()
     default_prompt: str | None = None
-    dimensions: tuple[int, ...] = ()
+    dimensions: tuple[Count, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,7 @@ class ClassifierSpec:
     activation: Literal["none", "sigmoid", "softmax"]
     per_token: bool = False
     pooling: Pooling = "cls"
-    relevance: int | None = None
+    relevance: Natural | None = None
     template: str | None = None
     instruction: str | None = None
 

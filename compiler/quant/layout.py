@@ -12,10 +12,11 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+from typing_extensions import TypeAliasType
 
 from .base import Array
 
-Layout = Literal["rows", "tiles16"]
+Layout = TypeAliasType("Layout", Literal["rows", "tiles16"])
 TILE_ROWS = 16
 
 

@@ -75,7 +75,7 @@ test("a missing key is named with its path", () => {
 });
 
 test.each([
-  [{ context: 2.5 }, "context must be an integer, not 2.5"],
+  [{ context: 2.5 }, "context must be an integer from 1 to 2147483647, not 2.5"],
   [{ shards: {} }, "shards must be a list, not {}"],
   [{ kernels: [] }, "kernels must be an object"],
   [{ activations: [{ dtype: "int8", needs: [] }] }, 'activations[0].dtype must be "float32" or "float16"'],
@@ -83,7 +83,10 @@ test.each([
     { lora: { rank: 1, modules: { q: [{ a: "a", b: "b", part: 0, start: 0, stop: 4, first_row: 0 }] } } },
     "lora.modules.q[0].factor must be a number, not missing",
   ],
-  [{ spec: { ...manifest.spec, windows: [4, "all"] } }, 'spec.windows[1] must be an integer, not "all"'],
+  [
+    { spec: { ...manifest.spec, windows: [4, "all"] } },
+    'spec.windows[1] must be an integer from 1 to 2147483647, not "all"',
+  ],
   [{ kernels: { k: { ...manifest.kernels.sample, facts: [] } } }, "kernels.k.facts must be an object"],
   [
     { variants: { a: [{ kernels: ["k"], activation: null, needs: [], when: ["<=", "S"] }] } },
