@@ -134,7 +134,13 @@ def test_packages_on_disk_are_those_of_pyproject() -> None:
     assert {Path(file).parent for file in SOURCES} <= folders
 
 
-def test_the_manifest_types_of_the_web_runtime_are_those_of_python() -> None:
-    from nearfar.compiler.bundle.schema import typescript
+def test_the_types_of_the_web_package_are_those_of_python() -> None:
+    from nearfar.compiler.bundle import schema
+    from nearfar.server_fallback.schema import typescript
 
-    assert (ROOT / "web/src/runtime/manifest.ts").read_text() == typescript()
+    files = {**schema.outputs(), **typescript.outputs()}
+    assert {path.name for path in files} == {
+        "manifest.ts", "manifest_types.json", "sampling.ts", "parameters.ts", "parameters.json",
+    }  # fmt: skip
+    for path, text in files.items():
+        assert path.read_text() == text, path

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, WithJsonSchema
 from typing_extensions import TypeAliasType
 
 from ..ir.expr import Condition, Count, Expr, Natural
@@ -28,10 +28,10 @@ FileName = TypeAliasType(
     Annotated[
         str,
         AfterValidator(require_plain_name),
-        WithJsonSchema({"type": "string", "pattern": f"^{PLAIN_NAME.pattern}$", "description": "a plain name"}),
+        WithJsonSchema({"type": "string", "pattern": f"^{PLAIN_NAME.pattern}$"}),
     ],
 )
-Sha256 = TypeAliasType("Sha256", Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$"), Field(description="a SHA-256")])
+Sha256 = TypeAliasType("Sha256", Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")])
 # `text/template_tree.py` states its parts.
 TemplateTree = TypeAliasType("TemplateTree", list[Any])
 

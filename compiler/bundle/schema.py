@@ -22,7 +22,7 @@ from . import entries, manifest
 from .check import DIMS
 
 FOLDER = Path(__file__).parents[2] / "web/src/runtime"
-BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "pattern", "description")
+NULL = {"type": "null"}
 # No data for these types: the page checks the first three by code, and does not read the others, because the plan has
 # what follows from them.
 WITHOUT_DATA = {"Expr", "Condition", "TemplateTree", "RopeSpec", "DenseSpec"}
@@ -37,8 +37,13 @@ export type Condition = readonly [string, unknown, unknown] | null;
 """
 
 
+def outputs() -> dict[Path, str]:
+    """The content of each file."""
+    return {FOLDER / "manifest.ts": typescript(), FOLDER / "manifest_types.json": checks()}
+
+
 def typescript() -> str:
-    """The content of the TypeScript file."""
+    """The interfaces."""
     # Entries that the manifest imports are in both tables.
     table = vars(entries) | vars(manifest)
     own = (entry for entry in table.values() if isinstance(entry, type) and issubclass(entry, entries.Entry))
@@ -82,8 +87,9 @@ def type_of(annotation: Any) -> str:
 
 def checks() -> str:
     """The types of all entries as data, for `web/src/shared/declared.ts`."""
-    both = [(manifest.Manifest, "serialization"), (manifest.ExportManifest, "serialization")]
-    _, schema = models_json_schema(both, ref_template="{model}")
+    _, schema = models_json_schema(
+        [(manifest.Manifest, "serialization"), (manifest.ExportManifest, "serialization")], ref_template="{model}"
+    )
     return declared_json({name: each for name, each in schema["$defs"].items() if name not in WITHOUT_DATA})
 
 
@@ -94,31 +100,37 @@ def declared_json(definitions: Mapping[str, Any]) -> str:
 
 
 def short_form(schema: Mapping[str, Any]) -> Any:
-    """A JSON Schema as `web/src/shared/declared.ts` reads it.
-
-    A type without bounds is a text: its name, "T?" with the alternative null, "T[]" for a list, "T{}" for an object
-    whose values are of one type, "=a|b" for one of some texts. An object with properties is an object of their types:
-    it has all of them and no others. A type with bounds is an object of these, in which "is" is the type.
+    """A JSON Schema as `web/src/shared/declared.ts` reads it, which states the form: a text, or an object of texts for
+    a type with fields.
     """
     if "$ref" in schema:
         return schema["$ref"]
-    if "anyOf" in schema:
-        inner, null = schema["anyOf"]
-        assert null == {"type": "null"}
-        return f"{short_form(inner)}?"
-    if "const" in schema or "enum" in schema:
-        return "=" + "|".join(schema.get("enum") or [schema["const"]])
     if "properties" in schema:
         return {name: short_form(each) for name, each in schema["properties"].items()}
+    if "pattern" in schema:
+        return {"pattern": schema["pattern"]}
+    if "anyOf" in schema:
+        kind = " or ".join(short_form(choice) for choice in schema["anyOf"] if choice != NULL)
+        return f"{kind}?" if NULL in schema["anyOf"] else kind
+    if "const" in schema or "enum" in schema:
+        return "=" + "|".join(schema.get("enum") or [schema["const"]])
     if isinstance(schema.get("additionalProperties"), dict):
         return short_form(schema["additionalProperties"]) + "{}"
-    if schema.get("items"):
+    if schema.get("type") == "array":
         return short_form(schema["items"]) + "[]"
-    kind = schema.get("type", "any")
-    bounds = {key: schema[key] for key in BOUNDS if key in schema and schema[key] != MAX_INTEGER}
-    return {"is": kind, **bounds} if bounds else kind
+    return str(schema.get("type", "any")) + number_range(schema)
+
+
+def number_range(schema: Mapping[str, Any]) -> str:
+    """Numbers beyond JavaScript's integers are no bounds."""
+    least, above, most = (schema.get(key) for key in ("minimum", "exclusiveMinimum", "maximum"))
+    least, most = (None if each is None or abs(each) >= MAX_INTEGER else each for each in (least, most))
+    if least is None and above is None and most is None:
+        return ""
+    start = f"{above}<" if above is not None else "" if least is None else str(least)
+    return f" {start}..{'' if most is None else most}"
 
 
 if __name__ == "__main__":
-    (FOLDER / "manifest.ts").write_text(typescript(), encoding="utf-8")
-    (FOLDER / "manifest_types.json").write_text(checks(), encoding="utf-8")
+    for path, text in outputs().items():
+        path.write_text(text, encoding="utf-8")

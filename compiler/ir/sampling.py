@@ -1,4 +1,5 @@
-"""Choose the next token from logits: the definition of each setting, in numpy, and the random number generator.
+"""Choose the next token from logits: the definition of each setting, its bounds and its default, what it does in numpy,
+and the random number generator. A new setting is a field of `Sampling` and of `Settings`, in the order of a row.
 
 `ir/ops/` and every runtime choose as `choose_token` does, after `adjust_logits`; `tests/conformance/sampling.json`
 holds vectors. A row's settings are eight float32. Flags select which states of its slot apply.
@@ -6,11 +7,15 @@ holds vectors. A row's settings are eight float32. Flags select which states of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple, overload
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints, overload
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Interval
+from typing_extensions import Doc
 
 from ..errors import RequestError
 
@@ -32,11 +37,70 @@ FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.integer[Any]]
 
 
+# The bounds of the engine. Requests of the API have these types too, some with narrower bounds (`schema/common.py`).
+Temperature = Annotated[float, Interval(ge=0), Doc("0 always chooses the most likely token.")]
+TopK = Annotated[int, Interval(ge=0), Doc("Choose among this number of the most likely tokens; 0 for all.")]
+TopP = Annotated[
+    float,
+    Interval(gt=0, le=1),
+    Doc("Choose among the most likely tokens whose probabilities add up to this value; 1 for all."),
+]
+MinP = Annotated[
+    float,
+    Interval(ge=0, le=1),
+    Doc("Choose among tokens whose probability is at least this fraction of the highest one; 0 for all."),
+]
+RepetitionPenalty = Annotated[
+    float,
+    Interval(gt=0),
+    Doc(
+        "Divides the positive and multiplies the negative logits of tokens in the prompt or the answer; 1 changes "
+        "nothing. Keskar et al. 2019."
+    ),
+]
+FrequencyPenalty = Annotated[
+    float, Interval(), Doc("Subtracted from a token's logit for each occurrence in the answer.")
+]
+PresencePenalty = Annotated[
+    float, Interval(), Doc("Subtracted once from a token's logit if the answer contains the token.")
+]
+Seed = Annotated[
+    int,
+    Interval(ge=0, le=WORD),
+    Doc("A 32-bit unsigned integer; the same seed draws the same tokens. Random by default."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the tokens of an answer are chosen. ``logit_bias`` is added to the logits of its tokens; ``seed`` None is a
+    random one.
+    """
+
+    temperature: Temperature = 0.0
+    top_k: TopK = 0
+    top_p: TopP = 1.0
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    frequency_penalty: FrequencyPenalty = 0.0
+    presence_penalty: PresencePenalty = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: Seed | None = None
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether earlier tokens change the logits."""
+        return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+
+    def changed(self) -> dict[str, Any]:
+        """The settings that are not the defaults, by name."""
+        return {name: value for name, default in DEFAULTS.items() if (value := getattr(self, name)) != default}
+
+
 class Settings(NamedTuple):
     """How one row's token is chosen; the order is that of the columns of the batch input `sample_settings`.
 
-    temperature 0 chooses the largest logit, the first of equals. top_k 0, top_p 1 and min_p 0 keep all tokens,
-    repetition_penalty 1 and 0 for the other penalties have no effect. ``draw`` is the random number, in [0, 1).
+    temperature 0 chooses the largest logit, the first of equals. ``draw`` is the random number, in [0, 1).
     """
 
     temperature: float = 0.0
@@ -50,8 +114,50 @@ class Settings(NamedTuple):
 
 
 GREEDY = Settings()
+DEFAULT_SAMPLING = Sampling()
+# Columns of a row.
+TEMPERATURE, DRAW = Settings._fields.index("temperature"), Settings._fields.index("draw")
+# The numbers among the fields of `Sampling`, with their defaults and types.
+DEFAULTS = {name: getattr(DEFAULT_SAMPLING, name) for name in Settings._fields if name != "draw"}
+TYPES = {name: get_type_hints(Sampling, include_extras=True)[name] for name in DEFAULTS} | {"seed": Seed}
 # At this temperature all weights are 1: e^(-1e-20) for the lowest logit that a model computes.
 FLAT = 1e30
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raises RequestError, whose details name the parameter, for a number that is out of its bounds."""
+    for name, declared in TYPES.items():
+        value = getattr(sampling, name)
+        kind, bounds = kind_and_bounds(declared)
+        kinds = (int, np.integer) if kind is int else (int, float, np.number)
+        if name == "seed" and value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, kinds) or not within(value, bounds):
+            range_text = described("an integer" if kind is int else "a number", bounds)
+            raise RequestError(f"{name} is {value!r}; it must be {range_text}", param=name)
+
+
+def kind_and_bounds(declared: Any) -> tuple[type, Interval]:
+    """The type and the bounds of one of the annotated types."""
+    kind, *others = get_args(declared)
+    return kind, next(each for each in others if isinstance(each, Interval))
+
+
+def within(value: Any, bounds: Interval) -> bool:
+    least, above, most = bounds.ge, bounds.gt, bounds.le
+    return math.isfinite(value) and (
+        (least is None or value >= least) and (above is None or value > above) and (most is None or value <= most)
+    )
+
+
+def described(name: str, bounds: Interval) -> str:
+    """The words of `web/src/shared/declared.ts`."""
+    least, above, most = bounds.ge, bounds.gt, bounds.le
+    if above is not None:
+        return f"{name} above {above}" + ("" if most is None else f" and at most {most}")
+    if least is None:
+        return name
+    return f"{name} of at least {least}" if most is None else f"{name} from {least} to {most}"
 
 
 def choosing(token_ids: npt.ArrayLike, vocab_size: int) -> npt.NDArray[np.float32]:
@@ -60,8 +166,8 @@ def choosing(token_ids: npt.ArrayLike, vocab_size: int) -> npt.NDArray[np.float3
     """
     ids = np.asarray(token_ids, np.float64)
     rows = np.tile(np.array(GREEDY, np.float32), (len(ids), 1))
-    rows[:, Settings._fields.index("temperature")] = FLAT
-    rows[:, Settings._fields.index("draw")] = (ids + 0.5) / vocab_size
+    rows[:, TEMPERATURE] = FLAT
+    rows[:, DRAW] = (ids + 0.5) / vocab_size
     return rows
 
 
@@ -128,14 +234,7 @@ class Sampler:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise RequestError(f"temperature is {self.temperature}; it must be 0 (greedy) or more")
-        if not 0 <= self.state <= WORD:
-            raise RequestError(f"seed is {self.state}; it must be between 0 and {WORD}")
-        if self.top_k < 0:
-            raise RequestError(f"top_k is {self.top_k}; it must be 0 (all tokens) or more")
-        if not 0 < self.top_p <= 1:
-            raise RequestError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+        check_sampling(Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=self.state))
 
     def next(self) -> Settings:
         """The next token's settings; greedy settings need no random number."""

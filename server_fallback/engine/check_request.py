@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from nearfar.compiler.errors import RequestError
-from nearfar.compiler.ir.sampling import ALTERNATIVES, WORD
+from nearfar.compiler.ir.sampling import ALTERNATIVES, check_sampling
 
 from .adapters import not_loaded
 from .model import TokenModel
@@ -57,15 +57,7 @@ def check_request(request: TokenRequest, model: TokenModel, adapters: Collection
     check_drafts(request, model)
     check_prompt_logprobs(request)
     sampling = request.sampling
-    check("temperature", sampling.temperature, lambda value: 0 <= value < math.inf, "0 or more")
-    check("top_k", sampling.top_k, integer(0), "an integer of at least 0")
-    check("top_p", sampling.top_p, lambda value: 0 < value <= 1, "above 0 and at most 1")
-    check("min_p", sampling.min_p, lambda value: 0 <= value <= 1, "from 0 to 1")
-    check("repetition_penalty", sampling.repetition_penalty, lambda value: 0 < value < math.inf, "above 0")
-    check("frequency_penalty", sampling.frequency_penalty, math.isfinite, "a number")
-    check("presence_penalty", sampling.presence_penalty, math.isfinite, "a number")
-    if sampling.seed is not None:
-        check("seed", sampling.seed, integer(0, WORD), f"an integer from 0 to {WORD}")
+    check_sampling(sampling)
     if not (are_ids(sampling.logit_bias, model.vocab_size) and are_finite(sampling.logit_bias.values())):
         for token, bias in sampling.logit_bias.items():
             check("logit_bias", token, integer(0, model.vocab_size - 1), f"for {ids}")
@@ -98,9 +90,8 @@ def check_drafts(request: TokenRequest, model: TokenModel) -> None:
     if request.drafts:
         check_ids("drafts", request.drafts, model.vocab_size, param="drafts")
     sampling = request.sampling
-    penalties = sampling.repetition_penalty != 1 or sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
     masked = request.constraint is not None or request.min_tokens > 0
-    if penalties or sampling.logit_bias or masked or request.when_full != "stop":
+    if sampling.penalizes or sampling.logit_bias or masked or request.when_full != "stop":
         raise RequestError(
             "drafts cannot be checked together with penalties, a logit bias, a constraint, min_tokens or a number "
             "for when_full; "

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.compiler.ir.sampling import DEFAULT_SAMPLING, Sampling
+
 ItemT = TypeVar("ItemT")
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the next token is chosen; see `nearfar.compiler.ir.sampling`.
-
-    ``seed`` is a 32-bit unsigned integer, None for a random one; ``logit_bias`` is added to the logits of its tokens.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
 
 
 class Constraint(Protocol):
@@ -81,7 +65,7 @@ class TokenRequest:
 
     prompt_ids: Sequence[int]
     max_tokens: int | None = None
-    sampling: Sampling = Sampling()
+    sampling: Sampling = DEFAULT_SAMPLING
     logprobs: int | None = None
     stop_token_ids: frozenset[int] = frozenset()
     last_token_ids: frozenset[int] = frozenset()

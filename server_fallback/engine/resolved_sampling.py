@@ -10,15 +10,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nearfar.compiler.ir.sampling import BIAS, COUNTS, IN_PROMPT, STRIDE, WORD, draw_at
+from nearfar.compiler.ir.sampling import (
+    BIAS,
+    COUNTS,
+    DEFAULTS,
+    DRAW,
+    IN_PROMPT,
+    STRIDE,
+    WORD,
+    Sampling,
+    Settings,
+    draw_at,
+)
 from nearfar.compiler.runtime.batch import FloatArray, IntArray
-
-from .request import Sampling
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSampling:
-    """``flags``: those of `compiler/ir/sampling.py`, without the mask's.
+    """``flags``: those of `compiler/ir/sampling.py`, without the mask's. ``row`` has all settings except the draw.
 
     The first number of ``seed`` is drawn for the first new token.
     """
@@ -26,20 +35,20 @@ class ResolvedSampling:
     sampling: Sampling
     seed: int
     flags: int
+    row: Settings
 
     def settings(self, index: int) -> tuple[float, ...]:
         """The row of settings for new token number ``index``, from 0 on. It does not depend on what else is sampled."""
-        own = self.sampling
-        draw = draw_at(self.seed, index) if own.temperature else 0.0
-        penalties = own.repetition_penalty, own.frequency_penalty, own.presence_penalty
-        return own.temperature, own.top_k, own.top_p, own.min_p, draw, *penalties
+        draw = draw_at(self.seed, index) if self.row.temperature else 0.0
+        return (*self.row[:DRAW], draw, *self.row[DRAW + 1 :])
 
 
 def resolve_sampling(sampling: Sampling, answered: int = 0) -> ResolvedSampling:
     """A request without a seed gets a random one. ``answered`` tokens of the answer are part of the prompt already."""
-    penalizes = sampling.repetition_penalty != 1 or sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
     seed = secrets.randbits(32) if sampling.seed is None else seed_after(sampling.seed, answered)
-    return ResolvedSampling(sampling, seed, (COUNTS if penalizes else 0) | (BIAS if sampling.logit_bias else 0))
+    flags = (COUNTS if sampling.penalizes else 0) | (BIAS if sampling.logit_bias else 0)
+    row = Settings(**{name: getattr(sampling, name) for name in DEFAULTS})
+    return ResolvedSampling(sampling, seed, flags, row)
 
 
 def seed_after(seed: int, count: int) -> int:

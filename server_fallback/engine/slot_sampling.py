@@ -8,13 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nearfar.compiler.ir.sampling import BIAS, COUNTS, MASK, Settings, choosing, draw_at
+from nearfar.compiler.ir.sampling import BIAS, COUNTS, DRAW, MASK, TEMPERATURE, Settings, choosing, draw_at
 from nearfar.compiler.runtime.batch import FloatArray, IntArray
 
 from .resolved_sampling import ResolvedSampling, dense_bias, token_counts
 from .step_runner import WriteState
-
-TEMPERATURE, DRAW = Settings._fields.index("temperature"), Settings._fields.index("draw")
 
 
 class SlotSampling:

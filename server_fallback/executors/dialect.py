@@ -13,7 +13,7 @@ from nearfar.compiler.errors import RequestError
 
 from ..option_types import Dialect as Dialect
 from ..schema.chat import ChatCompletionRequest, GrammarFormat, RegexFormat
-from ..schema.common import GenerationRequest
+from ..schema.common import EXTENSION, EXTENSION_IF_SET, OF_ACCOUNTS, GenerationRequest, marked
 from ..schema.completions import CompletionRequest
 from ..text.response_format import requested_grammar, structured_outputs
 
@@ -21,21 +21,7 @@ from ..text.response_format import requested_grammar, structured_outputs
 # vLLM 0.12 or newer.
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 
-OF_ACCOUNTS = {
-    "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "prediction", "modalities",
-}  # fmt: skip
 REASONING_KEYS = ("reasoning_content", "reasoning")
-SAMPLING_EXTENSIONS = ("top_k", "min_p", "repetition_penalty")
-# Empty or false values have no effect.
-VLLM_EXTENSIONS = (
-    "stop_token_ids", "min_tokens", "ignore_eos", "chat_template_kwargs", "return_token_ids",
-    "include_stop_str_in_output",
-)  # fmt: skip
-# These have an effect whatever their value is.
-OTHER_EXTENSIONS = ("prompt_logprobs", "skip_special_tokens")
-COMPLETION_EXTENSIONS = ("split_special_tokens", "response_format")
-THINKING_EXTENSIONS = ("enable_thinking", "thinking_token_budget")
 
 
 def generation_body(
@@ -46,7 +32,9 @@ def generation_body(
 
     Raises RequestError for an extension that the dialect lacks.
     """
-    body = request.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=OF_ACCOUNTS | {"priority"})
+    body = request.model_dump(
+        mode="json", by_alias=True, exclude_none=True, exclude={*marked(type(request), OF_ACCOUNTS), "priority"}
+    )
     body |= {"model": model, "stream": True, "stream_options": {"include_usage": True}}
     if dialect != "nearfar":
         # All servers support the older name; some ignore the newer one.
@@ -70,19 +58,11 @@ def generation_body(
 
 
 def refuse_extensions(request: GenerationRequest) -> None:
-    given: list[str] = [
-        name for name in (*SAMPLING_EXTENSIONS, *OTHER_EXTENSIONS) if getattr(request, name) is not None
-    ]
-    given += [name for name in VLLM_EXTENSIONS if getattr(request, name, None)]
-    given += [name for name in THINKING_EXTENSIONS if getattr(request, name, None) is not None]
+    given = [name for name in marked(type(request), EXTENSION) if getattr(request, name) is not None]
+    given += [name for name in marked(type(request), EXTENSION_IF_SET) if getattr(request, name)]
     given += [name for name, _ in structured_outputs(request)]
-    if isinstance(request, ChatCompletionRequest):
-        if isinstance(request.response_format, RegexFormat | GrammarFormat):
-            given.append("response_format")
-        if request.continue_final_message:
-            given.append("continue_final_message")
-    if isinstance(request, CompletionRequest):
-        given += [name for name in COMPLETION_EXTENSIONS if getattr(request, name) is not None]
+    if isinstance(request, ChatCompletionRequest) and isinstance(request.response_format, RegexFormat | GrammarFormat):
+        given.append("response_format")
     if given:
         raise RequestError(
             f"{given[0]}: the server behind this model accepts only OpenAI's parameters; leave it out", param=given[0]

@@ -12,9 +12,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from nearfar.compiler.errors import DeadlineExceeded, NearfarError, RequestError
-from nearfar.compiler.ir.sampling import WORD
 
-from ..engine.request import Sampling, TokenRequest, TokenSource
+from ..engine.request import TokenRequest, TokenSource
 from ..engine.stats import EngineStats
 from ..engine.verification import Verification
 from ..schema.completions import AnswerRequest
@@ -163,17 +162,10 @@ class LocalExecutor:
                 code="tokenizer_differs",
             )
         check_prompt(request.prompt, model.vocab_size, self.context, "prompt")
-        sampling = Sampling(
-            temperature=request.temperature or 0.0,
-            top_k=request.top_k or 0,
-            top_p=1.0 if request.top_p is None else request.top_p,
-            min_p=request.min_p or 0.0,
-            seed=None if request.seed is None else request.seed & WORD,
-        )
         token_request = TokenRequest(
             request.prompt,
             request.max_tokens,
-            sampling,
+            request.sampling(request.seed, 0.0),
             priority=call.priority,
             deadline=call.deadline,
             adapter=self._adapter,

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nearfar.compiler.errors import RequestError
-from nearfar.compiler.ir.sampling import ALTERNATIVES, WORD
+from nearfar.compiler.ir.sampling import ALTERNATIVES, Sampling
 from nearfar.compiler.text.stop_strings import StopAutomaton
 
-from ..engine.request import Sampling, TokenRequest
+from ..engine.request import TokenRequest
 from ..schema.chat import ChatCompletionRequest
 from ..schema.common import GenerationRequest
 from ..schema.completions import AnswerRequest, CompletionRequest
@@ -203,14 +203,4 @@ def _answer_text(request: GenerationRequest, model: TextModel, max_tokens: int |
 
 def _sampling(request: GenerationRequest, index: int) -> Sampling:
     """Missing parameters have OpenAI's defaults, so the temperature is 1."""
-    return Sampling(
-        temperature=1.0 if request.temperature is None else request.temperature,
-        top_k=max(0, request.top_k or 0),
-        top_p=1.0 if request.top_p is None else request.top_p,
-        min_p=request.min_p or 0.0,
-        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        presence_penalty=request.presence_penalty or 0.0,
-        logit_bias=request.logit_bias or {},
-        seed=None if request.seed is None else (request.seed + index) & WORD,
-    )
+    return request.sampling(None if request.seed is None else request.seed + index, 1.0, request.logit_bias)

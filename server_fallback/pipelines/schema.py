@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 
 from nearfar.compiler.errors import RequestError, reason_of
 
-from ..schema.common import Items, Request
+from ..schema.common import ApiTemperature, Items, Request
 from ..schema.models import Name
 
 # Of a value, and of a store in the pipeline.
@@ -65,7 +65,7 @@ class ChatStep(Request):
     system: str | None = None
     prompt: str | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    temperature: ApiTemperature | None = None
 
 
 class PipelineStep(Request):

@@ -8,6 +8,9 @@ from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, model
 from pydantic_core import PydanticCustomError
 
 from .common import (
+    EXTENSION,
+    EXTENSION_IF_SET,
+    OF_ACCOUNTS,
     Answer,
     FinishReason,
     GenerationRequest,
@@ -186,26 +189,29 @@ class ChatCompletionRequest(GenerationRequest):
     tools: Annotated[Items[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    # The older form of ``tools`` and ``tool_choice``, which they become; see `functions`.
     functions: Annotated[Items[PlainFunction] | None, Field(max_length=MAX_TOOLS, exclude=True)] = None
+    """The older form of ``tools``: answers have at most one call, as ``function_call``."""
     function_call: Annotated[Literal["none", "auto"] | NamedFunction | None, Field(exclude=True)] = None
-    metadata: dict[str, str] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prediction: dict[str, Any] | None = None
-    modalities: Items[Literal["text"]] | None = None
+    """The older form of ``tool_choice``."""
+    metadata: Annotated[dict[str, str] | None, OF_ACCOUNTS] = None
+    store: Annotated[bool | None, OF_ACCOUNTS] = None
+    service_tier: Annotated[str | None, OF_ACCOUNTS] = None
+    safety_identifier: Annotated[str | None, OF_ACCOUNTS] = None
+    prompt_cache_key: Annotated[str | None, OF_ACCOUNTS] = None
+    prompt_cache_retention: Annotated[str | None, OF_ACCOUNTS] = None
+    prediction: Annotated[dict[str, Any] | None, OF_ACCOUNTS] = None
+    modalities: Annotated[Items[Literal["text"]] | None, OF_ACCOUNTS] = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    """Switches the reasoning off ("none", "minimal") or bounds it; the chat template gets it as a variable."""
     verbosity: Literal["low", "medium", "high"] | None = None
-    # Extensions from vLLM.
-    chat_template_kwargs: dict[str, Any] | None = None
-    thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
-    # Extension: the chat template's variable with this name.
-    enable_thinking: bool | None = None
-    # Extension: the last message is the start of the answer, which continues it.
-    continue_final_message: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, EXTENSION_IF_SET] = None
+    """Extension of vLLM's: variables of the chat template."""
+    thinking_token_budget: Annotated[Annotated[int, Field(ge=0)] | None, EXTENSION] = None
+    """Extension of vLLM's: the most tokens of reasoning."""
+    enable_thinking: Annotated[bool | None, EXTENSION] = None
+    """Extension: the chat template's variable of this name."""
+    continue_final_message: Annotated[bool | None, EXTENSION_IF_SET] = None
+    """Extension: the last message is the start of the answer, and the model continues it."""
 
     @model_validator(mode="after")
     def _with_tools(self) -> Self:

@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from nearfar.compiler.ir.sampling import (
+    DEFAULTS,
+    WORD,
+    FrequencyPenalty,
+    MinP,
+    PresencePenalty,
+    RepetitionPenalty,
+    Sampling,
+    Temperature,
+    TopP,
+)
+
 from .limits import MAX_CHOICES, MAX_GUIDED_CHOICES, MAX_LOGIT_BIASES, MAX_STOP_TOKENS, MAX_STOPS, MAX_TEXTS
 
 Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+
+
+class Mark(NamedTuple):
+    """What a dialect does with a parameter (`executors/dialect.py`)."""
+
+    name: str
+
+
+# A parameter of OpenAI's own accounts, which is not sent.
+OF_ACCOUNTS = Mark("accounts")
+# A parameter that OpenAI's API does not have. An empty or false value of the second kind has no effect.
+EXTENSION, EXTENSION_IF_SET = Mark("extensions"), Mark("extensions_if_set")
+
+ApiTemperature = Annotated[Temperature, Field(le=2)]
 Item = TypeVar("Item")
 # Report only the first of a million invalid items: a list of a million errors takes seconds to build.
 Items = Annotated[list[Item], Field(fail_fast=True)]
@@ -71,19 +99,42 @@ class StructuredOutputs(Request):
     json_object: bool | None = None
 
 
-class GenerationRequest(Request):
+class SamplingParameters(Request):
+    """How tokens are drawn, by completions and for the drafts of /v1/nearfar/verify."""
+
+    temperature: ApiTemperature | None = None
+    top_p: TopP | None = None
+    top_k: Annotated[Annotated[int, Field(ge=-1)] | None, EXTENSION] = None
+    """Extension: samples from the ``top_k`` likeliest tokens only; -1 or 0 for all."""
+    min_p: Annotated[MinP | None, EXTENSION] = None
+    """Extension: samples only from tokens with at least this probability relative to the likeliest token."""
+    seed: Int64 | None = None
+
+    def sampling(self, seed: int | None, temperature: float, logit_bias: Mapping[int, float] | None = None) -> Sampling:
+        """``temperature`` is the one of a request without a temperature. ``seed``: its low 32 bits count."""
+        given = {name: value for name in DEFAULTS if (value := getattr(self, name, None)) is not None}
+        given["top_k"] = max(0, given.get("top_k", 0))
+        seed = None if seed is None else seed & WORD
+        return Sampling(**{"temperature": temperature, **given}, logit_bias=logit_bias or {}, seed=seed)
+
+
+@cache
+def marked(request: type[BaseModel], mark: Mark) -> tuple[str, ...]:
+    """The parameters with a mark."""
+    return tuple(name for name, field in request.model_fields.items() if mark in field.metadata)
+
+
+class GenerationRequest(SamplingParameters):
     """The parameters of both kinds of completions. Null has the same meaning as a missing key."""
 
     model: str
+    """The name of a model, or of a loaded LoRA adapter."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     stop: str | Annotated[Items[str], Field(max_length=MAX_STOPS)] | None = None
-    seed: Int64 | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[FrequencyPenalty, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[PresencePenalty, Field(ge=-2, le=2)] | None = None
     # JSON's keys are strings.
     logit_bias: (
         Annotated[
@@ -93,16 +144,17 @@ class GenerationRequest(Request):
         | None
     ) = None
     user: str | None = None
-    # Extensions: see `nearfar.compiler.ir.sampling`; -1 and 0 mean all tokens. A higher priority is served first.
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    repetition_penalty: Annotated[RepetitionPenalty | None, EXTENSION] = None
+    """Extension: the penalty of Keskar et al. 2019; 1 for none."""
     priority: Int64 | None = None
+    """Extension: if several requests wait, the highest priority runs first; 0 by default."""
     # Extensions from vLLM, with its meaning. `stop_token_ids` end the answer and are its last token. Neither they nor
     # the model's end tokens nor stop strings end it before it has `min_tokens` tokens.
-    stop_token_ids: Annotated[Items[Annotated[int, Field(ge=0)]], Field(max_length=MAX_STOP_TOKENS)] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
-    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[
+        Annotated[Items[Annotated[int, Field(ge=0)]], Field(max_length=MAX_STOP_TOKENS)] | None, EXTENSION_IF_SET
+    ] = None
+    min_tokens: Annotated[Annotated[int, Field(ge=0)] | None, EXTENSION_IF_SET] = None
+    ignore_eos: Annotated[bool | None, EXTENSION_IF_SET] = None
     # Extensions from vLLM: the format of the answer. Each of the older names stands for one key of
     # `structured_outputs`.
     structured_outputs: StructuredOutputs | None = None
@@ -110,12 +162,12 @@ class GenerationRequest(Request):
     guided_regex: str | None = None
     guided_choice: Annotated[Items[str], Field(min_length=1, max_length=MAX_GUIDED_CHOICES)] | None = None
     guided_grammar: str | None = None
-    # Extensions from vLLM. `prompt_logprobs`: how many alternatives are listed for each token of the prompt;
-    # `return_token_ids`: the ids of prompt and answer, with the token that ended it.
-    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    return_token_ids: bool | None = None
-    skip_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
+    prompt_logprobs: Annotated[Annotated[int, Field(ge=0, le=20)] | None, EXTENSION] = None
+    """Extension, as in vLLM: how many alternatives are listed for each token of the prompt."""
+    return_token_ids: Annotated[bool | None, EXTENSION_IF_SET] = None
+    """Extension, as in vLLM: the ids of prompt and answer, with the token that ended it."""
+    skip_special_tokens: Annotated[bool | None, EXTENSION] = None
+    include_stop_str_in_output: Annotated[bool | None, EXTENSION_IF_SET] = None
 
 
 class PromptTokensDetails(Answer):

@@ -7,28 +7,33 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from .chat import ChatCompletionRequest, ResponseFormat
-from .common import Answer, FinishReason, GenerationRequest, PromptLogprobs, Texts, Usage
+from .common import EXTENSION, Answer, FinishReason, GenerationRequest, PromptLogprobs, Texts, Usage
+from .limits import MAX_CHOICES
 from .route import Route
 
 
 class CompletionRequest(GenerationRequest):
-    """``prompt``: a text, token ids, or several of either. Each prompt gets ``n`` answers: choice p * n + i is answer i
-    of prompt p. With ``echo`` and ``logprobs``, the prompt's tokens are listed before those of the answer, and the
-    token that ended the answer after them, as in vLLM.
-
-    ``split_special_tokens`` (extension; true if absent): the text of a control token is encoded as ordinary text. With
-    false it becomes a single control token; use this only for prompts that your own code writes.
-    """
+    """Choice p * n + i is answer i of prompt p."""
 
     prompt: Texts
+    """One or several texts or lists of token ids; each prompt gets ``n`` answers."""
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """The number of alternatives that are reported for each token."""
     echo: bool | None = None
-    best_of: int | None = None
+    """Whether the answer starts with the prompt. With ``logprobs``, the prompt's tokens are listed before those of the
+    answer, and the token that ended the answer after them, as in vLLM.
+    """
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    """Only the value of ``n``: there is no choice among more answers."""
     suffix: str | None = None
-    # Extension from vLLM.
-    response_format: ResponseFormat | None = None
-    split_special_tokens: bool | None = None
+    """Only an empty one: write the format for a gap into the prompt."""
+    response_format: Annotated[ResponseFormat | None, EXTENSION] = None
+    """Extension, as in vLLM."""
+    split_special_tokens: Annotated[bool | None, EXTENSION] = None
+    """Extension: if false, control tokens that a prompt spells out become single tokens. Use this only for prompts that
+    your own code writes. By default they are split.
+    """
 
 
 # The requests that a model's text answers.

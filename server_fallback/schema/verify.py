@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .common import Answer, ErrorDetail, Int64, Items, Request
+from .common import Answer, ErrorDetail, Int64, Items, Request, SamplingParameters
 
 # Incremented when an older client would misread the messages.
 VERSION = 1
@@ -29,7 +29,7 @@ KEY_PROTOCOL = "nearfar.key."
 MAX_DRAFTS = 64
 
 
-class VerifyOpen(Request):
+class VerifyOpen(SamplingParameters):
     """``tokenizer_sha256`` is the hash of the client's tokenizer.json, which must equal the server's, because otherwise
     the token ids differ.
 
@@ -42,11 +42,6 @@ class VerifyOpen(Request):
     tokenizer_sha256: str
     prompt: Items[int]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Int64 | None = None
     priority: Int64 | None = None
 
 

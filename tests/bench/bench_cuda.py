@@ -27,13 +27,13 @@ from rich.table import Table
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.bundle.manifest import GENERATE, Manifest
 from nearfar.compiler.ir.expr import holds
-from nearfar.compiler.ir.sampling import Settings
+from nearfar.compiler.ir.sampling import Sampling, Settings
 from nearfar.compiler.measure.report import make_report
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.batch import Chunk, Limits, Output, make_batch
 from nearfar.compiler.runtime.host_tables import HostTables
 from nearfar.server_fallback.engine.model import TokenModel
-from nearfar.server_fallback.engine.request import Sampling, TokenRequest
+from nearfar.server_fallback.engine.request import TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.targets.cuda.driver import Driver, NvidiaDriver
 from nearfar.targets.cuda.graph_cache import GraphStatistics

@@ -22,11 +22,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nearfar.compiler.ir.sampling import Sampling
 from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output
 from nearfar.compiler.runtime.page_groups import PageGroup
 from nearfar.server_fallback.engine.config import SchedulerConfig
 from nearfar.server_fallback.engine.model import TokenModel
-from nearfar.server_fallback.engine.request import Sampling, TokenRequest
+from nearfar.server_fallback.engine.request import TokenRequest
 from nearfar.server_fallback.engine.scheduler import Scheduler
 from nearfar.server_fallback.engine.sequence import Sequence as EngineSequence
 from nearfar.server_fallback.engine.sequence import SequenceParams

@@ -27,11 +27,6 @@ export interface ErrorJson {
   readonly details: ErrorDetails;
 }
 
-/** Minifiers shorten the name of a class, but no text. */
-function keepName(type: object, name: string): void {
-  Object.defineProperty(type, "name", { value: name });
-}
-
 export class NearfarError extends Error {
   /** Whether ``value`` has the shape of such an error. Each file of the package has its own copy of these classes. */
   static override [Symbol.hasInstance](value: unknown): boolean {
@@ -47,9 +42,6 @@ export class NearfarError extends Error {
   }
 
   static readonly kind: ErrorCode | null = null;
-  static {
-    keepName(this, "NearfarError");
-  }
 
   constructor(
     readonly code: ErrorCode,
@@ -90,57 +82,37 @@ abstract class KnownError extends NearfarError {
 
 export class BundleError extends KnownError {
   static override readonly kind: ErrorCode = "bundle_error";
-  static {
-    keepName(this, "BundleError");
-  }
 }
 
 export class DeviceError extends KnownError {
   static override readonly kind: ErrorCode = "device_error";
-  static {
-    keepName(this, "DeviceError");
-  }
 }
 
 export class RequestError extends KnownError {
   static override readonly kind: ErrorCode = "request_error";
-  static {
-    keepName(this, "RequestError");
-  }
 }
 
 export class StorageError extends KnownError {
   static override readonly kind: ErrorCode = "storage_error";
-  static {
-    keepName(this, "StorageError");
-  }
 }
 
 export class Unavailable extends KnownError {
   static override readonly kind: ErrorCode = "unavailable";
-  static {
-    keepName(this, "Unavailable");
-  }
 }
 
 export class WorkerError extends KnownError {
   static override readonly kind: ErrorCode = "worker_error";
-  static {
-    keepName(this, "WorkerError");
-  }
 }
+
+const CLASSES = { BundleError, DeviceError, RequestError, StorageError, Unavailable, WorkerError };
+// Minifiers shorten the name of a class, but no key.
+for (const [value, type] of Object.entries({ NearfarError, ...CLASSES }))
+  Object.defineProperty(type, "name", { value });
 
 /** The error that toJSON returned, with its class. */
 export function errorFromJson({ code, message, details }: ErrorJson): NearfarError {
-  const classes = {
-    bundle_error: BundleError,
-    device_error: DeviceError,
-    request_error: RequestError,
-    storage_error: StorageError,
-    unavailable: Unavailable,
-    worker_error: WorkerError,
-  };
-  return new (classes satisfies Record<ErrorCode, unknown>)[code](message, details);
+  const known = Object.values(CLASSES).find(({ kind }) => kind === code) ?? RequestError;
+  return new known(message, details);
 }
 
 /** Whether an error belongs to this tree. */

@@ -1,8 +1,9 @@
 // Turns the tokens of an engine into events with text and timings.
 
 import type { Check, Checks } from "./api/params.js";
-import { anything, boolean, check, isObject, readParams, signal as signalCheck, text } from "./api/params.js";
+import { check, isObject, readParams, signal as signalCheck } from "./api/params.js";
 import type { Completion, FinishReason, GeneratedToken, SamplingOptions, TokenRequest } from "./engine/request.js";
+import { SAMPLING } from "./shared/sampling.js";
 import type { Decoder } from "./text/text_stream.js";
 import { TextStream } from "./text/text_stream.js";
 
@@ -19,23 +20,16 @@ export type SessionGenerateOptions = Omit<GenerateOptions, "raw" | "continueFina
 
 /** The token engine checks the ranges, because `generateTokens` needs the same checks. */
 const GENERATE_OPTIONS: Checks = {
-  maxTokens: anything,
-  temperature: anything,
-  topK: anything,
-  topP: anything,
-  minP: anything,
-  repetitionPenalty: anything,
-  frequencyPenalty: anything,
-  presencePenalty: anything,
+  maxTokens: "any",
+  ...Object.fromEntries(Object.keys(SAMPLING).map((name) => [name, "any"])),
   logitBias: check("a Map from token ids to numbers", (value) => value instanceof Map),
-  seed: anything,
-  priority: anything,
+  priority: "any",
   whenFull: check('"stop" or { keep: n }', (value) => value === "stop" || isObject(value)),
   signal: signalCheck,
-  adapter: text,
-  raw: boolean,
-  continueFinalMessage: boolean,
-} satisfies Record<keyof GenerateOptions, Check>;
+  adapter: "string",
+  raw: "boolean",
+  continueFinalMessage: "boolean",
+} satisfies Record<Exclude<keyof GenerateOptions, keyof typeof SAMPLING>, Check>;
 
 /** ``tokensPerSecond`` is measured from the first token on; null if there was only one token. */
 export interface Timings {

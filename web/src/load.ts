@@ -2,7 +2,7 @@
 // progress.
 
 import type { Check, Checks } from "./api/params.js";
-import { boolean, check, integer, isObject, isStrings, object, only, readParams, shown, signal } from "./api/params.js";
+import { check, isA, isObject, readParams, shown, signal } from "./api/params.js";
 import type { Backend, Opening } from "./backend.js";
 import { openWebGpu } from "./backend.js";
 import type { EncodersModule } from "./encoders/index.js";
@@ -95,22 +95,22 @@ const LOAD_OPTIONS: Checks = {
   store: check("true, false or a BundleStore", (value) => typeof value === "boolean" || isObject(value)),
   crossOriginStorage: check(
     'true, false, "*" or a list of origins',
-    (value) => typeof value === "boolean" || value === "*" || isStrings(value),
+    (value) => typeof value === "boolean" || value === "*" || isA("string[]", value),
   ),
-  onnx: object,
-  encoders: object,
-  grammar: object,
-  gpu: object,
-  adapter: object,
-  selfTest: only("first-load", "always", "never"),
-  selfTestLimitMs: check("0 or more milliseconds", (value) => typeof value === "number" && value >= 0),
-  tuning: boolean,
-  notes: object,
-  maxSequences: integer(1, Infinity),
-  maxBatchTokens: integer(1, Infinity),
-  pages: integer(1, Infinity),
-  maxAdapters: integer(1, Infinity),
-  memoryBudget: check("a number of bytes above 0", (value) => typeof value === "number" && value > 0),
+  onnx: "object",
+  encoders: "object",
+  grammar: "object",
+  gpu: "object",
+  adapter: "object",
+  selfTest: "=first-load|always|never",
+  selfTestLimitMs: "number 0..",
+  tuning: "boolean",
+  notes: "object",
+  maxSequences: "integer 1..",
+  maxBatchTokens: "integer 1..",
+  pages: "integer 1..",
+  maxAdapters: "integer 1..",
+  memoryBudget: "number 0<..",
 } satisfies Record<keyof LoadOptions, Check>;
 
 export interface Loaded {

@@ -3,7 +3,6 @@
 
 import type { SessionApi } from "./api/engine_api.js";
 import type { Check, Checks } from "./api/params.js";
-import { list } from "./api/params.js";
 import type { RetainedSequence } from "./engine/sequence.js";
 import { forkOf, newConversation } from "./engine/sequence.js";
 import type { TokenEngine } from "./engine/token_engine.js";
@@ -20,7 +19,7 @@ export interface SessionOptions {
 }
 
 /** The options of createSession. */
-export const SESSION_OPTIONS: Checks = { messages: list } satisfies Record<keyof SessionOptions, Check>;
+export const SESSION_OPTIONS: Checks = { messages: "any[]" } satisfies Record<keyof SessionOptions, Check>;
 
 /**
  * The interface of a session to its engine. Saved keys and values are valid only for the same ``bundle`` id and

@@ -185,10 +185,7 @@ class WireSpeculation:
             tokenizer_sha256=self.far.tokenizer_sha256,
             prompt=list(request.prompt_ids),
             max_tokens=request.max_tokens,
-            temperature=sampling.temperature or None,
-            top_p=None if sampling.top_p == 1 else sampling.top_p,
-            top_k=sampling.top_k or None,
-            min_p=sampling.min_p or None,
+            **sampling.changed(),
             seed=sampling.seed if sampling.temperature else None,
             priority=request.priority or None,
         )
@@ -236,9 +233,8 @@ def checkable(request: TokenRequest) -> TokenRequest:
     Raises RequestError for parameters that drafts cannot be checked with.
     """
     sampling = request.sampling
-    penalties = sampling.repetition_penalty != 1 or sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
     options: Mapping[str, Any] = {
-        "penalties": penalties,
+        "penalties": sampling.penalizes,
         "logit_bias": sampling.logit_bias,
         "constraint": request.constraint is not None,
         "when_full": request.when_full != "stop",

@@ -12,8 +12,9 @@ from hash_model import VOCAB
 from hash_runner import MODEL, HashRunner
 
 from nearfar.compiler.errors import RequestError
+from nearfar.compiler.ir.sampling import Sampling
 from nearfar.server_fallback.engine.check_request import check_request
-from nearfar.server_fallback.engine.request import Sampling, TokenRequest
+from nearfar.server_fallback.engine.request import TokenRequest
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,12 @@ from tiny_models import VOCAB_SIZE
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.ir.kv_format import KvName
-from nearfar.compiler.ir.sampling import Sampler
+from nearfar.compiler.ir.sampling import Sampler, Sampling
 from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.engine.model import TokenModel
-from nearfar.server_fallback.engine.request import Completion, GeneratedToken, Sampling, TokenRequest
+from nearfar.server_fallback.engine.request import Completion, GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine.step_runner import StepRunner
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 

@@ -15,13 +15,14 @@ from tiny_models import VOCAB_SIZE
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.errors import DeviceError, RequestError
+from nearfar.compiler.ir.sampling import Sampling
 from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.draft_model import DraftModel
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.ngram_drafter import NgramDrafter
-from nearfar.server_fallback.engine.request import GeneratedToken, Sampling, TokenRequest
+from nearfar.server_fallback.engine.request import GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine.resolved_sampling import resolve_sampling
 from nearfar.server_fallback.engine.sequence import Sequence as EngineSequence
 from nearfar.server_fallback.engine.speculation import Guess, Speculation

@@ -10,11 +10,10 @@ import pytest
 from hash_model import STOP, VOCAB
 from scheduler_traces import HashDevice
 
-from nearfar.compiler.ir.sampling import BIAS, COUNTS, FLAT, IN_PROMPT, MASK, Settings, draw_at
+from nearfar.compiler.ir.sampling import BIAS, COUNTS, FLAT, IN_PROMPT, MASK, Sampling, Settings, draw_at
 from nearfar.compiler.runtime.batch import WINDOW_INPUTS, Array, Batch
 from nearfar.compiler.runtime.page_groups import PageGroup
 from nearfar.server_fallback.engine.config import SchedulerConfig
-from nearfar.server_fallback.engine.request import Sampling
 from nearfar.server_fallback.engine.resolved_sampling import ResolvedSampling, resolve_sampling
 from nearfar.server_fallback.engine.scheduler import Scheduler
 from nearfar.server_fallback.engine.sequence import Sequence, SequenceParams

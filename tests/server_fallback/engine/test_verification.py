@@ -22,10 +22,11 @@ from waiting import WAIT_SECONDS
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.errors import DeadlineExceeded, RequestError
+from nearfar.compiler.ir.sampling import Sampling
 from nearfar.compiler.runtime.batch import Batch, Limits, Output
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.engine.model import TokenModel
-from nearfar.server_fallback.engine.request import FinishReason, Sampling, TokenRequest
+from nearfar.server_fallback.engine.request import FinishReason, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.engine.verification import Verification
 

@@ -27,9 +27,10 @@ from hash_recipe import EncoderRecipe, HashRecipe
 from waiting import WAIT_SECONDS, until
 
 from nearfar.compiler.errors import BundleError, DeadlineExceeded, DeviceError, QueueFull, RequestError, Unavailable
+from nearfar.compiler.ir.sampling import Sampling
 from nearfar.server_fallback.engine import mask_task
 from nearfar.server_fallback.engine.encode_job import EncodeRequest
-from nearfar.server_fallback.engine.request import Completion, GeneratedToken, Sampling, TokenRequest
+from nearfar.server_fallback.engine.request import Completion, GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.engine_process import heartbeat, remote_engine
 from nearfar.server_fallback.engine_process.connection import HEADER_BYTES

@@ -19,10 +19,11 @@ from test_same_under_load import alone
 from verifying_executor import VerifyingExecutor, served
 
 from nearfar.compiler.errors import DeviceError, NearfarError, QueueFull, RequestError, Unavailable
+from nearfar.compiler.ir.sampling import Sampling
 from nearfar.compiler.runtime.batch import Limits
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import read_keys
-from nearfar.server_fallback.engine.request import Completion, Sampling, TokenRequest
+from nearfar.server_fallback.engine.request import Completion, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.router.sides.wire_speculation import FarModel, WireSpeculation
 from nearfar.server_fallback.schema.verify import VerifyOpen

@@ -1,6 +1,6 @@
 // Loads LoRA adapters into an engine, and unloads them.
 
-import { check, readParams, signal, text } from "../api/params.js";
+import { check, readParams, signal } from "../api/params.js";
 import type { AdapterSlots } from "../engine/adapters.js";
 import { notLoaded } from "../engine/adapters.js";
 import type { StepRunner } from "../engine/step_runner.js";
@@ -32,7 +32,7 @@ export async function loadAdapter(
   options: AdapterOptions,
 ): Promise<void> {
   const checks = {
-    name: check("another name than the model's", (value) => text.holds(value) && value !== manifest.model),
+    name: check("another name than the model's", (value) => typeof value === "string" && value !== manifest.model),
   };
   const { name = "", signal: until } = readParams(options, { ...checks, signal });
   if (name === "") throw new RequestError("name is missing; requests need it to use the adapter", { param: "name" });

@@ -7,7 +7,11 @@ import { answerAll, foldHead, promptFields } from "./answers.js";
 import type { AnswerText, AnswerToken } from "./choice.js";
 import type { Model, TextCodec } from "./model.js";
 import { named } from "./model.js";
-import { COMPLETION_PARAMS, readParams } from "./params.js";
+import { isA } from "../shared/declared.js";
+import { COMMON } from "./chat_params.js";
+import { completion } from "./parameters.json";
+import type { Checks } from "./params.js";
+import { check, readParams } from "./params.js";
 import { echoLogprobs, nameOf, namedLogprobs, promptLogprobs } from "./prompt_tokens.js";
 import { answerText, identity, requestsOf, textsOf } from "./requests.js";
 import { answerFormat, constrained, constrainer } from "./response_format.js";
@@ -22,6 +26,16 @@ import type {
   CompletionLogprobs,
   RequestOptions,
 } from "./types.js";
+
+const COMPLETION_PARAMS: Checks = {
+  ...completion,
+  ...COMMON,
+  prompt: check(
+    "a string, strings, token ids, or lists of token ids",
+    (value) => isA(completion.prompt, value) && !(Array.isArray(value) && value.length === 0),
+  ),
+  suffix: "=",
+};
 
 export class Completions {
   constructor(private readonly model: Model) {}

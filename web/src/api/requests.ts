@@ -1,10 +1,12 @@
 // Turns parameters of the API into requests of the engine: the parts that chats, completions and embeddings share.
 
-import type { SamplingOptions, TokenRequest } from "../engine/request.js";
+import type { TokenRequest } from "../engine/request.js";
+import type { SamplingOptions } from "../shared/sampling.js";
+import { SAMPLING } from "../shared/sampling.js";
 import type { AnswerText } from "./choice.js";
 import type { TextCodec } from "./model.js";
 import type { Given } from "./params.js";
-import type { CommonParams } from "./types.js";
+import type { CommonParams } from "./parameters.js";
 
 /** One or several inputs, each a text or token ids. */
 export type TextInput = string | readonly string[] | readonly number[] | readonly (readonly number[])[];
@@ -43,19 +45,13 @@ export function requestsOf(
 }
 
 function samplingOf(params: Given<CommonParams>, seed: number | undefined): SamplingOptions {
-  const { temperature = 1, logit_bias } = params;
+  const numbers = Object.entries(SAMPLING).map(([name, { parameter }]) => [name, params[parameter]] as const);
+  const { top_k: topK = 0, logit_bias: bias } = params;
   return {
-    temperature,
-    topK: Math.max(0, params.top_k ?? 0),
-    topP: params.top_p,
-    minP: params.min_p,
-    repetitionPenalty: params.repetition_penalty,
-    frequencyPenalty: params.frequency_penalty,
-    presencePenalty: params.presence_penalty,
-    logitBias:
-      logit_bias === undefined
-        ? undefined
-        : new Map(Object.entries(logit_bias).map(([id, bias]) => [Number(id), bias])),
+    temperature: 1,
+    ...Object.fromEntries(numbers.filter(([, value]) => value !== undefined)),
+    topK: Math.max(0, topK),
+    logitBias: bias && new Map(Object.entries(bias).map(([id, value]) => [Number(id), value])),
     seed,
   };
 }

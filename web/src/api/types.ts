@@ -3,45 +3,15 @@
 // test/api/openai_client.test.ts compares them with the types of the openai package.
 
 import type { LogitProcessor } from "../engine/request.js";
-import type { ThinkingParams } from "../text/thinking.js";
 import type { InputType, TruncationParams } from "./encoder_types.js";
+import type { ChatParams, CommonParams, CompletionParams } from "./parameters.js";
 
-/** The parameters of both kinds of completions. Null is the same as leaving a parameter out. */
-export interface CommonParams {
-  /**
-   * The name of a loaded LoRA adapter. Any other name means the engine's model; the answer has the name of what answers.
-   */
-  readonly model?: string | null | undefined;
-  readonly temperature?: number | null | undefined;
-  readonly top_p?: number | null | undefined;
-  readonly n?: number | null | undefined;
-  readonly max_tokens?: number | null | undefined;
-  readonly stop?: string | readonly string[] | null | undefined;
-  readonly seed?: number | null | undefined;
-  readonly frequency_penalty?: number | null | undefined;
-  readonly presence_penalty?: number | null | undefined;
-  readonly logit_bias?: Readonly<Record<string, number>> | null | undefined;
-  readonly stream_options?:
-    | { readonly include_usage?: boolean | undefined; readonly include_obfuscation?: boolean | undefined }
-    | null
-    | undefined;
-  readonly user?: string | undefined;
-  /** Extension: samples from the ``top_k`` likeliest tokens only; -1 or 0 for all. */
-  readonly top_k?: number | null | undefined;
-  /** Extension: samples only from tokens with at least this probability relative to the likeliest token. */
-  readonly min_p?: number | null | undefined;
-  /** Extension: the penalty of Keskar et al. 2019; 1 for none. */
-  readonly repetition_penalty?: number | null | undefined;
-  /** Extension: if several requests wait, the highest priority runs first; 0 by default. */
-  readonly priority?: number | null | undefined;
-  /**
-   * Extensions, as in vLLM. ``prompt_logprobs``: how many alternatives are listed for each token of the prompt;
-   * ``return_token_ids``: the ids of prompt and answer, with the token that ended it.
-   */
-  readonly prompt_logprobs?: number | null | undefined;
-  readonly return_token_ids?: boolean | null | undefined;
-  readonly skip_special_tokens?: boolean | null | undefined;
-  readonly include_stop_str_in_output?: boolean | null | undefined;
+export interface StreamOptions {
+  readonly include_usage?: boolean | undefined;
+  readonly include_obfuscation?: boolean | undefined;
+}
+
+interface Abortable {
   /** Extension: as in the second argument. */
   readonly signal?: AbortSignal | null | undefined;
 }
@@ -175,30 +145,7 @@ export type ResponseFormat =
   | { readonly type: "regex"; readonly pattern: string }
   | { readonly type: "grammar"; readonly grammar: string };
 
-export interface ChatCompletionCreateParamsBase extends CommonParams, ThinkingParams {
-  readonly messages: readonly ChatCompletionMessageParam[];
-  readonly max_completion_tokens?: number | null | undefined;
-  readonly logprobs?: boolean | null | undefined;
-  readonly top_logprobs?: number | null | undefined;
-  readonly response_format?: ResponseFormat | undefined;
-  readonly tools?: readonly ChatCompletionTool[] | undefined;
-  readonly tool_choice?: ChatCompletionToolChoiceOption | undefined;
-  readonly parallel_tool_calls?: boolean | undefined;
-  /** The older form of ``tools``: answers have at most one call, as ``function_call``. */
-  readonly functions?: readonly ChatCompletionFunction[] | undefined;
-  /** The older form of ``tool_choice``. */
-  readonly function_call?: "none" | "auto" | { readonly name: string } | undefined;
-  /** Extension: the last message is the start of the answer, and the model continues it. */
-  readonly continue_final_message?: boolean | null | undefined;
-  readonly metadata?: Readonly<Record<string, string>> | null | undefined;
-  readonly store?: boolean | null | undefined;
-  readonly service_tier?: string | null | undefined;
-  readonly safety_identifier?: string | null | undefined;
-  readonly prompt_cache_key?: string | null | undefined;
-  readonly prompt_cache_retention?: string | null | undefined;
-  readonly prediction?: object | null | undefined;
-  readonly modalities?: readonly string[] | null | undefined;
-}
+export interface ChatCompletionCreateParamsBase extends CommonParams, ChatParams, Abortable {}
 
 export interface ChatCompletionCreateParamsNonStreaming extends ChatCompletionCreateParamsBase {
   readonly stream?: false | null | undefined;
@@ -318,28 +265,7 @@ export interface ChatCompletionChunk {
   prompt_logprobs?: PromptLogprobs;
 }
 
-export interface CompletionCreateParamsBase extends CommonParams {
-  /** One or several texts or lists of token ids; each prompt gets ``n`` answers. */
-  readonly prompt: string | readonly string[] | readonly number[] | readonly (readonly number[])[] | null;
-  /** The number of alternatives that are reported for each token. */
-  readonly logprobs?: number | null | undefined;
-  /**
-   * Whether the answer starts with the prompt. With ``logprobs``, the prompt's tokens are listed before those of the
-   * answer, and the token that ended the answer after them, as in vLLM.
-   */
-  readonly echo?: boolean | null | undefined;
-  /** Only the value of ``n``: there is no choice among more answers. */
-  readonly best_of?: number | null | undefined;
-  /** Only an empty one: write the format for a gap into the prompt. */
-  readonly suffix?: string | null | undefined;
-  /** Extension, as in vLLM. */
-  readonly response_format?: ResponseFormat | null | undefined;
-  /**
-   * If false, control tokens that a prompt spells out become single tokens. Use this only for prompts that your own
-   * code writes. By default they are split.
-   */
-  readonly split_special_tokens?: boolean | null | undefined;
-}
+export interface CompletionCreateParamsBase extends CommonParams, CompletionParams, Abortable {}
 
 export interface CompletionCreateParamsNonStreaming extends CompletionCreateParamsBase {
   readonly stream?: false | null | undefined;

@@ -1,7 +1,7 @@
 // classify: the labels of texts, or of their tokens.
 
 import type { Classification, ClassifyParams, ClassifyResponse, TokenClass } from "../api/encoder_types.js";
-import { anything, readParams } from "../api/params.js";
+import { readParams } from "../api/params.js";
 import { identity } from "../api/requests.js";
 import { anySignal } from "../api/stream.js";
 import type { RequestOptions } from "../api/types.js";
@@ -19,7 +19,7 @@ export async function classify(
   options: RequestOptions,
 ): Promise<ClassifyResponse> {
   const { classifier } = model;
-  const { input, ...rest } = readParams(params, { input: anything, ...TRUNCATION });
+  const { input, ...rest } = readParams(params, { input: "any", ...TRUNCATION });
   if (classifier === null)
     throw new RequestError("This model makes embeddings and has no classes; load a classifier's bundle");
   if (input === undefined) throw new RequestError("input is missing; pass a text or token ids", { param: "input" });

@@ -2,7 +2,7 @@
 
 import type { InputType } from "../api/encoder_types.js";
 import type { Checks } from "../api/params.js";
-import { anything, integer, only, readParams, text } from "../api/params.js";
+import { readParams } from "../api/params.js";
 import { anySignal } from "../api/stream.js";
 import type { CreateEmbeddingResponse, EmbeddingCreateParams, RequestOptions } from "../api/types.js";
 import { RequestError } from "../errors.js";
@@ -21,11 +21,11 @@ const PROMPTS: Readonly<Record<InputType, readonly string[]>> = {
 };
 
 const PARAMS: Checks = {
-  input: anything,
-  encoding_format: only("float", "base64"),
-  dimensions: integer(1, Infinity),
-  prompt_name: text,
-  input_type: only(...Object.keys(PROMPTS)),
+  input: "any",
+  encoding_format: "=float|base64",
+  dimensions: "integer 1..",
+  prompt_name: "string",
+  input_type: `=${Object.keys(PROMPTS).join("|")}`,
   ...TRUNCATION,
 };
 

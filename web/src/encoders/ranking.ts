@@ -2,7 +2,7 @@
 
 import type { RerankParams, RerankResponse, ScoreParams, ScoreResponse, TextDocument } from "../api/encoder_types.js";
 import type { Checks } from "../api/params.js";
-import { boolean, check, integer, isObject, isStrings, list, readParams, text } from "../api/params.js";
+import { isObject, readParams } from "../api/params.js";
 import { identity } from "../api/requests.js";
 import { anySignal } from "../api/stream.js";
 import type { RequestOptions } from "../api/types.js";
@@ -14,16 +14,15 @@ import type { ReadText } from "./text_reader.js";
 import { TRUNCATION, TextReader, requireText, usageOf } from "./text_reader.js";
 
 const RERANK: Checks = {
-  query: text,
-  documents: list,
-  top_n: integer(0, Infinity),
-  return_documents: boolean,
-  max_tokens_per_doc: integer(1, Infinity),
+  query: "string",
+  documents: "any[]",
+  top_n: "integer 0..",
+  return_documents: "boolean",
+  max_tokens_per_doc: "integer 1..",
   ...TRUNCATION,
 };
 
-const texts = check("a string or strings", (value) => typeof value === "string" || isStrings(value));
-const SCORE: Checks = { text_1: texts, text_2: texts, ...TRUNCATION };
+const SCORE: Checks = { text_1: "string or string[]", text_2: "string or string[]", ...TRUNCATION };
 
 /** See `Engine.rerank`. Throws RequestError, DeviceError, or the signal's reason. */
 export async function rerank(

@@ -4,7 +4,7 @@
 import type { TruncationParams } from "../api/encoder_types.js";
 import { shown } from "../api/params.js";
 import type { Check } from "../api/params.js";
-import { boolean, check, signal as signalCheck, text as textCheck } from "../api/params.js";
+import { check, signal as signalCheck } from "../api/params.js";
 import type { TextInput } from "../api/requests.js";
 import { RequestError } from "../errors.js";
 import type { ClassifierSpec } from "../runtime/manifest.js";
@@ -17,13 +17,13 @@ export const MAX_TEXTS = 10_000;
 const SLICE_MS = 8;
 
 export const TRUNCATION: Readonly<Record<keyof TruncationParams, Check>> = {
-  truncate: boolean,
+  truncate: "boolean",
   truncate_prompt_tokens: check(
     "an integer of at least 1, or -1",
     (value) => Number.isInteger(value) && (value === -1 || (value as number) >= 1),
   ),
-  model: textCheck,
-  user: textCheck,
+  model: "string",
+  user: "string",
   signal: signalCheck,
 };
 

@@ -1,29 +1,8 @@
 // Requests to the engine and its answers, in token ids.
 
-/** How the next token is chosen. tests/conformance/sampling.json and compiler/ir/ops/ define each option. */
-export interface SamplingOptions {
-  /** 0, the default, always chooses the most likely token. */
-  readonly temperature?: number | undefined;
-  /** Choose among this number of the most likely tokens; 0, the default, for all. */
-  readonly topK?: number | undefined;
-  /** Choose among the most likely tokens whose probabilities add up to this value; 1, the default, for all. */
-  readonly topP?: number | undefined;
-  /** Choose among tokens whose probability is at least this fraction of the highest one; 0, the default, for all. */
-  readonly minP?: number | undefined;
-  /**
-   * Divides the positive and multiplies the negative logits of tokens in the prompt or the answer; 1, the default,
-   * changes nothing. Keskar et al. 2019.
-   */
-  readonly repetitionPenalty?: number | undefined;
-  /** Subtracted from a token's logit for each occurrence in the answer; 0 by default. */
-  readonly frequencyPenalty?: number | undefined;
-  /** Subtracted once from a token's logit if the answer contains the token; 0 by default. */
-  readonly presencePenalty?: number | undefined;
-  /** Added to the logits of these tokens. */
-  readonly logitBias?: ReadonlyMap<number, number> | undefined;
-  /** A 32-bit unsigned integer; the same seed draws the same tokens. Random by default. */
-  readonly seed?: number | undefined;
-}
+import type { SamplingOptions } from "../shared/sampling.js";
+
+export type { SamplingOptions } from "../shared/sampling.js";
 
 /** The tokens that may come next: the state of a grammar in one answer. Only one request may use it. */
 export interface Constraint {

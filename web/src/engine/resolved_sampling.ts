@@ -1,15 +1,10 @@
 // The sampling options of a request with all defaults, and the random number for each of its tokens.
 
-import type { SamplingOptions } from "./request.js";
+import type { SettingsRow } from "../runtime/batch.js";
+import { settingsOf } from "../runtime/batch.js";
+import type { SamplingOptions } from "../shared/sampling.js";
 
-export interface Sampling {
-  readonly temperature: number;
-  readonly topK: number;
-  readonly topP: number;
-  readonly minP: number;
-  readonly repetitionPenalty: number;
-  readonly frequencyPenalty: number;
-  readonly presencePenalty: number;
+export interface Sampling extends SettingsRow {
   /** Whether the device must count the sequence's tokens. */
   readonly penalizes: boolean;
   /** (V,): added to the logits; null if nothing is added. */
@@ -18,27 +13,18 @@ export interface Sampling {
 }
 
 export function resolveSampling(options: SamplingOptions, vocabSize: number): Sampling {
-  const {
-    temperature = 0,
-    topK = 0,
-    topP = 1,
-    minP = 0,
-    repetitionPenalty = 1,
-    frequencyPenalty = 0,
-    presencePenalty = 0,
-  } = options;
   return {
-    temperature,
-    topK,
-    topP,
-    minP,
-    repetitionPenalty,
-    frequencyPenalty,
-    presencePenalty,
-    penalizes: repetitionPenalty !== 1 || frequencyPenalty !== 0 || presencePenalty !== 0,
+    ...settingsOf(options),
+    penalizes: penalizes(options),
     logitBias: denseBias(options.logitBias, vocabSize),
     seed: options.seed ?? crypto.getRandomValues(new Uint32Array(1))[0] ?? 0,
   };
+}
+
+/** Whether earlier tokens change the logits. */
+export function penalizes(options: SamplingOptions): boolean {
+  const { repetitionPenalty = 1, frequencyPenalty = 0, presencePenalty = 0 } = options;
+  return repetitionPenalty !== 1 || frequencyPenalty !== 0 || presencePenalty !== 0;
 }
 
 /**

@@ -1,20 +1,10 @@
 // Samples tokens on the host, as compiler/ir/sampling.py defines it. tests/conformance/sampling.json contains the
 // results that every runtime must produce.
 
+import type { SettingsRow } from "../runtime/batch.js";
 import { IN_PROMPT, SAMPLE_FLAGS } from "../runtime/batch.js";
+import { COLUMNS } from "../shared/sampling.js";
 import { largest } from "./largest.js";
-
-/** A row of a batch's sample_settings, by name; see `settingsRow`. */
-export interface RowSettings {
-  readonly temperature: number;
-  readonly topK: number;
-  readonly topP: number;
-  readonly minP: number;
-  readonly draw: number;
-  readonly repetitionPenalty: number;
-  readonly frequencyPenalty: number;
-  readonly presencePenalty: number;
-}
 
 /** The states of a slot, in the form in which the `StepRunner` receives them; null for none. */
 export interface SlotStates {
@@ -29,19 +19,10 @@ const MASKED = -3.0e38;
 const TOP_P_FIRST = 64;
 const TOP_P_GROWTH = 16;
 
-export function settingsAt(settings: readonly number[], row: number): RowSettings {
+export function settingsAt(settings: readonly number[], row: number): SettingsRow {
   // Every runtime reads the settings as float32.
-  const at = (column: number): number => Math.fround(settings[8 * row + column] ?? NaN);
-  return {
-    temperature: at(0),
-    topK: at(1),
-    topP: at(2),
-    minP: at(3),
-    draw: at(4),
-    repetitionPenalty: at(5),
-    frequencyPenalty: at(6),
-    presencePenalty: at(7),
-  };
+  const at = (column: number): number => Math.fround(settings[COLUMNS.length * row + column] ?? NaN);
+  return Object.fromEntries(COLUMNS.map((name, column) => [name, at(column)])) as SettingsRow;
 }
 
 /**
@@ -50,7 +31,7 @@ export function settingsAt(settings: readonly number[], row: number): RowSetting
  */
 export function adjustLogits(
   logits: Float32Array,
-  settings: RowSettings,
+  settings: SettingsRow,
   flags: number,
   { counts, bias, mask }: SlotStates,
 ): Float32Array {
@@ -72,7 +53,7 @@ export function adjustLogits(
  */
 function penalize(
   logits: Float32Array,
-  { repetitionPenalty, frequencyPenalty, presencePenalty }: RowSettings,
+  { repetitionPenalty, frequencyPenalty, presencePenalty }: SettingsRow,
   counts: Int32Array,
 ): void {
   for (let id = 0; id < logits.length; id++) {
@@ -87,7 +68,7 @@ function penalize(
 }
 
 /** The next token from logits (V,); -1 if one of them is not a number. */
-export function chooseToken(logits: Float32Array, settings: RowSettings): number {
+export function chooseToken(logits: Float32Array, settings: SettingsRow): number {
   const mostLikely = argmax(logits);
   if (mostLikely < 0 || settings.temperature === 0) return mostLikely;
   const { temperature, topK, topP, minP, draw } = settings;

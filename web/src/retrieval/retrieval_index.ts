@@ -1,7 +1,7 @@
 // An index of documents: passages with their vectors and their words, searched by both.
 
 import { DeviceError, RequestError } from "../errors.js";
-import { check, integer, only, readParams, signal as signalCheck } from "../api/params.js";
+import { check, readParams, signal as signalCheck } from "../api/params.js";
 import { Collection } from "./collection.js";
 import type { Passage } from "./document.js";
 import type { Embedder } from "./embedder.js";
@@ -72,13 +72,13 @@ const MAX_SEGMENTS = 32;
 const COMPACTED_FROM = 256;
 
 const SEARCH_CHECKS = {
-  count: integer(1, MAX_COUNT),
-  mode: only("hybrid", "vectors", "words"),
+  count: `integer 1..${MAX_COUNT}`,
+  mode: "=hybrid|vectors|words",
   signal: signalCheck,
 };
 const INDEX_CHECKS = {
-  type: only(...VECTOR_TYPES),
-  device: only("auto", "gpu", "cpu"),
+  type: `=${VECTOR_TYPES.join("|")}`,
+  device: "=auto|gpu|cpu",
   store: check("an IndexStore or false", (value) => value === false || value instanceof IndexStore),
   gpu: check("a GPU", (value) => typeof value === "object"),
 };

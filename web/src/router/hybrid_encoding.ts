@@ -5,7 +5,7 @@
 
 import type { RerankParams, RerankResponse } from "../api/encoder_types.js";
 import type { Check, Checks } from "../api/params.js";
-import { check, isStrings, isObject, only, readParams, signal as anAbortSignal, text } from "../api/params.js";
+import { isObject, readParams, signal as anAbortSignal } from "../api/params.js";
 import { anySignal } from "../api/stream.js";
 import type {
   ChatCompletionChunk,
@@ -56,9 +56,9 @@ interface Answer {
 type Ask = (side: Side, body: EncodingRequest["body"], signal: AbortSignal) => Promise<Answer>;
 
 const ROUTING: Checks = {
-  labels: check("a list of strings", isStrings),
-  pin: only("near", "far"),
-  language: text,
+  labels: "string[]",
+  pin: "=near|far",
+  language: "string",
   signal: anAbortSignal,
 } satisfies Record<keyof RoutingParams | "signal", Check>;
 export class HybridEncoding {

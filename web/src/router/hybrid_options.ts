@@ -2,37 +2,38 @@
 // ignored.
 
 import type { Check, Checks } from "../api/params.js";
-import { CHAT_PARAMS, anything, boolean, check, isStrings, object, only, text } from "../api/params.js";
+import { CHAT_PARAMS } from "../api/chat_params.js";
+
 import type { FarOptions } from "./sides/far.js";
 import type { HybridOptions } from "./hybrid.js";
 
 /** The options of Hybrid.create. */
 export const HYBRID_OPTIONS: Checks = {
-  near: anything,
-  far: object,
-  policy: anything,
-  load: object,
-  fetch: anything,
-  WebSocket: anything,
-  ledger: object,
-  device: object,
-  clock: object,
-  embedder: object,
+  near: "any",
+  far: "object",
+  policy: "any",
+  load: "object",
+  fetch: "any",
+  WebSocket: "any",
+  ledger: "object",
+  device: "object",
+  clock: "object",
+  embedder: "object",
 } satisfies Record<keyof HybridOptions, Check>;
 
 /** The options of `far`; FarSide checks the address and the dialect. */
 export const FAR_OPTIONS: Checks = {
-  baseURL: anything,
-  apiKey: text,
-  model: text,
-  dialect: anything,
-  vision: boolean,
+  baseURL: "any",
+  apiKey: "string",
+  model: "string",
+  dialect: "any",
+  vision: "boolean",
 } satisfies Record<keyof FarOptions, Check>;
 
 /** The parameters of a chat that two sides can answer. */
 export const HYBRID_PARAMS: Checks = {
   ...CHAT_PARAMS,
-  labels: check("a list of strings", isStrings),
-  pin: only("near", "far"),
-  language: text,
+  labels: "string[]",
+  pin: "=near|far",
+  language: "string",
 };

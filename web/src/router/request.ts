@@ -4,7 +4,7 @@
 import type { Tooled } from "../api/functions.js";
 import { asToolMessages, asTools } from "../api/functions.js";
 import type { Given } from "../api/params.js";
-import { isEmpty, isObject, isStrings, readParams, shown } from "../api/params.js";
+import { isA, isEmpty, isObject, readParams, shown } from "../api/params.js";
 import type {
   ChatCompletionCreateParamsBase,
   ChatCompletionCreateParamsNonStreaming,
@@ -127,10 +127,9 @@ function readLabels(
   index: number,
 ): { readonly message: ChatCompletionMessageParam; readonly labels: readonly string[] } {
   const own = labels ?? [];
-  if (!isStrings(own))
-    throw new RequestError(`messages[${index}].labels is ${shown(own)}, it must be a list of strings`, {
-      param: `messages[${index}].labels`,
-    });
+  const param = `messages[${index}].labels`;
+  if (!isA("string[]", own))
+    throw new RequestError(`${param} is ${shown(own)}, it must be a list of strings`, { param });
   return { message: asSent(message), labels: own };
 }
 

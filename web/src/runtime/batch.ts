@@ -1,6 +1,7 @@
 // A batch: S new tokens of B sequences, with R sampled rows. The engine builds it, and the runner executes it.
 
 import { RequestError } from "../errors.js";
+import { COLUMNS, SAMPLING } from "../shared/sampling.js";
 import type { Dims } from "./expr.js";
 import type { PagesByGroup } from "./page_groups.js";
 
@@ -129,35 +130,19 @@ export const SAMPLE_FLAGS = { counts: 1, bias: 2, mask: 4 } as const;
  */
 export const IN_PROMPT = 1 << 16;
 
-/** How the token of one row is chosen; compiler/ir/sampling.py defines each setting. */
-export interface SampleSettings {
-  readonly temperature?: number | undefined;
-  readonly topK?: number | undefined;
-  readonly topP?: number | undefined;
-  readonly minP?: number | undefined;
-  /** The random number, in [0, 1). */
-  readonly draw?: number | undefined;
-  readonly repetitionPenalty?: number | undefined;
-  readonly frequencyPenalty?: number | undefined;
-  readonly presencePenalty?: number | undefined;
+/** How the token of one row is chosen; compiler/ir/sampling.py defines each setting. The draw is in [0, 1). */
+export type SettingsRow = Readonly<Record<(typeof COLUMNS)[number], number>>;
+export type SampleSettings = { readonly [Name in keyof SettingsRow]?: number | undefined };
+
+/** All settings: the defaults are greedy sampling without penalties, and the draw 0. */
+export function settingsOf(settings: SampleSettings): SettingsRow {
+  const defaultOf = (name: keyof SettingsRow): number => (name === "draw" ? 0 : SAMPLING[name].default);
+  return Object.fromEntries(COLUMNS.map((name) => [name, settings[name] ?? defaultOf(name)])) as SettingsRow;
 }
 
-/** The columns of sample_settings, of which the first is the temperature. */
-const SETTINGS = 8;
-
-/** A row of sample_settings. The defaults are greedy sampling without penalties. */
+/** A row of sample_settings. */
 export function settingsRow(settings: SampleSettings): readonly number[] {
-  const {
-    temperature = 0,
-    topK = 0,
-    topP = 1,
-    minP = 0,
-    draw = 0,
-    repetitionPenalty = 1,
-    frequencyPenalty = 0,
-    presencePenalty = 0,
-  } = settings;
-  return [temperature, topK, topP, minP, draw, repetitionPenalty, frequencyPenalty, presencePenalty];
+  return Object.values(settingsOf(settings));
 }
 
 /**
@@ -171,7 +156,7 @@ export function dimsOf(batch: Batch, capacity: Dims, alternatives: boolean): Dim
     throw new RequestError(`batch: sequence ${empty} has no new token; leave it out`, { sequence: empty });
   const rows = batch.sample_rows.length;
   const adjusted = batch.sample_slots.some((flags, index) => index % 2 === 1 && flags !== 0);
-  const drawn = batch.sample_settings.some((value, index) => index % SETTINGS === 0 && value > 0);
+  const drawn = batch.sample_settings.some((value, index) => index % COLUMNS.length === 0 && value > 0);
   return {
     ...capacity,
     S: batch.token_ids.length,

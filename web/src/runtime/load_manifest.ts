@@ -2,7 +2,7 @@
 
 import { BundleError } from "../errors.js";
 import type { Fault, FaultOf } from "../shared/declared.js";
-import { faultFinder, isObject } from "../shared/declared.js";
+import { check, isObject, shown, typeReader } from "../shared/declared.js";
 import { wrongPart } from "../shared/template/check_tree.js";
 import type { AnyManifest } from "./any_manifest.js";
 import { MANIFEST_FILE } from "./any_manifest.js";
@@ -47,14 +47,14 @@ async function checkTemplate({ chat_template: template, chat_tree: tree }: Token
 export function checkManifest(data: unknown): AnyManifest {
   if (!isObject(data)) throw refused({ path: "", expected: "an object", value: data });
   if (data.format_version !== FORMAT_VERSION) {
-    const found = describe(data.format_version);
+    const found = shown(data.format_version);
     throw new BundleError(
       `${MANIFEST_FILE}: has format version ${found}, this @nearfar/web reads ${FORMAT_VERSION}; compile the bundle again, or use the @nearfar/web of its release`,
       { file: MANIFEST_FILE, found, expected: FORMAT_VERSION },
     );
   }
   if (data.target !== "webgpu" && data.target !== "onnx") {
-    const found = describe(data.target);
+    const found = shown(data.target);
     throw new BundleError(
       `${MANIFEST_FILE}: is for target ${found}; this package runs "webgpu" and "onnx": compile with --target webgpu`,
       {
@@ -64,7 +64,7 @@ export function checkManifest(data: unknown): AnyManifest {
     );
   }
   const manifest = data as unknown as AnyManifest;
-  const fault = faultIn(data.target === "onnx" ? "ExportManifest" : "Manifest", data);
+  const fault = read(data.target === "onnx" ? "ExportManifest" : "Manifest").fault(data, "");
   if (fault !== null) throw refused(fault);
   const [path, value] = disagreement(manifest) ?? [];
   if (path !== undefined) throw refused({ path, expected: "consistent with the rest of the manifest", value });
@@ -76,10 +76,10 @@ const MAX_PATH = 2000;
 
 const expr: FaultOf = (value, path) => {
   if (typeof value === "string") return DIMS.includes(value) ? null : { path, expected: "a dim", value };
-  if (!Array.isArray(value)) return faultIn("Natural", value, path);
+  if (!Array.isArray(value)) return read("Natural").fault(value, path);
   if (value.length !== 3 || !isOperator(value[0]) || path.length > MAX_PATH)
     return { path, expected: "a size expression", value };
-  const divisor = value[0] === "ceildiv" ? faultIn("Count", value[2], `${path}[2]`) : expr(value[2], `${path}[2]`);
+  const divisor = value[0] === "ceildiv" ? read("Count").fault(value[2], `${path}[2]`) : expr(value[2], `${path}[2]`);
   return expr(value[1], `${path}[1]`) ?? divisor;
 };
 
@@ -99,11 +99,22 @@ const tree: FaultOf = (value, path) => {
   return { path: path + wrong, expected: "a part of a template's syntax tree", value: partAt(value, wrong) };
 };
 
+const matching = ({ pattern }: { readonly pattern: string }, expected: string): FaultOf =>
+  check(expected, (value) => typeof value === "string" && new RegExp(pattern).test(value));
+
 const ACTIVATIONS = "=float32|float16";
 /** Of some types, WebGPU and ONNX Runtime in browsers have fewer values. */
-const faultIn = faultFinder(
+const read = typeReader(
   { ...types, Activation: ACTIVATIONS, ExportActivation: ACTIVATIONS, Layout: "=rows" },
-  { Expr: expr, Condition: condition, TemplateTree: tree, RopeSpec: () => null, DenseSpec: () => null },
+  {
+    Expr: expr,
+    Condition: condition,
+    TemplateTree: tree,
+    FileName: matching(types.FileName, "a plain name"),
+    Sha256: matching(types.Sha256, "a SHA-256"),
+    RopeSpec: () => null,
+    DenseSpec: () => null,
+  },
 );
 
 function refused({ path, expected, value }: Fault): BundleError {
@@ -111,20 +122,11 @@ function refused({ path, expected, value }: Fault): BundleError {
   const problem =
     expected === null
       ? `key '${path}' is not known here; use the @nearfar/web of the bundle's release`
-      : `${location}must be ${expected}, not ${describe(value)}; compile the bundle again`;
+      : `${location}must be ${expected}, not ${shown(value)}; compile the bundle again`;
   return new BundleError(`${MANIFEST_FILE}: ${problem}`, { file: MANIFEST_FILE, key: path });
 }
 
 /** ``path``: indices, as "[1][0]". */
 function partAt(value: unknown, path: string): unknown {
   return (path.match(/\d+/g) ?? []).reduce((part, index) => (part as readonly unknown[])[Number(index)], value);
-}
-
-function describe(value: unknown): string {
-  try {
-    return value === undefined ? "missing" : JSON.stringify(value).slice(0, 60);
-  } catch {
-    // The value has more levels than the stack allows.
-    return "a value with too many levels";
-  }
 }

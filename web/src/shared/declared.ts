@@ -1,24 +1,13 @@
-// Checks values against types that Python declares: its generators write them as data, in a short form of JSON Schema.
+// Checks values against types that Python declares: its generators write them as data (compiler/bundle/schema.py).
 
 /**
- * A name of a kind of JSON value or of a type in the table; "T?" is T or null, "T[]" a list, "T{}" an object whose
- * values are T, "=a|b" one of these texts.
+ * A kind of JSON value or a type of the table; "integer 1..9", "integer 0..", or "number 0<..1" for numbers above 0;
+ * "=a|b" for one of these texts; "T?" for T or null, "T or U", "T[]" for a list, "T{}" for an object whose values are T.
  */
 export type TypeName = string;
 
-/** A type with bounds. */
-export interface Bounded {
-  readonly is: string;
-  readonly minimum?: number;
-  readonly exclusiveMinimum?: number;
-  readonly maximum?: number;
-  readonly pattern?: string;
-  /** What messages say that a value must be. */
-  readonly description?: string;
-}
-
 /** Types by their names. An object with fields has all of them and no others. */
-export type Types = Readonly<Record<string, TypeName | Bounded | Readonly<Record<string, TypeName>>>>;
+export type Types = Readonly<Record<string, TypeName | Readonly<Record<string, TypeName>>>>;
 
 /** The first wrong value. ``expected`` completes "must be"; it is null for a key that is not declared. */
 export interface Fault {
@@ -29,68 +18,13 @@ export interface Fault {
 
 export type FaultOf = (value: unknown, path: string) => Fault | null;
 
-/** The check of values by a table of types. ``own`` checks the types that no data states. */
-export function faultFinder(
-  types: Types,
-  own: Readonly<Record<string, FaultOf>> = {},
-): (type: TypeName, value: unknown, path?: string) => Fault | null {
-  return function fault(type, value, path = ""): Fault | null {
-    const wrong = (expected: string): Fault => ({ path, expected, value });
-    const at = (key: string): string => (path === "" ? key : `${path}.${key}`);
-    if (type.startsWith("=")) {
-      const choices = type.slice(1).split("|");
-      return choices.includes(value as string) ? null : wrong(choices.map((choice) => `"${choice}"`).join(" or "));
-    }
-    if (type.endsWith("?")) return value === null ? null : fault(type.slice(0, -1), value, path);
-    if (type.endsWith("[]")) {
-      if (!Array.isArray(value)) return wrong("a list");
-      return first(value.entries(), ([index, item]) => fault(type.slice(0, -2), item, `${path}[${index}]`));
-    }
-    if (type.endsWith("{}")) {
-      if (!isObject(value)) return wrong("an object");
-      return first(Object.entries(value), ([key, item]) => fault(type.slice(0, -2), item, at(key)));
-    }
-    const check = own[type];
-    if (check !== undefined) return check(value, path);
-    const declared = types[type] ?? { is: type };
-    if (typeof declared === "string") return fault(declared, value, path);
-    if (isBounded(declared)) return holds(declared, value) ? null : wrong(described(declared));
-    if (!isObject(value)) return wrong("an object");
-    const unknown = Object.keys(value).find((key) => !Object.hasOwn(declared, key));
-    if (unknown !== undefined) return { path: at(unknown), expected: null, value: value[unknown] };
-    return first(Object.entries(declared), ([key, inner]) => fault(inner, value[key], at(key)));
-  };
+/** A type that was read: what a value must be, and its first fault. */
+export interface Type {
+  readonly expected: string;
+  readonly fault: FaultOf;
 }
 
-/** Whether a value has a type with bounds. */
-export function holds({ is, pattern, ...bounds }: Bounded, value: unknown): boolean {
-  switch (is) {
-    case "string":
-      return typeof value === "string" && (pattern === undefined || new RegExp(pattern).test(value));
-    case "number":
-    case "integer": {
-      const { minimum = -Infinity, exclusiveMinimum = -Infinity, maximum = Infinity } = bounds;
-      if (!(is === "integer" ? Number.isSafeInteger(value) : Number.isFinite(value))) return false;
-      return (value as number) >= minimum && (value as number) > exclusiveMinimum && (value as number) <= maximum;
-    }
-    case "boolean":
-      return typeof value === "boolean";
-    case "object":
-      return isObject(value);
-    default:
-      return true;
-  }
-}
-
-/** What a value must be: "an integer from 1 to 20". */
-export function described({ is, description, minimum, exclusiveMinimum: above, maximum }: Bounded): string {
-  const name = description ?? NAMES[is] ?? is;
-  if (above !== undefined) return `${name} above ${above}${maximum === undefined ? "" : ` and at most ${maximum}`}`;
-  if (minimum === undefined) return name;
-  return maximum === undefined ? `${name} of at least ${minimum}` : `${name} from ${minimum} to ${maximum}`;
-}
-
-const NAMES: Readonly<Record<string, string>> = {
+const KINDS: Readonly<Record<string, string>> = {
   string: "a string",
   number: "a number",
   integer: "an integer",
@@ -101,14 +35,105 @@ const NAMES: Readonly<Record<string, string>> = {
 export const isObject = (value: unknown): value is Record<string, unknown> =>
   typeof value === "object" && value !== null && !Array.isArray(value);
 
-function isBounded(type: object): type is Bounded {
-  return "is" in type;
+/** Reads types, of which some are in a table. ``own`` are types that no data states. */
+export function typeReader(types: Types = {}, own: Readonly<Record<string, FaultOf>> = {}): (type: TypeName) => Type {
+  const known = new Map<TypeName, Type>();
+  const read = (type: TypeName): Type => {
+    const found = known.get(type) ?? parsed(type);
+    known.set(type, found);
+    return found;
+  };
+
+  function parsed(type: TypeName): Type {
+    const [check, declared, inner] = [own[type], types[type], type.slice(0, -2)];
+    if (check !== undefined) return { expected: type, fault: check };
+    if (typeof declared === "string") return read(declared);
+    if (declared !== undefined) return entry(declared);
+    const choices = type.split(" or ");
+    if (choices.length > 1) {
+      const all = choices.map(read);
+      const expected = all.map((choice) => choice.expected).join(" or ");
+      return whole(expected, (value) => all.some(({ fault }) => fault(value, "") === null));
+    }
+    if (type.endsWith("?")) {
+      const { expected, fault } = read(type.slice(0, -1));
+      return { expected, fault: (value, path) => (value === null ? null : fault(value, path)) };
+    }
+    const isList = type.endsWith("[]");
+    if (isList || type.endsWith("{}")) {
+      const { fault } = read(inner);
+      return whole(isList ? "a list" : "an object", isList ? Array.isArray : isObject, (value, path) =>
+        Object.entries(value).map(([key, item]) => fault(item, isList ? `${path}[${key}]` : at(path, key))),
+      );
+    }
+    if (type.startsWith("=")) {
+      const texts: readonly unknown[] = type.slice(1).split("|");
+      return whole(texts.map((text) => `"${String(text)}"`).join(" or "), (value) => texts.includes(value));
+    }
+    return plain(type);
+  }
+
+  function entry(fields: Readonly<Record<string, TypeName>>): Type {
+    return whole("an object", isObject, (value, path) => [
+      ...Object.keys(value).map((key) =>
+        Object.hasOwn(fields, key) ? null : { path: at(path, key), expected: null, value: value[key] },
+      ),
+      ...Object.keys(fields).map((key) => read(fields[key] ?? "").fault(value[key], at(path, key))),
+    ]);
+  }
+
+  return read;
 }
 
-function first<Item>(items: Iterable<Item>, fault: (item: Item) => Fault | null): Fault | null {
-  for (const item of items) {
-    const found = fault(item);
-    if (found !== null) return found;
+/** A kind of JSON value, with bounds if it is a number. */
+function plain(type: string): Type {
+  const [, kind = type, least = -Infinity, above, most = Infinity] =
+    /^(\w+) (-?[\d.]*\d)?(<?)\.\.(.+)?$/.exec(type) ?? [];
+  const upTo = most === Infinity ? "" : ` and at most ${most}`;
+  const range = above ? ` above ${least}${upTo}` : upTo === "" ? ` of at least ${least}` : ` from ${least} to ${most}`;
+  const isNumber = { number: Number.isFinite, integer: Number.isSafeInteger }[kind];
+  return whole((KINDS[kind] ?? kind) + (type === kind ? "" : range), (value) => {
+    if (isNumber !== undefined)
+      return (
+        isNumber(value) &&
+        Number(value) <= Number(most) &&
+        (above ? Number(value) > Number(least) : Number(value) >= Number(least))
+      );
+    return kind === "object" ? isObject(value) : kind === "any" || typeof value === kind;
+  });
+}
+
+/** A type whose values ``is`` accepts; then their parts are checked. */
+function whole(
+  expected: string,
+  is: (value: unknown) => boolean,
+  parts: (value: Readonly<Record<string, unknown>>, path: string) => readonly (Fault | null)[] = () => [],
+): Type {
+  return {
+    expected,
+    fault: (value, path) => {
+      if (!is(value)) return { path, expected, value };
+      return parts(value as Readonly<Record<string, unknown>>, path).find((fault) => fault !== null) ?? null;
+    },
+  };
+}
+
+const at = (path: string, key: string): string => (path === "" ? key : `${path}.${key}`);
+
+/** ``expected`` is for messages: "it must be ...". */
+export const check = (expected: string, holds: (value: unknown) => boolean): FaultOf => whole(expected, holds).fault;
+
+/** A type that names no others. */
+export const typeOf = typeReader();
+export const isA = (type: TypeName, value: unknown): boolean => typeOf(type).fault(value, "") === null;
+
+/** A value as messages show it: its JSON, shortened. */
+export function shown(value: unknown): string {
+  try {
+    if (value === undefined) return "missing";
+    const json = (JSON.stringify(value) as string | undefined) ?? typeof value;
+    return json.length > 80 ? `${json.slice(0, 80)}…` : json;
+  } catch {
+    return "a value with too many levels";
   }
-  return null;
 }

@@ -1,6 +1,7 @@
 // Reads how a chat request controls reasoning: variables of the chat template, and a budget in tokens. See
 // server_fallback/text/thinking.py.
 
+import type { ChatParams } from "../api/parameters.js";
 import { RequestError } from "../errors.js";
 import type { Reasoning } from "./reasoning.js";
 
@@ -15,16 +16,10 @@ export const EFFORT_TOKENS = {
   max: Infinity,
 };
 
-export interface ThinkingParams {
-  /** Switches the reasoning off ("none", "minimal") or bounds it; the chat template gets it as a variable. */
-  readonly reasoning_effort?: keyof typeof EFFORT_TOKENS | null | undefined;
-  /** Extension: the chat template's variable of this name. */
-  readonly enable_thinking?: boolean | null | undefined;
-  /** Extension of vLLM's: the most tokens of reasoning. */
-  readonly thinking_token_budget?: number | null | undefined;
-  /** Extension of vLLM's: variables of the chat template. */
-  readonly chat_template_kwargs?: Readonly<Record<string, unknown>> | null | undefined;
-}
+export type ThinkingParams = Pick<
+  ChatParams,
+  "reasoning_effort" | "enable_thinking" | "thinking_token_budget" | "chat_template_kwargs"
+>;
 
 /** The reasoning features of a model and its chat template. */
 export interface ThinkingModel {

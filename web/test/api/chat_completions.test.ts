@@ -345,7 +345,7 @@ test.each([
   [{ constructor: 1 }, "constructor", "'constructor' is not supported"],
   [{ temperature: 3 }, "temperature", "temperature is 3, it must be a number from 0 to 2"],
   [{ n: 0 }, "n", "an integer from 1 to 128"],
-  [{ stop: ["a", "b", "c", "d", "e"] }, "stop", "at most 4 strings"],
+  [{ stop: Array.from({ length: 17 }, String) }, "stop", "at most 16 strings"],
   [{ stop: "" }, "stop", "none of them empty"],
   [{ logit_bias: { a: 1 } }, "logit_bias", "from token ids"],
   [{ top_logprobs: 2 }, "top_logprobs", "needs logprobs: true"],

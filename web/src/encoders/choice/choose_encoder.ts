@@ -3,7 +3,7 @@
 //
 // The vectors of all candidates are compared first, so that an index never mixes those of two models.
 
-import { anything, check, isStrings, object, readParams, signal as anySignalCheck, text } from "../../api/params.js";
+import { check, isA, readParams, signal as anySignalCheck } from "../../api/params.js";
 import type { Checks } from "../../api/params.js";
 import { anySignal } from "../../api/stream.js";
 import { RequestError, Unavailable, messageOf } from "../../errors.js";
@@ -35,16 +35,16 @@ export interface RefusedCandidate {
 }
 
 const OPTIONS: Checks = {
-  samples: object,
-  bundle: anything,
+  samples: "object",
+  bundle: "any",
   leastCosine: check("a number from 0 to 1", (value) => typeof value === "number" && value >= 0 && value <= 1),
-  notes: object,
+  notes: "object",
   signal: anySignalCheck,
 };
 const PARAMS: Checks = {
-  input: check("a string or strings", (value) => typeof value === "string" || isStrings(value)),
-  model: text,
-  user: text,
+  input: "string or string[]",
+  model: "string",
+  user: "string",
 };
 const LEAST_COSINE = 0.99;
 
@@ -176,7 +176,8 @@ function checked(
   const twice = names.find((name, index) => names.indexOf(name) !== index);
   if (twice !== undefined)
     throw new RequestError(`two candidates have the name '${twice}'; give each its own`, { param: "candidates" });
-  const isWrong = (some: unknown): boolean => !isStrings(some) || some.length === 0 || some.includes("");
+  const isWrong = (some: unknown): boolean =>
+    !Array.isArray(some) || !isA("string[]", some) || some.length === 0 || some.includes("");
   const wrong = Object.entries(samples).find(([, some]) => isWrong(some))?.[0];
   if (wrong !== undefined || Object.keys(samples).length === 0) {
     const which = wrong === undefined ? "samples" : `samples.${wrong}`;

@@ -2,6 +2,7 @@
 // under their own names; for other servers they are errors, because no parameter is dropped silently. Parameters for
 // OpenAI's own accounts are not sent.
 
+import { accounts, extensions, extensions_if_set as extensionsIfSet } from "../../api/parameters.json";
 import { RequestError } from "../../errors.js";
 import type { JsonObject } from "./far_http.js";
 import type { PlainParams } from "./sides.js";
@@ -10,41 +11,16 @@ import type { PlainParams } from "./sides.js";
 export type Dialect = "openai" | "vllm" | "nearfar";
 export const DIALECTS: readonly Dialect[] = ["openai", "vllm", "nearfar"];
 
-const ACCOUNT_PARAMS: readonly string[] = [
-  "metadata",
-  "store",
-  "service_tier",
-  "safety_identifier",
-  "prompt_cache_key",
-  "prompt_cache_retention",
-  "prediction",
-  "modalities",
-] satisfies (keyof PlainParams)[];
 const THINKING_PARAMS = [
   "enable_thinking",
   "thinking_token_budget",
   "chat_template_kwargs",
 ] as const satisfies (keyof PlainParams)[];
-const EXTENSIONS = [
-  "top_k",
-  "min_p",
-  "repetition_penalty",
-  "continue_final_message",
-  "include_stop_str_in_output",
-  "skip_special_tokens",
-  ...THINKING_PARAMS,
-] as const satisfies (keyof PlainParams)[];
-
-/** These have an effect if they are false, too. */
-const WITH_FALSE: readonly string[] = [
-  "enable_thinking",
-  "skip_special_tokens",
-] satisfies (typeof EXTENSIONS)[number][];
 
 /** The body of a chat: streamed, with usage. Throws RequestError for an extension that the dialect does not have. */
 export function chatBody(params: PlainParams, model: string, dialect: Dialect): JsonObject {
   // Some servers reject priorities if they do not order requests by them.
-  const dropped = dialect === "nearfar" ? ACCOUNT_PARAMS : [...ACCOUNT_PARAMS, "priority"];
+  const dropped = dialect === "nearfar" ? accounts : [...accounts, "priority"];
   const entries = Object.entries(params).filter(([name, value]) => value !== undefined && !dropped.includes(name));
   const body: Record<string, unknown> = {
     ...Object.fromEntries(entries),
@@ -109,17 +85,21 @@ function vllmExtensions({
     thinks === undefined
       ? next
       : { ...next, enable_thinking: undefined, chat_template_kwargs: { ...kwargs, enable_thinking: thinks } };
-  if (format?.type === "regex")
-    return { ...turn, response_format: undefined, structured_outputs: { regex: format.pattern } };
-  if (format?.type === "grammar")
-    return { ...turn, response_format: undefined, structured_outputs: { grammar: format.grammar } };
-  return turn;
+  const outputs =
+    format?.type === "regex"
+      ? { regex: format.pattern }
+      : format?.type === "grammar"
+        ? { grammar: format.grammar }
+        : undefined;
+  return outputs === undefined ? turn : { ...turn, response_format: undefined, structured_outputs: outputs };
 }
 
 function refuseExtensions(params: PlainParams, body: JsonObject): JsonObject {
   const type = params.response_format?.type;
+  const given: Readonly<Record<string, unknown>> = params;
   const unsupported =
-    EXTENSIONS.find((name) => params[name] !== undefined && (params[name] !== false || WITH_FALSE.includes(name))) ??
+    extensions.find((name) => given[name] !== undefined) ??
+    extensionsIfSet.find((name) => given[name] !== undefined && given[name] !== false) ??
     (type === "regex" || type === "grammar" ? "response_format" : undefined);
   if (unsupported !== undefined)
     throw new RequestError(

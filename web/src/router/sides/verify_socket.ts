@@ -2,6 +2,7 @@
 // is one of our errors: RequestError if the server rejects the request or the key, Unavailable if it cannot be reached,
 // breaks off or is overloaded.
 
+import type { CommonParams } from "../../api/parameters.js";
 import type { FinishReason } from "../../engine/request.js";
 import type { NearfarError } from "../../errors.js";
 import { RequestError, Unavailable } from "../../errors.js";
@@ -18,16 +19,11 @@ export interface SocketLike {
 
 export type SocketClass = new (url: string, protocols: string[]) => SocketLike;
 
-export interface Opening {
+export interface Opening extends Pick<CommonParams, "temperature"> {
   readonly model: string;
   readonly tokenizer_sha256: string;
   readonly prompt: readonly number[];
   readonly max_tokens?: number | undefined;
-  readonly temperature?: number | undefined;
-  readonly top_p?: number | undefined;
-  readonly top_k?: number | undefined;
-  readonly min_p?: number | undefined;
-  readonly seed?: number | undefined;
   readonly priority?: number | undefined;
 }
 

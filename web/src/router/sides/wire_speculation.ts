@@ -2,8 +2,12 @@
 // checks them. The tokens are those that the far model alone would give, greedy or sampled with a seed. The far side
 // gains: it needs fewer forwards per token.
 
+import type { CommonParams } from "../../api/parameters.js";
 import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../../engine/request.js";
+import { penalizes } from "../../engine/resolved_sampling.js";
 import { RequestError } from "../../errors.js";
+import type { SamplingOptions } from "../../shared/sampling.js";
+import { SAMPLING } from "../../shared/sampling.js";
 import type { NearTokens } from "./near_drafts.js";
 import { NearDrafts } from "./near_drafts.js";
 import type { Opening, SocketClass } from "./verify_socket.js";
@@ -105,18 +109,13 @@ export class WireSpeculation implements TokenSource {
   }
 
   #opening({ promptIds, maxTokens, sampling = {}, priority }: TokenRequest): Opening {
-    const { temperature, topP, topK, minP, seed } = sampling;
     const { model, tokenizerSha256 } = this.options;
     return {
       model,
       tokenizer_sha256: tokenizerSha256,
       prompt: promptIds,
       max_tokens: maxTokens,
-      temperature,
-      top_p: topP,
-      top_k: topK,
-      min_p: minP,
-      seed,
+      ...changedParameters(sampling),
       priority,
     };
   }
@@ -129,6 +128,15 @@ export class WireSpeculation implements TokenSource {
   }
 }
 
+/** The settings that are not the defaults, as parameters of the API. */
+function changedParameters(sampling: SamplingOptions): Pick<CommonParams, "temperature"> {
+  const changed = Object.entries(SAMPLING).flatMap(([name, row]) => {
+    const value = sampling[name as keyof typeof SAMPLING];
+    return value === undefined || ("default" in row && value === row.default) ? [] : [[row.parameter, value]];
+  });
+  return Object.fromEntries(changed) as Pick<CommonParams, "temperature">;
+}
+
 /** The request with a seed that both sides share, so that both draw the same random numbers. */
 function withSeed(request: TokenRequest): TokenRequest {
   const { sampling = {} } = request;
@@ -138,9 +146,9 @@ function withSeed(request: TokenRequest): TokenRequest {
 
 /** Throws RequestError for parameters that drafts cannot be checked with. */
 export function checkRequest({ sampling = {}, constraint, whenFull = "stop", logprobs }: TokenRequest): void {
-  const { repetitionPenalty = 1, frequencyPenalty = 0, presencePenalty = 0, logitBias } = sampling;
+  const { logitBias } = sampling;
   const options = {
-    penalties: repetitionPenalty !== 1 || frequencyPenalty !== 0 || presencePenalty !== 0,
+    penalties: penalizes(sampling),
     logitBias: logitBias !== undefined && logitBias.size > 0,
     constraint: constraint !== undefined,
     whenFull: whenFull !== "stop",

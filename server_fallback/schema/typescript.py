@@ -1,0 +1,185 @@
+"""Writes the parameters of completions for the page, so that both sides have the same names, bounds and defaults.
+
+``python -m nearfar.server_fallback.schema.typescript`` writes the files of `outputs`. A test compares them.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from typing_extensions import Doc
+
+from nearfar.compiler.bundle.schema import number_range, short_form
+from nearfar.compiler.ir.sampling import DEFAULTS, TYPES, Settings, kind_and_bounds
+
+from .chat import ChatCompletionRequest
+from .common import EXTENSION, EXTENSION_IF_SET, OF_ACCOUNTS, marked
+from .completions import CompletionRequest
+
+WEB = Path(__file__).parents[2] / "web/src"
+HEADER = "// Written by server_fallback/schema/typescript.py from {sources}: edit those files.\n"
+# The page's engine has none of these. How a completion is streamed is part of its type there.
+SERVER_ONLY = {
+    "guided_choice", "guided_grammar", "guided_json", "guided_regex", "ignore_eos", "min_tokens", "stop_token_ids",
+    "structured_outputs", "verbosity",
+}  # fmt: skip
+# Their types are written in api/types.ts, under the names of OpenAI's package, whose types are wider.
+TYPES_OF_OPENAI = {
+    "function_call": '"none" | "auto" | { readonly name: string }',
+    "functions": "readonly ChatCompletionFunction[]",
+    "messages": "readonly ChatCompletionMessageParam[]",
+    "modalities": "readonly string[]",
+    "prediction": "object",
+    "prompt": "string | readonly string[] | readonly number[] | readonly (readonly number[])[] | null",
+    "response_format": "ResponseFormat",
+    "stream_options": "StreamOptions",
+    "tool_choice": "ChatCompletionToolChoiceOption",
+    "tools": "readonly ChatCompletionTool[]",
+}
+REQUIRED = ("messages", "prompt")
+
+
+def outputs() -> dict[Path, str]:
+    """The content of each file."""
+    return {
+        WEB / "shared/sampling.ts": sampling(),
+        WEB / "api/parameters.ts": parameters(),
+        WEB / "api/parameters.json": checks(),
+    }
+
+
+def sampling() -> str:
+    """The engine's options, and the numbers among them as data."""
+    docs = {"logitBias": ("ReadonlyMap<number, number>", "Added to the logits of these tokens.")}
+    numbers = {}
+    for name, declared in TYPES.items():
+        default = {"default": DEFAULTS[name]} if name in DEFAULTS else {}
+        text = next(each.documentation for each in get_args(declared) if isinstance(each, Doc))
+        docs[camel(name)] = ("number", " ".join([text, *(f"Default: {each:g}." for each in default.values())]))
+        kind, bounds = kind_and_bounds(declared)
+        limits = {"minimum": bounds.ge, "exclusiveMinimum": bounds.gt, "maximum": bounds.le}
+        type_name = ("integer" if kind is int else "number") + number_range(limits)
+        numbers[camel(name)] = {"parameter": name, "type": type_name, **default}
+    fields = [f"  /** {doc} */\n  readonly {name}?: {kind} | undefined;" for name, (kind, doc) in docs.items()]
+    rows = [f"  {name}: {json.dumps(row)}," for name, row in numbers.items()]
+    columns = json.dumps([camel(name) for name in Settings._fields])
+    return "\n".join([
+        HEADER.format(sources="compiler/ir/sampling.py"),
+        "/** How the next token is chosen. */",
+        "export interface SamplingOptions {", *fields, "}",
+        "",
+        "/** The numbers among the options: their names as parameters of the API, types and defaults. */",
+        "export const SAMPLING = {", *rows, "} as const;",
+        "",
+        "/** The order of a row of settings, as devices read it; the draw is the random number. */",
+        f"export const COLUMNS = {columns} as const;",
+        "",
+    ])  # fmt: skip
+
+
+def parameters() -> str:
+    """The types of the parameters: those of both kinds of completions, and of each alone."""
+    chat, text = fields_of(ChatCompletionRequest), fields_of(CompletionRequest)
+    both = {name: field for name, field in chat.items() if text.get(name) == field}
+    imported = sorted({word for each in TYPES_OF_OPENAI.values() for word in re.findall(r"[A-Z]\w+", each)})
+    return "".join([
+        HEADER.format(sources="the classes of that folder"),
+        f'\nimport type {{ {", ".join(imported)} }} from "./types.js";\n',
+        interface("CommonParams", "The parameters of both. Null is the same as leaving a parameter out.", both),
+        interface("ChatParams", "The other parameters of chats.", without(chat, both)),
+        interface("CompletionParams", "The other parameters of texts.", without(text, both)),
+    ])  # fmt: skip
+
+
+def interface(name: str, doc: str, fields: dict[str, str]) -> str:
+    return "\n".join([f"\n/** {doc} */", f"export interface {name} {{", *fields.values(), "}\n"])
+
+
+def fields_of(request: type[BaseModel]) -> dict[str, str]:
+    """Each parameter as a line of an interface, with its documentation."""
+    schema = request.model_json_schema()["properties"]
+    docs = docs_of(request)
+    lines = {}
+    for name in schema.keys() - SERVER_ONLY - {"stream"}:
+        kind = TYPES_OF_OPENAI.get(name) or typescript_of(schema[name])
+        field = f"readonly {name}: {kind};" if name in REQUIRED else f"readonly {name}?: {kind} | null | undefined;"
+        lines[name] = (f"  /** {docs[name]} */\n" if name in docs else "") + f"  {field}"
+    return {name: lines[name] for name in schema if name in lines}
+
+
+def docs_of(request: type[BaseModel]) -> dict[str, str]:
+    """The text below each field of a class and of those that it extends."""
+    docs: dict[str, str] = {}
+    for each in reversed(request.__mro__):
+        if issubclass(each, BaseModel) and each is not BaseModel:
+            body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
+            assert isinstance(body, ast.ClassDef)
+            for field, text in zip(body.body, body.body[1:], strict=False):
+                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                    docs[ast.unparse(field.target)] = " ".join(str(ast.literal_eval(text.value)).split())
+    return docs
+
+
+def checks() -> str:
+    """The types of the parameters for `web/src/shared/declared.ts`, and which ones a dialect treats in its own way."""
+    chat, text = types_of(ChatCompletionRequest), types_of(CompletionRequest)
+    both = {name: kind for name, kind in chat.items() if text.get(name) == kind}
+    tables: dict[str, Any] = {"common": both, "chat": without(chat, both), "completion": without(text, both)}
+    for mark in (OF_ACCOUNTS, EXTENSION, EXTENSION_IF_SET):
+        names = marked(ChatCompletionRequest, mark)
+        tables[mark.name] = [name for name in names if name not in SERVER_ONLY]
+    return "{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(table)}" for name, table in tables.items()) + "\n}\n"
+
+
+def types_of(request: type[BaseModel]) -> dict[str, Any]:
+    schema = request.model_json_schema()
+    return {name: short_form(shallow(each)) for name, each in schema["properties"].items() if name not in SERVER_ONLY}
+
+
+def shallow(schema: dict[str, Any]) -> dict[str, Any]:
+    """A parameter's schema without null and without what the objects in it contain, which other code reads."""
+    if "anyOf" in schema:
+        choices = [shallow(each) for each in schema["anyOf"] if each != {"type": "null"}]
+        return choices[0] if len(choices) == 1 else {"anyOf": choices}
+    if "$ref" in schema or "oneOf" in schema or schema["type"] == "object":
+        return {"type": "object"}
+    if "items" not in schema:
+        return schema
+    items = shallow(schema["items"])
+    return {"type": "array", "items": {} if items == {"type": "object"} else items}
+
+
+def typescript_of(schema: dict[str, Any]) -> str:
+    if "anyOf" in schema:
+        return " | ".join(typescript_of(each) for each in schema["anyOf"] if each != {"type": "null"})
+    if "enum" in schema:
+        return " | ".join(json.dumps(each) for each in schema["enum"])
+    if schema["type"] == "array":
+        item = typescript_of(schema["items"])
+        return f"readonly {item}[]" if " " not in item else f"readonly ({item})[]"
+    if schema["type"] == "object":
+        values = schema["additionalProperties"]
+        return f"Readonly<Record<string, {'unknown' if values is True else typescript_of(values)}>>"
+    return "number" if schema["type"] == "integer" else str(schema["type"])
+
+
+def without(fields: dict[str, Any], others: Iterable[str]) -> dict[str, Any]:
+    return {name: field for name, field in fields.items() if name not in others}
+
+
+def camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(each.capitalize() for each in others)
+
+
+if __name__ == "__main__":
+    for path, text in outputs().items():
+        path.write_text(text, encoding="utf-8")
