@@ -50,7 +50,8 @@ export class NearfarError extends Error {
     options?: ErrorOptions,
   ) {
     super(message, options);
-    this.name = new.target.name;
+    // Minifiers shorten the name of a class.
+    this.name = code.replace(/(?:^|_)./g, (start) => start.slice(-1).toUpperCase());
   }
 
   /** The HTTP status: 400 if the request is wrong, 503 if it may be sent again later, otherwise 500. */
@@ -104,14 +105,10 @@ export class WorkerError extends KnownError {
   static override readonly kind: ErrorCode = "worker_error";
 }
 
-const CLASSES = { BundleError, DeviceError, RequestError, StorageError, Unavailable, WorkerError };
-// Minifiers shorten the name of a class, but no key.
-for (const [value, type] of Object.entries({ NearfarError, ...CLASSES }))
-  Object.defineProperty(type, "name", { value });
-
+const CLASSES = [BundleError, DeviceError, RequestError, StorageError, Unavailable, WorkerError];
 /** The error that toJSON returned, with its class. */
 export function errorFromJson({ code, message, details }: ErrorJson): NearfarError {
-  const known = Object.values(CLASSES).find(({ kind }) => kind === code) ?? RequestError;
+  const known = CLASSES.find(({ kind }) => kind === code) ?? RequestError;
   return new known(message, details);
 }
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from nearfar.compiler.bundle.schema import interface
+from nearfar.compiler.bundle.schema import interface, short_form
 
 from . import policy, predictor
 from .policy import Policy
@@ -19,6 +19,8 @@ from .predictor import Entry
 
 # Keys of the JSON Schema that are for readers, or that follow from others.
 LEFT_OUT = ("title", "description", "additionalProperties", "required", "$defs")
+# Keys that are part of a type.
+LIMITS = ("const", "enum", "minimum", "maximum", "exclusiveMinimum")
 HEADER = """\
 // The policy's types and JSON Schema, written by server_fallback/router/decision/schema.py.
 // To change them, edit policy.py and predictor.py there.
@@ -49,7 +51,7 @@ def compact(schema: Any, definitions: Mapping[str, Any]) -> Any:
     """The schema with what the browser's router reads, which is part of its size: references are replaced by what they
     refer to, and "nullable" stands for the alternative null, which is then the default of a property without another.
     Any other property without a default is required, the default of an object is made of its properties' own, and no
-    object has unknown keys.
+    object has unknown keys. Types without parts are those of `web/src/shared/declared.ts`.
     """
     if "anyOf" in schema:
         (inner,) = (choice for choice in schema["anyOf"] if choice.get("type") != "null")
@@ -66,7 +68,11 @@ def compact(schema: Any, definitions: Mapping[str, Any]) -> Any:
         found["properties"] = {name: compact(inner, definitions) for name, inner in found["properties"].items()}
     if "items" in found:
         found["items"] = compact(found["items"], definitions)
-    return dict(sorted(found.items()))
+    if found.get("type") in ("number", "integer") or "enum" in found:
+        only = {"minimum": schema["const"], "maximum": schema["const"]} if "const" in schema else schema
+        found["type"] = short_form({"type": found["type"], **{key: only[key] for key in LIMITS if key in only}})
+    kept = dict(sorted((key, value) for key, value in found.items() if key not in LIMITS))
+    return found["type"] if kept.keys() == {"type"} else kept
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ function checkPrompt({ promptIds, whenFull }: TokenRequest, vocabSize: number, c
   }
 }
 
-function check(option: string, value: unknown, type: string, range = typeOf(type).expected): void {
+function check(option: string, value: number | undefined, type: string, range = typeOf(type).expected): void {
   if (value !== undefined && !isA(type, value))
-    throw new RequestError(`${option} is ${String(value)}, it must be ${range}`, { param: option });
+    throw new RequestError(`${option} is ${value}, it must be ${range}`, { param: option });
 }

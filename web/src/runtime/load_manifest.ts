@@ -2,7 +2,7 @@
 
 import { BundleError } from "../errors.js";
 import type { Fault, FaultOf } from "../shared/declared.js";
-import { check, isObject, shown, typeReader } from "../shared/declared.js";
+import { check, isObject, objectOf, shown, typeReader } from "../shared/declared.js";
 import { wrongPart } from "../shared/template/check_tree.js";
 import type { AnyManifest } from "./any_manifest.js";
 import { MANIFEST_FILE } from "./any_manifest.js";
@@ -104,18 +104,27 @@ const matching = ({ pattern }: { readonly pattern: string }, expected: string): 
 
 const ACTIVATIONS = "=float32|float16";
 /** Of some types, WebGPU and ONNX Runtime in browsers have fewer values. */
-const read = typeReader(
-  { ...types, Activation: ACTIVATIONS, ExportActivation: ACTIVATIONS, Layout: "=rows" },
-  {
-    Expr: expr,
-    Condition: condition,
-    TemplateTree: tree,
-    FileName: matching(types.FileName, "a plain name"),
-    Sha256: matching(types.Sha256, "a SHA-256"),
-    RopeSpec: () => null,
-    DenseSpec: () => null,
-  },
-);
+const TYPES: Readonly<Record<string, string | object>> = {
+  ...types,
+  Activation: ACTIVATIONS,
+  ExportActivation: ACTIVATIONS,
+  Layout: "=rows",
+};
+const OWN: Readonly<Record<string, FaultOf>> = {
+  Expr: expr,
+  Condition: condition,
+  TemplateTree: tree,
+  FileName: matching(types.FileName, "a plain name"),
+  Sha256: matching(types.Sha256, "a SHA-256"),
+  RopeSpec: () => null,
+  DenseSpec: () => null,
+};
+const read = typeReader((type, inner) => {
+  const [fault, declared] = [OWN[type], TYPES[type]];
+  if (fault !== undefined) return { expected: type, fault };
+  if (typeof declared === "string") return inner(declared);
+  return declared && objectOf(declared as Readonly<Record<string, string>>, inner);
+});
 
 function refused({ path, expected, value }: Fault): BundleError {
   const location = path === "" ? "" : `${path} `;

@@ -6,9 +6,6 @@
  */
 export type TypeName = string;
 
-/** Types by their names. An object with fields has all of them and no others. */
-export type Types = Readonly<Record<string, TypeName | Readonly<Record<string, TypeName>>>>;
-
 /** The first wrong value. ``expected`` completes "must be"; it is null for a key that is not declared. */
 export interface Fault {
   readonly path: string;
@@ -35,20 +32,18 @@ const KINDS: Readonly<Record<string, string>> = {
 export const isObject = (value: unknown): value is Record<string, unknown> =>
   typeof value === "object" && value !== null && !Array.isArray(value);
 
-/** Reads types, of which some are in a table. ``own`` are types that no data states. */
-export function typeReader(types: Types = {}, own: Readonly<Record<string, FaultOf>> = {}): (type: TypeName) => Type {
+/** Reads types. ``named`` are those of a table, or that no data states. */
+export function typeReader(
+  named: (type: TypeName, read: (type: TypeName) => Type) => Type | undefined = () => undefined,
+): (type: TypeName) => Type {
   const known = new Map<TypeName, Type>();
   const read = (type: TypeName): Type => {
-    const found = known.get(type) ?? parsed(type);
+    const found = known.get(type) ?? named(type, read) ?? parsed(type);
     known.set(type, found);
     return found;
   };
 
   function parsed(type: TypeName): Type {
-    const [check, declared, inner] = [own[type], types[type], type.slice(0, -2)];
-    if (check !== undefined) return { expected: type, fault: check };
-    if (typeof declared === "string") return read(declared);
-    if (declared !== undefined) return entry(declared);
     const choices = type.split(" or ");
     if (choices.length > 1) {
       const all = choices.map(read);
@@ -61,7 +56,7 @@ export function typeReader(types: Types = {}, own: Readonly<Record<string, Fault
     }
     const isList = type.endsWith("[]");
     if (isList || type.endsWith("{}")) {
-      const { fault } = read(inner);
+      const { fault } = read(type.slice(0, -2));
       return whole(isList ? "a list" : "an object", isList ? Array.isArray : isObject, (value, path) =>
         Object.entries(value).map(([key, item]) => fault(item, isList ? `${path}[${key}]` : at(path, key))),
       );
@@ -73,32 +68,29 @@ export function typeReader(types: Types = {}, own: Readonly<Record<string, Fault
     return plain(type);
   }
 
-  function entry(fields: Readonly<Record<string, TypeName>>): Type {
-    return whole("an object", isObject, (value, path) => [
-      ...Object.keys(value).map((key) =>
-        Object.hasOwn(fields, key) ? null : { path: at(path, key), expected: null, value: value[key] },
-      ),
-      ...Object.keys(fields).map((key) => read(fields[key] ?? "").fault(value[key], at(path, key))),
-    ]);
-  }
-
   return read;
+}
+
+/** An object that has all of these fields and no others. */
+export function objectOf(fields: Readonly<Record<string, TypeName>>, read: (type: TypeName) => Type): Type {
+  return whole("an object", isObject, (value, path) => [
+    ...Object.keys(value).map((key) =>
+      Object.hasOwn(fields, key) ? null : { path: at(path, key), expected: null, value: value[key] },
+    ),
+    ...Object.keys(fields).map((key) => read(fields[key] ?? "").fault(value[key], at(path, key))),
+  ]);
 }
 
 /** A kind of JSON value, with bounds if it is a number. */
 function plain(type: string): Type {
-  const [, kind = type, least = -Infinity, above, most = Infinity] =
-    /^(\w+) (-?[\d.]*\d)?(<?)\.\.(.+)?$/.exec(type) ?? [];
-  const upTo = most === Infinity ? "" : ` and at most ${most}`;
-  const range = above ? ` above ${least}${upTo}` : upTo === "" ? ` of at least ${least}` : ` from ${least} to ${most}`;
+  const [, kind = type, least, above, most] = /^(\w+) (.*?)(<?)\.\.(.*)$/.exec(type) ?? [];
+  const [from, to] = [least ? Number(least) : -Infinity, most ? Number(most) : Infinity];
+  const upTo = most ? ` and at most ${to}` : "";
+  const range = above ? ` above ${from}${upTo}` : most ? ` from ${from} to ${to}` : ` of at least ${from}`;
   const isNumber = { number: Number.isFinite, integer: Number.isSafeInteger }[kind];
   return whole((KINDS[kind] ?? kind) + (type === kind ? "" : range), (value) => {
     if (isNumber !== undefined)
-      return (
-        isNumber(value) &&
-        Number(value) <= Number(most) &&
-        (above ? Number(value) > Number(least) : Number(value) >= Number(least))
-      );
+      return isNumber(value) && Number(value) <= to && (above ? Number(value) > from : Number(value) >= from);
     return kind === "object" ? isObject(value) : kind === "any" || typeof value === kind;
   });
 }
