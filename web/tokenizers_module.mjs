@@ -8,6 +8,8 @@ import { readFile } from "node:fs/promises";
 const CHANGES = [
   // The decoder of speech recognition without a language model.
   ['    case "CTC":\n      return new CTC_default(config);\n', ""],
+  // The tokenizers library has no such pre-tokenizer.
+  ['    case "Replace":\n      return new Replace_default2(config);\n', ""],
   // Models without a type, from before tokenizer.json had one.
   [/ else \{\n\s+return new Legacy_default\(.*?\}\);\n\s+\}/s, ""],
   [/\n {2}tokenize\(text, \{ text_pair.*?\n {2}\}(?=\n {2}encode_text)/s, ""],

@@ -2,7 +2,7 @@
 // errors and are never ignored.
 
 import { RequestError } from "../errors.js";
-import type { FaultOf, TypeName } from "../shared/declared.js";
+import type { Fault, FaultOf, TypeName } from "../shared/declared.js";
 import { check, isObject, shown, typeOf } from "../shared/declared.js";
 
 export { check, isA, isObject, shown } from "../shared/declared.js";
@@ -22,6 +22,10 @@ export function isEmpty(value: unknown): boolean {
 
 export const signal = check("an AbortSignal", (value) => value instanceof AbortSignal);
 
+export function refusal({ path, value, expected }: Fault, param: string): RequestError {
+  return new RequestError(`${path} is ${shown(value)}, it must be ${expected}`, { param });
+}
+
 /** Throws RequestError for an unknown parameter, and for one that is out of its range. */
 export function readParams<T extends object>(params: T, checks: Checks): Given<T> {
   if (!isObject(params)) throw new RequestError(`The parameters are ${shown(params)}, they must be an object`);
@@ -33,10 +37,7 @@ export function readParams<T extends object>(params: T, checks: Checks): Given<T
         param: name,
       });
     const fault = typeof declared === "string" ? typeOf(declared).fault(value, name) : declared(value, name);
-    if (fault !== null)
-      throw new RequestError(`${fault.path} is ${shown(fault.value)}, it must be ${fault.expected ?? ""}`, {
-        param: name,
-      });
+    if (fault !== null) throw refusal(fault, name);
   }
   const given = Object.fromEntries(present);
   if (given.stream_options !== undefined && given.stream !== true)

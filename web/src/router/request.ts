@@ -4,7 +4,7 @@
 import type { Tooled } from "../api/functions.js";
 import { asToolMessages, asTools } from "../api/functions.js";
 import type { Given } from "../api/params.js";
-import { isA, isEmpty, isObject, readParams, shown } from "../api/params.js";
+import { isEmpty, isObject, readParams, refusal } from "../api/params.js";
 import type {
   ChatCompletionCreateParamsBase,
   ChatCompletionCreateParamsNonStreaming,
@@ -12,6 +12,7 @@ import type {
   ChatCompletionMessageParam,
 } from "../api/types.js";
 import { RequestError } from "../errors.js";
+import { typeOf } from "../shared/declared.js";
 import { HYBRID_PARAMS } from "./hybrid_options.js";
 import { textOf } from "./sides/message_text.js";
 import type { PlainParams } from "./sides/sides.js";
@@ -128,8 +129,8 @@ function readLabels(
 ): { readonly message: ChatCompletionMessageParam; readonly labels: readonly string[] } {
   const own = labels ?? [];
   const param = `messages[${index}].labels`;
-  if (!isA("string[]", own))
-    throw new RequestError(`${param} is ${shown(own)}, it must be a list of strings`, { param });
+  const fault = typeOf("string[]").fault(own, param);
+  if (fault !== null) throw refusal(fault, param);
   return { message: asSent(message), labels: own };
 }
 

@@ -129,7 +129,7 @@ const read = typeReader((type, inner) => {
 function refused({ path, expected, value }: Fault): BundleError {
   const location = path === "" ? "" : `${path} `;
   const problem =
-    expected === null
+    expected === ""
       ? `key '${path}' is not known here; use the @nearfar/web of the bundle's release`
       : `${location}must be ${expected}, not ${shown(value)}; compile the bundle again`;
   return new BundleError(`${MANIFEST_FILE}: ${problem}`, { file: MANIFEST_FILE, key: path });

@@ -6,10 +6,10 @@
  */
 export type TypeName = string;
 
-/** The first wrong value. ``expected`` completes "must be"; it is null for a key that is not declared. */
+/** The first wrong value. ``expected`` completes "must be"; it is empty for a key that is not declared. */
 export interface Fault {
   readonly path: string;
-  readonly expected: string | null;
+  readonly expected: string;
   readonly value: unknown;
 }
 
@@ -75,7 +75,7 @@ export function typeReader(
 export function objectOf(fields: Readonly<Record<string, TypeName>>, read: (type: TypeName) => Type): Type {
   return whole("an object", isObject, (value, path) => [
     ...Object.keys(value).map((key) =>
-      Object.hasOwn(fields, key) ? null : { path: at(path, key), expected: null, value: value[key] },
+      Object.hasOwn(fields, key) ? null : { path: at(path, key), expected: "", value: value[key] },
     ),
     ...Object.keys(fields).map((key) => read(fields[key] ?? "").fault(value[key], at(path, key))),
   ]);
@@ -110,7 +110,8 @@ function whole(
   };
 }
 
-const at = (path: string, key: string): string => (path === "" ? key : `${path}.${key}`);
+/** The path of a part. */
+export const at = (path: string, key: string): string => (path === "" ? key : `${path}.${key}`);
 
 /** ``expected`` is for messages: "it must be ...". */
 export const check = (expected: string, holds: (value: unknown) => boolean): FaultOf => whole(expected, holds).fault;
