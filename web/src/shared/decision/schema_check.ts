@@ -2,7 +2,7 @@
 
 import { RequestError } from "../../errors.js";
 import type { TypeName } from "../declared.js";
-import { at, isObject, typeOf } from "../declared.js";
+import { at, typeOf } from "../declared.js";
 
 export { isObject } from "../declared.js";
 
