@@ -163,6 +163,8 @@ def append_kv(inputs: Inputs, attrs: Attrs, gradient: Array) -> dict[str, Array]
     return {role: gradient[page, plane, :, row].reshape(inputs[role].shape) for plane, role in enumerate(("k", "v"))}
 
 
+# The attributes that a gradient supports, if those are not all.
+SUPPORTED = MappingProxyType({"gate": ("activation",)})
 # The inputs that each gradient covers; a node with others has none.
 GRADIENTS: Mapping[str, tuple[Gradient, tuple[str, ...]]] = MappingProxyType(
     {

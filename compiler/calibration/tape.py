@@ -19,7 +19,7 @@ from ..ir.expr import evaluate
 from ..ir.graph import Graph, Node, Parameter
 from ..ir.ops import OPS, Array
 from ..runtime.graph_walk import Execution
-from .gradients import GRADIENTS
+from .gradients import GRADIENTS, SUPPORTED
 
 # A parameter as float32.
 Weights: TypeAlias = Callable[[Parameter], Array]
@@ -132,7 +132,7 @@ def segments(nodes: Sequence[Node]) -> Iterator[tuple[int, int, tuple[str, ...]]
 def require_gradients(graph: Graph, last: str) -> None:
     for node in graph.nodes:
         _, roles = GRADIENTS.get(node.op, (None, ()))
-        if not node.has_only(inputs=roles, attrs=OPS[node.op].attrs):
+        if not node.has_only(inputs=roles, attrs=SUPPORTED.get(node.op, OPS[node.op].attrs)):
             raise UnsupportedModel(
                 f"the model has the op {node.op} with {', '.join(node.inputs)}, whose gradient is not known"
             )

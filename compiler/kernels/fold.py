@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..ir.expr import Expr
 from ..ir.ops.parts import Part
-from .builder import Array, KernelBuilder, Scalar, cast, number
+from .builder import Array, KernelBuilder, Scalar, cast, number, select
 from .cpu.builder import of, ramp, wide
 from .cpu.math import lanes_of
 
@@ -62,19 +62,36 @@ class Fold:
                 return value + next(operands)[row, ramp(column, lanes)]
             case "scale":
                 return value * wide(next(operands)[0], lanes)
+            case "scale_rows":
+                return value * wide(next(operands)[row], lanes)
             case "fake_quantize":
                 return maths.fake_quantized(kernel, value, part["scale"])
             case "activate":
                 return maths.activations[part["activation"]](kernel.let("before_activation", value))
             case "gate":
-                up = next(operands)[row, ramp(column + part["start"], lanes)]
-                return maths.activations[part["activation"]](kernel.let("gate", value)) * up
+                return self._gated(part, value, next(operands)[row, ramp(column + part["start"], lanes)])
             case "gate_halves":
-                return maths.activations[part["activation"]](kernel.let("gate", value)) * up
+                return self._gated(part, value, up)
             case "soft_cap":
                 scaled = value * wide(number(part["scale"], "float32"), lanes)
                 return scaled if part["cap"] is None else maths.soft_capped(kernel, part["cap"], scaled)
         raise AssertionError(f"no kernel computes the part {part['op']}")
+
+    def _gated(self, part: Part, gate: Scalar, up: Scalar) -> Scalar:
+        """A gate times what it gates; see `ops.elementwise.gated`. NaN stays NaN."""
+
+        def like(value: float) -> Scalar:
+            return wide(number(value, "float32"), lanes_of(gate))
+
+        limit, slope = part["limit"], part["slope"]
+        if limit is not None:
+            gate, up = self._kernel.let("unlimited", gate), self._kernel.let("up", up)
+            gate = select(gate > like(limit), like(limit), gate)
+            up = select(up > like(limit), like(limit), select(up < like(-limit), like(-limit), up))
+        gate = self._kernel.let("gate", gate if slope == 1 else gate * like(slope))
+        value = self._maths.activations[part["activation"]](gate)
+        value = value if slope == 1 else value * like(1 / slope)
+        return value * (up if part["shift"] == 0 else up + like(part["shift"]))
 
 
 def operands_of(part: Part, rows: Expr, columns: int) -> dict[str, tuple[Expr, ...]]:
@@ -84,6 +101,8 @@ def operands_of(part: Part, rows: Expr, columns: int) -> dict[str, tuple[Expr, .
             return {"b": (rows, columns)}
         case "scale":
             return {"factor": (1,)}
+        case "scale_rows":
+            return {"factors": (rows,)}
         case "gate":
             return {"up": (rows, part["columns"])}
     return {}

@@ -11,12 +11,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from ..ir.graph import Graph, Node, Parameter
-from ..ir.ops.norms import LOAD, STORE
+from ..ir.ops.norms import BEHIND_NORMS, LOAD, STORE
 from ..ir.ops.parts import Part, operand_kinds
 from .stack import module_of, stack_parameters
-
-# The ops that a norm stores: those between a sub-layer and the next one.
-STORED_BY_NORMS = ("add", "scale")
 
 
 def fuse(graph: Graph, stored: Collection[str] = tuple(STORE.ops), *, centered: bool = True) -> Graph:
@@ -67,7 +64,7 @@ def into_maker(
 
 
 def stores(maker: Node, node: Node, stored: Collection[str]) -> bool:
-    allowed = {"linear": stored, "rms_norm": STORED_BY_NORMS}.get(maker.op, ())
+    allowed = {"linear": stored, "rms_norm": BEHIND_NORMS.ops}.get(maker.op, ())
     if node.op not in allowed or maker.attr("dtype") != node.attrs.get("dtype", "float32"):
         return False
     if node.op == "gate_halves" and maker.attr("store"):

@@ -46,7 +46,7 @@ class Builder(Graph):
     def declare(self, parts: Parts) -> dict[str, str]:
         """The inputs of what a projection loads and stores, by role: vectors have one dimension."""
         return {
-            role: self.vector(role, shape[0]) if len(shape) == 1 else self.value(role, shape)  # type: ignore[arg-type]
+            role: self.vector(role, shape[0]) if isinstance(shape[0], int) else self.value(role, shape)
             for role, shape in parts.shapes.items()
         }
 
@@ -116,7 +116,12 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "linear", "gated_layer_norm", partial(linear, gated="silu", norm=True, centered=True)
     yield "linear", "gated_first_part", partial(linear, gated="silu", **part)
     yield "linear", "gated_later_part", partial(linear, gated="relu2", **later)
+    yield "gate", "limited", partial(gate, "silu", limit=2.0, slope=1.702, shift=1.0)
+    yield "gate_halves", "limited", partial(gate_halves, "silu", limit=2.0, slope=1.702, shift=1.0)
+    yield "linear", "gated_limited", partial(linear, gated="silu", limit=2.0)
+    yield "linear", "row_factors", partial(linear, bias=True, row_factors=True, residual=True)
     yield "scale", "plain", scale
+    yield "scale_rows", "plain", scale_rows
     yield "soft_cap", "capped", partial(soft_cap, 5.0)
     yield "soft_cap", "scaled", partial(soft_cap, None)
     for op in ("rope", "append_kv", "attention"):
@@ -258,17 +263,23 @@ def activate(activation: str) -> Graph:
     return graph.ends(graph.add("activate", {"x": graph.value("x", ("S", COLUMNS))}, name="y", activation=activation))
 
 
-def gate(activation: str, start: int = 0) -> Graph:
+def gate(activation: str, start: int = 0, **attrs: float) -> Graph:
     graph = Builder()
     inputs = {"gate": graph.value("gate", ("S", COLUMNS)), "up": graph.value("up", ("S", COLUMNS + 2 * start))}
-    return graph.ends(graph.add("gate", inputs, name="y", activation=activation, start=start))
+    return graph.ends(graph.add("gate", inputs, name="y", activation=activation, start=start, **attrs))
 
 
-def gate_halves(activation: str) -> Graph:
+def gate_halves(activation: str, **attrs: float) -> Graph:
     graph = Builder()
     return graph.ends(
-        graph.add("gate_halves", {"x": graph.value("x", ("S", 2 * COLUMNS))}, name="y", activation=activation)
+        graph.add("gate_halves", {"x": graph.value("x", ("S", 2 * COLUMNS))}, name="y", activation=activation, **attrs)
     )
+
+
+def scale_rows() -> Graph:
+    graph = Builder()
+    inputs = {"x": graph.value("x", ("S", COLUMNS)), "factors": graph.value("factors", ("S",))}
+    return graph.ends(graph.add("scale_rows", inputs, name="y"))
 
 
 def scale() -> Graph:
@@ -300,6 +311,8 @@ def linear(
     centered: bool = False,
     norm_bias: bool = False,
     keeps_norm: bool = False,
+    row_factors: bool = False,
+    limit: float | None = None,
 ) -> Graph:
     """``later``: another projection has written the ``offset`` columns before it. ``gated``: the activation of a gate
     of halves. ``up_start``: it gates columns of another value.
@@ -319,6 +332,8 @@ def linear(
         up_width=0 if up_start is None else up_start + width + 5,
         up_start=up_start or 0,
         y_activation=y_activation,
+        row_factors=row_factors,
+        limit=limit,
         residual=residual,
     )
     if later:

@@ -57,10 +57,13 @@ def parts_of(
     y_activation: str | None = None,
     cap: float | None = None,
     factor: bool = False,
+    row_factors: bool = False,
+    limit: float | None = None,
     residual: bool = False,
 ) -> Parts:
     """The parts of a projection from ``columns`` to ``width`` columns. ``stream_eps``: x becomes the residual stream
     plus its norm, times a factor if ``stream_factor``. ``joint``: the weights of both norms are in one array.
+    ``limit``: the gate of halves is that of gpt-oss.
     """
     parts, rows, first = Parts(), (batch, width), 0 if joint else None
     if stream_eps is not None:
@@ -77,7 +80,8 @@ def parts_of(
     if x_step is not None:
         parts.add("load", "fake_quantize", {}, scale=x_step)
     if gated:
-        parts.add("store", "gate_halves", {}, activation=activation)
+        own = {} if limit is None else {"limit": limit, "slope": 1.702, "shift": 1.0}
+        parts.add("store", "gate_halves", {}, activation=activation, **own)
     if y_step is not None:
         parts.add("store", "fake_quantize", {}, scale=y_step)
     if up_width:
@@ -88,6 +92,8 @@ def parts_of(
         parts.add("store", "soft_cap", {}, scale=0.5, cap=cap)
     if factor:
         parts.add("store", "scale", {"factor": (1,)})
+    if row_factors:
+        parts.add("store", "scale_rows", {"factors": (batch,)})
     if residual:
         parts.add("store", "add", {"b": rows})
     return parts

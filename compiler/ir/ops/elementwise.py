@@ -57,6 +57,17 @@ def scale(inputs: Inputs, attrs: Attrs) -> Array:
     return y
 
 
+def infer_scale_rows(shapes: Shapes, attrs: Attrs) -> Type:
+    require(shapes["factors"] == shapes["x"][:1], "scale_rows", shapes)
+    return shapes["x"], "float32"
+
+
+def scale_rows(inputs: Inputs, attrs: Attrs) -> Array:
+    """Each row of x times its factor. x (S, N), factors (S,) -> like x."""
+    y: Array = inputs["x"] * inputs["factors"][:, None]
+    return y
+
+
 def activate(inputs: Inputs, attrs: Attrs) -> Array:
     """activation(x). x (S, N) -> like x."""
     return ACTIVATION_FUNCTIONS[attrs["activation"]](inputs["x"])
@@ -121,13 +132,21 @@ def infer_gate(shapes: Shapes, attrs: Attrs) -> Type:
 
 
 def gate(inputs: Inputs, attrs: Attrs) -> Array:
-    """activation(gate) * up. gate (S, N), up (S, M), read from column ``start`` on -> (S, N). Shazeer 2020."""
+    """activation(gate) * up, as in `gated`. gate (S, N), up (S, M), read from column ``start`` on -> (S, N). Shazeer
+    2020.
+    """
     columns = slice(attrs["start"], attrs["start"] + inputs["gate"].shape[1])
     return gated(inputs["gate"].astype(np.float32), inputs["up"][:, columns], attrs)
 
 
 def gated(gate: Array, up: Array, attrs: Attrs) -> Array:
-    y: Array = ACTIVATION_FUNCTIONS[attrs["activation"]](gate) * up
+    """activation(slope * gate) / slope * (up + shift), with gate and up below ``limit`` and up above -limit, if it is
+    given. With silu, a slope of 1.702, a shift of 1 and a limit of 7, this is the gate of gpt-oss. OpenAI 2025.
+    """
+    limit, slope = attrs["limit"], np.float32(attrs["slope"])
+    if limit is not None:
+        gate, up = np.minimum(gate, np.float32(limit)), np.clip(up, np.float32(-limit), np.float32(limit))
+    y: Array = ACTIVATION_FUNCTIONS[attrs["activation"]](slope * gate) / slope * (up + np.float32(attrs["shift"]))
     return y
 
 
@@ -138,7 +157,7 @@ def infer_gate_halves(shapes: Shapes, attrs: Attrs) -> Type:
 
 
 def gate_halves(inputs: Inputs, attrs: Attrs) -> Array:
-    """activation(gate) * up. x (S, 2F) holds gate in its left half and up in its right half -> (S, F)."""
+    """activation(gate) * up, as in `gate`. x (S, 2F) holds gate in its left half and up in its right half -> (S, F)."""
     left, right = np.split(inputs["x"], 2, axis=1)
     return gated(left, right, attrs)
 
@@ -182,16 +201,21 @@ def elementwise(
 
 
 ACTIVATION = choice("silu", *ACTIVATIONS)
+GATING = {
+    "activation": ACTIVATION,
+    "limit": positive(None),
+    "slope": positive(1.0),
+    "shift": Attr(0.0, "a number", lambda value: isinstance(value, int | float) and math.isfinite(value)),
+}
 OPS = {
     "add": elementwise("add", infer_add, add, {"a": FLOAT32, "b": FLOAT32}),
     "scale": elementwise("scale", infer_scale, scale, {"x": FLOAT32, "factor": VECTOR}),
+    "scale_rows": elementwise("scale_rows", infer_scale_rows, scale_rows, {"x": FLOAT32, "factors": FLOAT32}),
     "fake_quantize": elementwise(
         "fake_quantize", infer_fake_quantize, fake_quantize, {"x": FLOATS}, scale=positive(), dtype=DTYPE
     ),
     "activate": elementwise("activate", infer_same, activate, {"x": FLOAT32}, activation=ACTIVATION),
-    "gate": elementwise(
-        "gate", infer_gate, gate, {"gate": FLOAT32, "up": FLOAT32}, activation=ACTIVATION, start=count(0)
-    ),
-    "gate_halves": elementwise("gate_halves", infer_gate_halves, gate_halves, {"x": FLOAT32}, activation=ACTIVATION),
+    "gate": elementwise("gate", infer_gate, gate, {"gate": FLOAT32, "up": FLOAT32}, **GATING, start=count(0)),
+    "gate_halves": elementwise("gate_halves", infer_gate_halves, gate_halves, {"x": FLOAT32}, **GATING),
     "soft_cap": elementwise("soft_cap", infer_same, soft_cap, {"x": FLOAT32}, scale=positive(1.0), cap=positive(None)),
 }

@@ -28,6 +28,8 @@ from .op import (
 from .parts import Parts, facts_of_part
 
 STORE = Parts("store", elementwise.OPS)
+# The parts behind a norm: those between a sub-layer and the next one.
+BEHIND_NORMS = Parts("store", {name: elementwise.OPS[name] for name in ("add", "scale")})
 
 
 def infer_rms_norm(shapes: Shapes, attrs: Attrs) -> Type:
@@ -36,7 +38,7 @@ def infer_rms_norm(shapes: Shapes, attrs: Attrs) -> Type:
     fits = columns % weights == 0 if row is None else weights >= (row + 1) * columns  # type: ignore[operator]
     require(fits and ("bias" not in shapes or shapes["bias"] == shapes["weight"]), "rms_norm", shapes)
     require(not attrs["store"] or attrs["dtype"] == "float32", "rms_norm", shapes)
-    made = STORE.infer(shapes, attrs, (shapes["x"], attrs["dtype"]))
+    made = BEHIND_NORMS.infer(shapes, attrs, (shapes["x"], attrs["dtype"]))
     require(made[0] == shapes["x"], "rms_norm", shapes)
     return made
 
@@ -65,14 +67,20 @@ def norm_then_store(inputs: Inputs, attrs: Attrs) -> Array:
     """
     columns, row = inputs["x"].shape[1], attrs["row"]
     weight = inputs["weight"] if row is None else inputs["weight"][row * columns : (row + 1) * columns]
-    return STORE.fold(inputs, attrs, rms_norm({**inputs, "weight": weight}, attrs))
+    return BEHIND_NORMS.fold(inputs, attrs, rms_norm({**inputs, "weight": weight}, attrs))
 
 
 def rms_norm_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
     rows, columns = use.shapes["x"]
     norm = facts_of_part("rms_norm", use.op, use.attrs, use.shapes)
     group = use.shapes["weight"][0] if use.attrs["row"] is None else columns
-    return {"rows": rows, "columns": columns, "group": group, "norm": norm, "then": STORE.facts(use.shapes, use.attrs)}
+    return {
+        "rows": rows,
+        "columns": columns,
+        "group": group,
+        "norm": norm,
+        "then": BEHIND_NORMS.facts(use.shapes, use.attrs),
+    }
 
 
 ROW = Attr(None, "an integer of 0 or more", lambda value: type(value) is int and value >= 0)
@@ -82,8 +90,8 @@ OPS = {
         norm_then_store,
         inputs={"x": FLOATS, "weight": VECTOR},
         optional={"bias": VECTOR},
-        attrs={"eps": EPS, "dtype": DTYPE, "centered": CENTERED, "row": ROW, "store": STORE.attr},
-        of_parts=STORE.roles,
+        attrs={"eps": EPS, "dtype": DTYPE, "centered": CENTERED, "row": ROW, "store": BEHIND_NORMS.attr},
+        of_parts=BEHIND_NORMS.roles,
         facts=rms_norm_facts,
         per_text=True,
     ),

@@ -185,6 +185,22 @@ def test_silu_of_extreme_numbers_is_zero_or_the_number_without_a_warning() -> No
     np.testing.assert_allclose(found, [[0, 0, 0, 100, 1e4]], atol=1e-30)
 
 
+def test_a_gate_with_a_limit_is_that_of_gpt_oss() -> None:
+    """Its formula: OpenAI 2025, gpt-oss, `swiglu`."""
+    x = 9 * random(4, 5, 12).astype(np.float64)
+    gate, up = np.minimum(x[:, :6], 7), np.clip(x[:, 6:], -7, 7)
+    expected = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+    found = run("gate_halves", {"x": x.astype(np.float32)}, limit=7.0, slope=1.702, shift=1.0)
+    assert relative_error(found, expected) < F32
+
+
+def test_rows_are_scaled_behind_a_projection_one_by_one() -> None:
+    x, weight, factors = random(1, 3, 7), random(2, 5, 7), random(3, 3)
+    store = {"store": [{"op": "scale_rows"}]}
+    found = run("linear", {"x": x, "weight": weight, "store0_factors": factors}, **store)
+    assert relative_error(found, x.astype(np.float64) @ weight.T * factors[:, None]) < F32
+
+
 def test_an_rms_norm_of_heads_norms_each_head_alone() -> None:
     x, weight = random(1, 4, 3 * 6), random(2, 6)
     for head in range(3):

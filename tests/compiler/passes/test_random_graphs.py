@@ -16,10 +16,11 @@ from tolerances import F32, relative_error
 
 from nearfar.compiler import quant
 from nearfar.compiler.arch.decoder import DecoderLayout, forward
-from nearfar.compiler.ir.graph import Constant, Graph, Node
+from nearfar.compiler.ir.graph import Constant, Graph, Node, Value
 from nearfar.compiler.ir.plan import make_plan
 from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
 from nearfar.compiler.passes import FUSIONS, run_passes
+from nearfar.compiler.passes.fuse import fuse
 
 Pass = Callable[[Graph], Graph]
 F32_FORMAT = quant.by_name("f32")
@@ -103,10 +104,25 @@ def test_attributes_survive_the_passes(op: str, attrs: dict[str, object], become
     assert max(errors(run_graph(fused, tensors, batches), run_graph(graph, tensors, batches)).values()) < F32
 
 
-def test_the_activation_of_a_gate_survives_the_passes() -> None:
-    graph = run_passes(changed(with_attrs("gate", activation="gelu_tanh")), F32_FORMAT, 128 << 20)
-    stored = [node.attr("store") for node in graph.nodes if node.op == "linear"]
-    assert stored.count([{"op": "gate_halves", "activation": "gelu_tanh"}]) == SPEC.num_layers
+@pytest.mark.parametrize("attrs", [{"activation": "gelu_tanh"}, {"limit": 0.5, "slope": 1.702, "shift": 1.0}])
+def test_the_attributes_of_a_gate_survive_the_passes(attrs: dict[str, object]) -> None:
+    graph = changed(with_attrs("gate", **attrs))
+    fused = run_passes(graph, F32_FORMAT, 128 << 20)
+    stored = [node.attr("store") for node in fused.nodes if node.op == "linear"]
+    assert stored.count([{"op": "gate_halves", **attrs}]) == SPEC.num_layers
+    tensors, batches = random_tensors(graph, 3), random_batches(VOCAB_SIZE, 3)
+    assert max(errors(run_graph(fused, tensors, batches), run_graph(graph, tensors, batches)).values()) < F32
+
+
+def test_factors_of_rows_are_a_part_of_the_projection_before_them() -> None:
+    graph = forward(SPEC, PAGE_SIZE, CONTEXT)
+    graph.inputs["factors"] = Value("factors", ("S",), "float32")
+    parts = {"x": "model.layers.1.mlp.down_proj.out", "factors": "factors"}
+    (down,) = (node for node in graph.nodes if parts["x"] in node.outputs.values())
+    kept = graph.with_nodes(graph.nodes[: graph.nodes.index(down) + 1])
+    kept.outputs = {"y": kept.add("scale_rows", parts, name="scaled")}
+    (*_, last) = fuse(kept).nodes
+    assert (last.op, last.attr("store"), last.inputs["store0_factors"]) == ("linear", [{"op": "scale_rows"}], "factors")
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,9 @@ PROJECTIONS: tuple[tuple[bool, str, int, int, str, str, tuple[str, ...], dict[st
     "float16"),
     (False, "f32", 37, 45, "float32", "float32", ("bias", "residual"), {"y_activation": "gelu"}, "float32"),
     (False, "q2c", 97, 509, "float32", "float32", ("norm",), {}, "float32"),
-    (False, "f32", 37, 46, "float32", "float32", ("residual",), {"cap": 2.0, "factor": True}, "float32"),
+    (False, "f32", 37, 46, "float32", "float32", ("residual",), {"cap": 2.0, "factor": True,
+    "row_factors": True}, "float32"),
+    (True, "q8f16", 37, 38, "float32", "float32", ("bias",), {"limit": 0.7}, "float32"),
     (False, "q4c", 70, 45, "activation", "float32", ("residual",), {"x_step": 0.25, "y_step": 0.5}, "float16"),
     (False, "f32", 37, 20, "float32", "float32", ("bias",), {"x_step": 0.25}, "float32"),
     (False, "q8c", 330, 33, "activation", "float32", ("residual",), {}, "float16"),
@@ -188,6 +190,10 @@ def row_cases() -> Iterator[StepCase]:
         yield gate_case(f"gate_halves_{activation}", "gate_halves", {"x": ("float32", "R", 2 * (columns + 2))}, attrs)
     wide: Inputs = {"gate": ("float32", "S", 33), "up": ("float32", "S", 41)}
     yield gate_case("gate_wide", "gate", wide, {"start": 5})
+    oss = {"limit": 2.0, "slope": 1.702, "shift": 1.0}
+    yield gate_case("gate_limited", "gate", {**wide, "up": ("float32", "S", 33)}, oss)
+    yield gate_case("gate_halves_limited", "gate_halves", {"x": ("float32", "S", 66)}, oss)
+    yield on_rows("scale_rows", "scale_rows", {"x": ("float32", "S", 33), "factors": ("float32", "S")}, {})
     for columns in (3, 33):
         yield on_rows(f"scale_{columns}", "scale", {"x": ("float32", "S", columns), "factor": ("vector", 1)}, {})
     for columns, cap in ((3, 30.0), (33, None)):
@@ -266,7 +272,9 @@ def projection_cases() -> Iterator[StepCase]:
 
 
 def inputs_of(parts: Parts) -> Inputs:
-    return {role: ("vector" if len(shape) == 1 else "float32", *shape) for role, shape in parts.shapes.items()}
+    return {
+        role: ("vector" if isinstance(shape[0], int) else "float32", *shape) for role, shape in parts.shapes.items()
+    }
 
 
 def lora_cases() -> Iterator[StepCase]:

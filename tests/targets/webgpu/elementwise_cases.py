@@ -30,6 +30,7 @@ def elementwise_cases() -> Iterator[Case]:
         yield gate_halves_case(37, activation)
         yield element_case("activate", 37, wild(37), activation=activation)
     yield replace(gate_halves_case(130, "silu"), on_dawn=True)
+    yield element_case("gate_halves", 37, wild(74), activation="silu", limit=7.0, slope=1.702, shift=1.0)
     yield replace(element_case("soft_cap", 130, wild(130), scale=0.5, cap=7.0), on_dawn=True)
     yield element_case("soft_cap", 1, wild(1), scale=3.0)
     yield replace(fake_quantize_case(130, "float32"), on_dawn=True)
