@@ -10,7 +10,6 @@ from collections.abc import Sequence as Items
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
-from nearfar.compiler.errors import DeviceError, NearfarError
 from nearfar.compiler.ir.sampling import Settings
 from nearfar.compiler.runtime.batch import Chunk, Output, make_batch
 from nearfar.compiler.runtime.page_groups import longest_sequence
@@ -19,7 +18,7 @@ from .cache_kind import Pages, PageTable
 from .model import TokenModel
 from .sequence import Sequence
 from .speculation import Guess
-from .step_runner import StepRunner
+from .step_runner import StepRunner, device_errors
 
 
 @dataclass(eq=False, slots=True)
@@ -155,12 +154,8 @@ class DraftModel:
         return Chunk(token_ids, start, pages, window_pages=window[0] if window else None)
 
     def _submit(self, chunks: list[Chunk]) -> Future[Output]:
-        try:
+        with device_errors(self._runner.device):
             return self._runner.submit(make_batch(chunks, self._page_size))
-        except NearfarError:
-            raise
-        except Exception as error:
-            raise DeviceError(f"{self._runner.device} failed: {error!r}") from error
 
     def _previous(self, future: Future[Output], drafts: Items[Draft]) -> dict[int, int]:
         """For each slot, the token that a step sampled, as an id or as a reference to the slot on the device."""
@@ -171,10 +166,6 @@ class DraftModel:
         return dict(zip((draft.slot for draft in drafts), token_ids, strict=True))
 
     def _result(self, future: Future[Output]) -> list[int]:
-        try:
+        with device_errors(self._runner.device):
             token_ids: list[int] = future.result().next_token_ids.tolist()
-        except NearfarError:
-            raise
-        except Exception as error:
-            raise DeviceError(f"{self._runner.device} failed: {error!r}") from error
         return token_ids

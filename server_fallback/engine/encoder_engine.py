@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, RequestError, Unavailable
+from nearfar.compiler.errors import DeadlineExceeded, NearfarError, RequestError, Unavailable
 from nearfar.compiler.runtime.batch import FloatArray
 
 from .check_request import check_ids, check_token_types
@@ -23,7 +23,7 @@ from .encoder_model import EncoderModel
 from .engine_thread import EngineThread
 from .inbox import Inbox
 from .stats import BatchRecord, EngineStats
-from .step_runner import EncoderRunner
+from .step_runner import EncoderRunner, device_errors
 from .text_batches import open_batches
 from .text_queue import TextQueue
 
@@ -195,12 +195,8 @@ class EncoderLoop:
                 self._end(text.job, None)
 
     def _compute(self) -> tuple[int, list[tuple[Text, FloatArray]]]:
-        try:
+        with device_errors(self._runner.device):
             return self._batches.compute()
-        except NearfarError:
-            raise
-        except Exception as error:
-            raise DeviceError(f"{self._runner.device} failed: {error!r}") from error
 
     def _jobs(self) -> list[EncodeJob]:
         """The unfinished ones."""

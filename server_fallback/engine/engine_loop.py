@@ -36,7 +36,7 @@ from .speculation import Drafter, Guess
 from .stats import EngineStats
 from .step import Event, Step
 from .step_batch import step_batch
-from .step_runner import StepRunner
+from .step_runner import StepRunner, device_errors
 
 T = TypeVar("T")
 # The engine gives up a device that fails more often than this without a successful step in between.
@@ -284,11 +284,8 @@ class EngineLoop:
         """
         started = time.perf_counter()
         try:
-            return call(*arguments)
-        except NearfarError:
-            raise
-        except Exception as error:
-            raise DeviceError(f"{self._runner.device} failed: {error!r}") from error
+            with device_errors(self._runner.device):
+                return call(*arguments)
         finally:
             self._other_seconds += time.perf_counter() - started
 

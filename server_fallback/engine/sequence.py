@@ -37,7 +37,7 @@ class SequenceParams:
     ``max_tokens`` None generates until the context is full. ``context_shift`` None ends the answer when the context is
     full. ``last_token_ids`` end the answer as its last token. ``lockstep``: the next token cannot be scheduled before
     the last one is read, because a constraint's mask or the drafts depend on it. ``verifies``: a round of verification;
-    it ends with its first sampled row, and its drafts may evict cached pages. ``partial_page``: one of several requests
+    it ends with its first sampled row. ``partial_page``: one of several requests
     for one answer; each starts from the last, partly filled page of the one before. ``prompt_logprobs`` is the number
     of tokens at the end of the prompt that get a log-probability; it excludes ``context_shift``. ``adapter`` is the key
     of a LoRA adapter, ``adapter_slot`` its slot on the device.

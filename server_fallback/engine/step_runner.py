@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Protocol
 
+from nearfar.compiler.errors import DeviceError, NearfarError
 from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output
 from nearfar.compiler.runtime.page_groups import PageGroup
 
@@ -50,3 +52,14 @@ class EncoderRunner(Protocol):
         """The embeddings or scores."""
 
     def close(self) -> None: ...
+
+
+@contextmanager
+def device_errors(device: str) -> Iterator[None]:
+    """Let exceptions of a runner leave as NearfarErrors, usually DeviceError."""
+    try:
+        yield
+    except NearfarError:
+        raise
+    except Exception as error:
+        raise DeviceError(f"{device} failed: {error!r}") from error

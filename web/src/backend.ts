@@ -2,7 +2,7 @@
 // onnx_backend.ts opens ONNX Runtime's.
 
 import type { StepRunner } from "./engine/step_runner.js";
-import type { TextRunner } from "./engine/text_engine.js";
+import type { TextRunner } from "./engine/step_runner.js";
 import type { TunedEngine } from "./engine/tuner.js";
 import { Tuner } from "./engine/tuner.js";
 import type { Bundle } from "./runtime/bundle.js";

@@ -5,7 +5,7 @@ import type { ClassifyParams, ClassifyResponse, RerankParams, RerankResponse } f
 import type { ScoreParams, ScoreResponse } from "../api/encoder_types.js";
 import type { CreateEmbeddingResponse, EmbeddingCreateParams, RequestOptions } from "../api/types.js";
 import type { Gate } from "../engine/gate.js";
-import type { TextRunner } from "../engine/text_engine.js";
+import type { TextRunner } from "../engine/step_runner.js";
 import type { TunedEngine } from "../engine/tuner.js";
 import type { Description } from "../runtime/manifest.js";
 import type { Tokenizer } from "../text/tokenizer.js";

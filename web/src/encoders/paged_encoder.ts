@@ -9,7 +9,7 @@ import type { PagesByGroup } from "../runtime/page_groups.js";
 import { pagesOfSequence } from "../runtime/page_groups.js";
 import { sampleLast } from "../runtime/sequence_batch.js";
 import { Gate } from "../engine/gate.js";
-import type { TextRunner } from "../engine/text_engine.js";
+import type { TextRunner } from "../engine/step_runner.js";
 import type { EncodingEngine, TokenText } from "./encoder_model.js";
 
 /** One text in progress: ``done`` of its tokens are in its pages, those of each group in the order of their use. */

@@ -3,7 +3,7 @@
 
 import { DeviceError } from "../errors.js";
 import { Gate } from "../engine/gate.js";
-import type { TextRunner } from "../engine/text_engine.js";
+import type { TextRunner } from "../engine/step_runner.js";
 import type { Batch } from "../runtime/batch.js";
 import { emptyBatch } from "../runtime/batch.js";
 import { addText } from "../runtime/sequence_batch.js";

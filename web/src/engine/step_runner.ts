@@ -25,3 +25,6 @@ export interface StepRunner
   /** Whether any row of a sequence can be sampled, or only its last one. */
   readonly samplesAnyRow: boolean;
 }
+
+/** The same for models that make vectors or scores. encoders.js has the engines. */
+export type TextRunner = Pick<Runner, "limits" | "encode">;

@@ -2,7 +2,7 @@ import { expect, test } from "vitest";
 
 import { PagedEncoder } from "../../src/encoders/paged_encoder.js";
 import { Gate } from "../../src/engine/gate.js";
-import type { TextRunner } from "../../src/engine/text_engine.js";
+import type { TextRunner } from "../../src/engine/step_runner.js";
 import { DeviceError } from "../../src/errors.js";
 import type { Batch } from "../../src/runtime/batch.js";
 import { VOCAB, nextToken } from "../engine/fake_model.js";
