@@ -3,6 +3,7 @@ import { expect, test } from "vitest";
 import trees from "../../../tests/conformance/template_trees.json" with { type: "json" };
 import wrongTrees from "../../../tests/conformance/wrong_trees.json" with { type: "json" };
 import { checkManifest, loadManifest } from "../../src/runtime/load_manifest.js";
+import { FORMAT_VERSION } from "../../src/runtime/manifest.js";
 import { planOf } from "../../src/runtime/plan.js";
 import { wrongPart } from "../../src/shared/template/check_tree.js";
 import { bytesOf, lettersBundle, memorySource } from "../letters_bundle.js";
@@ -46,14 +47,14 @@ test("every tree that Python writes is one", () => {
 
 test("another format version is a BundleError that names both", () => {
   expect(() => checkManifest({ ...manifest, format_version: 99 })).toThrow(
-    "has format version 99, this @nearfar/web reads 5",
+    `has format version 99, this @nearfar/web reads ${FORMAT_VERSION}`,
   );
 });
 
 test("a bundle in the format without named plans is a BundleError that states what to do", () => {
   const { plans, ...older } = manifest;
   expect(() => checkManifest({ ...older, plan: plans.generate, format_version: 1 })).toThrow(
-    "has format version 1, this @nearfar/web reads 5; compile the bundle again, or use the @nearfar/web of its release",
+    `has format version 1, this @nearfar/web reads ${FORMAT_VERSION}; compile the bundle again, or use the @nearfar/web of its release`,
   );
 });
 
