@@ -67,7 +67,11 @@ class KvCache:
     def can_write(self, sequence: Sequence, position: int) -> bool:
         """Whether neither `prepare` nor `reserve` of a position would change anything."""
         known = len(sequence.tokens)
-        return not [kind for kind in self.kinds if not kind.is_writable(sequence, position, known)]
+        # Once for each row: a generator would take longer than the check.
+        for kind in self.kinds:  # noqa: SIM110
+            if not kind.is_writable(sequence, position, known):
+                return False
+        return True
 
     def prepare(self, sequence: Sequence) -> None:
         """Call before a row is scheduled: releases what is no longer read, and uses pages that other sequences have
