@@ -17,6 +17,7 @@ from typing import Generic, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ..executors.event_template import MARK
 from ..schema.common import Usage
 from ..text.output import NO_ENDS, Answering, ChunkT, Encode
 from .answer_record import AnswerRecord, contents_of
@@ -39,8 +40,6 @@ HEADERS = {
     # Otherwise nginx holds events back until its buffer is full.
     "X-Accel-Buffering": "no",
 }
-# A text that no model writes, which marks the position of the text.
-MARK = "nearfar-7d1f0c52e4a9"
 
 
 class PartWriter(Protocol):
