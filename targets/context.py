@@ -60,10 +60,6 @@ class Context:
         assert isinstance(columns, int), (name, columns)
         return rows, columns
 
-    def sizes(self, name: str, *, start: int = 0) -> tuple[int, ...]:
-        """The dimensions of an array from ``start`` on, all of which the model determines."""
-        return sizes(self.plan.shape_of(name)[start:])
-
     def projection(self, step: Step, activation: str) -> Projection:
         """That of a linear, or of a ragged_attention, whose input is the attention's result."""
         own: dict[str, Any] = {"x_dtype": stored_dtype(activation), **self.facts(step, Projection, activation)}

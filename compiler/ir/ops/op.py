@@ -209,7 +209,6 @@ EPS: Final = positive()
 # Only for a step that has a norm.
 NORM_EPS: Final = positive(None)
 CENTERED: Final = choice(False, False, True)
-GATE: Final = choice("silu", *ACTIVATIONS)
 # [b, n]: rotated queries at position p are multiplied by 1 + b ln(1 + floor(p / n)). Meta 2025 (Llama 4).
 POSITION_SCALE: Final = Attr(
     None,
