@@ -23,8 +23,8 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin
 
-from .errors import RequestError
 from .nearest import did_you_mean
+from .runtime.errors import RequestError
 
 Class = TypeVar("Class")
 

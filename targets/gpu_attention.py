@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.ir.expr import Condition, Expr
 from nearfar.compiler.ir.heads import Heads, Preparation, Scores
 from nearfar.compiler.ir.plan import Step
@@ -28,6 +27,7 @@ from nearfar.compiler.kernels.page_rows import row_threads
 from nearfar.compiler.kernels.ragged_attention import ragged_attention
 from nearfar.compiler.kernels.rope_append import rope_append
 from nearfar.compiler.kernels.rope_heads import rope_heads
+from nearfar.compiler.runtime.errors import UnsupportedModel
 
 from .context import Context
 from .variant import KernelCall, Variant, for_activations, kernel

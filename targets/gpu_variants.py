@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
-from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.ir.heads import ATTENDED
 from nearfar.compiler.ir.ops.elementwise import OPS as ELEMENTWISE
@@ -40,6 +39,7 @@ from nearfar.compiler.kernels.sample_merge import sample_merge
 from nearfar.compiler.kernels.top_chunks import top_chunks
 from nearfar.compiler.kernels.top_logprobs import top_logprobs
 from nearfar.compiler.kernels.top_merge import top_merge
+from nearfar.compiler.runtime.errors import UnsupportedModel
 
 from .context import Context, position_tables
 from .gpu_attention import OPS as ATTENTION_OPS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 
 THREADS_VARIABLE = "NEARFAR_THREADS"
 PROCESSORS = Path("/sys/devices/system/cpu")

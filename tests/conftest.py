@@ -310,7 +310,7 @@ def chromium() -> str:
     """The path of Chromium. Skips the test if the page is not built."""
     from nearfar.compiler.browser.chromium import find_chromium
     from nearfar.compiler.browser.page_server import PAGE
-    from nearfar.compiler.errors import ToolError
+    from nearfar.compiler.runtime.errors import ToolError
 
     if not (PAGE / "index.html").is_file():
         lacks(f"{PAGE} is not built ('make web')")
@@ -397,7 +397,7 @@ def swiftshader(node: str, runtime_folder: None) -> Mapping[str, str]:  # noqa: 
 @pytest.fixture(scope="session")
 def nvrtc() -> None:
     """Used by tests that compile for CUDA."""
-    from nearfar.compiler.errors import ToolError
+    from nearfar.compiler.runtime.errors import ToolError
     from nearfar.targets.cuda.nvrtc import load_nvrtc
 
     try:
@@ -409,7 +409,7 @@ def nvrtc() -> None:
 @pytest.fixture(scope="session")
 def mlx() -> Any:
     """The module mlx.core."""
-    from nearfar.compiler.errors import ToolError
+    from nearfar.compiler.runtime.errors import ToolError
     from nearfar.targets.mlx.framework import load_mlx
 
     try:

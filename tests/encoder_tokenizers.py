@@ -160,9 +160,9 @@ def expectations(name: str, model: Any) -> dict[str, Any]:
     """For each text the token ids, None if the text spells a control token that cannot be split, and the places of the
     tokens in the text; for each pair the token ids and types.
     """
-    from nearfar.compiler.errors import RequestError
-    from nearfar.compiler.text.tokenizer import Tokenizer
-    from nearfar.compiler.text.tokenizer_files import TokenizerFiles
+    from nearfar.compiler.runtime.errors import RequestError
+    from nearfar.compiler.runtime.text.tokenizer import Tokenizer
+    from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 
     tokenizer = Tokenizer(TokenizerFiles(Path("tokenizer.json"), json.dumps(model).encode(), unk_token=UNKNOWN[name]))
 
@@ -186,7 +186,7 @@ def utf16(text: str, span: tuple[int, int]) -> Iterator[int]:
 
 
 def vectors() -> dict[str, Any]:
-    from nearfar.compiler.text.stable_tokens import PATTERNS
+    from nearfar.compiler.runtime.text.stable_tokens import PATTERNS
 
     models = tokenizers()
     return {

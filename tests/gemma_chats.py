@@ -10,8 +10,8 @@ from typing import Any
 
 from decoder_families import FAMILIES, new_family
 
-from nearfar.compiler.text.tokenizer import Tokenizer
-from nearfar.compiler.text.tokenizer_files import TokenizerFiles
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 
 TEMPLATE = (Path(__file__).parent / "conformance/chat_templates/gemma4.jinja").read_text()
 MARKERS = (

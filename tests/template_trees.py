@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.compiler.bundle.folder import chat_tree_entry
-from nearfar.compiler.text.chat_template import ChatTemplate
+from nearfar.compiler.runtime.text.chat_template import ChatTemplate
 
 FILE = Path(__file__).parent / "conformance" / "template_trees.json"
 

@@ -15,10 +15,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = {"compiler": ("targets", "server_fallback"), "targets": ("server_fallback",)}
 # What a running model needs of the compiler, and what of the rest it knows nevertheless.
-RUNNING = {"errors", "names", "nearest", "options", "ir", "quant", "bundle", "shared", "text", "runtime"}
+RUNNING = {"names", "nearest", "options", "ir", "quant", "bundle", "shared", "runtime"}
 NEEDED_OF_THE_REST = {
     "compiler/runtime/inputs.py": "nearfar.compiler.arch.decoder",
-    "compiler/text/stable_tokens.py": "nearfar.compiler.formats.byte_level",
+    "compiler/runtime/text/stable_tokens.py": "nearfar.compiler.formats.byte_level",
 }
 HEAVY = {"tvm", "torch", "wgpu", "transformers", "huggingface_hub", "playwright", "cuda"}
 # A file that wraps a heavy library. Nothing imports it before it is needed.

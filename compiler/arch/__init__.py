@@ -6,7 +6,7 @@ import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
-from ..errors import UnsupportedModel
+from ..runtime.errors import UnsupportedModel
 from .families import unsupported_message
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ..errors import BundleError, ToolError
+from ..runtime.errors import BundleError, ToolError
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 # Every machine has SwiftShader, which runs WebGPU on the CPU. With the extension, SwiftShader zeroes a kernel's

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import BundleError
+from ..runtime.errors import BundleError
 from .chromium import ANSWER_SECONDS, LOAD_SECONDS, POLL_SECONDS, Page
 
 READ_STATE = """() => ({

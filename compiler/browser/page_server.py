@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlencode
 
-from ..errors import RequestError, ToolError, reason_of
+from ..runtime.errors import RequestError, ToolError, reason_of
 
 PAGE = Path(__file__).resolve().parents[2] / "web" / "dist" / "page"
 POLICY_PATH = "/policy.json"

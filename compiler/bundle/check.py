@@ -16,11 +16,11 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from .. import quant
-from ..errors import BundleError, QuantizationError
 from ..ir.expr import COMPARISONS, MAX_COUNT, MAX_INTEGER, OPERATORS, Condition, Expr
 from ..ir.spec import RopeSpec
 from ..names import EXPORTS
 from ..quant.layout import stored_shape
+from ..runtime.errors import BundleError, QuantizationError
 from ..shared.script import SharedScript
 from .check_steps import check_steps
 from .digest import text_sha256

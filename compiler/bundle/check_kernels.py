@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ..errors import QuantizationError
 from ..ir.ops import Bound, Use
 from ..quant import form_by_name
 from ..quant.kernel_format import weight_format
+from ..runtime.errors import QuantizationError
 from .digest import digest, plain
 from .entries import BindingEntry, KernelEntry, PlanEntry, StepEntry
 from .fault import Fault, require

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ..errors import BundleError
+from ..runtime.errors import BundleError
 
 # Parts consist of letters, digits, "_", "-" and ".", and do not start with "." or "-". This excludes "..", schemes,
 # drives and percent codes.

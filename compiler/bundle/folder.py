@@ -21,14 +21,14 @@ from pathlib import Path
 import numpy as np
 
 from .. import quant
-from ..errors import BundleError, reason_of
 from ..ir.ops import Array
 from ..nearest import did_you_mean_folder
 from ..quant.base import FloatArray
 from ..quant.layout import rows_per_tile, stored_rows
-from ..text.chat_template import ChatTemplate
-from ..text.tokenizer_files import TokenizerFiles
-from ..text.tool_formats import tool_format
+from ..runtime.errors import BundleError, reason_of
+from ..runtime.text.chat_template import ChatTemplate
+from ..runtime.text.tokenizer_files import TokenizerFiles
+from ..runtime.text.tool_formats import tool_format
 from .check import parse_manifest
 from .digest import text_sha256
 from .entries import ChatTreeEntry, FileEntry, TokenizerEntry

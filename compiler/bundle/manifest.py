@@ -12,12 +12,12 @@ from typing import Literal
 from pydantic import field_validator
 from typing_extensions import TypeAliasType
 
-from ..errors import BundleError
 from ..ir.expr import Count, Natural
 from ..ir.kv_format import KvName
 from ..ir.pages import PAGE_DIMS
 from ..ir.plan import union
 from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec, Task, task_of
+from ..runtime.errors import BundleError
 from .entries import (
     ITEM_BYTES,
     ActivationEntry,

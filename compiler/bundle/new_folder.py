@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..errors import OutputError, reason_of
+from ..runtime.errors import OutputError, reason_of
 from .manifest import MANIFEST_FILE
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from ..errors import RequestError, reason_of
 from ..ir.expr import holds
+from ..runtime.errors import RequestError, reason_of
 from .entries import TuningEntry, VariantEntry
 
 # Any values work, because a condition is invalid for all values or for none.

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import RequestError
 from ..ir.graph import Graph
 from ..quant.codes import Codes
+from ..runtime.errors import RequestError
 
 HALF = "float16"
 # Formats with the fewest bits for their error. The errors of others are larger at about as many bits, and each format

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pydantic import TypeAdapter, ValidationError
 
 from ..bundle.folder import Bundle, sha256_of
-from ..errors import BundleError, reason_of
+from ..runtime.errors import BundleError, reason_of
 
 QUALITY_FILE = "quality.json"
 

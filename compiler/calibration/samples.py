@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 
 from ..arch import by_model_type
-from ..errors import RequestError, reason_of
 from ..formats.checkpoint import Checkpoint
 from ..ir.graph import Parameter
 from ..ir.pages import PAGES
@@ -24,9 +23,10 @@ from ..measure.quality import make_windows
 from ..pipeline.weights import read_rows
 from ..quant.base import FloatArray
 from ..runtime.batch import DERIVED_INPUTS, Chunk, make_batch
+from ..runtime.errors import RequestError, reason_of
 from ..runtime.graph_walk import Execution, walk
+from ..runtime.text.tokenizer import Tokenizer
 from ..runtime.windows import HeadlessGraph, without_head
-from ..text.tokenizer import Tokenizer
 from .importance import draw, softmax
 
 WINDOW = 256

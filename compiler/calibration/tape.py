@@ -14,10 +14,10 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from ..errors import UnsupportedModel
 from ..ir.expr import evaluate
 from ..ir.graph import Graph, Node, Parameter
 from ..ir.ops import OPS, Array
+from ..runtime.errors import UnsupportedModel
 from ..runtime.graph_walk import Execution
 from .gradients import GRADIENTS, SUPPORTED
 

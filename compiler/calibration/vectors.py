@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import RequestError, UnsupportedModel
 from ..formats.checkpoint import Checkpoint, Tensor
 from ..ir.graph import Graph, Parameter
 from ..measure.vector_quality import unit_rows
@@ -29,8 +28,9 @@ from ..quant import by_name
 from ..quant.base import FloatArray
 from ..quant.codes import Codes
 from ..runtime.batch import make_text_batch
+from ..runtime.errors import RequestError, UnsupportedModel
 from ..runtime.graph_walk import Execution
-from ..text.tokenizer import Tokenizer
+from ..runtime.text.tokenizer import Tokenizer
 from .best import SAMPLED_ROWS, TRIAL_SWEEPS, Progress, Quantized, stored_matrix
 from .choice import CANDIDATES, Unit, bits_of, choose, units_of
 from .fit import SWEEPS, Fitted, fit, fits, row_errors

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from ..errors import NearfarError, OutputError
+from ..runtime.errors import NearfarError, OutputError
 from .overview import DESCRIPTION, Call, ShowVersion, add_commands, make_overview
 from .parser import Parser, make
 

@@ -13,9 +13,9 @@ from rich.markup import escape
 from ..ir.sampling import Sampler
 from ..runtime.batch import Runner
 from ..runtime.generate import Timings, generate
-from ..text.stop_strings import StopAutomaton, StopStrings
-from ..text.text_stream import TextStream
-from ..text.tokenizer import Tokenizer
+from ..runtime.text.stop_strings import StopAutomaton, StopStrings
+from ..runtime.text.text_stream import TextStream
+from ..runtime.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

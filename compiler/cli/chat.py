@@ -15,7 +15,7 @@ from types import FrameType
 from rich.console import Console
 from rich.markup import escape
 
-from ..errors import RequestError
+from ..runtime.errors import RequestError
 from .answer import Answer, Answerer, print_speed, write_out
 
 PROMPT = "> "

@@ -10,11 +10,11 @@ from rich.table import Table
 
 from ..bundle.folder import Bundle
 from ..demo import DEMOS
-from ..errors import RequestError
 from ..measure.dry_run import DryRun, dry_run
 from ..measure.report import Report
 from ..pipeline.compile import compile_any
 from ..pipeline.options import CompileOptions
+from ..runtime.errors import RequestError
 from .inspect import export_facts, facts
 from .options import Compile
 from .output import megabytes, print_json, print_note

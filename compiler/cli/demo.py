@@ -19,9 +19,9 @@ from rich.markup import escape
 from ..browser.page_server import PageServer, require_page
 from ..bundle.folder import Bundle, open_bundle
 from ..demo import CHECKPOINT, ENCODER_CHECKPOINT
-from ..errors import BundleError, RequestError
 from ..pipeline.compile import compile_model
 from ..pipeline.options import CompileOptions
+from ..runtime.errors import BundleError, RequestError
 from .options import Demo
 from .output import megabytes
 from .phases import phases, progress_bars

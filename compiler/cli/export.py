@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from ..bundle.folder import ExportBundle, open_any
 from ..bundle.signature import read_trusted_keys
-from ..errors import RequestError
+from ..runtime.errors import RequestError
 from .options import Export
 from .output import megabytes, print_json, print_note
 from .phases import progress_bars

@@ -17,10 +17,10 @@ from ..bundle.folder import ExportBundle, open_any
 from ..bundle.manifest import MANIFEST_FILE, Manifest
 from ..bundle.signature import read_trusted_keys
 from ..calibration.record import Record, read_record
-from ..errors import RequestError
 from ..measure.report import ExportReport, Report, make_export_report, make_report
 from ..measure.shapes import report_shapes
 from ..pipeline.options import CompileOptions
+from ..runtime.errors import RequestError
 from ..runtime.variant import stored_dtype
 from .model import refuse_ignore_key
 from .options import Inspect

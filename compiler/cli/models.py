@@ -9,10 +9,10 @@ from itertools import groupby
 from rich.console import Console
 from rich.table import Table
 
-from ..errors import RequestError
 from ..measure.model_table import Model, model_table
 from ..names import EXPORTS, TARGETS
 from ..nearest import did_you_mean
+from ..runtime.errors import RequestError
 from .options import Models
 from .output import megabytes, print_json
 

@@ -8,7 +8,7 @@ import sys
 from rich.console import Console
 from rich.markup import escape
 
-from ..errors import NearfarError
+from ..runtime.errors import NearfarError
 
 
 def print_json(value: object) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from ..errors import ToolError
+from ..runtime.errors import ToolError
 from .parser import add_options
 from .program import program
 

@@ -18,7 +18,6 @@ from rich.table import Table
 from ..bundle.folder import Bundle, ExportBundle, open_any
 from ..bundle.manifest import MANIFEST_FILE, ExportManifest
 from ..bundle.signature import TrustedKey, read_trusted_keys
-from ..errors import RequestError, reason_of
 from ..formats import Checkpoint
 from ..formats.hub import hub_model
 from ..formats.ignored_keys import IgnoredKeys
@@ -37,8 +36,9 @@ from ..measure.quality import (
 )
 from ..measure.report import weight_bytes_of
 from ..runtime.batch import Limits
+from ..runtime.errors import RequestError, reason_of
 from ..runtime.generate import PREFILL_CHUNK
-from ..text.tokenizer import Tokenizer
+from ..runtime.text.tokenizer import Tokenizer
 from .comparison import Comparison, bundle_entry, comparison_table
 from .model import open_command_runner
 from .options import Quality as Options

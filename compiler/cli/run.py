@@ -8,11 +8,11 @@ from typing import Any
 from ..bundle.folder import Bundle, ExportBundle, open_any
 from ..bundle.manifest import GENERATE
 from ..bundle.signature import read_trusted_keys
-from ..errors import RequestError
 from ..ir.sampling import Sampler
 from ..runtime.batch import Limits, require_plan
-from ..text.stop_strings import StopAutomaton
-from ..text.tokenizer import Tokenizer
+from ..runtime.errors import RequestError
+from ..runtime.text.stop_strings import StopAutomaton
+from ..runtime.text.tokenizer import Tokenizer
 from .answer import Answer, Answerer, print_speed, write_out
 from .chat import Conversation, converse
 from .model import bundle_of, open_command_runner

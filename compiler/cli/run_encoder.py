@@ -6,12 +6,12 @@ import sys
 from typing import Any
 
 from ..bundle.manifest import Description
-from ..errors import RequestError
 from ..runtime.batch import FloatArray, Runner
 from ..runtime.encoding import Text, check_dimensions, classify, embed
-from ..text.pair_text import encode_in_template
-from ..text.prompts import prompt_text
-from ..text.tokenizer import Tokenizer
+from ..runtime.errors import RequestError
+from ..runtime.text.pair_text import encode_in_template
+from ..runtime.text.prompts import prompt_text
+from ..runtime.text.tokenizer import Tokenizer
 from .options import Run
 from .output import print_json
 

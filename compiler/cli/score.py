@@ -8,8 +8,8 @@ from rich.markup import escape
 
 from ..bundle.folder import open_any
 from ..bundle.signature import read_trusted_keys
-from ..errors import OutputError, RequestError, reason_of
 from ..runtime.batch import Limits
+from ..runtime.errors import OutputError, RequestError, reason_of
 from ..runtime.generate import PREFILL_CHUNK, score
 from .model import open_command_runner
 from .options import Score

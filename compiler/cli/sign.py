@@ -8,7 +8,7 @@ from rich.markup import escape
 from ..bundle.folder import open_any
 from ..bundle.manifest import MANIFEST_FILE
 from ..bundle.signature import SIGNATURE_FILE, new_key, sign
-from ..errors import RequestError
+from ..runtime.errors import RequestError
 from .options import Sign
 from .output import print_json
 

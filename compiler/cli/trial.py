@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from ..bundle.folder import Bundle, ExportBundle
-from ..errors import NearfarError
 from ..pipeline.target import check_machine
-from ..text.tokenizer import Tokenizer
+from ..runtime.errors import NearfarError
+from ..runtime.text.tokenizer import Tokenizer
 from .program import path_word, program
 
 PROMPT, PASSAGE = "hello", "greetings"

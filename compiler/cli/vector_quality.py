@@ -9,7 +9,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..bundle.folder import Bundle, ExportBundle
-from ..errors import RequestError
 from ..formats import Checkpoint
 from ..ir.spec import EmbeddingSpec
 from ..measure.quality import require_same_tokens
@@ -18,7 +17,8 @@ from ..measure.vector_quality import SearchTask, VectorQuality, compare_vectors,
 from ..measure.vector_reference import VectorReference
 from ..runtime.batch import FloatArray, Limits
 from ..runtime.encoding import Text, encode
-from ..text.tokenizer import Tokenizer
+from ..runtime.errors import RequestError
+from ..runtime.text.tokenizer import Tokenizer
 from .comparison import Comparison, bundle_entry, comparison_table
 from .model import open_command_runner
 from .options import Quality

@@ -16,12 +16,12 @@ from .. import quant
 from ..arch import by_model_type
 from ..bundle.folder import Bundle
 from ..bundle.manifest import GENERATE, Manifest
-from ..errors import BundleError, UnsupportedModel
 from ..ir.graph import Graph, Parameter, Source
 from ..passes import run_passes
 from ..pipeline.target import load_target
 from ..quant import WeightForm
 from ..quant.base import Array, FloatArray
+from ..runtime.errors import BundleError, UnsupportedModel
 
 Rows = npt.NDArray[np.intp]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from ..arch import by_model_type
 from ..arch.decoder_config import ACTIVATION_NAMES
-from ..errors import UnsupportedModel
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec, RopeSpec
+from ..runtime.errors import UnsupportedModel
 from .same_model import differences
 
 Config = dict[str, Any]

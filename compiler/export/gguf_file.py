@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from ..bundle.folder import Bundle
 from ..bundle.new_folder import new_file
-from ..errors import QuantizationError, UnsupportedModel
 from ..formats.gguf.architectures import (
     ARCHITECTURES,
     LONG_FACTORS,
@@ -35,8 +34,9 @@ from ..formats.gguf.write_metadata import model_metadata, rotation_tensors
 from ..formats.gguf.write_tokenizer import NO_TOKENIZER, tokenizer_metadata
 from ..formats.gguf.writer import NewTensor, Value, write_header, write_tensors
 from ..ir.spec import ModelSpec
-from ..text.tokenizer import Tokenizer
-from ..text.tokenizer_files import TokenizerFiles
+from ..runtime.errors import QuantizationError, UnsupportedModel
+from ..runtime.text.tokenizer import Tokenizer
+from ..runtime.text.tokenizer_files import TokenizerFiles
 from .bundle_tensors import BundleTensor, Rows, bundle_tensors
 from .gguf_types import Exact, Inexact, Read, exact_type
 from .same_model import differences

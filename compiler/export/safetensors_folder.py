@@ -15,9 +15,9 @@ import numpy as np
 
 from ..bundle.folder import Bundle
 from ..bundle.new_folder import new_folder
-from ..errors import QuantizationError
 from ..formats.huggingface import SINGLE_FILE
-from ..text.tokenizer_files import TokenizerFiles
+from ..runtime.errors import QuantizationError
+from ..runtime.text.tokenizer_files import TokenizerFiles
 from .bundle_tensors import BundleTensor, bundle_tensors
 from .checkpoint_config import checkpoint_config, end_ids
 

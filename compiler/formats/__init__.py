@@ -6,8 +6,8 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from ..errors import CheckpointError
 from ..nearest import did_you_mean_folder
+from ..runtime.errors import CheckpointError
 from .checkpoint import Checkpoint, Tensor
 
 __all__ = ["Checkpoint", "Tensor", "load"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError
+from ..runtime.errors import CheckpointError
 from .config import is_integer
 from .json_file import read_json_object
 

@@ -25,9 +25,9 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import CheckpointError, UnsupportedModel
 from ..quant import ROW, Codes
 from ..quant.base import GROUP, Array
+from ..runtime.errors import CheckpointError, UnsupportedModel
 from .checkpoint import DequantizedMatrix, QuantizedTensors, StoredMatrix, Tensor
 from .config import ConfigReader
 from .json_file import parse_json_object

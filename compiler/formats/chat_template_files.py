@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError, reason_of
+from ..runtime.errors import CheckpointError, reason_of
 from .json_file import read_json_object
 
 NAMED_TEMPLATES = "additional_chat_templates"

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec
 from ..quant import Codes, WeightForm
 from ..quant.base import Array
-from ..text.tokenizer_files import TokenizerFiles
+from ..runtime.text.tokenizer_files import TokenizerFiles
 
 
 class Tensor(Protocol):

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ..errors import CheckpointError, UnsupportedModel
 from ..ir.spec import ClassifierSpec, Pooling
+from ..runtime.errors import CheckpointError, UnsupportedModel
 
 OF_TEXTS, OF_TOKENS = "ForSequenceClassification", "ForTokenClassification"
 # What sentence-transformers' CrossEncoder applies to scores, by the last part of the class's name.

@@ -22,10 +22,10 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import CheckpointError, QuantizationError
 from ..quant import ROW, Codes
 from ..quant.base import Array, FloatArray
 from ..quant.codes import WIDTHS
+from ..runtime.errors import CheckpointError, QuantizationError
 from .checkpoint import DequantizedMatrix, QuantizedTensors, StoredMatrix, Tensor
 from .compressed_tensors_scheme import MXFP8, NVFP4, Scheme, Schemes, read_schemes
 from .config import ConfigReader

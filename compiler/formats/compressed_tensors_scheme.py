@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ..errors import UnsupportedModel
+from ..runtime.errors import UnsupportedModel
 from .config import ConfigReader
 from .gemma_quant import is_embedding
 from .scale_grid import WHOLE

@@ -10,8 +10,8 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeGuard
 
-from ..errors import CheckpointError, RequestError, UnsupportedModel
 from ..nearest import did_you_mean
+from ..runtime.errors import CheckpointError, RequestError, UnsupportedModel
 from .json_file import json_kind
 
 # The option with which a user states that a key changes nothing.

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import CheckpointError
-from ..text.tokenizer_files import TokenizerFiles
+from ..runtime.errors import CheckpointError
+from ..runtime.text.tokenizer_files import TokenizerFiles
 from .checkpoint import Tensor
 from .pytorch_file import has_pytorch_files, read_pytorch
 from .safetensors_file import read_safetensors

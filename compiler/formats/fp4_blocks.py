@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import UnsupportedModel
 from ..quant import Codes
 from ..quant.base import Array, FloatArray
+from ..runtime.errors import UnsupportedModel
 from .checkpoint import QuantizedTensors, StoredMatrix, Tensor
 from .config import ConfigReader
 from .packed_columns import part, require

@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..errors import CheckpointError
+from ..runtime.errors import CheckpointError
 from .checkpoint import QuantizedTensors, Tensor
 from .config import ConfigReader
 from .packed_columns import part

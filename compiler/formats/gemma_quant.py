@@ -20,9 +20,9 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import CheckpointError, QuantizationError
 from ..quant import ROW, Codes
 from ..quant.base import Array
+from ..runtime.errors import CheckpointError, QuantizationError
 from .checkpoint import ActivationScales, QuantizedTensors, StoredMatrix, Tensor
 from .config import ConfigReader
 from .safetensors_file import SafetensorsTensor

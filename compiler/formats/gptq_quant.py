@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import QuantizationError
 from ..quant import ROW, Codes
 from ..quant.base import Array
+from ..runtime.errors import QuantizationError
 from .checkpoint import DequantizedMatrix, QuantizedTensors, StoredMatrix, Tensor
 from .config import ConfigReader
 from .packed_columns import column_groups, modules_of, part, require, stream_columns, unpack_stream

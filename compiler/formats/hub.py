@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import CheckpointError
 from ..nearest import did_you_mean_folder
+from ..runtime.errors import CheckpointError
 from .gguf.names import choose_files
 from .hub_resume import fetch_large_files
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError
+from ..runtime.errors import CheckpointError
 
 # The hub serves larger files only to hf_xet.
 LARGEST_BYTES = 50_000_000_000

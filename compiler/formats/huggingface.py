@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 from ..arch import Encoder, by_model_type, encoder_of
 from ..bundle.manifest import MANIFEST_FILE
-from ..errors import CheckpointError, UnsupportedModel
 from ..ir.spec import EmbeddingSpec, ModelSpec
-from ..text.tokenizer import Tokenizer
+from ..runtime.errors import CheckpointError, UnsupportedModel
+from ..runtime.text.tokenizer import Tokenizer
 from . import (
     auto_round_quant,
     awq_quant,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..errors import RequestError
+from ..runtime.errors import RequestError
 from . import load
 from .checkpoint import Checkpoint
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError, reason_of
+from ..runtime.errors import CheckpointError, reason_of
 
 GIT_LFS_HEAD = b"version https://git-lfs"
 

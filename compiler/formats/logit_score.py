@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import CheckpointError, RequestError, UnsupportedModel
 from ..ir.spec import ClassifierSpec
-from ..text.tokenizer import Tokenizer
+from ..runtime.errors import CheckpointError, RequestError, UnsupportedModel
+from ..runtime.text.tokenizer import Tokenizer
 from .checkpoint import Checkpoint, Tensor
 from .classifier import cross_encoder_activation
 from .sentence_transformers import module_config, read_chat_options, read_modules, read_prompts, types_of

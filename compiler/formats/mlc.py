@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arch import by_model_type
-from ..errors import CheckpointError
 from ..ir.spec import ModelSpec
-from ..text.tokenizer_files import TokenizerFiles
+from ..runtime.errors import CheckpointError
+from ..runtime.text.tokenizer_files import TokenizerFiles
 from .checkpoint import Checkpoint, Tensor
 from .config import ConfigReader, require_skippable
 from .json_file import read_json_object

@@ -23,9 +23,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import CheckpointError, QuantizationError, UnsupportedModel
 from ..quant import Codes
 from ..quant.base import GROUP, Array
+from ..runtime.errors import CheckpointError, QuantizationError, UnsupportedModel
 from .checkpoint import DequantizedMatrix, StoredMatrix, Tensor
 from .config import ConfigReader
 from .json_file import read_json_object

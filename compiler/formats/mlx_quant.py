@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import CheckpointError
 from ..quant import Codes
 from ..quant.base import Array, require_finite
+from ..runtime.errors import CheckpointError
 from .checkpoint import DequantizedMatrix, QuantizedTensors, StoredMatrix, Tensor
 from .config import ConfigReader
 from .packed_columns import part, require, unpack_stream

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..errors import UnsupportedModel
 from ..quant import Codes
+from ..runtime.errors import UnsupportedModel
 from .checkpoint import QuantizedTensors, Tensor
 from .config import ConfigReader
 from .fp4_blocks import fp4_matrix

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import CheckpointError, QuantizationError, UnsupportedModel
 from ..quant import Codes
+from ..runtime.errors import CheckpointError, QuantizationError, UnsupportedModel
 from .safetensors_file import SafetensorsTensor
 
 Codes8 = npt.NDArray[np.uint8]

@@ -17,8 +17,8 @@ import numpy as np
 
 from ..bundle.entries import LoraEntry
 from ..bundle.manifest import Manifest
-from ..errors import CheckpointError, RequestError, UnsupportedModel
 from ..quant.base import FloatArray
+from ..runtime.errors import CheckpointError, RequestError, UnsupportedModel
 from .json_file import read_json_object
 from .safetensors_file import SafetensorsTensor, read_safetensors
 

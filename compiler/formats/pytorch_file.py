@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import CheckpointError, UnsupportedModel, reason_of
+from ..runtime.errors import CheckpointError, UnsupportedModel, reason_of
 from .json_file import read_json_object
 
 SINGLE_FILE = "pytorch_model.bin"

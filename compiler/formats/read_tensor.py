@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import CheckpointError, reason_of
+from ..runtime.errors import CheckpointError, reason_of
 
 
 def read_into(array: npt.NDArray[Any], path: Path, offset_bytes: int, tensor: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import CheckpointError, UnsupportedModel, reason_of
+from ..runtime.errors import CheckpointError, UnsupportedModel, reason_of
 from .json_file import parse_json_object, reject_git_lfs_pointer
 from .read_tensor import read_into
 

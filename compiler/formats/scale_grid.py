@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import CheckpointError
 from ..quant.base import FloatArray
+from ..runtime.errors import CheckpointError
 from .checkpoint import DequantizedMatrix
 from .safetensors_file import SafetensorsTensor
 from .small_floats import E4M3_VALUES, powers_of_two

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError, UnsupportedModel, reason_of
+from ..runtime.errors import CheckpointError, UnsupportedModel, reason_of
 from .json_file import json_kind, reject_git_lfs_pointer
 from .protobuf import Damaged, fields, signed
 from .tokenizer_json import (

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import CheckpointError
 from ..ir.spec import ModelSpec
+from ..runtime.errors import CheckpointError
 from .checkpoint import StoredMatrix, Tensor
 from .safetensors_file import SafetensorsTensor
 

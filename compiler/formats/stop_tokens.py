@@ -11,10 +11,10 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..errors import CheckpointError, RequestError
-from ..text.chat_template import ChatTemplate
-from ..text.control_tokens import spells_marker
-from ..text.tokenizer_files import TokenizerFiles, load_backend
+from ..runtime.errors import CheckpointError, RequestError
+from ..runtime.text.chat_template import ChatTemplate
+from ..runtime.text.control_tokens import spells_marker
+from ..runtime.text.tokenizer_files import TokenizerFiles, load_backend
 from .checkpoint import Checkpoint
 
 _ANSWER, _REASONING = "Zebra7", "Quokka3"

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError
-from ..text.tokenizer_files import TokenizerFiles, load_backend
+from ..runtime.errors import CheckpointError
+from ..runtime.text.tokenizer_files import TokenizerFiles, load_backend
 from . import sentencepiece_model
 from .added_tokens import add_declared_tokens, declared_tokens, read_tokenizer_config
 from .chat_template_files import read_chat_template

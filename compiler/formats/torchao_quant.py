@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import CheckpointError, QuantizationError, UnsupportedModel
 from ..quant import ROW, Codes
 from ..quant.base import Array
 from ..quant.codes import WIDTHS
+from ..runtime.errors import CheckpointError, QuantizationError, UnsupportedModel
 from .checkpoint import QuantizedTensors, StoredMatrix, Tensor
 from .config import ConfigReader
 from .packed_columns import codes_of, part, require

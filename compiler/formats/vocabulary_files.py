@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError, UnsupportedModel, reason_of
+from ..runtime.errors import CheckpointError, UnsupportedModel, reason_of
 from .added_tokens import TokenizerConfig
 from .byte_level import WORDS, byte_level
 from .config import is_integer

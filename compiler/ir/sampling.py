@@ -17,7 +17,7 @@ import numpy.typing as npt
 from annotated_types import Interval
 from typing_extensions import Doc
 
-from ..errors import RequestError
+from ..runtime.errors import RequestError
 
 # Flags of a sampled row: which states of its slot apply to it.
 COUNTS, BIAS, MASK = 1, 2, 4

@@ -13,7 +13,6 @@ from functools import cached_property
 import numpy as np
 
 from ..arch import by_model_type
-from ..errors import RequestError
 from ..formats import Checkpoint
 from ..ir.graph import Parameter
 from ..ir.ops import Array
@@ -21,6 +20,7 @@ from ..ir.pages import PAGES
 from ..pipeline.stored_forms import round_activations
 from ..pipeline.weights import check_tensors, read_rows
 from ..quant.base import FloatArray
+from ..runtime.errors import RequestError
 from ..runtime.graph_walk import Execution, walk
 from ..runtime.windows import window_inputs, without_head
 

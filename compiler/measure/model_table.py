@@ -18,7 +18,6 @@ from ..arch import SUPPORTED
 from ..arch.families import LARGE_ACTIVATIONS
 from ..bundle.entries import ITEM_BYTES
 from ..bundle.manifest import GENERATE
-from ..errors import NearfarError, ToolError
 from ..formats.checkpoint import Checkpoint
 from ..formats.huggingface import read_spec
 from ..ir.graph import Graph
@@ -30,6 +29,7 @@ from ..pipeline.export import choose_activation
 from ..pipeline.graphs import PAGE_SIZE, graphs_of
 from ..pipeline.target import ExportOptions, load_exporter, load_target
 from ..pipeline.weights import lay_out_weights, shard_sizes, tensor_shapes
+from ..runtime.errors import NearfarError, ToolError
 from ..runtime.generate import PREFILL_CHUNK
 from ..runtime.page_groups import pages_of_sequence
 from .shapes import shape_checkpoint

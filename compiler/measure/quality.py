@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..bundle.folder import Folder
-from ..errors import BundleError, CheckpointError, DeviceError, RequestError
 from ..formats import Checkpoint
 from ..quant.base import FloatArray
 from ..runtime.batch import Runner
+from ..runtime.errors import BundleError, CheckpointError, DeviceError, RequestError
 from ..runtime.generate import PREFILL_CHUNK, score
-from ..text.tokenizer import Tokenizer
+from ..runtime.text.tokenizer import Tokenizer
 from .checkpoint_reference import CheckpointReference
 
 DEFAULT_WINDOW = 512

@@ -13,9 +13,9 @@ from ..arch import by_model_type
 from ..bundle.entries import ITEM_BYTES, BufferEntry
 from ..bundle.folder import Bundle, ExportBundle
 from ..bundle.manifest import Description, ExportManifest, Manifest
-from ..errors import RequestError
 from ..ir.expr import evaluate
 from ..ir.pages import PAGE_DIMS
+from ..runtime.errors import RequestError
 from ..runtime.generate import PREFILL_CHUNK
 from ..runtime.page_groups import group_windows, pages_of_sequence
 from ..runtime.variant import choose_kernels

@@ -16,7 +16,7 @@ from ..pipeline.graphs import graphs_of
 from ..pipeline.options import CompileOptions, Progress
 from ..pipeline.store import SizeStore
 from ..pipeline.weights import tensor_shapes
-from ..text.tokenizer_files import TokenizerFiles
+from ..runtime.text.tokenizer_files import TokenizerFiles
 from .report import Report, make_report
 
 

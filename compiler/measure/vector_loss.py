@@ -13,7 +13,7 @@ from ..formats.checkpoint import Checkpoint
 from ..ir.graph import Parameter
 from ..quant import Quantization
 from ..quant.base import FloatArray
-from ..text.tokenizer import Tokenizer
+from ..runtime.text.tokenizer import Tokenizer
 from .vector_quality import unit_rows
 from .vector_reference import VectorReference
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DeviceError, RequestError
 from ..ir.spec import EmbeddingSpec
 from ..quant.base import FloatArray
-from ..text.prompts import DOCUMENT_PROMPTS, QUERY_PROMPTS, search_prompt
-from ..text.tokenizer import Tokenizer
+from ..runtime.errors import DeviceError, RequestError
+from ..runtime.text.prompts import DOCUMENT_PROMPTS, QUERY_PROMPTS, search_prompt
+from ..runtime.text.tokenizer import Tokenizer
 
 # The results of a search whose documents are compared.
 BEST = 10

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..errors import RequestError
 from ..formats import Checkpoint
 from ..ir.graph import Parameter
 from ..pipeline.graphs import graphs_of
@@ -16,6 +15,7 @@ from ..pipeline.weights import check_tensors, read_rows
 from ..quant.base import FloatArray
 from ..runtime.batch import make_text_batch
 from ..runtime.encoding import Text, batches
+from ..runtime.errors import RequestError
 from ..runtime.graph_walk import Execution, walk
 
 # Tokens and texts per walk over the weights.

@@ -8,10 +8,10 @@ low-rank matrices are states: adapters are loaded and unloaded while the model r
 from __future__ import annotations
 
 from ..bundle.entries import LoraEntry, LoraModule
-from ..errors import UnsupportedModel
 from ..ir.graph import Graph, Node, Value
 from ..ir.ops.norms import LOAD
 from ..ir.plan import Plan
+from ..runtime.errors import UnsupportedModel
 
 LAYERS = "model.layers."
 # The only part that a projection with an adapter stores.

@@ -22,7 +22,6 @@ from ..bundle.manifest import FORMAT_VERSION, GENERATE, MANIFEST_FILE, Manifest
 from ..bundle.new_folder import new_folder
 from ..bundle.tuning import check_tuning, read_tuning
 from ..calibration.record import QUALITY_FILE
-from ..errors import RequestError
 from ..formats import load
 from ..formats.checkpoint import Checkpoint
 from ..ir.kv_format import kv_format
@@ -35,7 +34,8 @@ from ..passes.add_lora import lora_entry
 from ..passes.quantize_kv import quantize_kv
 from ..passes.split_page_groups import split_page_groups
 from ..quant import Quantization
-from ..text.template_check import chat_notes
+from ..runtime.errors import RequestError
+from ..runtime.text.template_check import chat_notes
 from .context import paged_context, rotation_notes, unpaged_context
 from .export import export_model
 from .graphs import PAGE_SIZE, graphs_of, reads_complete_texts

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..errors import RequestError
 from ..formats.checkpoint import Checkpoint
 from ..ir.kv_format import kv_format
 from ..ir.spec import ModelSpec
+from ..runtime.errors import RequestError
 from ..runtime.variant import stored_dtype
 from .graphs import PAGE_SIZE
 

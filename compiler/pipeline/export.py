@@ -19,12 +19,12 @@ from ..bundle.entries import FileEntry
 from ..bundle.folder import ExportBundle, file_entry, tokenizer_entry
 from ..bundle.manifest import FORMAT_VERSION, MANIFEST_FILE, ExportManifest
 from ..bundle.new_folder import new_folder
-from ..errors import RequestError, UnsupportedModel
 from ..formats import load
 from ..formats.checkpoint import Checkpoint
 from ..ir.graph import Graph
 from ..measure.vector_loss import loss_notes
-from ..text.template_check import chat_notes
+from ..runtime.errors import RequestError, UnsupportedModel
+from ..runtime.text.template_check import chat_notes
 from .context import model_context, rotation_notes
 from .graphs import graphs_of
 from .options import CompileOptions, Note, Progress

@@ -9,11 +9,11 @@ from __future__ import annotations
 from ..arch import by_model_type, encoder_of
 from ..arch.encoder import EncoderGraph, HeadLayout, finish
 from ..bundle.manifest import CLASSIFY, EMBED, GENERATE
-from ..errors import UnsupportedModel
 from ..formats.checkpoint import Checkpoint, StoredMatrix
 from ..ir.graph import Graph
 from ..ir.spec import ClassifierSpec, EmbeddingSpec
 from ..passes.drop_pages import ROWS, FormOf, drop_pages
+from ..runtime.errors import UnsupportedModel
 from .stored_forms import round_activations
 
 PAGE_SIZE = 16

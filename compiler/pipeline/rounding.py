@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import QuantizationError
 from ..formats.checkpoint import Checkpoint, DequantizedMatrix, StoredMatrix
 from ..quant import Quantization
+from ..runtime.errors import QuantizationError
 
 # Rows of each matrix that are measured, from its middle.
 SAMPLE_ROWS = 16

@@ -32,14 +32,14 @@ import numpy.typing as npt
 
 from ..bundle.entries import SelfTestEntry, SelfTestRow
 from ..bundle.folder import Bundle
-from ..errors import CheckpointError
 from ..ir.graph import Graph, Parameter, Source
 from ..ir.kv_format import kv_format
 from ..passes.split_large import slice_sources
 from ..quant.base import FloatArray
 from ..runtime.batch import DERIVED_INPUTS, Chunk, make_batch
+from ..runtime.errors import CheckpointError
 from ..runtime.graph_walk import Execution, Read, walk
-from ..text.tokenizer import Tokenizer
+from ..runtime.text.tokenizer import Tokenizer
 
 LENGTH = 24
 SENTENCE = "Every morning the harbour master counts the boats, and writes their names in a blue book."

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from .. import quant
-from ..errors import CheckpointError, RequestError, UnsupportedModel
 from ..formats.checkpoint import ActivationScales, Checkpoint, StoredMatrix
 from ..ir.graph import Graph, Node, Parameter, Value
 from ..quant import Quantization
+from ..runtime.errors import CheckpointError, RequestError, UnsupportedModel
 from .rounding import rounding_notes
 
 # The format of the matrices that a quantized checkpoint stores as floats.

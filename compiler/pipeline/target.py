@@ -15,7 +15,6 @@ from typing import Any, Protocol, cast
 
 from ..bundle.entries import ActivationEntry, BindingEntry, BufferEntry, VariantEntry
 from ..bundle.folder import Bundle, ExportBundle
-from ..errors import RequestError
 from ..formats import Checkpoint
 from ..ir.expr import Expr
 from ..ir.graph import Graph
@@ -24,6 +23,7 @@ from ..names import RUNNERS, TARGETS
 from ..quant import Quantization
 from ..quant.layout import Layout
 from ..runtime.batch import Limits, Runner
+from ..runtime.errors import RequestError
 from ..runtime.plan_runner import PlanRunner
 from ..runtime.reference import ReferenceRunner
 from ..runtime.trust import check_runner

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..errors import RequestError
 from ..formats.checkpoint import Checkpoint
 from ..formats.logit_score import as_reranker
 from ..ir.spec import Task, task_of
+from ..runtime.errors import RequestError
 
 DOES = {
     "generate": "generates text",

@@ -13,12 +13,12 @@ import numpy as np
 
 from ..bundle.entries import VectorTestEntry, VectorTestRow
 from ..bundle.manifest import Manifest
-from ..errors import CheckpointError
 from ..quant.base import FloatArray
 from ..runtime.batch import Chunk, make_batch, make_text_batch
+from ..runtime.errors import CheckpointError
 from ..runtime.graph_walk import Execution, walk
+from ..runtime.text.tokenizer import Tokenizer
 from ..runtime.vector_test import lengths_of_differences
-from ..text.tokenizer import Tokenizer
 from .self_test import (
     FLOAT16_LEAST,
     FLOAT16_MOST,

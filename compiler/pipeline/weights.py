@@ -18,13 +18,13 @@ import numpy.typing as npt
 from ..arch import encoder_of
 from ..bundle.entries import FileEntry, PlaneEntry, WeightEntry
 from ..bundle.folder import file_entry
-from ..errors import CheckpointError, QuantizationError
 from ..formats.checkpoint import Checkpoint, StoredMatrix
 from ..ir.graph import Parameter, Source
 from ..ir.spec import ModelSpec
 from ..quant import PlaneLayout, Quantization, form_of
 from ..quant.base import FloatArray, require_finite
 from ..quant.layout import Layout, rows_per_tile, store_rows, stored_shape
+from ..runtime.errors import CheckpointError, QuantizationError
 
 # Shards of this size load in parallel and resume in small steps. Planes are not split, so a large plane has its own
 # shard.

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..errors import QuantizationError
 from ..names import QUANTIZATIONS
+from ..runtime.errors import QuantizationError
 from .base import GROUPS, ROW, PlaneLayout, Quantization, WeightForm
 from .codes import Codes, Products, codes_by_name
 from .dense import Dense

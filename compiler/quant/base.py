@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import QuantizationError
 from ..names import GROUPS as GROUPS
+from ..runtime.errors import QuantizationError
 
 # Weights in a group. Every format pads its rows to complete groups, so kernels read all of them in chunks of this size.
 GROUP = 32

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import QuantizationError
+from ..runtime.errors import QuantizationError
 from .base import GROUP, GROUPS, ROW, Array, FloatArray, PlaneLayout, padded_columns, require_finite
 
 WIDTHS = (2, 3, 4, 5, 6, 8)

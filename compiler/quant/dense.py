@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import QuantizationError
+from ..runtime.errors import QuantizationError
 from .base import Array, FloatArray, PlaneLayout, pad_columns, padded_columns, require_finite
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import QuantizationError
+from ..runtime.errors import QuantizationError
 from .base import GROUP, Array, FloatArray, PlaneLayout, pad_columns, padded_columns, require_finite
 
 # Below these a GPU may flush a scale to zero.

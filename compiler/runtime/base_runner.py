@@ -14,8 +14,8 @@ import numpy as np
 
 from ..bundle.entries import InputEntry
 from ..bundle.manifest import CLASSIFY, EMBED, GENERATE, Description
-from ..errors import RequestError
 from .batch import Array, Batch, FloatArray, Limits, Output, Result, done, require_plan
+from .errors import RequestError
 from .inputs import EXPORT_INPUTS, require_inputs
 from .limits import complete_limits, largest_dims, page_groups, require_within
 

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..bundle.manifest import CLASSIFY, EMBED, GENERATE, Description
-from ..errors import RequestError
 from ..ir.pages import WINDOW
 from ..ir.sampling import GREEDY, Settings
+from .errors import RequestError
 from .page_groups import PageGroup
 
 IntArray = npt.NDArray[np.int32]

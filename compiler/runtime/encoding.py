@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..bundle.manifest import CLASSIFY, EMBED, GENERATE
-from ..errors import RequestError
 from ..ir.spec import ClassifierSpec, EmbeddingSpec
 from .batch import Chunk, FloatArray, Runner, make_batch, make_text_batch, require_plan
+from .errors import RequestError
 from .generate import PREFILL_CHUNK, check_tokens
 
 

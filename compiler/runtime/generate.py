@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..bundle.manifest import GENERATE
-from ..errors import DeviceError, RequestError
 from ..ir.sampling import GREEDY, Sampler, Settings
 from .batch import Chunk, Output, Runner, make_batch, require_plan
+from .errors import DeviceError, RequestError
 from .page_groups import rings
 
 # Prompt tokens per forward pass: enough to fill a tile kernel twice, few enough that a pass is short on small devices.

@@ -14,9 +14,9 @@ from .. import quant
 from ..bundle.entries import GatheredEntry, WeightEntry, shards_of
 from ..bundle.folder import Bundle
 from ..bundle.manifest import Description, Manifest
-from ..errors import RequestError
 from ..ir.ops import Array
 from ..quant.base import FloatArray
+from .errors import RequestError
 
 
 def gathers(manifest: Description) -> bool:

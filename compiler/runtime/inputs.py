@@ -9,10 +9,10 @@ import numpy as np
 from ..arch.decoder import BATCH_INPUTS
 from ..bundle.entries import InputEntry, PlanEntry
 from ..bundle.manifest import Description, Manifest
-from ..errors import BundleError, RequestError
 from ..ir.expr import evaluate
 from ..ir.plan import union
 from .batch import DERIVED_INPUTS, KNOWN_INPUTS, Batch
+from .errors import BundleError, RequestError
 
 # The inputs of the frameworks' bundles, which have no plan that could declare them.
 EXPORT_INPUTS = {

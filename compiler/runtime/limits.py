@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..bundle.manifest import Description, Manifest
-from ..errors import RequestError
 from .batch import Limits
+from .errors import RequestError
 from .page_groups import PageGroup, group_windows, pages_of_sequence
 
 

@@ -16,11 +16,11 @@ import numpy.typing as npt
 from ..bundle.entries import BufferEntry, InputEntry, KernelEntry, StepEntry
 from ..bundle.folder import Bundle
 from ..bundle.manifest import GENERATE, Manifest
-from ..errors import DeviceError
 from ..ir.expr import evaluate
 from ..ir.rope import rope_table
 from .base_runner import ArrayLayout, BaseRunner
 from .batch import Array, Batch, FloatArray, Limits, Output, Result
+from .errors import DeviceError
 from .host_tables import HostTables, require_known_tokens
 from .inputs import batch_inputs, require_texts
 from .variant import stored_dtype

@@ -12,13 +12,13 @@ import numpy.typing as npt
 
 from ..bundle.entries import BufferEntry, PlanEntry, StepEntry
 from ..bundle.folder import Bundle
-from ..errors import DeviceError
 from ..ir.ops import OPS, Array
 from ..ir.pages import PAGE_DIMS
 from ..quant.base import FloatArray
 from .base_runner import ArrayLayout
 from .batch import Array as BatchArray
 from .batch import Batch, Limits
+from .errors import DeviceError
 from .plan_runner import PlanRunner, constant_tables
 
 # Dims of memory that outlives a batch. All other dims may be of any size, because nothing is allocated for them.

@@ -12,8 +12,8 @@ import numpy as np
 
 from ..bundle.entries import SelfTestEntry, SelfTestRow, VectorTestEntry
 from ..bundle.manifest import Manifest
-from ..errors import DeviceError
 from .batch import Chunk, FloatArray, Runner, make_batch
+from .errors import DeviceError
 from .plan_runner import PlanRunner
 from .vector_test import largest_difference
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ..bundle.entries import PlanEntry, StepEntry, VariantEntry
 from ..bundle.manifest import Manifest
-from ..errors import DeviceError
 from ..ir.expr import holds
+from .errors import DeviceError
 
 
 def choose_activation(manifest: Manifest, requested: str | None, path: Path) -> str:

@@ -8,7 +8,7 @@ from datetime import datetime
 from importlib.resources import files
 from typing import Any
 
-from ..errors import RequestError, Unavailable
+from ..runtime.errors import RequestError, Unavailable
 
 FILE = "shared.js"
 # Enough for the largest prompt. A template that loops must not take a machine's memory or time.

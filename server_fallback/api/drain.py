@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from nearfar.compiler.errors import DeadlineExceeded, Unavailable
+from nearfar.compiler.runtime.errors import DeadlineExceeded, Unavailable
 
 Result = TypeVar("Result")
 POLL_SECONDS = 0.02

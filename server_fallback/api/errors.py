@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from nearfar.compiler.errors import (
+from nearfar.compiler.runtime.errors import (
     BundleError,
     CheckpointError,
     DeadlineExceeded,

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nearfar.compiler.errors import RequestError, reason_of
+from nearfar.compiler.runtime.errors import RequestError, reason_of
 
 # Of characters.
 MIN_KEY_LENGTH = 8

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from nearfar.compiler.errors import NearfarError
+from nearfar.compiler.runtime.errors import NearfarError
 
 from ..executors.executor import Models
 from ..log_event import log_event

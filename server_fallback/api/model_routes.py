@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from nearfar.compiler.errors import NearfarError
+from nearfar.compiler.runtime.errors import NearfarError
 
 from ..executors.executor import Executor, TellsAbilities, UnknownModel
 from ..schema.about import API_VERSION, About, ModelAbout

@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel
 
-from nearfar.compiler.errors import Unavailable
+from nearfar.compiler.runtime.errors import Unavailable
 
 from ..schema.common import ErrorResponse
 from .drain import SHUTTING_DOWN

@@ -22,7 +22,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from nearfar.compiler.errors import RequestError, reason_of
+from nearfar.compiler.runtime.errors import RequestError, reason_of
 
 from ..garbage import collect_garbage_rarely
 from ..log_event import log_event

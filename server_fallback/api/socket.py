@@ -20,7 +20,7 @@ from fastapi import WebSocket
 from pydantic import BaseModel, ValidationError
 from starlette.types import Message
 
-from nearfar.compiler.errors import Unavailable
+from nearfar.compiler.runtime.errors import Unavailable
 
 from ..schema.common import Request
 from ..schema.verify import KEY_PROTOCOL, VerifyError

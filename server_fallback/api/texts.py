@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 
 from ..executors.executor import Call, Executor, Ranks
 from ..schema.embed import EmbedRequest, EmbedResponse

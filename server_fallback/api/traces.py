@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from nearfar.compiler.errors import ToolError
+from nearfar.compiler.runtime.errors import ToolError
 
 from ..schema.pipeline import StepTime
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from nearfar.compiler.errors import NearfarError, RequestError, Unavailable
+from nearfar.compiler.runtime.errors import NearfarError, RequestError, Unavailable
 
 from ..executors.refusal import refusal, streamed_error
 from ..executors.sse import events

@@ -12,7 +12,7 @@ import numpy as np
 from rich.box import HORIZONTALS
 from rich.table import Table
 
-from nearfar.compiler.errors import ToolError
+from nearfar.compiler.runtime.errors import ToolError
 
 from .client import Outcome
 

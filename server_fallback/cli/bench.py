@@ -9,7 +9,7 @@ import sys
 
 from rich.console import Console
 
-from nearfar.compiler.errors import RequestError, Unavailable
+from nearfar.compiler.runtime.errors import RequestError, Unavailable
 
 from ..bench.client import PROBE_WORDS, Server, find_model, make_client, run_load, tokens_per_word
 from ..bench.summary import Summary, plot, summarize, table

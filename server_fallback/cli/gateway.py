@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from nearfar.compiler.errors import Unavailable
+from nearfar.compiler.runtime.errors import Unavailable
 
 from ..api.app import create_app
 from ..api.log import configure_logs

@@ -7,7 +7,7 @@ import asyncio
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from nearfar.compiler.cli.output import print_json, print_note
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 
 from ..executors.encoder_executor import EncoderExecutor
 from ..executors.local_opener import LocalOpener

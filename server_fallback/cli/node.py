@@ -8,7 +8,7 @@ import signal
 from collections.abc import Mapping
 from contextlib import suppress
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 
 from ..executors.node import Node
 from ..executors.vllm import find_vllm

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from nearfar.compiler.cli.output import print_json
 from nearfar.compiler.cli.phases import progress_bars
-from nearfar.compiler.errors import OutputError, RequestError, ToolError, reason_of
+from nearfar.compiler.runtime.errors import OutputError, RequestError, ToolError, reason_of
 
 from ..executors.executor import Executor
 from ..executors.local_opener import LocalOpener

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from fastapi import FastAPI
 
-from nearfar.compiler.errors import RequestError, Unavailable
+from nearfar.compiler.runtime.errors import RequestError, Unavailable
 
 from ..api.app import create_app
 from ..api.config import ApiConfig

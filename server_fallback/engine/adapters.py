@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from nearfar.compiler.errors import NearfarError, RequestError
 from nearfar.compiler.runtime.batch import FloatArray
+from nearfar.compiler.runtime.errors import NearfarError, RequestError
 
 from .step_runner import WriteState
 

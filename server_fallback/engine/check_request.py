@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.sampling import ALTERNATIVES, check_sampling
+from nearfar.compiler.runtime.errors import RequestError
 
 from .adapters import not_loaded
 from .model import TokenModel

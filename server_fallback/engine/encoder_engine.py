@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from nearfar.compiler.errors import DeadlineExceeded, NearfarError, RequestError, Unavailable
 from nearfar.compiler.runtime.batch import FloatArray
+from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError, RequestError, Unavailable
 
 from .check_request import check_ids, check_token_types
 from .config import EngineConfig

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from threading import Thread
 
-from nearfar.compiler.errors import NearfarError, Unavailable
+from nearfar.compiler.runtime.errors import NearfarError, Unavailable
 
 from .inbox import Inbox
 

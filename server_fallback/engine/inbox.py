@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from threading import Condition
 from time import monotonic
 
-from nearfar.compiler.errors import NearfarError, QueueFull
+from nearfar.compiler.runtime.errors import NearfarError, QueueFull
 
 from .answer import Answer
 from .encode_job import EncodeJob

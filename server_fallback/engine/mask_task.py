@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.runtime.batch import IntArray
+from nearfar.compiler.runtime.errors import RequestError
 
 from .request import Constraint
 

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Protocol
 
-from nearfar.compiler.errors import DeviceError, NearfarError
 from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output
+from nearfar.compiler.runtime.errors import DeviceError, NearfarError
 from nearfar.compiler.runtime.page_groups import PageGroup
 
 # `StepRunner.write_state`, or something that calls it.

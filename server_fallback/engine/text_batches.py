@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.runtime.batch import Chunk, FloatArray, make_batch, make_text_batch
+from nearfar.compiler.runtime.errors import RequestError
 
 from .encode_job import EncodeJob, Text
 from .encoder_model import EncoderModel

@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 
-from nearfar.compiler.errors import NearfarError, RequestError
 from nearfar.compiler.runtime.batch import FloatArray, Limits
+from nearfar.compiler.runtime.errors import NearfarError, RequestError
 from nearfar.compiler.runtime.page_groups import longest_sequence
 
 from .answer import Answer

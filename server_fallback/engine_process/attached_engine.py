@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 
-from nearfar.compiler.errors import NearfarError, Unavailable
+from nearfar.compiler.runtime.errors import NearfarError, Unavailable
 
 from .engine_client import EngineClient, engine_closed, process_failed, process_restarts
 from .messages import Attach

@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any
 
-from nearfar.compiler.errors import DeviceError, NearfarError, Unavailable
 from nearfar.compiler.runtime.batch import FloatArray
+from nearfar.compiler.runtime.errors import DeviceError, NearfarError, Unavailable
 
 from ..engine.encode_job import EncodeRequest
 from ..engine.item_queue import ItemQueue

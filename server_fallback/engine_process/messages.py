@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from nearfar.compiler.errors import NearfarError
 from nearfar.compiler.runtime.batch import FloatArray, IntArray
+from nearfar.compiler.runtime.errors import NearfarError
 
 from ..engine.encode_job import EncodeRequest
 from ..engine.encoder_engine import EncoderEngine

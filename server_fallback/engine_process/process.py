@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 
-from nearfar.compiler.errors import NearfarError, Unavailable
+from nearfar.compiler.runtime.errors import NearfarError, Unavailable
 
 from ..engine.encoder_engine import EncoderEngine
 from ..engine.token_engine import TokenEngine

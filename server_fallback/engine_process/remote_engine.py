@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from nearfar.compiler.errors import NearfarError, Unavailable
 from nearfar.compiler.runtime.batch import FloatArray
+from nearfar.compiler.runtime.errors import NearfarError, Unavailable
 
 from ..engine.config import EngineConfig
 from ..log_event import log_event

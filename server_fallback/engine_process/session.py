@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from nearfar.compiler.errors import NearfarError, Unavailable
+from nearfar.compiler.runtime.errors import NearfarError, Unavailable
 
 from ..engine.answer import Answer
 from ..engine.encoder_engine import EncoderEngine

@@ -21,11 +21,11 @@ from pydantic import TypeAdapter
 
 from nearfar.compiler.bundle.manifest import MANIFEST_FILE
 from nearfar.compiler.bundle.new_folder import discard_partial
-from nearfar.compiler.errors import NearfarError, OutputError, ToolError, reason_of
 from nearfar.compiler.formats import load
 from nearfar.compiler.pipeline.compile import compile_any
 from nearfar.compiler.pipeline.kernel_cache import VARIABLE
 from nearfar.compiler.pipeline.options import CompileOptions
+from nearfar.compiler.runtime.errors import NearfarError, OutputError, ToolError, reason_of
 
 from .bundle_cache import bundle_path
 

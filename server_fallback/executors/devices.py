@@ -8,8 +8,8 @@ import ctypes
 from contextlib import suppress
 from dataclasses import dataclass
 
-from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.names import TARGETS
+from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.targets.host_memory import host_memory_bytes
 
 # The default limits for keys and values: a share of the machine's memory, or of the memory of a GPU that holds nothing

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 
 from ..option_types import Dialect as Dialect
 from ..schema.chat import ChatCompletionRequest, GrammarFormat, RegexFormat

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from nearfar.compiler.errors import NearfarError, RequestError
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.encoding import check_dimensions, probabilities
-from nearfar.compiler.text.prompts import DOCUMENT_PROMPTS, QUERY_PROMPTS, search_prompt
-from nearfar.compiler.text.tokenizer import EncodedText
+from nearfar.compiler.runtime.errors import NearfarError, RequestError
+from nearfar.compiler.runtime.text.prompts import DOCUMENT_PROMPTS, QUERY_PROMPTS, search_prompt
+from nearfar.compiler.runtime.text.tokenizer import EncodedText
 
 from ..engine.encode_job import EncodeRequest
 from ..engine.stats import EngineStats

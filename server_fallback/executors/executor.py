@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.spec import Task
+from nearfar.compiler.runtime.errors import RequestError
 
 from ..engine.request import TokenSource
 from ..engine.stats import EngineStats

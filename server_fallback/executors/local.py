@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from nearfar.compiler.errors import DeadlineExceeded, NearfarError, RequestError
+from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError, RequestError
 
 from ..engine.request import TokenRequest, TokenSource
 from ..engine.stats import EngineStats

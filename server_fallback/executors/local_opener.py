@@ -14,9 +14,9 @@ from nearfar.compiler.bundle.folder import Bundle, ExportBundle, open_any
 from nearfar.compiler.bundle.manifest import MANIFEST_FILE, Manifest
 from nearfar.compiler.bundle.signature import read_trusted_keys
 from nearfar.compiler.demo import DEMOS
-from nearfar.compiler.errors import RequestError, reason_of
 from nearfar.compiler.formats.ignored_keys import IgnoredKeys
 from nearfar.compiler.pipeline.options import CompileOptions, ModelOptions
+from nearfar.compiler.runtime.errors import RequestError, reason_of
 from nearfar.compiler.runtime.inputs import require_known_inputs
 
 from ..engine.config import EngineConfig

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from nearfar.compiler.bundle.entries import ITEM_BYTES, BufferEntry
 from nearfar.compiler.bundle.manifest import ExportManifest, Manifest
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.ir.pages import PAGE_DIMS
 from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.limits import largest_dims, page_groups
 from nearfar.compiler.runtime.page_groups import group_windows, pages_of_sequence
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nearfar.compiler.errors import RequestError, Unavailable
 from nearfar.compiler.ir.spec import Task
+from nearfar.compiler.runtime.errors import RequestError, Unavailable
 
 from ..schema.models import ModelCard
 from .executor import Executor, ExecutorState, HasAdapters, UnknownModel

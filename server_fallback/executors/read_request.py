@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.sampling import ALTERNATIVES, Sampling
-from nearfar.compiler.text.stop_strings import StopAutomaton
+from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.text.stop_strings import StopAutomaton
 
 from ..engine.request import TokenRequest
 from ..schema.chat import ChatCompletionRequest

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from nearfar.compiler.errors import DeviceError, NearfarError, QueueFull, RequestError, Unavailable
+from nearfar.compiler.runtime.errors import DeviceError, NearfarError, QueueFull, RequestError, Unavailable
 
 # Characters that are shown of an answer that is not JSON.
 SHOWN_CHARACTERS = 200

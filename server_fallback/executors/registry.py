@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from nearfar.compiler.cli.output import megabytes
-from nearfar.compiler.errors import RequestError, Unavailable
 from nearfar.compiler.ir.spec import Task
+from nearfar.compiler.runtime.errors import RequestError, Unavailable
 
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest
 from .executor import Executor, ExecutorState, Opener, TakesAdapters, UnknownModel

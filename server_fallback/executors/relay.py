@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic
 
-from nearfar.compiler.errors import NearfarError
+from nearfar.compiler.runtime.errors import NearfarError
 
 from ..text.output import ChunkT, Output
 from .event_template import EventTemplate, template_of

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count
 
-from nearfar.compiler.errors import Unavailable
+from nearfar.compiler.runtime.errors import Unavailable
 
 from ..schema.chat import ChatCompletionRequest
 from ..schema.completions import CompletionRequest

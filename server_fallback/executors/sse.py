@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
-from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.runtime.errors import DeviceError
 
 # A server that never ends a line must not fill the memory.
 MAX_EVENT_BYTES = 8 << 20

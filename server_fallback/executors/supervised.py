@@ -19,7 +19,7 @@ from typing import Protocol
 
 import httpx
 
-from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.runtime.errors import DeviceError
 
 from ..engine_process.heartbeat import Watch
 from ..option_types import HANG_SECONDS

@@ -10,10 +10,10 @@ from pathlib import Path
 from nearfar.compiler.bundle.entries import ToolFormatEntry
 from nearfar.compiler.bundle.folder import Folder
 from nearfar.compiler.bundle.manifest import Manifest
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
-from nearfar.compiler.text.tokenizer import Tokenizer
-from nearfar.compiler.text.tool_formats import tool_format
+from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tool_formats import tool_format
 
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest
 from ..text.reasoning import Reasoning

@@ -20,7 +20,14 @@ from uuid import NAMESPACE_OID, UUID, uuid5
 
 import httpx
 
-from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, QueueFull, RequestError, Unavailable
+from nearfar.compiler.runtime.errors import (
+    DeadlineExceeded,
+    DeviceError,
+    NearfarError,
+    QueueFull,
+    RequestError,
+    Unavailable,
+)
 
 from .circuit import Circuit
 from .executor import Call

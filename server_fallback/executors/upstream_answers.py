@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from nearfar.compiler.errors import DeviceError, Unavailable
+from nearfar.compiler.runtime.errors import DeviceError, Unavailable
 
 from ..schema.chat import ChatCompletionChunk
 from ..schema.common import Answer

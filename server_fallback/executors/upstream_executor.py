@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nearfar.compiler.errors import DeadlineExceeded, QueueFull, RequestError, Unavailable
+from nearfar.compiler.runtime.errors import DeadlineExceeded, QueueFull, RequestError, Unavailable
 
 from ..schema.completions import AnswerRequest
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse

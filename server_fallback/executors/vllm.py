@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nearfar.compiler.errors import DeadlineExceeded, QueueFull, RequestError, ToolError, Unavailable
+from nearfar.compiler.runtime.errors import DeadlineExceeded, QueueFull, RequestError, ToolError, Unavailable
 
 from ..option_types import HANG_SECONDS
 from ..schema.completions import AnswerRequest

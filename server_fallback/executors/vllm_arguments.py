@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nearfar.compiler.errors import NearfarError
 from nearfar.compiler.formats.chat_template_files import read_chat_template
 from nearfar.compiler.formats.json_file import read_json_object
 from nearfar.compiler.formats.sentence_transformers import MODULES_FILE
-from nearfar.compiler.text.tool_formats import has_tools, tool_format
+from nearfar.compiler.runtime.errors import NearfarError
+from nearfar.compiler.runtime.text.tool_formats import has_tools, tool_format
 
 # Our format of tool calls -> vLLM's parser for it.
 PARSER_OF_FORMAT = {

@@ -14,7 +14,7 @@ import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 
-from nearfar.compiler.errors import Unavailable
+from nearfar.compiler.runtime.errors import Unavailable
 
 from ..api.app import create_app
 from ..api.drain import SHUTTING_DOWN

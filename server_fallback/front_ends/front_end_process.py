@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 
-from nearfar.compiler.errors import NearfarError, Unavailable
+from nearfar.compiler.runtime.errors import NearfarError, Unavailable
 
 from ..api.config import ApiConfig
 from ..api.errors import ApiError

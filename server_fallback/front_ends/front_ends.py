@@ -12,7 +12,7 @@ import socket
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 
-from nearfar.compiler.errors import NearfarError
+from nearfar.compiler.runtime.errors import NearfarError
 
 from ..api.app import limiter_of
 from ..api.config import ApiConfig

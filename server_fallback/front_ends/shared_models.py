@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from nearfar.compiler.errors import DeviceError, NearfarError, Unavailable
+from nearfar.compiler.runtime.errors import DeviceError, NearfarError, Unavailable
 
 from ..engine_process.connection import Background, Connection
 from ..engine_process.heartbeat import Watch

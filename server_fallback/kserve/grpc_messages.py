@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 
 SERVICE = "inference.GRPCInferenceService"
 DESCRIPTORS = Path(__file__).with_name("inference.binpb")

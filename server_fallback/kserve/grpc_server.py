@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from nearfar.compiler.errors import RequestError, ToolError, Unavailable
+from nearfar.compiler.runtime.errors import RequestError, ToolError, Unavailable
 
 from ..api.addresses import Addresses
 from ..api.drain import SHUTTING_DOWN, ClientGone

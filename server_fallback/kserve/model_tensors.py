@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.encoding import probabilities
-from nearfar.compiler.text.prompts import prompt_text
-from nearfar.compiler.text.tokenizer import EncodedText
+from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.text.prompts import prompt_text
+from nearfar.compiler.runtime.text.tokenizer import EncodedText
 
 from ..executors.encoder_executor import EncoderExecutor
 from ..executors.executor import Call, Executor

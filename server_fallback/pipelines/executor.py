@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from nearfar.compiler.errors import NearfarError, RequestError, Unavailable
+from nearfar.compiler.runtime.errors import NearfarError, RequestError, Unavailable
 
 from ..executors.encoder_executor import EncoderExecutor
 from ..executors.executor import Call, Executor, ExecutorState, Ranks, UnknownModel

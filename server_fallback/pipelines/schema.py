@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from nearfar.compiler.errors import RequestError, reason_of
+from nearfar.compiler.runtime.errors import RequestError, reason_of
 
 from ..schema.common import ApiTemperature, Items, Request
 from ..schema.models import Name

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 
-from nearfar.compiler.errors import reason_of
+from nearfar.compiler.runtime.errors import reason_of
 
 from ..text.worker_loop import serve
 from .docx_html import MAX_PART_BYTES, read_docx

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 
 from ..executors.encoder_executor import EncoderExecutor
 from ..executors.executor import Call

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.compiler.errors import RequestError, ToolError
 from nearfar.compiler.runtime.batch import FloatArray
+from nearfar.compiler.runtime.errors import RequestError, ToolError
 
 FORMAT = "nearfar-store-1"
 MAPPED_BYTES = 1 << 31

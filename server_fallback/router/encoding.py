@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 
 from ..executors.executor import Call
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse

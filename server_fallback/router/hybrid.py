@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 
 from ..executors.executor import Call, Executor
 from ..executors.registry import default_name

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 
 from ..executors.executor import Abilities, Call, ExecutorState
 from ..schema.chat import ChatCompletionRequest

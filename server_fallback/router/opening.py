@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 from hashlib import sha256
 from pathlib import Path
 
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.pipeline.kernel_cache import cache_folder
+from nearfar.compiler.runtime.errors import RequestError
 
 from ..executors.executor import Executor, Opener, Opening
 from .decision.budget import FileLedger, Ledger

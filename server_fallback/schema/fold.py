@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from nearfar.compiler.errors import Unavailable
+from nearfar.compiler.runtime.errors import Unavailable
 
 from .chat import (
     AnswerFunction,

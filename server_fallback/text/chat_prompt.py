@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from nearfar.compiler.errors import RequestError
-from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 from ..schema.chat import ImagePart, Message, RefusalPart
 from ..schema.functions import Tool

@@ -7,9 +7,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
-from nearfar.compiler.text.stop_strings import StopAutomaton, StopStrings
-from nearfar.compiler.text.text_stream import TextStream
-from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.stop_strings import StopAutomaton, StopStrings
+from nearfar.compiler.runtime.text.text_stream import TextStream
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 from ..engine.request import (
     Completion,

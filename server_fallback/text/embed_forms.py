@@ -7,8 +7,8 @@ import uuid
 
 import numpy as np
 
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.runtime.batch import FloatArray
+from nearfar.compiler.runtime.errors import RequestError
 
 from ..schema.embed import BilledUnits, EmbeddingsByType, EmbedMeta, EmbedRequest, EmbedResponse
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.spec import ClassifierSpec
-from nearfar.compiler.text.pair_text import encode_in_template
-from nearfar.compiler.text.tokenizer import EncodedText, Tokenizer
+from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.text.pair_text import encode_in_template
+from nearfar.compiler.runtime.text.tokenizer import EncodedText, Tokenizer
 
 from ..schema.encoding import EncodingRequest
 from .requests import check_length, check_prompt

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nearfar.compiler.text.text_stream import TextStream
-from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.text_stream import TextStream
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 from ..engine.request import GeneratedToken
 from ..schema.common import PromptLogprob, PromptLogprobs

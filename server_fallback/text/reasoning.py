@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 # The part of the answer that comes next. "start": only white space precedes, so reasoning may still begin.
 State = Literal["start", "reasoning", "content"]

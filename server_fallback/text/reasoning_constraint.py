@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 
 from ..engine.min_tokens import mask_without
 from ..engine.request import Constraint

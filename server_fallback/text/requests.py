@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nearfar.compiler.errors import RequestError
-from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 
 def context_overflow(param: str, tokens: str, context: int) -> RequestError:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nearfar.compiler.bundle.entries import ToolFormatEntry
-from nearfar.compiler.errors import RequestError
-from nearfar.compiler.text.tool_formats import FORMATS
+from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.text.tool_formats import FORMATS
 
 from ..schema.chat import (
     ChatCompletionRequest,

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.encoding import probabilities
-from nearfar.compiler.text.prompts import DOCUMENT_PROMPTS, QUERY_PROMPTS, prompt_text, search_prompt
+from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.text.prompts import DOCUMENT_PROMPTS, QUERY_PROMPTS, prompt_text, search_prompt
 
 from ..schema.embeddings import EmbeddingRequest, InputType
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
-from nearfar.compiler.errors import CheckpointError, NearfarError, RequestError, Unavailable
-from nearfar.compiler.text.chat_template import ChatTemplate, Message
+from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, RequestError, Unavailable
+from nearfar.compiler.runtime.text.chat_template import ChatTemplate, Message
 
 from ..executors.circuit import Circuit
 from .fair_turns import FairTurns

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nearfar.compiler.errors import CheckpointError, RequestError
-from nearfar.compiler.text.chat_template import ChatTemplate, Message
+from nearfar.compiler.runtime.errors import CheckpointError, RequestError
+from nearfar.compiler.runtime.text.chat_template import ChatTemplate, Message
 
 from .worker_loop import serve
 

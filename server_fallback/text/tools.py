@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from nearfar.compiler.bundle.entries import ToolFormatEntry
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 
 from ..schema.functions import NamedToolChoice, Tool
 from .grammar.source import CallsOrForm, FormSource, GrammarSource, Tag, TagsSource

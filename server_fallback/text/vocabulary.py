@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nearfar.compiler.errors import BundleError, RequestError
+from nearfar.compiler.runtime.errors import BundleError, RequestError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 

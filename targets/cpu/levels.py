@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nearfar.compiler.bundle.manifest import MANIFEST_FILE, Manifest
-from nearfar.compiler.errors import BundleError, DeviceError, RequestError
+from nearfar.compiler.runtime.errors import BundleError, DeviceError, RequestError
 
 if TYPE_CHECKING:
     from nearfar.compiler.kernels.cpu.builder import Isa

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.compiler.bundle.folder import Bundle
-from nearfar.compiler.errors import BundleError, DeviceError
+from nearfar.compiler.runtime.errors import BundleError, DeviceError
 
 # An argument of TVM FFI: its type, then 8 bytes of value; and `launch` in launch.c.
 ARGUMENT = np.dtype([("type", "<i4"), ("padding", "<u4"), ("value", "<i8")])

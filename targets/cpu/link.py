@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from nearfar.compiler.errors import ToolError
+from nearfar.compiler.runtime.errors import ToolError
 
 LAUNCH = Path(__file__).with_name("launch.c")
 # Kernels call only TVM's runtime, which is loaded before the library, so they need no C library.

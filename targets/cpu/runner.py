@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.compiler.bundle.folder import Bundle
-from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.runtime.base_runner import ArrayLayout
 from nearfar.compiler.runtime.batch import Array, Batch, Limits, Result
+from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.runtime.plan_runner import PlanRunner, bound_arrays, constant_tables, passing_entries
 from nearfar.compiler.runtime.variant import choose_activation, choose_kernels
 

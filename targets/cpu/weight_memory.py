@@ -21,7 +21,7 @@ import numpy.typing as npt
 from nearfar.compiler.bundle.entries import PlaneEntry
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.bundle.manifest import Manifest
-from nearfar.compiler.errors import BundleError, DeviceError, RequestError
+from nearfar.compiler.runtime.errors import BundleError, DeviceError, RequestError
 
 from ..host_memory import available_bytes
 

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from nearfar.compiler.errors import DeviceError, RequestError
+from nearfar.compiler.runtime.errors import DeviceError, RequestError
 
 from .driver import Driver
 

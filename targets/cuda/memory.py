@@ -19,10 +19,10 @@ import numpy as np
 from nearfar.compiler.bundle.entries import ITEM_BYTES, BufferEntry, InputEntry, shards_of
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.bundle.manifest import Manifest
-from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.ir.plan import ZEROED
 from nearfar.compiler.runtime.batch import Array
+from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.runtime.plan_runner import constant_tables, layout_of, passing_entries
 
 from .driver import Bytes, Driver

@@ -10,8 +10,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from nearfar.compiler.errors import RequestError, ToolError
 from nearfar.compiler.pipeline.kernel_cache import KernelCache
+from nearfar.compiler.runtime.errors import RequestError, ToolError
 
 from .arch import DEFAULT_CUDA, OLDER_CUDA, parse_arch
 

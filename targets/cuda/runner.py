@@ -20,10 +20,10 @@ import numpy.typing as npt
 
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.bundle.manifest import GENERATE
-from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.ir.pages import PAGE_DIMS
 from nearfar.compiler.runtime.base_runner import ArrayLayout
 from nearfar.compiler.runtime.batch import Array, Batch, Limits, Result
+from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.runtime.plan_runner import PlanRunner
 from nearfar.compiler.runtime.variant import choose_activation
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.ir.graph import Graph, Node
 from nearfar.compiler.ir.ops import OPS, sampling
 from nearfar.compiler.ir.rope import rope_table
+from nearfar.compiler.runtime.errors import UnsupportedModel
 
 from .attention import attend
 from .gates import gated

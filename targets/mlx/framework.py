@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nearfar.compiler.errors import ToolError
+from nearfar.compiler.runtime.errors import ToolError
 
 
 def load_mlx() -> Any:

@@ -13,9 +13,9 @@ from typing import Any, Literal
 import numpy as np
 
 from nearfar.compiler.arch.gemma import as_bfloat16
-from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.ir.rope import rotary_dim
 from nearfar.compiler.ir.spec import ModelSpec
+from nearfar.compiler.runtime.errors import UnsupportedModel
 
 from . import families
 from .rope_config import is_computed

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.compiler.errors import QuantizationError, RequestError
 from nearfar.compiler.ir.graph import Parameter
 from nearfar.compiler.quant import GROUPS, Codes, Quantization, form_of
 from nearfar.compiler.quant.base import FloatArray, require_finite
 from nearfar.compiler.quant.codes import block_of
 from nearfar.compiler.quant.q4 import Q4
 from nearfar.compiler.quant.q8 import Q8
+from nearfar.compiler.runtime.errors import QuantizationError, RequestError
 
 Array = npt.NDArray[Any]
 

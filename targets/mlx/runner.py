@@ -14,9 +14,9 @@ import numpy as np
 from nearfar.compiler.arch import by_model_type
 from nearfar.compiler.bundle.folder import ExportBundle
 from nearfar.compiler.bundle.manifest import ExportManifest
-from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.runtime.base_runner import ArrayLayout, BaseRunner
 from nearfar.compiler.runtime.batch import Array, Batch, Limits, Output
+from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.runtime.host_sampler import HostSampler
 
 from .forward import Forward, require_known

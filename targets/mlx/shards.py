@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nearfar.compiler.errors import QuantizationError
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.ir.graph import Parameter, Source
 from nearfar.compiler.pipeline.weights import blocks, read_planes, read_rows, tensor_shapes
+from nearfar.compiler.runtime.errors import QuantizationError
 
 from .packing import ITEM_BYTES, Packing
 

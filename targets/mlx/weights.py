@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nearfar.compiler.bundle.folder import ExportBundle
-from nearfar.compiler.errors import BundleError, DeviceError
 from nearfar.compiler.ir.graph import Parameter, Source
+from nearfar.compiler.runtime.errors import BundleError, DeviceError
 
 from .framework import load_mlx
 

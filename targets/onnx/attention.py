@@ -8,8 +8,8 @@ is computed correctly.
 
 from __future__ import annotations
 
-from nearfar.compiler.errors import RequestError, UnsupportedModel
 from nearfar.compiler.ir.graph import Node
+from nearfar.compiler.runtime.errors import RequestError, UnsupportedModel
 
 from .builder import MICROSOFT
 from .emitter import Emitter, Owner

@@ -12,8 +12,8 @@ import onnx
 
 from nearfar.compiler.bundle.folder import ExportBundle
 from nearfar.compiler.bundle.manifest import ExportManifest
-from nearfar.compiler.errors import BundleError
 from nearfar.compiler.ir.spec import ModelSpec
+from nearfar.compiler.runtime.errors import BundleError
 
 Require = Callable[[bool, str], None]
 

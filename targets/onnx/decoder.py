@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nearfar.compiler.errors import QuantizationError, UnsupportedModel
 from nearfar.compiler.ir.graph import Node, Parameter
 from nearfar.compiler.ir.ops import OPS
+from nearfar.compiler.runtime.errors import QuantizationError, UnsupportedModel
 
 from .attention import add_append, add_attention
 from .builder import ELEMENT_TYPES, MICROSOFT

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from nearfar.compiler.errors import QuantizationError, UnsupportedModel
 from nearfar.compiler.ir.graph import Graph, Node, Parameter
 from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.quant import Quantization, WeightForm, form_of
 from nearfar.compiler.quant.codes import block_of
 from nearfar.compiler.quant.kernel_format import reads_plain, weight_format
+from nearfar.compiler.runtime.errors import QuantizationError, UnsupportedModel
 
 from .builder import ELEMENT_TYPES, Builder
 from .devices import Device

@@ -13,10 +13,10 @@ that.
 
 from __future__ import annotations
 
-from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.ir.graph import Node
 from nearfar.compiler.ir.ops.encoders import require_joint
 from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
+from nearfar.compiler.runtime.errors import UnsupportedModel
 
 from .builder import ELEMENT_TYPES, MICROSOFT
 from .decoder import FORMS, Form, form_of, table_rows

@@ -13,13 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nearfar.compiler.errors import RequestError, ToolError
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.passes.fuse_gate_up import fuse_gate_up
 from nearfar.compiler.passes.fuse_projections import fuse_projections
 from nearfar.compiler.pipeline.target import ExportOptions
+from nearfar.compiler.runtime.errors import RequestError, ToolError
 
 from . import devices
 from .every_row import with_every_row

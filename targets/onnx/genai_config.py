@@ -10,11 +10,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.pipeline.target import ExportOptions
+from nearfar.compiler.runtime.errors import UnsupportedModel
 
 GENAI_CONFIG_FILE = "genai_config.json"
 

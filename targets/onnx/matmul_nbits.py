@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from nearfar.compiler.errors import QuantizationError
 from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.quant.codes import in_order
+from nearfar.compiler.runtime.errors import QuantizationError
 
 BITS = {"q2": 2, "q4": 4, "q8": 8}
 BLOCKS = (32, 64, 128)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.ir.graph import Node
 from nearfar.compiler.ir.rope import rope_table
+from nearfar.compiler.runtime.errors import UnsupportedModel
 
 from .builder import ELEMENT_TYPES, MICROSOFT
 from .emitter import Emitter

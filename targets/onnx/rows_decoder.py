@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.compiler.bundle.folder import ExportBundle
-from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.runtime.errors import DeviceError
 
 from .bound_rows import BoundRows
 from .session import open_session

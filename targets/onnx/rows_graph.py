@@ -23,7 +23,7 @@ import onnx
 from onnx import TensorProto
 from onnx.helper import make_tensor_value_info
 
-from nearfar.compiler.errors import BundleError
+from nearfar.compiler.runtime.errors import BundleError
 
 MASK, LENGTHS, TOTAL, ROWS = "attention_mask", "seqlens_k", "total_sequence_length", "sample_rows"
 

@@ -20,9 +20,9 @@ from typing import Any
 
 from nearfar.compiler.bundle.folder import ExportBundle
 from nearfar.compiler.bundle.manifest import ExportManifest
-from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.runtime.base_runner import ArrayLayout, BaseRunner
 from nearfar.compiler.runtime.batch import Array, Batch, Limits, Output, Result
+from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.runtime.host_sampler import HostSampler
 
 from ..threads import default_threads

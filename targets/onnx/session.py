@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nearfar.compiler.bundle.folder import ExportBundle
-from nearfar.compiler.errors import BundleError, DeviceError, ToolError
+from nearfar.compiler.runtime.errors import BundleError, DeviceError, ToolError
 
 from .huge_pages import huge_pages
 

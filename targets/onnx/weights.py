@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, helper
 
-from nearfar.compiler.errors import QuantizationError
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.ir.graph import Parameter
 from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.pipeline.weights import PACKING_THREADS, blocks, in_order, lay_out_weights
 from nearfar.compiler.quant import Quantization, form_of
+from nearfar.compiler.runtime.errors import QuantizationError
 
 from .builder import ELEMENT_TYPES
 from .matmul_nbits import BITS, blob_rows, zero_rows

@@ -11,7 +11,7 @@ from typing import Any
 
 from nearfar.compiler.bundle.entries import ActivationEntry
 from nearfar.compiler.bundle.manifest import Manifest
-from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.runtime.errors import DeviceError
 
 MAX_GRID = 65_535
 # The first line of WGSL that uses subgroups.

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from nearfar.compiler.bundle.entries import ActivationEntry
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.expr import Expr
 from nearfar.compiler.ir.plan import Plan
 from nearfar.compiler.kernels.builder import NUM_SUBGROUPS, SUBGROUP_ID, Kernel
@@ -16,6 +15,7 @@ from nearfar.compiler.pipeline.lower import lower
 from nearfar.compiler.pipeline.target import LoweredPlan
 from nearfar.compiler.quant import Quantization
 from nearfar.compiler.quant.layout import Layout
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.targets.context import Context
 from nearfar.targets.lowering import Compiled, Progress, lower_steps, source_of
 from nearfar.targets.variant import KernelCall

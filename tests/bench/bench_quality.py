@@ -22,7 +22,6 @@ from demo_model.example import Split
 
 from nearfar.compiler.cli.quality import description, weight_bytes
 from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.errors import NearfarError
 from nearfar.compiler.formats import load
 from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
 from nearfar.compiler.measure.quality import (
@@ -36,8 +35,9 @@ from nearfar.compiler.measure.quality import (
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.errors import NearfarError
 from nearfar.compiler.runtime.generate import PREFILL_CHUNK
-from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 SEED = 2024
 EXAMPLES = 20

@@ -32,7 +32,7 @@ from serving_process import LLAMA_SERVER_MODULES, llama_server, nearfar_serve
 from upstream_check import check_upstream
 
 from nearfar.compiler.bundle.folder import open_bundle
-from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 from nearfar.server_fallback.bench.client import Outcome, Server, make_client, run_load
 from nearfar.server_fallback.bench.summary import summarize
 from nearfar.server_fallback.bench.workload import Lengths, LoadRequest, make_workload

@@ -42,7 +42,7 @@ from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.demo import DEMOS
 from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output
 from nearfar.compiler.runtime.page_groups import PageGroup
-from nearfar.compiler.text.tokenizer_files import TokenizerFiles
+from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.server import bind, run_server

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.formats.huggingface import read_spec
 from nearfar.compiler.measure.shapes import shape_checkpoint
+from nearfar.compiler.runtime.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ import pytest
 
 from nearfar.compiler import quant
 from nearfar.compiler.cli.parser import Parser, add_options, make
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.names import QUANTIZATIONS
 from nearfar.compiler.options import Count, Flag, Group, Option, Trust, declared, options
 from nearfar.compiler.pipeline.options import CompileOptions
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.cli.options import Serve
 
 

@@ -24,7 +24,7 @@ from nearfar.compiler.demo import DEMOS, ENCODER_CHECKPOINT
 from nearfar.compiler.runtime.batch import FloatArray, Limits
 from nearfar.compiler.runtime.encoding import Text, encode, finished
 from nearfar.compiler.runtime.reference import ReferenceRunner
-from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 CONTEXT = 256
 # The longest has as many tokens as the context.

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from nearfar.compiler.errors import CheckpointError
+from nearfar.compiler.runtime.errors import CheckpointError
 
 from .model import Llama, LlamaConfig
 from .tokenizer import BOS, CHAT_TEMPLATE, END, PAD

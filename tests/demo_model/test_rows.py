@@ -15,7 +15,7 @@ from demo_model.rows import NO_TARGET, pack_rows, training_rows
 from demo_model.tokenizer import ASSISTANT, BOS, END, PAD, USER, encode_turn
 from demo_model.train import PLANS
 from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from demo_model.example import Example
 from demo_model.reading_back import held_out_templates, is_held_out, is_trained, slot_values
 from demo_model.talk import FAR_ANSWERS, FAR_TOO_HARD_ANSWER, TOO_HARD_ANSWER, UNKNOWN_ANSWER
 from demo_model.traffic import HANDWRITTEN, Part, as_prompt, demo_prompts, examples, main
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.router.fitting.prompts import Prompt
 
 

@@ -27,7 +27,7 @@ from demo_model.train import (
     save,
 )
 from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.errors import CheckpointError, NearfarError
+from nearfar.compiler.runtime.errors import CheckpointError, NearfarError
 
 TINY = TrainingPlan(
     steps=6,

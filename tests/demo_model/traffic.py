@@ -30,7 +30,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from nearfar.compiler.errors import NearfarError, RequestError
+from nearfar.compiler.runtime.errors import NearfarError, RequestError
 from nearfar.server_fallback.router.fitting.prompts import Prompt
 
 from .corpus import HARD, NEAR

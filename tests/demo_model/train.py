@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nearfar.compiler.demo import CHECKPOINT, FAR_NAME, NAME
-from nearfar.compiler.errors import CheckpointError, NearfarError
+from nearfar.compiler.runtime.errors import CheckpointError, NearfarError
 
 from .corpus import CORPORA
 from .evaluate import measure, quantize_in_place, show_table, write_accuracy

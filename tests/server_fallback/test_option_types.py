@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.options import Count, Option, declared, options
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.option_types import Milliseconds, Seconds, Share, network, node_address, origin, size_bytes
 
 

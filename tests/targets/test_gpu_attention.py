@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nearfar.compiler import quant
-from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.ir.expr import Condition, Expr, evaluate, holds
 from nearfar.compiler.ir.graph import Constant, Graph, Parameter, Source, Value
 from nearfar.compiler.ir.kv_format import kv_format
 from nearfar.compiler.ir.plan import make_plan
 from nearfar.compiler.kernels.batch_rows import Tiling
 from nearfar.compiler.kernels.cuda.decode_tile import FilledRanges
+from nearfar.compiler.runtime.errors import UnsupportedModel
 from nearfar.targets.context import Context
 from nearfar.targets.cuda.source import cuda
 from nearfar.targets.cuda.variants import attention_numbers

@@ -26,7 +26,6 @@ from tolerances import F32, ONNX_INT8_MODEL, relative_error
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.cli.inspect import facts
-from nearfar.compiler.errors import QuantizationError, RequestError, UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.checkpoint import StoredMatrix
 from nearfar.compiler.measure.report import make_report, weight_formats
@@ -34,6 +33,7 @@ from nearfar.compiler.pipeline import compile as compiler
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any, compile_model
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.errors import QuantizationError, RequestError, UnsupportedModel
 from nearfar.compiler.runtime.reference import ReferenceRunner
 
 TOKENS = list(range(3, 509, 23))

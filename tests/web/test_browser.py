@@ -325,7 +325,7 @@ def test_the_page_answers_offline_with_the_text_that_python_decodes(
     context: BrowserContext, address: str, tiny_bundle: Path
 ) -> None:
     from nearfar.compiler.bundle.folder import open_bundle
-    from nearfar.compiler.text.tokenizer import Tokenizer
+    from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
     page = context.new_page()
     open_page(page, address, "ready")

@@ -26,7 +26,7 @@ from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any, compile_model
 from nearfar.compiler.runtime.encoding import Text, classify, embed
 from nearfar.compiler.runtime.reference import ReferenceRunner
-from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 START = """import { Engine } from "./nearfar.js";
 import { connectEngine } from "./client.js";

@@ -18,7 +18,7 @@ from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.batch import Runner
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
-from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 PROMPT = [{"role": "user", "content": "tell me a story about a fox"}]
 TOKENS = 64

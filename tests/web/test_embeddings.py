@@ -19,7 +19,7 @@ from nearfar.compiler.browser.page_server import PAGE
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.runtime.encoding import embed
 from nearfar.compiler.runtime.reference import ReferenceRunner
-from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 START = """import { connectEngine } from "./client.js";
 window.connect = () => connectEngine(new Worker("./engine_worker.js", { type: "module" }), "./bundle/");

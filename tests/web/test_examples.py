@@ -16,8 +16,8 @@ from static_site import serve
 
 from nearfar.compiler.browser.chromium import FLAGS
 from nearfar.compiler.bundle.folder import chat_tree_entry
-from nearfar.compiler.text.chat_template import ChatTemplate
-from nearfar.compiler.text.tool_formats import tool_format
+from nearfar.compiler.runtime.text.chat_template import ChatTemplate
+from nearfar.compiler.runtime.text.tool_formats import tool_format
 
 # The machine may be busy.
 TIMEOUT_MS = 180_000

@@ -29,7 +29,7 @@ from nearfar.compiler.pipeline.export import export_model
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.generate import generate
-from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 TOKENS = 48
 CONTEXT = 256

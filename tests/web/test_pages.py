@@ -68,7 +68,7 @@ def measured(browser: Browser, tiny_bundle: Path, tmp_path_factory: pytest.TempP
 
 def test_the_second_turn_reads_the_first_as_well(chat: Page, tiny_bundle: Path) -> None:
     from nearfar.compiler.bundle.folder import open_bundle
-    from nearfar.compiler.text.tokenizer import Tokenizer
+    from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
     ask(chat, "hello")
     ask(chat, "and again")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import UnsupportedModel
+from ...runtime.errors import UnsupportedModel
 from ..checkpoint import Tensor
 from .container import Container, StoredTensor
 from .metadata import Metadata

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ...arch import by_model_type
-from ...errors import CheckpointError, UnsupportedModel
 from ...ir.spec import ModelSpec
+from ...runtime.errors import CheckpointError, UnsupportedModel
 from ..checkpoint import Checkpoint
 from ..config import ConfigReader, require_skippable
 from ..spec_against_tensors import require_sizes

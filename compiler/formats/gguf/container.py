@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import CheckpointError, UnsupportedModel, reason_of
+from ...runtime.errors import CheckpointError, UnsupportedModel, reason_of
 from ..json_file import reject_git_lfs_pointer
 from ..read_tensor import read_into
 from .block_types import BlockType

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import CheckpointError, RequestError, UnsupportedModel
+from ...runtime.errors import CheckpointError, RequestError, UnsupportedModel
 from ..config import IGNORE
 from .container import Container
 

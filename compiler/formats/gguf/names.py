@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ...errors import CheckpointError
 from ...nearest import did_you_mean
+from ...runtime.errors import CheckpointError
 
 PART = re.compile(r"(?P<name>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
 _LABEL = re.compile(r"(?:.*?[-._/])?((?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|F16|F32))\.gguf", re.IGNORECASE)

@@ -9,9 +9,9 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import QuantizationError
 from ...quant import Products
 from ...quant.base import Array
+from ...runtime.errors import QuantizationError
 from ..checkpoint import StoredMatrix, Tensor
 from .block_types import BlockType
 from .container import StoredTensor

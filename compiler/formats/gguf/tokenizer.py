@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ...text.tokenizer_files import TokenizerFiles
+from ...runtime.text.tokenizer_files import TokenizerFiles
 from ..byte_level import WORDS, byte_level
 from ..tokenizer_json import (
     CONTROL,

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import UnsupportedModel
 from ...nearest import did_you_mean
-from ...text.tokenizer_files import TokenizerFiles, load_backend
+from ...runtime.errors import UnsupportedModel
+from ...runtime.text.tokenizer_files import TokenizerFiles, load_backend
 from ..byte_level import WORDS
 from ..tokenizer_json import (
     BYTE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 
 from ...executors.executor import Call
 from ...schema.chat import ChatCompletionRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nearfar.compiler.errors import NearfarError, QueueFull, RequestError, Unavailable
+from nearfar.compiler.runtime.errors import NearfarError, QueueFull, RequestError, Unavailable
 
 from ...schema.route import Side
 from ..decision.policy import Timeouts

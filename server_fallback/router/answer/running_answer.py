@@ -16,7 +16,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import Generic
 
-from nearfar.compiler.errors import DeadlineExceeded, NearfarError, QueueFull, RequestError, Unavailable
+from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError, QueueFull, RequestError, Unavailable
 
 from ...executors.executor import Call
 from ...schema.chat import ChatCompletionRequest

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 
-from nearfar.compiler.errors import NearfarError
+from nearfar.compiler.runtime.errors import NearfarError
 
 from ...executors.executor import Call
 from ...schema.chat import ChatCompletionRequest

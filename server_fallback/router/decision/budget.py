@@ -16,7 +16,7 @@ from pathlib import Path
 from time import time
 from typing import Protocol
 
-from nearfar.compiler.errors import OutputError
+from nearfar.compiler.runtime.errors import OutputError
 from nearfar.compiler.shared.script import SharedScript
 
 

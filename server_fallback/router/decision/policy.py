@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from nearfar.compiler.errors import RequestError, reason_of
+from nearfar.compiler.runtime.errors import RequestError, reason_of
 from nearfar.compiler.shared.script import SharedScript
 
 from ...schema.route import Side

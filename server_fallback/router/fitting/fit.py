@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 
 from ..decision.predictor import Calibration, Components, Fitted, Predictor, Wanted, Weights
 from .design import FOLDS, Design, make_design, make_folds

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 
 from ..decision.predictor import feature_names
 from ..decision.situation import NearSignals

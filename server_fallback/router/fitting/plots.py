@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from nearfar.compiler.errors import OutputError, ToolError, reason_of
+from nearfar.compiler.runtime.errors import OutputError, ToolError, reason_of
 
 from .evaluation import Evaluation
 

@@ -9,7 +9,7 @@ from typing import Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from nearfar.compiler.errors import RequestError, reason_of
+from nearfar.compiler.runtime.errors import RequestError, reason_of
 
 Line = TypeVar("Line", bound="JsonLine")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
-from nearfar.compiler.errors import NearfarError, RequestError
+from nearfar.compiler.runtime.errors import NearfarError, RequestError
 
 from ...executors.dialect import Dialect, generation_body
 from ...executors.executor import Call

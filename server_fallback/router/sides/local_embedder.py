@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from nearfar.compiler.errors import RequestError, Unavailable
+from nearfar.compiler.runtime.errors import RequestError, Unavailable
 
 from ...executors.encoder_executor import EncoderExecutor
 from ...executors.executor import Executor, Opener

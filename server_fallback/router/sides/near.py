@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 
 from ...executors.executor import Abilities, Call, Executor, TellsAbilities
 from ...schema.completions import AnswerRequest, CompletionRequest

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from nearfar.compiler.errors import NearfarError
+from nearfar.compiler.runtime.errors import NearfarError
 
 from ...engine.request import Completion, GeneratedToken, TokenRequest
 from ...engine.verification import VerifyingSource

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from time import monotonic
 
-from nearfar.compiler.errors import NearfarError, RequestError, Unavailable
+from nearfar.compiler.runtime.errors import NearfarError, RequestError, Unavailable
 from nearfar.compiler.shared.script import SharedScript
 
 from ...executors.circuit import Circuit

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 
 from ...executors.executor import Call, Drafts
 from ...schema.chat import ChatCompletionRequest

@@ -20,7 +20,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.typing import Subprotocol
 
-from nearfar.compiler.errors import DeviceError, NearfarError, QueueFull, RequestError, Unavailable
+from nearfar.compiler.runtime.errors import DeviceError, NearfarError, QueueFull, RequestError, Unavailable
 
 from ...engine.request import Completion, FinishReason, GeneratedToken, TokenRequest
 from ...engine.verification import VerifyingSource

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 
 # The maximum number of characters of a grammar. A larger one takes seconds to compile.
 MAX_EBNF_SIZE = 400_000

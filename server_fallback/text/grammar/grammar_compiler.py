@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import monotonic
 
-from nearfar.compiler.errors import RequestError, Unavailable
+from nearfar.compiler.runtime.errors import RequestError, Unavailable
 
 from ..fair_turns import FairTurns
 from ..worker_process import NICENESS, START_SECONDS, WorkerEnded, WorkerProcess

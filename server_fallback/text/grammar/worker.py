@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 
 from ..worker_loop import serve
 from .bounded import Bound, BoundedConstraint

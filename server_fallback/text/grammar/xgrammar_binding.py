@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.compiler.errors import ToolError
+from nearfar.compiler.runtime.errors import ToolError
 from nearfar.compiler.without_torch import without_torch
 
 XGRAMMAR_VERSION = "0.2.8"

@@ -14,7 +14,7 @@ from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.formats.huggingface import open_checkpoint
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
 from nearfar.compiler.runtime.reference import ReferenceRunner
-from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 MAX_TOKENS = 32
 # The margin between the logit of a chosen token and any other. float16 activations change logits by a few hundredths.

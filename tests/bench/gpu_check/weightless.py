@@ -16,7 +16,7 @@ from nearfar.compiler.measure.shapes import shape_checkpoint
 from nearfar.compiler.pipeline.compile import CompileOptions, build, prepare_checkpoint
 from nearfar.compiler.pipeline.store import FolderStore, SizeStore, StoredWeights, WeightsJob
 from nearfar.compiler.pipeline.store import Progress as PackProgress
-from nearfar.compiler.text.tokenizer_files import TokenizerFiles
+from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,13 @@ from tolerances import relative_error
 
 from nearfar.compiler import quant
 from nearfar.compiler.arch import by_model_type
-from nearfar.compiler.errors import CheckpointError, UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.passes import run_passes
 from nearfar.compiler.pipeline.weights import check_tensors
 from nearfar.compiler.runtime.batch import Chunk, make_batch
+from nearfar.compiler.runtime.errors import CheckpointError, UnsupportedModel
 
 LIMIT = 5e-5
 PAGES = [int(page) for page in np.random.default_rng(0).permutation(NUM_PAGES)]

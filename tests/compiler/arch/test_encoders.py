@@ -15,10 +15,10 @@ from tiny_models import write_modules
 from tolerances import F32, relative_error
 
 from nearfar.compiler.bundle.folder import Bundle
-from nearfar.compiler.errors import CheckpointError, NearfarError, RequestError, UnsupportedModel
 from nearfar.compiler.formats.huggingface import open_checkpoint
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch, make_text_batch
 from nearfar.compiler.runtime.encoding import Text, classify, embed, encode
+from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, RequestError, UnsupportedModel
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.trust import check_runner
 

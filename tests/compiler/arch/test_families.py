@@ -6,8 +6,8 @@ import pytest
 
 from nearfar.compiler import arch
 from nearfar.compiler.arch import families, write_model_types
-from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.formats.multimodal import MODEL_TYPES
+from nearfar.compiler.runtime.errors import UnsupportedModel
 
 # The version of transformers that the list was written with.
 WRITTEN_WITH = "5.24.0"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from published_configs import read, transformers_config, without
 
-from nearfar.compiler.errors import CheckpointError, NearfarError, UnsupportedModel
 from nearfar.compiler.ir.spec import RopeSpec
 from nearfar.compiler.measure.model_table import published
+from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, UnsupportedModel
 
 CONFIGS: dict[str, dict[str, Any]] = {name: json.loads(path.read_text()) for name, path in published()}
 GLM4, ERNIE, HUNYUAN = (CONFIGS[name] for name in ("glm-4-9b-0414", "ernie-4.5-0.3b", "hy-mt2-7b"))

@@ -19,8 +19,8 @@ from published_configs import (
 from pydantic import TypeAdapter
 
 from nearfar.compiler import arch
-from nearfar.compiler.errors import CheckpointError
 from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
+from nearfar.compiler.runtime.errors import CheckpointError
 
 
 def test_llama_3_2_has_llama3_scaling_and_three_ends() -> None:

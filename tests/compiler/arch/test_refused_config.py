@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from published_configs import LLAMA_3_2_1B, MISTRAL_7B, PUBLISHED, QWEN2_5_0_5B, QWEN3_0_6B, read
 
-from nearfar.compiler.errors import CheckpointError, UnsupportedModel
+from nearfar.compiler.runtime.errors import CheckpointError, UnsupportedModel
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from published_configs import LLAMA_3_2_1B, PHI_3_MINI_4K, QWEN2_5_0_5B, read, without
 
-from nearfar.compiler.errors import CheckpointError, RequestError, UnsupportedModel
 from nearfar.compiler.ir.rope import inverse_frequencies
 from nearfar.compiler.ir.spec import RopeSpec
 from nearfar.compiler.pipeline.context import model_context, paged_context, rotation_notes
+from nearfar.compiler.runtime.errors import CheckpointError, RequestError, UnsupportedModel
 
 
 def test_phi3_rotates_a_part_of_each_head() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from published_configs import LLAMA_3_2_1B, MISTRAL_7B, QWEN2_5_0_5B, read, without
 
-from nearfar.compiler.errors import CheckpointError
+from nearfar.compiler.runtime.errors import CheckpointError
 
 
 def test_mistral_has_a_window_on_every_layer_unless_it_is_null() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from nearfar.compiler.browser import page_server
 from nearfar.compiler.browser.page_server import PageServer
-from nearfar.compiler.errors import RequestError, ToolError
+from nearfar.compiler.runtime.errors import RequestError, ToolError
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.bundle.manifest import FORMAT_VERSION
-from nearfar.compiler.errors import BundleError
+from nearfar.compiler.runtime.errors import BundleError
 
 
 @pytest.fixture

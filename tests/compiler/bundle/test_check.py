@@ -26,7 +26,7 @@ from nearfar.compiler.bundle.digest import text_sha256
 from nearfar.compiler.bundle.fault import Fault
 from nearfar.compiler.bundle.file_name import file_in, is_plain_name
 from nearfar.compiler.bundle.folder import open_bundle
-from nearfar.compiler.errors import BundleError
+from nearfar.compiler.runtime.errors import BundleError
 
 NAMES = json.loads((Path(__file__).parents[2] / "conformance/file_names.json").read_text())
 WRONG_TREES = json.loads((Path(__file__).parents[2] / "conformance/wrong_trees.json").read_text())["cases"]
@@ -39,7 +39,7 @@ RUN_ALL = """
 import json, shutil, sys
 from pathlib import Path
 from nearfar.compiler.bundle.folder import open_any
-from nearfar.compiler.errors import NearfarError
+from nearfar.compiler.runtime.errors import NearfarError
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Limits
 folder = Path(sys.argv[1])

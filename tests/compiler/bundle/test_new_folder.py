@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nearfar.compiler.bundle.new_folder import discard_partial, new_file, new_folder
-from nearfar.compiler.errors import OutputError
+from nearfar.compiler.runtime.errors import OutputError
 
 # Creates a partial folder, reports it, and waits to be killed.
 HALF = """

@@ -13,7 +13,7 @@ from conftest import lacks
 from nearfar.compiler.bundle.folder import open_any
 from nearfar.compiler.bundle.signature import SIGNATURE_FILE, new_key, read_trusted_keys, sign
 from nearfar.compiler.cli import main
-from nearfar.compiler.errors import BundleError, OutputError, RequestError
+from nearfar.compiler.runtime.errors import BundleError, OutputError, RequestError
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,8 +13,8 @@ from nearfar.compiler.bundle.entries import VariantEntry
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.bundle.tuning import check_tuning, read_tuning
 from nearfar.compiler.cli import main
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.runtime.errors import RequestError
 
 ADAPTER = {"vendor": "nvidia", "architecture": "ampere", "device": "", "description": ""}
 

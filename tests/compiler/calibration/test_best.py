@@ -23,7 +23,6 @@ from nearfar.compiler.calibration.best import Quantized, quantize_best
 from nearfar.compiler.calibration.record import read_record
 from nearfar.compiler.calibration.samples import Sample, generated_sample, read_sample
 from nearfar.compiler.cli import main
-from nearfar.compiler.errors import CheckpointError, RequestError
 from nearfar.compiler.formats import Checkpoint, load
 from nearfar.compiler.formats.checkpoint import StoredMatrix
 from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
@@ -31,6 +30,7 @@ from nearfar.compiler.measure.quality import CheckpointCandidate, measure
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any, compile_model
 from nearfar.compiler.quant import by_name
 from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.errors import CheckpointError, RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.targets.cpu.runner import CpuRunner
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from nearfar.compiler.calibration.choice import CANDIDATES, Unit, bits_of, choose, units_of
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.graph import Graph, Parameter, Source
 from nearfar.compiler.quant.codes import Codes
+from nearfar.compiler.runtime.errors import RequestError
 
 
 def unit(name: str, rows: int, columns: int, sensitivity: float) -> Unit:

@@ -11,11 +11,11 @@ from decoder_families import FAMILIES, TOKENS, make_family
 from nearfar.compiler.arch import by_model_type
 from nearfar.compiler.calibration import tape
 from nearfar.compiler.calibration.importance import head_backward
-from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.ir.graph import Graph, Node, Parameter
 from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.pipeline.weights import read_rows
+from nearfar.compiler.runtime.errors import UnsupportedModel
 from nearfar.compiler.runtime.windows import window_inputs, without_head
 
 # Soft-caps and windows; LayerNorm without a bias and a parallel feed-forward; biases of norms; scales and shared keys.

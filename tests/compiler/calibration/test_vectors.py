@@ -13,7 +13,6 @@ from nearfar.compiler.calibration import vectors
 from nearfar.compiler.calibration.choice import CANDIDATES
 from nearfar.compiler.calibration.fit import Fitted, fit
 from nearfar.compiler.calibration.vectors import BUILT_IN, fit_vectors, sample_texts
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.checkpoint import Checkpoint
 from nearfar.compiler.measure.vector_loss import RoundedReference
@@ -22,6 +21,7 @@ from nearfar.compiler.measure.vector_reference import VectorReference
 from nearfar.compiler.quant import by_name
 from nearfar.compiler.quant.base import FloatArray
 from nearfar.compiler.quant.codes import Codes
+from nearfar.compiler.runtime.errors import RequestError
 
 
 @pytest.fixture(params=["bert", "gemma3_text"])

@@ -14,8 +14,8 @@ from nearfar.compiler.cli.chat import Conversation
 from nearfar.compiler.ir.sampling import Sampler
 from nearfar.compiler.runtime.batch import Batch, Limits, Output
 from nearfar.compiler.runtime.reference import ReferenceRunner
-from nearfar.compiler.text.stop_strings import StopAutomaton
-from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.stop_strings import StopAutomaton
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 NEARFAR = [sys.executable, "-m", "nearfar.compiler.cli"]
 # A conversation whose answers last until Ctrl-C.

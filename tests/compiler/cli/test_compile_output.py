@@ -17,10 +17,10 @@ from terminal import on_a_terminal
 
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle, open_any
 from nearfar.compiler.cli import main, phases, trial
-from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.measure.dry_run import dry_run
 from nearfar.compiler.measure.report import make_export_report, make_report
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
+from nearfar.compiler.runtime.errors import DeviceError
 
 CompileTiny = Callable[..., Path]
 NEARFAR = [sys.executable, "-m", "nearfar.compiler.cli"]

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nearfar.compiler.cli import main
-from nearfar.compiler.errors import NearfarError
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
+from nearfar.compiler.runtime.errors import NearfarError
 
 JSON_FILES = (
     "config.json",

@@ -12,9 +12,9 @@ import pytest
 from nearfar.compiler.bundle.folder import open_any
 from nearfar.compiler.cli import main
 from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.errors import RequestError, ToolError, UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.pipeline.compile import CompileOptions
+from nearfar.compiler.runtime.errors import RequestError, ToolError, UnsupportedModel
 from nearfar.server_fallback.executors import default_bundle, local_opener
 from nearfar.server_fallback.executors.bundle_cache import bundle_path
 from nearfar.server_fallback.executors.compile_process import Progress, error_of

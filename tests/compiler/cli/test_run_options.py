@@ -12,8 +12,8 @@ import pytest
 from command_line import parsed
 
 from nearfar.compiler.cli import main
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.sampling import Sampler
+from nearfar.compiler.runtime.errors import RequestError
 
 
 def run(capsys: pytest.CaptureFixture[str], bundle: Path, *arguments: str) -> Any:
@@ -67,7 +67,7 @@ def test_the_system_prompt_becomes_a_message_of_the_template(
     light_demo: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from nearfar.compiler.bundle.folder import open_any
-    from nearfar.compiler.text.tokenizer import Tokenizer
+    from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
     found = run(capsys, light_demo, "hello", "--system", "be brief", "--max-tokens", "1")
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from nearfar.compiler.cli.run import encode
-from nearfar.compiler.errors import RequestError
-from nearfar.compiler.text.tokenizer import Tokenizer
-from nearfar.compiler.text.tokenizer_files import TokenizerFiles
+from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 
 
 def test_control_tokens_of_a_raw_prompt_are_split_unless_the_user_requests_them(tmp_path: Path) -> None:

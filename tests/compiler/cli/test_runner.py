@@ -10,9 +10,9 @@ import pytest
 
 from nearfar.compiler.bundle.folder import open_any
 from nearfar.compiler.cli import main
-from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.targets.webgpu import device
 
 

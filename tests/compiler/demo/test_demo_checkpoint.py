@@ -23,7 +23,7 @@ from demo_model.tokenizer import BOS, CHAT_TEMPLATE, END, encode_prompt, encode_
 from tokenizers import Tokenizer
 
 from nearfar.compiler.demo import CHECKPOINT, FAR_CHECKPOINT
-from nearfar.compiler.errors import CheckpointError
+from nearfar.compiler.runtime.errors import CheckpointError
 
 # f32 sums in another order; the logits have a magnitude of about 10.
 LOGIT_TOLERANCE = 1e-4

@@ -17,13 +17,13 @@ from made_once import made_once, shared_folder
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.errors import OutputError, QuantizationError, UnsupportedModel
 from nearfar.compiler.export.bundle_tensors import bundle_tensors
 from nearfar.compiler.export.gguf_file import GgufOptions, export_gguf
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.checkpoint import StoredMatrix
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.errors import OutputError, QuantizationError, UnsupportedModel
 from nearfar.compiler.runtime.reference import ReferenceRunner
 
 PROMPT = [(7 * i * i + 3 * i + 5) % 250 for i in range(10)]

@@ -10,10 +10,10 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
-from nearfar.compiler.errors import CheckpointError
 from nearfar.compiler.formats.tokenizer_files import read_tokenizer_files
-from nearfar.compiler.text.tokenizer import Tokenizer
-from nearfar.compiler.text.tokenizer_files import TokenizerFiles
+from nearfar.compiler.runtime.errors import CheckpointError
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 
 WORDS = ("<s>", "</s>", "<unk>", "hello", "world", "sky", "blue")
 CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}

@@ -28,13 +28,13 @@ from safetensors.torch import load_file, save_file
 from tiny_adapters import MLP, SELF_ATTENTION, logits_with_adapter, make_adapter
 from tolerances import F16, ONNX_INT8_MODEL, relative_error
 
-from nearfar.compiler.errors import CheckpointError, QuantizationError, RequestError, UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.checkpoint import StoredMatrix
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.pipeline.stored_forms import choose_quantization
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.errors import CheckpointError, QuantizationError, RequestError, UnsupportedModel
 
 pytestmark = pytest.mark.skipif(find_spec("onnxruntime_genai") is None, reason="onnxruntime_genai is not installed")
 

@@ -19,10 +19,10 @@ from safetensors.numpy import load_file, save_file
 from tiny_models import make_checkpoint, write_tokenizer
 from tolerances import relative_error
 
-from nearfar.compiler.errors import CheckpointError, UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.checkpoint import Checkpoint, StoredMatrix
 from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
+from nearfar.compiler.runtime.errors import CheckpointError, UnsupportedModel
 
 pytestmark = [
     # Not importorskip: it imports torch's compiler in every process that collects tests.

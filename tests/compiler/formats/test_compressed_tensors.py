@@ -16,12 +16,12 @@ from quantized_families import logits_of, make_quantized, transformers_logits, w
 from safetensors.torch import load_file, save_file
 from tolerances import relative_error
 
-from nearfar.compiler.errors import CheckpointError, QuantizationError, UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.compressed_tensors_quant import read_quantization
 from nearfar.compiler.formats.config import ConfigReader
 from nearfar.compiler.formats.packed_columns import Packing
 from nearfar.compiler.formats.safetensors_file import read_safetensors
+from nearfar.compiler.runtime.errors import CheckpointError, QuantizationError, UnsupportedModel
 
 # Not importorskip: every process that collects tests would need seconds for the import.
 pytestmark = pytest.mark.skipif(find_spec("compressed_tensors") is None, reason="compressed_tensors is not installed")

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearfar.compiler.errors import CheckpointError, RequestError, UnsupportedModel
 from nearfar.compiler.formats.config import ConfigReader, require_skippable
 from nearfar.compiler.formats.json_file import parse_json_object
+from nearfar.compiler.runtime.errors import CheckpointError, RequestError, UnsupportedModel
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from nearfar.compiler.errors import NearfarError
 from nearfar.compiler.formats.config import ConfigReader
 from nearfar.compiler.formats.huggingface import METHODS
 from nearfar.compiler.formats.safetensors_file import read_safetensors
+from nearfar.compiler.runtime.errors import NearfarError
 
 EXAMPLES = int(os.environ.get("NEARFAR_FUZZ_EXAMPLES", "100"))
 ROWS, COLUMNS = 40, 192

@@ -13,7 +13,6 @@ from quantized_families import logits_of, make_quantized, transformers_logits
 from safetensors.torch import save_file
 from tolerances import relative_error
 
-from nearfar.compiler.errors import CheckpointError, QuantizationError, UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.config import ConfigReader
 from nearfar.compiler.formats.fp8_quant import read_quantization
@@ -21,6 +20,7 @@ from nearfar.compiler.formats.safetensors_file import read_safetensors
 from nearfar.compiler.formats.small_floats import E4M3_VALUES, powers_of_two
 from nearfar.compiler.pipeline.stored_forms import choose_quantization
 from nearfar.compiler.quant import by_name
+from nearfar.compiler.runtime.errors import CheckpointError, QuantizationError, UnsupportedModel
 
 FP8: Mapping[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 STATIC = {**FP8, "activation_scheme": "static", "weight_block_size": None}

@@ -14,12 +14,12 @@ from safetensors.numpy import load_file, save_file
 from tiny_models import VOCAB_SIZE
 from tolerances import F32, relative_error
 
-from nearfar.compiler.errors import CheckpointError, UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.checkpoint import Checkpoint, StoredMatrix
 from nearfar.compiler.formats.config import ConfigReader
 from nearfar.compiler.formats.gemma_quant import read_quantization, unpack
 from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
+from nearfar.compiler.runtime.errors import CheckpointError, UnsupportedModel
 
 TOKENS = [3, 500, 77, 0, 508, 12, 12, 254, 301]
 K_PROJ = "model.layers.0.self_attn.k_proj"

@@ -17,14 +17,14 @@ from safetensors.torch import load_file
 from tiny_models import make_checkpoint
 from waiting import wait_until
 
-from nearfar.compiler.errors import CheckpointError
 from nearfar.compiler.formats import load
+from nearfar.compiler.runtime.errors import CheckpointError
 
 CHUNK_BYTES = 1 << 12
 SCRIPT = f"""
 import json, sys, time
 import huggingface_hub.constants
-from nearfar.compiler.errors import CheckpointError
+from nearfar.compiler.runtime.errors import CheckpointError
 from nearfar.compiler.formats import load
 
 huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = {CHUNK_BYTES}

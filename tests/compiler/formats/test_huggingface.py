@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nearfar.compiler.errors import CheckpointError, UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.huggingface import open_checkpoint
-from nearfar.compiler.text.tokenizer_files import TokenizerFiles
+from nearfar.compiler.runtime.errors import CheckpointError, UnsupportedModel
+from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 
 WORDS = ["<s>", "</s>", "<unk>", "hello", "world", "the", "sky", "is", "blue"]
 
@@ -187,7 +187,7 @@ def a_config_and_a_processor(broken: Path) -> None:
 def test_the_chat_template_is_the_one_that_transformers_uses(write: Callable[[Path], None], broken: Path) -> None:
     from transformers import AutoTokenizer
 
-    from nearfar.compiler.text.tokenizer import Tokenizer
+    from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
     write(broken)
     theirs, mine = AutoTokenizer.from_pretrained(broken), Tokenizer(open_checkpoint(broken).tokenizer)

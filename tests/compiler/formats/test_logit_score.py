@@ -14,14 +14,14 @@ from tiny_encoders import logits_of, write_json
 from tiny_models import make_checkpoint
 from tolerances import F32, relative_error
 
-from nearfar.compiler.errors import CheckpointError, NearfarError, RequestError, UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.ir.spec import Task, task_of
 from nearfar.compiler.pipeline.task import for_task
 from nearfar.compiler.runtime.encoding import Text, classify, encode
+from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, RequestError, UnsupportedModel
 from nearfar.compiler.runtime.reference import ReferenceRunner
-from nearfar.compiler.text.pair_text import encode_in_template
-from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.pair_text import encode_in_template
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 PAIRS = (
     "{% for m in messages %}{{ '<s>' + m['role'][0] + m['content'] }}{% endfor %}"

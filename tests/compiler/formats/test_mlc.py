@@ -17,9 +17,9 @@ from decoder_families import TOKENS, new_family, randomize
 from tiny_models import LLAMA3_ROPE, PARTIAL_ROPE, SIZES, write_tokenizer
 from tolerances import relative_error
 
-from nearfar.compiler.errors import CheckpointError, QuantizationError, UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
+from nearfar.compiler.runtime.errors import CheckpointError, QuantizationError, UnsupportedModel
 
 Arrays = dict[str, npt.NDArray[Any]]
 SETTINGS: Mapping[str, Any] = {

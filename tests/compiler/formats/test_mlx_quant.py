@@ -18,11 +18,11 @@ from quantized_families import logits_of, logits_with, make_model, make_quantize
 from tiny_adapters import MLP, SELF_ATTENTION, logits_with_adapter, make_adapter
 from tolerances import F16, relative_error
 
-from nearfar.compiler.errors import CheckpointError, UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.mlx_quant import read_quantization
 from nearfar.compiler.formats.packed_columns import unpack_stream
 from nearfar.compiler.formats.safetensors_file import read_safetensors
+from nearfar.compiler.runtime.errors import CheckpointError, UnsupportedModel
 
 pytest.importorskip("mlx.core")
 

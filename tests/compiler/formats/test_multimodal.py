@@ -13,11 +13,11 @@ from models_with_images import MODELS, make_with_images
 from safetensors.numpy import load_file, save_file
 from tolerances import F32, relative_error
 
-from nearfar.compiler.errors import CheckpointError, UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.huggingface import read_spec
 from nearfar.compiler.formats.multimodal import MODEL_TYPES
 from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
+from nearfar.compiler.runtime.errors import CheckpointError, UnsupportedModel
 
 # The parts of some models, as named in their notes.
 LEFT_OUT = {

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from nearfar.compiler.bundle.entries import LoraEntry
-from nearfar.compiler.errors import NearfarError
 from nearfar.compiler.formats.peft import CONFIG, WEIGHTS, read_adapter
+from nearfar.compiler.runtime.errors import NearfarError
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[2] / "conformance/adapters.json").read_text())
 

@@ -12,8 +12,8 @@ import torch
 from decoder_families import make_family
 from safetensors.torch import load_file
 
-from nearfar.compiler.errors import CheckpointError, UnsupportedModel
 from nearfar.compiler.formats import load
+from nearfar.compiler.runtime.errors import CheckpointError, UnsupportedModel
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tiny_models import write_modules
 
-from nearfar.compiler.errors import CheckpointError, NearfarError, UnsupportedModel
 from nearfar.compiler.formats.sentence_transformers import SentenceTransformer, read_sentence_transformer
 from nearfar.compiler.ir.spec import DenseSpec, EmbeddingSpec, PromptSpec
+from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, UnsupportedModel
 
 LAST_TOKEN = EmbeddingSpec(pooling="last_token", normalize=True, size=72)
 

@@ -18,11 +18,11 @@ import pytest
 from texts import CORPUS, TEXTS, random_texts
 from tokenizers import Tokenizer
 
-from nearfar.compiler.errors import CheckpointError, NearfarError, UnsupportedModel
 from nearfar.compiler.formats.sentencepiece_model import FILE
 from nearfar.compiler.formats.tokenizer_files import read_tokenizer_files
 from nearfar.compiler.formats.tokenizer_json import SPACE
-from nearfar.compiler.text.tokenizer import Tokenizer as OurTokenizer
+from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, UnsupportedModel
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer as OurTokenizer
 
 sentencepiece = pytest.importorskip("sentencepiece")
 

@@ -16,10 +16,10 @@ from tiny_models import make_checkpoint
 from tolerances import F32, relative_error
 
 from nearfar.compiler.cli import main
-from nearfar.compiler.errors import CheckpointError, QuantizationError
 from nearfar.compiler.formats import load
 from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
+from nearfar.compiler.runtime.errors import CheckpointError, QuantizationError
 
 TOKENS = [(7 * i * i + 3 * i + 5) % 509 for i in range(41)]
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

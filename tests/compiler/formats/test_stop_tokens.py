@@ -13,7 +13,7 @@ from tiny_models import SIZES
 from nearfar.compiler.formats.checkpoint import Checkpoint
 from nearfar.compiler.formats.stop_tokens import end_of_turn, with_stops
 from nearfar.compiler.ir.spec import EmbeddingSpec
-from nearfar.compiler.text.tokenizer_files import TokenizerFiles
+from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.reasoning_content %}<think>{{ m.reasoning_content }}"

@@ -16,10 +16,10 @@ from quantized_families import logits_of, logits_with, make_quantized
 from safetensors.torch import load_file, save_file
 from tolerances import relative_error
 
-from nearfar.compiler.errors import CheckpointError, QuantizationError, UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.checkpoint import StoredMatrix
 from nearfar.compiler.formats.small_floats import FP4_CODES
+from nearfar.compiler.runtime.errors import CheckpointError, QuantizationError, UnsupportedModel
 
 Parts = dict[str, torch.Tensor]
 FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])

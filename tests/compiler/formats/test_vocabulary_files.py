@@ -12,8 +12,8 @@ import pytest
 from texts import CORPUS, TEXTS, random_texts
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from nearfar.compiler.errors import CheckpointError, UnsupportedModel
 from nearfar.compiler.formats.tokenizer_files import read_tokenizer_files
+from nearfar.compiler.runtime.errors import CheckpointError, UnsupportedModel
 
 VOCAB_SIZE = 2000
 # The values of tokenizer_config.json.

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from sampling_rows import rows_of
 
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.ops import OPS
 from nearfar.compiler.ir.sampling import GREEDY, Sampler, Settings, choose_token, choosing
+from nearfar.compiler.runtime.errors import RequestError
 
 VECTORS = json.loads((Path(__file__).parents[2] / "conformance/sampling.json").read_text())["cases"]
 

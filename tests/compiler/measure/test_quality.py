@@ -19,7 +19,6 @@ from tolerances import F32, relative_error
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.cli import main
 from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.formats import load
 from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
 from nearfar.compiler.measure.quality import (
@@ -32,8 +31,9 @@ from nearfar.compiler.measure.quality import (
     summarize,
 )
 from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
-from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 TEXT = "A text of the tests, which is neither long nor short, and has 81 bytes and tokens."
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.compiler.errors import CheckpointError, RequestError, UnsupportedModel
 from nearfar.compiler.measure.dry_run import dry_run
 from nearfar.compiler.measure.shapes import report_shapes
 from nearfar.compiler.pipeline.compile import CompileOptions
+from nearfar.compiler.runtime.errors import CheckpointError, RequestError, UnsupportedModel
 
 
 def test_the_report_needs_only_config_json(tiny_checkpoints: dict[str, Path], tmp_path: Path) -> None:

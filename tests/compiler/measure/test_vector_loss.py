@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from tiny_encoders import make_encoder
 
-from nearfar.compiler.errors import OutputError
 from nearfar.compiler.formats import load
 from nearfar.compiler.measure.vector_loss import RoundedReference, loss_notes, passages
 from nearfar.compiler.measure.vector_quality import unit_rows
@@ -16,6 +15,7 @@ from nearfar.compiler.measure.vector_reference import VectorReference
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.stored_forms import choose_quantization
 from nearfar.compiler.quant import by_name
+from nearfar.compiler.runtime.errors import OutputError
 
 TEXTS = [[5, 6, 7, 8], [9, 10], [11, 12, 13, 14, 15, 16, 17]]
 

@@ -12,12 +12,12 @@ from tiny_encoders import make_encoder, rows_of
 from tolerances import F32, relative_error
 
 from nearfar.compiler.cli import main
-from nearfar.compiler.errors import DeviceError, RequestError
 from nearfar.compiler.formats import load
 from nearfar.compiler.ir.spec import EmbeddingSpec, PromptSpec
 from nearfar.compiler.measure.vector_quality import SearchTask, compare_vectors, make_task
 from nearfar.compiler.measure.vector_reference import VectorReference
-from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.errors import DeviceError, RequestError
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 PARAGRAPHS = [
     f"A {word} is near. It is {word} {word} that {word}s." for word in ("boat", "bird", "house", "road", "sea")

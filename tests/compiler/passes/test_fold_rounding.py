@@ -11,7 +11,6 @@ from run_plan import CONTEXT, PAGE_SIZE, errors, random_batches, random_tensors,
 
 from nearfar.compiler import quant
 from nearfar.compiler.arch.decoder import forward
-from nearfar.compiler.errors import CheckpointError
 from nearfar.compiler.formats.checkpoint import ActivationScales, Checkpoint
 from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.ir.plan import make_plan
@@ -19,7 +18,8 @@ from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
 from nearfar.compiler.passes import run_passes
 from nearfar.compiler.passes.fuse import fuse
 from nearfar.compiler.pipeline.stored_forms import round_activations
-from nearfar.compiler.text.tokenizer_files import TokenizerFiles
+from nearfar.compiler.runtime.errors import CheckpointError
+from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 
 SPEC = ModelSpec(
     model_type="llama", vocab_size=37, hidden_size=12, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=6,

@@ -16,10 +16,10 @@ import pytest
 from light_bundle import few_kernels
 
 from nearfar.compiler.bundle.folder import open_bundle
-from nearfar.compiler.errors import CheckpointError, NearfarError, OutputError, QuantizationError, RequestError
 from nearfar.compiler.formats import load
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.context import paged_context
+from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, OutputError, QuantizationError, RequestError
 
 Tensors = dict[str, np.ndarray[Any, Any]]
 # Only half of the kernels, for tests that do not check them.

@@ -12,9 +12,9 @@ from conftest import CompileTiny
 from decoder_families import make_family
 
 from nearfar.compiler.bundle.folder import ExportBundle, open_any, open_bundle
-from nearfar.compiler.errors import BundleError, NearfarError, RequestError, UnsupportedModel
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.pipeline.export import export_model
+from nearfar.compiler.runtime.errors import BundleError, NearfarError, RequestError, UnsupportedModel
 
 
 @pytest.fixture

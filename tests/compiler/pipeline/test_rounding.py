@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from nearfar.compiler import quant
-from nearfar.compiler.errors import QuantizationError
 from nearfar.compiler.formats.checkpoint import DequantizedMatrix, StoredMatrix
 from nearfar.compiler.pipeline.rounding import SAMPLE_ROWS, rounding_notes
 from nearfar.compiler.quant import Codes
+from nearfar.compiler.runtime.errors import QuantizationError
 
 ROWS, COLUMNS = 40, 96
 WEIGHTS = np.random.default_rng(3).normal(size=(ROWS, COLUMNS)).astype(np.float32)

@@ -16,7 +16,6 @@ from nearfar.compiler import passes, quant
 from nearfar.compiler.arch import by_model_type
 from nearfar.compiler.bundle.entries import SelfTestEntry
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
-from nearfar.compiler.errors import CheckpointError, DeviceError
 from nearfar.compiler.ir.graph import Graph, Parameter
 from nearfar.compiler.ir.ops import OPS, Array, Attrs, attention
 from nearfar.compiler.passes.fuse_attention import fuse_attention
@@ -28,6 +27,7 @@ from nearfar.compiler.pipeline.self_test import Reference, make_self_test, packe
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime import graph_walk
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.errors import CheckpointError, DeviceError
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.trust import largest_deviation
 from nearfar.targets.webgpu.lower import MAX_BINDING_BYTES

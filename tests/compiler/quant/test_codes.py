@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from nearfar.compiler import quant
-from nearfar.compiler.errors import QuantizationError
 from nearfar.compiler.quant import ROW, Codes
 from nearfar.compiler.quant.codes import block_of, in_order
+from nearfar.compiler.runtime.errors import QuantizationError
 
 FORMS = [
     *(Codes(bits, group) for bits in (2, 4, 8) for group in (ROW, 32, 64)),

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from nearfar.compiler import quant
-from nearfar.compiler.errors import QuantizationError
 from nearfar.compiler.quant.base import padded_columns
 from nearfar.compiler.quant.q4 import SMALLEST_NORMAL
+from nearfar.compiler.runtime.errors import QuantizationError
 
 COLUMNS = (1, 31, 32, 33, 72, 96)
 FAST = settings(max_examples=25, deadline=None, derandomize=True)

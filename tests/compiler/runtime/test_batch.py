@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.sampling import Settings
 from nearfar.compiler.runtime.batch import DERIVED_INPUTS, SAMPLED_INPUTS, Chunk, make_batch
+from nearfar.compiler.runtime.errors import RequestError
 
 
 def test_a_sequence_without_a_new_token_is_refused() -> None:

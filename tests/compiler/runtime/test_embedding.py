@@ -17,14 +17,14 @@ from tolerances import F32, OF_ACTIVATION, relative_error
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.cli import main
-from nearfar.compiler.errors import RequestError, UnsupportedModel
 from nearfar.compiler.ir.sampling import Sampler
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.batch import Limits, make_text_batch
 from nearfar.compiler.runtime.encoding import embed
+from nearfar.compiler.runtime.errors import RequestError, UnsupportedModel
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
-from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 from nearfar.targets.webgpu.runner import WebGPURunner
 
 CompileTiny = Callable[..., Path]

@@ -23,9 +23,9 @@ from nearfar.compiler import quant
 from nearfar.compiler.bundle.entries import FileEntry, GatheredEntry, WeightEntry, shards_of
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.bundle.manifest import Manifest
-from nearfar.compiler.errors import BundleError, RequestError
 from nearfar.compiler.ir.ops import OPS
 from nearfar.compiler.runtime.batch import Chunk, make_batch
+from nearfar.compiler.runtime.errors import BundleError, RequestError
 from nearfar.compiler.runtime.host_tables import HostTables, gathers
 from nearfar.compiler.runtime.inputs import require_known_inputs
 from nearfar.compiler.runtime.reference import ReferenceRunner

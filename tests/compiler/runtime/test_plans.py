@@ -16,13 +16,13 @@ from plain_target import compile_plain
 from nearfar.compiler.arch import by_model_type
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.bundle.manifest import EMBED, GENERATE
-from nearfar.compiler.errors import BundleError, RequestError
 from nearfar.compiler.formats.checkpoint import Checkpoint
 from nearfar.compiler.ir.graph import Graph, Node, Value
 from nearfar.compiler.measure.report import make_report
 from nearfar.compiler.pipeline import compile as compiler
 from nearfar.compiler.pipeline.graphs import graphs_of
 from nearfar.compiler.runtime.batch import Chunk, make_batch
+from nearfar.compiler.runtime.errors import BundleError, RequestError
 from nearfar.compiler.runtime.inputs import require_known_inputs
 from nearfar.compiler.runtime.reference import ReferenceRunner
 

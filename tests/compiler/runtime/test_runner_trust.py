@@ -17,11 +17,11 @@ from tolerances import F16, relative_error
 from nearfar.compiler.bundle.entries import SelfTestEntry, SelfTestRow
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.cli import main
-from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.ir.ops import OPS, Array
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.runtime.generate import score
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.trust import largest_deviation

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from answers import Generating
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.executors.executor import Call, ExecutorState, UnknownModel
 from nearfar.server_fallback.schema.chat import (
     ChatCompletionChunk,

@@ -12,7 +12,7 @@ from asgi import HI, Held, ask, ask_app, run
 from fake_models import FakeExecutor, FakeModels
 from waiting import until
 
-from nearfar.compiler.errors import CheckpointError, Unavailable
+from nearfar.compiler.runtime.errors import CheckpointError, Unavailable
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import Keys, read_keys

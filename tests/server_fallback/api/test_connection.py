@@ -16,7 +16,7 @@ from fake_models import FakeExecutor, FakeModels
 from live_server import live_server
 from waiting import WAIT_SECONDS, wait_until
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.connection import MAX_FRAMES, MAX_HEADER_BYTES
 from nearfar.server_fallback.api.server import bind

@@ -11,7 +11,7 @@ import pytest
 from asgi import HI, Held, ask, ask_app, events, run
 from fake_models import FakeExecutor, FakeModels
 
-from nearfar.compiler.errors import (
+from nearfar.compiler.runtime.errors import (
     BundleError,
     DeadlineExceeded,
     DeviceError,

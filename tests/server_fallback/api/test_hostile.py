@@ -16,7 +16,7 @@ from asgi import HI, ask_app, events, run
 from fake_models import FakeExecutor, FakeModels
 from fake_source import executor
 
-from nearfar.compiler.errors import CheckpointError
+from nearfar.compiler.runtime.errors import CheckpointError
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import read_keys

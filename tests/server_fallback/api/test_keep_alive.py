@@ -11,7 +11,7 @@ from asgi import HI, Held, ask_app, run
 from fake_models import FakeExecutor, FakeModels
 from live_server import live_server
 
-from nearfar.compiler.errors import DeviceError, QueueFull
+from nearfar.compiler.runtime.errors import DeviceError, QueueFull
 from nearfar.server_fallback.api import sse
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.api.errors import ApiError
 from nearfar.server_fallback.api.keys import read_keys
 from nearfar.server_fallback.api.route import authorize

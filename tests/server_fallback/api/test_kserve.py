@@ -21,7 +21,7 @@ from encoders import ModelsWithEncoders, encoders
 from live_server import LiveServer, live_server
 from tritonclient.utils import InferenceServerException
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import ApiKey, Keys

@@ -20,7 +20,7 @@ from fake_source import executor, reasoner
 from live_server import live_server
 from waiting import WAIT_SECONDS
 
-from nearfar.compiler.errors import DeviceError, QueueFull
+from nearfar.compiler.runtime.errors import DeviceError, QueueFull
 from nearfar.server_fallback.api import sse
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import read_keys

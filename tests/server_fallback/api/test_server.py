@@ -18,7 +18,7 @@ from fake_models import FakeExecutor, FakeModels
 from live_server import live_server
 from waiting import WAIT_SECONDS, wait_until
 
-from nearfar.compiler.errors import BundleError
+from nearfar.compiler.runtime.errors import BundleError
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.server import bind, run_server

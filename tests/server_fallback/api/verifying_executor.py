@@ -10,9 +10,9 @@ from fake_models import FakeExecutor, FakeModels
 from hash_runner import MODEL, HashRunner
 from live_server import LiveServer, live_server
 
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.sampling import Sampling
 from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.engine.request import TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine

@@ -21,7 +21,7 @@ from served_demo import Served, start
 from waiting import WAIT_SECONDS
 
 from nearfar.compiler.cli import main
-from nearfar.compiler.errors import Unavailable
+from nearfar.compiler.runtime.errors import Unavailable
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.upstream_executor import UpstreamOptions, open_upstream
 from nearfar.server_fallback.router.hybrid import Hybrid

@@ -10,7 +10,7 @@ import pytest
 from command_line import parsed
 from fake_openai import MODEL, FakeOpenAI, running
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.cli.options import Serve
 from nearfar.server_fallback.cli.served_models import load_requests, make_opener, node_options, upstream_options
 from nearfar.server_fallback.engine.batching import Batching

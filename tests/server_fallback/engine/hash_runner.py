@@ -14,9 +14,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from hash_model import VOCAB, next_token
 
-from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.ir.sampling import BIAS, COUNTS, IN_PROMPT, MASK
 from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output, done
+from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.runtime.page_groups import PageGroup
 from nearfar.server_fallback.engine.model import TokenModel
 

@@ -9,7 +9,7 @@ from engine_requests import LIMITS, OTHERS, PROMPT, EvenTokens, collect, engine_
 from hash_model import STOP
 from hash_runner import HashRunner
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 
 
 def test_a_stop_token_ends_the_answer_and_is_not_emitted() -> None:

@@ -11,8 +11,8 @@ from engine_requests import LIMITS, PROMPT, engine_on, run
 from hash_model import VOCAB
 from hash_runner import MODEL, HashRunner
 
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.sampling import Sampling
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.engine.check_request import check_request
 from nearfar.server_fallback.engine.request import TokenRequest
 

@@ -17,8 +17,8 @@ from hash_model import VOCAB
 from hash_runner import PAGE, HashRunner
 from waiting import WAIT_SECONDS
 
-from nearfar.compiler.errors import DeadlineExceeded, DeviceError, QueueFull, RequestError, Unavailable
 from nearfar.compiler.runtime.batch import Batch, FloatArray, Limits
+from nearfar.compiler.runtime.errors import DeadlineExceeded, DeviceError, QueueFull, RequestError, Unavailable
 from nearfar.server_fallback.engine.batching import Batching
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.encode_job import EncodeRequest

@@ -15,8 +15,8 @@ from hash_model import answer_of
 from hash_runner import HashRunner
 from waiting import WAIT_SECONDS
 
-from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.runtime.batch import Batch, Limits, Output
+from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.server_fallback.engine import engine_loop
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.request import GeneratedToken, TokenRequest

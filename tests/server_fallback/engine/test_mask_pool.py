@@ -14,7 +14,7 @@ from engine_requests import LIMITS, OTHERS, EvenTokens, collect, engine_on, ids,
 from hash_model import answer_of
 from hash_runner import HashRunner
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.engine.config import EngineConfig
 
 

@@ -22,7 +22,7 @@ from hash_model import answer_of
 from hash_runner import MODEL, HashRunner
 from waiting import WAIT_SECONDS
 
-from nearfar.compiler.errors import DeadlineExceeded, RequestError, Unavailable
+from nearfar.compiler.runtime.errors import DeadlineExceeded, RequestError, Unavailable
 from nearfar.server_fallback.engine import engine_loop, mask_pool, mask_task
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.masks import SavedWaits

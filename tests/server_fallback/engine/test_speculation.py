@@ -14,9 +14,9 @@ from test_same_under_load import Answer, alone, answer, left_early, mixed_reques
 from tiny_models import VOCAB_SIZE
 
 from nearfar.compiler.bundle.folder import open_bundle
-from nearfar.compiler.errors import DeviceError, RequestError
 from nearfar.compiler.ir.sampling import Sampling
 from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.errors import DeviceError, RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.draft_model import DraftModel

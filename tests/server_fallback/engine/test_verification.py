@@ -21,9 +21,9 @@ from tiny_models import VOCAB_SIZE
 from waiting import WAIT_SECONDS
 
 from nearfar.compiler.bundle.folder import open_bundle
-from nearfar.compiler.errors import DeadlineExceeded, RequestError
 from nearfar.compiler.ir.sampling import Sampling
 from nearfar.compiler.runtime.batch import Batch, Limits, Output
+from nearfar.compiler.runtime.errors import DeadlineExceeded, RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.request import FinishReason, TokenRequest

@@ -15,7 +15,7 @@ from engine_requests import OTHERS, PROMPT, EvenTokens, run
 from hash_model import answer_of
 from hash_recipe import HashRecipe
 
-from nearfar.compiler.errors import DeviceError, Unavailable
+from nearfar.compiler.runtime.errors import DeviceError, Unavailable
 from nearfar.server_fallback.engine.request import GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine_process.attached_engine import AttachedEngine
 from nearfar.server_fallback.engine_process.engine_client import EngineClient, is_supported

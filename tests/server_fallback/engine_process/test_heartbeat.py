@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from hash_recipe import HashRecipe
 
-from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.limiter import Limiter
 from nearfar.server_fallback.engine_process.connection import Connection

@@ -26,8 +26,15 @@ from hash_model import answer_of
 from hash_recipe import EncoderRecipe, HashRecipe
 from waiting import WAIT_SECONDS, until
 
-from nearfar.compiler.errors import BundleError, DeadlineExceeded, DeviceError, QueueFull, RequestError, Unavailable
 from nearfar.compiler.ir.sampling import Sampling
+from nearfar.compiler.runtime.errors import (
+    BundleError,
+    DeadlineExceeded,
+    DeviceError,
+    QueueFull,
+    RequestError,
+    Unavailable,
+)
 from nearfar.server_fallback.engine import mask_task
 from nearfar.server_fallback.engine.encode_job import EncodeRequest
 from nearfar.server_fallback.engine.request import Completion, GeneratedToken, TokenRequest

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from nearfar.compiler.errors import NearfarError
 from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
 from nearfar.compiler.runtime.batch import FloatArray
-from nearfar.compiler.text.tokenizer import Tokenizer
-from nearfar.compiler.text.tokenizer_files import TokenizerFiles
-from nearfar.compiler.text.tool_formats import tool_format
+from nearfar.compiler.runtime.errors import NearfarError
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
+from nearfar.compiler.runtime.text.tool_formats import tool_format
 from nearfar.server_fallback.engine.encode_job import EncodeRequest
 from nearfar.server_fallback.engine.request import (
     Completion,

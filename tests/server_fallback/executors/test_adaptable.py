@@ -11,7 +11,7 @@ import pytest
 from answers import all_chunks
 from tiny_adapters import MLP, adapted_logits, make_adapter
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.executors.executor import Call, UnknownModel
 from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.executors.local_opener import LocalOpener

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.compiler.errors import CheckpointError, OutputError, RequestError, ToolError, UnsupportedModel
 from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.pipeline.kernel_cache import cache_folder
+from nearfar.compiler.runtime.errors import CheckpointError, OutputError, RequestError, ToolError, UnsupportedModel
 from nearfar.server_fallback.executors.bundle_cache import bundle_path
 from nearfar.server_fallback.executors.compile_process import compile_once, compiled, error_of
 

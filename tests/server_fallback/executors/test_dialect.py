@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.executors.dialect import DIALECTS, Dialect, generation_body
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest
 from nearfar.server_fallback.schema.completions import CompletionRequest

@@ -14,8 +14,8 @@ from answers import whole
 from fake_source import FakeEncoder, executor, text_model
 from local_requests import CALL, chat_request, run
 
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec, PromptSpec
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.executors.encoder_executor import EncoderExecutor
 from nearfar.server_fallback.schema.completions import CompletionRequest
 from nearfar.server_fallback.schema.embeddings import EmbeddingRequest

@@ -16,8 +16,8 @@ from tokenizers import processors
 from tolerances import F32
 
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
-from nearfar.compiler.text.tokenizer import Tokenizer
-from nearfar.compiler.text.tokenizer_files import TokenizerFiles
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 from nearfar.server_fallback.engine.batching import Batching
 from nearfar.server_fallback.executors.executor import Call, Ranks
 from nearfar.server_fallback.executors.local_opener import LocalOpener

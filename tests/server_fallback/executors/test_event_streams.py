@@ -19,7 +19,7 @@ from local_requests import CALL, TOOL, chat_request, run
 from opened_upstreams import with_upstream
 from streams import FRESH, Encoded, Streamed, always, never, sometimes
 
-from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.server_fallback.api.encode import chat_chunk_json, completion_chunk_json
 from nearfar.server_fallback.engine.item_queue import ItemQueue
 from nearfar.server_fallback.engine.request import (

@@ -13,7 +13,7 @@ from answers import chunks_of
 from fake_source import FakeSource, executor, text_model
 from local_requests import CALL, HI, IMAGE, TOOL, chat, chat_request, chunks, complete, prompt_text, run
 
-from nearfar.compiler.errors import DeadlineExceeded, DeviceError, RequestError
+from nearfar.compiler.runtime.errors import DeadlineExceeded, DeviceError, RequestError
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.schema.tokenize import TokenizeRequest

@@ -11,7 +11,7 @@ import pytest
 from fake_source import END, FakeSource, alternatives_of, executor, text_model
 from local_requests import complete, run
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.api.encode import completion_json
 from nearfar.server_fallback.engine.request import GeneratedToken, PromptLogprobs, TokenLogprob, TokenRequest
 from nearfar.server_fallback.executors.local import LocalExecutor

@@ -19,12 +19,12 @@ from answers import chunks_of, whole
 from waiting import until
 
 from nearfar.compiler.bundle.folder import open_bundle
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.sampling import Sampler
 from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
-from nearfar.compiler.text.tool_formats import FORMATS
+from nearfar.compiler.runtime.text.tool_formats import FORMATS
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.executors.executor import Call

@@ -14,8 +14,8 @@ import pytest
 from answers import all_chunks
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
-from nearfar.compiler.errors import BundleError, CheckpointError, DeviceError, RequestError
 from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.errors import BundleError, CheckpointError, DeviceError, RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.executors import devices, local_recipe
 from nearfar.server_fallback.executors.devices import Gpu

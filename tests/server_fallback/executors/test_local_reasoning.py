@@ -12,7 +12,7 @@ import pytest
 from fake_source import END, HYBRID, OPEN, OPENED, FakeSource, ids, reasoner, text_of
 from local_requests import HI, chat, chunks, complete, run
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.text.grammar.bounded import BoundedConstraint

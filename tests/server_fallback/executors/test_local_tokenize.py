@@ -11,7 +11,7 @@ import pytest
 from fake_source import executor
 from local_requests import HI, run
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.schema.tokenize import DetokenizeRequest, TokenizeRequest
 
 

@@ -11,7 +11,7 @@ import pytest
 from fake_source import TEMPLATE, FakeSource, executor
 from local_requests import ANSWER, STRICT, TOOL, chat, chunks, prompt_text, run
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.executors.local import LocalExecutor
 
 

@@ -15,8 +15,8 @@ import pytest
 from answers import whole
 from fake_source import FakeEncoder, executor, text_model
 
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.spec import EmbeddingSpec
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.executors.encoder_executor import EncoderExecutor
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.local import LocalExecutor

@@ -9,8 +9,8 @@ import pytest
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.bundle.manifest import Manifest
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.measure.report import make_report
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.executors.memory import context_bytes, page_bytes, plan_memory, weight_bytes
 
 

@@ -14,7 +14,7 @@ import pytest
 from test_vllm import HANGS, alive, ask, assert_gone, stand_in
 from waiting import WAIT_SECONDS, until
 
-from nearfar.compiler.errors import DeviceError, RequestError, Unavailable
+from nearfar.compiler.runtime.errors import DeviceError, RequestError, Unavailable
 from nearfar.server_fallback.executors import node as node_module
 from nearfar.server_fallback.executors import node_link
 from nearfar.server_fallback.executors.node import Node

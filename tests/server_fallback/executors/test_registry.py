@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fake_executor import FakeExecutor
 
-from nearfar.compiler.errors import CheckpointError, NearfarError, RequestError, Unavailable
+from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, RequestError, Unavailable
 from nearfar.server_fallback.executors.executor import Executor, ExecutorState, Models, Opening, UnknownModel
 from nearfar.server_fallback.executors.registry import Registry, default_name
 from nearfar.server_fallback.schema.models import LoadAdapterRequest, LoadRequest, UnloadAdapterRequest

@@ -11,7 +11,7 @@ from fake_openai import USAGE, chunk, text_chunks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nearfar.compiler.errors import DeviceError, NearfarError, RequestError, Unavailable
+from nearfar.compiler.runtime.errors import DeviceError, NearfarError, RequestError, Unavailable
 from nearfar.server_fallback.api.encode import chat_chunk_json
 from nearfar.server_fallback.executors.event_template import MARK
 from nearfar.server_fallback.executors.relay import Relay

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from nearfar.compiler.errors import Unavailable
+from nearfar.compiler.runtime.errors import Unavailable
 from nearfar.server_fallback.executors import replicas as replicas_module
 from nearfar.server_fallback.executors.replicas import BLOCK_BYTES, PREFIX_WORTH, Replicas, prefixes_of
 from nearfar.server_fallback.executors.upstream import Upstream

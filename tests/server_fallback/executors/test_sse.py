@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.server_fallback.executors import sse
 
 

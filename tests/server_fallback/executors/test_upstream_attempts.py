@@ -11,7 +11,7 @@ from fake_openai import MODEL, FakeOpenAI, Reply, running, text_chunks
 from opened_upstreams import ask, text_of, with_upstream
 from waiting import until
 
-from nearfar.compiler.errors import DeadlineExceeded, Unavailable
+from nearfar.compiler.runtime.errors import DeadlineExceeded, Unavailable
 from nearfar.server_fallback.executors import circuit, upstream_executor
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.upstream_executor import UpstreamExecutor, UpstreamOptions, open_upstream

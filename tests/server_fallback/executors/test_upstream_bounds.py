@@ -13,7 +13,7 @@ import pytest
 from fake_openai import USAGE, chunk, text_chunks
 from waiting import WAIT_SECONDS
 
-from nearfar.compiler.errors import DeviceError, Unavailable
+from nearfar.compiler.runtime.errors import DeviceError, Unavailable
 from nearfar.server_fallback.executors import upstream
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.relay import Relay

@@ -13,7 +13,14 @@ from fake_openai import MODEL, USAGE, FakeOpenAI, Received, Reply, chunk, runnin
 from opened_upstreams import QUESTION, ask, opened, text_of, with_upstream
 from waiting import WAIT_SECONDS, until
 
-from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, QueueFull, RequestError, Unavailable
+from nearfar.compiler.runtime.errors import (
+    DeadlineExceeded,
+    DeviceError,
+    NearfarError,
+    QueueFull,
+    RequestError,
+    Unavailable,
+)
 from nearfar.server_fallback.executors import circuit, upstream, upstream_executor
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.upstream_executor import UpstreamExecutor, UpstreamOptions, open_upstream

@@ -16,7 +16,7 @@ import pytest
 from answers import all_chunks, whole
 from waiting import until, wait_until
 
-from nearfar.compiler.errors import DeviceError, RequestError, ToolError
+from nearfar.compiler.runtime.errors import DeviceError, RequestError, ToolError
 from nearfar.server_fallback.executors import supervised
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.vllm import VllmExecutor, VllmOpener, VllmOptions

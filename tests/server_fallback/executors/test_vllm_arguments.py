@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_models import write_modules
 
-from nearfar.compiler.text.tool_formats import FORMATS
+from nearfar.compiler.runtime.text.tool_formats import FORMATS
 from nearfar.server_fallback.executors.vllm_arguments import (
     PARSER_OF_FORMAT,
     CheckpointFacts,

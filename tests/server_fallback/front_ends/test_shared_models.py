@@ -10,7 +10,7 @@ import pytest
 from fake_models import FakeExecutor
 
 from nearfar.compiler.bundle.folder import Bundle
-from nearfar.compiler.errors import CheckpointError, DeviceError, NearfarError, Unavailable
+from nearfar.compiler.runtime.errors import CheckpointError, DeviceError, NearfarError, Unavailable
 from nearfar.server_fallback.engine_process.connection import Connection
 from nearfar.server_fallback.executors.executor import Executor
 from nearfar.server_fallback.executors.local_share import LocalShare

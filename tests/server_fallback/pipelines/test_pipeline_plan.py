@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pipeline_models import RAG, make_store, registry_of, steps, write
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.pipelines.plan import make_plan
 from nearfar.server_fallback.retrieval.store import StoreModel, VectorStore
 from nearfar.server_fallback.schema.models import LoadRequest

@@ -14,7 +14,7 @@ from encoders import encoders
 from fake_source import FakeEncoder
 
 from nearfar.compiler.cli import main
-from nearfar.compiler.errors import DeviceError, RequestError
+from nearfar.compiler.runtime.errors import DeviceError, RequestError
 from nearfar.server_fallback.engine.encode_job import EncodeRequest
 from nearfar.server_fallback.executors import local_opener
 from nearfar.server_fallback.executors.encoder_executor import EncoderExecutor

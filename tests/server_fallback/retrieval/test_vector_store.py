@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.retrieval.store import Document, Span, StoreModel, VectorStore
 
 MODEL = StoreModel("m", "a" * 64, 24)

@@ -12,7 +12,7 @@ from answers import Generating
 from fake_openai import FakeOpenAI, Received, Reply, running, text_chunks
 from waiting import WAIT_SECONDS
 
-from nearfar.compiler.errors import NearfarError, RequestError
+from nearfar.compiler.runtime.errors import NearfarError, RequestError
 from nearfar.server_fallback.executors.executor import Abilities, Call, ExecutorState
 from nearfar.server_fallback.router.hybrid import Hybrid
 from nearfar.server_fallback.router.sides.far import Far

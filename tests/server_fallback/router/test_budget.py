@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.compiler.errors import OutputError
+from nearfar.compiler.runtime.errors import OutputError
 from nearfar.server_fallback.router.decision.budget import FileLedger, Spent
 
 # 2026-11-22, 23:59:59 UTC.

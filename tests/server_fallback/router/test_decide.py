@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from router_cases import VECTORS, situation_of
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.router.decision.decide import choose, decide
 from nearfar.server_fallback.router.decision.policy import Policy
 

@@ -8,7 +8,7 @@ import pytest
 from fake_openai import Reply
 from hybrid_sides import ABOUT, SHA, FakeFar, FakeNear, hybrid, policy, run
 
-from nearfar.compiler.errors import NearfarError
+from nearfar.compiler.runtime.errors import NearfarError
 from nearfar.server_fallback.executors.executor import Call, ExecutorState
 from nearfar.server_fallback.schema.routed import RoutedEmbeddingRequest
 

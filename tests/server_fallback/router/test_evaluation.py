@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.router.fitting.evaluation import evaluate
 
 # Far is better on the first two, equal on the third, and worse on the last: near is right on half of them, far on three

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from made_pairs import made_pairs
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.decision.predictor import Wanted, feature_names
 from nearfar.server_fallback.router.fitting.fit import FitResult, choose_threshold, fit

@@ -19,7 +19,7 @@ from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, completion, policy, run
 from waiting import WAIT_SECONDS
 
 from nearfar.compiler.cli import main
-from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import read_keys

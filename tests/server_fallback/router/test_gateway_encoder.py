@@ -20,9 +20,9 @@ from served_demo import serving
 from tolerances import F32
 
 from nearfar.compiler.cli import main
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.spec import EmbeddingSpec
 from nearfar.compiler.runtime.batch import FloatArray
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.engine.encode_job import EncodeRequest
 from nearfar.server_fallback.executors.encoder_executor import EncoderExecutor
 from nearfar.server_fallback.executors.executor import Call, Executor, Opening

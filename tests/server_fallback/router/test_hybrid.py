@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from hybrid_sides import QUESTION, FakeFar, FakeNear, ask, hybrid, outcome, policy, run
 
-from nearfar.compiler.errors import RequestError, Unavailable
+from nearfar.compiler.runtime.errors import RequestError, Unavailable
 from nearfar.server_fallback.router.decision.budget import Spent
 from nearfar.server_fallback.router.hybrid import Hybrid
 from nearfar.server_fallback.router.sides.far import Far

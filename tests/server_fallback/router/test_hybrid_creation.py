@@ -8,7 +8,7 @@ import pytest
 from fake_openai import FakeOpenAI, Reply, running
 from hybrid_sides import ABOUT, QUESTION, FakeFar, FakeNear, hybrid, outcome, policy, run
 
-from nearfar.compiler.errors import RequestError, Unavailable
+from nearfar.compiler.runtime.errors import RequestError, Unavailable
 from nearfar.server_fallback.router.hybrid import Hybrid
 from nearfar.server_fallback.router.sides.far import Far
 

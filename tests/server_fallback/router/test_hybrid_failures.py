@@ -10,7 +10,7 @@ import pytest
 from fake_openai import Received, Reply, text_chunks
 from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, ask, completion, hybrid, outcome, policy, run
 
-from nearfar.compiler.errors import DeviceError, NearfarError, RequestError, Unavailable
+from nearfar.compiler.runtime.errors import DeviceError, NearfarError, RequestError, Unavailable
 from nearfar.server_fallback.router.answer import attempt
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk
 

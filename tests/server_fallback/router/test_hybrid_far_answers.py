@@ -11,7 +11,7 @@ import pytest
 from fake_openai import Reply, chunk, text_chunks
 from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, ask, hybrid, outcome, policy, run
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 
 DEEP = "[" * 100_000 + "]" * 100_000
 CALL = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "\ud800"}}

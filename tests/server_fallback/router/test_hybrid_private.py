@@ -15,7 +15,7 @@ from fake_openai import FakeOpenAI, running
 from hybrid_gateway import gateway
 from hybrid_sides import QUESTION, FakeFar, FakeNear, policy, run
 
-from nearfar.compiler.errors import DeviceError, NearfarError, RequestError
+from nearfar.compiler.runtime.errors import DeviceError, NearfarError, RequestError
 from nearfar.server_fallback.router.decision import privacy
 from nearfar.server_fallback.router.hybrid import Hybrid, read_request
 from nearfar.server_fallback.router.sides.far import Far

@@ -8,7 +8,7 @@ import pytest
 from fake_openai import Reply, chunk, text_chunks
 from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, ask, outcome, policy
 
-from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.server_fallback.router.answer import attempt
 
 LOST = DeviceError("the device is lost")

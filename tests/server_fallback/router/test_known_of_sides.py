@@ -10,7 +10,7 @@ import pytest
 from fake_openai import Reply, text_chunks
 from hybrid_sides import ABOUT, FAR_USAGE, FakeFar, FakeNear, hybrid, policy, run
 
-from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.server_fallback.router.decision.far_queue import FarQueue
 from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.decision.situation import Situation

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.router.fitting.pairs import read_pairs
 from nearfar.server_fallback.router.fitting.prompts import Prompt
 

@@ -11,7 +11,7 @@ import jsonschema_rs
 import pytest
 from router_cases import VECTORS
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.decision.privacy import PrivateCheck
 from nearfar.server_fallback.router.decision.schema import json_schema, typescript

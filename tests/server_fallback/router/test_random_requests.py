@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.router.decision.privacy import PrivateCheck
 from nearfar.server_fallback.router.hybrid import read_request
 from nearfar.server_fallback.router.hybrid_executor import situation_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nearfar.compiler.errors import RequestError, Unavailable
+from nearfar.compiler.runtime.errors import RequestError, Unavailable
 from nearfar.server_fallback.router.decision.decide import Decision, refusal
 from nearfar.server_fallback.router.decision.situation import FarState, NearState, Situation
 

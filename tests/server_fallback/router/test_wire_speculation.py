@@ -18,9 +18,9 @@ from live_server import LiveServer
 from test_same_under_load import alone
 from verifying_executor import VerifyingExecutor, served
 
-from nearfar.compiler.errors import DeviceError, NearfarError, QueueFull, RequestError, Unavailable
 from nearfar.compiler.ir.sampling import Sampling
 from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.errors import DeviceError, NearfarError, QueueFull, RequestError, Unavailable
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import read_keys
 from nearfar.server_fallback.engine.request import Completion, TokenRequest

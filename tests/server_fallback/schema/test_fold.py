@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from answers import fold_chat, fold_completion
 
-from nearfar.compiler.errors import Unavailable
+from nearfar.compiler.runtime.errors import Unavailable
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk
 from nearfar.server_fallback.schema.completions import CompletionChunk
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest
 from nearfar.server_fallback.text.grammar.matcher import Mask, set_bit
 from nearfar.server_fallback.text.reasoning import ReasoningParser, State, find_dialect

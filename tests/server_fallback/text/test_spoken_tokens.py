@@ -7,9 +7,9 @@ from pathlib import Path
 
 import tokenizers
 
-from nearfar.compiler.text.text_stream import TextStream
-from nearfar.compiler.text.tokenizer import Tokenizer
-from nearfar.compiler.text.tokenizer_files import TokenizerFiles
+from nearfar.compiler.runtime.text.text_stream import TextStream
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 from nearfar.server_fallback.text.vocabulary import read_vocabulary
 
 TEMPLATE = "{{ bos_token }}{% if tools %}[AVAILABLE_TOOLS]{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"

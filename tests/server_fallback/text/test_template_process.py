@@ -13,8 +13,8 @@ import pytest
 from limit_of_time import limit_only
 from waiting import WAIT_SECONDS, until
 
-from nearfar.compiler.errors import CheckpointError, RequestError, Unavailable
-from nearfar.compiler.text.chat_template import ChatTemplate
+from nearfar.compiler.runtime.errors import CheckpointError, RequestError, Unavailable
+from nearfar.compiler.runtime.text.chat_template import ChatTemplate
 from nearfar.server_fallback.text.template_process import RenderLimits, TemplateProcess
 from nearfar.server_fallback.text.template_worker import RenderJob
 from nearfar.server_fallback.text.worker_process import NICENESS

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearfar.compiler.text.tool_formats import FORMATS
+from nearfar.compiler.runtime.text.tool_formats import FORMATS
 from nearfar.server_fallback.text.tool_call_stream import CallEvent, TextEvent, ToolCallStream
 
 ARGUMENTS = '{"city": "a } \\" {", "days": [1, {"x": null}]}'

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearfar.compiler.text.tool_formats import FORMATS
+from nearfar.compiler.runtime.text.tool_formats import FORMATS
 from nearfar.server_fallback.text.tool_call_stream import CallEvent, TextEvent, ToolCallStream
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[2] / "conformance/tool_calls.json").read_text())

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from nearfar.compiler.errors import RequestError
-from nearfar.compiler.text.tool_formats import FORMATS, tool_format
+from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.text.tool_formats import FORMATS, tool_format
 from nearfar.server_fallback.schema.functions import NamedToolChoice, Tool
 from nearfar.server_fallback.text.grammar.source import TagsSource
 from nearfar.server_fallback.text.tools import ToolChoice, check_tools, tool_grammar

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearfar.compiler.errors import BundleError, RequestError
-from nearfar.compiler.text.text_stream import TextStream
-from nearfar.compiler.text.tokenizer import Tokenizer
-from nearfar.compiler.text.tokenizer_files import TokenizerFiles
+from nearfar.compiler.runtime.errors import BundleError, RequestError
+from nearfar.compiler.runtime.text.text_stream import TextStream
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 from nearfar.server_fallback.text.vocabulary import Vocabulary, read_vocabulary
 
 DEMO = Path(__file__).parents[3] / "compiler/demo/nearfar-demo/tokenizer.json"

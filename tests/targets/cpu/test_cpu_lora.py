@@ -15,10 +15,10 @@ from tiny_adapters import MLP, SELF_ATTENTION, Deltas, adapted_logits, make_adap
 from tolerances import F32, relative_error
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
-from nearfar.compiler.errors import CheckpointError, NearfarError, RequestError, UnsupportedModel
 from nearfar.compiler.formats.peft import read_adapter
 from nearfar.compiler.ir.rotary_pairs import RotaryPairs
 from nearfar.compiler.runtime.batch import Chunk, Limits, Runner, make_batch
+from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, RequestError, UnsupportedModel
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.targets.cpu.runner import CpuRunner
 

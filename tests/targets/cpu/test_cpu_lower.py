@@ -10,9 +10,9 @@ import pytest
 from light_bundle import kernels_for
 
 from nearfar.compiler.bundle.folder import open_bundle
-from nearfar.compiler.errors import DeviceError, RequestError, ToolError
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.errors import DeviceError, RequestError, ToolError
 from nearfar.targets.cpu import levels, link
 from nearfar.targets.cpu.runner import CpuRunner
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nearfar.compiler.bundle.folder import open_bundle
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.targets.cpu import weight_memory
 from nearfar.targets.cpu.weight_memory import COPIED, HUGE_PAGE, MAPPED, copies, weight_planes
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from emulated import Library
 
-from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.targets.cuda.driver import Arguments, Bytes, Launch
 
 Recorded = tuple[Library, str, tuple[int, int], int, npt.NDArray[np.uint64]]

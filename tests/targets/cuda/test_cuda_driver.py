@@ -14,8 +14,8 @@ from emulated import libcuda, library_of
 from emulated_driver import EmulatedDriver
 
 from nearfar.compiler.bundle.folder import open_bundle
-from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.targets.cuda.driver import NvidiaDriver
 from nearfar.targets.cuda.nvrtc import compile_cubin
 from nearfar.targets.cuda.runner import CudaRunner
@@ -26,7 +26,7 @@ import json, sys
 from pathlib import Path
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
 from nearfar.compiler.bundle.folder import open_bundle
-from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.pipeline.target import open_runner
 
 bundle = open_bundle(Path(sys.argv[1]))
@@ -57,7 +57,7 @@ from pathlib import Path
 import numpy as np
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
 from nearfar.compiler.bundle.folder import open_bundle
-from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.targets.cuda.driver import Arguments, NvidiaDriver
 from nearfar.targets.cuda.launches import Launches
 from nearfar.targets.cuda.runner import CudaRunner
@@ -214,7 +214,7 @@ SHARED_SCRIPT = """
 import sys
 from pathlib import Path
 import numpy as np
-from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.targets.cuda.driver import Arguments, Function, NvidiaDriver
 
 driver = NvidiaDriver()

@@ -14,7 +14,6 @@ import pytest
 from nearfar.compiler import quant
 from nearfar.compiler.arch import by_model_type
 from nearfar.compiler.bundle.folder import open_bundle
-from nearfar.compiler.errors import RequestError, ToolError
 from nearfar.compiler.ir.heads import Heads
 from nearfar.compiler.ir.plan import make_plan
 from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
@@ -22,6 +21,7 @@ from nearfar.compiler.kernels.cuda.attention_mma import tile_of
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.passes import run_passes
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.runtime.errors import RequestError, ToolError
 from nearfar.targets.context import Context
 from nearfar.targets.cuda import nvrtc
 from nearfar.targets.cuda.arch import DEFAULT_CUDA, parse_arch

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.targets.cuda.decode_graphs import Bucket
 from nearfar.targets.cuda.driver import Arguments, Driver, Launch
 from nearfar.targets.cuda.graph_cache import MOST_LAUNCH_BYTES, GraphCache, GraphStatistics

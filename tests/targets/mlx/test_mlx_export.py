@@ -13,12 +13,12 @@ from tiny_models import SIZES
 
 from nearfar.compiler import quant
 from nearfar.compiler.bundle.folder import open_any
-from nearfar.compiler.errors import QuantizationError, RequestError, UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.huggingface import open_checkpoint
 from nearfar.compiler.formats.safetensors_file import read_safetensors
 from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
+from nearfar.compiler.runtime.errors import QuantizationError, RequestError, UnsupportedModel
 from nearfar.targets.mlx.config import write_config
 from nearfar.targets.mlx.models import require_known
 from nearfar.targets.mlx.packing import Packing

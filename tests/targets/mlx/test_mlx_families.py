@@ -22,13 +22,13 @@ from ragged import chunked_logits
 from tolerances import F32, KV_Q8, relative_error
 
 from nearfar.compiler.bundle.folder import ExportBundle
-from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.ir.sampling import Sampler
 from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
 from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.pipeline.export import export_model
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.errors import UnsupportedModel
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.targets.mlx.models import require_known

@@ -9,9 +9,9 @@ import pytest
 from hand_made_graphs import CONTEXT, LAYERS, TOKENS, build, tensors_and_logits
 from tolerances import F32, KV_Q8, relative_error
 
-from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.ir.graph import Node
 from nearfar.compiler.runtime.batch import Chunk, make_batch
+from nearfar.compiler.runtime.errors import UnsupportedModel
 from nearfar.targets.mlx.forward import Forward, require_known
 from nearfar.targets.mlx.pages import Pages, spans_of
 from nearfar.targets.mlx.weights import read_weight

@@ -24,7 +24,7 @@ from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.generate import generate, score
-from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 CompileTiny = Callable[..., Path]
 QUESTIONS = ("what is 27 + 58?", "tell me a story about a fox")

@@ -11,9 +11,9 @@ from random_planes import random_planes
 from tolerances import BF16_ROUNDING, F32, relative_error
 
 from nearfar.compiler import quant
-from nearfar.compiler.errors import QuantizationError
 from nearfar.compiler.ir.graph import Parameter, Source
 from nearfar.compiler.quant import ROW, Codes
+from nearfar.compiler.runtime.errors import QuantizationError
 from nearfar.targets.mlx.packing import Packing
 
 

@@ -16,7 +16,7 @@ from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
-from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.executors.local_opener import LocalOpener

@@ -22,13 +22,13 @@ from windowed_models import TOKENS, WINDOW, WINDOWED, logits_of_transformers, ma
 
 from nearfar.compiler import quant
 from nearfar.compiler.bundle.folder import ExportBundle
-from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.safetensors_file import read_safetensors
 from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.pipeline.export import export_model
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Limits, Runner
+from nearfar.compiler.runtime.errors import UnsupportedModel
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.targets.mlx.config import write_config
 from nearfar.targets.mlx.models import require_known

@@ -10,9 +10,9 @@ from onnx_cases import relative_rms
 from tolerances import ONNX_INT8_KERNEL
 
 from nearfar.compiler import quant
-from nearfar.compiler.errors import QuantizationError
 from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.quant import Codes
+from nearfar.compiler.runtime.errors import QuantizationError
 from nearfar.targets.onnx.builder import MICROSOFT, Builder
 from nearfar.targets.onnx.matmul_nbits import ACCURACY_LEVEL, BITS, blob_rows, require_fast, zero_rows
 

@@ -21,11 +21,11 @@ from tokenizers import Tokenizer
 from tolerances import F32, relative_error
 
 from nearfar.compiler.bundle.folder import open_any
-from nearfar.compiler.errors import RequestError, UnsupportedModel
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.encoding import Text, encode
+from nearfar.compiler.runtime.errors import RequestError, UnsupportedModel
 from nearfar.compiler.runtime.reference import ReferenceRunner
 
 FloatArray = npt.NDArray[np.float32]

@@ -17,10 +17,10 @@ from tiny_models import PLAIN_CHECKPOINTS, VOCAB_SIZE, make_checkpoint
 from tolerances import KV_Q8, ONNX_F32, ONNX_INT8_KERNEL, ONNX_INT8_MODEL, relative_error
 
 from nearfar.compiler import quant
-from nearfar.compiler.errors import BundleError, QuantizationError, RequestError, UnsupportedModel
 from nearfar.compiler.ir.graph import Node
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.pipeline.export import export_model
+from nearfar.compiler.runtime.errors import BundleError, QuantizationError, RequestError, UnsupportedModel
 from nearfar.targets.onnx import weights
 from nearfar.targets.onnx.decoder import form_of, is_layer_norm
 

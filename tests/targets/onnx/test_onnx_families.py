@@ -20,10 +20,10 @@ from tokenizers import Tokenizer
 from tolerances import F32, relative_error
 
 from nearfar.compiler.bundle.folder import open_any
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.targets.onnx.rows_graph import read_graph
 
 # Every layer has keys and values of its own.

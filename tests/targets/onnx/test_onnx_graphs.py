@@ -16,14 +16,14 @@ from onnx_session import Session
 from tolerances import ONNX_F32
 
 from nearfar.compiler import quant
-from nearfar.compiler.errors import RequestError, UnsupportedModel
 from nearfar.compiler.formats.checkpoint import Checkpoint
 from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
 from nearfar.compiler.passes.fuse_gate_up import fuse_gate_up
 from nearfar.compiler.passes.fuse_projections import fuse_projections
-from nearfar.compiler.text.tokenizer_files import TokenizerFiles
+from nearfar.compiler.runtime.errors import RequestError, UnsupportedModel
+from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 from nearfar.targets.onnx import devices
 from nearfar.targets.onnx.cache_scales import largest_of
 from nearfar.targets.onnx.decoder import build_decoder

@@ -19,11 +19,11 @@ from tiny_models import VOCAB_SIZE
 from tolerances import ONNX_F32, ONNX_INT8_MODEL
 
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle
-from nearfar.compiler.errors import BundleError, DeviceError, RequestError, ToolError
 from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.errors import BundleError, DeviceError, RequestError, ToolError
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.targets.onnx.kv_rows import FILLER_TOKENS, KvRows
 from nearfar.targets.onnx.runner import OnnxRunner

@@ -14,8 +14,8 @@ from served_demo import serving
 
 from nearfar.compiler.bundle.folder import ExportBundle, open_any
 from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.errors import BundleError, NearfarError, RequestError
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
+from nearfar.compiler.runtime.errors import BundleError, NearfarError, RequestError
 from nearfar.server_fallback.executors.executor import Call, Executor
 from nearfar.server_fallback.executors.local_opener import LocalOpener
 from nearfar.server_fallback.executors.local_options import LocalOptions

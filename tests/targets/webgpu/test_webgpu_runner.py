@@ -20,10 +20,10 @@ from tolerances import F32, KV_Q4, KV_Q4_F32, KV_Q8, KV_Q8_F16, OF_ACTIVATION, r
 
 from nearfar.compiler import quant
 from nearfar.compiler.bundle.folder import open_bundle
-from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.ir.sampling import Sampler
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.targets.webgpu import lower

@@ -1,4 +1,4 @@
-// Renders a chat with a chat template's syntax tree, as compiler/text/chat_template.py does with its source.
+// Renders a chat with a chat template's syntax tree, as compiler/runtime/text/chat_template.py does with its source.
 
 import { RequestError, BundleError, messageOf } from "../errors.js";
 import type { Tree } from "./template/evaluate.js";
@@ -11,7 +11,7 @@ import { Dict, TemplateError, isList, truth } from "./template/values.js";
 export interface TemplateParts {
   /** The template's Jinja. */
   readonly source: string;
-  /** The syntax tree, which compiler/text/template_tree.py writes. */
+  /** The syntax tree, which compiler/runtime/text/template_tree.py writes. */
   readonly tree: Tree;
   /** The form in which the template reads a message's content. */
   readonly content: "text" | "parts";

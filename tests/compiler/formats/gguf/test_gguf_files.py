@@ -16,10 +16,10 @@ from gguf import GGMLQuantizationType as Type
 from gguf import GGUFReader, GGUFWriter
 from gguf_files import make_gguf
 
-from nearfar.compiler.errors import CheckpointError, NearfarError, UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.gguf.container import read_container
 from nearfar.compiler.formats.stop_tokens import with_stops
+from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, UnsupportedModel
 
 KEYS_PLACE, TENSORS_PLACE = 16, 8
 # The memory that may be used to refuse a file with a replaced part.

@@ -16,13 +16,13 @@ from gguf import GGMLQuantizationType as Type
 from gguf_files import MODELS, WIDER, make_gguf
 from tolerances import relative_error
 
-from nearfar.compiler.errors import CheckpointError, NearfarError
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.gguf import checkpoint
 from nearfar.compiler.formats.gguf.container import read_container
 from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
 from nearfar.compiler.pipeline.graphs import graphs_of
 from nearfar.compiler.pipeline.weights import check_tensors
+from nearfar.compiler.runtime.errors import CheckpointError, NearfarError
 
 LIMIT = 5e-5
 # Architectures whose files transformers reads.

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from gguf_files import make_gguf
 
-from nearfar.compiler.errors import CheckpointError
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.gguf.names import choose_files, label_of
 from nearfar.compiler.formats.hub import hub_model
+from nearfar.compiler.runtime.errors import CheckpointError
 
 PARTS = [f"Q8_0/big-Q8_0-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
 FILES = [

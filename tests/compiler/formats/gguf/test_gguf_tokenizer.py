@@ -14,11 +14,11 @@ from gguf import TokenType
 from texts import CORPUS, TEXTS, random_texts
 from tokenizers import Tokenizer
 
-from nearfar.compiler.errors import CheckpointError, NearfarError, UnsupportedModel
 from nearfar.compiler.formats.gguf.container import read_container
 from nearfar.compiler.formats.gguf.metadata import Metadata
 from nearfar.compiler.formats.gguf.tokenizer import read_tokenizer
 from nearfar.compiler.formats.tokenizer_json import SPACE
+from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, UnsupportedModel
 
 # The folder of llama.cpp's sources, whose models/ has vocabularies with texts (.inp) and their ids (.out).
 LLAMA_CPP = os.environ.get("NEARFAR_LLAMA_CPP", "")

@@ -12,8 +12,8 @@ import jsonschema_rs
 import pytest
 from picking import END, SHAPES, TOKENS, Grammar, pick
 
-from nearfar.compiler.errors import RequestError
-from nearfar.compiler.text.tool_formats import FORMATS
+from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.text.tool_formats import FORMATS
 from nearfar.server_fallback.schema.functions import Function, Tool
 from nearfar.server_fallback.text.grammar import worker
 from nearfar.server_fallback.text.grammar.bounded import BoundedConstraint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.text.grammar.ebnf_check import check_ebnf
 
 

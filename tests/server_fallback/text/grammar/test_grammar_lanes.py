@@ -18,7 +18,7 @@ from picking import END, TOKENS, pick
 from some_grammars import NULL, SLOW, VOCABULARY, one, run
 from waiting import WAIT_SECONDS, until
 
-from nearfar.compiler.errors import RequestError, Unavailable
+from nearfar.compiler.runtime.errors import RequestError, Unavailable
 from nearfar.server_fallback.text.grammar import grammar_compiler
 from nearfar.server_fallback.text.grammar.grammar_compiler import CompileLimits, GrammarCompiler
 from nearfar.server_fallback.text.grammar.grammars import Grammars

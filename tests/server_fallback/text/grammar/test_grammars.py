@@ -17,7 +17,7 @@ import pytest
 from picking import END, SHAPES, TOKENS, Grammar, pick
 from some_grammars import NULL, SLOW, VOCABULARY, one, run
 
-from nearfar.compiler.errors import RequestError, Unavailable
+from nearfar.compiler.runtime.errors import RequestError, Unavailable
 from nearfar.server_fallback.text.grammar import worker
 from nearfar.server_fallback.text.grammar.bounded import BoundedConstraint
 from nearfar.server_fallback.text.grammar.constraint import GrammarConstraint

@@ -12,7 +12,7 @@ import jsonschema_rs
 import pytest
 from picking import Grammar, pick
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.text.grammar.rules import source_rules
 from nearfar.server_fallback.text.grammar.source import JsonSource
 

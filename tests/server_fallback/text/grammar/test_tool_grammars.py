@@ -12,7 +12,7 @@ import jsonschema_rs
 import pytest
 from picking import Grammar, pick
 
-from nearfar.compiler.text.tool_formats import FORMATS
+from nearfar.compiler.runtime.text.tool_formats import FORMATS
 from nearfar.server_fallback.schema.functions import Tool
 from nearfar.server_fallback.text.grammar.source import GrammarSource
 from nearfar.server_fallback.text.tool_call_stream import ArgumentsEvent, CallEvent, ToolCallStream

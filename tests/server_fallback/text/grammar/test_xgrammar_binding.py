@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from picking import END, SHAPES, TOKENS
 
-from nearfar.compiler.errors import ToolError
+from nearfar.compiler.runtime.errors import ToolError
 from nearfar.server_fallback.text.grammar import xgrammar_binding as ours
 from nearfar.server_fallback.text.grammar.rules import source_rules
 from nearfar.server_fallback.text.grammar.source import JsonSource, Tag, TagsSource

@@ -1,5 +1,5 @@
 // Finds a beginning of a long text whose first tokens are those of the whole text, so that a text that is much longer
-// than a model's context is tokenized only as far as needed. compiler/text/beginnings.py does the same.
+// than a model's context is tokenized only as far as needed. compiler/runtime/text/beginnings.py does the same.
 
 import type { StableTokens } from "./stable_tokens.js";
 import { borderBefore } from "./word_borders.js";

@@ -1,5 +1,5 @@
 // The tokenizers of encoders: token ids with the place of each token in its text, and pairs of texts in one sequence.
-// compiler/text/tokenizer.py does the same; tests/conformance/encoder_tokenizers.json holds for both.
+// compiler/runtime/text/tokenizer.py does the same; tests/conformance/encoder_tokenizers.json holds for both.
 //
 // WordPiece and Unigram are computed here exactly as by the tokenizers library. The package @huggingface/tokenizers
 // approximates their normalization. It computes byte-level BPE exactly, so other models use it.

@@ -1,5 +1,5 @@
 // The tokens of a text's beginning that no continuation changes, for byte-pair encoding (BPE), whatever the text.
-// compiler/text/stable_tokens.py explains why they are, and does the same.
+// compiler/runtime/text/stable_tokens.py explains why they are, and does the same.
 
 import type { Tokenizer } from "../../text/tokenizer.js";
 import type { AddedToken } from "./added_tokens.js";

@@ -1,5 +1,5 @@
 // Where a text may be cut so that the tokens of its beginning are the first tokens of the whole: between two words that a
-// tokenizer always divides. compiler/text/word_borders.py has the same borders.
+// tokenizer always divides. compiler/runtime/text/word_borders.py has the same borders.
 
 /** A long text is cut near the end of a part. A part without a border there is made longer. */
 const WINDOW = 4096;

@@ -1,4 +1,4 @@
-// Checks that a value is the syntax tree of a template, which compiler/text/template_tree.py describes: the kinds of its
+// Checks that a value is the syntax tree of a template, which compiler/runtime/text/template_tree.py describes: the kinds of its
 // parts, and how many of which each has.
 
 /** The path of the first part that is wrong, such as "[1][0]"; null if there is none. */

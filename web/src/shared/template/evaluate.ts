@@ -1,4 +1,4 @@
-// Evaluates the syntax tree of a chat template, which compiler/text/template_tree.py writes and describes.
+// Evaluates the syntax tree of a chat template, which compiler/runtime/text/template_tree.py writes and describes.
 
 import { attribute, element } from "./attributes.js";
 import { OPEN_FILTERS, callFilter } from "./filters.js";

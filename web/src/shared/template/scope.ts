@@ -1,4 +1,4 @@
-// The variables of a part of a template. compiler/text/template_tree.py decides where each name is defined.
+// The variables of a part of a template. compiler/runtime/text/template_tree.py decides where each name is defined.
 
 import type { Value } from "./values.js";
 import { Undefined } from "./values.js";

@@ -14,13 +14,13 @@ import template_trees
 from hypothesis import HealthCheck, given, seed, settings
 from template_grammar import MESSAGES, VARIABLES, templates
 
-from nearfar.compiler.errors import CheckpointError, RequestError
+from nearfar.compiler.runtime.errors import CheckpointError, RequestError
+from nearfar.compiler.runtime.text.chat_template import ChatTemplate
+from nearfar.compiler.runtime.text.template_check import template_notes
 from nearfar.compiler.shared.script import SharedScript
-from nearfar.compiler.text.chat_template import ChatTemplate
-from nearfar.compiler.text.template_check import template_notes
 
-FAMILIES = Path(__file__).parents[2] / "conformance" / "chat_templates"
-DEMOS = Path(__file__).parents[3] / "compiler" / "demo"
+FAMILIES = Path(__file__).parents[3] / "conformance" / "chat_templates"
+DEMOS = Path(__file__).parents[4] / "compiler" / "demo"
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 # What the evaluator refuses by name, whatever Jinja2 renders.
 REFUSED = re.compile("which Python writes with its address|complex numbers|is too (large|long)|nearly 0")

@@ -11,11 +11,11 @@ from encoder_tokenizers import TEXTS, UNKNOWN, VECTORS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nearfar.compiler.errors import RequestError
-from nearfar.compiler.text.beginnings import Beginnings
-from nearfar.compiler.text.tokenizer import Tokenizer
-from nearfar.compiler.text.tokenizer_files import TokenizerFiles
-from nearfar.compiler.text.word_borders import WINDOW, border_before, border_pattern
+from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.text.beginnings import Beginnings
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
+from nearfar.compiler.runtime.text.word_borders import WINDOW, border_before, border_pattern
 
 MODELS: dict[str, Any] = json.loads(VECTORS.read_text())["tokenizers"]
 WORDS = st.sampled_from(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nearfar.compiler.text.token_bound import bytes_per_token
+from nearfar.compiler.runtime.text.token_bound import bytes_per_token
 
 
 def byte_level(vocab: dict[str, int] | None = None) -> Any:

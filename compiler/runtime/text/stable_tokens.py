@@ -15,7 +15,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
-from ..formats.byte_level import FAR_READING, WORDS
+from ...formats.byte_level import FAR_READING, WORDS
 from .token_bound import BYTE_TOKEN, bytes_are_tokens, component_parts
 
 # A word of these patterns ends where it does whatever follows the next few characters, except for white space in front

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from nearfar.compiler.formats.byte_level import FAR_READING, WORDS
-from nearfar.compiler.text import stable_tokens
-from nearfar.compiler.text.stable_tokens import StableTokens
+from nearfar.compiler.runtime.text import stable_tokens
+from nearfar.compiler.runtime.text.stable_tokens import StableTokens
 
 CHARACTERS = "ab'lsLA1! \n\r\té日本\u0301▁/"
 ADDED = ("<a>", "<a>b", "ll'", "1!")

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nearfar.compiler.errors import CheckpointError, RequestError
-from nearfar.compiler.text.text_stream import TextStream
-from nearfar.compiler.text.tokenizer import Tokenizer
-from nearfar.compiler.text.tokenizer_files import TokenizerFiles
+from nearfar.compiler.runtime.errors import CheckpointError, RequestError
+from nearfar.compiler.runtime.text.text_stream import TextStream
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 
 SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 TEXTS = [

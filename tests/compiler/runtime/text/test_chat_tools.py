@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from nearfar.compiler.errors import RequestError
-from nearfar.compiler.text.chat_template import ChatTemplate
+from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.text.chat_template import ChatTemplate
 
-VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[2] / "conformance/chat_tools.json").read_text())
+VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[3] / "conformance/chat_tools.json").read_text())
 CASES = VECTORS["cases"]
 TEMPLATE = (
     "{% for m in messages %}{{ m.content }}"

@@ -9,8 +9,8 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
+from ...shared.script import SharedScript
 from ..errors import CheckpointError, RequestError
-from ..shared.script import SharedScript
 from .chat_template import ChatTemplate
 from .control_tokens import SENTINEL
 from .tokenizer_files import TokenizerFiles

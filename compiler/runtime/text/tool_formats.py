@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..bundle.entries import ToolFormatEntry
+from ...bundle.entries import ToolFormatEntry
 
 
 def has_tools(template: str | None) -> bool:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearfar.compiler.errors import RequestError
-from nearfar.compiler.text.stop_strings import MAX_CHARACTERS, StopAutomaton, StopStrings
+from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.text.stop_strings import MAX_CHARACTERS, StopAutomaton, StopStrings
 
 
 def run(stops: list[str], parts: list[str]) -> tuple[list[str], bool]:

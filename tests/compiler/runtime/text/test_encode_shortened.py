@@ -9,9 +9,9 @@ import pytest
 from tokenizers import AddedToken, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-from nearfar.compiler.errors import RequestError
-from nearfar.compiler.text.tokenizer import Tokenizer
-from nearfar.compiler.text.tokenizer_files import TokenizerFiles
+from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 
 WORDS = ["[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "d", "e", "[", "]", "SEP", "CLS"]
 LONG = "a b c d e a b c"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from ...ir.spec import ClassifierSpec
 from ..errors import RequestError
-from ..ir.spec import ClassifierSpec
 from .tokenizer import Tokenizer
 
 PLACEHOLDER = re.compile(r"\{(instruction|query|document)\}")

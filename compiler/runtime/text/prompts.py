@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...ir.spec import EmbeddingSpec
 from ..errors import RequestError
-from ..ir.spec import EmbeddingSpec
 
 # The names of prompts for a kind of texts, of which the first that a model has is used.
 QUERY_PROMPTS = ("query", "search_query", "Retrieval-query", "s2p_query")

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from nearfar.compiler.errors import NearfarError
-from nearfar.compiler.text.chat_template import ChatTemplate
-from nearfar.compiler.text.tool_formats import tool_format
+from nearfar.compiler.runtime.errors import NearfarError
+from nearfar.compiler.runtime.text.chat_template import ChatTemplate
+from nearfar.compiler.runtime.text.tool_formats import tool_format
 
-FOLDER = Path(__file__).parents[2] / "conformance"
+FOLDER = Path(__file__).parents[3] / "conformance"
 VECTORS: dict[str, Any] = json.loads((FOLDER / "chat_templates.json").read_text())
 NAMES = sorted(path.stem for path in (FOLDER / "chat_templates").glob("*.jinja"))
 FORMATS = {
