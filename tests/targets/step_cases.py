@@ -19,7 +19,7 @@ from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.ir.ops import OPS, Array
 from nearfar.compiler.ir.plan import Step, make_plan
 from nearfar.compiler.ir.rope import rope_table
-from nearfar.targets.context import Context
+from nearfar.targets.context import Context, sizes
 from nearfar.targets.variant import Variant
 
 OWN_CASES = (
@@ -102,7 +102,7 @@ def run_of(name: str, step: Step, context: Context, activation: str, size: int) 
             inputs[role] = bound[role] = rope_table(constant.attrs["inverse_frequencies"], constant.shape[0])
             continue
         if array in plan.weights and plan.weights[array].columns is not None:
-            rows, columns = context.sizes(array)
+            rows, columns = sizes(plan.shape_of(array))
             planes = context.quantization.pack(
                 rng.normal(size=(rows, columns)).astype(np.float32) / np.float32(columns**0.5)
             )

@@ -183,7 +183,7 @@ def test_rows_equal_those_of_the_other_runtime(case: dict[str, Any], tmp_path: P
     weight = {"shape": case["shape"], "quantization": case["quantization"], "layout": "rows", "planes": planes}
     manifest = Manifest.model_construct(
         host_weights={"table": WeightEntry.model_validate(weight)},
-        shards=[FileEntry(file="shard.bin", size=len(shard), sha256="")],
+        shards=[FileEntry(file="shard.bin", size=len(shard), sha256="0" * 64)],
     )
     gathered = GatheredEntry(weights=["table"], scale=case["scale"])
     tables = HostTables(Bundle(tmp_path, manifest))

@@ -52,24 +52,24 @@ def test_projections_of_equal_shape_keep_kernels_of_their_own(
     runner.close()
 
 
-def with_wrong_norm(bundle: Bundle, folder: Path) -> Path:
-    """The bundle with another eps in its norms, which the kernels of no device implement."""
+def with_wrong_rotation(bundle: Bundle, folder: Path) -> Path:
+    """The bundle with other angles of its rotations than those that its expected logits were computed with."""
     shutil.copytree(bundle.path, folder)
     manifest = folder / "manifest.json"
     text = manifest.read_text()
-    assert '"eps":1e-06' in text
-    manifest.write_text(text.replace('"eps":1e-06', '"eps":1.0'))
+    assert text.count('"inverse_frequencies":[1.0,') == 1
+    manifest.write_text(text.replace('"inverse_frequencies":[1.0,', '"inverse_frequencies":[3.0,'))
     return folder
 
 
 def test_a_runner_that_computes_something_else_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
-    wrong = open_bundle(with_wrong_norm(open_bundle(tiny_bundle), tmp_path / "wrong"))
+    wrong = open_bundle(with_wrong_rotation(open_bundle(tiny_bundle), tmp_path / "wrong"))
     with pytest.raises(DeviceError, match=r"computes .* incorrectly: the logits are off by .* at most .* is rounding"):
         open_runner("numpy", wrong, Limits())
 
 
 def test_score_and_run_fail_on_it(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = str(with_wrong_norm(open_bundle(tiny_bundle), tmp_path / "wrong"))
+    wrong = str(with_wrong_rotation(open_bundle(tiny_bundle), tmp_path / "wrong"))
     output = tmp_path / "logits.npy"
     assert main(["score", wrong, "--tokens", "1,2,3", "-o", str(output), "--runner", "numpy"]) != 0
     assert not output.exists()
