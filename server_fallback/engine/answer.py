@@ -13,7 +13,7 @@ from nearfar.compiler.runtime.batch import IntArray, Output
 from .adapters import Adapter
 from .item_queue import Item
 from .mask_task import MaskTask
-from .request import Completion, GeneratedToken, TokenLogprob, TokenRequest
+from .request import AnswerEnd, GeneratedToken, TokenLogprob, TokenRequest
 from .resolved_sampling import ResolvedSampling
 from .sequence import ContextShift, Sequence, SequenceParams
 from .step import Event
@@ -74,12 +74,12 @@ class Answer:
             self._first_token = time.monotonic()
         self.token_ids.append(token_id)
 
-    def completion(self) -> Completion:
+    def completion(self) -> AnswerEnd:
         """Its finish reason, once its sequence has ended."""
         sequence, now = self.sequence, time.monotonic()
         assert sequence is not None
         assert sequence.finish_reason is not None
-        return Completion(
+        return AnswerEnd(
             finish_reason=sequence.finish_reason,
             prompt_tokens=len(self.request.prompt_ids),
             completion_tokens=len(self.token_ids),

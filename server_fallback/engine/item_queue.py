@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from .request import Completion, GeneratedToken, PromptLogprobs, TokenHandler
+from .request import AnswerEnd, GeneratedToken, PromptLogprobs, TokenHandler
 
 # The items of an answer: log-probabilities of the prompt if requested, the tokens, then the completion or the error
 # that ended it.
-Item = PromptLogprobs | GeneratedToken | Completion | BaseException
+Item = PromptLogprobs | GeneratedToken | AnswerEnd | BaseException
 
 
 class ItemQueue:
@@ -38,14 +38,14 @@ class ItemQueue:
             if not waiter.done():
                 waiter.set_result(None)
 
-    async def next(self) -> list[PromptLogprobs | GeneratedToken | Completion]:
+    async def next(self) -> list[PromptLogprobs | GeneratedToken | AnswerEnd]:
         """The items since the last call, at least one: several, if their reader was slower than the engine. Raises the
         error that ended the answer, after all items before it.
         """
         while not self._items:
             self._waiter = self._loop.create_future()
             await self._waiter
-        items: list[PromptLogprobs | GeneratedToken | Completion] = []
+        items: list[PromptLogprobs | GeneratedToken | AnswerEnd] = []
         while self._items:
             item = self._items.popleft()
             if not isinstance(item, BaseException):

@@ -117,7 +117,7 @@ FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class AnswerEnd:
     """How an answer ended. ``cached_tokens`` are those of the prompt that were in a cache; ``end_token`` is the sampled
     token that ended the answer and is not part of it, if one did.
 
@@ -137,8 +137,8 @@ class Completion:
 class TokenSource(Protocol):
     """Something that generates tokens: the engine, or a replacement in tests."""
 
-    def generate(self, request: TokenRequest) -> AsyncGenerator[PromptLogprobs | GeneratedToken | Completion, None]:
-        """Yield each new token, without a stop token, and last the Completion; first PromptLogprobs if they are
+    def generate(self, request: TokenRequest) -> AsyncGenerator[PromptLogprobs | GeneratedToken | AnswerEnd, None]:
+        """Yield each new token, without a stop token, and last the AnswerEnd; first PromptLogprobs if they are
         requested.
 
         Closing the generator early ends the answer and frees its pages at the next step.
@@ -158,13 +158,13 @@ class BatchSource(TokenSource, Protocol):
 
     def batches(
         self, request: TokenRequest, handle: TokenHandler | None = None
-    ) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | Completion], None]:
+    ) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | AnswerEnd], None]:
         """Tokens that ``handle`` has handled are not yielded. An error that it raises ends the answer."""
 
 
 def batches_of(
     source: TokenSource, request: TokenRequest, handle: TokenHandler | None = None
-) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | Completion], None]:
+) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | AnswerEnd], None]:
     """The batches of a source, or each of its items as one; ``handle`` is not needed for these."""
     return source.batches(request, handle) if isinstance(source, BatchSource) else _one_by_one(source, request)
 
@@ -179,7 +179,7 @@ async def items_of(batches: AsyncGenerator[list[ItemT], None]) -> AsyncGenerator
 
 async def _one_by_one(
     source: TokenSource, request: TokenRequest
-) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | Completion], None]:
+) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | AnswerEnd], None]:
     async with aclosing(source.generate(request)) as items:
         async for item in items:
             yield [item]

@@ -27,7 +27,7 @@ from .mask_pool import MaskPool
 from .masks import Masks
 from .model import TokenModel
 from .ngram_drafter import NgramDrafter
-from .request import Completion, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest, items_of
+from .request import AnswerEnd, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest, items_of
 from .resolved_sampling import resolve_sampling
 from .speculation import Drafter, Speculation
 from .stats import EngineStats
@@ -70,15 +70,15 @@ class TokenEngine:
         """The longest sequence in tokens."""
         return self.model.context
 
-    def generate(self, request: TokenRequest) -> AsyncGenerator[PromptLogprobs | GeneratedToken | Completion, None]:
-        """Yield each new token, without a stop token, and last the Completion. If ``prompt_logprobs`` are requested,
+    def generate(self, request: TokenRequest) -> AsyncGenerator[PromptLogprobs | GeneratedToken | AnswerEnd, None]:
+        """Yield each new token, without a stop token, and last the AnswerEnd. If ``prompt_logprobs`` are requested,
         PromptLogprobs comes first. See `batches`.
         """
         return items_of(self.batches(request))
 
     async def batches(
         self, request: TokenRequest, handle: TokenHandler | None = None
-    ) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | Completion], None]:
+    ) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | AnswerEnd], None]:
         """Yield the items of `generate` in lists of all items that are ready: several, if the reader is slower than the
         device. Tokens that ``handle`` handles are left out. Any number of requests share the steps of the device.
 
@@ -94,7 +94,7 @@ class TokenEngine:
             while True:
                 items = await queue.next()
                 yield items
-                if isinstance(items[-1], Completion):
+                if isinstance(items[-1], AnswerEnd):
                     return
         finally:
             self.abandon(answer)

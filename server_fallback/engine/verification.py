@@ -15,7 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from .request import Completion, FinishReason, GeneratedToken, TokenRequest, TokenSource
+from .request import AnswerEnd, FinishReason, GeneratedToken, TokenRequest, TokenSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,10 @@ class Verification:
             self._request, prompt_ids=list(self._tokens), max_tokens=left, drafts=drafts, answered=answered
         )
         token_ids: list[int] = []
-        end: Completion | None = None
+        end: AnswerEnd | None = None
         async with aclosing(self._engine.generate(request)) as items:
             async for item in items:
-                if isinstance(item, Completion):
+                if isinstance(item, AnswerEnd):
                     end = item
                 elif isinstance(item, GeneratedToken):
                     token_ids.append(item.token_id)

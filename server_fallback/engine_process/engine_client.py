@@ -15,7 +15,7 @@ from nearfar.compiler.runtime.errors import DeviceError, NearfarError, Unavailab
 
 from ..engine.encode_job import EncodeRequest
 from ..engine.item_queue import ItemQueue
-from ..engine.request import Completion, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest, items_of
+from ..engine.request import AnswerEnd, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest, items_of
 from ..engine.stats import EngineStats
 from .connection import Connection
 from .heartbeat import Watch
@@ -79,13 +79,13 @@ class EngineClient:
         assert self._opened is not None
         return self._opened.device
 
-    def generate(self, request: TokenRequest) -> AsyncGenerator[PromptLogprobs | GeneratedToken | Completion, None]:
+    def generate(self, request: TokenRequest) -> AsyncGenerator[PromptLogprobs | GeneratedToken | AnswerEnd, None]:
         """See `TokenEngine.generate`."""
         return items_of(self.batches(request))
 
     async def batches(
         self, request: TokenRequest, handle: TokenHandler | None = None
-    ) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | Completion], None]:
+    ) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | AnswerEnd], None]:
         """See `TokenEngine.batches`."""
         self._require_open()
         number, queue, constraint = next(self._numbers), ItemQueue(handle), request.constraint
@@ -98,7 +98,7 @@ class EngineClient:
             while True:
                 items = await queue.next()
                 yield items
-                if isinstance(items[-1], Completion):
+                if isinstance(items[-1], AnswerEnd):
                     return
         finally:
             self._masks.end(number)
@@ -149,7 +149,7 @@ class EngineClient:
                     if (queue := queues.get(answer)) is not None:
                         queue.put(GeneratedToken(token_id))
                 for answer, item in others:
-                    ends = isinstance(item, Completion | BaseException)
+                    ends = isinstance(item, AnswerEnd | BaseException)
                     queue = queues.pop(answer, None) if ends else queues.get(answer)
                     if queue is not None:
                         queue.put(item)

@@ -12,7 +12,7 @@ from nearfar.compiler.runtime.errors import NearfarError, Unavailable
 from ..engine.answer import Answer
 from ..engine.encoder_engine import EncoderEngine
 from ..engine.item_queue import Item
-from ..engine.request import Completion, GeneratedToken
+from ..engine.request import AnswerEnd, GeneratedToken
 from ..engine.stats import EngineStats
 from ..engine.token_engine import TokenEngine
 from .connection import Connection, Returned
@@ -143,6 +143,6 @@ class Session:
         else:
             step.others.append((number, item))
             self._with_others.add(number)
-            if isinstance(item, Completion | BaseException):
+            if isinstance(item, AnswerEnd | BaseException):
                 self._answers.pop(number, None)
                 self._constraints.pop(number, None)

@@ -15,7 +15,7 @@ LOADING = ExecutorState(ready=False, detail="loading")
 
 
 @dataclass(eq=False)
-class Entry:
+class ModelEntry:
     """A model. ``executor`` is None while the model loads. ``adapters`` are the names of its adapters; ``model`` is
     what it was loaded from.
     """
@@ -53,22 +53,22 @@ class ModelTable:
     """The reading half of `Models`."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, ModelEntry] = {}
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[ModelEntry]:
         return iter(list(self._entries.values()))
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, name: str) -> Entry | None:
+    def get(self, name: str) -> ModelEntry | None:
         """The model of that name, which is not an alias."""
         return self._entries.get(name)
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: ModelEntry) -> None:
         self._entries[entry.name] = entry
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: ModelEntry) -> None:
         del self._entries[entry.name]
 
     def cards(self) -> Sequence[ModelCard]:
@@ -77,7 +77,7 @@ class ModelTable:
     def states(self) -> Mapping[str, ExecutorState]:
         return {name: entry.state() for name, entry in self._entries.items()}
 
-    def find(self, name: str) -> Entry:
+    def find(self, name: str) -> ModelEntry:
         """The model of a name. Raises UnknownModel."""
         for entry in self._entries.values():
             if name in entry.names():

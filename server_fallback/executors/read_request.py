@@ -14,7 +14,7 @@ from ..engine.request import TokenRequest
 from ..schema.chat import ChatCompletionRequest
 from ..schema.common import GenerationRequest
 from ..schema.completions import AnswerRequest, CompletionRequest
-from ..text.answers import Answer
+from ..text.answers import ChunkSender
 from ..text.chat import ChatAnswer, ChatForm
 from ..text.chat_prompt import Chat, read_chat
 from ..text.choice import AnswerText
@@ -80,7 +80,7 @@ class Asked:
             replace(others if index else first, sampling=_sampling(request, index)) for index in range(request.n or 1)
         ]
 
-    def answer(self, requests: Sequence[TokenRequest], output: Output[Any]) -> Answer:
+    def answer(self, requests: Sequence[TokenRequest], output: Output[Any]) -> ChunkSender:
         form = self.form
         if isinstance(form, ChatForm):
             return ChatAnswer(requests, form, output)

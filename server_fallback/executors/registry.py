@@ -17,7 +17,7 @@ from nearfar.compiler.runtime.errors import RequestError, Unavailable
 
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest
 from .executor import Executor, ExecutorState, Opener, TakesAdapters, UnknownModel
-from .model_table import Entry, ModelTable
+from .model_table import ModelEntry, ModelTable
 
 POLL_SECONDS = 0.02
 UNLOAD_DRAIN_SECONDS = 600.0
@@ -35,10 +35,10 @@ class Registry:
         # The tasks that load models, by name.
         self._loads: dict[str, asyncio.Task[ModelCard]] = {}
         # Models that are being unloaded: they cannot be found any more, but their memory is not free yet.
-        self._leaving: set[Entry] = set()
+        self._leaving: set[ModelEntry] = set()
         self.closed = False
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[ModelEntry]:
         """All models, those that load included."""
         return iter(self._table)
 
@@ -76,7 +76,7 @@ class Registry:
         if entry is not None and loading is not None and entry.model == request.model:
             return await self._loaded(loading)
         self._table.require_free([name, *request.aliases])
-        entry = Entry(name, request.model, int(time.time()), aliases=list(request.aliases))
+        entry = ModelEntry(name, request.model, int(time.time()), aliases=list(request.aliases))
         self._table.put(entry)
         loading = self._loads[name] = asyncio.create_task(self._load(entry))
         # If no caller waits any more, nothing else retrieves the exception.
@@ -146,7 +146,7 @@ class Registry:
                 raise
             raise Unavailable(SHUTTING_DOWN) from None
 
-    async def _load(self, entry: Entry) -> ModelCard:
+    async def _load(self, entry: ModelEntry) -> ModelCard:
         try:
             opening = await self._opener.prepare(entry.model, entry.name)
             entry.memory_bytes = self._take(opening.memory_bytes or 0, entry)
@@ -160,7 +160,7 @@ class Registry:
         finally:
             del self._loads[entry.name]
 
-    def _take(self, needed: int, entry: Entry) -> int:
+    def _take(self, needed: int, entry: ModelEntry) -> int:
         """Raises Unavailable if a model of this size in bytes does not fit beside the others."""
         others = {
             each.name: each.memory_bytes
@@ -179,7 +179,7 @@ class Registry:
             )  # fmt: skip
         return needed
 
-    async def _remove(self, entry: Entry, drain_seconds: float) -> None:
+    async def _remove(self, entry: ModelEntry, drain_seconds: float) -> None:
         """Remove the names at once, and close the executor when its requests have ended or the time is over."""
         executor = entry.executor
         assert executor is not None

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from nearfar.compiler.runtime.errors import DeviceError, Unavailable
 
 from ..schema.chat import ChatCompletionChunk
-from ..schema.common import Answer
+from ..schema.common import Reply
 from ..schema.completions import AnswerRequest, CompletionChunk, CompletionRequest
 from .upstream_bounds import BoundedChoices, Bounds, says_text
 
@@ -25,7 +25,7 @@ AFTER_END_SECONDS = 5.0
 MAX_COUNT = 1 << 53
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-AnswerT = TypeVar("AnswerT", bound=Answer)
+ReplyT = TypeVar("ReplyT", bound=Reply)
 
 
 def answer_kind(request: AnswerRequest) -> tuple[str, type[Any]]:
@@ -93,7 +93,7 @@ class UpstreamAnswer:
         return [*chunks, {**self._last, "choices": [], "usage": plain_usage(counts)}]
 
 
-def checked(kind: type[AnswerT], value: Mapping[str, Any], name: str) -> AnswerT:
+def checked(kind: type[ReplyT], value: Mapping[str, Any], name: str) -> ReplyT:
     """Raises DeviceError if the value does not have this form."""
     try:
         return kind.model_validate(value)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from ..executors.encoder_executor import EncoderExecutor
 from ..executors.executor import Executor, ExecutorState
 from ..executors.local import LocalExecutor
-from ..executors.model_table import Entry
+from ..executors.model_table import ModelEntry
 from ..executors.registry import Registry
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest
 from .messages import Publish, SharedModel
@@ -71,7 +71,7 @@ class PublishedModels:
         await self._publish(self.latest())
 
 
-def shared_model(entry: Entry) -> SharedModel:
+def shared_model(entry: ModelEntry) -> SharedModel:
     executor = entry.executor
     return SharedModel(
         name=entry.name,

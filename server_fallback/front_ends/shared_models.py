@@ -16,7 +16,7 @@ from ..engine_process.connection import Background, Connection
 from ..engine_process.heartbeat import Watch
 from ..executors.executor import Executor, ExecutorState
 from ..executors.local_share import LocalShare
-from ..executors.model_table import Entry, ModelTable
+from ..executors.model_table import ModelEntry, ModelTable
 from ..executors.registry import POLL_SECONDS, UNLOAD_DRAIN_SECONDS
 from ..executors.shared_opener import open_shared
 from ..log_event import log_event
@@ -111,7 +111,7 @@ class SharedModels:
     async def _update(self, model: SharedModel) -> None:
         entry = self._table.get(model.name)
         if entry is None:
-            entry = Entry(model.name, model.model, model.created)
+            entry = ModelEntry(model.name, model.model, model.created)
             self._table.put(entry)
         entry.task, entry.answers_at_once = model.task, model.answers_at_once
         entry.memory_bytes = model.memory_bytes
@@ -119,7 +119,7 @@ class SharedModels:
             await self._open(entry, model.share)
         entry.aliases, entry.adapters = list(model.aliases), list(model.adapters)
 
-    async def _open(self, entry: Entry, share: LocalShare) -> None:
+    async def _open(self, entry: ModelEntry, share: LocalShare) -> None:
         try:
             await self._attach(entry, share)
         except NearfarError as error:
@@ -128,21 +128,21 @@ class SharedModels:
             if isinstance(error, DeviceError | Unavailable):
                 self._background.run(self._open_later(entry, share))
 
-    async def _open_later(self, entry: Entry, share: LocalShare) -> None:
+    async def _open_later(self, entry: ModelEntry, share: LocalShare) -> None:
         """The main process starts a failed engine again, or gives up and unloads the model."""
         while entry.executor is None and self._table.get(entry.name) is entry:
             await asyncio.sleep(RETRY_SECONDS)
             with suppress(NearfarError):
                 await self._attach(entry, share)
 
-    async def _attach(self, entry: Entry, share: LocalShare) -> None:
+    async def _attach(self, entry: ModelEntry, share: LocalShare) -> None:
         executor: Executor = await open_shared(share, self._compiler)
         if self._closed or entry.executor is not None or self._table.get(entry.name) is not entry:
             await executor.close()
             return
         entry.executor, self._opened[entry.name] = executor, share.socket
 
-    async def _close(self, entry: Entry, drain_seconds: float) -> None:
+    async def _close(self, entry: ModelEntry, drain_seconds: float) -> None:
         executor = entry.executor
         if executor is None:
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .common import Answer
+from .common import Reply
 
 # Incremented when an older client would misread the /v1/nearfar routes or our extensions.
 API_VERSION = 1
@@ -11,7 +11,7 @@ API_VERSION = 1
 QUEUE_HEADER = "X-Nearfar-Queue-Ms"
 
 
-class ModelAbout(Answer):
+class ModelAbout(Reply):
     """``tokenizer_sha256`` is the hash of tokenizer.json. It, ``vocab_size`` and ``context`` are None if an upstream
     does not report them.
 
@@ -26,6 +26,6 @@ class ModelAbout(Answer):
     verify: bool = False
 
 
-class About(Answer):
+class About(Reply):
     api_version: int
     models: list[ModelAbout]

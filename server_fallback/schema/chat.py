@@ -11,11 +11,11 @@ from .common import (
     EXTENSION,
     EXTENSION_IF_SET,
     OF_ACCOUNTS,
-    Answer,
     FinishReason,
     GenerationRequest,
     Items,
     PromptLogprobs,
+    Reply,
     Request,
     TokenLogprob,
     Unused,
@@ -218,19 +218,19 @@ class ChatCompletionRequest(GenerationRequest):
         return as_tools(self)
 
 
-class ChatLogprobs(Answer):
+class ChatLogprobs(Reply):
     content: list[TokenLogprob] | None = None
     refusal: None = None
 
 
-class ToolCallDelta(Answer):
+class ToolCallDelta(Reply):
     index: int
     id: str | None = None
     type: Literal["function"] | None = None
     function: FunctionCallDelta | None = None
 
 
-class Delta(Answer):
+class Delta(Reply):
     """``reasoning_content``: vLLM calls it ``reasoning``."""
 
     role: Literal["assistant"] | None = None
@@ -242,7 +242,7 @@ class Delta(Answer):
     function_call: FunctionCallDelta | None = None
 
 
-class ChunkChoice(Answer):
+class ChunkChoice(Reply):
     """``token_ids`` are left out unless they were requested; so are the fields of the same kind below."""
 
     index: int
@@ -259,7 +259,7 @@ class ChunkChoice(Answer):
         )
 
 
-class ChatCompletionChunk(Answer):
+class ChatCompletionChunk(Reply):
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
@@ -273,18 +273,18 @@ class ChatCompletionChunk(Answer):
     nearfar: PipelineTrace | None = None
 
 
-class AnswerFunction(Answer):
+class AnswerFunction(Reply):
     name: str
     arguments: str
 
 
-class AnswerToolCall(Answer):
+class AnswerToolCall(Reply):
     id: str
     type: Literal["function"] = "function"
     function: AnswerFunction
 
 
-class AnswerMessage(Answer):
+class AnswerMessage(Reply):
     role: Literal["assistant"] = "assistant"
     content: str | None = None
     reasoning_content: str | None = None
@@ -293,7 +293,7 @@ class AnswerMessage(Answer):
     function_call: AnswerFunction | None = None
 
 
-class ChatChoice(Answer):
+class ChatChoice(Reply):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None = None
@@ -301,7 +301,7 @@ class ChatChoice(Answer):
     token_ids: list[int] | None = None
 
 
-class ChatCompletion(Answer):
+class ChatCompletion(Reply):
     id: str
     object: Literal["chat.completion"] = "chat.completion"
     created: int

@@ -78,7 +78,7 @@ class Request(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class Answer(BaseModel):
+class Reply(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
 
@@ -170,15 +170,15 @@ class GenerationRequest(SamplingParameters):
     include_stop_str_in_output: Annotated[bool | None, EXTENSION_IF_SET] = None
 
 
-class PromptTokensDetails(Answer):
+class PromptTokensDetails(Reply):
     cached_tokens: int = 0
 
 
-class CompletionTokensDetails(Answer):
+class CompletionTokensDetails(Reply):
     reasoning_tokens: int = 0
 
 
-class Usage(Answer):
+class Usage(Reply):
     """``queue_ms`` (extension) is how long the answer waited until its first tokens were passed to the device, the
     longest wait of several answers; None if unknown.
     """
@@ -191,7 +191,7 @@ class Usage(Answer):
     queue_ms: float | None = None
 
 
-class TopLogprob(Answer):
+class TopLogprob(Reply):
     token: str
     bytes: list[int] | None = None
     logprob: float
@@ -201,7 +201,7 @@ class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob] = []
 
 
-class PromptLogprob(Answer):
+class PromptLogprob(Reply):
     """vLLM's. ``rank`` counts from 1; None if unknown."""
 
     logprob: float
@@ -213,14 +213,14 @@ class PromptLogprob(Answer):
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
-class ErrorDetail(Answer):
+class ErrorDetail(Reply):
     message: str
     type: str
     param: str | None = None
     code: str | None = None
 
 
-class ErrorResponse(Answer):
+class ErrorResponse(Reply):
     error: ErrorDetail
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from .chat import ChatCompletionRequest, ResponseFormat
-from .common import EXTENSION, Answer, FinishReason, GenerationRequest, PromptLogprobs, Texts, Usage
+from .common import EXTENSION, FinishReason, GenerationRequest, PromptLogprobs, Reply, Texts, Usage
 from .limits import MAX_CHOICES
 from .route import Route
 
@@ -40,14 +40,14 @@ class CompletionRequest(GenerationRequest):
 AnswerRequest = ChatCompletionRequest | CompletionRequest
 
 
-class CompletionLogprobs(Answer):
+class CompletionLogprobs(Reply):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None = None
     text_offset: list[int]
 
 
-class CompletionChoice(Answer):
+class CompletionChoice(Reply):
     """The last three fields are vLLM's; they are left out unless they were requested."""
 
     index: int
@@ -63,7 +63,7 @@ class CompletionChoice(Answer):
         return bool(self.text)
 
 
-class CompletionChunk(Answer):
+class CompletionChunk(Reply):
     """A part of a streamed completion; ``finish_reason`` is null until the end of a choice."""
 
     id: str

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from .common import Answer, Int64, Items, Request
+from .common import Int64, Items, Reply, Request
 from .embeddings import InputType
 from .encoding import TokenLimit, require_few
 from .rerank import ApiVersion
@@ -35,7 +35,7 @@ class EmbedRequest(Request):
         return self
 
 
-class EmbeddingsByType(Answer):
+class EmbeddingsByType(Reply):
     """The vectors in each form that was requested. ``base64``: the bytes of their float32 numbers, little-endian.
     ``ubinary``: their signs, 1 for positive numbers, eight to a byte, the first as the highest bit; ``binary``: the
     same bytes less 128.
@@ -48,16 +48,16 @@ class EmbeddingsByType(Answer):
     ubinary: list[list[int]] | None = None
 
 
-class BilledUnits(Answer):
+class BilledUnits(Reply):
     input_tokens: int
 
 
-class EmbedMeta(Answer):
+class EmbedMeta(Reply):
     api_version: ApiVersion
     billed_units: BilledUnits
 
 
-class EmbedResponse(Answer):
+class EmbedResponse(Reply):
     id: str
     response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
     embeddings: EmbeddingsByType

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .common import Answer, Texts
+from .common import Reply, Texts
 from .encoding import EncodingRequest, EncodingUsage
 
 InputType = Literal["search_query", "search_document", "classification", "clustering"]
@@ -28,7 +28,7 @@ class EmbeddingRequest(EncodingRequest):
     input_type: InputType | None = None
 
 
-class Embedding(Answer):
+class Embedding(Reply):
     """``embedding`` as numbers, or as the base64 of their float32 bytes, little-endian."""
 
     object: Literal["embedding"] = "embedding"
@@ -36,7 +36,7 @@ class Embedding(Answer):
     embedding: list[float] | str
 
 
-class EmbeddingResponse(Answer):
+class EmbeddingResponse(Reply):
     object: Literal["list"] = "list"
     data: list[Embedding]
     model: str

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from .common import Answer, Int64, Items, Request
+from .common import Int64, Items, Reply, Request
 from .limits import MAX_TEXTS
 
 
@@ -33,7 +33,7 @@ class EncodingRequest(Request):
     truncate_prompt_tokens: TokenLimit | None = None
 
 
-class EncodingUsage(Answer):
+class EncodingUsage(Reply):
     prompt_tokens: int
     total_tokens: int
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from nearfar.compiler.runtime.errors import RequestError
 
-from .common import Answer, Request, Unused
+from .common import Reply, Request, Unused
 
 if TYPE_CHECKING:
     from .chat import ChatCompletionChunk, ChatCompletionRequest, ChunkChoice, Message
@@ -72,7 +72,7 @@ class NamedToolChoice(Request):
     function: NamedFunction
 
 
-class FunctionCallDelta(Answer):
+class FunctionCallDelta(Reply):
     name: str | None = None
     arguments: str | None = None
 

@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .common import Answer, Items, Request
+from .common import Items, Reply, Request
 
 # A working path contains no NUL or line break, nor does a name that a log can show.
 Name = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
-class ModelCard(Answer):
+class ModelCard(Reply):
     """A name that requests may use. ``root`` is the model that answers, also for an alias; the ``parent`` of an adapter
     is its model.
 
@@ -30,7 +30,7 @@ class ModelCard(Answer):
     max_model_len: int | None = None
 
 
-class ModelList(Answer):
+class ModelList(Reply):
     object: Literal["list"] = "list"
     data: list[ModelCard]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .common import Answer
+from .common import Reply
 
 
-class StepTime(Answer):
+class StepTime(Reply):
     """``name`` is the step's output. ``started_ms`` counts from the arrival of the request at the pipeline."""
 
     name: str
@@ -15,7 +15,7 @@ class StepTime(Answer):
     ms: float
 
 
-class UsedPassage(Answer):
+class UsedPassage(Reply):
     """A passage that the answering model was given: the characters ``begins`` to ``ends`` of a document's text."""
 
     source: str
@@ -25,7 +25,7 @@ class UsedPassage(Answer):
     text: str
 
 
-class PipelineTrace(Answer):
+class PipelineTrace(Reply):
     """In a stream, the first chunk has the steps before the answer and the passages, and the one with the finish reason
     all steps.
     """

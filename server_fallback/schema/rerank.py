@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .common import Answer
+from .common import Reply
 from .encoding import Documents, EncodingRequest, EncodingUsage
 
 
@@ -24,7 +24,7 @@ class RerankRequest(EncodingRequest):
     max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = None
 
 
-class RerankResult(Answer):
+class RerankResult(Reply):
     """``index`` is that of the document in the request. ``document`` is left out if it was not requested."""
 
     index: int
@@ -32,20 +32,20 @@ class RerankResult(Answer):
     document: dict[str, Any] | None = None
 
 
-class ApiVersion(Answer):
+class ApiVersion(Reply):
     version: str
 
 
-class RerankTokens(Answer):
+class RerankTokens(Reply):
     input_tokens: int
 
 
-class RerankMeta(Answer):
+class RerankMeta(Reply):
     api_version: ApiVersion
     tokens: RerankTokens
 
 
-class RerankResponse(Answer):
+class RerankResponse(Reply):
     """``results``: the most relevant first. ``meta`` is Cohere's."""
 
     id: str

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .common import Answer
+from .common import Reply
 
 Side = Literal["near", "far"]
 
 
-class Route(Answer):
+class Route(Reply):
     """``side`` wrote the end of the answer, for ``reason``. ``scores`` are the values that the decision compared, null
     if unknown.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .common import Answer, Texts
+from .common import Reply, Texts
 from .encoding import EncodingRequest, EncodingUsage, Strings
 
 
@@ -15,13 +15,13 @@ class ScoreRequest(EncodingRequest):
     text_2: Strings
 
 
-class Score(Answer):
+class Score(Reply):
     index: int
     object: Literal["score"] = "score"
     score: float
 
 
-class ScoreResponse(Answer):
+class ScoreResponse(Reply):
     id: str
     object: Literal["list"] = "list"
     created: int
@@ -36,7 +36,7 @@ class ClassifyRequest(EncodingRequest):
     input: Texts
 
 
-class TokenClass(Answer):
+class TokenClass(Reply):
     """``start`` and ``end`` are the characters of the token in its text; None for tokens without characters, and if the
     input is token ids.
     """
@@ -48,7 +48,7 @@ class TokenClass(Answer):
     probs: list[float]
 
 
-class Classification(Answer):
+class Classification(Reply):
     """``label`` is the most likely one, and ``probs`` has the probability of each label. A model that labels tokens has
     ``tokens`` instead.
     """
@@ -60,7 +60,7 @@ class Classification(Answer):
     tokens: list[TokenClass] | None = None
 
 
-class ClassifyResponse(Answer):
+class ClassifyResponse(Reply):
     id: str
     object: Literal["list"] = "list"
     created: int

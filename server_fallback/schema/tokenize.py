@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from .chat import MAX_TOOLS, Message, Messages
-from .common import Answer, Items, Request
+from .common import Items, Reply, Request
 from .functions import Tool
 
 
@@ -26,7 +26,7 @@ class TokenizeRequest(Request):
     split_special_tokens: bool = True
 
 
-class TokenizeResponse(Answer):
+class TokenizeResponse(Reply):
     tokens: list[int]
     count: int
     max_model_len: int
@@ -37,5 +37,5 @@ class DetokenizeRequest(Request):
     tokens: Items[int]
 
 
-class DetokenizeResponse(Answer):
+class DetokenizeResponse(Reply):
     prompt: str

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .common import Answer, ErrorDetail, Int64, Items, Request, SamplingParameters
+from .common import ErrorDetail, Int64, Items, Reply, Request, SamplingParameters
 
 # Incremented when an older client would misread the messages.
 VERSION = 1
@@ -50,7 +50,7 @@ class VerifyDraft(Request):
     tokens: Annotated[Items[int], Field(max_length=MAX_DRAFTS)]
 
 
-class VerifyOpened(Answer):
+class VerifyOpened(Reply):
     """``max_drafts``: further drafts of a message are not checked. ``context``: the most tokens of the prompt and the
     answer together.
     """
@@ -61,7 +61,7 @@ class VerifyOpened(Answer):
     max_drafts: int
 
 
-class VerifyAccepted(Answer):
+class VerifyAccepted(Reply):
     """``tokens`` are the next ones of the answer. ``cached_tokens``: the number of earlier tokens that were not
     computed again.
     """
@@ -72,6 +72,6 @@ class VerifyAccepted(Answer):
     cached_tokens: int
 
 
-class VerifyError(Answer):
+class VerifyError(Reply):
     type: Literal["error"] = "error"
     error: ErrorDetail

@@ -11,7 +11,7 @@ from ..schema.common import CompletionTokensDetails, PromptTokensDetails, Usage
 from .choice import ChoiceEnd, Part
 
 
-class Answer(Protocol):
+class ChunkSender(Protocol):
     """Sends the chunks of an answer to its output."""
 
     def begin(self) -> None: ...

@@ -12,7 +12,7 @@ from nearfar.compiler.runtime.text.text_stream import TextStream
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 from ..engine.request import (
-    Completion,
+    AnswerEnd,
     FinishReason,
     GeneratedToken,
     PromptLogprobs,
@@ -82,7 +82,7 @@ class ChoiceEnd:
 
     finish_reason: FinishReason
     completion_tokens: int
-    completion: Completion | None = None
+    completion: AnswerEnd | None = None
     reasoning_tokens: int | None = None
 
 
@@ -155,7 +155,7 @@ async def write_choice(
                     if lists_prompt:
                         send(item)
                     continue
-                if isinstance(item, Completion):
+                if isinstance(item, AnswerEnd):
                     if observer.observe_queue is not None:
                         observer.observe_queue(item.queue_seconds)
                     pieces.append(choice.finish(item.end_token))
@@ -182,16 +182,16 @@ async def write_choice(
 
 async def only_prompt(
     source: TokenSource, request: TokenRequest
-) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | Completion], None]:
+) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | AnswerEnd], None]:
     """The prompt's log-probabilities, and an answer without tokens: the engine's own has at least one."""
-    end = Completion("length", len(request.prompt_ids), 0, 0, 0.0, 0.0, 0.0)
+    end = AnswerEnd("length", len(request.prompt_ids), 0, 0, 0.0, 0.0, 0.0)
     if request.prompt_logprobs > 0:
         prompt = replace(request, max_tokens=1, min_tokens=0, constraint=None)
         async with aclosing(items_of(batches_of(source, prompt))) as items:
             async for item in items:
                 if isinstance(item, PromptLogprobs):
                     yield [item]
-                elif isinstance(item, Completion):
+                elif isinstance(item, AnswerEnd):
                     end = replace(item, finish_reason="length", completion_tokens=0, end_token=None)
     yield [end]
 

@@ -11,7 +11,7 @@ import { readParams, shown } from "./api/params.js";
 import type { ChatCompletionMessageParam, RequestOptions } from "./api/types.js";
 import type { Backend, BackendInfo } from "./backend.js";
 import { Gate } from "./engine/gate.js";
-import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "./engine/request.js";
+import type { AnswerEnd, GeneratedToken, TokenRequest, TokenSource } from "./engine/request.js";
 import type { EngineCounts } from "./engine/token_engine.js";
 import { TokenEngine } from "./engine/token_engine.js";
 import type { TunedEngine, Tuner } from "./engine/tuner.js";
@@ -182,7 +182,7 @@ export class Engine implements EngineWithSessions {
    * Continue token ids with token ids, without text. Any number of requests may run at once. Throws the errors of
    * `generate`.
    */
-  generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
+  generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, AnswerEnd, undefined> {
     return this.#tokens.generateTokens(request);
   }
 

@@ -2,7 +2,7 @@
 
 import type { Check, Checks } from "./api/params.js";
 import { check, isObject, readParams, signal as signalCheck } from "./api/params.js";
-import type { Completion, FinishReason, GeneratedToken, SamplingOptions, TokenRequest } from "./engine/request.js";
+import type { AnswerEnd, FinishReason, GeneratedToken, SamplingOptions, TokenRequest } from "./engine/request.js";
 import { SAMPLING } from "./shared/sampling.js";
 import type { Decoder } from "./text/text_stream.js";
 import { TextStream } from "./text/text_stream.js";
@@ -48,7 +48,7 @@ export type GenerationEvent =
 
 /** A "token" event for each token, then one "done" event. Throws what ``tokens`` throws. */
 export async function* generationEvents(
-  tokens: AsyncGenerator<GeneratedToken, Completion, undefined>,
+  tokens: AsyncGenerator<GeneratedToken, AnswerEnd, undefined>,
   decoder: Decoder,
 ): AsyncGenerator<GenerationEvent, void, undefined> {
   const stream = new TextStream(decoder);

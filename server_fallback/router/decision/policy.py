@@ -20,7 +20,7 @@ from nearfar.compiler.runtime.errors import RequestError, reason_of
 from nearfar.compiler.shared.script import SharedScript
 
 from ...schema.route import Side
-from .predictor import Components, Count, Entry, Predictor
+from .predictor import Components, Count, PolicyPart, Predictor
 from .privacy import PrivateCheck
 from .situation import Thermal
 
@@ -38,7 +38,7 @@ Tokens = Annotated[int, Field(ge=1, le=1000)]
 Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
 
 
-class PrivateRules(Entry):
+class PrivateRules(PolicyPart):
     """The rules that make a request private. ``patterns`` are searched in all its texts; see `privacy`."""
 
     labels: Labels = ("private",)
@@ -46,14 +46,14 @@ class PrivateRules(Entry):
     ignore_case: bool = True
 
 
-class Budget(Entry):
+class Budget(PolicyPart):
     """Limits on the cost of the far side in a UTC day."""
 
     far_usd_per_day: Usd | None = None
     far_requests_per_day: Count | None = None
 
 
-class ModelLanguages(Entry):
+class ModelLanguages(PolicyPart):
     """The languages that each side's model knows; None for all.
 
     A request with a ``language`` is sent to a side that knows it.
@@ -63,14 +63,14 @@ class ModelLanguages(Entry):
     far: Languages | None = None
 
 
-class Price(Entry):
+class Price(PolicyPart):
     """The far side's prices in US dollars."""
 
     prompt_usd_per_million: Usd = 0.0
     completion_usd_per_million: Usd = 0.0
 
 
-class DeviceRules(Entry):
+class DeviceRules(PolicyPart):
     """Far answers if the battery is below ``min_battery`` and not charging, or if the device is hotter than
     ``max_thermal``.
     """
@@ -79,7 +79,7 @@ class DeviceRules(Entry):
     max_thermal: Thermal | None = None
 
 
-class Costs(Entry):
+class Costs(PolicyPart):
     """The cost of a second of waiting, and time limits.
 
     A side that is expected to exceed a limit loses to one that is not.
@@ -90,7 +90,7 @@ class Costs(Entry):
     max_total_seconds: Seconds | None = None
 
 
-class Quality(Entry):
+class Quality(PolicyPart):
     """Far answers if its gain is above the threshold."""
 
     predictor: Predictor | None = None
@@ -102,14 +102,14 @@ class Quality(Entry):
         return None if self.predictor is None else self.predictor.embedding
 
 
-class Repetition(Entry):
+class Repetition(PolicyPart):
     """The last ``tokens * times`` tokens repeat one piece of at most ``tokens`` tokens."""
 
     tokens: Tokens = 8
     times: Annotated[int, Field(ge=2, le=1000)] = 3
 
 
-class Escalation(Entry):
+class Escalation(PolicyPart):
     """When near's answer is handed over to far: with "continue" far continues the text, with "restart" it starts over.
 
     ``warm``: when far computes the prompt of an answer that near writes, so that it can start at once at a hand-over:
@@ -126,7 +126,7 @@ class Escalation(Entry):
     failing_schema: bool = True
 
 
-class Fallback(Entry):
+class Fallback(PolicyPart):
     """The sides that continue if the other side fails in the middle of an answer.
 
     The default of both is false in the modes near-only and far-only.
@@ -136,7 +136,7 @@ class Fallback(Entry):
     far_takes_over: bool = True
 
 
-class Timeouts(Entry):
+class Timeouts(PolicyPart):
     """In milliseconds.
 
     If near has sent no token after ``hedge_after_ms``, far is asked too, and the first token wins.
@@ -148,14 +148,14 @@ class Timeouts(Entry):
     hedge_after_ms: Milliseconds | None = None
 
 
-class Breaker(Entry):
+class Breaker(PolicyPart):
     """After this number of failures in a row, a side is not asked for ``open_ms``; then one request tries it."""
 
     failures: Annotated[int, Field(ge=1, le=1000)] = 3
     open_ms: Milliseconds = 10_000
 
 
-class Speculation(Entry):
+class Speculation(PolicyPart):
     """When far answers, near guesses ``draft_tokens`` tokens at a time and far checks them: the same answer in fewer of
     far's forwards.
     """
@@ -163,7 +163,7 @@ class Speculation(Entry):
     draft_tokens: Annotated[int, Field(ge=1, le=16)] = 4
 
 
-class Policy(Entry):
+class Policy(PolicyPart):
     """The complete file. ``labels`` are those that requests and messages may have besides the private ones."""
 
     version: Literal[1]

@@ -30,27 +30,27 @@ Name = Annotated[str, Field(min_length=1, max_length=100)]
 Term = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
-class Entry(BaseModel):
+class PolicyPart(BaseModel):
     """The base of all parts of a policy."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Weights(Entry):
+class Weights(PolicyPart):
     """One weight for each feature, then one for each term, then one for each component of the text's vector."""
 
     weights: tuple[Weight, ...]
     bias: Weight
 
 
-class Calibration(Entry):
+class Calibration(PolicyPart):
     """The calibrated logit is ``a * logit + b`` with [a, b]."""
 
     near: Annotated[tuple[Weight, ...], Field(min_length=2, max_length=2)]
     far: Annotated[tuple[Weight, ...], Field(min_length=2, max_length=2)]
 
 
-class Components(Entry):
+class Components(PolicyPart):
     """How a text's vector (E,) from the embedding model ``model`` becomes inputs: ``components`` (K, E) times the
     vector less ``mean`` (E,).
     """
@@ -60,14 +60,14 @@ class Components(Entry):
     components: tuple[tuple[Weight, ...], ...]
 
 
-class Wanted(Entry):
+class Wanted(PolicyPart):
     """The target that the threshold was chosen for: one of the two."""
 
     quality: Annotated[float, Field(ge=0, le=1)] | None = None
     far_share: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
-class Fitted(Entry):
+class Fitted(PolicyPart):
     """Where the weights come from; no decision depends on it. ``date`` is ISO 8601."""
 
     pairs: Count
@@ -82,7 +82,7 @@ class Rights(NamedTuple):
     far: float
 
 
-class Predictor(Entry):
+class Predictor(PolicyPart):
     """``mean`` and ``scale`` (F,) of ``features`` (F,); ``terms`` (T,) as `text_inputs` has them; ``embedding`` with K
     components; ``weights`` (F + T + K,).
     """

@@ -15,7 +15,7 @@ from nearfar.compiler.bundle.schema import interface, short_form
 
 from . import policy, predictor
 from .policy import Policy
-from .predictor import Entry
+from .predictor import PolicyPart
 
 # Keys of the JSON Schema that are for readers, or that follow from others.
 LEFT_OUT = ("title", "description", "additionalProperties", "required", "$defs")
@@ -40,7 +40,7 @@ def typescript() -> str:
     classes = [
         entry
         for entry in modules.values()
-        if isinstance(entry, type) and issubclass(entry, Entry) and entry is not Entry
+        if isinstance(entry, type) and issubclass(entry, PolicyPart) and entry is not PolicyPart
     ]
     schema = Policy.model_json_schema()
     compacted = json.dumps(compact(schema, schema["$defs"]), separators=(",", ":"))

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from nearfar.compiler.runtime.errors import NearfarError
 
-from ...engine.request import Completion, GeneratedToken, TokenRequest
+from ...engine.request import AnswerEnd, GeneratedToken, TokenRequest
 from ...engine.verification import VerifyingSource
 
 
@@ -91,7 +91,7 @@ class NearDrafts:
                 request = replace(self._request, prompt_ids=tokens, max_tokens=count, answered=answered)
                 async with aclosing(self._near.generate(request)) as outputs:
                     async for output in outputs:
-                        if isinstance(output, Completion):
+                        if isinstance(output, AnswerEnd):
                             break
                         if isinstance(output, GeneratedToken):
                             into.append(output.token_id)

@@ -22,9 +22,9 @@ from websockets.typing import Subprotocol
 
 from nearfar.compiler.runtime.errors import DeviceError, NearfarError, QueueFull, RequestError, Unavailable
 
-from ...engine.request import Completion, FinishReason, GeneratedToken, TokenRequest
+from ...engine.request import AnswerEnd, FinishReason, GeneratedToken, TokenRequest
 from ...engine.verification import VerifyingSource
-from ...schema.common import Answer, ErrorDetail
+from ...schema.common import ErrorDetail, Reply
 from ...schema.verify import PROTOCOL, VERSION, VerifyAccepted, VerifyDraft, VerifyError, VerifyOpen, VerifyOpened
 from .near_drafts import NearDrafts
 
@@ -90,7 +90,7 @@ class WireSpeculation:
     counts: WireCounts = field(default_factory=WireCounts)
     may_send: Callable[[Sequence[int]], Awaitable[bool]] | None = None
 
-    async def generate(self, request: TokenRequest) -> AsyncGenerator[GeneratedToken | Completion, None]:
+    async def generate(self, request: TokenRequest) -> AsyncGenerator[GeneratedToken | AnswerEnd, None]:
         """As `TokenEngine.generate`. Closing it early ends the answer on both sides.
 
         Raises RequestError for requests that cannot be guessed or checked: its details' ``code`` is
@@ -133,7 +133,7 @@ class WireSpeculation:
                     if reason is not None:
                         now = time.monotonic()
                         first = first_at - started
-                        yield Completion(reason, len(request.prompt_ids), count, cached, 0.0, first, now - started)
+                        yield AnswerEnd(reason, len(request.prompt_ids), count, cached, 0.0, first, now - started)
                         return
             finally:
                 await drafts.close()
@@ -207,7 +207,7 @@ class WireSpeculation:
         # The server's frames have no mask.
         self.counts.received_bytes += len(text) + (FRAME_BYTES if len(text) <= LONG_MESSAGE else LONG_FRAME_BYTES) - 4
         try:
-            message: Answer = MESSAGES.validate_json(text)
+            message: Reply = MESSAGES.validate_json(text)
         except ValidationError as error:
             raise Unavailable(
                 f"{self.far.url}: sent an invalid message of /v1/nearfar/verify; is it nearfar serve?"

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from .completion import Completion, completes, find_completion, pending_bytes
+from .completion import Ending, completes, find_completion, pending_bytes
 from .constraint import GrammarConstraint
 from .matcher import Mask, SearchTooLong, has_bit, set_bit
 from .shortener import Shortener
@@ -54,7 +54,7 @@ class Bound:
     max_tokens: int
     reserve: int
     endings: tuple[str, ...]
-    first: Completion | None
+    first: Ending | None
     text: FreeText | None = None
 
 
@@ -173,7 +173,7 @@ class BoundedConstraint:
                 count += 1
                 yield token_id
 
-    def _completion_after(self, token_id: int, pending: int, most_trials: float = math.inf) -> Completion | None:
+    def _completion_after(self, token_id: int, pending: int, most_trials: float = math.inf) -> Ending | None:
         """A completion after ``token_id``, which the matcher has accepted.
 
         It may reuse the completion before the token.
@@ -182,14 +182,14 @@ class BoundedConstraint:
         if self._completion is not None:
             head, text = self._completion.head, self._completion.text
             if head[:1] == (token_id,):
-                return Completion(head[1:], text)
+                return Ending(head[1:], text)
             token = self._shapes.tokens[token_id]
             known = text if pending == 0 else _after_character(text, token, pending)
             token_text = token.decode(errors="replace")
             # A completion has no white space between its parts.
             for part in (token_text, re.sub(r"[ \t\n]", "", token_text)) if pending == 0 else ():
                 if text.startswith(part) and completes(self.matcher, text[len(part) :]):
-                    return Completion((), text[len(part) :])
+                    return Ending((), text[len(part) :])
         return find_completion(self.matcher, pending, self._bound.endings, most_trials, known)
 
     def _is_as_before_after(self, text: str, mask: Mask) -> bool:

@@ -30,7 +30,7 @@ _MOST_FROM_MASK = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class Ending:
     """A completion of an answer: tokens that end its last character, then a text."""
 
     head: tuple[int, ...]
@@ -39,7 +39,7 @@ class Completion:
 
 def find_completion(
     matcher: Matcher, pending: int, endings: Sequence[str], most_trials: float = math.inf, known: str = ""
-) -> Completion | None:
+) -> Ending | None:
     """A completion that is short, but not necessarily the shortest; None if none is found.
 
     ``pending`` is the number of bytes that the answer's last character lacks. ``endings`` are texts that may end a part
@@ -48,14 +48,14 @@ def find_completion(
     """
     if pending == 0:
         text = _find_text(matcher, endings, most_trials, known)
-        return None if text is None else Completion((), text)
+        return None if text is None else Ending((), text)
     for token_id in matcher.shapes.continuing:
         token = matcher.shapes.tokens[token_id]
         if len(token) > pending or not matcher.accept_token(token_id):
             continue
         rest = find_completion(matcher, pending - len(token), endings, most_trials, known)
         matcher.rollback(1)
-        return None if rest is None else Completion((token_id, *rest.head), rest.text)
+        return None if rest is None else Ending((token_id, *rest.head), rest.text)
     return None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from .completion import Completion
+from .completion import Ending
 from .source import GrammarSource
 
 # The replies to a `Setup`, and to a `Job` whose vocabulary the process does not have (any more).
@@ -54,7 +54,7 @@ class Compiled:
     text: str
     endings: tuple[str, ...]
     reserve: int
-    first: Completion | None
+    first: Ending | None
     closes: bool
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .completion import Completion
+from .completion import Ending
 
 # Longer tokens rarely shorten a text.
 _LONGEST_TOKEN = 24
@@ -43,7 +43,7 @@ class Shortener:
         self._cache: dict[str, Fewest | None] = {}
         self._last = _Counted(b"", [0], [0])
 
-    def needed(self, completion: Completion) -> Fewest | None:
+    def needed(self, completion: Ending) -> Fewest | None:
         """None if the vocabulary lacks a byte of the completion."""
         tail = self.fewest(completion.text)
         if tail is None or not completion.head:

@@ -18,7 +18,7 @@ from nearfar.compiler.runtime.errors import RequestError
 
 from ..worker_loop import serve
 from .bounded import Bound, BoundedConstraint
-from .completion import Completion, find_completion
+from .completion import Ending, find_completion
 from .constraint import GrammarConstraint
 from .free_memory import free_memory
 from .matcher import Matcher, SearchTooLong, allowed_ids
@@ -116,7 +116,7 @@ def _check_apart(form: CompiledGrammar, shapes: TokenShapes, source: CallsOrForm
             )
 
 
-def _first_completion(compiled: CompiledGrammar, shapes: TokenShapes, rules: Rules) -> tuple[Completion | None, bool]:
+def _first_completion(compiled: CompiledGrammar, shapes: TokenShapes, rules: Rules) -> tuple[Ending | None, bool]:
     """A completion of an answer that has not begun, and whether the search ended in time.
 
     Raises RequestError if the vocabulary can write none of the answers that are found.
@@ -152,7 +152,7 @@ class _WritableMatcher(Matcher):
         return self._shortener.fewest(text) is not None and super().accept_text(text)
 
 
-def _closes(compiled: CompiledGrammar, shapes: TokenShapes, rules: Rules, first: Completion | None) -> bool:
+def _closes(compiled: CompiledGrammar, shapes: TokenShapes, rules: Rules, first: Ending | None) -> bool:
     """Whether completions are found in time during an answer, as if few tokens remained all the time."""
     bound = Bound(TRIAL_TOKENS + MAX_COMPILED_BYTES, MAX_COMPILED_BYTES, rules.endings, first)
     trial = BoundedConstraint(GrammarConstraint.of(compiled, shapes), bound, Shortener(shapes.tokens))

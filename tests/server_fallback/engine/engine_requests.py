@@ -16,7 +16,7 @@ from waiting import WAIT_SECONDS
 
 from nearfar.compiler.runtime.batch import Limits
 from nearfar.server_fallback.engine.config import EngineConfig
-from nearfar.server_fallback.engine.request import Completion, GeneratedToken, TokenRequest
+from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 
 T = TypeVar("T")
@@ -51,10 +51,10 @@ async def engine_on(runner: HashRunner, config: EngineConfig | None = None, **mo
 
 async def collect(
     engine: TokenEngine, prompt: list[int] = PROMPT, **request: Any
-) -> tuple[list[GeneratedToken], Completion]:
+) -> tuple[list[GeneratedToken], AnswerEnd]:
     tokens: list[GeneratedToken] = []
     async for item in engine.generate(TokenRequest(prompt, **{"max_tokens": 6, **request})):
-        if isinstance(item, Completion):
+        if isinstance(item, AnswerEnd):
             return tokens, item
         assert isinstance(item, GeneratedToken)
         tokens.append(item)

@@ -21,7 +21,7 @@ from nearfar.compiler.runtime.batch import FloatArray, Limits
 from nearfar.compiler.runtime.errors import DeviceError, RequestError
 from nearfar.server_fallback.engine.adapters import Adapters
 from nearfar.server_fallback.engine.model import TokenModel
-from nearfar.server_fallback.engine.request import Completion, GeneratedToken, TokenRequest
+from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.targets.cpu.runner import CpuRunner
 
@@ -128,7 +128,7 @@ def test_an_adapter_goes_when_the_last_answer_with_it_has_ended(
                 await first_token(engine, "red")
             assert not unloading.done()
             *_, end = [item async for item in answer]
-            assert isinstance(end, Completion)
+            assert isinstance(end, AnswerEnd)
             assert end.finish_reason in ("stop", "length")
             await asyncio.wait_for(unloading, WAIT_SECONDS)
 

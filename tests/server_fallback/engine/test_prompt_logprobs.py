@@ -23,7 +23,7 @@ from nearfar.compiler.runtime.errors import DeviceError, RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.model import TokenModel
-from nearfar.server_fallback.engine.request import Completion, GeneratedToken, PromptLogprobs, TokenRequest
+from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, PromptLogprobs, TokenRequest
 from nearfar.server_fallback.engine.speculation import Speculation
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 
@@ -150,7 +150,7 @@ def test_mixed_requests_are_answered_as_without_beside_each_other_and_as_pages_r
         tokens: list[int] = []
         async for item in engine.generate(request):
             assert not isinstance(item, PromptLogprobs)
-            if isinstance(item, Completion):
+            if isinstance(item, AnswerEnd):
                 return (), (tokens, item.finish_reason), item.cached_tokens
             tokens.append(item.token_id)
         raise AssertionError("the answer has no end")

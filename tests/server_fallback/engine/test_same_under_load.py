@@ -24,7 +24,7 @@ from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.engine.model import TokenModel
-from nearfar.server_fallback.engine.request import Completion, GeneratedToken, TokenRequest
+from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine.step_runner import StepRunner
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 
@@ -65,7 +65,7 @@ def mixed_requests(count: int, vocab_size: int, lengths: Sequence[int], max_toke
 async def answer(engine: TokenEngine, request: TokenRequest) -> Answer:
     tokens: list[int] = []
     async for item in engine.generate(request):
-        if isinstance(item, Completion):
+        if isinstance(item, AnswerEnd):
             return tokens, item.finish_reason
         if isinstance(item, GeneratedToken):
             tokens.append(item.token_id)

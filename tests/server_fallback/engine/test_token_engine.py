@@ -17,7 +17,7 @@ from nearfar.compiler.ir.sampling import IN_PROMPT, Sampling
 from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError, QueueFull, Unavailable
 from nearfar.server_fallback.engine.config import EngineConfig
-from nearfar.server_fallback.engine.request import Completion, GeneratedToken, TokenRequest
+from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 
 
@@ -46,7 +46,7 @@ def test_a_slow_reader_gets_several_tokens_at_once_and_the_error_after_them() ->
             rest = await anext(batches)
             tokens = [item.token_id for item in (*first, *rest) if isinstance(item, GeneratedToken)]
             assert tokens == answer_of(PROMPT, 6, 64)[0]
-            assert isinstance(rest[-1], Completion)
+            assert isinstance(rest[-1], AnswerEnd)
             assert len(rest) > 2
 
         async with engine_on(HashRunner(LIMITS, threaded=True, step_seconds=0.01)) as engine:

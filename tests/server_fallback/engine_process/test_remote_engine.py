@@ -37,7 +37,7 @@ from nearfar.compiler.runtime.errors import (
 )
 from nearfar.server_fallback.engine import mask_task
 from nearfar.server_fallback.engine.encode_job import EncodeRequest
-from nearfar.server_fallback.engine.request import Completion, GeneratedToken, TokenRequest
+from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.engine_process import heartbeat, remote_engine
 from nearfar.server_fallback.engine_process.connection import HEADER_BYTES
@@ -79,16 +79,16 @@ def is_running(pid: int) -> bool:
 async def everything(engine: RemoteEngine | TokenEngine, **request: Any) -> list[object]:
     """All items of an answer, without the times of its completion."""
     found = [item async for item in engine.generate(TokenRequest(PROMPT, 6, **request))]
-    assert isinstance(found[-1], Completion)
+    assert isinstance(found[-1], AnswerEnd)
     end = replace(found[-1], queue_seconds=0, time_to_first_token_seconds=0, total_seconds=0, cached_tokens=0)
     return [*found[:-1], end]
 
 
 async def items(
     engine: RemoteEngine | TokenEngine, prompt: list[int] = PROMPT, **request: Any
-) -> tuple[list[GeneratedToken], Completion]:
+) -> tuple[list[GeneratedToken], AnswerEnd]:
     found = [item async for item in engine.generate(TokenRequest(prompt, **{"max_tokens": 6, **request}))]
-    assert isinstance(found[-1], Completion)
+    assert isinstance(found[-1], AnswerEnd)
     return [item for item in found if isinstance(item, GeneratedToken)], found[-1]
 
 
@@ -291,7 +291,7 @@ def test_an_engine_that_crashes_again_and_again_is_given_up(monkeypatch: pytest.
 
 def test_close_lets_answers_finish_and_fails_those_that_take_longer() -> None:
     async def work() -> None:
-        for drain_seconds, max_tokens, outcome in ((WAIT_SECONDS, 20, Completion), (0.0, 50, Unavailable)):
+        for drain_seconds, max_tokens, outcome in ((WAIT_SECONDS, 20, AnswerEnd), (0.0, 50, Unavailable)):
             engine = await RemoteEngine.open(HashRecipe(step_seconds=0.02))
             answer = asyncio.ensure_future(items(engine, max_tokens=max_tokens, ignore_eos=True))
             await until(lambda engine=engine: engine.stats().running == 1)  # type: ignore[misc]

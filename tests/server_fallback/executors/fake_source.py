@@ -17,7 +17,7 @@ from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 from nearfar.compiler.runtime.text.tool_formats import tool_format
 from nearfar.server_fallback.engine.encode_job import EncodeRequest
 from nearfar.server_fallback.engine.request import (
-    Completion,
+    AnswerEnd,
     FinishReason,
     GeneratedToken,
     PromptLogprobs,
@@ -73,7 +73,7 @@ class FakeSource:
 
     async def generate(
         self, request: TokenRequest
-    ) -> AsyncGenerator[PromptLogprobs | GeneratedToken | Completion, None]:
+    ) -> AsyncGenerator[PromptLogprobs | GeneratedToken | AnswerEnd, None]:
         answer = self.answers[min(len(self.requests), len(self.answers) - 1)]
         self.requests.append(request)
         self.running += 1
@@ -106,7 +106,7 @@ class FakeSource:
                 alternatives = alternatives_of(token_id, request.logprobs or 0, -1.0)
                 yield GeneratedToken(token_id, None if request.logprobs is None else -1.0, alternatives)
             ended = GeneratedToken(END, None if request.logprobs is None else -0.5) if reason == "stop" else None
-            yield Completion(reason, len(request.prompt_ids), count, 3, 0.5, 0.1, 0.2, ended)
+            yield AnswerEnd(reason, len(request.prompt_ids), count, 3, 0.5, 0.1, 0.2, ended)
         finally:
             self.running -= 1
 

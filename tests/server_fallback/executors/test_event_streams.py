@@ -23,7 +23,7 @@ from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.server_fallback.api.encode import chat_chunk_json, completion_chunk_json
 from nearfar.server_fallback.engine.item_queue import ItemQueue
 from nearfar.server_fallback.engine.request import (
-    Completion,
+    AnswerEnd,
     GeneratedToken,
     PromptLogprobs,
     TokenHandler,
@@ -47,7 +47,7 @@ class Pushing(FakeSource):
 
     async def batches(
         self, request: TokenRequest, handle: TokenHandler | None = None
-    ) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | Completion], None]:
+    ) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | AnswerEnd], None]:
         queue = ItemQueue(handle)
 
         async def push() -> None:
@@ -65,7 +65,7 @@ class Pushing(FakeSource):
             while True:
                 items = await queue.next()
                 yield items
-                if isinstance(items[-1], Completion):
+                if isinstance(items[-1], AnswerEnd):
                     return
         finally:
             task.cancel()

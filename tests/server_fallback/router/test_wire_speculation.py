@@ -23,7 +23,7 @@ from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import DeviceError, NearfarError, QueueFull, RequestError, Unavailable
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import read_keys
-from nearfar.server_fallback.engine.request import Completion, TokenRequest
+from nearfar.server_fallback.engine.request import AnswerEnd, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.router.sides.wire_speculation import FarModel, WireSpeculation
 from nearfar.server_fallback.schema.verify import VerifyOpen
@@ -50,10 +50,10 @@ def far(server: LiveServer, **other: Any) -> FarModel:
     )
 
 
-async def generated(source: WireSpeculation, request: TokenRequest = REQUEST) -> tuple[list[int], Completion]:
+async def generated(source: WireSpeculation, request: TokenRequest = REQUEST) -> tuple[list[int], AnswerEnd]:
     tokens: list[int] = []
     async for item in source.generate(request):
-        if isinstance(item, Completion):
+        if isinstance(item, AnswerEnd):
             return tokens, item
         tokens.append(item.token_id)
     raise AssertionError("the answer has no end")

@@ -2,7 +2,7 @@
 
 import type { TextCodec } from "./model.js";
 import { promptOnly } from "./prompt_tokens.js";
-import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../engine/request.js";
+import type { AnswerEnd, GeneratedToken, TokenRequest, TokenSource } from "../engine/request.js";
 import { RequestError } from "../errors.js";
 import type { Reasoning, State } from "../text/reasoning.js";
 import { ReasoningParser } from "../text/reasoning.js";
@@ -29,7 +29,7 @@ export interface AnswerToken extends GeneratedToken {
 }
 
 export interface ChoiceEnd {
-  readonly finishReason: Completion["finishReason"];
+  readonly finishReason: AnswerEnd["finishReason"];
   readonly completionTokens: number;
   /** Null if the answer was stopped early, because the engine then does not report it. */
   readonly cachedTokens: number | null;
@@ -80,7 +80,7 @@ export async function* answerChoice(
   const end = (finishReason: ChoiceEnd["finishReason"], count: number, cachedTokens: number | null): ChoiceEnd => {
     return { finishReason, completionTokens: count, cachedTokens, reasoningTokens: reasoning && parser.tokens };
   };
-  const next = async (): Promise<IteratorResult<GeneratedToken, Completion | null>> => {
+  const next = async (): Promise<IteratorResult<GeneratedToken, AnswerEnd | null>> => {
     try {
       return await tokens.next();
     } catch (error) {

@@ -1,6 +1,6 @@
 // What an answer reports of its prompt's tokens: their log-probabilities, in vLLM's form and in OpenAI's for an echo.
 
-import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../engine/request.js";
+import type { AnswerEnd, GeneratedToken, TokenRequest, TokenSource } from "../engine/request.js";
 import { TextStream } from "../text/text_stream.js";
 import type { TextCodec } from "./model.js";
 import type { CompletionLogprobs, PromptLogprobs } from "./types.js";
@@ -73,7 +73,7 @@ export function nameOf(codec: TextCodec, id: number): string {
 export async function* promptOnly(
   source: TokenSource,
   request: TokenRequest,
-): AsyncGenerator<GeneratedToken, Completion, undefined> {
+): AsyncGenerator<GeneratedToken, AnswerEnd, undefined> {
   const { promptIds, promptLogprobs: count = 0, constraint } = request;
   constraint?.dispose();
   const end = { finishReason: "length", promptTokens: promptIds.length, cachedTokens: 0, completionTokens: 0 } as const;

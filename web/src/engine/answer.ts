@@ -1,7 +1,7 @@
 // One request's answer in progress: the tokens that the engine has read and the caller has not.
 
 import type { StepResult } from "../runtime/results.js";
-import type { Completion, GeneratedToken, TokenRequest } from "./request.js";
+import type { AnswerEnd, GeneratedToken, TokenRequest } from "./request.js";
 import type { Sampling } from "./resolved_sampling.js";
 import { resolveSampling } from "./resolved_sampling.js";
 import type { Sequence } from "./sequence.js";
@@ -73,7 +73,7 @@ export class Answer {
     return this.#tokens.shift() ?? null;
   }
 
-  completion(): Completion {
+  completion(): AnswerEnd {
     const { finishReason, cachedTokens } = this.sequence;
     return {
       finishReason: finishReason ?? "stop",

@@ -86,7 +86,7 @@ export interface GeneratedToken {
  */
 export type FinishReason = "stop" | "length";
 
-export interface Completion {
+export interface AnswerEnd {
   readonly finishReason: FinishReason;
   readonly promptTokens: number;
   /** How many of the prompt's tokens were in a cache. */
@@ -100,5 +100,5 @@ export interface Completion {
  * Something that generates tokens: the engine, or a replacement in tests. Yields each new token, without a stop token.
  */
 export interface TokenSource {
-  generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined>;
+  generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, AnswerEnd, undefined>;
 }

@@ -12,7 +12,7 @@ import { checkRequest } from "./check_request.js";
 import { Gate } from "./gate.js";
 import { Lookahead } from "./lookahead.js";
 import { PageTable } from "./cache_kind.js";
-import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "./request.js";
+import type { AnswerEnd, GeneratedToken, TokenRequest, TokenSource } from "./request.js";
 import { Scheduler } from "./scheduler.js";
 import type { RetainedSequence } from "./sequence.js";
 import { PLAIN, Sequence, newConversation } from "./sequence.js";
@@ -99,7 +99,7 @@ export class TokenEngine implements TokenSource {
   async *generateTokens(
     request: TokenRequest,
     retained: RetainedSequence | null = null,
-  ): AsyncGenerator<GeneratedToken, Completion, undefined> {
+  ): AsyncGenerator<GeneratedToken, AnswerEnd, undefined> {
     let adapter: Adapter | null;
     try {
       if (this.model.generates === false)

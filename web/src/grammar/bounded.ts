@@ -5,7 +5,7 @@
 // sum of a grammar's literals is more than any choice in it can add.
 
 import { RequestError } from "../errors.js";
-import type { Completion, Shortener } from "./completion.js";
+import type { Ending, Shortener } from "./completion.js";
 import { completes, findCompletion, pendingBytes } from "./completion.js";
 import type { GrammarConstraint, MatcherConstraint } from "./constraint.js";
 import { hasBit, setBit } from "./constraint.js";
@@ -42,7 +42,7 @@ export class BoundedConstraint implements GrammarConstraint {
   readonly #inner: MatcherConstraint;
   #remaining: number;
   /** Null if none was found. */
-  #completion: Completion | null;
+  #completion: Ending | null;
   /** The number of bytes that the last character lacks. */
   #pending = 0;
   #mask: Int32Array<ArrayBuffer> | null = null;
@@ -135,7 +135,7 @@ export class BoundedConstraint implements GrammarConstraint {
   }
 
   /** A completion after ``tokenId``, which the matcher has accepted. It may reuse the completion before the token. */
-  private completionAfter(tokenId: number, pending: number, maxTrials: number): Completion | null {
+  private completionAfter(tokenId: number, pending: number, maxTrials: number): Ending | null {
     const { matcher } = this.#inner;
     let known = "";
     if (this.#completion !== null) {
@@ -165,7 +165,7 @@ export class BoundedConstraint implements GrammarConstraint {
     return after.every((word, index) => word === mask[index]);
   }
 
-  private tokensOf(completion: Completion | null): readonly number[] | null {
+  private tokensOf(completion: Ending | null): readonly number[] | null {
     const tail = completion === null ? null : this.shortener.tokens(completion.text);
     return completion === null || tail === null ? null : [...completion.head, ...tail];
   }

@@ -26,7 +26,7 @@ const LONGEST_SAME = 8;
 const LONGEST_TOKEN = 24;
 
 /** A completion of an answer: tokens that end its last character, then a text. */
-export interface Completion {
+export interface Ending {
   readonly head: readonly number[];
   readonly text: string;
 }
@@ -42,7 +42,7 @@ export function findCompletion(
   endings: readonly string[],
   maxTrials = Infinity,
   known = "",
-): Completion | null {
+): Ending | null {
   if (pending === 0) {
     const text = findText(matcher, endings, maxTrials, known);
     return text === null ? null : { head: [], text };

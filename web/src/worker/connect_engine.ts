@@ -2,7 +2,7 @@
 // local one.
 
 import type { EngineApi, EngineWithSessions, SessionApi } from "../api/engine_api.js";
-import type { Completion, GeneratedToken, TokenRequest } from "../engine/request.js";
+import type { AnswerEnd, GeneratedToken, TokenRequest } from "../engine/request.js";
 import { RequestError } from "../errors.js";
 import type { GenerateOptions, GenerationEvent } from "../generation.js";
 import type { LoadOptions } from "../load.js";
@@ -31,7 +31,7 @@ export type WorkerTokenRequest = Omit<TokenRequest, "constraint" | "logitProcess
 
 /** An engine in a worker. Its methods do the same as those of `Engine`. */
 export interface WorkerEngine extends EngineWithSessions {
-  generateTokens(request: WorkerTokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined>;
+  generateTokens(request: WorkerTokenRequest): AsyncGenerator<GeneratedToken, AnswerEnd, undefined>;
   exportTuning(): Promise<TuningEntry | null>;
   /** It frees the memory for all pages that share the engine. */
   unload(): Promise<boolean>;
@@ -121,15 +121,15 @@ export function remoteEngine(remote: Remote, info: EngineApi["info"], destroy: (
 async function* generateTokens(
   remote: Remote,
   request: WorkerTokenRequest,
-): AsyncGenerator<GeneratedToken, Completion, undefined> {
+): AsyncGenerator<GeneratedToken, AnswerEnd, undefined> {
   for (const option of ["constraint", "logitProcessor"]) requireSendable(request, option);
-  let completion: Completion | null = null;
+  let completion: AnswerEnd | null = null;
   // A stream does not return a value, so the worker passes the completion to a callback before the stream ends.
-  const onEnd = (value: Completion): void => {
+  const onEnd = (value: AnswerEnd): void => {
     completion = value;
   };
   yield* (await remote.call(["generateTokens"], [request, onEnd])) as AsyncIterable<GeneratedToken>;
-  return completion as unknown as Completion;
+  return completion as unknown as AnswerEnd;
 }
 
 function requireSendable(value: unknown, option: string): void {

@@ -3,7 +3,7 @@
 import type { EngineApi, EngineWithSessions, SessionApi } from "../api/engine_api.js";
 import { anySignal } from "../api/stream.js";
 import { Engine } from "../engine.js";
-import type { Completion, GeneratedToken, TokenRequest } from "../engine/request.js";
+import type { AnswerEnd, GeneratedToken, TokenRequest } from "../engine/request.js";
 import { RequestError } from "../errors.js";
 import type { GenerationEvent, SessionGenerateOptions } from "../generation.js";
 import type { LoadOptions } from "../load.js";
@@ -56,7 +56,7 @@ class Connection {
 
   async *generateTokens(
     request: TokenRequest,
-    onEnd: (completion: Completion) => void,
+    onEnd: (completion: AnswerEnd) => void,
   ): AsyncGenerator<GeneratedToken, void, undefined> {
     onEnd(yield* this.#require("generateTokens").generateTokens(request));
   }

@@ -6,7 +6,7 @@ import { Completions } from "../../src/api/completions.js";
 import type { Embeddings, EngineApi } from "../../src/api/engine_api.js";
 import type { Model } from "../../src/api/model.js";
 import type { Encoder } from "../../src/encoders/index.js";
-import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../../src/engine/request.js";
+import type { AnswerEnd, GeneratedToken, TokenRequest, TokenSource } from "../../src/engine/request.js";
 import { RequestError } from "../../src/errors.js";
 import { Tokenizer } from "../../src/text/tokenizer.js";
 import { formatOf } from "../text/tool_formats.js";
@@ -34,14 +34,14 @@ export class FakeSource implements TokenSource {
     private readonly failure?: Error,
   ) {}
 
-  async *generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
+  async *generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, AnswerEnd, undefined> {
     const answer = this.answers[Math.min(this.requests.length, this.answers.length - 1)] ?? "";
     this.requests.push(request);
     this.most = Math.max(this.most, ++this.running);
     const ids = typeof answer === "string" ? [...new TextEncoder().encode(answer)] : answer;
     const { promptIds, maxTokens = Infinity, signal, logprobs } = request;
     let completionTokens = 0;
-    const completion = (finishReason: Completion["finishReason"]): Completion => ({
+    const completion = (finishReason: AnswerEnd["finishReason"]): AnswerEnd => ({
       finishReason,
       promptTokens: promptIds.length,
       cachedTokens: 3,

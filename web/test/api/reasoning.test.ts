@@ -3,7 +3,7 @@ import { expect, test } from "vitest";
 import { ChatCompletions } from "../../src/api/chat_completions.js";
 import type { Model } from "../../src/api/model.js";
 import type { ChatCompletionCreateParamsNonStreaming } from "../../src/api/types.js";
-import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../../src/engine/request.js";
+import type { AnswerEnd, GeneratedToken, TokenRequest, TokenSource } from "../../src/engine/request.js";
 import { hasBit } from "../../src/grammar/constraint.js";
 import { Grammars } from "../../src/grammar/grammars.js";
 import { createLanguageModel } from "../../src/language_model/index.js";
@@ -241,13 +241,13 @@ class ConstrainedSource implements TokenSource {
 
   constructor(private readonly answers: readonly string[]) {}
 
-  async *generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
+  async *generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, AnswerEnd, undefined> {
     const answer = ids(this.answers[Math.min(this.requests.length, this.answers.length - 1)] ?? "");
     this.requests.push(request);
     const { promptIds, constraint, maxTokens = 4096, logprobs } = request;
     await Promise.resolve();
     let count = 0;
-    let finishReason: Completion["finishReason"] = "stop";
+    let finishReason: AnswerEnd["finishReason"] = "stop";
     for (;;) {
       const mask = constraint?.mask() ?? null;
       const expected = answer[count] ?? END;

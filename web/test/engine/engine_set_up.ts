@@ -1,6 +1,6 @@
 // Engines over the fake runner, the prompts that tests give them, and their answers.
 
-import type { Completion, GeneratedToken, TokenRequest } from "../../src/engine/request.js";
+import type { AnswerEnd, GeneratedToken, TokenRequest } from "../../src/engine/request.js";
 import type { StepRunner } from "../../src/engine/step_runner.js";
 import { TokenEngine } from "../../src/engine/token_engine.js";
 import type { RunnerLimits } from "../../src/runtime/memory.js";
@@ -37,8 +37,8 @@ export function engineOn(runner: StepRunner, replace: (() => Promise<StepRunner>
 }
 
 export async function collect(
-  tokens: AsyncGenerator<GeneratedToken, Completion>,
-): Promise<{ ids: number[]; tokens: GeneratedToken[]; completion: Completion }> {
+  tokens: AsyncGenerator<GeneratedToken, AnswerEnd>,
+): Promise<{ ids: number[]; tokens: GeneratedToken[]; completion: AnswerEnd }> {
   const all: GeneratedToken[] = [];
   for (;;) {
     const { done, value } = await tokens.next();

@@ -2,7 +2,7 @@
 // script, and engines with scripted answers.
 
 import type { EngineApi } from "../../src/api/engine_api.js";
-import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../../src/engine/request.js";
+import type { AnswerEnd, GeneratedToken, TokenRequest, TokenSource } from "../../src/engine/request.js";
 import type { Clock } from "../../src/router/sides/clock.js";
 import type { Ledger } from "../../src/router/budget.js";
 import type { Spent } from "../../src/shared/decision/costs.js";
@@ -221,7 +221,7 @@ export class ScriptedSource implements TokenSource {
 
   constructor(private readonly scripts: readonly NearScript[]) {}
 
-  async *generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
+  async *generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, AnswerEnd, undefined> {
     const {
       text,
       logprobs = [-0.1],

@@ -4,7 +4,7 @@
 import { beforeEach, expect, test } from "vitest";
 
 import { ChatCompletions } from "../../src/api/chat_completions.js";
-import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../../src/engine/request.js";
+import type { AnswerEnd, GeneratedToken, TokenRequest, TokenSource } from "../../src/engine/request.js";
 import { drawAt } from "../../src/engine/resolved_sampling.js";
 import { DeviceError } from "../../src/errors.js";
 import type { DeviceHints } from "../../src/router/device_hints.js";
@@ -32,7 +32,7 @@ class Guesser implements TokenSource {
   readonly requests: TokenRequest[] = [];
   failure: Error | null = null;
 
-  async *generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
+  async *generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, AnswerEnd, undefined> {
     this.requests.push(request);
     const { promptIds, maxTokens = Infinity, signal } = request;
     const answerIds = bytes(ANSWER)

@@ -2,7 +2,7 @@
 
 import { expect, test } from "vitest";
 
-import type { Completion, GeneratedToken, TokenRequest } from "../../src/engine/request.js";
+import type { AnswerEnd, GeneratedToken, TokenRequest } from "../../src/engine/request.js";
 import { DeviceError } from "../../src/errors.js";
 import type { NearTokens } from "../../src/router/sides/near_drafts.js";
 import type { SocketClass } from "../../src/router/sides/verify_socket.js";
@@ -38,7 +38,7 @@ class FakeNear implements NearTokens {
     this.info = { context };
   }
 
-  async *generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
+  async *generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, AnswerEnd, undefined> {
     this.requests.push(request);
     this.running += 1;
     const tokens = [...request.promptIds];
@@ -143,7 +143,7 @@ function source(
 async function generated(
   from: WireSpeculation,
   request: Partial<TokenRequest> = {},
-): Promise<{ tokens: number[]; end: Completion }> {
+): Promise<{ tokens: number[]; end: AnswerEnd }> {
   const tokens: number[] = [];
   const answer = from.generateTokens({ promptIds: PROMPT, maxTokens: TOKENS, ...request });
   for (;;) {

@@ -3,7 +3,7 @@
 // as usual.
 
 import type { ChatCompletionChunk } from "../../api/types.js";
-import type { Completion, GeneratedToken, TokenRequest } from "../../engine/request.js";
+import type { AnswerEnd, GeneratedToken, TokenRequest } from "../../engine/request.js";
 import { NearfarError, RequestError } from "../../errors.js";
 import { continuesAsTokens } from "./dialect.js";
 import type { FarModel, FarOptions, FarSide } from "./far.js";
@@ -93,7 +93,7 @@ export class SpeculatingFar implements Side {
     request: TokenRequest,
     { messages }: PlainParams,
     signal: AbortSignal,
-  ): AsyncGenerator<GeneratedToken, Completion, undefined> {
+  ): AsyncGenerator<GeneratedToken, AnswerEnd, undefined> {
     checkRequest(request);
     if (!this.#readsAlike) {
       const theirs = await this.far.tokenize(messages, signal);

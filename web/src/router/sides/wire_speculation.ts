@@ -3,7 +3,7 @@
 // gains: it needs fewer forwards per token.
 
 import type { CommonParams } from "../../api/parameters.js";
-import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../../engine/request.js";
+import type { AnswerEnd, GeneratedToken, TokenRequest, TokenSource } from "../../engine/request.js";
 import { penalizes } from "../../engine/resolved_sampling.js";
 import { RequestError } from "../../errors.js";
 import type { SamplingOptions } from "../../shared/sampling.js";
@@ -64,7 +64,7 @@ export class WireSpeculation implements TokenSource {
    * tokenizer_differs, verify_version, verify_unavailable, wrong_key), Unavailable if the server cannot be reached or
    * breaks off, or the signal's reason.
    */
-  async *generateTokens(unseeded: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
+  async *generateTokens(unseeded: TokenRequest): AsyncGenerator<GeneratedToken, AnswerEnd, undefined> {
     checkRequest(unseeded);
     const request = withSeed(unseeded);
     const { signal, stopTokenIds = [], promptIds } = request;
