@@ -7,7 +7,7 @@ import { gzipSync } from "node:zlib";
 // For each name in the JSON: the file, and its limit in bytes.
 const FILES = {
   core_gzip_bytes: ["dist/runtime.js", 40_000],
-  full_gzip_bytes: ["dist/nearfar.js", 88_000],
+  full_gzip_bytes: ["dist/nearfar.js", 88_200],
   client_gzip_bytes: ["dist/client.js", 10_000],
   onnx_gzip_bytes: ["dist/onnx.js", 10_000],
   adapters_gzip_bytes: ["dist/adapters.js", 6_000],
@@ -15,7 +15,7 @@ const FILES = {
   choose_encoder_gzip_bytes: ["dist/choose-encoder.js", 5_500],
   // It contains the wasm of xgrammar.
   grammar_gzip_bytes: ["dist/grammar.js", 405_000],
-  hybrid_gzip_bytes: ["dist/hybrid.js", 29_000],
+  hybrid_gzip_bytes: ["dist/hybrid.js", 29_200],
   hybrid_encoding_gzip_bytes: ["dist/hybrid_encoding.js", 5_000],
   speculation_gzip_bytes: ["dist/speculation.js", 5_000],
   language_model_gzip_bytes: ["dist/language-model.js", 8_000],

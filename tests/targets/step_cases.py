@@ -93,7 +93,13 @@ def run_of(name: str, step: Step, context: Context, activation: str, size: int) 
         "seq_starts": starts,
         "positions": np.arange(size) - np.repeat(starts[:-1], np.diff(starts)),
     }
+    roles: dict[str, str] = {}
     for role, array in step.inputs.items():
+        # Two norms may read one array.
+        first = roles.setdefault(array, role)
+        if first != role:
+            inputs[role], bound[role] = inputs[first], bound[first]
+            continue
         if role in of_texts:
             inputs[role] = bound[role] = of_texts[role].astype(np.int32)
             continue

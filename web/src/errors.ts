@@ -50,8 +50,7 @@ export class NearfarError extends Error {
     options?: ErrorOptions,
   ) {
     super(message, options);
-    // Minifiers shorten the name of a class.
-    this.name = code.replace(/(?:^|_)./g, (start) => start.slice(-1).toUpperCase());
+    this.name = new.target.name;
   }
 
   /** The HTTP status: 400 if the request is wrong, 503 if it may be sent again later, otherwise 500. */
@@ -105,10 +104,13 @@ export class WorkerError extends KnownError {
   static override readonly kind: ErrorCode = "worker_error";
 }
 
-const CLASSES = [BundleError, DeviceError, RequestError, StorageError, Unavailable, WorkerError];
+const CLASSES = { BundleError, DeviceError, RequestError, StorageError, Unavailable, WorkerError };
+// Minifiers shorten the name of a class, but no text.
+for (const [value, type] of Object.entries({ NearfarError, ...CLASSES })) Object.defineProperty(type, "name", { value });
+
 /** The error that toJSON returned, with its class. */
 export function errorFromJson({ code, message, details }: ErrorJson): NearfarError {
-  const known = CLASSES.find(({ kind }) => kind === code) ?? RequestError;
+  const known = Object.values(CLASSES).find(({ kind }) => kind === code) ?? RequestError;
   return new known(message, details);
 }
 

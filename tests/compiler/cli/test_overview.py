@@ -24,7 +24,17 @@ def test_the_first_screen_loads_no_command_and_no_library(arguments: list[str]) 
     )
     result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     loaded = {name for name in result.stderr.split() if name.partition(".")[0] not in sys.stdlib_module_names}
-    modules = ("", ".cli", ".cli.overview", ".cli.parser", ".cli.program", ".errors", ".nearest", ".options")
+    modules = (
+        "",
+        ".cli",
+        ".cli.overview",
+        ".cli.parser",
+        ".cli.program",
+        ".nearest",
+        ".options",
+        ".runtime",
+        ".runtime.errors",
+    )
     assert loaded <= {"nearfar", *(f"nearfar.compiler{name}" for name in modules)}
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from nearfar.compiler.ir.ops import OPS
+from nearfar.compiler.ir.ops.parts import facts_of_part
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.cpu import elementwise as cpu
 from nearfar.compiler.kernels.elementwise import elementwise
@@ -26,7 +28,8 @@ def never(*_: object) -> bytes:
 
 
 def gate(activation: str) -> Kernel:
-    part = {"op": "gate", "activation": activation, "start": 0, "columns": 64}
+    shapes = {"gate": ("S", 64), "up": ("S", 64)}
+    part = facts_of_part("gate", OPS["gate"], OPS["gate"].complete({"activation": activation}), shapes)
     return elementwise("gate", "S", 64, part)
 
 

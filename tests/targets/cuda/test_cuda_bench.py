@@ -88,7 +88,7 @@ def test_every_kernel_that_fits_is_timed(cuda_bundle: Path, emulated_cuda: Path)
 
 
 def test_candidates_of_projections_are_compiled_and_timed(tmp_path: Path, emulated_cuda: Path) -> None:
-    matrix = {"tiny": (256, 24, {"norm_eps": 1e-6})}
+    matrix = {"tiny": (256, 24, bench_cuda_projections.NORMED)}
     bench_cuda_projections.prepare(tmp_path, "sm_90", "q4f16", matrix, (3,))
     driver = EmulatedDriver(emulated_cuda)
     (timings,) = bench_cuda_projections.measure(tmp_path, driver, repeats=1, cold_bytes=4000)
