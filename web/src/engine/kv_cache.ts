@@ -1,7 +1,7 @@
 // The cache of sequences: what they hold of each cache kind, what they share, and what is evicted for them.
 
 import type { PageCopies } from "../runtime/page_groups.js";
-import type { CacheKind, Prefix } from "./cache_kind.js";
+import type { CacheKind, Node, Prefix } from "./cache_kind.js";
 import { PageTable, Pages } from "./cache_kind.js";
 import { PrefixCache } from "./prefix_cache.js";
 import type { SchedulerConfig } from "./scheduler.js";
@@ -55,15 +55,20 @@ export class KvCache {
   }
 
   /**
-   * Let a sequence write its positions up to ``length``, evicting what is cached. False, and nothing is done, if there
-   * is too little room.
+   * Let a sequence write its positions up to ``length``, evicting what is cached. False, and the sequence is unchanged,
+   * if there is too little room.
    */
   reserve(sequence: Sequence, length: number): boolean {
     const { computed: start, params } = sequence;
     // The last page of a conversation is continued, not copied, unless another one starts from it.
     if (params.retained?.isShared === false) this.#detach(sequence, start);
-    while (this.kinds.some((kind) => kind.missing(sequence, start, length) > kind.free + kind.idle.size)) {
-      if (!this.#detach(sequence, start)) return false;
+    const lacking = (): CacheKind | undefined =>
+      this.kinds.find((kind) => kind.missing(sequence, start, length) > kind.free + kind.idle.size);
+    for (let kind = lacking(); kind !== undefined; kind = lacking()) {
+      if (this.#detach(sequence, start)) continue;
+      // What follows the page in the cache, perhaps up to the last page, is evicted first.
+      if (kind.idle.size === 0 || this.#cachedAt(sequence, start) === undefined) return false;
+      this.prefixes.evict(kind);
     }
     for (const kind of this.kinds) {
       while (kind.missing(sequence, start, length) > kind.free) this.prefixes.evict(kind);
@@ -115,10 +120,15 @@ export class KvCache {
    * not there, or if others follow it.
    */
   #detach(sequence: Sequence, position: number): boolean {
-    const index = Math.floor(position / this.config.pageSize);
-    const node = this.kinds.map((kind) => kind.nodeOf(sequence, index)).find((each) => each !== undefined);
+    const node = this.#cachedAt(sequence, position);
     if (node === undefined || node.children.size > 0) return false;
     this.prefixes.remove(node);
     return true;
+  }
+
+  /** The node that shares the sequence's page of a position. */
+  #cachedAt(sequence: Sequence, position: number): Node | undefined {
+    const index = Math.floor(position / this.config.pageSize);
+    return this.kinds.map((kind) => kind.nodeOf(sequence, index)).find((each) => each !== undefined);
   }
 }

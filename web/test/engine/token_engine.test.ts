@@ -341,6 +341,15 @@ test("the numbers of a seed are the same when drawn one by one and at any index"
   for (let index = 0; index < 50; index++) expect(drawAt(4_000_000_000, index)).toBe(draw());
 });
 
+const FULL_CACHE = [
+  { who: 2, fork: true, say: [1, 1, 1, 1] },
+  { who: 2, fork: false, say: [1, 1, 2, 1] },
+  { who: 2, fork: true, say: [1, 1, 4] },
+  { who: 2, fork: false, say: [1, 1] },
+  { who: 2, fork: true, say: [1, 1, 1] },
+  { who: 2, fork: true, say: [4] },
+];
+
 test("random conversations with retained sequences, forks and few pages get the answers of single requests", async () => {
   const turn = fc.record({
     who: fc.integer({ min: 0, max: 2 }),
@@ -378,6 +387,7 @@ test("random conversations with retained sequences, forks and few pages get the 
         }
       },
     ),
-    { numRuns: 200 },
+    // A last page that others follow in the cache, and all other pages in use.
+    { numRuns: 200, examples: [[FULL_CACHE, 0, null, false]] },
   );
 });
