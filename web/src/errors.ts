@@ -106,7 +106,8 @@ export class WorkerError extends KnownError {
 
 const CLASSES = { BundleError, DeviceError, RequestError, StorageError, Unavailable, WorkerError };
 // Minifiers shorten the name of a class, but no text.
-for (const [value, type] of Object.entries({ NearfarError, ...CLASSES })) Object.defineProperty(type, "name", { value });
+for (const [value, type] of Object.entries({ NearfarError, ...CLASSES }))
+  Object.defineProperty(type, "name", { value });
 
 /** The error that toJSON returned, with its class. */
 export function errorFromJson({ code, message, details }: ErrorJson): NearfarError {

@@ -332,3 +332,15 @@ def test_an_adapters_pages_are_its_own() -> None:
             turn(scheduler, device)
         assert sequence.cached_tokens == (0 if id < 2 else 8)
         assert sequence.tokens[9:] == alone(sequence, 32)[0]
+
+
+def test_a_page_that_others_follow_in_a_full_cache_is_continued() -> None:
+    machine = Scheduling()
+    machine.begin(
+        page_size=2, max_tokens=4, max_sequences=1, context=8, spare_pages=0, spare_rows=0, patience=None, window=None,
+        mixed=False,
+    )  # fmt: skip
+    common: dict[str, Any] = {"adapter": None, "again": False, "lockstep": False, "prompt_logprobs": 0}
+    machine.add(prompt=[1, 2, 3, 4, 5, 6, 7, 8, 1], max_tokens=1, priority=0, verifies=True, **common)
+    machine.add(prompt=[1, 2, 3, 9, 1], max_tokens=2, priority=1, verifies=False, **common)
+    machine.teardown()
