@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .cache_kind import CacheKind, Copies, Node, Pages, PageTable, Prefix
+from .cache_kind import CacheKind, Copies, Pages, PageTable, Prefix
 from .config import SchedulerConfig
 from .prefix_cache import PrefixCache
 from .sequence import RUNNING, Sequence
@@ -96,41 +96,29 @@ class KvCache:
         if sequence.params.partial_page:
             # The last page of the previous request is continued, not copied.
             self._detach(sequence, start)
-        while kind := self._lacking(sequence, start, length):
-            if self._detach(sequence, start):
-                continue
-            # What follows the page in the cache, perhaps up to the last page, is evicted first.
-            if not kind.idle or self._cached_at(sequence, start) is None:
+        while any(kind.missing(sequence, start, length) > kind.free + len(kind.idle) for kind in self.kinds):
+            if not self._detach(sequence, start, evicts=True):
                 return False
-            self.prefixes.evict(kind)
         for kind in self.kinds:
             while kind.missing(sequence, start, length) > kind.free:
                 self.prefixes.evict(kind)
             kind.reserve(sequence, start, length)
         return True
 
-    def _lacking(self, sequence: Sequence, start: int, length: int) -> CacheKind | None:
-        """A kind that has too little room for the positions from ``start`` up to ``length``."""
-        # Once for each row: a generator would take longer.
-        for kind in self.kinds:
-            if kind.missing(sequence, start, length) > kind.free + len(kind.idle):
-                return kind
-        return None
-
-    def _detach(self, sequence: Sequence, position: int) -> bool:
-        """Remove the page of a position from the cache, so that the sequence can write to it without a copy. False if
-        it is not there, or if others follow it.
+    def _detach(self, sequence: Sequence, position: int, *, evicts: bool = False) -> bool:
+        """Remove the page of a position from the cache, so that the sequence can write to it without a copy; if others
+        follow it, nothing, or with ``evicts`` only what has been idle for longest. False if nothing was removed.
         """
-        node = self._cached_at(sequence, position)
-        if node is None or node.children:
-            return False
-        self.prefixes.remove(node)
-        return True
-
-    def _cached_at(self, sequence: Sequence, position: int) -> Node | None:
-        """The node that shares the sequence's page of a position."""
         index = position // self.page_size
-        return next((node for kind in self.kinds if (node := kind.node_of(sequence, index)) is not None), None)
+        node = next((node for kind in self.kinds if (node := kind.node_of(sequence, index)) is not None), None)
+        idle = next((kind for kind in self.kinds if evicts and kind.idle), None)
+        if node is not None and not node.children:
+            self.prefixes.remove(node)
+        elif node is not None and idle is not None:
+            self.prefixes.evict(idle)
+        else:
+            return False
+        return True
 
     def take_copies(self) -> list[Copies]:
         """By kind, what the next step must copy first."""

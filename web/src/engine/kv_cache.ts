@@ -1,7 +1,7 @@
 // The cache of sequences: what they hold of each cache kind, what they share, and what is evicted for them.
 
 import type { PageCopies } from "../runtime/page_groups.js";
-import type { CacheKind, Node, Prefix } from "./cache_kind.js";
+import type { CacheKind, Prefix } from "./cache_kind.js";
 import { PageTable, Pages } from "./cache_kind.js";
 import { PrefixCache } from "./prefix_cache.js";
 import type { SchedulerConfig } from "./scheduler.js";
@@ -62,13 +62,8 @@ export class KvCache {
     const { computed: start, params } = sequence;
     // The last page of a conversation is continued, not copied, unless another one starts from it.
     if (params.retained?.isShared === false) this.#detach(sequence, start);
-    const lacking = (): CacheKind | undefined =>
-      this.kinds.find((kind) => kind.missing(sequence, start, length) > kind.free + kind.idle.size);
-    for (let kind = lacking(); kind !== undefined; kind = lacking()) {
-      if (this.#detach(sequence, start)) continue;
-      // What follows the page in the cache, perhaps up to the last page, is evicted first.
-      if (kind.idle.size === 0 || this.#cachedAt(sequence, start) === undefined) return false;
-      this.prefixes.evict(kind);
+    while (this.kinds.some((kind) => kind.missing(sequence, start, length) > kind.free + kind.idle.size)) {
+      if (!this.#detach(sequence, start, true)) return false;
     }
     for (const kind of this.kinds) {
       while (kind.missing(sequence, start, length) > kind.free) this.prefixes.evict(kind);
@@ -116,19 +111,16 @@ export class KvCache {
   }
 
   /**
-   * Remove the page of a position from the cache, so that the sequence can write to it without a copy. False if it is
-   * not there, or if others follow it.
+   * Remove the page of a position from the cache, so that the sequence can write to it without a copy; if others follow
+   * it, nothing, or with ``evicts`` only what has been idle for longest. False if nothing was removed.
    */
-  #detach(sequence: Sequence, position: number): boolean {
-    const node = this.#cachedAt(sequence, position);
-    if (node === undefined || node.children.size > 0) return false;
-    this.prefixes.remove(node);
-    return true;
-  }
-
-  /** The node that shares the sequence's page of a position. */
-  #cachedAt(sequence: Sequence, position: number): Node | undefined {
+  #detach(sequence: Sequence, position: number, evicts = false): boolean {
     const index = Math.floor(position / this.config.pageSize);
-    return this.kinds.map((kind) => kind.nodeOf(sequence, index)).find((each) => each !== undefined);
+    const node = this.kinds.map((kind) => kind.nodeOf(sequence, index)).find((each) => each !== undefined);
+    const idle = this.kinds.find((kind) => evicts && kind.idle.size > 0);
+    if (node?.children.size === 0) this.prefixes.remove(node);
+    else if (node !== undefined && idle !== undefined) this.prefixes.evict(idle);
+    else return false;
+    return true;
   }
 }
