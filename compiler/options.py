@@ -114,6 +114,7 @@ def declared(owner: type) -> tuple[Option | Group, ...]:
     return _declared(owner)
 
 
+# mypy does not take every type as an argument of a function with a cache.
 @cache
 def _declared(owner: type) -> tuple[Option | Group, ...]:
     return tuple(_read_fields(owner))
@@ -186,7 +187,7 @@ def number(kind: Any, text: str) -> Any:
 
 
 def unknown(field: str, value: object, choices: Iterable[object]) -> str:
-    """The error of a value that is none of the choices."""
+    """The error message for a value that is not one of the choices."""
     known = [str(choice) for choice in choices]
     name = field.replace("_", "-")
     return f"unknown {name} {str(value)!r}{did_you_mean(str(value), known)} (known: {', '.join(known)})"

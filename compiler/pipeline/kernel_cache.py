@@ -88,7 +88,7 @@ class KernelCache:
 
 
 def intact(file: Path) -> bytes | None:
-    """The contents of a file, which counts as used now; None if there is none, or if it was damaged."""
+    """The contents of a file, or None if it is missing or damaged. Reading it marks it as recently used."""
     try:
         data = file.read_bytes()
         os.utime(file)

@@ -18,7 +18,7 @@ class Batching:
     max_delay_seconds: Annotated[Milliseconds, Flag(("--batch-delay-ms",))] = 0.0
     """how long a text waits for others to share its batch (default: until the device is free)"""
     preferred_sizes: Annotated[Counts, Flag(("--batch-sizes",))] = ()
-    """begin a batch without delay once so many texts wait"""
+    """begin a batch without delay once this many texts wait"""
     max_texts: Annotated[Count | None, Flag(("--batch-texts",))] = None
     """the most texts in a batch (default: 64)"""
     max_tokens: Annotated[Count | None, Flag(("--batch-tokens",))] = None
