@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from datetime import datetime
 from importlib.resources import files
@@ -14,8 +15,9 @@ FILE = "shared.js"
 # Enough for the largest prompt. A template that loops must not take a machine's memory or time.
 MEMORY_BYTES = 512 * 2**20
 CALL_SECONDS = 30
-# Templates and schemas nest: a tree's depth is the script's depth of calls.
-STACK_BYTES = 4 * 2**20
+# Templates and schemas nest: a tree's depth is the script's depth of calls. The limit must lie within the stack of any
+# thread that Python starts: 8 MB or more on Linux and macOS, but only 2 MB on Windows.
+STACK_BYTES = (1 if sys.platform == "win32" else 4) * 2**20
 _OUT_OF_MEMORY = ("InternalError: out of memory", "InternalError: stack overflow")
 _of_thread = threading.local()
 
