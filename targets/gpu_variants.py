@@ -45,7 +45,7 @@ from .context import Context, position_tables
 from .gpu_attention import OPS as ATTENTION_OPS
 from .gpu_attention import AttentionNumbers, attention_rows, ragged_rows
 from .split import behind, split
-from .variant import KernelCall, Template, Variant, for_activations, kernel, with_roles
+from .variant import KernelCall, Template, Variant, for_activations, kernel, no_kernel, with_roles
 
 # The templates of matrix-vector kernels, which read complete rows before they multiply, if a norm needs it.
 VECTOR_TEMPLATES = (linear_vector, linear_subgroup, linear_async)
@@ -101,6 +101,8 @@ def rows_of(
         return (Variant((kernel(template, **context.facts(step, template, activation)),)),)
     if step.op in KERNELS:
         return (Variant((KERNELS[step.op](step, context, activation),)),)
+    if step.op != "linear" and step.op not in ATTENTION_OPS:
+        raise no_kernel(step)
     facts, weight = context.projection(step, activation), step.inputs["weight"]
 
     def rows_of_kernels(facts: Projection) -> Sequence[Variant]:

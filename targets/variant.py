@@ -14,7 +14,9 @@ from typing import Any, TypeAlias
 from nearfar.compiler.bundle.digest import digest, plain
 from nearfar.compiler.bundle.entries import VariantEntry
 from nearfar.compiler.ir.expr import Condition
+from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.builder import Kernel
+from nearfar.compiler.runtime.errors import UnsupportedModel
 
 # A function template(name, **facts) that writes one kernel.
 Template: TypeAlias = Callable[..., Kernel]
@@ -82,3 +84,11 @@ def for_activations(rows: Mapping[str, Sequence[Variant]]) -> tuple[Variant, ...
     if all(each == first for each in rows.values()):
         return tuple(first)
     return tuple(replace(variant, activation=activation) for activation, each in rows.items() for variant in each)
+
+
+def no_kernel(step: Step) -> UnsupportedModel:
+    """The error for an op that no kernel of the target computes. The caller raises it."""
+    return UnsupportedModel(
+        f"the model has the op {step.op}, for which the target has no kernel; use another --target, or --runner numpy",
+        op=step.op,
+    )

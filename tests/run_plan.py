@@ -30,6 +30,7 @@ CONTEXT = 32
 NUM_PAGES = 24
 NUM_SLOTS = 3
 NUM_ADAPTERS = 2
+NUM_STATES = 4
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def run_graph(
     fixed = {**fixed_arrays(graph, tensors), **new_states(graph), **(states or {})}
     outputs = []
     for batch in batches:
-        dims = batch.dims(NUM_PAGES, NUM_SLOTS, NUM_ADAPTERS)
+        dims = batch.dims(NUM_PAGES, NUM_SLOTS, NUM_ADAPTERS, num_states=NUM_STATES)
         values: dict[str, Array] = {**fixed, **batch.arrays(DERIVED_INPUTS)}
         for node in graph.nodes:
             op = OPS[node.op]
@@ -164,7 +165,7 @@ def run_plan(
     fixed = {**fixed_arrays(graph, tensors), **new_states(graph), **(states or {})}
     outputs = []
     for batch in batches:
-        dims = batch.dims(NUM_PAGES, NUM_SLOTS, NUM_ADAPTERS)
+        dims = batch.dims(NUM_PAGES, NUM_SLOTS, NUM_ADAPTERS, num_states=NUM_STATES)
         storage: dict[str, Array] = {name: poison(new_array(buffer, dims)) for name, buffer in plan.buffers.items()}
         values: dict[str, Array] = {**fixed, **batch.arrays(DERIVED_INPUTS), **storage}
         for index, (step, node) in enumerate(zip(plan.steps, graph.nodes, strict=True)):
@@ -214,7 +215,7 @@ def stored_rows(source: Source) -> slice | npt.NDArray[np.intp]:
 
 def new_states(graph: Graph) -> dict[str, Array]:
     return {
-        name: new_array(state, {"P": NUM_PAGES, "PW": NUM_PAGES, "N": NUM_SLOTS, "M": NUM_ADAPTERS})
+        name: new_array(state, {"P": NUM_PAGES, "PW": NUM_PAGES, "N": NUM_SLOTS, "M": NUM_ADAPTERS, "Z": NUM_STATES})
         for name, state in graph.states.items()
     }
 

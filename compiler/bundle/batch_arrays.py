@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..ir.expr import Expr
-from ..ir.pages import WINDOW
+from ..ir.pages import STATE_SLOTS, WINDOW
 from ..ir.sampling import Settings
 from .entries import StepEntry
 
@@ -20,6 +20,7 @@ INPUTS: Mapping[str, tuple[Shape, str]] = {
     "adapters": (TOKENS, "int32"),
     "token_types": (TOKENS, "int32"),
     "seq_starts": (STARTS, "int32"),
+    STATE_SLOTS: (("B", 2), "int32"),
     "page_indptr": (STARTS, "int32"),
     "page_ids": (("L",), "int32"),
     f"{WINDOW}slots": (TOKENS, "int32"),
@@ -46,6 +47,7 @@ NAMES = {
         "page_indptr",
         "page_ids",
         "sampled",
+        STATE_SLOTS,
     )
 }
 NAMES |= {"rows": "sample_rows", "settings": "sample_settings", "counts": "token_counts"}

@@ -40,7 +40,7 @@ PLANE_ALIGNMENT = 256
 MAX_UNIFORMS = 64
 # More than any GPU has for one workgroup.
 MAX_SHARED_BYTES = 256 << 10
-DIMS = frozenset((*"SBRTLPNMAWG", "LW", "PW", "DR"))
+DIMS = frozenset((*"SBRTLPNMAWGZ", "LW", "PW", "DR"))
 
 
 def parse_manifest(data: bytes, file: Path) -> Manifest | ExportManifest:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 
 from ..ir.ops import OPS, Use
-from ..ir.pages import PAGE_DIMS, PAGE_INPUTS, WINDOW, WINDOW_PAGES
+from ..ir.pages import PAGE_DIMS, PAGE_INPUTS, STATES, WINDOW, WINDOW_PAGES
 from ..ir.sampling import ALTERNATIVES
 from .batch_arrays import INPUTS, NAMES, SAMPLED_NAMES, Shape, is_on_sampled_rows
 from .check_kernels import check_names, check_variants
@@ -57,7 +57,7 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
         check_gathered(f"{where}.gathered.{gathered[:80]}", gathered, plan, manifest)
     for state, buffer_entry in plan.states.items():
         first, *rest = buffer_entry.shape or [0]
-        fixed = first in (*PAGE_DIMS, "N", "M") and all(isinstance(size, int) for size in rest)
+        fixed = first in (*PAGE_DIMS, STATES, "N", "M") and all(isinstance(size, int) for size in rest)
         require(fixed, f"{where}.states.{state}", "must have one row per page, slot or adapter")
     num_top = min(ALTERNATIVES, vocabulary)
     expected: dict[str, dict[str, tuple[Shape, str]]] = {

@@ -14,7 +14,7 @@ from typing_extensions import TypeAliasType
 
 from ..ir.expr import Count, Natural
 from ..ir.kv_format import KvName
-from ..ir.pages import PAGE_DIMS
+from ..ir.pages import PAGE_DIMS, STATES
 from ..ir.plan import union
 from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec, Task, task_of
 from ..runtime.errors import BundleError
@@ -83,7 +83,7 @@ class Description(Entry):
 
     @property
     def paged(self) -> bool:
-        """Whether keys and values are stored in pages. If not, a batch holds complete texts."""
+        """Whether sequences keep keys and values in pages, or states. If not, a batch holds complete texts."""
         return self.generates
 
     def pages_for(self, tokens: int) -> int:
@@ -131,6 +131,9 @@ class Manifest(Description):
     word, the first in the lowest bits, then the bits of every row's float32 scale. "q4": (.., D/8 + 1): codes plus 8,
     eight per word, element b in the low half of byte b and element b + 4 in the high half; keys are multiplied by a
     Hadamard matrix first, and so are queries.
+
+    Recurrent layers have states (Z, ..) float32, one row for each of Z slots. The input "state_slots" (B, 2) says from
+    which slot each sequence's states are read, and into which they are written; see `ir/ops/states.py`.
 
     ``host_weights`` are matrices that stay in their files: a runtime reads only the rows that it gathers. Their layout
     is "rows", and their shards hold nothing else.
@@ -180,7 +183,7 @@ class Manifest(Description):
 
     @property
     def paged(self) -> bool:
-        return any(state.shape[0] in PAGE_DIMS for state in self.states.values())
+        return any(state.shape[0] in (*PAGE_DIMS, STATES) for state in self.states.values())
 
     @property
     def matrix_formats(self) -> str:
@@ -209,6 +212,11 @@ class Manifest(Description):
     @property
     def buffers(self) -> dict[str, BufferEntry]:
         return union(plan.buffers for plan in self.plans.values())
+
+    @property
+    def sequence_states(self) -> dict[str, BufferEntry]:
+        """The states with one row for each slot of `Limits.states`."""
+        return {name: state for name, state in self.states.items() if state.shape[0] == STATES}
 
     def page_states(self, group: int) -> list[str]:
         """The states that hold the keys and values of a page group."""

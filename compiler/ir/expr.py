@@ -5,7 +5,8 @@ An expression is an int, the name of a dim ("S"), or a list ``[operator, operand
 ``None`` (null) is always true.
 
 Dims: S new tokens, B sequences, R sampled rows, T longest context, L listed pages (entries of all page lists), P pages
-of the pool, LW and PW those of the second page group, N sequence slots, M slots of LoRA adapters. A is R if any row's
+of the pool, LW and PW those of the second page group, N sequence slots, M slots of LoRA adapters, Z slots of
+states. A is R if any row's
 logits are adjusted, else 0. W is R if the batch requests the most likely tokens, else 0. DR is R if any row has a
 temperature, else 0. G is S if the sequence of any new token has an adapter, else 0. The model's dims are H query heads,
 K kv heads, D head dim, E hidden, F ffn, V vocab; they are plain ints by the time a plan exists.

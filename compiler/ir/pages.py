@@ -1,4 +1,4 @@
-"""The names of page groups in graphs and plans.
+"""The names in graphs and plans of what sequences keep between batches: page groups, and slots of states.
 
 The layers of a page group share page tables. A model whose layers all see the whole context has one group, and so has
 a model whose layers all have a window. A model with both may have two: layers without a window use the first one, and
@@ -15,3 +15,7 @@ PAGE_DIMS = (PAGES, WINDOW_PAGES)
 WINDOW = "window_"
 # The inputs that describe the pages of a group: of each new token, of each sequence, and of each sampled row.
 PAGE_INPUTS = ("slots", "page_indptr", "page_ids", "sample_page_indptr")
+# The dim of the slots of states, and the input (B, 2) with the slots from which a batch's sequences are read and into
+# which they are written; see `ops/states.py`.
+STATES = "Z"
+STATE_SLOTS = "state_slots"

@@ -37,6 +37,32 @@ class RopeSpec:
     query_beta: float = 0.0
 
 
+# What a layer mixes tokens with: attention, a short gated convolution (LFM2), a gated delta rule (Qwen3.5), Mamba-2, or
+# attention and Mamba-2 side by side (Falcon-H1).
+Mixer = Literal["attention", "short_conv", "gated_delta", "mamba2", "attention_mamba2"]
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """The sizes of layers with a state. All have a convolution over the last ``taps`` tokens, with a bias if
+    ``conv_bias``. A matrix state has ``heads``: of ``key_dim`` x ``value_dim`` elements (gated delta rule), or
+    ``value_dim`` x ``key_dim`` (Mamba-2, whose sizes are the head and the state). ``groups`` of heads share keys.
+    Layers without a matrix have no heads.
+
+    ``norm`` says how Mamba-2's result y and its gate z become one: "none" y * silu(z), "after" the norm of that, and
+    "before" the norm of y, times silu(z). It is over ``norm_groups`` equal parts of a row.
+    """
+
+    taps: Count
+    conv_bias: bool = False
+    heads: Natural = 0
+    groups: Natural = 0
+    key_dim: Natural = 0
+    value_dim: Natural = 0
+    norm: Literal["none", "after", "before"] = "none"
+    norm_groups: Count = 1
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder with grouped-query attention and a gated feed-forward, or an encoder. Sizes in elements.
@@ -58,6 +84,9 @@ class ModelSpec:
     directions. Encoders may have a table of positions, whose row ``first_position`` is that of a text's first token,
     and embeddings of ``num_token_types`` types of tokens, such as those of a query and a passage. ``rms_norm_eps`` is
     that of their LayerNorms.
+
+    ``mixers`` says what each layer mixes tokens with; empty if all have attention. ``states`` are the sizes of those
+    with a state.
     """
 
     model_type: str
@@ -95,11 +124,16 @@ class ModelSpec:
     causal: bool = True
     first_position: Natural = 0
     num_token_types: Natural = 0
+    mixers: tuple[Mixer, ...] = ()
+    states: StateSpec | None = None
     bos_token_id: Natural | None = None
     eos_token_ids: tuple[Natural, ...] = ()
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None
+
+    def mixer(self, layer: int) -> Mixer:
+        return self.mixers[layer] if self.mixers else "attention"
 
     def rope_of(self, layer: int) -> RopeSpec | None:
         """How a layer rotates queries and keys; None if it does not."""

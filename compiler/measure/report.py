@@ -21,7 +21,7 @@ from ..runtime.page_groups import group_windows, pages_of_sequence
 from ..runtime.variant import choose_kernels
 
 # The dims of one sequence, with all sampling features and without a LoRA adapter.
-ONE_SEQUENCE = {"B": 1, "R": 1, "N": 1, "A": 1, "W": 1, "DR": 1, "M": 0, "G": 0}
+ONE_SEQUENCE = {"B": 1, "R": 1, "N": 1, "Z": 1, "A": 1, "W": 1, "DR": 1, "M": 0, "G": 0}
 
 
 @dataclass(frozen=True, slots=True)

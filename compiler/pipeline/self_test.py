@@ -155,8 +155,8 @@ def reference_logits(
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """The logits (S, V) of all rows with float32 and with float16 activations, in one walk over the weights."""
     pages = range(reference.bundle.manifest.pages_for(len(prompt)))
-    batch = make_batch([Chunk(prompt, 0, pages, range(len(prompt)))], reference.bundle.manifest.page_size)
-    dims = batch.dims(len(pages))
+    batch = make_batch([Chunk(prompt, 0, pages, range(len(prompt)), state=(0, 0))], reference.bundle.manifest.page_size)
+    dims = batch.dims(len(pages), num_states=1)
     executions = [
         Execution(reference.graph, batch.arrays(DERIVED_INPUTS), dims, activation)
         for activation in ("float32", "float16")

@@ -100,7 +100,8 @@ class BaseRunner(ABC, Generic[AnyManifest]):
             raise RequestError(f"{self.manifest.model}: the runner is closed; open another one")
         require_plan(self.manifest, plan)
         limits = self.limits
-        dims = batch.dims(self.num_pages, limits.sequences, limits.adapters, limits.window_pages or 0)
+        pools = (limits.window_pages or 0, limits.states or 0)
+        dims = batch.dims(self.num_pages, limits.sequences, limits.adapters, *pools)
         require_within(dims, self.largest)
         require_inputs(batch, self._inputs(plan), dims)
         return dims

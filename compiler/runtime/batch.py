@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..bundle.manifest import CLASSIFY, EMBED, GENERATE, Description
-from ..ir.pages import WINDOW
+from ..ir.pages import STATE_SLOTS, WINDOW
 from ..ir.sampling import GREEDY, Settings
 from .errors import RequestError
 from .page_groups import PageGroup
@@ -40,7 +40,8 @@ class Batch:
 
     ``window`` are the page tables of the second page group, if a plan has one; None if they are those of the first one.
     The entry of a page behind the window is not read. ``token_types`` (S,) are the types of an encoder's tokens; None
-    if all are of type 0. ``extra`` holds further inputs of a plan, by name.
+    if all are of type 0. ``state_slots`` (B, 2) are the slots from which the sequences' states are read and into which
+    they are written; None if a chunk names none. ``extra`` holds further inputs of a plan, by name.
     """
 
     token_ids: IntArray
@@ -59,6 +60,7 @@ class Batch:
     logprobs: bool = False
     window: PageTables | None = None
     token_types: IntArray | None = None
+    state_slots: IntArray | None = None
     extra: Mapping[str, Array] = field(default_factory=dict)
 
     def arrays(self, declared: Collection[str] = ()) -> dict[str, Array]:
@@ -69,6 +71,8 @@ class Batch:
             arrays |= {f"{WINDOW}{name}": getattr(tables, name) for name in TABLES}
         if TOKEN_TYPES in declared:
             arrays[TOKEN_TYPES] = np.zeros_like(self.token_ids) if self.token_types is None else self.token_types
+        if STATE_SLOTS in declared and self.state_slots is not None:
+            arrays[STATE_SLOTS] = self.state_slots
         return arrays | self.sampled_rows() if not SAMPLED_INPUTS.isdisjoint(declared) else arrays
 
     def sampled_rows(self) -> dict[str, Array]:
@@ -87,10 +91,15 @@ class Batch:
         }
 
     def dims(
-        self, num_pages: int, num_slots: int = 1, num_adapters: int = 0, num_window_pages: int = 0
+        self,
+        num_pages: int,
+        num_slots: int = 1,
+        num_adapters: int = 0,
+        num_window_pages: int = 0,
+        num_states: int = 0,
     ) -> dict[str, int]:
-        """The values of all dims for this batch, on pools of ``num_pages`` and ``num_window_pages``, and for
-        ``num_slots`` sequence slots.
+        """The values of all dims for this batch, on pools of ``num_pages`` and ``num_window_pages``, for
+        ``num_slots`` sequence slots and ``num_states`` slots of states.
         """
         rows = len(self.sample_rows)
         return {
@@ -104,6 +113,7 @@ class Batch:
             "PW": num_window_pages,
             "N": num_slots,
             "M": num_adapters,
+            "Z": num_states,
             "G": len(self.token_ids) if (self.adapters >= 0).any() else 0,
             "A": rows if self.sample_slots[:, 1].any() else 0,
             "W": rows if self.alternatives else 0,
@@ -119,12 +129,12 @@ TABLES = tuple(each.name for each in fields(PageTables))
 WINDOW_INPUTS = frozenset(f"{WINDOW}{name}" for name in TABLES)
 # The inputs that a batch has only if the plan declares them.
 TOKEN_TYPES = "token_types"
-DERIVED_INPUTS = SAMPLED_INPUTS | WINDOW_INPUTS | {TOKEN_TYPES}
+DERIVED_INPUTS = SAMPLED_INPUTS | WINDOW_INPUTS | {TOKEN_TYPES, STATE_SLOTS}
 # The inputs of every batch.
 KNOWN_INPUTS = tuple(
     each.name
     for each in fields(Batch)
-    if each.name not in ("alternatives", "logprobs", "window", "token_types", "extra")
+    if each.name not in ("alternatives", "logprobs", "window", "token_types", STATE_SLOTS, "extra")
 )
 
 
@@ -135,7 +145,8 @@ class Chunk:
     ``token_ids`` follow ``start`` cached tokens. ``pages`` hold the sequence, and ``window_pages`` hold it in the
     second page group; None if these are the same. ``sample`` lists the rows of the chunk to sample. ``adapter`` is the
     slot of the sequence's LoRA adapter, -1 for the unmodified model. ``settings`` determine the next token of a sampled
-    row, which is stored in ``slot`` unless that is -1; ``flags`` are those of `sampling.py`.
+    row, which is stored in ``slot`` unless that is -1; ``flags`` are those of `sampling.py`. ``state`` are the
+    slots from which the sequence's states are read and into which they are written; models without states need none.
     """
 
     token_ids: Sequence[int]
@@ -147,6 +158,7 @@ class Chunk:
     flags: int = 0
     adapter: int = -1
     window_pages: Sequence[int] | None = None
+    state: tuple[int, int] | None = None
 
 
 def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = False, logprobs: bool = False) -> Batch:
@@ -166,6 +178,7 @@ def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = 
     first = tables([chunk.pages for chunk in chunks])
     second = [chunk.pages if chunk.window_pages is None else chunk.window_pages for chunk in chunks]
     rows = [[start + row for row in chunk.sample] for chunk, start in zip(chunks, starts, strict=False)]
+    states = [chunk.state for chunk in chunks if chunk.state is not None]
     return Batch(
         token_ids=join([chunk.token_ids for chunk in chunks]),
         positions=join(positions),
@@ -184,6 +197,7 @@ def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = 
         alternatives=alternatives,
         logprobs=logprobs,
         window=tables(second) if any(chunk.window_pages is not None for chunk in chunks) else None,
+        state_slots=np.array(states, np.int32).reshape(-1, 2) if len(states) == len(chunks) else None,
     )
 
 
@@ -281,7 +295,8 @@ class Limits:
     for LoRA adapters.
 
     If ``pages`` is None, the pool has the pages of one sequence of the bundle's context. ``window_pages`` are those of
-    the second page group, if the bundle has one; None for as many as the sequences need.
+    the second page group, if the bundle has one; None for as many as the sequences need. ``states`` are the slots of
+    the states of recurrent layers; None for one for each sequence.
     """
 
     tokens: int = 64
@@ -290,6 +305,7 @@ class Limits:
     pages: int | None = None
     adapters: int = 0
     window_pages: int | None = None
+    states: int | None = None
 
 
 class Runner(Protocol):

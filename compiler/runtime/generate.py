@@ -20,6 +20,8 @@ from .page_groups import rings
 
 # Prompt tokens per forward pass: enough to fill a tile kernel twice, few enough that a pass is short on small devices.
 PREFILL_CHUNK = 64
+# The slots of the states of a runner's only sequence.
+ONLY_STATE = (0, 0)
 
 
 @dataclass(slots=True)
@@ -128,7 +130,7 @@ def append(runner: Runner, token_ids: Sequence[int], start: int, rows: Sequence[
     them are sampled.
     """
     pages, *window = rings(runner.groups, runner.manifest.pages_for(start + len(token_ids)))
-    chunk = Chunk(token_ids, start, pages, rows, settings, window_pages=window[0] if window else None)
+    chunk = Chunk(token_ids, start, pages, rows, settings, window_pages=window[0] if window else None, state=ONLY_STATE)
     return runner.forward(make_batch([chunk], runner.manifest.page_size))
 
 

@@ -10,8 +10,9 @@ from ..arch.decoder import BATCH_INPUTS
 from ..bundle.entries import InputEntry, PlanEntry
 from ..bundle.manifest import Description, Manifest
 from ..ir.expr import evaluate
+from ..ir.pages import STATE_SLOTS
 from ..ir.plan import union
-from .batch import DERIVED_INPUTS, KNOWN_INPUTS, Batch
+from .batch import DERIVED_INPUTS, KNOWN_INPUTS, Array, Batch
 from .errors import BundleError, RequestError
 
 # The inputs of the frameworks' bundles, which have no plan that could declare them.
@@ -33,6 +34,8 @@ def require_inputs(batch: Batch, declared: Mapping[str, InputEntry], dims: Mappi
     for name, entry in declared.items():
         shape = tuple(evaluate(size, dims) for size in entry.shape)
         array = arrays.get(name)
+        if array is None and name == STATE_SLOTS:
+            raise RequestError("a chunk of the batch names no slots of states; set Chunk.state", input=name)
         if array is None:
             raise RequestError(
                 f"the batch lacks input '{name}', {list(shape)} of {entry.dtype}; pass it in Batch.extra", input=name
@@ -40,6 +43,18 @@ def require_inputs(batch: Batch, declared: Mapping[str, InputEntry], dims: Mappi
         if array.shape != shape or array.dtype != entry.dtype:
             is_, must_be = f"{list(array.shape)} of {array.dtype}", f"{list(shape)} of {entry.dtype}"
             raise RequestError(f"input '{name}' of the batch is {is_}; the plan needs {must_be}", input=name)
+    if STATE_SLOTS in declared:
+        require_states(arrays[STATE_SLOTS], dims["Z"])
+
+
+def require_states(slots: Array, count: int) -> None:
+    """Raise RequestError unless the slots of states (B, 2) exist, and none is written that another sequence uses."""
+    if len(slots) and not 0 <= slots.min() <= slots.max() < count:
+        raise RequestError(f"the batch names slots {slots.min()} to {slots.max()} of states; the runner has {count}")
+    reads, writes = slots[:, 0].tolist(), slots[:, 1].tolist()
+    for index, slot in enumerate(writes):
+        if slot in writes[:index] or slot in (*reads[:index], *reads[index + 1 :]):
+            raise RequestError(f"sequence {index} of the batch writes slot {slot} of states, which another one uses")
 
 
 def require_texts(manifest: Description, batch: Batch) -> None:

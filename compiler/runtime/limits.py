@@ -12,8 +12,8 @@ from .page_groups import PageGroup, group_windows, pages_of_sequence
 
 
 def complete_limits(manifest: Description, limits: Limits) -> Limits:
-    """The limits with numbers of pages, and without adapters if the bundle does not support them. Without pages, a
-    batch holds at least one text as long as the context.
+    """The limits with numbers of pages and of slots of states, and without adapters if the bundle does not support
+    them. Without pages, a batch holds at least one text as long as the context.
     """
     takes_adapters = isinstance(manifest, Manifest) and manifest.lora is not None
     pages, windows = limits.pages or manifest.pages_for(manifest.context), group_windows(manifest)
@@ -24,7 +24,9 @@ def complete_limits(manifest: Description, limits: Limits) -> Limits:
         window_pages = min(pages, limits.window_pages or limits.sequences * one)
     adapters = limits.adapters if takes_adapters else 0
     tokens = limits.tokens if manifest.paged else max(limits.tokens, manifest.context)
-    return replace(limits, tokens=tokens, pages=pages, adapters=adapters, window_pages=window_pages)
+    keeps = isinstance(manifest, Manifest) and manifest.sequence_states
+    states = (limits.states or limits.sequences) if keeps else 0
+    return replace(limits, tokens=tokens, pages=pages, adapters=adapters, window_pages=window_pages, states=states)
 
 
 def page_groups(manifest: Description, limits: Limits) -> tuple[PageGroup, ...]:
@@ -52,6 +54,7 @@ def largest_dims(manifest: Description, limits: Limits) -> dict[str, int]:
         "PW": limits.window_pages or 0,
         "N": limits.sequences,
         "M": limits.adapters,
+        "Z": limits.states or 0,
         "G": limits.tokens if limits.adapters else 0,
         "A": limits.rows,
         "W": limits.rows,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..bundle.entries import BufferEntry, PlanEntry, StepEntry
 from ..bundle.folder import Bundle
 from ..ir.ops import OPS, Array
-from ..ir.pages import PAGE_DIMS
+from ..ir.pages import PAGE_DIMS, STATES
 from ..quant.base import FloatArray
 from .base_runner import ArrayLayout
 from .batch import Array as BatchArray
@@ -22,13 +22,14 @@ from .errors import DeviceError
 from .plan_runner import PlanRunner, constant_tables
 
 # Dims of memory that outlives a batch. All other dims may be of any size, because nothing is allocated for them.
-PERSISTENT_DIMS = (*PAGE_DIMS, "N", "M", "G")
+PERSISTENT_DIMS = (*PAGE_DIMS, STATES, "N", "M", "G")
 
 
 class ReferenceRunner(PlanRunner):
     """``activation`` is the dtype of stored activations and KV; None means float32 if the bundle offers it.
 
-    Only the limits ``pages``, ``sequences`` and ``adapters`` apply; the other dims of a batch may be of any size.
+    Only the limits ``pages``, ``states``, ``sequences`` and ``adapters`` apply; the other dims of a batch may be of any
+    size.
     """
 
     def __init__(self, bundle: Bundle, *, limits: Limits | None = None, activation: str | None = None) -> None:

@@ -74,7 +74,7 @@ def logits_of_prompt(runner: Runner, prompt: list[int], page_size: int) -> Itera
     pages = range(-(-len(prompt) // page_size))
     for start, stop in zip(starts, [*starts[1:], len(prompt)], strict=True):
         sampled = range(max(0, stop - start - limits.rows), stop - start)
-        output = runner.forward(make_batch([Chunk(prompt[start:stop], start, pages, sampled)], page_size))
+        output = runner.forward(make_batch([Chunk(prompt[start:stop], start, pages, sampled, state=(0, 0))], page_size))
         yield from zip((start + row for row in sampled), output.logits, strict=True)
 
 

@@ -55,5 +55,8 @@ def window_inputs(windows: Sequence[Sequence[int]], window: int) -> tuple[Mappin
     """The inputs and dims of a batch that computes every row of windows of up to ``window`` tokens. A page holds a
     window.
     """
-    batch = make_batch([Chunk(tokens, 0, [page], range(len(tokens))) for page, tokens in enumerate(windows)], window)
-    return batch.arrays(DERIVED_INPUTS), batch.dims(len(windows))
+    chunks = [
+        Chunk(tokens, 0, [index], range(len(tokens)), state=(index, index)) for index, tokens in enumerate(windows)
+    ]
+    batch = make_batch(chunks, window)
+    return batch.arrays(DERIVED_INPUTS), batch.dims(len(windows), num_states=len(windows))

@@ -36,7 +36,15 @@ from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.targets.context import Context, attr, position_tables, sizes
 from nearfar.targets.split import split
-from nearfar.targets.variant import KernelCall, Template, Variant, for_activations, kernel, with_roles
+from nearfar.targets.variant import (
+    KernelCall,
+    Template,
+    Variant,
+    for_activations,
+    kernel,
+    no_kernel,
+    with_roles,
+)
 
 from .levels import AMX, AVX2, AVX512, DOTPROD, NEON, VNNI, Level
 
@@ -107,6 +115,8 @@ def rows_of(step: Step, context: CpuContext, activation: str) -> list[Variant]:
     if step.op in TEMPLATES:
         template = TEMPLATES[step.op]
         return plain(context, template, **context.facts(step, template, activation))
+    if step.op not in OPS:
+        raise no_kernel(step)
     return OPS[step.op](step, context, activation)
 
 

@@ -427,6 +427,8 @@ const SPEC: Manifest["spec"] = {
   causal: true,
   first_position: 0,
   num_token_types: 0,
+  mixers: [],
+  states: null,
   tie_word_embeddings: false,
   qkv_bias: false,
   output_bias: false,

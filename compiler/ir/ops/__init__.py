@@ -6,12 +6,13 @@ after the op.
 
 A batch is ragged: S new tokens of B sequences, at least one of each. Rows ``seq_starts[b]`` to ``seq_starts[b + 1]``
 belong to sequence b, by ascending position. New keys and values are written to pages first, then attention reads pages;
-`encoders.py` has the ops of models without pages.
+`encoders.py` has the ops of models without pages, `states.py` those with a
+state for each sequence.
 """
 
 from __future__ import annotations
 
-from . import attention, elementwise, encoders, kv_pages, norms, projections, rows, sampling
+from . import attention, elementwise, encoders, kv_pages, norms, projections, rows, sampling, states
 from .op import Array, Attrs, Bound, DType, Kind, Op, Type, Use
 
 __all__ = ["OPS", "Array", "Attrs", "Bound", "DType", "Kind", "Op", "Type", "Use"]
@@ -23,6 +24,7 @@ OPS: dict[str, Op] = {
     **elementwise.OPS,
     **kv_pages.OPS,
     **attention.OPS,
+    **states.OPS,
     **encoders.OPS,
     **sampling.OPS,
 }

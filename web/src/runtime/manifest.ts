@@ -9,7 +9,7 @@ export type Condition = readonly [string, unknown, unknown] | null;
 export const FORMAT_VERSION = 6;
 
 /** The names of all dims; expr.ts describes them. */
-export const DIMS: readonly string[] = ["A", "B", "DR", "G", "L", "LW", "M", "N", "P", "PW", "R", "S", "T", "W"];
+export const DIMS: readonly string[] = ["A", "B", "DR", "G", "L", "LW", "M", "N", "P", "PW", "R", "S", "T", "W", "Z"];
 
 /** Rotary position embedding of the rotate-half form (Su et al. 2021). `rope.py` defines the scalings. ``rotary_dim`` elements of each head are rotated, None for all of them. "proportional" rotates pairs over the whole head, of which only the first ``rotary_dim / 2`` have an angle. The cosines and sines are multiplied by ``attention_factor``, and rotated queries by 1 + ``query_beta`` ln(1 + floor(position / original length)). */
 export interface RopeSpec {
@@ -29,7 +29,19 @@ export interface RopeSpec {
   readonly query_beta: number;
 }
 
-/** A decoder with grouped-query attention and a gated feed-forward, or an encoder. Sizes in elements. ``windows`` has one entry per layer: the number of tokens that a token sees, itself included, or None for all. It is empty if all layers see all tokens. ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`. Layers with a window rotate by ``window_rope`` unless it is None. The layers in ``unrotated`` do not rotate queries and keys. ``attention_scale`` None: 1 / sqrt(head_dim). A soft-cap c replaces x by c * tanh(x / c); None leaves x unchanged. The embedding is multiplied by ``embedding_scale``, the results of attention and feed-forward by ``residual_scale`` before they are added, and the logits by ``logit_scale`` before their soft-cap. Layers with a window have ``window_num_kv_heads`` of ``window_head_dim`` unless these are None. The last ``num_kv_shared_layers`` layers read the keys and values of an earlier one, and their feed-forward has ``shared_intermediate_size`` elements. Layers have a second embedding of ``per_layer_size`` elements for each of ``per_layer_vocab_size`` tokens; 0 if they have none. ``causal``: a token sees no later one. If not, a window w restricts it to the tokens less than w away in both directions. Encoders may have a table of positions, whose row ``first_position`` is that of a text's first token, and embeddings of ``num_token_types`` types of tokens, such as those of a query and a passage. ``rms_norm_eps`` is that of their LayerNorms. */
+/** The sizes of layers with a state. All have a convolution over the last ``taps`` tokens, with a bias if ``conv_bias``. A matrix state has ``heads``: of ``key_dim`` x ``value_dim`` elements (gated delta rule), or ``value_dim`` x ``key_dim`` (Mamba-2, whose sizes are the head and the state). ``groups`` of heads share keys. Layers without a matrix have no heads. ``norm`` says how Mamba-2's result y and its gate z become one: "none" y * silu(z), "after" the norm of that, and "before" the norm of y, times silu(z). It is over ``norm_groups`` equal parts of a row. */
+export interface StateSpec {
+  readonly taps: number;
+  readonly conv_bias: boolean;
+  readonly heads: number;
+  readonly groups: number;
+  readonly key_dim: number;
+  readonly value_dim: number;
+  readonly norm: "none" | "after" | "before";
+  readonly norm_groups: number;
+}
+
+/** A decoder with grouped-query attention and a gated feed-forward, or an encoder. Sizes in elements. ``windows`` has one entry per layer: the number of tokens that a token sees, itself included, or None for all. It is empty if all layers see all tokens. ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`. Layers with a window rotate by ``window_rope`` unless it is None. The layers in ``unrotated`` do not rotate queries and keys. ``attention_scale`` None: 1 / sqrt(head_dim). A soft-cap c replaces x by c * tanh(x / c); None leaves x unchanged. The embedding is multiplied by ``embedding_scale``, the results of attention and feed-forward by ``residual_scale`` before they are added, and the logits by ``logit_scale`` before their soft-cap. Layers with a window have ``window_num_kv_heads`` of ``window_head_dim`` unless these are None. The last ``num_kv_shared_layers`` layers read the keys and values of an earlier one, and their feed-forward has ``shared_intermediate_size`` elements. Layers have a second embedding of ``per_layer_size`` elements for each of ``per_layer_vocab_size`` tokens; 0 if they have none. ``causal``: a token sees no later one. If not, a window w restricts it to the tokens less than w away in both directions. Encoders may have a table of positions, whose row ``first_position`` is that of a text's first token, and embeddings of ``num_token_types`` types of tokens, such as those of a query and a passage. ``rms_norm_eps`` is that of their LayerNorms. ``mixers`` says what each layer mixes tokens with; empty if all have attention. ``states`` are the sizes of those with a state. */
 export interface ModelSpec {
   readonly model_type: string;
   readonly vocab_size: number;
@@ -66,6 +78,8 @@ export interface ModelSpec {
   readonly causal: boolean;
   readonly first_position: number;
   readonly num_token_types: number;
+  readonly mixers: readonly ("attention" | "short_conv" | "gated_delta" | "mamba2" | "attention_mamba2")[];
+  readonly states: StateSpec | null;
   readonly bos_token_id: number | null;
   readonly eos_token_ids: readonly number[];
 }
@@ -361,7 +375,7 @@ export interface ExportManifest {
   readonly group_size: number | null;
 }
 
-/** A bundle with plans and kernels. ``files`` are all files except kernels and shards. ``plans`` has one entry for each task of the bundle: to "generate" text, to "embed" or to "classify" it. A name means the same array in all plans, so plans share weights, constants and states, including the pages of keys and values. ``arch`` is the architecture that the kernels were compiled for, None if they are source code for any device of the target. Keys and values are states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. In a plan with two page groups, the layers with a window have PW pages instead of P; see `ir/pages`. "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head, D int8 codes of every row, four per word, the first in the lowest bits, then the bits of every row's float32 scale. "q4": (.., D/8 + 1): codes plus 8, eight per word, element b in the low half of byte b and element b + 4 in the high half; keys are multiplied by a Hadamard matrix first, and so are queries. ``host_weights`` are matrices that stay in their files: a runtime reads only the rows that it gathers. Their layout is "rows", and their shards hold nothing else. ``scratch`` are buffers through which the kernels of one step pass values; all steps share them. ``self_test`` is None if the user disabled it, and for models that generate no text, which have ``vector_test``. ``tuning`` has one entry per adapter and activation dtype. ``lora`` is None if the bundle does not accept adapters. */
+/** A bundle with plans and kernels. ``files`` are all files except kernels and shards. ``plans`` has one entry for each task of the bundle: to "generate" text, to "embed" or to "classify" it. A name means the same array in all plans, so plans share weights, constants and states, including the pages of keys and values. ``arch`` is the architecture that the kernels were compiled for, None if they are source code for any device of the target. Keys and values are states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. In a plan with two page groups, the layers with a window have PW pages instead of P; see `ir/pages`. "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head, D int8 codes of every row, four per word, the first in the lowest bits, then the bits of every row's float32 scale. "q4": (.., D/8 + 1): codes plus 8, eight per word, element b in the low half of byte b and element b + 4 in the high half; keys are multiplied by a Hadamard matrix first, and so are queries. Recurrent layers have states (Z, ..) float32, one row for each of Z slots. The input "state_slots" (B, 2) says from which slot each sequence's states are read, and into which they are written; see `ir/ops/states.py`. ``host_weights`` are matrices that stay in their files: a runtime reads only the rows that it gathers. Their layout is "rows", and their shards hold nothing else. ``scratch`` are buffers through which the kernels of one step pass values; all steps share them. ``self_test`` is None if the user disabled it, and for models that generate no text, which have ``vector_test``. ``tuning`` has one entry per adapter and activation dtype. ``lora`` is None if the bundle does not accept adapters. */
 export interface Manifest {
   readonly format_version: number;
   readonly generator: string;

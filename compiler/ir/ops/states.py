@@ -1,0 +1,241 @@
+"""Ops with a state for each sequence: causal_conv, gated_delta, ssm_scan.
+
+A state is (Z, ..), float32: Z slots, each with what a layer remembers of one sequence. ``state_slots`` (B, 2) says for
+each sequence of a batch from which slot its state is read and into which the state after its last new row is written.
+A sequence whose first new row has position 0 starts from zeros and reads no slot. All slots are read before one is
+written; no sequence writes a slot that another one of the batch reads or writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from ..pages import STATE_SLOTS, STATES
+from .elementwise import silu
+from .op import (
+    FLOAT32,
+    INTEGERS,
+    VECTOR,
+    Array,
+    Attrs,
+    Bound,
+    Inputs,
+    Op,
+    Shapes,
+    Sizes,
+    Type,
+    Use,
+    choice,
+    require,
+    require_array,
+    require_use,
+)
+
+# Added to the sum of squares of a query or key before its root.
+L2_EPS: Final = np.float32(1e-6)
+
+
+def infer_causal_conv(shapes: Shapes, attrs: Attrs) -> Type:
+    columns, (_, kept, channels) = shapes["x"][1], shapes["state"]
+    fits = columns == channels and shapes["weight"] == (channels * (kept + 1),)  # type: ignore[operator]
+    require(fits and shapes.get("bias", (channels,)) == (channels,), "causal_conv", shapes)
+    return shapes["x"], "float32"
+
+
+def causal_conv(inputs: Inputs, attrs: Attrs) -> Array:
+    """Each channel's weighted sum of its last k inputs: y[s] = activation(bias + sum_j weight[:, j] x[s - k + 1 + j]).
+
+    x (S, C), weight (C * k,), which is (C, k) row after row, bias (C,), state (Z, k - 1, C): the inputs before a
+    sequence's new rows, oldest first -> (S, C).
+    """
+    x, k = inputs["x"], inputs["state"].shape[1] + 1
+    weight, bias = inputs["weight"].reshape(-1, k), inputs.get("bias", np.float32(0))
+    y = np.empty_like(x)
+
+    def run(rows: slice, state: Array) -> Array:
+        known = np.concatenate([state, x[rows]])
+        count = rows.stop - rows.start
+        y[rows] = sum((known[j : j + count] * weight[:, j] for j in range(k)), bias)
+        return known[count:]
+
+    over_sequences(inputs, run)
+    return silu(y) if attrs["activation"] == "silu" else y
+
+
+def infer_gated_delta(shapes: Shapes, attrs: Attrs) -> Type:
+    rows, columns = shapes["qkv"]
+    _, heads, dk, dv = shapes["state"]
+    assert isinstance(columns, int)
+    assert isinstance(heads, int)
+    assert isinstance(dk, int)
+    assert isinstance(dv, int)
+    key_heads, rest = divmod(columns - heads * dv, 2 * dk)
+    fits = rest == 0 and key_heads > 0 and heads % key_heads == 0
+    of_heads = shapes["a"] == shapes["b"] == (rows, heads) and shapes["a_log"] == shapes["dt_bias"] == (heads,)
+    require(fits and of_heads, "gated_delta", shapes)
+    return (rows, heads * dv), "float32"
+
+
+def gated_delta(inputs: Inputs, attrs: Attrs) -> Array:
+    """The gated delta rule: a memory S (dk, dv) of each value head decays, and is corrected towards the value of a key.
+    Yang et al. 2024.
+
+    qkv (S, 2 * nk * dk + nv * dv): queries, keys and values of nk and nv heads, a and b (S, nv), a_log and dt_bias
+    (nv,), state (Z, nv, dk, dv) -> (S, nv * dv). Value head h reads key head h // (nv / nk). Queries and keys are
+    scaled to length 1, queries then by dk^-1/2. For each row::
+
+        S *= exp(-exp(a_log) * softplus(a + dt_bias))
+        S += outer(k, sigmoid(b) * (v - k @ S))
+        y = q @ S
+    """
+    qkv, (_, heads, dk, dv) = inputs["qkv"], inputs["state"].shape
+    width = (qkv.shape[1] - heads * dv) // 2
+    group = heads * dk // width
+    q, k = (unit(part.reshape(len(qkv), -1, dk)).repeat(group, axis=1) for part in np.split(qkv[:, : 2 * width], 2, 1))
+    q = q * np.float32(dk**-0.5)
+    v = qkv[:, 2 * width :].reshape(len(qkv), heads, dv)
+    kept = np.exp(-np.exp(inputs["a_log"]) * softplus(inputs["a"] + inputs["dt_bias"]))
+    beta = 1 / (1 + np.exp(-inputs["b"]))
+    y = np.empty((len(qkv), heads, dv), np.float32)
+
+    def run(rows: slice, memory: Array) -> Array:
+        for row in range(rows.start, rows.stop):
+            memory = memory * kept[row][:, None, None]
+            change = beta[row][:, None] * (v[row] - np.einsum("hk,hkv->hv", k[row], memory))
+            memory = memory + k[row][:, :, None] * change[:, None, :]
+            y[row] = np.einsum("hk,hkv->hv", q[row], memory)
+        return memory
+
+    over_sequences(inputs, run)
+    return y.reshape(len(qkv), -1)
+
+
+def gated_delta_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
+    (rows, columns), (_, heads, dk, dv) = use.shapes["qkv"], use.shapes["state"]
+    key_heads = (columns - heads * dv) // (2 * dk)  # type: ignore[operator]
+    return {"rows": rows, "heads": heads, "key_heads": key_heads, "key_dim": dk, "value_dim": dv}
+
+
+def infer_ssm_scan(shapes: Shapes, attrs: Attrs) -> Type:
+    rows, columns = shapes["xbc"]
+    _, heads, head_dim, state_dim = shapes["state"]
+    assert isinstance(columns, int)
+    assert isinstance(heads, int)
+    assert isinstance(head_dim, int)
+    assert isinstance(state_dim, int)
+    groups, rest = divmod(columns - heads * head_dim, 2 * state_dim)
+    fits = rest == 0 and groups > 0 and heads % groups == 0 and shapes["dt"] == (rows, heads)
+    of_heads = shapes["a_log"] == shapes["d"] == shapes["dt_bias"] == (heads,)
+    require(fits and of_heads, "ssm_scan", shapes)
+    return (rows, heads * head_dim), "float32"
+
+
+def ssm_scan(inputs: Inputs, attrs: Attrs) -> Array:
+    """The state space of Mamba-2: a memory h (P, N) of each head decays, and takes in an outer product. Dao & Gu 2024.
+
+    xbc (S, H * P + 2 * G * N): x of H heads, B and C of G groups, dt (S, H), a_log, d and dt_bias (H,), state
+    (Z, H, P, N) -> (S, H * P). Head h reads group h // (H / G). For each row, with dt = softplus(dt + dt_bias)::
+
+        h = h * exp(-exp(a_log) * dt) + outer(dt * x, B)
+        y = h @ C + d * x
+    """
+    xbc, (_, heads, head_dim, state_dim) = inputs["xbc"], inputs["state"].shape
+    width = heads * head_dim
+    x = xbc[:, :width].reshape(len(xbc), heads, head_dim)
+    grouped = xbc[:, width:].reshape(len(xbc), 2, -1, state_dim)
+    b, c = (each.repeat(heads // each.shape[1], axis=1) for each in (grouped[:, 0], grouped[:, 1]))
+    dt = softplus(inputs["dt"] + inputs["dt_bias"])
+    kept = np.exp(-np.exp(inputs["a_log"]) * dt)
+    y = np.empty((len(xbc), heads, head_dim), np.float32)
+
+    def run(rows: slice, memory: Array) -> Array:
+        for row in range(rows.start, rows.stop):
+            taken = (dt[row][:, None] * x[row])[:, :, None] * b[row][:, None, :]
+            memory = memory * kept[row][:, None, None] + taken
+            y[row] = np.einsum("hpn,hn->hp", memory, c[row])
+        return memory
+
+    over_sequences(inputs, run)
+    result: Array = y + inputs["d"][:, None] * x
+    return result.reshape(len(xbc), -1)
+
+
+def ssm_scan_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
+    (rows, columns), (_, heads, head_dim, state_dim) = use.shapes["xbc"], use.shapes["state"]
+    groups = (columns - heads * head_dim) // (2 * state_dim)  # type: ignore[operator]
+    return {"rows": rows, "heads": heads, "groups": groups, "head_dim": head_dim, "state_dim": state_dim}
+
+
+def causal_conv_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
+    (rows, columns), (_, kept, _) = use.shapes["x"], use.shapes["state"]
+    taps = kept + 1  # type: ignore[operator]
+    return {"rows": rows, "columns": columns, "taps": taps, "bias": "bias" in use.shapes, **use.attrs}
+
+
+def over_sequences(inputs: Inputs, run: Callable[[slice, Array], Array]) -> None:
+    """Call ``run`` with the rows of each sequence and its state before them; it returns the state after them."""
+    states, slots = inputs["state"], inputs["state_slots"].tolist()
+    made = [(write, run(rows, state)) for (_, write), rows, state in sequences(inputs, states, slots)]
+    for write, state in made:
+        states[write] = state
+
+
+def sequences(inputs: Inputs, states: Array, slots: list[list[int]]) -> Iterator[tuple[list[int], slice, Array]]:
+    for own, rows in zip(slots, (slice(*each) for each in pairwise(inputs["seq_starts"].tolist())), strict=True):
+        if rows.start < rows.stop:
+            begins = inputs["positions"][rows.start] == 0
+            yield own, rows, np.zeros_like(states[0]) if begins else states[own[0]]
+
+
+def unit(x: Array) -> Array:
+    """Rows of length 1, except that ``L2_EPS`` is added to the square of the length."""
+    y: Array = x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + L2_EPS)
+    return y
+
+
+def softplus(x: Array) -> Array:
+    """ln(1 + exp(x)), which is x for large x."""
+    y: Array = np.logaddexp(np.float32(0), x)
+    return y
+
+
+def check_state(use: Use, sizes: Sizes) -> None:
+    """The state and its slots are those of a plan's batches, because kernels index the state by the slots' values."""
+    shape = use.shapes["state"]
+    require_use(shape[0] == STATES, f"state is {list(shape)}; its first dim must be {STATES}")
+    require_array(use, "state_slots", ("B", 2), "int32")
+
+
+ROWS = {"state": FLOAT32, STATE_SLOTS: INTEGERS, "seq_starts": INTEGERS, "positions": INTEGERS}
+OPS = {
+    "causal_conv": Op(
+        infer_causal_conv,
+        causal_conv,
+        inputs={"x": FLOAT32, "weight": VECTOR, **ROWS},
+        optional={"bias": VECTOR},
+        attrs={"activation": choice("none", "none", "silu")},
+        facts=causal_conv_facts,
+        checks=(check_state,),
+        states=("state",),
+    ),
+    "gated_delta": Op(
+        infer_gated_delta,
+        gated_delta,
+        inputs={"qkv": FLOAT32, "a": FLOAT32, "b": FLOAT32, "a_log": VECTOR, "dt_bias": VECTOR, **ROWS},
+        facts=gated_delta_facts,
+        checks=(check_state,),
+        states=("state",),
+    ),
+    "ssm_scan": Op(
+        infer_ssm_scan,
+        ssm_scan,
+        inputs={"xbc": FLOAT32, "dt": FLOAT32, "a_log": VECTOR, "d": VECTOR, "dt_bias": VECTOR, **ROWS},
+        facts=ssm_scan_facts,
+        checks=(check_state,),
+        states=("state",),
+    ),
+}
