@@ -17,15 +17,15 @@ from starlette.exceptions import HTTPException
 from nearfar.compiler.runtime.errors import NearfarError
 
 from ..executors.executor import Models
-from ..kserve.http_routes import kserve_health_router, kserve_router
+from ..kserve.http_routes import kserve_error, kserve_health_router, kserve_router
 from ..schema.about import QUEUE_HEADER
 from .answer_record import ROUTE_HEADER
 from .config import ApiConfig
 from .drain import Drain
-from .errors import ApiError, api_error
+from .errors import ApiError, api_error, openai_error
 from .exchange import TIMEOUT_HEADER, exchange_of
 from .gate import Gate
-from .generation import generation_router
+from .generation import CHAT, COMPLETION, generation_router
 from .health import health_router
 from .lenient import IGNORED_HEADER
 from .limiter import Limiter, Limits, OwnLimits
@@ -38,6 +38,15 @@ from .texts import embeddings_router, ranking_router, tokenize_router
 from .traces import Traces
 from .verify import verify_router
 
+# The forms in which models write answers. Each is a file.
+KINDS = (CHAT, COMPLETION)
+ERROR_FORMS = (
+    *((kind.path, kind.write_error) for kind in KINDS),
+    # Cohere's addresses among those of the Open Inference Protocol.
+    ("/v2/embed", openai_error),
+    ("/v2/rerank", openai_error),
+    ("/v2", kserve_error),
+)
 EXPOSED_HEADERS = (
     "X-Request-Id",
     "Retry-After",
@@ -67,7 +76,8 @@ def create_app(
     """
     if limits is None:
         limits = OwnLimits(limiter_of(config))
-    service = Service(models, config, limits, Metrics(models), QueueWaits(), Drain(lambda: limits.running > 0), traces)
+    drain = Drain(lambda: limits.running > 0)
+    service = Service(models, config, limits, Metrics(models), QueueWaits(), drain, traces, ERROR_FORMS)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:  # noqa: ARG001
@@ -92,7 +102,7 @@ def create_app(
     for error in (ApiError, NearfarError, HTTPException):
         app.add_exception_handler(error, _answer_error)
     # A fixed path such as /v1/models/load must come before a pattern that matches it too.
-    app.include_router(generation_router(service, routed=routed))
+    app.include_router(generation_router(KINDS, service, routed=routed))
     app.include_router(embeddings_router(service, routed=routed))
     for router in (
         ranking_router,
@@ -126,9 +136,9 @@ def limiter_of(config: ApiConfig) -> Limiter:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    reported = api_error(error)
-    log_failure(exchange_of(request), error, reported)
-    return reported.response(request.scope["path"])
+    reported, exchange = api_error(error), exchange_of(request)
+    log_failure(exchange, error, reported)
+    return reported.response(exchange.write_error)
 
 
 def _without_422(document: dict[str, Any]) -> dict[str, Any]:

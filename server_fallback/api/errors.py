@@ -4,9 +4,8 @@ handle.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from starlette.exceptions import HTTPException
@@ -27,8 +26,6 @@ from ..executors.executor import UnknownModel
 from ..schema.common import ErrorDetail, ErrorResponse
 
 DEFAULT_RETRY_SECONDS = 1.0
-# Addresses of the Open Inference Protocol, and those of Cohere's among them.
-OPEN_INFERENCE, COHERE = "/v2", ("/v2/embed", "/v2/rerank")
 # Characters. Some messages quote text from the request.
 MAX_MESSAGE = 2000
 
@@ -48,14 +45,16 @@ class ApiError(Exception):
         message = self.message if len(self.message) <= MAX_MESSAGE else f"{self.message[:MAX_MESSAGE]} ..."
         return ErrorResponse(error=ErrorDetail(message=message, type=self.kind, param=self.param, code=self.code))
 
-    def response(self, path: str) -> Response:
-        """The answer to a request for ``path``. Below /v2, it has the form of the Open Inference Protocol, whose
-        clients cannot read another.
-        """
-        body = self.body()
-        is_triton = f"{path}/".startswith(f"{OPEN_INFERENCE}/") and path not in COHERE
-        content = json.dumps({"error": body.error.message}) if is_triton else body.model_dump_json()
-        return Response(content, self.status, dict(self.headers), "application/json")
+    def response(self, write: WriteError) -> Response:
+        return Response(write(self), self.status, dict(self.headers), "application/json")
+
+
+# Writes an error as JSON in the form of one API, whose clients cannot read another.
+WriteError = Callable[[ApiError], bytes]
+
+
+def openai_error(error: ApiError) -> bytes:
+    return error.body().model_dump_json().encode()
 
 
 def api_error(error: BaseException) -> ApiError:

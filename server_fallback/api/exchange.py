@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection
 
 from ..schema.pipeline import StepTime
 from .addresses import client_of
-from .errors import ApiError
+from .errors import ApiError, WriteError, openai_error
 from .keys import ApiKey
 from .limiter import Admitted
 
@@ -28,12 +28,13 @@ class Exchange:
     ``log`` holds the extra fields of the request's line in the log; it must not contain text of a prompt or an answer.
     ``steps`` are those of a pipeline with their starts. ``answer_headers`` are added to the answer. ``held`` is
     released when the exchange is over. ``address`` is the sender's IP address. ``admission`` is None until the request
-    is admitted, and for routes that need no slot.
+    is admitted, and for routes that need no slot. ``write_error`` has the form of the API that the address belongs to.
     """
 
     request_id: str
     passed_on: dict[str, str]
     address: str = ""
+    write_error: WriteError = openai_error
     arrived: float = field(default_factory=time.monotonic)
     deadline: float = float("inf")
     key: ApiKey | None = None

@@ -51,7 +51,8 @@ class Gate:
         request_id = given if REQUEST_ID.fullmatch(given) else str(uuid4())
         peer = scope.get("client")
         address = self._addresses.sender(peer[0] if peer else "", headers.getlist("x-forwarded-for"))
-        exchange = Exchange(request_id, context_headers(headers), address)
+        write_error = self._service.error_form(scope["path"])
+        exchange = Exchange(request_id, context_headers(headers), address, write_error)
         traces = self._service.traces
         span = None
         if traces is not None:
@@ -89,7 +90,7 @@ class Gate:
             reported = api_error(error)
             log_failure(exchange, error, reported)
             if status == CLIENT_CLOSED:
-                await reported.response(scope["path"])(scope, receive, named)
+                await reported.response(exchange.write_error)(scope, receive, named)
         finally:
             self._note(scope, method, exchange, status, time.monotonic() - started)
             if traces is not None and span is not None:

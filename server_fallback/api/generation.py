@@ -6,7 +6,7 @@ Each is a `Kind`: how its body is read, its chunks are written and added up. Ano
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -25,17 +25,17 @@ from ..schema.routed import RoutedChatRequest, RoutedCompletionRequest
 from ..text.output import Answering, Changed, Chunks, ChunkT, Encode, Fold, Output
 from .answer_record import AnswerRecord
 from .encode import chat_chunk_json, chat_json, completion_chunk_json, completion_json
-from .errors import ApiError
+from .errors import ApiError, WriteError, openai_error
 from .exchange import Exchange, exchange_of
 from .json_body import printable
 from .lenient import IGNORED_HEADER
 from .route import WITH_BODY, Responses, keyed_router, post
 from .service import Service
-from .sse import EventStream
+from .sse import OPENAI_EVENTS, EventForm, EventStream, data_event
 from .texts import num_texts
 from .validation import check_calls
 
-BodyT = TypeVar("BodyT", bound=GenerationRequest)
+BodyT = TypeVar("BodyT", bound=BaseModel)
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 JSON = "application/json"
 EVENT = {
@@ -51,7 +51,7 @@ class Kind(Generic[BodyT, ChunkT, AnswerT]):
     """A form of answers. ``body`` is the class of requests, and ``routed`` that for a pair of sides, which may restrict
     which side answers. ``read`` returns what the executor answers, and ``encode`` a function that writes its chunks as
     the events of one answer; they are ``alike`` if those of two texts differ only in the text. ``fold`` adds up the
-    chunks to the whole answer of class ``answer``, which ``write`` writes.
+    chunks to the whole answer of class ``answer``, which ``write`` writes. ``events`` are the others of a stream.
     """
 
     path: str
@@ -62,6 +62,8 @@ class Kind(Generic[BodyT, ChunkT, AnswerT]):
     encode: Callable[[BodyT], Encode[ChunkT]]
     fold: Callable[[], Fold[ChunkT, AnswerT]]
     write: Callable[[AnswerT], bytes]
+    events: EventForm = OPENAI_EVENTS
+    write_error: WriteError = openai_error
     alike: bool = True
 
     def add_route(self, router: APIRouter, service: Service, *, routed: bool) -> None:
@@ -70,17 +72,17 @@ class Kind(Generic[BodyT, ChunkT, AnswerT]):
             return await answered(self, service, body, request)
 
 
-def generation_router(service: Service, *, routed: bool = False) -> APIRouter:
+def generation_router(kinds: Sequence[Kind[Any, Any, Any]], service: Service, *, routed: bool = False) -> APIRouter:
     router = keyed_router()
-    CHAT.add_route(router, service, routed=routed)
-    COMPLETION.add_route(router, service, routed=routed)
+    for kind in kinds:
+        kind.add_route(router, service, routed=routed)
     return router
 
 
 async def answered(kind: Kind[BodyT, ChunkT, AnswerT], service: Service, body: BodyT, request: Request) -> Response:
     exchange, asked = exchange_of(request), kind.read(body)
     executor = await _begin(service, asked, exchange)
-    record = AnswerRecord(service.metrics, body.model, exchange)
+    record = AnswerRecord(service.metrics, asked.model, exchange)
 
     async def answering(output: Output[Any]) -> None:
         if isinstance(asked, ChatCompletionRequest) and asked.functions is not None:
@@ -89,11 +91,11 @@ async def answered(kind: Kind[BodyT, ChunkT, AnswerT], service: Service, body: B
 
     def report_queue() -> None:
         """Just before the answer's headers are sent, so that they report the queue at that time."""
-        service.report_queue({body.model: executor.state()}, exchange)
+        service.report_queue({asked.model: executor.state()}, exchange)
 
-    if body.stream:
+    if asked.stream:
         encode, drain = kind.encode(body), service.drain
-        return EventStream(answering, encode, record, exchange, drain, report_queue, alike=kind.alike)
+        return EventStream(answering, encode, record, exchange, drain, report_queue, kind.events, alike=kind.alike)
     work = _folded(answering, kind.fold(), record)
     answer = await service.drain.run(work, request.receive, exchange.deadline)
     report_queue()
@@ -176,7 +178,7 @@ def data_events(write: Callable[[ChunkT, bool], bytes | None], body: GenerationR
 
     def event(chunk: ChunkT) -> bytes | None:
         written = write(chunk, include_usage)
-        return None if written is None else b"data: " + written + b"\n\n"
+        return None if written is None else data_event(written)
 
     return event
 

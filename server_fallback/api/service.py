@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from ..schema.about import QUEUE_HEADER
 from ..text.fair_turns import FairTurns
 from .config import ApiConfig
 from .drain import Drain
+from .errors import WriteError, openai_error
 from .exchange import Exchange
 from .limiter import Limits
 from .metrics import Metrics
@@ -27,6 +28,10 @@ INLINE_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Service:
+    """``error_forms``: how errors are written below an address; the first that matches counts, and others have OpenAI's
+    form.
+    """
+
     models: Models
     config: ApiConfig
     limits: Limits
@@ -34,6 +39,7 @@ class Service:
     queue_waits: QueueWaits
     drain: Drain
     traces: Traces | None
+    error_forms: Sequence[tuple[str, WriteError]] = ()
     parsing: FairTurns = field(default_factory=FairTurns)
 
     async def parsed(self, parse: Callable[[bytes], Parsed], body: bytes, client: str) -> Parsed:
@@ -44,6 +50,9 @@ class Service:
             return parse(body)
         async with self.parsing.turn(client):
             return await asyncio.to_thread(parse, body)
+
+    def error_form(self, path: str) -> WriteError:
+        return next((form for begin, form in self.error_forms if f"{path}/".startswith(f"{begin}/")), openai_error)
 
     def report_queue(self, states: Mapping[str, ExecutorState], exchange: Exchange) -> None:
         """Report the queue in a header of the answer, if the models' executors report how long answers wait."""

@@ -57,7 +57,7 @@ class Socket:
             message = "the origin of this page is not allowed; start the server with --cors-origin for it"
             reported = ApiError(403, message, "origin_not_allowed")
             log_failure(self.exchange, reported, reported)
-            await self._socket.send_denial_response(reported.response(self._socket.scope["path"]))
+            await self._socket.send_denial_response(reported.response(self.exchange.write_error))
             raise ClientGone
         offered = self._socket.scope["subprotocols"]
         await self._socket.accept(protocol if protocol in offered else None)

@@ -1,8 +1,8 @@
-"""EventStream: an answer as server-sent events, each ``data:`` and one line of JSON, ``data: [DONE]`` at the end.
+"""EventStream: an answer as the events of a stream, in the form of its API (`EventForm`).
 
 The status is sent with the first event that has content, so that a failure before it, such as a full queue, is an
-ordinary error; a later failure is an event with an ``error``. During silence, comments are sent, which readers skip. If
-a comment is sent before any event, the status is sent with it.
+ordinary error; a later failure is an event. During silence, comments are sent, which readers skip. If a comment is sent
+before any event, the status is sent with it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from json.encoder import encode_basestring
 from time import monotonic
 from typing import Generic, Protocol
@@ -33,13 +34,31 @@ EXTENSION = "nearfar.part_writer"
 KEEP_ALIVE_SECONDS = 15.0
 # The time for which the events of one answer may block the event loop.
 BUSY_SECONDS = 0.002
-KEEP_ALIVE = b": keep-alive\n\n"
 HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     # Otherwise nginx holds events back until its buffer is full.
     "X-Accel-Buffering": "no",
 }
+
+
+def data_event(json: bytes) -> bytes:
+    """A server-sent event without a name."""
+    return b"data: " + json + b"\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class EventForm:
+    """What a stream consists of besides the events of chunks: the last event after a complete answer, the one that
+    reports an error, from its JSON, and what readers skip. By default, it is that of OpenAI's API.
+    """
+
+    content_type: str = "text/event-stream; charset=utf-8"
+    done: bytes = data_event(b"[DONE]")
+    error: Callable[[bytes], bytes] = data_event
+    comment: bytes = b": keep-alive\n\n"
+
+
+OPENAI_EVENTS = EventForm()
 
 
 class PartWriter(Protocol):
@@ -68,16 +87,17 @@ class EventStream(Response, Generic[ChunkT]):
         exchange: Exchange,
         drain: Drain,
         before_start: Callable[[], None],
+        form: EventForm = OPENAI_EVENTS,
         *,
         alike: bool = True,
     ) -> None:
-        super().__init__(headers=HEADERS)
+        super().__init__(headers={"Content-Type": form.content_type, **HEADERS})
         del self.headers["content-length"]
         self._answering: Answering[ChunkT] = answering
         self._encode: Encode[ChunkT] = encode
         self.encode: Encode[ChunkT] | None = encode if alike else None
         self._record, self._exchange, self._drain = record, exchange, drain
-        self._before_start = before_start
+        self._before_start, self._form = before_start, form
         self._scope: Scope
         self._send: Send
         self._writer: PartWriter | None = None
@@ -141,7 +161,7 @@ class EventStream(Response, Generic[ChunkT]):
         self._scope, self._send = scope, send
         try:
             await self._drain.run(self._answer(), receive, self._exchange.deadline)
-            last = b"data: [DONE]\n\n"
+            last = self._form.done
         except ClientGone:
             raise
         except BaseException as error:
@@ -149,7 +169,7 @@ class EventStream(Response, Generic[ChunkT]):
                 raise
             reported = api_error(error)
             log_failure(self._exchange, error, reported)
-            last = b"data: " + reported.body().model_dump_json().encode() + b"\n\n"
+            last = self._form.error(self._exchange.write_error(reported))
         await self._send_part(last, more=False)
 
     async def _answer(self) -> None:
@@ -168,7 +188,7 @@ class EventStream(Response, Generic[ChunkT]):
             if silent < KEEP_ALIVE_SECONDS:
                 await asyncio.sleep(KEEP_ALIVE_SECONDS - silent)
             else:
-                await self._send_part(KEEP_ALIVE)
+                await self._send_part(self._form.comment)
 
     async def _send_part(self, body: bytes, *, more: bool = True) -> None:
         """Send the events that wait for room, and after them ``body``."""

@@ -1,6 +1,4 @@
-"""/v2: the protocol over HTTP, with Triton's extension for binary tensors and its model configuration. `api/errors.py`
-gives errors their form.
-"""
+"""/v2: the protocol over HTTP, with Triton's extension for binary tensors and its model configuration."""
 
 from __future__ import annotations
 
@@ -98,6 +96,11 @@ def kserve_health_router(service: Service) -> APIRouter:
         return Response(status_code=200 if server_is_ready(service) else 503)
 
     return router
+
+
+def kserve_error(error: ApiError) -> bytes:
+    """The protocol's form of an error."""
+    return json.dumps({"error": error.body().error.message}).encode()
 
 
 def server_is_ready(service: Service) -> bool:
