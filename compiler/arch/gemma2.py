@@ -11,7 +11,7 @@ from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from . import decoder
 from .decoder_config import even_head_dim, read_decoder_config, read_layer_types, windows_of
-from .gemma import LAYOUT, read_gemma_numbers
+from .gemma_numbers import LAYOUT, read_gemma_numbers
 
 __all__ = ["forward", "read_config"]
 

@@ -13,7 +13,7 @@ from ..ir.graph import Graph, Parameter, Source
 from ..ir.spec import ModelSpec, RopeSpec
 from .decoder import DecoderLayout, Layer, embedding, finish, matrix, new_graph, take_sampled
 from .decoder_config import even_head_dim, read_activation, read_decoder_config, read_layer_types, windows_of
-from .gemma import embedding_scale
+from .gemma_numbers import embedding_scale
 from .rope_config import RopeSizes, read_layer_ropes
 
 __all__ = ["forward", "read_config"]

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from nearfar.compiler.arch.gemma import as_bfloat16
+from nearfar.compiler.arch.gemma_numbers import as_bfloat16
 from nearfar.compiler.ir.rope import rotary_dim
 from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.runtime.errors import UnsupportedModel
