@@ -5,6 +5,7 @@ Sizes are those of `tiny_models.py`. Windows are shorter than a third of TOKENS.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 8.0,
         },
     ),
+    # Sinks on all layers; the last layer does not rotate.
+    "granite_swa": (
+        "GraniteSWA",
+        {
+            "head_dim": 24,
+            "num_hidden_layers": 4,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 2.0,
+            "layer_types": MIXED,
+            "layer_rope_theta": [300.0, 300.0, 5000.0, 0],
+            **WINDOWS,
+        },
+    ),
     "hunyuan_v1_dense": (
         "HunYuanDenseV1",
         {
@@ -96,6 +110,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "ministral": ("Ministral", {"head_dim": 24, "layer_types": MIXED[:3], **WINDOWS}),
+    # LayerNorms with factors without 1, and the square of ReLU without a gate.
+    "nemotron": ("Nemotron", {"head_dim": 24, "num_hidden_layers": 2}),
     "olmo2": ("Olmo2", {"head_dim": 24}),
     "olmo3": (
         "Olmo3",
@@ -114,6 +130,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             **WINDOWS,
         },
     ),
+    # Attention and an ungated feed-forward side by side, with biases everywhere.
+    "phi": ("Phi", {"hidden_size": 96, "num_hidden_layers": 2}),
     "smollm3": ("SmolLM3", {"head_dim": 24, "no_rope_layers": [1, 0, 1]}),
     # 6 of 24 elements are rotated.
     "stablelm": ("StableLm", {"hidden_size": 144, "use_qkv_bias": True}),
@@ -138,15 +156,58 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3_short": ("Phi3", {"hidden_size": 144, "original_max_position_embeddings": 64, "rope_parameters": LONG}),
     "phi3_long": ("Phi3", {"hidden_size": 144, "original_max_position_embeddings": 32, "rope_parameters": LONG}),
 }
+# Families whose blocks are those of others.
+PLAIN_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("Gemma", {"head_dim": 16}),
+    # The values of full layers are their keys.
+    "gemma4_unified_text": (
+        "Gemma4Unified",
+        {
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_hidden_layers": 4,
+            **WINDOWS,
+        },
+    ),
+    "helium": ("Helium", {"hidden_size": 144, "head_dim": 24}),
+    "mimo": ("Qwen2", {"tie_word_embeddings": False}),
+    "minicpm": (
+        "Granite",
+        {
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 12**-0.5,
+            "residual_multiplier": 1.4 / 3**0.5,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "seed_oss": ("SeedOss", {"head_dim": 24}),
+    "starcoder2": ("Starcoder2", WINDOWS),
+}
+# Families that transformers has under another name, with other keys in config.json.
+WRITTEN: dict[str, dict[str, Any]] = {
+    "mimo": {"num_nextn_predict_layers": 1},
+    "minicpm": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 9},
+}
 # Families whose configuration has another name.
-CONFIGS = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}
+CONFIGS = {
+    "Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig", "Gemma4Unified": "Gemma4UnifiedTextConfig",
+}  # fmt: skip
 
 
 def make_family(name: str, folder: Path, **sizes: Any) -> npt.NDArray[np.float32]:
     """Write a checkpoint of FAMILIES into a folder. Returns transformers' logits (tokens, V) of TOKENS. ``sizes``
     replace keys of the configuration.
     """
-    return write(new_family(name, **sizes), folder)
+    logits = write(new_family(name, **sizes), folder)
+    if name in WRITTEN:
+        config = json.loads((folder / "config.json").read_text())
+        config = {key: value for key, value in config.items() if not key.endswith(("_multiplier", "_scaling"))}
+        written = {**config, "model_type": name, **WRITTEN[name]}
+        (folder / "config.json").write_text(json.dumps(written))
+    return logits
 
 
 def new_family(name: str, **sizes: Any) -> Any:
@@ -154,7 +215,7 @@ def new_family(name: str, **sizes: Any) -> Any:
     import torch
     import transformers
 
-    family, config = FAMILIES[name]
+    family, config = {**FAMILIES, **PLAIN_FAMILIES}[name]
     torch.manual_seed(len(name))
     settings = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**{**SIZES, **config, **sizes})
     return getattr(transformers, f"{family}ForCausalLM")(settings).float()

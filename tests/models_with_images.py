@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from decoder_families import FAMILIES, write
+from decoder_families import FAMILIES, PLAIN_FAMILIES, write
 from tiny_models import SIZES
 
 VISION: dict[str, Any] = {
@@ -39,6 +39,21 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "Gemma3",
         FAMILIES["gemma3_text"][1],
         {"vision_config": VISION, "mm_tokens_per_image": 4, "image_token_index": 504},
+    ),
+    # The text's values on full layers are its keys.
+    "gemma4_unified": (
+        "Gemma4Unified",
+        {**PLAIN_FAMILIES["gemma4_unified_text"][1], "pad_token_id": 0},
+        {
+            "vision_config": {
+                "mm_embed_dim": 16,
+                "mm_posemb_size": 4,
+                "output_proj_dims": 16,
+                "patch_size": 4,
+                "pooling_kernel_size": 2,
+            },
+            "audio_config": {"audio_embed_dim": 16},
+        },
     ),
     "idefics3": ("Idefics3", {"model_type": "llama", "head_dim": 24}, {"vision_config": VISION}),
     "internvl": (

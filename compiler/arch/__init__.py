@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec
 
 SUPPORTED = (
-    "cohere2", "ernie4_5", "exaone4", "gemma2", "gemma3_text", "gemma4_text", "glm4", "granite", "hunyuan_v1_dense",
-    "llama", "ministral", "ministral3", "mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "smollm3", "stablelm",
+    "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "gemma4_text", "gemma4_unified_text",
+    "glm4", "granite", "granite_swa", "helium", "hunyuan_v1_dense", "llama", "mimo", "minicpm", "ministral",
+    "ministral3", "mistral", "nemotron", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
+    "stablelm", "starcoder2",
 )  # fmt: skip
 ENCODERS = ("bert", "distilbert", "modernbert", "nomic_bert", "roberta", "xlm-roberta")
 

@@ -29,7 +29,9 @@ class DecoderLayout:
     ``q_norm``, ``k_norm``: the norms of queries and keys, if the spec has them. They are over each head, or with
     ``wide_qk_norm`` over all heads of a row, and before the rotation unless ``norm_after_rope``.
 
-    ``interleaved``: the checkpoint's queries and keys are rotated by pairs (2i, 2i + 1).
+    ``interleaved``: the checkpoint's queries and keys are rotated by pairs (2i, 2i + 1). ``gated``: the feed-forward
+    multiplies its inner projection by an activated gate; without one, it activates that projection. ``head_bias``: the
+    head has one, if it is not the embedding.
     """
 
     fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -46,6 +48,9 @@ class DecoderLayout:
     wide_qk_norm: bool = False
     norm_after_rope: bool = False
     interleaved: bool = False
+    gated: bool = True
+    final_norm: str = "model.norm"
+    head_bias: bool = False
 
 
 PRE_NORM = DecoderLayout()
@@ -90,11 +95,11 @@ def finish(graph: Graph, spec: ModelSpec, layout: DecoderLayout, x: str, *, embe
     """Add everything after the last layer, which computes all rows, or only the sampled ones."""
     if graph.shape_of(x)[0] != "R":
         x = take_sampled(graph, x, "sampled_rows")
-    x = norm(graph, "model.norm", x, spec.hidden_size, spec.rms_norm_eps, layout=layout)
+    x = norm(graph, layout.final_norm, x, spec.hidden_size, spec.rms_norm_eps, layout=layout)
     if embeds:
         graph.outputs = {"embeddings": x}
         return
-    head(graph, spec, x)
+    head(graph, spec, x, bias=layout.head_bias)
     sampling_block(graph, spec.vocab_size)
 
 
@@ -134,16 +139,14 @@ def sequences_of(graph: Graph, x: str) -> dict[str, str]:
     return dict(zip(roles, SAMPLED_INPUTS, strict=True))
 
 
-def head(graph: Graph, spec: ModelSpec, x: str) -> None:
+def head(graph: Graph, spec: ModelSpec, x: str, *, bias: bool = False) -> None:
     """Add the nodes that compute "logits" (R, V) from the sampled rows."""
     scaled = (spec.logit_scale, spec.logit_softcap) != (1.0, None)
     module = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
-    logits = graph.add(
-        "linear",
-        {"x": x, "weight": matrix(graph, module, spec.vocab_size, spec.hidden_size)},
-        name="raw_logits" if scaled else "logits",
-        dtype="float32",
-    )
+    inputs = {"x": x, "weight": matrix(graph, module, spec.vocab_size, spec.hidden_size)}
+    if bias:
+        inputs["bias"] = vector(graph, "lm_head.bias", spec.vocab_size)
+    logits = graph.add("linear", inputs, name="raw_logits" if scaled else "logits", dtype="float32")
     if scaled:
         graph.add("soft_cap", {"x": logits}, name="logits", scale=spec.logit_scale, cap=spec.logit_softcap)
 
@@ -206,7 +209,7 @@ class Layer:
         window = None if window is None or window >= self._context else window
         attended = graph.add(
             "attention",
-            {"q": q, "kv": kv, **pages},
+            {"q": q, "kv": kv, "sinks": self._sinks(), **pages},
             name=f"{self._here}.attended",
             window=window,
             scale=spec.attention_scale,
@@ -222,18 +225,28 @@ class Layer:
         projected = self._norm(self._layout.after_attention, projected)
         return graph.add("add", {"a": projected, "b": x}, name=f"{self._here}.after_attention")
 
+    def _sinks(self) -> str | None:
+        name = f"{self._module}.self_attn.sinks"
+        return vector(self._graph, name, self._spec.num_heads) if self._spec.sinks else None
+
     def feed_forward(self, x: str) -> str:
         graph, spec = self._graph, self._spec
         normed = self._attention_input if self._layout.parallel else self._norm(self._layout.before_feed_forward, x)
-        gate, up = (
-            self._linear(f"mlp.{name}_proj", normed, spec.hidden_size, bias=spec.mlp_bias) for name in ("gate", "up")
-        )
-        gated = graph.add("gate", {"gate": gate, "up": up}, name=f"{self._here}.gated", activation=spec.activation)
+        inner = self._inner(normed)
         down = self._linear(
-            "mlp.down_proj", gated, self._rows["mlp.up_proj"], bias=spec.mlp_bias, factor=spec.residual_scale
+            "mlp.down_proj", inner, self._rows["mlp.up_proj"], bias=spec.mlp_bias, factor=spec.residual_scale
         )
         down = self._norm(self._layout.after_feed_forward, down)
         return graph.add("add", {"a": down, "b": x}, name=f"{self._here}.after_feed_forward")
+
+    def _inner(self, x: str) -> str:
+        """activation(gate(x)) * up(x), or activation(up(x)) without a gate."""
+        graph, spec = self._graph, self._spec
+        names = ("gate", "up") if self._layout.gated else ("up",)
+        inner = {name: self._linear(f"mlp.{name}_proj", x, spec.hidden_size, bias=spec.mlp_bias) for name in names}
+        if self._layout.gated:
+            return graph.add("gate", inner, name=f"{self._here}.gated", activation=spec.activation)
+        return graph.add("activate", {"x": inner["up"]}, name=f"{self._here}.inner", activation=spec.activation)
 
     def _head_projection(self, name: str, x: str) -> str:
         spec = self._spec
@@ -286,14 +299,18 @@ class Layer:
 
     def _parameter(self, name: str, module: str, rows: int, columns: int | None, factor: float) -> str:
         """Add the weight or bias of a projection, which may be a part of a fused tensor. Returns its name."""
-        tensor, start = name, 0
-        for fused, parts in self._layout.fused.items():
-            if module in parts:
-                tensor = name.replace(module, fused)
-                start = sum(self._rows[part] for part in parts[: parts.index(module)])
+        stored, start = self._stored(module)
+        tensor = name.replace(module, stored)
         source = Source(tensor, start, start + rows, factor=factor, pairs=self._pairs(module))
         self._graph.parameters[name] = Parameter(name, (source,), columns)
         return name
+
+    def _stored(self, module: str) -> tuple[str, int]:
+        """The module of the checkpoint that has a projection's rows, and the first of them."""
+        for fused, parts in self._layout.fused.items():
+            if module in parts:
+                return fused, sum(self._rows[part] for part in parts[: parts.index(module)])
+        return module, 0
 
     def _pairs(self, module: str) -> RotaryPairs | None:
         """The stored order of a projection's rows; None if they are read as they are."""

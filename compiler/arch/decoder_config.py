@@ -18,7 +18,10 @@ from .rope_config import DEFAULT_ROPE_THETA, RopeSizes, longest_context, read_ro
 MAX_LAYERS = 10_000
 
 # The names of activations in config.json -> in `ops.op.ACTIVATIONS`.
-ACTIVATION_NAMES = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATION_NAMES = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh", "relu": "relu", "relu2": "relu2",
+}  # fmt: skip
 
 
 def read_decoder_config(

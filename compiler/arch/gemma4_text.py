@@ -1,10 +1,12 @@
-"""Gemma 4, dense (E2B, E4B): Gemma 3 with a second embedding for each layer, larger heads on full layers, values that
-are normalized, upper layers that share the keys and values of lower ones, and a scalar for each layer. Gemma Team 2026.
+"""Gemma 4, dense (E2B, E4B, 12B, 31B): Gemma 3 with a second embedding for each layer, larger heads on full layers,
+values that are normalized and may be the keys, upper layers that share the keys and values of lower ones, and a scalar
+for each layer. Gemma Team 2026.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -49,10 +51,9 @@ DEFAULTS: dict[str, Any] = {
 HARMLESS = frozenset({"moe_intermediate_size", "num_experts", "top_k_experts"})
 
 
-def read_config(config: ConfigReader) -> ModelSpec:
+def read_config(config: ConfigReader, defaults: Mapping[str, Any] = DEFAULTS) -> ModelSpec:
     """The spec of a config.json with model_type "gemma4_text"."""
-    config = config.with_defaults(DEFAULTS)
-    config.expect("attention_k_eq_v", False)
+    config = config.with_defaults(defaults)
     config.expect("enable_moe_block", False)
     # Text is causal with "vision" too.
     config.expect("use_bidirectional_attention", None, "vision")
@@ -60,7 +61,8 @@ def read_config(config: ConfigReader) -> ModelSpec:
     kinds = read_layer_types(config, pattern=lambda layer: (layer + 1) % 6 == 0 or layer == num_layers - 1)
     window_head_dim = even_head_dim(config, config.integer("head_dim"))
     window_kv_heads = config.integer("num_key_value_heads")
-    head_dim, kv_heads = _full_heads(config, kinds, window_kv_heads)
+    shares_values = config.flag("attention_k_eq_v", default=False)
+    head_dim, kv_heads = _full_heads(config, kinds, window_kv_heads, shares_values=shares_values)
     attention_bias = config.flag("attention_bias", default=False)
     intermediate, wide = config.integer("intermediate_size"), config.flag("use_double_wide_mlp", default=False)
     shared = config.integer("num_kv_shared_layers", minimum=0)
@@ -99,6 +101,7 @@ def read_config(config: ConfigReader) -> ModelSpec:
         shared_intermediate_size=2 * intermediate if wide and shared else None,
         per_layer_size=per_layer,
         per_layer_vocab_size=config.integer("vocab_size_per_layer_input") if per_layer else 0,
+        keys_are_values=shares_values,
     )
 
 
@@ -111,16 +114,19 @@ def _read_ropes(config: ConfigReader, head_dim: int, window_head_dim: int) -> di
     )
 
 
-def _full_heads(config: ConfigReader, kinds: tuple[str, ...], window_kv_heads: int) -> tuple[int, int]:
+def _full_heads(
+    config: ConfigReader, kinds: tuple[str, ...], window_kv_heads: int, *, shares_values: bool
+) -> tuple[int, int]:
     """The head size and the number of kv heads of full layers: from 'global_head_dim' and 'num_global_key_value_heads',
     or from 'per_layer_config', as which transformers saves them.
     """
     layers = config.section("per_layer_config")
     head_dim = config.optional_integer("global_head_dim") or 512
-    # It counts only with 'attention_k_eq_v', which is refused.
+    # It counts only with 'attention_k_eq_v'.
+    kv_heads = config.optional_integer("num_global_key_value_heads") if shares_values else None
     config.ignore("num_global_key_value_heads")
     if layers is None:
-        return even_head_dim(config, head_dim), window_kv_heads
+        return even_head_dim(config, head_dim), kv_heads or window_kv_heads
     full = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
     keys = layers.keys()
     # transformers pads the numbers with zeros.
@@ -200,6 +206,15 @@ def _per_layer_inputs(graph: Graph, spec: ModelSpec, x: str) -> str:
 
 
 class Gemma4Layer(Layer):
+    def _stored(self, module: str) -> tuple[str, int]:
+        """With ``keys_are_values``, the values of a full layer are its keys before their norm. The same rows are read
+        twice, so that one projection makes all heads.
+        """
+        spec = self._spec
+        if module == "self_attn.v_proj" and spec.keys_are_values and spec.window(self._layer) is None:
+            return "self_attn.k_proj", 0
+        return super()._stored(module)
+
     def _values(self, v: str) -> str:
         """Normalized without factors: those of the norm of keys, times zero, plus one."""
         name = f"{self._module}.self_attn.v_norm.weight"

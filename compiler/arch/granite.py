@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from .decoder import forward
 from .decoder_config import read_activation, read_decoder_config
 
-__all__ = ["forward", "read_config"]
+__all__ = ["forward", "read_config", "read_granite_config"]
 
 
 def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "granite"."""
+    return read_granite_config(config)
+
+
+def read_granite_config(config: ConfigReader, **fields: Any) -> ModelSpec:
+    """The spec of a Granite. ``fields``: further arguments of `read_decoder_config`."""
     attention_bias = config.flag("attention_bias", default=False)
     attention_scale, embedding_scale, residual_scale, logits_scaling = (
         config.number(key, default=1.0)
@@ -27,6 +33,7 @@ def read_config(config: ConfigReader) -> ModelSpec:
         qkv_bias=attention_bias,
         output_bias=attention_bias,
         mlp_bias=config.flag("mlp_bias", default=False),
+        **fields,
     )
     return replace(
         spec,

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from ..formats.config import ConfigReader
-from ..ir.spec import RopeSpec
+from ..ir.spec import ModelSpec, RopeSpec
 
 # transformers' default if neither spelling has a value.
 DEFAULT_ROPE_THETA = 10000.0
@@ -92,6 +92,32 @@ def read_layer_ropes(config: ConfigReader, full: RopeSizes, sliding: RopeSizes) 
     # transformers 5 reads no older key if there are sections.
     config.ignore("rope_theta", "rope_scaling")
     return ropes
+
+
+def with_layer_thetas(config: ConfigReader, spec: ModelSpec, thetas: tuple[float, ...] | None) -> ModelSpec:
+    """The spec of a model whose 'layer_rope_theta' are these; a layer with 0 does not rotate. All layers with a window
+    must have one theta, and so must all others.
+    """
+    if thetas is None:
+        return spec
+    if len(thetas) != spec.num_layers:
+        raise config.contradiction(
+            "layer_rope_theta", f"'layer_rope_theta' has {len(thetas)} entries for {spec.num_layers} layers"
+        )
+    by_kind: dict[bool, set[float]] = {False: set(), True: set()}
+    for layer, theta in enumerate(thetas):
+        by_kind[spec.window(layer) is not None] |= {theta} - {0}
+    if any(len(found) > 1 for found in by_kind.values()):
+        raise config.unsupported(
+            "layer_rope_theta", "'layer_rope_theta' gives layers of the same kind ('layer_types') different thetas"
+        )
+    full, local = (next(iter(by_kind[kind]), spec.rope.theta) for kind in (False, True))
+    return replace(
+        spec,
+        rope=replace(spec.rope, theta=full),
+        window_rope=None if full == local else replace(spec.rope, theta=local),
+        unrotated=tuple(layer for layer, theta in enumerate(thetas) if theta == 0),
+    )
 
 
 def _rotated_factor(config: ConfigReader, sizes: RopeSizes) -> float | None:

@@ -44,14 +44,14 @@ EXPERTS = re.compile(r"\b(num_experts|num_local_experts|n_routed_experts|moe_num
 # compiles, and their names.
 ON_THE_HUB: tuple[tuple[str, str | None, str], ...] = (
     ("decoder", "llama", "Motif afm7 aquila baichuan baichuan_m1 btlm codeshell crystalcoder deci falcon3 gpt_refact "
-        "internlm internlm2 jais lille-130m longllama minicpm mixformer-sequential nanbeige nemotron-nas openelm "
+        "internlm internlm2 jais lille-130m longllama mixformer-sequential nanbeige nemotron-nas openelm "
         "orion phi-msft plamo plamo3 RefinedWeb RefinedWebModel skywork solar telechat telechat2 telechat3 TeleFLM "
         "xverse yi yuan zhinao"),
     ("decoder", "glm4", "chatglm"),
     ("decoder", "mistral", "nvembed"),
     ("decoder", "olmo2", "hf_olmo"),
     ("decoder", "phi3", "phi3small phi4 phi4flash"),
-    ("decoder", "qwen2", "mimo qwen"),
+    ("decoder", "qwen2", "qwen"),
     ("decoder", "stablelm", "stablelm_alpha stablelm_epoch"),
     ("states", None, "deltanet delta_net gated_deltanet gla hgrn2 hymba mamba_ssm plamo2 retnet rwkv5 rwkv6 "
         "rwkv7 stripedhyena"),

@@ -86,6 +86,10 @@ def gate(inputs: Inputs, attrs: Attrs, gradient: Array) -> dict[str, Array]:
     return {"gate": gradient * inputs["up"] * slope, "up": gradient * value}
 
 
+def activate(inputs: Inputs, attrs: Attrs, gradient: Array) -> dict[str, Array]:
+    return {"x": gradient * SLOPES[attrs["activation"]](inputs["x"])[1]}
+
+
 def soft_cap(inputs: Inputs, attrs: Attrs, gradient: Array) -> dict[str, Array]:
     factor, cap = np.float32(attrs["scale"]), attrs["cap"]
     if cap is None:
@@ -172,6 +176,7 @@ GRADIENTS: Mapping[str, tuple[Gradient, tuple[str, ...]]] = MappingProxyType(
         "add": (add, ("a", "b")),
         "scale": (scale, ("x", "factor")),
         "gate": (gate, ("gate", "up")),
+        "activate": (activate, ("x",)),
         "soft_cap": (soft_cap, ("x",)),
         "take_rows": (take_rows, ("x", "rows")),
         "slice_columns": (slice_columns, ("x",)),

@@ -21,7 +21,8 @@ Config = dict[str, Any]
 DTYPES = ("float32", "bfloat16", "float16")
 # Keys that a family may not have.
 OPTIONAL = ("head_dim", "hidden_act")
-_ACTIVATIONS = {ours: theirs for theirs, ours in ACTIVATION_NAMES.items() if theirs != "swish"}
+# The first of several names.
+_ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATION_NAMES.items())}
 
 
 def checkpoint_config(spec: ModelSpec, dtype: str, where: str) -> Config:

@@ -99,15 +99,20 @@ class ConfigReader:
             raise self._wrong(key, value, "a list of strings")
         return tuple(value)
 
-    def numbers(self, key: str) -> tuple[float, ...]:
-        """A list of finite numbers above zero. An absent key is an error."""
+    def numbers(self, key: str, *, or_zero: bool = False) -> tuple[float, ...]:
+        """A list of finite numbers above zero, or zero if ``or_zero``. An absent key is an error."""
         value = self._take(key, None)
         valid = isinstance(value, list) and all(
-            (is_integer(item) or isinstance(item, float)) and _is_finite(item) and item > 0 for item in value
+            (is_integer(item) or isinstance(item, float)) and _is_finite(item) and (item > 0 or (or_zero and item == 0))
+            for item in value
         )
         if not valid:
-            raise self._wrong(key, value, "a list of finite numbers above zero")
+            raise self._wrong(key, value, "a list of finite numbers above zero" + (", or zero" if or_zero else ""))
         return tuple(map(float, value))
+
+    def optional_numbers(self, key: str) -> tuple[float, ...] | None:
+        """Like `numbers`, or zero; an absent key and null give None."""
+        return None if self._is_null(key) else self.numbers(key, or_zero=True)
 
     def integers(self, key: str) -> tuple[int, ...] | None:
         """A list of integers; an absent key and null give None."""

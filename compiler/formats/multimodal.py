@@ -16,7 +16,7 @@ from .harmless_keys import HARMLESS_KEYS
 
 # Outer model_types whose text model is a decoder of its own.
 MODEL_TYPES = (
-    "aya_vision", "cohere2_vision", "gemma3", "gemma4", "idefics3", "internvl", "llava", "llava_next",
+    "aya_vision", "cohere2_vision", "gemma3", "gemma4", "gemma4_unified", "idefics3", "internvl", "llava", "llava_next",
     "llava_onevision", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm", "voxtral",
 )  # fmt: skip
 # Those whose first versions have the text model's keys beside those of images, without 'text_config'.
@@ -50,8 +50,8 @@ PREFIXES = {
 }
 # The other parts, as complete modules, and the heads that predict several tokens ahead.
 OTHER_PARTS = re.compile(
-    r"(model\.)?(vision_tower|audio_tower|vision_model|visual|multi_modal_projector|connector|embed_vision|embed_audio)"
-    r"\.|(model\.)?image_newline$|mtp\."
+    r"(model\.)?(vision_tower|audio_tower|vision_model|visual|vision_embedder|multi_modal_projector|connector|embed_vision|"
+    r"embed_audio)\.|(model\.)?image_newline$|mtp\.|model\.mtp_layers\."
 )
 
 Tensor = TypeVar("Tensor")

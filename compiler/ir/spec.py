@@ -85,6 +85,9 @@ class ModelSpec:
     and embeddings of ``num_token_types`` types of tokens, such as those of a query and a passage. ``rms_norm_eps`` is
     that of their LayerNorms.
 
+    ``sinks``: each query head of a decoder has a sink; see `ops.attention`. ``keys_are_values``: the values of layers
+    without a window are their keys before norm and rotation.
+
     ``mixers`` says what each layer mixes tokens with; empty if all have attention. ``states`` are the sizes of those
     with a state.
     """
@@ -122,6 +125,8 @@ class ModelSpec:
     per_layer_size: Natural = 0
     per_layer_vocab_size: Natural = 0
     causal: bool = True
+    sinks: bool = False
+    keys_are_values: bool = False
     first_position: Natural = 0
     num_token_types: Natural = 0
     mixers: tuple[Mixer, ...] = ()

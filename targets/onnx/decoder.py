@@ -25,7 +25,7 @@ from nearfar.compiler.runtime.errors import QuantizationError, UnsupportedModel
 from .attention import add_append, add_attention
 from .builder import ELEMENT_TYPES, MICROSOFT
 from .emitter import Emit, Emitter
-from .gates import add_gate, add_gate_halves, add_soft_cap
+from .gates import add_activate, add_gate, add_gate_halves, add_soft_cap
 from .matmul_nbits import ACCURACY_LEVEL
 from .rotation import defer_rotation
 
@@ -284,6 +284,7 @@ FORMS: dict[str, Form] = {
     "add": Form(defer_sum),
     "gate": Form(add_gate, ("activation",)),
     "gate_halves": Form(add_gate_halves, ("activation",)),
+    "activate": Form(add_activate, ("activation",)),
     "soft_cap": Form(add_soft_cap, ("scale", "cap")),
     "scale": Form(add_scale),
     "take_rows": Form(add_take_rows),

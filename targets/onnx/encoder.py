@@ -22,7 +22,6 @@ from .builder import ELEMENT_TYPES, MICROSOFT
 from .decoder import FORMS, Form, form_of, table_rows
 from .emitter import Emitter
 from .encoder_mask import attention_bias
-from .gates import add_activate
 from .pooling import add_pool_rows, normalized
 from .rotation import rope_caches
 
@@ -186,8 +185,10 @@ def repeated(emitter: Emitter, x: str, kv_heads: int, num_heads: int, head_dim: 
 
 
 ENCODER_FORMS: dict[str, Form] = {
-    **{name: FORMS[name] for name in ("embed", "linear", "slice_columns", "rms_norm", "add", "gate", "gate_halves")},
-    "activate": Form(add_activate, ("activation",)),
+    **{
+        name: FORMS[name]
+        for name in ("embed", "linear", "slice_columns", "rms_norm", "add", "gate", "gate_halves", "activate")
+    },
     "embed_positions": Form(
         add_embed_positions, ("first_position",), ("positions", "position_table", "token_types", "type_table")
     ),

@@ -425,6 +425,8 @@ const SPEC: Manifest["spec"] = {
   per_layer_size: 0,
   per_layer_vocab_size: 0,
   causal: true,
+  sinks: false,
+  keys_are_values: false,
   first_position: 0,
   num_token_types: 0,
   mixers: [],

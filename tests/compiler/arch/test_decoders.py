@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from decoder_families import FAMILIES, TOKENS, make_family
+from decoder_families import FAMILIES, PLAIN_FAMILIES, TOKENS, make_family
 from run_plan import NUM_PAGES, PAGE_SIZE, run_graph
 from safetensors.numpy import load_file, save_file
 from tolerances import relative_error
@@ -40,6 +40,14 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     alone = in_chunks(graph, tensors, len(TOKENS), beside=False)
     assert relative_error(alone, expected) < LIMIT
     assert relative_error(after_preemption(graph, tensors), expected[20:]) < LIMIT
+
+
+@pytest.mark.parametrize("name", PLAIN_FAMILIES)
+def test_logits_of_families_without_blocks_of_their_own_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    expected = make_family(name, tmp_path)
+    assert load(str(tmp_path)).spec.model_type == name
+    graph, tensors = opened(tmp_path, context=len(TOKENS))
+    assert relative_error(in_chunks(graph, tensors, 11), expected) < LIMIT
 
 
 # The others compute the head in the same way.

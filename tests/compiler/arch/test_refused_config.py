@@ -13,7 +13,7 @@ from nearfar.compiler.runtime.errors import CheckpointError, UnsupportedModel
 @pytest.mark.parametrize(
     ("config", "changes", "message"),
     [
-        (LLAMA_3_2_1B, {"hidden_act": "relu"}, "'hidden_act' is 'relu', which is not supported; supported: 'silu'"),
+        (LLAMA_3_2_1B, {"hidden_act": "mish"}, "'hidden_act' is 'mish', which is not supported; supported: 'silu'"),
         (LLAMA_3_2_1B, {"rope_interleaved": True}, "'rope_interleaved' is true"),
         (LLAMA_3_2_1B, {"partial_rotary_factor": 0.5}, "'partial_rotary_factor' is 0.5"),
         (LLAMA_3_2_1B, {"head_dim": 63}, "'head_dim' is 63; rotary position embedding needs an even size"),

@@ -51,6 +51,10 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 # mlx-lm's models compute only SiLU, and always round the bounds of YaRN's blend.
 REFUSED = {
+    # Those that we have not compared with mlx-lm's.
+    "granite_swa": "head size 24",
+    "nemotron": "activation relu2",
+    "phi": "activation gelu_tanh",
     "llama_yarn": "activation gelu_tanh",
     "llama_yarn_mscale": "rotated with scaling yarn",
 }
