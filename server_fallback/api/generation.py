@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -24,7 +23,7 @@ from ..schema.pipeline import StepTime
 from ..schema.routed import RoutedChatRequest, RoutedCompletionRequest
 from ..text.output import Answering, Changed, Chunks, ChunkT, Encode, Fold, Output
 from .answer_record import AnswerRecord
-from .encode import chat_chunk_json, chat_json, completion_chunk_json, completion_json
+from .encode import answer_json, chunk_json
 from .errors import ApiError, WriteError, openai_error
 from .exchange import Exchange, exchange_of
 from .json_body import printable
@@ -172,12 +171,12 @@ def _call(service: Service, body: GenerationRequest, exchange: Exchange) -> Call
 # --- the two kinds ---
 
 
-def data_events(write: Callable[[ChunkT, bool], bytes | None], body: GenerationRequest) -> Encode[ChunkT]:
+def data_events(body: GenerationRequest) -> Callable[[ChatCompletionChunk | CompletionChunk], bytes | None]:
     """Events without a name, each with a chunk as its data."""
     include_usage = body.stream_options is not None and body.stream_options.include_usage
 
-    def event(chunk: ChunkT) -> bytes | None:
-        written = write(chunk, include_usage)
+    def event(chunk: ChatCompletionChunk | CompletionChunk) -> bytes | None:
+        written = chunk_json(chunk, include_usage)
         return None if written is None else data_event(written)
 
     return event
@@ -194,9 +193,9 @@ CHAT: Kind[ChatCompletionRequest, ChatCompletionChunk, ChatCompletion] = Kind(
     RoutedChatRequest,
     ChatCompletion,
     read_chat,
-    partial(data_events, chat_chunk_json),
+    data_events,
     ChatFold,
-    chat_json,
+    answer_json,
 )
 COMPLETION: Kind[CompletionRequest, CompletionChunk, Completion] = Kind(
     "/v1/completions",
@@ -204,7 +203,7 @@ COMPLETION: Kind[CompletionRequest, CompletionChunk, Completion] = Kind(
     RoutedCompletionRequest,
     Completion,
     lambda body: body,
-    partial(data_events, completion_chunk_json),
+    data_events,
     CompletionFold,
-    completion_json,
+    answer_json,
 )

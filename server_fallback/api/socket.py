@@ -113,7 +113,7 @@ class Socket:
 
     async def send(self, message: BaseModel) -> None:
         try:
-            await self._socket.send_text(message.model_dump_json(exclude_none=True))
+            await self._socket.send_text(message.model_dump_json())
         except (OSError, RuntimeError):
             # The client closed the socket while this message was being prepared.
             raise ClientGone from None

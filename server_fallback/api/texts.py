@@ -48,7 +48,7 @@ def embeddings_router(service: Service, *, routed: bool = False) -> APIRouter:
             answer = as_cohere(await _embed(service, as_openai(body), request, "texts"), body)
         except RequestError as error:
             raise renamed(error) from error
-        return Response(answer.model_dump_json(by_alias=True, exclude_none=True), media_type="application/json")
+        return Response(answer.model_dump_json(by_alias=True), media_type="application/json")
 
     return router
 
@@ -121,7 +121,7 @@ async def _rank(
     work = method(executor)(body, encoding_call(body, exchange))
     answer = await service.drain.run(work, request.receive, exchange.deadline)
     service.metrics.count(body.model, answer.usage.prompt_tokens, 0, exchange)
-    return Response(answer.model_dump_json(exclude_none=True), media_type="application/json")
+    return _answer(answer)
 
 
 async def _begin(service: Service, body: EncodingRequest, request: Request, num_texts: int, param: str) -> Executor:

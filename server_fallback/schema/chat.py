@@ -13,7 +13,9 @@ from .common import (
     OF_ACCOUNTS,
     FinishReason,
     GenerationRequest,
+    IfRequested,
     Items,
+    LeftOut,
     PromptLogprobs,
     Reply,
     Request,
@@ -225,31 +227,30 @@ class ChatLogprobs(Reply):
 
 class ToolCallDelta(Reply):
     index: int
-    id: str | None = None
-    type: Literal["function"] | None = None
-    function: FunctionCallDelta | None = None
+    id: LeftOut[str] = None
+    type: LeftOut[Literal["function"]] = None
+    function: LeftOut[FunctionCallDelta] = None
 
 
 class Delta(Reply):
-    """``reasoning_content``: vLLM calls it ``reasoning``."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-    reasoning_content: Annotated[str | None, Field(validation_alias=AliasChoices("reasoning_content", "reasoning"))] = (
-        None
-    )
-    tool_calls: list[ToolCallDelta] | None = None
-    function_call: FunctionCallDelta | None = None
+    role: LeftOut[Literal["assistant"]] = None
+    content: LeftOut[str] = None
+    reasoning_content: Annotated[
+        LeftOut[str], Field(validation_alias=AliasChoices("reasoning_content", "reasoning"))
+    ] = None
+    """Extension: the model's reasoning before its answer, without the markers. vLLM calls it ``reasoning``."""
+    tool_calls: LeftOut[list[ToolCallDelta]] = None
+    function_call: LeftOut[FunctionCallDelta] = None
+    """The call, if the request has ``functions``."""
 
 
 class ChunkChoice(Reply):
-    """``token_ids`` are left out unless they were requested; so are the fields of the same kind below."""
-
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
-    token_ids: list[int] | None = None
+    token_ids: LeftOut[list[int]] = None
+    """Extension, if requested."""
 
     @property
     def has_text(self) -> bool:
@@ -260,17 +261,24 @@ class ChunkChoice(Reply):
 
 
 class ChatCompletionChunk(Reply):
+    """With stream_options.include_usage, ``usage`` is null except in the last chunk, which has no choices. The answer
+    of a pair of sides has the route in its first chunk, the first after a switch, and the last.
+    """
+
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
     choices: list[ChunkChoice]
-    usage: Usage | None = None
-    # Extensions.
-    prompt_token_ids: list[int] | None = None
-    prompt_logprobs: PromptLogprobs | None = None
-    route: Route | None = None
-    nearfar: PipelineTrace | None = None
+    usage: IfRequested[Usage | None] = None
+    prompt_token_ids: LeftOut[list[int]] = None
+    """Extension, if requested."""
+    prompt_logprobs: LeftOut[PromptLogprobs] = None
+    """Extension, if requested."""
+    route: LeftOut[Route] = None
+    """Extension, for answers that either of two sides could write."""
+    nearfar: LeftOut[PipelineTrace] = None
+    """Extension: a pipeline's steps."""
 
 
 class AnswerFunction(Reply):
@@ -287,10 +295,12 @@ class AnswerToolCall(Reply):
 class AnswerMessage(Reply):
     role: Literal["assistant"] = "assistant"
     content: str | None = None
-    reasoning_content: str | None = None
+    reasoning_content: LeftOut[str] = None
+    """Extension: the model's reasoning before its answer, without the markers."""
     refusal: None = None
-    tool_calls: list[AnswerToolCall] | None = None
-    function_call: AnswerFunction | None = None
+    tool_calls: LeftOut[list[AnswerToolCall]] = None
+    function_call: LeftOut[AnswerFunction] = None
+    """The call, if the request has ``functions``."""
 
 
 class ChatChoice(Reply):
@@ -298,7 +308,8 @@ class ChatChoice(Reply):
     message: AnswerMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason
-    token_ids: list[int] | None = None
+    token_ids: LeftOut[list[int]] = None
+    """Extension, if requested."""
 
 
 class ChatCompletion(Reply):
@@ -308,8 +319,11 @@ class ChatCompletion(Reply):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    # Extensions.
-    prompt_token_ids: list[int] | None = None
-    prompt_logprobs: PromptLogprobs | None = None
-    route: Route | None = None
-    nearfar: PipelineTrace | None = None
+    prompt_token_ids: LeftOut[list[int]] = None
+    """Extension, if requested."""
+    prompt_logprobs: LeftOut[PromptLogprobs] = None
+    """Extension, if requested: by token id, for each token of the prompt; the first has none."""
+    route: LeftOut[Route] = None
+    """Extension, for answers that either of two sides could write."""
+    nearfar: LeftOut[PipelineTrace] = None
+    """Extension: a pipeline's steps."""

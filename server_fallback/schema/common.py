@@ -79,7 +79,20 @@ class Request(BaseModel):
 
 
 class Reply(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    """A part of an answer. Its fields are always sent, null or not, except `LeftOut` or `IfRequested`."""
+
+    model_config = ConfigDict(extra="ignore", json_schema_serialization_defaults_required=True)
+
+
+def _without_null(schema: dict[str, Any]) -> None:
+    schema["anyOf"] = [choice for choice in schema["anyOf"] if choice != {"type": "null"}]
+
+
+Value = TypeVar("Value")
+# A field of an answer that is left out instead of null.
+LeftOut = Annotated[Value | None, Field(exclude_if=lambda value: value is None, json_schema_extra=_without_null)]
+# A field of an answer that is sent, null or not, if the request asks for it. `api/encode.py` leaves it out otherwise.
+IfRequested = Annotated[Value, Field(exclude_if=lambda _: False)]
 
 
 class StreamOptions(Request):
@@ -179,16 +192,17 @@ class CompletionTokensDetails(Reply):
 
 
 class Usage(Reply):
-    """``queue_ms`` (extension) is how long the answer waited until its first tokens were passed to the device, the
-    longest wait of several answers; None if unknown.
-    """
-
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails | None = None
-    completion_tokens_details: CompletionTokensDetails | None = None
-    queue_ms: float | None = None
+    prompt_tokens_details: LeftOut[PromptTokensDetails] = None
+    """Missing if a stop string or an interrupt ended the answer, because the engine then does not report the count."""
+    completion_tokens_details: LeftOut[CompletionTokensDetails] = None
+    """For models that reason: the tokens up to the end of the reasoning, including its markers."""
+    queue_ms: LeftOut[float] = None
+    """Extension of `nearfar serve`: how long the answer waited until its first tokens were passed to the device, the
+    longest wait of several answers. Missing if unknown.
+    """
 
 
 class TopLogprob(Reply):
@@ -198,11 +212,13 @@ class TopLogprob(Reply):
 
 
 class TokenLogprob(TopLogprob):
+    """The page adds ``token_id``, the token's id in the model's vocabulary (extension)."""
+
     top_logprobs: list[TopLogprob] = []
 
 
 class PromptLogprob(Reply):
-    """vLLM's. ``rank`` counts from 1; None if unknown."""
+    """vLLM's. ``rank`` counts from 1; null if unknown."""
 
     logprob: float
     rank: int | None = None
@@ -225,4 +241,4 @@ class ErrorResponse(Reply):
 
 
 # Another server's own value, such as "recitation", reaches the client unchanged.
-FinishReason = Literal["stop", "length", "tool_calls", "content_filter"] | str
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "function_call"] | str

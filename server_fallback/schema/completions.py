@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from .chat import ChatCompletionRequest, ResponseFormat
-from .common import EXTENSION, FinishReason, GenerationRequest, PromptLogprobs, Reply, Texts, Usage
+from .common import EXTENSION, GenerationRequest, IfRequested, LeftOut, PromptLogprobs, Reply, Texts, Usage
 from .limits import MAX_CHOICES
 from .route import Route
 
@@ -43,24 +43,33 @@ AnswerRequest = ChatCompletionRequest | CompletionRequest
 class CompletionLogprobs(Reply):
     tokens: list[str]
     token_logprobs: list[float | None]
+    """The first token of an echoed prompt has none."""
     top_logprobs: list[dict[str, float] | None] | None = None
     text_offset: list[int]
 
 
-class CompletionChoice(Reply):
-    """The last three fields are vLLM's; they are left out unless they were requested."""
+TextFinishReason = Literal["stop", "length"] | str
 
+
+class CompletionChunkChoice(Reply):
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
-    finish_reason: FinishReason | None = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
-    prompt_logprobs: PromptLogprobs | None = None
+    finish_reason: TextFinishReason | None = None
+    token_ids: LeftOut[list[int]] = None
+    """Extension of vLLM's, if requested."""
+    prompt_token_ids: LeftOut[list[int]] = None
+    """Extension of vLLM's, if requested."""
+    prompt_logprobs: LeftOut[PromptLogprobs] = None
+    """Extension of vLLM's, if requested."""
 
     @property
     def has_text(self) -> bool:
         return bool(self.text)
+
+
+class CompletionChoice(CompletionChunkChoice):
+    finish_reason: TextFinishReason
 
 
 class CompletionChunk(Reply):
@@ -70,11 +79,18 @@ class CompletionChunk(Reply):
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
+    choices: list[CompletionChunkChoice]
+    usage: IfRequested[Usage | None] = None
+    route: LeftOut[Route] = None
+    """Extension, for answers that either of two sides could write."""
+
+
+class Completion(Reply):
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
     choices: list[CompletionChoice]
-    usage: Usage | None = None
-    # Extension.
-    route: Route | None = None
-
-
-class Completion(CompletionChunk):
     usage: Usage
+    route: LeftOut[Route] = None
+    """Extension, for answers that either of two sides could write."""

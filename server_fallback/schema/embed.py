@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from .common import Int64, Items, Reply, Request
+from .common import Int64, Items, LeftOut, Reply, Request
 from .embeddings import InputType
 from .encoding import TokenLimit, require_few
 from .rerank import ApiVersion
@@ -42,10 +42,10 @@ class EmbeddingsByType(Reply):
     """
 
     # As in Cohere's answers.
-    float_: Annotated[list[list[float]] | None, Field(serialization_alias="float")] = None
-    base64: list[str] | None = None
-    binary: list[list[int]] | None = None
-    ubinary: list[list[int]] | None = None
+    float_: Annotated[LeftOut[list[list[float]]], Field(serialization_alias="float")] = None
+    base64: LeftOut[list[str]] = None
+    binary: LeftOut[list[list[int]]] = None
+    ubinary: LeftOut[list[list[int]]] = None
 
 
 class BilledUnits(Reply):

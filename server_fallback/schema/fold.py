@@ -25,7 +25,7 @@ from .chat import (
     ToolCallDelta,
 )
 from .common import FinishReason, TokenLogprob
-from .completions import Completion, CompletionChoice, CompletionChunk, CompletionLogprobs
+from .completions import Completion, CompletionChoice, CompletionChunk, CompletionChunkChoice, CompletionLogprobs
 from .functions import FunctionCallDelta
 from .pipeline import PipelineTrace
 from .route import Route
@@ -77,7 +77,7 @@ class CompletionFold:
     """A `Fold` of completions."""
 
     def __init__(self) -> None:
-        self._choices: dict[int, list[CompletionChoice]] = {}
+        self._choices: dict[int, list[CompletionChunkChoice]] = {}
         self._last: CompletionChunk | None = None
         self._route: Route | None = None
 
@@ -174,7 +174,7 @@ class _ChatParts:
         )
 
 
-def _folded_text(index: int, parts: Sequence[CompletionChoice]) -> CompletionChoice:
+def _folded_text(index: int, parts: Sequence[CompletionChunkChoice]) -> CompletionChoice:
     finish_reasons = [part.finish_reason for part in parts if part.finish_reason is not None]
     if not finish_reasons:
         raise _cut_off()

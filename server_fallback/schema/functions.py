@@ -15,7 +15,7 @@ from pydantic import Field
 
 from nearfar.compiler.runtime.errors import RequestError
 
-from .common import Reply, Request, Unused
+from .common import LeftOut, Reply, Request, Unused
 
 if TYPE_CHECKING:
     from .chat import ChatCompletionChunk, ChatCompletionRequest, ChunkChoice, Message
@@ -73,8 +73,8 @@ class NamedToolChoice(Request):
 
 
 class FunctionCallDelta(Reply):
-    name: str | None = None
-    arguments: str | None = None
+    name: LeftOut[str] = None
+    arguments: LeftOut[str] = None
 
 
 def as_tools(request: AnyRequest) -> AnyRequest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .common import Reply
+from .common import LeftOut, Reply
 
 
 class StepTime(Reply):
@@ -31,4 +31,4 @@ class PipelineTrace(Reply):
     """
 
     steps: list[StepTime]
-    passages: list[UsedPassage] | None = None
+    passages: LeftOut[list[UsedPassage]] = None

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .common import Reply
+from .common import LeftOut, Reply
 from .encoding import Documents, EncodingRequest, EncodingUsage
 
 
@@ -25,11 +25,11 @@ class RerankRequest(EncodingRequest):
 
 
 class RerankResult(Reply):
-    """``index`` is that of the document in the request. ``document`` is left out if it was not requested."""
-
     index: int
+    """The document's index in the request."""
     relevance_score: float
-    document: dict[str, Any] | None = None
+    document: LeftOut[dict[str, Any]] = None
+    """If requested."""
 
 
 class ApiVersion(Reply):

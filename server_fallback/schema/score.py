@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .common import Reply, Texts
+from .common import LeftOut, Reply, Texts
 from .encoding import EncodingRequest, EncodingUsage, Strings
 
 
@@ -37,13 +37,13 @@ class ClassifyRequest(EncodingRequest):
 
 
 class TokenClass(Reply):
-    """``start`` and ``end`` are the characters of the token in its text; None for tokens without characters, and if the
-    input is token ids.
+    """``start`` and ``end`` are the characters of the token in its text, in the page as indexes that `slice` takes;
+    missing for tokens without characters, and if the input is token ids.
     """
 
     token_id: int
-    start: int | None = None
-    end: int | None = None
+    start: LeftOut[int] = None
+    end: LeftOut[int] = None
     label: str
     probs: list[float]
 
@@ -54,10 +54,10 @@ class Classification(Reply):
     """
 
     index: int
-    label: str | None = None
-    probs: list[float] | None = None
+    label: LeftOut[str] = None
+    probs: LeftOut[list[float]] = None
     num_classes: int
-    tokens: list[TokenClass] | None = None
+    tokens: LeftOut[list[TokenClass]] = None
 
 
 class ClassifyResponse(Reply):

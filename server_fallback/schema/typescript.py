@@ -1,4 +1,5 @@
-"""Writes the parameters of completions for the page, so that both sides have the same names, bounds and defaults.
+"""Writes the parameters and the answers of the API for the page, so that both sides have the same names, types, bounds
+and defaults.
 
 ``python -m nearfar.server_fallback.schema.typescript`` writes the files of `outputs`. A test compares them.
 """
@@ -10,19 +11,54 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from typing_extensions import Doc
 
-from nearfar.compiler.bundle.schema import number_range, short_form
+from nearfar.compiler.bundle.schema import NULL, number_range, short_form
 from nearfar.compiler.ir.sampling import DEFAULTS, TYPES, Settings, kind_and_bounds
 
-from .chat import ChatCompletionRequest
-from .common import EXTENSION, EXTENSION_IF_SET, OF_ACCOUNTS, marked
-from .completions import CompletionRequest
+from .chat import (
+    AnswerMessage,
+    AnswerToolCall,
+    ChatChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionRequest,
+    ChatLogprobs,
+    ChunkChoice,
+    Delta,
+    ToolCallDelta,
+)
+from .common import (
+    EXTENSION,
+    EXTENSION_IF_SET,
+    OF_ACCOUNTS,
+    ErrorDetail,
+    Reply,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+    marked,
+)
+from .completions import (
+    Completion,
+    CompletionChoice,
+    CompletionChunk,
+    CompletionChunkChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+)
+from .encoding import EncodingUsage
+from .rerank import RerankResponse, RerankResult
+from .route import Route
+from .score import Classification, ClassifyResponse, ScoreResponse, TokenClass
+from .verify import VerifyAccepted, VerifyError, VerifyOpened
 
 WEB = Path(__file__).parents[2] / "web/src"
 HEADER = "// Written by server_fallback/schema/typescript.py from {sources}: edit those files.\n"
@@ -45,6 +81,50 @@ TYPES_OF_OPENAI = {
     "tools": "readonly ChatCompletionTool[]",
 }
 REQUIRED = ("messages", "prompt")
+# Answers and their parts, and their names in TypeScript: OpenAI's package has most of them. A part that is not named
+# here is written in place.
+REPLIES: dict[type[Reply], str] = {
+    Usage: "CompletionUsage",
+    TopLogprob: "TopLogprob",
+    TokenLogprob: "ChatCompletionTokenLogprob",
+    ChatLogprobs: "ChatCompletionLogprobs",
+    Route: "Route",
+    AnswerToolCall: "ChatCompletionMessageToolCall",
+    AnswerMessage: "ChatCompletionMessage",
+    ChatChoice: "ChatCompletionChoice",
+    ChatCompletion: "ChatCompletion",
+    ToolCallDelta: "ChatCompletionToolCallDelta",
+    Delta: "ChatCompletionDelta",
+    ChunkChoice: "ChatCompletionChunkChoice",
+    ChatCompletionChunk: "ChatCompletionChunk",
+    CompletionLogprobs: "CompletionLogprobs",
+    CompletionChoice: "CompletionChoice",
+    Completion: "Completion",
+    CompletionChunkChoice: "CompletionChunkChoice",
+    CompletionChunk: "CompletionChunk",
+    EncodingUsage: "EncodingUsage",
+    RerankResult: "RerankResult",
+    RerankResponse: "RerankResponse",
+    ScoreResponse: "ScoreResponse",
+    TokenClass: "TokenClass",
+    Classification: "Classification",
+    ClassifyResponse: "ClassifyResponse",
+    ErrorDetail: "ErrorObject",
+    VerifyOpened: "VerifyOpened",
+    VerifyAccepted: "VerifyAccepted",
+    VerifyError: "VerifyError",
+}
+# What differs in the page's answers: more fields, None for those that they never have, and narrower types.
+PAGE: dict[type[Reply], dict[str, str | None]] = {
+    TokenLogprob: {"token_id?": "number"},
+    ChatCompletion: {"nearfar": None, "timings": "CompletionTimings"},
+    ChatCompletionChunk: {"nearfar": None, "timings?": "CompletionTimings"},
+    Completion: {"route": None, "timings": "CompletionTimings"},
+    CompletionChunk: {"route": None, "timings?": "CompletionTimings"},
+    CompletionLogprobs: {"top_logprobs": "(Record<string, number> | null)[]"},
+    RerankResult: {"document": "TextDocument"},
+    RerankResponse: {"meta": None},
+}
 
 
 def outputs() -> dict[Path, str]:
@@ -53,6 +133,7 @@ def outputs() -> dict[Path, str]:
         WEB / "shared/sampling.ts": sampling(),
         WEB / "api/parameters.ts": parameters(),
         WEB / "api/parameters.json": checks(),
+        WEB / "api/replies.ts": replies(),
     }
 
 
@@ -100,7 +181,7 @@ def parameters() -> str:
 
 
 def interface(name: str, doc: str, fields: dict[str, str]) -> str:
-    return "\n".join([f"\n/** {doc} */", f"export interface {name} {{", *fields.values(), "}\n"])
+    return "\n".join([f"\n/** {doc} */" if doc else "", f"export interface {name} {{", *fields.values(), "}\n"])
 
 
 def fields_of(request: type[BaseModel]) -> dict[str, str]:
@@ -113,6 +194,39 @@ def fields_of(request: type[BaseModel]) -> dict[str, str]:
         field = f"readonly {name}: {kind};" if name in REQUIRED else f"readonly {name}?: {kind} | null | undefined;"
         lines[name] = (f"  /** {docs[name]} */\n" if name in docs else "") + f"  {field}"
     return {name: lines[name] for name in schema if name in lines}
+
+
+def replies() -> str:
+    """The types of the answers."""
+    parts = [HEADER.format(sources="the classes of that folder"), "\n"]
+    parts.append('import type { TextDocument } from "./encoder_types.js";\n')
+    parts.append('import type { CompletionTimings } from "./types.js";\n')
+    schema = reply_schema()["$defs"]
+    for reply, name in REPLIES.items():
+        docs = docs_of(reply)
+        fields = {}
+        for field, kind in reply_fields(schema[reply.__name__], schema, PAGE.get(reply, {})).items():
+            doc = docs.get(field.rstrip("?"))
+            fields[field] = (f"  /** {doc} */\n" if doc else "") + f"  {field}: {kind};"
+        parts.append(interface(name, " ".join((reply.__doc__ or "").split()), fields))
+    return "".join(parts)
+
+
+def reply_schema() -> dict[str, Any]:
+    """The definitions of all answers, as they are sent."""
+    return models_json_schema([(reply, "serialization") for reply in REPLIES], ref_template="{model}")[1]
+
+
+def reply_fields(
+    reply: Mapping[str, Any], schema: Mapping[str, Any], page: Mapping[str, str | None] = MappingProxyType({})
+) -> dict[str, str]:
+    """The type of each field by its name, which ends with "?" if the field may be left out."""
+    fields = {}
+    for name, each in reply["properties"].items():
+        kind = page.get(name, typescript_of(each, schema))
+        if kind is not None:
+            fields[name + "?" * (name not in reply.get("required", ()))] = kind
+    return fields | {name: kind for name, kind in page.items() if kind is not None and name not in reply["properties"]}
 
 
 def docs_of(request: type[BaseModel]) -> dict[str, str]:
@@ -147,7 +261,7 @@ def types_of(request: type[BaseModel]) -> dict[str, Any]:
 def shallow(schema: dict[str, Any]) -> dict[str, Any]:
     """A parameter's schema without null and without what the objects in it contain, which other code reads."""
     if "anyOf" in schema:
-        choices = [shallow(each) for each in schema["anyOf"] if each != {"type": "null"}]
+        choices = [shallow(each) for each in schema["anyOf"] if each != NULL]
         return choices[0] if len(choices) == 1 else {"anyOf": choices}
     if "$ref" in schema or "oneOf" in schema or schema["type"] == "object":
         return {"type": "object"}
@@ -157,17 +271,30 @@ def shallow(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "array", "items": {} if items == {"type": "object"} else items}
 
 
-def typescript_of(schema: dict[str, Any]) -> str:
+def typescript_of(schema: dict[str, Any], replies: Mapping[str, Any] | None = None) -> str:
+    """A parameter's type, without null; or a type of ``replies``, whose lists and objects may be changed."""
+    readonly = "readonly " if replies is None else ""
+    if "$ref" in schema:
+        assert replies is not None
+        name = schema["$ref"]
+        named = {reply.__name__: written for reply, written in REPLIES.items()}
+        fields = reply_fields(replies[name], replies).items() if name not in named else ()
+        return named.get(name) or f"{{ {'; '.join(f'{field}: {kind}' for field, kind in fields)} }}"
     if "anyOf" in schema:
-        return " | ".join(typescript_of(each) for each in schema["anyOf"] if each != {"type": "null"})
-    if "enum" in schema:
-        return " | ".join(json.dumps(each) for each in schema["enum"])
+        choices = [each for each in schema["anyOf"] if replies is not None or each != NULL]
+        # Any other text is another server's own value.
+        known = [each for each in choices if each != {"type": "string"} or not any("enum" in one for one in choices)]
+        return " | ".join(typescript_of(each, replies) for each in known)
+    if "enum" in schema or "const" in schema:
+        return " | ".join(json.dumps(each) for each in schema.get("enum") or [schema["const"]])
     if schema["type"] == "array":
-        item = typescript_of(schema["items"])
-        return f"readonly {item}[]" if " " not in item else f"readonly ({item})[]"
+        item = typescript_of(schema["items"], replies)
+        is_plain = not schema["items"].keys() & {"anyOf", "enum"} and not item.startswith("readonly ")
+        return f"{readonly}{item}[]" if is_plain else f"{readonly}({item})[]"
     if schema["type"] == "object":
         values = schema["additionalProperties"]
-        return f"Readonly<Record<string, {'unknown' if values is True else typescript_of(values)}>>"
+        record = f"Record<string, {'unknown' if values is True else typescript_of(values, replies)}>"
+        return f"Readonly<{record}>" if readonly else record
     return "number" if schema["type"] == "integer" else str(schema["type"])
 
 

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .common import ErrorDetail, Int64, Items, Reply, Request, SamplingParameters
+from .common import ErrorDetail, Int64, Items, LeftOut, Reply, Request, SamplingParameters
 
 # Incremented when an older client would misread the messages.
 VERSION = 1
@@ -68,7 +68,7 @@ class VerifyAccepted(Reply):
 
     type: Literal["accepted"] = "accepted"
     tokens: list[int]
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: LeftOut[Literal["stop", "length"]] = None
     cached_tokens: int
 
 

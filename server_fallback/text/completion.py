@@ -11,7 +11,7 @@ from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 from ..engine.request import PromptLogprobs, TokenRequest
 from ..schema.common import Usage
-from ..schema.completions import CompletionChoice, CompletionChunk, CompletionLogprobs
+from ..schema.completions import CompletionChunk, CompletionChunkChoice, CompletionLogprobs
 from .answers import usage_of
 from .choice import ChoiceEnd, Part, TokenSpan
 from .output import Output
@@ -103,18 +103,18 @@ class CompletionAnswer:
         for index, (text, request) in enumerate(zip(echoes, self._requests, strict=True)):
             if text or form.lists_ids:
                 ids = list(request.prompt_ids) if form.lists_ids else None
-                self._send(CompletionChoice(index=index, text=text, prompt_token_ids=ids))
+                self._send(CompletionChunkChoice(index=index, text=text, prompt_token_ids=ids))
 
     def add(self, index: int, item: Part) -> None:
         if isinstance(item, PromptLogprobs):
             self._send(self._prompt(index, item))
         elif isinstance(item, ChoiceEnd):
             self._ends[index] = item
-            self._send(CompletionChoice(index=index, text="", finish_reason=item.finish_reason))
+            self._send(CompletionChunkChoice(index=index, text="", finish_reason=item.finish_reason))
         elif item.tokens or item.ids:
             logprobs = self._logprobs(index, item.tokens) if item.tokens else None
             ids = list(item.ids) or None
-            self._send(CompletionChoice(index=index, text=item.text, logprobs=logprobs, token_ids=ids))
+            self._send(CompletionChunkChoice(index=index, text=item.text, logprobs=logprobs, token_ids=ids))
         elif item.text:
             self._output.text(index, item.text, self._text_chunk)
 
@@ -122,18 +122,18 @@ class CompletionAnswer:
         ends = [self._ends[index] for index in sorted(self._ends)]
         self._output.chunk(self._chunk(usage=usage_of(self._requests, ends, self._form.n)))
 
-    def _send(self, choice: CompletionChoice) -> None:
+    def _send(self, choice: CompletionChunkChoice) -> None:
         self._output.chunk(self._chunk(choice))
 
-    def _chunk(self, *choices: CompletionChoice, usage: Usage | None = None) -> CompletionChunk:
+    def _chunk(self, *choices: CompletionChunkChoice, usage: Usage | None = None) -> CompletionChunk:
         return CompletionChunk(
             id=self._identity, created=self._created, model=self._form.model, choices=list(choices), usage=usage
         )
 
     def _text_chunk(self, index: int, text: str) -> CompletionChunk:
-        return self._chunk(CompletionChoice(index=index, text=text))
+        return self._chunk(CompletionChunkChoice(index=index, text=text))
 
-    def _prompt(self, index: int, item: PromptLogprobs) -> CompletionChoice:
+    def _prompt(self, index: int, item: PromptLogprobs) -> CompletionChunkChoice:
         form, request = self._form, self._requests[index]
         assert form.vocabulary is not None
         text, logprobs, listed = "", None, None
@@ -145,7 +145,7 @@ class CompletionAnswer:
             )
         if form.prompt_logprobs is not None:
             listed = prompt_logprobs(form.vocabulary, item.tokens, form.prompt_logprobs)
-        return CompletionChoice(index=index, text=text, logprobs=logprobs, prompt_logprobs=listed)
+        return CompletionChunkChoice(index=index, text=text, logprobs=logprobs, prompt_logprobs=listed)
 
     def _logprobs(self, index: int, tokens: Sequence[TokenSpan]) -> CompletionLogprobs:
         vocabulary, most = self._form.vocabulary, self._form.logprobs

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from ...schema.chat import ChatCompletionChunk, ChatCompletionRequest, ChatLogprobs, ChunkChoice, Delta
 from ...schema.common import FinishReason, TokenLogprob, Usage
-from ...schema.completions import CompletionChoice, CompletionChunk, CompletionLogprobs, CompletionRequest
+from ...schema.completions import CompletionChunk, CompletionChunkChoice, CompletionLogprobs, CompletionRequest
 from ...schema.route import Route
 from ..sides.answer_piece import AnswerPiece
 
@@ -87,14 +87,14 @@ class CompletionForm:
 
     def chunks(self, piece: AnswerPiece, start: int, route: Route | None, *, first: bool) -> Iterator[CompletionChunk]:  # noqa: ARG002
         shown = None if self._top is None or not piece.tokens else listed(trimmed(piece.tokens, self._top), start)
-        yield self._chunk(CompletionChoice(index=0, text=piece.text, logprobs=shown), route=route)
+        yield self._chunk(CompletionChunkChoice(index=0, text=piece.text, logprobs=shown), route=route)
 
     def last_chunks(self, finish_reason: str, usage: Usage, route: Route, *, first: bool) -> Iterator[CompletionChunk]:  # noqa: ARG002
-        yield self._chunk(CompletionChoice(index=0, text="", finish_reason=finish_reason), route=route)
+        yield self._chunk(CompletionChunkChoice(index=0, text="", finish_reason=finish_reason), route=route)
         yield self._chunk(usage=usage, route=route)
 
     def _chunk(
-        self, *choices: CompletionChoice, usage: Usage | None = None, route: Route | None = None
+        self, *choices: CompletionChunkChoice, usage: Usage | None = None, route: Route | None = None
     ) -> CompletionChunk:
         return CompletionChunk(
             id=self._id, created=self._created, model=self._model, choices=list(choices), usage=usage, route=route

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ...schema.chat import ChatCompletionChunk, ToolCallDelta
 from ...schema.common import TokenLogprob, TopLogprob, Usage
-from ...schema.completions import CompletionChoice, CompletionChunk, CompletionLogprobs
+from ...schema.completions import CompletionChunk, CompletionChunkChoice, CompletionLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def piece_of(chunk: ChatCompletionChunk | CompletionChunk) -> AnswerPiece:
     if not chunk.choices:
         return AnswerPiece(usage=chunk.usage)
     choice = chunk.choices[0]
-    if isinstance(choice, CompletionChoice):
+    if isinstance(choice, CompletionChunkChoice):
         listed = _tokens(choice.logprobs) if choice.logprobs is not None else ()
         return AnswerPiece(choice.text, None, listed, choice.finish_reason, chunk.usage)
     tokens = tuple(choice.logprobs.content or ()) if choice.logprobs is not None else ()

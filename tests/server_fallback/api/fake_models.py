@@ -21,7 +21,7 @@ from nearfar.server_fallback.schema.chat import (
     ToolCallDelta,
 )
 from nearfar.server_fallback.schema.common import PromptTokensDetails, TokenLogprob, TopLogprob, Usage
-from nearfar.server_fallback.schema.completions import CompletionChoice, CompletionChunk, CompletionRequest
+from nearfar.server_fallback.schema.completions import CompletionChunk, CompletionChunkChoice, CompletionRequest
 from nearfar.server_fallback.schema.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse
 from nearfar.server_fallback.schema.encoding import EncodingUsage
 from nearfar.server_fallback.schema.functions import FunctionCallDelta
@@ -78,12 +78,12 @@ class FakeExecutor(Generating):
         )
 
     async def complete(self, request: CompletionRequest, call: Call) -> AsyncGenerator[CompletionChunk, None]:
-        def chunk(*choices: CompletionChoice, usage: Usage | None = None) -> CompletionChunk:
+        def chunk(*choices: CompletionChunkChoice, usage: Usage | None = None) -> CompletionChunk:
             return CompletionChunk(id="cmpl-1", created=CREATED, model="fake", choices=list(choices), usage=usage)
 
         async for piece in self._said(request, call):
-            yield chunk(CompletionChoice(index=0, text=piece))
-        yield chunk(CompletionChoice(index=0, text="", finish_reason="length"))
+            yield chunk(CompletionChunkChoice(index=0, text=piece))
+        yield chunk(CompletionChunkChoice(index=0, text="", finish_reason="length"))
         yield chunk(usage=self._usage(1))
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:

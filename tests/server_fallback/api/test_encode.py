@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearfar.server_fallback.api.encode import chat_chunk_json, completion_chunk_json
+from nearfar.server_fallback.api.encode import chunk_json
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk, ChunkChoice, Delta
-from nearfar.server_fallback.schema.completions import CompletionChoice, CompletionChunk
+from nearfar.server_fallback.schema.completions import CompletionChunk, CompletionChunkChoice
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
@@ -19,7 +19,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 def test_a_chunk_of_text_is_the_json_of_its_fields(text: str, model: str, index: int, include_usage: bool) -> None:
     choice = ChunkChoice(index=index, delta=Delta(content=text))
     chunk = ChatCompletionChunk(id="chatcmpl-1", created=7, model=model, choices=[choice])
-    body = chat_chunk_json(chunk, include_usage)
+    body = chunk_json(chunk, include_usage)
     assert body is not None
     usage = {"usage": None} if include_usage else {}
     assert json.loads(body) == {
@@ -31,9 +31,9 @@ def test_a_chunk_of_text_is_the_json_of_its_fields(text: str, model: str, index:
         **usage,
     }
     completion = CompletionChunk(
-        id="cmpl-1", created=7, model=model, choices=[CompletionChoice(index=index, text=text)]
+        id="cmpl-1", created=7, model=model, choices=[CompletionChunkChoice(index=index, text=text)]
     )
-    body = completion_chunk_json(completion, include_usage)
+    body = chunk_json(completion, include_usage)
     assert body is not None
     assert json.loads(body) == {
         "id": "cmpl-1",
@@ -48,6 +48,6 @@ def test_a_chunk_of_text_is_the_json_of_its_fields(text: str, model: str, index:
 @pytest.mark.parametrize("extra", [{"role": "assistant"}, {"reasoning_content": "hm"}])
 def test_a_chunk_with_more_than_text_keeps_all_of_it(extra: dict[str, str]) -> None:
     choice = ChunkChoice(index=0, delta=Delta.model_validate({"content": "a", **extra}))
-    body = chat_chunk_json(ChatCompletionChunk(id="1", created=7, model="m", choices=[choice]), include_usage=False)
+    body = chunk_json(ChatCompletionChunk(id="1", created=7, model="m", choices=[choice]), include_usage=False)
     assert body is not None
     assert json.loads(body)["choices"][0]["delta"] == {"content": "a", **extra}

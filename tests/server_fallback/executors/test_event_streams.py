@@ -20,7 +20,7 @@ from opened_upstreams import with_upstream
 from streams import FRESH, Encoded, Streamed, always, never, sometimes
 
 from nearfar.compiler.runtime.errors import DeviceError
-from nearfar.server_fallback.api.encode import chat_chunk_json, completion_chunk_json
+from nearfar.server_fallback.api.encode import chunk_json
 from nearfar.server_fallback.engine.item_queue import ItemQueue
 from nearfar.server_fallback.engine.request import (
     AnswerEnd,
@@ -101,12 +101,12 @@ async def compare(local: LocalExecutor, request: AnswerRequest, write: Any) -> S
 def test_a_chats_events_are_those_of_its_chunks(tmp_path: Path, given: dict[str, Any]) -> None:
     for text in (TEXT, CALLED, ""):
         local, _ = executor(tmp_path, text)
-        run(compare(local, chat_request(**given), chat_chunk_json))
+        run(compare(local, chat_request(**given), chunk_json))
 
 
 def test_reasoning_is_written_in_chunks_and_the_content_around_its_text(tmp_path: Path) -> None:
     local, _ = reasoner(tmp_path, "<think>\nHm, é.\n</think>\n\n" + "Yes. " * 20)
-    streamed = run(compare(local, chat_request(), chat_chunk_json))
+    streamed = run(compare(local, chat_request(), chunk_json))
     reasoned = streamed.events.count(b"reasoning_content")
     # In addition, the role, the text that becomes a template, the end and the usage.
     assert streamed.encode.calls == reasoned + 4
@@ -116,7 +116,7 @@ def test_reasoning_is_written_in_chunks_and_the_content_around_its_text(tmp_path
 def test_a_long_answer_needs_no_more_chunks_than_a_short_one(tmp_path: Path) -> None:
     for length in (5, 500):
         local, _ = executor(tmp_path, "x" * length)
-        streamed = run(compare(local, chat_request(), chat_chunk_json))
+        streamed = run(compare(local, chat_request(), chunk_json))
         # The role, the first text, the template, the end and the usage.
         assert (streamed.events.count(b"data: {"), streamed.encode.calls) == (length + 3, 5)
 
@@ -127,7 +127,7 @@ def test_a_long_answer_needs_no_more_chunks_than_a_short_one(tmp_path: Path) -> 
 def test_a_completions_events_are_those_of_its_chunks(tmp_path: Path, given: dict[str, Any]) -> None:
     local, _ = executor(tmp_path, TEXT)
     request = CompletionRequest.model_validate({"model": "fake", "prompt": "p", **given})
-    streamed = run(compare(local, request, completion_chunk_json))
+    streamed = run(compare(local, request, chunk_json))
     if not given:
         assert streamed.encode.calls == 3
 
@@ -140,7 +140,7 @@ def test_a_client_gets_the_events_of_a_chat_in_their_order(tmp_path: Path, given
         local = pushing(tmp_path, text, per_turn)
         found = []
         for rhythm in (never, always, sometimes):
-            streamed = Streamed(chat_chunk_json, rhythm)
+            streamed = Streamed(chunk_json, rhythm)
             await streamed.read(partial(local.answer, chat_request(**given), CALL))
             found.append(streamed)
         assert found[0].direct == 0
@@ -163,7 +163,7 @@ def test_a_client_gets_the_events_of_a_chat_in_their_order(tmp_path: Path, given
 
 
 def test_a_completion_is_written_without_a_task_too(tmp_path: Path) -> None:
-    streamed = Streamed(completion_chunk_json)
+    streamed = Streamed(chunk_json)
     request = CompletionRequest.model_validate({"model": "fake", "prompt": "p"})
     run(streamed.read(partial(pushing(tmp_path, "a" * 20, 1).answer, request, CALL)))
     # The first text comes with the headers, and the usage with the end.
@@ -235,7 +235,7 @@ def test_a_client_gets_the_events_of_another_server_in_their_order(
     seconds_between: float, given: dict[str, Any]
 ) -> None:
     async def check(executor: UpstreamExecutor) -> None:
-        found = [Streamed(chat_chunk_json, rhythm) for rhythm in (never, always, sometimes)]
+        found = [Streamed(chunk_json, rhythm) for rhythm in (never, always, sometimes)]
         for streamed in found:
             await relayed(executor, streamed, **given)
         assert {streamed.events for streamed in found} == {found[0].events}
@@ -260,7 +260,7 @@ def test_what_arrives_after_an_end_and_before_its_reader_runs_is_not_lost(monkey
 
     async def check(executor: UpstreamExecutor) -> None:
         monkeypatch.setattr(Connection, "data_received", receive_late)
-        streamed = Streamed(chat_chunk_json)
+        streamed = Streamed(chunk_json)
         await relayed(executor, streamed)
         assert [ends for ends in streamed.record.ends if ends] == [{0: "stop"}]
         usage = streamed.record.usage
@@ -273,7 +273,7 @@ def test_what_arrives_after_an_end_and_before_its_reader_runs_is_not_lost(monkey
 
 def test_an_error_of_another_server_follows_the_events_before_it() -> None:
     async def check(executor: UpstreamExecutor) -> None:
-        streamed = Streamed(chat_chunk_json)
+        streamed = Streamed(chunk_json)
         await relayed(executor, streamed)
         assert re.findall(rb'"content":"(.)"', streamed.events) == [b"a", b"b"]
         assert b"out of memory" in streamed.events.split(b"\n\n")[-2]

@@ -12,7 +12,7 @@ from fake_source import END, FakeSource, alternatives_of, executor, text_model
 from local_requests import complete, run
 
 from nearfar.compiler.runtime.errors import RequestError
-from nearfar.server_fallback.api.encode import completion_json
+from nearfar.server_fallback.api.encode import answer_json
 from nearfar.server_fallback.engine.request import GeneratedToken, PromptLogprobs, TokenLogprob, TokenRequest
 from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.text.prompt_tokens import named_logprobs
@@ -152,7 +152,7 @@ def test_prompt_logprobs_and_token_ids_have_vllms_form(tmp_path: Path) -> None:
     }
     assert choice.logprobs is None
     # Without them, the answer has none of these keys.
-    body = json.loads(completion_json(complete(local, prompt="hi")))
+    body = json.loads(answer_json(complete(local, prompt="hi")))
     assert body["choices"] == [{"index": 0, "text": "b", "logprobs": None, "finish_reason": "stop"}]
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearfar.compiler.runtime.errors import DeviceError, NearfarError, RequestError, Unavailable
-from nearfar.server_fallback.api.encode import chat_chunk_json
+from nearfar.server_fallback.api.encode import chunk_json
 from nearfar.server_fallback.executors.event_template import MARK
 from nearfar.server_fallback.executors.relay import Relay
 from nearfar.server_fallback.executors.upstream import make_upstream
@@ -34,7 +34,7 @@ TEXTS = st.text(st.characters(codec="utf-8"), max_size=6) | st.sampled_from(
 
 
 def encoded(value: ChatCompletionChunk) -> bytes | None:
-    data = chat_chunk_json(value, True)
+    data = chunk_json(value, True)
     return None if data is None else b"data: " + data + b"\n\n"
 
 

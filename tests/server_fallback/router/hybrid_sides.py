@@ -26,7 +26,7 @@ from nearfar.server_fallback.schema.chat import (
     ToolCallDelta,
 )
 from nearfar.server_fallback.schema.common import FinishReason, TokenLogprob, TopLogprob, Usage
-from nearfar.server_fallback.schema.completions import CompletionChoice, CompletionChunk, CompletionRequest
+from nearfar.server_fallback.schema.completions import CompletionChunk, CompletionChunkChoice, CompletionRequest
 from nearfar.server_fallback.schema.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse
 from nearfar.server_fallback.schema.encoding import EncodingUsage
 from nearfar.server_fallback.schema.functions import FunctionCallDelta
@@ -105,10 +105,10 @@ class FakeNear(Generating):
         start = self._start(request.prompt)
         async for _, character in self._characters(request, call, start):
             yield CompletionChunk(
-                id="near", created=1, model="tiny", choices=[CompletionChoice(index=0, text=character)]
+                id="near", created=1, model="tiny", choices=[CompletionChunkChoice(index=0, text=character)]
             )
         yield CompletionChunk(
-            id="near", created=1, model="tiny", choices=[CompletionChoice(index=0, text="", finish_reason="stop")]
+            id="near", created=1, model="tiny", choices=[CompletionChunkChoice(index=0, text="", finish_reason="stop")]
         )
         usage = Usage(
             prompt_tokens=5, completion_tokens=len(self.text) - start, total_tokens=5 + len(self.text) - start

@@ -1,4 +1,4 @@
-// The parameters and answers of embeddings' extensions, reranking, scores and classes, as `nearfar serve` has them.
+// The parameters of embeddings' extensions, reranking, scores and classes, as `nearfar serve` has them.
 
 /** How texts beyond the context are treated: an error, or shortened at their end. */
 export interface TruncationParams {
@@ -30,73 +30,13 @@ export interface RerankParams extends TruncationParams {
   readonly max_tokens_per_doc?: number | null | undefined;
 }
 
-export interface EncodingUsage {
-  prompt_tokens: number;
-  total_tokens: number;
-}
-
-export interface RerankResult {
-  /** The document's index in the request. */
-  index: number;
-  relevance_score: number;
-  document?: TextDocument;
-}
-
-/** ``results``: the most relevant first. */
-export interface RerankResponse {
-  id: string;
-  object: "list";
-  model: string;
-  results: RerankResult[];
-  usage: EncodingUsage;
-}
-
 /** Each of ``text_2`` is scored with ``text_1``, or with the one of the same index if there are several. */
 export interface ScoreParams extends TruncationParams {
   readonly text_1: string | readonly string[];
   readonly text_2: string | readonly string[];
 }
 
-export interface ScoreResponse {
-  id: string;
-  object: "list";
-  created: number;
-  model: string;
-  data: { index: number; object: "score"; score: number }[];
-  usage: EncodingUsage;
-}
-
 export interface ClassifyParams extends TruncationParams {
   /** Texts or token ids. */
   readonly input: string | readonly string[] | readonly number[] | readonly (readonly number[])[];
-}
-
-/**
- * ``start`` and ``end`` are indexes of the text's string, as `slice` has them; missing for special tokens and for inputs
- * of token ids.
- */
-export interface TokenClass {
-  token_id: number;
-  start?: number;
-  end?: number;
-  label: string;
-  probs: number[];
-}
-
-/** The most likely label and the probability of each label; or ``tokens`` if the model labels tokens. */
-export interface Classification {
-  index: number;
-  label?: string;
-  probs?: number[];
-  num_classes: number;
-  tokens?: TokenClass[];
-}
-
-export interface ClassifyResponse {
-  id: string;
-  object: "list";
-  created: number;
-  model: string;
-  data: Classification[];
-  usage: EncodingUsage;
 }

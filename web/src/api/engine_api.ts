@@ -8,14 +8,8 @@ import type { Message } from "../text/chat_template.js";
 import type { ChatPromptOptions } from "./chat_prompt.js";
 import type { ChatCompletions } from "./chat_completions.js";
 import type { Completions } from "./completions.js";
-import type {
-  ClassifyParams,
-  ClassifyResponse,
-  RerankParams,
-  RerankResponse,
-  ScoreParams,
-  ScoreResponse,
-} from "./encoder_types.js";
+import type { ClassifyParams, RerankParams, ScoreParams } from "./encoder_types.js";
+import type { ClassifyResponse, RerankResponse, ScoreResponse } from "./replies.js";
 import type {
   ChatCompletionMessageParam,
   CreateEmbeddingResponse,

@@ -1,10 +1,13 @@
-// The types of OpenAI's API: the parameters and answers of chat.completions.create and completions.create. Names and
-// meanings are those of OpenAI's API reference; nearfar's own fields are marked as extensions.
-// test/api/openai_client.test.ts compares them with the types of the openai package.
+// The types of OpenAI's API: the parameters of chat.completions.create and completions.create with what they contain,
+// and the answers (replies.ts). Names and meanings are those of OpenAI's API reference; nearfar's own fields are marked
+// as extensions. test/api/openai_client.test.ts compares them with the types of the openai package.
 
 import type { LogitProcessor } from "../engine/request.js";
 import type { InputType, TruncationParams } from "./encoder_types.js";
 import type { ChatParams, CommonParams, CompletionParams } from "./parameters.js";
+import type { ChatCompletion, ChatCompletionChoice, EncodingUsage } from "./replies.js";
+
+export type * from "./replies.js";
 
 export interface StreamOptions {
   readonly include_usage?: boolean | undefined;
@@ -41,27 +44,6 @@ export interface PromptLogprobsOption {
   readonly tokens: number;
   readonly onLogprobs: (logprobs: readonly number[]) => void;
 }
-
-export interface CompletionUsage {
-  prompt_tokens: number;
-  completion_tokens: number;
-  total_tokens: number;
-  /** Missing if a stop string or an interrupt ended the answer, because the engine then does not report the count. */
-  prompt_tokens_details?: { cached_tokens: number };
-  /** For models that reason: the tokens up to the end of the reasoning, including its markers. */
-  completion_tokens_details?: { reasoning_tokens: number };
-  /** Extension of `nearfar serve`: how long the answer waited for the device. Missing if it was not reported. */
-  queue_ms?: number;
-}
-
-/**
- * Extension, vLLM's: by token id, for each token of the prompt; the first has none. ``rank`` counts from 1; null if
- * unknown.
- */
-export type PromptLogprobs = (Record<
-  string,
-  { logprob: number; rank: number | null; decoded_token: string | null }
-> | null)[];
 
 /** Extension. tokens_per_second is measured from the first token on; null if there was only one. */
 export interface CompletionTimings {
@@ -102,12 +84,6 @@ export interface ChatCompletionMessageToolCallParam {
   readonly id: string;
   readonly type: string;
   readonly function?: { readonly name: string; readonly arguments: string };
-}
-
-export interface ChatCompletionMessageToolCall {
-  id: string;
-  type: "function";
-  function: { name: string; arguments: string };
 }
 
 export interface ChatCompletionTool {
@@ -157,113 +133,8 @@ export interface ChatCompletionCreateParamsStreaming extends ChatCompletionCreat
 
 export type ChatCompletionCreateParams = ChatCompletionCreateParamsNonStreaming | ChatCompletionCreateParamsStreaming;
 
-export interface TopLogprob {
-  token: string;
-  bytes: number[] | null;
-  logprob: number;
-}
-
-export interface ChatCompletionTokenLogprob extends TopLogprob {
-  /** Extension: the token's id in the model's vocabulary. */
-  token_id?: number;
-  top_logprobs: TopLogprob[];
-}
-
-export interface ChatCompletionLogprobs {
-  content: ChatCompletionTokenLogprob[] | null;
-  refusal: null;
-}
-
-export type ChatFinishReason = "stop" | "length" | "tool_calls" | "content_filter" | "function_call";
-
-export interface ChatCompletionMessage {
-  role: "assistant";
-  content: string | null;
-  /** Extension: the model's reasoning before its answer, without the markers. */
-  reasoning_content?: string;
-  refusal: null;
-  tool_calls?: ChatCompletionMessageToolCall[];
-  /** The call, if the request has ``functions``. */
-  function_call?: { name: string; arguments: string };
-}
-
-export interface ChatCompletionChoice {
-  index: number;
-  message: ChatCompletionMessage;
-  logprobs: ChatCompletionLogprobs | null;
-  finish_reason: ChatFinishReason;
-  /** Extension, if requested. */
-  token_ids?: number[];
-}
-
-/**
- * Extension, for answers that either of two sides could write: the side that wrote the end, the reason, and the scores
- * of the decision (null if unknown). switched_at is null, or the number of characters (code points) before the last
- * switch; 0 means that the text before the switch is withdrawn.
- */
-export interface Route {
-  side: "near" | "far";
-  reason: string;
-  scores: Record<string, number | null>;
-  switched_at: number | null;
-}
-
-export interface ChatCompletion {
-  id: string;
-  object: "chat.completion";
-  created: number;
-  model: string;
-  choices: ChatCompletionChoice[];
-  usage: CompletionUsage;
-  timings: CompletionTimings;
-  route?: Route;
-  /** Extensions, if requested. */
-  prompt_token_ids?: number[];
-  prompt_logprobs?: PromptLogprobs;
-}
-
-export interface ChatCompletionToolCallDelta {
-  index: number;
-  id?: string;
-  type?: "function";
-  function?: { name?: string; arguments?: string };
-}
-
-export interface ChatCompletionDelta {
-  role?: "assistant";
-  content?: string;
-  /** Extension. */
-  reasoning_content?: string;
-  tool_calls?: ChatCompletionToolCallDelta[];
-  function_call?: { name?: string; arguments?: string };
-}
-
-export interface ChatCompletionChunkChoice {
-  index: number;
-  delta: ChatCompletionDelta;
-  logprobs: ChatCompletionLogprobs | null;
-  finish_reason: ChatFinishReason | null;
-  /** Extension, if requested. */
-  token_ids?: number[];
-}
-
-/**
- * With stream_options.include_usage, ``usage`` is null except in the last chunk, which has no choices. The last chunk
- * with choices has the timings. For a Hybrid, the first chunk, the first after a switch, and the last have the route.
- */
-export interface ChatCompletionChunk {
-  id: string;
-  object: "chat.completion.chunk";
-  created: number;
-  model: string;
-  choices: ChatCompletionChunkChoice[];
-  usage?: CompletionUsage | null;
-  timings?: CompletionTimings;
-  route?: Route;
-  /** Extensions, if requested. */
-  prompt_token_ids?: number[];
-  prompt_logprobs?: PromptLogprobs;
-}
+export type ChatFinishReason = ChatCompletionChoice["finish_reason"];
+export type PromptLogprobs = NonNullable<ChatCompletion["prompt_logprobs"]>;
 
 export interface CompletionCreateParamsBase extends CommonParams, CompletionParams, Abortable {}
 
@@ -276,42 +147,6 @@ export interface CompletionCreateParamsStreaming extends CompletionCreateParamsB
 }
 
 export type CompletionCreateParams = CompletionCreateParamsNonStreaming | CompletionCreateParamsStreaming;
-
-export interface CompletionLogprobs {
-  tokens: string[];
-  /** The first token of an echoed prompt has none. */
-  token_logprobs: (number | null)[];
-  top_logprobs: (Record<string, number> | null)[];
-  text_offset: number[];
-}
-
-export interface CompletionChoice<Reason = "stop" | "length"> {
-  index: number;
-  text: string;
-  logprobs: CompletionLogprobs | null;
-  finish_reason: Reason;
-  /** Extensions, if requested. */
-  token_ids?: number[];
-  prompt_token_ids?: number[];
-  prompt_logprobs?: PromptLogprobs;
-}
-
-export interface Completion {
-  id: string;
-  object: "text_completion";
-  created: number;
-  model: string;
-  choices: CompletionChoice[];
-  usage: CompletionUsage;
-  timings: CompletionTimings;
-}
-
-/** A part of a streamed Completion; a choice's finish_reason is null until its end. */
-export interface CompletionChunk extends Omit<Completion, "choices" | "usage" | "timings"> {
-  choices: CompletionChoice<"stop" | "length" | null>[];
-  usage?: CompletionUsage | null;
-  timings?: CompletionTimings;
-}
 
 export interface EmbeddingCreateParams extends TruncationParams {
   /** Texts or token ids. Texts get the special tokens that the tokenizer adds; token ids are used unchanged. */
@@ -336,5 +171,5 @@ export interface CreateEmbeddingResponse<Vector = number[]> {
   object: "list";
   data: Embedding<Vector>[];
   model: string;
-  usage: { prompt_tokens: number; total_tokens: number };
+  usage: EncodingUsage;
 }

@@ -1,6 +1,7 @@
 // classify: the labels of texts, or of their tokens.
 
-import type { Classification, ClassifyParams, ClassifyResponse, TokenClass } from "../api/encoder_types.js";
+import type { ClassifyParams } from "../api/encoder_types.js";
+import type { Classification, ClassifyResponse, TokenClass } from "../api/replies.js";
 import { readParams } from "../api/params.js";
 import { identity } from "../api/requests.js";
 import { anySignal } from "../api/stream.js";

@@ -1,8 +1,8 @@
 // Embedding models, rerankers and classifiers. This is a separate file, encoders.js, which a load imports for a bundle of
 // such a model.
 
-import type { ClassifyParams, ClassifyResponse, RerankParams, RerankResponse } from "../api/encoder_types.js";
-import type { ScoreParams, ScoreResponse } from "../api/encoder_types.js";
+import type { ClassifyParams, RerankParams, ScoreParams } from "../api/encoder_types.js";
+import type { ClassifyResponse, RerankResponse, ScoreResponse } from "../api/replies.js";
 import type { CreateEmbeddingResponse, EmbeddingCreateParams, RequestOptions } from "../api/types.js";
 import type { Gate } from "../engine/gate.js";
 import type { TextRunner } from "../engine/step_runner.js";

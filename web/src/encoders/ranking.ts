@@ -1,6 +1,7 @@
 // rerank and score: how relevant texts are to a query, by a reranker, or by the cosines of an embedding model.
 
-import type { RerankParams, RerankResponse, ScoreParams, ScoreResponse, TextDocument } from "../api/encoder_types.js";
+import type { RerankParams, ScoreParams, TextDocument } from "../api/encoder_types.js";
+import type { RerankResponse, ScoreResponse } from "../api/replies.js";
 import type { Checks } from "../api/params.js";
 import { isObject, readParams } from "../api/params.js";
 import { identity } from "../api/requests.js";

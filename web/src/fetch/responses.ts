@@ -1,5 +1,6 @@
 // Responses in OpenAI's format: streams of server-sent events, and error objects.
 
+import type { ErrorObject } from "../api/replies.js";
 import { RequestError, isNearfarError, messageOf } from "../errors.js";
 
 /**
@@ -59,12 +60,7 @@ export function wrongMethod(message: string, allow: string): Response {
   return Response.json({ error: errorObject(new RequestError(message)) }, { status: 405, headers: { Allow: allow } });
 }
 
-function errorObject(error: unknown): {
-  readonly message: string;
-  readonly type: string;
-  readonly param: string | null;
-  readonly code: string | null;
-} {
+function errorObject(error: unknown): ErrorObject {
   if (!isNearfarError(error)) return { message: messageOf(error), type: "server_error", param: null, code: null };
   const { message, type, param, code } = error;
   return { message, type, param, code };

@@ -3,7 +3,8 @@
 //
 // Vectors of two models cannot be compared, so both sides must have the same embedding model.
 
-import type { RerankParams, RerankResponse } from "../api/encoder_types.js";
+import type { RerankParams } from "../api/encoder_types.js";
+import type { RerankResponse } from "../api/replies.js";
 import type { Check, Checks } from "../api/params.js";
 import { isObject, readParams, signal as anAbortSignal } from "../api/params.js";
 import { anySignal } from "../api/stream.js";

@@ -3,7 +3,7 @@
 // breaks off or is overloaded.
 
 import type { CommonParams } from "../../api/parameters.js";
-import type { FinishReason } from "../../engine/request.js";
+import type { ErrorObject, VerifyAccepted, VerifyError, VerifyOpened } from "../../api/replies.js";
 import type { NearfarError } from "../../errors.js";
 import { RequestError, Unavailable } from "../../errors.js";
 
@@ -27,26 +27,7 @@ export interface Opening extends Pick<CommonParams, "temperature"> {
   readonly priority?: number | undefined;
 }
 
-export interface Opened {
-  readonly type: "opened";
-  readonly version: number;
-  readonly context: number;
-  readonly max_drafts: number;
-}
-
-export interface Accepted {
-  readonly type: "accepted";
-  readonly tokens: readonly number[];
-  readonly finish_reason?: FinishReason;
-  readonly cached_tokens: number;
-}
-
-interface Refused {
-  readonly type: "error";
-  readonly error: { readonly message: string; readonly param?: string | null; readonly code?: string | null };
-}
-
-type Message = Opened | Accepted | Refused;
+type Message = VerifyOpened | VerifyAccepted | VerifyError;
 
 /** The version of the messages. */
 const VERSION = 1;
@@ -63,7 +44,7 @@ export class VerifySocket {
   readonly #url: string;
   readonly #messages: Message[] = [];
   #connected = false;
-  #refused: Refused["error"] | null = null;
+  #refused: ErrorObject | null = null;
   /** Why no more messages will come; null while they may. */
   #end: NearfarError | null = null;
   #wake: () => void = () => undefined;
@@ -101,7 +82,7 @@ export class VerifySocket {
    * Sends the first message and returns the answer to it. Throws RequestError (``details.code``: tokenizer_differs,
    * verify_version, verify_unavailable, wrong_key), Unavailable.
    */
-  async open(opening: Opening, signal: AbortSignal | undefined): Promise<Opened> {
+  async open(opening: Opening, signal: AbortSignal | undefined): Promise<VerifyOpened> {
     await this.#until(() => this.#connected, signal);
     this.#send({ type: "open", version: VERSION, ...opening });
     const opened = await this.#receive("opened", signal);
@@ -119,7 +100,7 @@ export class VerifySocket {
     this.#send({ type: "draft", tokens });
   }
 
-  async accepted(signal: AbortSignal | undefined): Promise<Accepted> {
+  async accepted(signal: AbortSignal | undefined): Promise<VerifyAccepted> {
     return this.#receive("accepted", signal);
   }
 
@@ -172,7 +153,7 @@ export class VerifySocket {
     const type = (message as Partial<Message> | null)?.type;
     if (type === "error") {
       // Its status is known when the connection closes.
-      this.#refused = (message as Refused).error;
+      this.#refused = (message as VerifyError).error;
     } else if (type === "opened" || type === "accepted") {
       this.#messages.push(message as Message);
     } else {

@@ -1,0 +1,270 @@
+// Written by server_fallback/schema/typescript.py from the classes of that folder: edit those files.
+
+import type { TextDocument } from "./encoder_types.js";
+import type { CompletionTimings } from "./types.js";
+
+export interface CompletionUsage {
+  prompt_tokens: number;
+  completion_tokens: number;
+  total_tokens: number;
+  /** Missing if a stop string or an interrupt ended the answer, because the engine then does not report the count. */
+  prompt_tokens_details?: { cached_tokens: number };
+  /** For models that reason: the tokens up to the end of the reasoning, including its markers. */
+  completion_tokens_details?: { reasoning_tokens: number };
+  /** Extension of `nearfar serve`: how long the answer waited until its first tokens were passed to the device, the longest wait of several answers. Missing if unknown. */
+  queue_ms?: number;
+}
+
+export interface TopLogprob {
+  token: string;
+  bytes: number[] | null;
+  logprob: number;
+}
+
+/** The page adds ``token_id``, the token's id in the model's vocabulary (extension). */
+export interface ChatCompletionTokenLogprob {
+  token: string;
+  bytes: number[] | null;
+  logprob: number;
+  top_logprobs: TopLogprob[];
+  token_id?: number;
+}
+
+export interface ChatCompletionLogprobs {
+  content: ChatCompletionTokenLogprob[] | null;
+  refusal: null;
+}
+
+/** ``side`` wrote the end of the answer, for ``reason``. ``scores`` are the values that the decision compared, null if unknown. ``switched_at`` is null, or the number of characters (code points) of the answer before the last switch: 0 if the earlier text is withdrawn. In a stream the first chunk has a route, the first after a switch, and the last. */
+export interface Route {
+  side: "near" | "far";
+  reason: string;
+  scores: Record<string, number | null>;
+  switched_at: number | null;
+}
+
+export interface ChatCompletionMessageToolCall {
+  id: string;
+  type: "function";
+  function: { name: string; arguments: string };
+}
+
+export interface ChatCompletionMessage {
+  role: "assistant";
+  content: string | null;
+  /** Extension: the model's reasoning before its answer, without the markers. */
+  reasoning_content?: string;
+  refusal: null;
+  tool_calls?: ChatCompletionMessageToolCall[];
+  /** The call, if the request has ``functions``. */
+  function_call?: { name: string; arguments: string };
+}
+
+export interface ChatCompletionChoice {
+  index: number;
+  message: ChatCompletionMessage;
+  logprobs: ChatCompletionLogprobs | null;
+  finish_reason: "stop" | "length" | "tool_calls" | "content_filter" | "function_call";
+  /** Extension, if requested. */
+  token_ids?: number[];
+}
+
+export interface ChatCompletion {
+  id: string;
+  object: "chat.completion";
+  created: number;
+  model: string;
+  choices: ChatCompletionChoice[];
+  usage: CompletionUsage;
+  /** Extension, if requested. */
+  prompt_token_ids?: number[];
+  /** Extension, if requested: by token id, for each token of the prompt; the first has none. */
+  prompt_logprobs?: (Record<string, { logprob: number; rank: number | null; decoded_token: string | null }> | null)[];
+  /** Extension, for answers that either of two sides could write. */
+  route?: Route;
+  timings: CompletionTimings;
+}
+
+export interface ChatCompletionToolCallDelta {
+  index: number;
+  id?: string;
+  type?: "function";
+  function?: { name?: string; arguments?: string };
+}
+
+export interface ChatCompletionDelta {
+  role?: "assistant";
+  content?: string;
+  /** Extension: the model's reasoning before its answer, without the markers. vLLM calls it ``reasoning``. */
+  reasoning_content?: string;
+  tool_calls?: ChatCompletionToolCallDelta[];
+  /** The call, if the request has ``functions``. */
+  function_call?: { name?: string; arguments?: string };
+}
+
+export interface ChatCompletionChunkChoice {
+  index: number;
+  delta: ChatCompletionDelta;
+  logprobs: ChatCompletionLogprobs | null;
+  finish_reason: "stop" | "length" | "tool_calls" | "content_filter" | "function_call" | null;
+  /** Extension, if requested. */
+  token_ids?: number[];
+}
+
+/** With stream_options.include_usage, ``usage`` is null except in the last chunk, which has no choices. The answer of a pair of sides has the route in its first chunk, the first after a switch, and the last. */
+export interface ChatCompletionChunk {
+  id: string;
+  object: "chat.completion.chunk";
+  created: number;
+  model: string;
+  choices: ChatCompletionChunkChoice[];
+  usage?: CompletionUsage | null;
+  /** Extension, if requested. */
+  prompt_token_ids?: number[];
+  /** Extension, if requested. */
+  prompt_logprobs?: (Record<string, { logprob: number; rank: number | null; decoded_token: string | null }> | null)[];
+  /** Extension, for answers that either of two sides could write. */
+  route?: Route;
+  timings?: CompletionTimings;
+}
+
+export interface CompletionLogprobs {
+  tokens: string[];
+  /** The first token of an echoed prompt has none. */
+  token_logprobs: (number | null)[];
+  top_logprobs: (Record<string, number> | null)[];
+  text_offset: number[];
+}
+
+export interface CompletionChoice {
+  index: number;
+  text: string;
+  logprobs: CompletionLogprobs | null;
+  finish_reason: "stop" | "length";
+  /** Extension of vLLM's, if requested. */
+  token_ids?: number[];
+  /** Extension of vLLM's, if requested. */
+  prompt_token_ids?: number[];
+  /** Extension of vLLM's, if requested. */
+  prompt_logprobs?: (Record<string, { logprob: number; rank: number | null; decoded_token: string | null }> | null)[];
+}
+
+export interface Completion {
+  id: string;
+  object: "text_completion";
+  created: number;
+  model: string;
+  choices: CompletionChoice[];
+  usage: CompletionUsage;
+  timings: CompletionTimings;
+}
+
+export interface CompletionChunkChoice {
+  index: number;
+  text: string;
+  logprobs: CompletionLogprobs | null;
+  finish_reason: "stop" | "length" | null;
+  /** Extension of vLLM's, if requested. */
+  token_ids?: number[];
+  /** Extension of vLLM's, if requested. */
+  prompt_token_ids?: number[];
+  /** Extension of vLLM's, if requested. */
+  prompt_logprobs?: (Record<string, { logprob: number; rank: number | null; decoded_token: string | null }> | null)[];
+}
+
+/** A part of a streamed completion; ``finish_reason`` is null until the end of a choice. */
+export interface CompletionChunk {
+  id: string;
+  object: "text_completion";
+  created: number;
+  model: string;
+  choices: CompletionChunkChoice[];
+  usage?: CompletionUsage | null;
+  timings?: CompletionTimings;
+}
+
+export interface EncodingUsage {
+  prompt_tokens: number;
+  total_tokens: number;
+}
+
+export interface RerankResult {
+  /** The document's index in the request. */
+  index: number;
+  relevance_score: number;
+  /** If requested. */
+  document?: TextDocument;
+}
+
+/** ``results``: the most relevant first. ``meta`` is Cohere's. */
+export interface RerankResponse {
+  id: string;
+  object: "list";
+  model: string;
+  results: RerankResult[];
+  usage: EncodingUsage;
+}
+
+export interface ScoreResponse {
+  id: string;
+  object: "list";
+  created: number;
+  model: string;
+  data: { index: number; object: "score"; score: number }[];
+  usage: EncodingUsage;
+}
+
+/** ``start`` and ``end`` are the characters of the token in its text, in the page as indexes that `slice` takes; missing for tokens without characters, and if the input is token ids. */
+export interface TokenClass {
+  token_id: number;
+  start?: number;
+  end?: number;
+  label: string;
+  probs: number[];
+}
+
+/** ``label`` is the most likely one, and ``probs`` has the probability of each label. A model that labels tokens has ``tokens`` instead. */
+export interface Classification {
+  index: number;
+  label?: string;
+  probs?: number[];
+  num_classes: number;
+  tokens?: TokenClass[];
+}
+
+export interface ClassifyResponse {
+  id: string;
+  object: "list";
+  created: number;
+  model: string;
+  data: Classification[];
+  usage: EncodingUsage;
+}
+
+export interface ErrorObject {
+  message: string;
+  type: string;
+  param: string | null;
+  code: string | null;
+}
+
+/** ``max_drafts``: further drafts of a message are not checked. ``context``: the most tokens of the prompt and the answer together. */
+export interface VerifyOpened {
+  type: "opened";
+  version: number;
+  context: number;
+  max_drafts: number;
+}
+
+/** ``tokens`` are the next ones of the answer. ``cached_tokens``: the number of earlier tokens that were not computed again. */
+export interface VerifyAccepted {
+  type: "accepted";
+  tokens: number[];
+  finish_reason?: "stop" | "length";
+  cached_tokens: number;
+}
+
+export interface VerifyError {
+  type: "error";
+  error: ErrorObject;
+}
