@@ -88,14 +88,22 @@ def test_repetition_and_doubt_escalate(near: FakeNear, escalation: dict[str, Any
     assert outcome(answer) == ("two", "far", reason, 0)
 
 
-@pytest.mark.parametrize("parameters", [{"pin": "near"}, {"labels": ["private"]}, {"max_tokens": 6}])
-def test_answers_that_must_stay_near_or_have_no_tokens_left_are_not_escalated(parameters: dict[str, Any]) -> None:
-    text = "one tw" if "max_tokens" in parameters else "one twenty"
-    near, far = FakeNear(text, logprobs=LOGPROBS), continuing("!")
-    rules = policy(escalation={"then": "continue", **UNSURE, "window_tokens": 6, "min_mean_logprob": -1.05})
-    assert outcome(ask(near, far, rules, **parameters))[:2] == (text, "near")
-    # Far may have computed the prompt while near could still end early, for one token that is not shown.
-    assert [sent["max_tokens"] for sent in far.generated] == [1] * ("max_tokens" in parameters) * len(far.generated)
+@pytest.mark.parametrize(("parameters", "reason"), [({"pin": "near"}, "pinned"), ({"labels": ["private"]}, "private")])
+def test_an_answer_that_must_stay_near_is_not_escalated(parameters: dict[str, Any], reason: str) -> None:
+    near, far = FakeNear("one twenty", logprobs=LOGPROBS), continuing("!")
+    rules = policy(escalation={"then": "continue", **UNSURE})
+    assert outcome(ask(near, far, rules, **parameters)) == ("one twenty", "near", reason, None)
+    assert far.generated == []
+
+
+@pytest.mark.parametrize(("max_tokens", "side"), [(6, "near"), (7, "far")])
+def test_an_answer_without_tokens_left_is_not_escalated(max_tokens: int, side: str) -> None:
+    # The window is full, with a mean below the limit, at the last token.
+    near, far = FakeNear("one tw", logprobs=LOGPROBS), continuing("!")
+    escalation = {**UNSURE, "window_tokens": 6, "min_mean_logprob": -1.05, "warm": "never"}
+    answer = ask(near, far, policy(escalation={"then": "continue", **escalation}), max_tokens=max_tokens)
+    assert outcome(answer)[:2] == ("one tw" + "!" * (side == "far"), side)
+    assert [sent["max_tokens"] for sent in far.generated] == [1] * (side == "far")
 
 
 def test_near_resumes_its_own_answer_if_far_cannot_continue_it() -> None:
