@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_pages import ask, light_server, markdown, new_chat, open_page, send
+from chat_pages import ask, markdown, new_chat, open_page, page_server, send
 from page_looks import DESK, NAMELESS, PHONE, SCREENSHOTS, look
 from playwright.sync_api import Browser, Page
 from waiting import wait_until
@@ -102,8 +102,8 @@ $\\href{javascript:window.hacked=8}{x}$ $\\includegraphics{https://tracker.test/
 
 
 @pytest.fixture(scope="module")
-def server(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:  # noqa: ARG001
-    with light_server(tiny_bundle, tmp_path_factory.mktemp("chat")) as server:
+def server(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:  # noqa: ARG001
+    with page_server(tmp_path_factory.mktemp("chat")) as server:
         yield server
 
 
@@ -597,7 +597,7 @@ def test_with_full_storage_the_page_lists_the_stored_models_and_deletes_them(cha
         assert "cache." not in (page.text_content("#failure-message") or "")
         # The other item is the part of the new bundle that both share.
         item = page.locator("#failure #stored-list li:has-text('last used')")
-        assert "qwen3" in (item.text_content() or "")
+        assert "page-model" in (item.text_content() or "")
         assert "MB" in (item.text_content() or "") or "kB" in (item.text_content() or "")
         for shown in look(page):
             page.screenshot(path=SCREENSHOTS / f"storage-{shown}.png")

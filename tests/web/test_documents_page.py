@@ -17,7 +17,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from chat_pages import open_page
+from chat_pages import open_page, page_bundle
 from conftest import CompileTiny
 from light_bundle import lighten
 from page_looks import DESK, NAMELESS, PHONE, SCREENSHOTS, look
@@ -158,13 +158,12 @@ def far() -> Iterator[Far]:
 @pytest.fixture(scope="module")
 def opened(
     browser: Browser,
-    tiny_bundle: Path,
     compile_light: CompileTiny,
     far: Far,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Opened]:
     folder = tmp_path_factory.mktemp("documents")
-    sources = {"near": tiny_bundle, "encoder": compile_light("embedding", "q4f16", context=128)}
+    sources = {"near": page_bundle(), "encoder": compile_light("embedding", "q4f16", context=128)}
     for name, bundle in sources.items():
         shutil.copytree(bundle, folder / name)
         lighten(folder / name)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_pages import ask, light_server, markdown, new_chat, open_page
+from chat_pages import ask, markdown, new_chat, open_page, page_bundle, page_server
 from page_looks import DESK, NAMELESS, PHONE, SCREENSHOTS, fact, look
 from playwright.sync_api import Browser, Page
 
@@ -22,8 +21,8 @@ BENCH_CONTEXT = 96
 
 
 @pytest.fixture(scope="module")
-def server(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:  # noqa: ARG001
-    with light_server(tiny_bundle, tmp_path_factory.mktemp("pages"), self_test=True) as server:
+def server(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:  # noqa: ARG001
+    with page_server(tmp_path_factory.mktemp("pages"), self_test=True) as server:
         yield server
 
 
@@ -51,12 +50,12 @@ def chat(loaded: Page) -> Page:
 
 
 @pytest.fixture(scope="module")
-def measured(browser: Browser, tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def measured(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     """The bench page with its result for a short context; its console must stay silent."""
     errors: list[str] = []
     page = open_page(browser, errors)
     folder = tmp_path_factory.mktemp("bench")
-    with light_server(tiny_bundle, folder, self_test=True, context=BENCH_CONTEXT) as server:
+    with page_server(folder, self_test=True, context=BENCH_CONTEXT) as server:
         page.goto(f"{server.url}bench.html")
         page.click("#run:enabled")
         page.wait_for_selector("body[data-state=done], body[data-state=error]")
@@ -66,7 +65,7 @@ def measured(browser: Browser, tiny_bundle: Path, tmp_path_factory: pytest.TempP
     assert errors == []
 
 
-def test_the_second_turn_reads_the_first_as_well(chat: Page, tiny_bundle: Path) -> None:
+def test_the_second_turn_reads_the_first_as_well(chat: Page) -> None:
     from nearfar.compiler.bundle.folder import open_bundle
     from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
@@ -75,7 +74,7 @@ def test_the_second_turn_reads_the_first_as_well(chat: Page, tiny_bundle: Path) 
     assert chat.locator(".question").count() == 2
     assert fact(chat, 0, "Answer") == "6 tokens"
     turns = [("user", "hello"), ("assistant", markdown(chat)), ("user", "and again")]
-    prompt = Tokenizer(open_bundle(tiny_bundle).tokenizer_files()).encode_chat(
+    prompt = Tokenizer(open_bundle(page_bundle()).tokenizer_files()).encode_chat(
         [{"role": role, "content": text} for role, text in turns]
     )
     assert fact(chat, 1, "Prompt") == f"{len(prompt)} tokens"
@@ -170,8 +169,8 @@ def test_a_missing_bundle_shows_what_to_do(browser: Browser, server: PageServer)
     page.context.close()
 
 
-def test_the_model_card_describes_the_model_on_this_device(chat: Page, tiny_bundle: Path) -> None:
-    manifest = json.loads((tiny_bundle / "manifest.json").read_text())
+def test_the_model_card_describes_the_model_on_this_device(chat: Page) -> None:
+    manifest = json.loads((page_bundle() / "manifest.json").read_text())
     card = chat.text_content("#model-card") or ""
     info: dict[str, Any] = chat.evaluate("() => window.nearfar.engine.info")
     for part in (
@@ -197,7 +196,7 @@ def test_on_a_phone_the_panel_opens_and_gives_the_focus_back(chat: Page) -> None
     assert chat.evaluate("() => document.activeElement.id") == "open-panel"
 
 
-def test_the_bench_page_exports_its_result(measured: Page, tiny_bundle: Path) -> None:
+def test_the_bench_page_exports_its_result(measured: Page) -> None:
     result = json.loads(measured.text_content("#json") or "")
     assert result["format"] == "nearfar-bench-1"
     assert result["agreement"] == {"reference": "self_test", "checked": 24, "agreed": 24}
@@ -206,7 +205,7 @@ def test_the_bench_page_exports_its_result(measured: Page, tiny_bundle: Path) ->
     # The longer prompt is cut, because the context must hold 32 new tokens.
     assert [row["prompt_tokens"] for row in result["decode"]] == [16, BENCH_CONTEXT - 32]
     assert all(row["tokens_per_second"] > 0 for row in (*result["prefill"], *result["decode"]))
-    sizes = json.loads((tiny_bundle / "manifest.json").read_text())
+    sizes = json.loads((page_bundle() / "manifest.json").read_text())
     assert result["bundle"]["bytes"] == sum(entry["size"] for entry in (*sizes["shards"], *sizes["files"]))
     assert (
         result["memory_bytes"]["buffers"]
