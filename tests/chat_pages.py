@@ -7,13 +7,11 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from light_bundle import few_kernels, lighten
-from made_once import kept_folder, made_once
+from light_bundle import lighten
 from page_looks import DESK
+from page_model import NAME, page_bundle
 from playwright.sync_api import Browser, Page
-from tiny_models import make_checkpoint
 
 from nearfar.compiler.browser.page_server import PageServer
 from nearfar.compiler.bundle.manifest import MANIFEST_FILE
@@ -21,44 +19,12 @@ from nearfar.compiler.bundle.manifest import MANIFEST_FILE
 TIMEOUT_MS = 180_000
 
 
-# One layer, of which each kernel compiles fast.
-PAGE_MODEL_SIZES = {
-    "num_hidden_layers": 1,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-}
-
-
-def page_bundle() -> Path:
-    """The bundle of a model for tests of pages, which loads in a third of the time of others. Its context is 256, and
-    no token ends its answers. Tests must not change it.
-    """
-
-    def make(folder: Path) -> None:
-        from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
-
-        with TemporaryDirectory() as parent:
-            checkpoint = Path(parent) / "page-model"
-            make_checkpoint("llama_plain", checkpoint, **PAGE_MODEL_SIZES)
-            options = CompileOptions(quantization="f32", context=256, activations=("float32",))
-            with few_kernels():
-                compile_model(str(checkpoint), folder, options)
-        # A test knows how long its answers are.
-        manifest = json.loads((folder / MANIFEST_FILE).read_text())
-        manifest["spec"]["eos_token_ids"] = []
-        (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
-
-    return made_once(kept_folder("bundles") / "page", make)
-
-
 @contextmanager
 def page_server(folder: Path, *, self_test: bool = False, context: int | None = None) -> Iterator[PageServer]:
     """The page's server with a copy of `page_bundle` in the folder; its longest sequence has ``context`` tokens if
     given.
     """
-    copy = folder / "page-model"
+    copy = folder / NAME
     shutil.copytree(page_bundle(), copy)
     lighten(copy, self_test=self_test)
     if context is not None:

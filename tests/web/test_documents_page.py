@@ -17,10 +17,11 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from chat_pages import open_page, page_bundle
+from chat_pages import open_page
 from conftest import CompileTiny
 from light_bundle import lighten
 from page_looks import DESK, NAMELESS, PHONE, SCREENSHOTS, look
+from page_model import page_bundle
 from pdf_files import pdf_of
 from playwright.sync_api import Browser, Page
 from pypdf import PdfWriter

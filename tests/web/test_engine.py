@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, CompileTiny
+from conftest import ROOT
 from light_bundle import lighten
+from page_model import page_bundle
 from playwright.sync_api import Browser, Page
 from static_site import serve
 from tiny_models import VOCAB_SIZE
@@ -56,9 +57,9 @@ TIMEOUT_MS = 180_000
 
 
 @pytest.fixture(scope="module")
-def bundle(compile_tiny: CompileTiny) -> Path:
+def bundle() -> Path:
     """A bundle with 4-bit keys and values, whose pages are shared, copied and saved here."""
-    return compile_tiny("qwen3", "q8f16", kv="q4")
+    return page_bundle(kv="q4")
 
 
 @pytest.fixture(scope="module")

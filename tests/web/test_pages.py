@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from chat_pages import ask, markdown, new_chat, open_page, page_bundle, page_server
+from chat_pages import ask, markdown, new_chat, open_page, page_server
 from page_looks import DESK, NAMELESS, PHONE, SCREENSHOTS, fact, look
+from page_model import page_bundle
 from playwright.sync_api import Browser, Page
 
 from nearfar.compiler.browser.page_server import PageServer
