@@ -1,5 +1,5 @@
-"""A model for tests in a browser whose subject is not its arithmetic: it has one narrow layer, so it loads in a third of
-the time of the other tiny models.
+"""A model for tests in a browser whose subject is not its arithmetic: it has one narrow layer, so it loads in a third
+of the time of the other tiny models.
 """
 
 from __future__ import annotations

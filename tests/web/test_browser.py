@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from light_bundle import lighten
+from page_model import page_bundle
 from playwright.sync_api import Browser, BrowserContext, Page
 from static_site import serve
 from tiny_models import VOCAB_SIZE
@@ -111,8 +112,8 @@ TIMEOUT_MS = 180_000
 
 @pytest.fixture(scope="session")
 def site(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
-    """The page and bundles: with few kernels; with few kernels, but all for attention; with a flipped byte in a shard;
-    with float16 only; of another version. test_demo_tokens.py runs a bundle with all its kernels.
+    """The page and bundles: one that loads fast, the same with a flipped byte in a shard and of another version; one
+    with few kernels, but all for attention; with float16 only. test_demo_tokens.py runs a bundle with all its kernels.
     """
     site = tmp_path_factory.mktemp("site")
     shutil.copytree(PAGE, site, dirs_exist_ok=True)
@@ -120,12 +121,13 @@ def site(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFact
         shutil.copy(PAGE.parent / script, site)
     (site / "empty.html").write_text("<!doctype html>")
     (site / "example.html").write_text((ROOT / "web/README.md").read_text().split("```html\n")[1].split("```")[0])
-    for name in ("bundle", "decode", "corrupt", "half", "alien"):
+    for name in ("bundle", "corrupt", "alien"):
+        shutil.copytree(page_bundle(), site / name)
+        lighten(site / name)
+    for name in ("decode", "half"):
         shutil.copytree(tiny_bundle, site / name)
-    lighten(site / "bundle")
     # The number of dispatches per decoded token is the same as with all kernels.
     lighten(site / "decode", keep=("attention",))
-    lighten(site / "corrupt")
     shard = next((site / "corrupt" / "weights").iterdir())
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
@@ -321,9 +323,7 @@ def test_logits_that_are_not_numbers_are_a_device_error_and_never_a_token(runner
     assert 0 <= token < VOCAB_SIZE
 
 
-def test_the_page_answers_offline_with_the_text_that_python_decodes(
-    context: BrowserContext, address: str, tiny_bundle: Path
-) -> None:
+def test_the_page_answers_offline_with_the_text_that_python_decodes(context: BrowserContext, address: str) -> None:
     from nearfar.compiler.bundle.folder import open_bundle
     from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
@@ -341,7 +341,7 @@ def test_the_page_answers_offline_with_the_text_that_python_decodes(
     assert float(answer.get_attribute("data-ttft-ms") or "nan") > 0
     assert float(answer.get_attribute("data-tokens-per-second") or "nan") > 0
     assert not requests
-    tokenizer = Tokenizer(open_bundle(tiny_bundle).tokenizer_files())
+    tokenizer = Tokenizer(open_bundle(page_bundle()).tokenizer_files())
     prompt = tokenizer.encode_chat([{"role": "user", "content": question}])
     token_ids = generate_tokens(page, prompt, 24)
     assert page.locator(".answer .text").get_attribute("data-markdown") == tokenizer.decode(token_ids)

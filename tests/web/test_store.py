@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -114,18 +115,19 @@ def server(site: Path) -> Iterator[Server]:
     server.stop()
 
 
-@pytest.fixture
-def context(browser: Browser) -> Iterator[BrowserContext]:
-    """A context with an empty store."""
-    context = browser.new_context()
-    context.set_default_timeout(TIMEOUT_MS)
-    yield context
-    context.close()
+@pytest.fixture(scope="module")
+def shared(browser: Browser) -> Iterator[BrowserContext]:
+    """Each test has a server of its own, and so an origin with an empty store."""
+    with new_context(browser) as context:
+        yield context
 
 
 @pytest.fixture
-def page(context: BrowserContext, server: Server) -> Page:
-    return open_page(context, server)
+def page(shared: BrowserContext, server: Server) -> Page:
+    first, *others = shared.pages or [shared.new_page()]
+    for other in others:
+        other.close()
+    return open_page(first, server)
 
 
 def test_a_warm_load_only_revalidates_the_manifest(page: Page, server: Server) -> None:
@@ -148,14 +150,13 @@ def test_a_warm_load_only_revalidates_the_manifest(page: Page, server: Server) -
     assert warm["ids"] == cold["ids"]
 
 
-def test_persistent_storage_is_requested_once(context: BrowserContext, server: Server) -> None:
-    context.add_init_script(
-        "window.requests = 0; StorageManager.prototype.persist = async () => { window.requests++; return false; }"
-    )
-    page = open_page(context, server)
-    load(page, server)
-    load(page, server)
-    assert page.evaluate("() => window.requests") == 1
+def test_persistent_storage_is_requested_once(browser: Browser, server: Server) -> None:
+    count = "window.requests = 0; StorageManager.prototype.persist = async () => { window.requests++; return false; }"
+    with new_context(browser, count) as context:
+        page = open_page(context.new_page(), server)
+        load(page, server)
+        load(page, server)
+        assert page.evaluate("() => window.requests") == 1
 
 
 def test_a_worker_and_the_page_share_the_store(page: Page, server: Server) -> None:
@@ -284,8 +285,8 @@ def test_a_store_that_becomes_full_during_the_download_is_the_same_error(page: P
     assert failed["error"]["details"].get("neededBytes", 0) > 0, failed["error"]
 
 
-def test_two_pages_that_load_at_once_fetch_each_file_once(context: BrowserContext, page: Page, server: Server) -> None:
-    other = open_page(context, server)
+def test_two_pages_that_load_at_once_fetch_each_file_once(page: Page, server: Server) -> None:
+    other = open_page(page.context.new_page(), server)
     server.behaviour.hold[f"/bundle/{BIG}"] = 6 * MIB
     page.evaluate(START, [f"{server.url}bundle/", {}])
     assert server.behaviour.held.wait(60)
@@ -304,8 +305,8 @@ def test_two_pages_that_load_at_once_fetch_each_file_once(context: BrowserContex
     assert stored_bytes(second) >= BIG_BYTES
 
 
-def test_a_page_resumes_the_download_of_a_closed_page(context: BrowserContext, page: Page, server: Server) -> None:
-    dying = open_page(context, server)
+def test_a_page_resumes_the_download_of_a_closed_page(page: Page, server: Server) -> None:
+    dying = open_page(page.context.new_page(), server)
     server.behaviour.hold[f"/bundle/{BIG}"] = 6 * MIB
     dying.evaluate(START, [f"{server.url}bundle/", {}])
     assert server.behaviour.held.wait(60)
@@ -322,9 +323,7 @@ def test_a_page_resumes_the_download_of_a_closed_page(context: BrowserContext, p
     assert int((rest or "").removeprefix("bytes=").removesuffix("-")) >= PIECE_BYTES
 
 
-def test_a_loaded_bundle_of_another_origin_loads_again_when_its_server_is_gone(
-    context: BrowserContext, page: Page, server: Server
-) -> None:
+def test_a_loaded_bundle_of_another_origin_loads_again_when_its_server_is_gone(page: Page, server: Server) -> None:
     host = serve(server.folder)
     try:
         host.behaviour.cut[f"/bundle/{BIG}"] = 5 * MIB
@@ -334,8 +333,8 @@ def test_a_loaded_bundle_of_another_origin_loads_again_when_its_server_is_gone(
         assert [status for _, status in host.behaviour.received(BIG)] == [200, 206]
     finally:
         host.stop()
-    page.close()
-    page = open_page(context, server)
+    page.reload()
+    page.wait_for_function("window.nearfar")
     offline = load(page, host)
     assert offline["ids"] == online["ids"]
     assert stored_bytes(offline) == offline["reports"][-1]["totalBytes"]
@@ -387,21 +386,30 @@ def test_a_bundle_cannot_be_deleted_while_it_loads(page: Page, server: Server) -
     ],
 )
 def test_without_a_store_a_bundle_loads_straight_from_the_network(
-    context: BrowserContext, server: Server, missing: str
+    browser: Browser, server: Server, missing: str
 ) -> None:
-    context.add_init_script(missing)
-    page = open_page(context, server)
-    for _ in range(2):
-        server.behaviour.requests.clear()
-        loaded = load(page, server)
-        assert BIG in {path.removeprefix("/bundle/") for path, _, _ in server.behaviour.requests}
-        assert {report["phase"] for report in loaded["reports"]} >= {"manifest", "download", "ready"}
-        assert stored_bytes(loaded) == 0
-    assert page.evaluate(LIST) == []
+    with new_context(browser, missing) as context:
+        page = open_page(context.new_page(), server)
+        for _ in range(2):
+            server.behaviour.requests.clear()
+            loaded = load(page, server)
+            assert BIG in {path.removeprefix("/bundle/") for path, _, _ in server.behaviour.requests}
+            assert {report["phase"] for report in loaded["reports"]} >= {"manifest", "download", "ready"}
+            assert stored_bytes(loaded) == 0
+        assert page.evaluate(LIST) == []
 
 
-def open_page(context: BrowserContext, server: Server) -> Page:
-    page = context.new_page()
+@contextmanager
+def new_context(browser: Browser, script: str = "") -> Iterator[BrowserContext]:
+    """A context of its own, where the script runs before those of each page."""
+    context = browser.new_context()
+    context.set_default_timeout(TIMEOUT_MS)
+    context.add_init_script(script)
+    yield context
+    context.close()
+
+
+def open_page(page: Page, server: Server) -> Page:
     page.goto(f"{server.url}index.html")
     page.wait_for_function("() => window.nearfar !== undefined")
     return page
