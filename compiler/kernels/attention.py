@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from ..ir.heads import Heads, Scores
 from .batch_rows import BatchRows
-from .builder import Kernel, KernelBuilder, Scalar, cast, maximum, minimum, splat, sum_lanes
+from .builder import Kernel, KernelBuilder, Scalar, cast, maximum, minimum
 from .new_heads import query_rows
 from .pages import Pages
 from .scores import LOWEST, before_keys, capped, scaled, weight
+from .vectors import splat, sum_lanes
 
 TILE = 64
 

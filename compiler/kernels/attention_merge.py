@@ -8,9 +8,10 @@ One thread: one vector of one query head, of one new token after the other.
 from __future__ import annotations
 
 from ..ir.heads import Heads, Scores
-from .builder import Kernel, KernelBuilder, cast, lane_of, maximum, splat
+from .builder import Kernel, KernelBuilder, cast, maximum
 from .decode_range import Ranges
 from .scores import LOWEST, first_page_key, last_key, weight
+from .vectors import lane_of, splat
 
 THREADS = 64
 

@@ -15,23 +15,11 @@ from functools import partial
 
 from ..ir.heads import Heads, Scores
 from .batch_rows import BatchRows, Tiling
-from .builder import (
-    Array,
-    Kernel,
-    KernelBuilder,
-    Scalar,
-    all_of,
-    cast,
-    maximum,
-    minimum,
-    number,
-    select,
-    splat,
-    sum_lanes,
-)
+from .builder import Array, Kernel, KernelBuilder, Scalar, all_of, cast, maximum, minimum, number, select
 from .new_heads import query_rows
 from .pages import Pages
 from .scores import LOWEST, before_keys, capped, scaled, sees, weight
+from .vectors import splat, sum_lanes
 
 # Vectors of each key in workgroup memory at a time.
 KEY_VECTORS = 8

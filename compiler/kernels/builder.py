@@ -312,31 +312,6 @@ def size_bytes(dtype: str) -> int:
     return int(base.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8 * int(lanes or 1)
 
 
-def splat(value: Scalar, lanes: int = 4) -> Scalar:
-    """The same value in every lane."""
-    return tirx.Broadcast(value, lanes)
-
-
-def shifted(value: Scalar, *shifts: int) -> Scalar:
-    """The unsigned value shifted right, by a different number of bits in each lane."""
-    return splat(value, len(shifts)) >> vector(*(tirx.const(shift, "uint32") for shift in shifts))
-
-
-def vector(*values: Scalar) -> Scalar:
-    """A vector of scalars."""
-    return tirx.Shuffle(list(values), [tirx.const(i, "int32") for i in range(len(values))])
-
-
-def lane_of(value: Scalar, lane: int) -> Scalar:
-    """One lane of a vector."""
-    return tirx.Shuffle([value], [tirx.const(lane, "int32")])
-
-
-def sum_lanes(value: Scalar, lanes: int = 4) -> Scalar:
-    """The sum of a vector's lanes."""
-    return sum((lane_of(value, lane) for lane in range(1, lanes)), lane_of(value, 0))
-
-
 def sum_of(values: Iterable[Scalar]) -> Scalar:
     return reduce(lambda one, other: one + other, values)
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..ir.heads import Scores
-from .builder import Scalar, all_of, lane_of, minimum, select, sum_of
+from .builder import Scalar, all_of, minimum, select, sum_of
 from .decode_range import NewTokenRange
 from .hadamard import rotate_rows
 from .linear_vector import power_of_two
 from .pages import extreme_lane, extreme_of
 from .scores import capped, scaled
+from .vectors import lane_of
 
 
 class NewToken:

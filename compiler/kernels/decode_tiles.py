@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from functools import reduce
 
 from ..ir.heads import Scores
-from .builder import Array, Scalar, all_of, cast, lane_of, maximum, minimum, number, select, splat, vector
+from .builder import Array, Scalar, all_of, cast, maximum, minimum, number, select
 from .decode_new_token import NewToken
 from .decode_queries import StoredRange
 from .decode_range import VALUES_AT_ONCE, NewTokenRange
 from .head_fold import HeadFold
 from .linear_vector import power_of_two
 from .scores import LOWEST, capped, weight
-from .vector_lanes import as_four, first_lanes, lane_at, part_of
+from .vectors import as_four, first_lanes, lane_at, lane_of, part_of, splat, vector
 
 
 class CachedTiles:

@@ -6,8 +6,9 @@ One workgroup: 64 threads, 512 columns.
 
 from __future__ import annotations
 
-from .builder import Kernel, KernelBuilder, all_of, lane_of, maximum, minimum, number, select
+from .builder import Kernel, KernelBuilder, all_of, maximum, minimum, number, select
 from .packed import PackedMatrix, WeightFormat
+from .vectors import lane_of
 
 
 def embed(

@@ -6,8 +6,9 @@ One workgroup: 64 threads, 512 columns.
 
 from __future__ import annotations
 
-from .builder import Kernel, KernelBuilder, Scalar, lane_of
+from .builder import Kernel, KernelBuilder, Scalar
 from .packed import PackedMatrix, WeightFormat
+from .vectors import lane_of
 
 
 def embed_positions(

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from ..ir.expr import Expr
 from ..ir.ops.parts import Part
 from .builder import Array, KernelBuilder, Scalar, cast, number, select
-from .cpu.builder import of, ramp, wide
-from .cpu.math import lanes_of
+from .vectors import lanes_of, ramp, splat, with_lanes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +60,9 @@ class Fold:
             case "add":
                 return value + next(operands)[row, ramp(column, lanes)]
             case "scale":
-                return value * wide(next(operands)[0], lanes)
+                return value * splat(next(operands)[0], lanes)
             case "scale_rows":
-                return value * wide(next(operands)[row], lanes)
+                return value * splat(next(operands)[row], lanes)
             case "fake_quantize":
                 return maths.fake_quantized(kernel, value, part["scale"])
             case "activate":
@@ -73,7 +72,7 @@ class Fold:
             case "gate_halves":
                 return self._gated(part, value, up)
             case "soft_cap":
-                scaled = value * wide(number(part["scale"], "float32"), lanes)
+                scaled = value * splat(number(part["scale"], "float32"), lanes)
                 return scaled if part["cap"] is None else maths.soft_capped(kernel, part["cap"], scaled)
         raise AssertionError(f"no kernel computes the part {part['op']}")
 
@@ -81,7 +80,7 @@ class Fold:
         """A gate times what it gates; see `ops.elementwise.gated`. NaN stays NaN."""
 
         def like(value: float) -> Scalar:
-            return wide(number(value, "float32"), lanes_of(gate))
+            return splat(number(value, "float32"), lanes_of(gate))
 
         limit, slope = part["limit"], part["slope"]
         if limit is not None:
@@ -120,5 +119,5 @@ class Elements:
     def at(self, row: Scalar, column: Scalar, lanes: int = 1) -> Scalar:
         """The results of a row from ``column`` on."""
         starts = (column, column + self._columns) if self._halves else (column,)
-        values = (cast(self._x[row, ramp(start, lanes)], of("float32", lanes)) for start in starts)
+        values = (cast(self._x[row, ramp(start, lanes)], with_lanes("float32", lanes)) for start in starts)
         return self._fold(row, column, *values)

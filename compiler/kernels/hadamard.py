@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ..ir.heads import Heads
 from ..ir.kv_format import hadamard_size
-from .builder import Array, KernelBuilder, Scalar, lane_of, number, vector
+from .builder import Array, KernelBuilder, Scalar, number
+from .vectors import lane_of, vector
 
 
 def rotate_rows(kernel: KernelBuilder, heads: Heads, rows: Array, count: int, thread: Scalar, threads: int) -> None:

@@ -15,22 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .builder import (
-    Array,
-    Kernel,
-    KernelBuilder,
-    Scalar,
-    all_of,
-    cast,
-    lane_of,
-    minimum,
-    number,
-    rsqrt,
-    splat,
-    vector,
-)
+from .builder import Array, Kernel, KernelBuilder, Scalar, all_of, cast, minimum, number, rsqrt
 from .maths import rms_factor
 from .projection import LoadArguments, Projection, ProjectionArguments, guard_below
+from .vectors import lane_of, splat, vector
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .builder import Array, Kernel, KernelBuilder, Scalar, sum_lanes, vector
+from .builder import Array, Kernel, KernelBuilder, Scalar
 from .maths import rms_factor
 from .projection import Projection, ProjectionArguments, guard_below
 from .vector_parts import InputTile, dot_products, load_blocks
+from .vectors import sum_lanes, vector
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ rows of q.
 from __future__ import annotations
 
 from ..ir.heads import Heads, Preparation
-from .builder import Array, KernelBuilder, Scalar, cast, minimum, number, select, vector
+from .builder import Array, KernelBuilder, Scalar, cast, minimum, number, select
 from .maths import position_factor, rms_factor
+from .vectors import vector
 
 
 def query_rows(kernel: KernelBuilder, heads: Heads, *, scratch: bool, write: bool = False) -> Array:

@@ -16,22 +16,8 @@ from collections.abc import Callable, Sequence
 from ..quant.base import GROUP, ROW
 from ..quant.codes import UNIT_COLUMNS, units_of
 from ..quant.kernel_format import WeightFormat as WeightFormat
-from .builder import (
-    Array,
-    KernelBuilder,
-    Scalar,
-    address_of,
-    cast,
-    extern,
-    lane_of,
-    minimum,
-    number,
-    reinterpret,
-    select,
-    shifted,
-    splat,
-    vector,
-)
+from .builder import Array, KernelBuilder, Scalar, address_of, cast, extern, minimum, number, reinterpret, select
+from .vectors import lane_of, shifted, splat, vector
 
 
 class PackedMatrix:

@@ -12,23 +12,10 @@ from functools import reduce
 
 from ..ir.heads import Heads as AttentionHeads
 from ..ir.kv_format import KvFormat
-from .builder import (
-    KernelBuilder,
-    Scalar,
-    cast,
-    extern,
-    lane_of,
-    magnitude,
-    maximum,
-    minimum,
-    number,
-    reinterpret,
-    select,
-    splat,
-    vector,
-)
+from .builder import KernelBuilder, Scalar, cast, extern, magnitude, maximum, minimum, number, reinterpret, select
 from .packed import float_bits, halves, spread_bytes
 from .scores import LOWEST as LOWEST
+from .vectors import lane_of, splat, vector
 
 
 class Pages:

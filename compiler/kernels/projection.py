@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from ..ir.expr import Expr
 from ..ir.ops.parts import Part
-from .builder import Array, KernelBuilder, Scalar, cast, lane_of, minimum, number, select, vector
+from .builder import Array, KernelBuilder, Scalar, cast, minimum, number, select
 from .fold import Fold
 from .maths import MATHS, fake_quantized
 from .packed import PackedMatrix, WeightFormat
+from .vectors import lane_of, vector
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,13 +25,12 @@ from .builder import (
     minimum,
     number,
     select,
-    splat,
-    sum_lanes,
     truncated_quotient,
 )
 from .projection import Projection, ProjectionArguments, guard_below
 from .scores import LOWEST, capped, first_key, last_key, scaled, weight
 from .vector_parts import dot_products, load_blocks
+from .vectors import splat, sum_lanes
 
 # Keys whose scores share one correction of the sums.
 BLOCK_KEYS = 4

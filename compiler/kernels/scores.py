@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from ..ir.expr import Expr
 from ..ir.heads import Heads, Scores
-from .builder import Array, KernelBuilder, Scalar, all_of, exp, maximum, minimum, number, splat
+from .builder import Array, KernelBuilder, Scalar, all_of, exp, maximum, minimum, number
 from .maths import soft_capped
+from .vectors import splat
 
 # The score of a key that a row does not see: minus infinity, which WGSL must not compute with. `weight` makes 0 of it.
 LOWEST = -3.0e38

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..ir.ops.parts import Part
-from .builder import Array, KernelBuilder, Scalar, lane_of, minimum, number, select, splat, sum_lanes, vector
+from .builder import Array, KernelBuilder, Scalar, minimum, number, select
 from .maths import rms_factor
 from .packed import PackedMatrix, WeightFormat
 from .projection import ProjectionArguments, guard_below
+from .vectors import lane_of, splat, sum_lanes, vector
 
 
 class InputTile:

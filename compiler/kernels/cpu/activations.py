@@ -13,7 +13,8 @@ from types import MappingProxyType
 
 from ..builder import KernelBuilder, Scalar, select
 from ..fold import Maths
-from .math import erf, exp, fake_quantized, like, tanh
+from ..vectors import like
+from .math import erf, exp, fake_quantized, tanh
 
 
 def silu(x: Scalar) -> Scalar:

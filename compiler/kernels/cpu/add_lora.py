@@ -7,8 +7,9 @@ from itertools import accumulate
 
 from ...ir.ops.parts import Part
 from ..builder import Kernel, Scalar, cast, number
-from .builder import CpuKernelBuilder, Isa, floats, ramp
-from .math import fused, sum_of_lanes
+from ..vectors import floats, ramp, sum_of_lanes
+from .builder import CpuKernelBuilder, Isa
+from .math import fused
 from .rows import LANES, each_vector, rms_factor
 
 # Columns of the result per task.

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from ...ir.sampling import BIAS, COUNTS, IN_PROMPT, MASK, MASKED, Settings
 from ..builder import Kernel, Scalar, cast, number, select, truncated_quotient
-from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, wide
+from ..vectors import floats, ramp, splat, with_lanes
+from .builder import CpuKernelBuilder, Isa, pieces
 from .logits import chunk_of, num_chunks
 
 WORD = 32
@@ -33,23 +34,23 @@ def adjust_logits(name: str, *, isa: Isa, columns: int) -> Kernel:
         presence = kernel.let("presence", settings[row, setting["presence_penalty"]])
 
         def adjust(start: Scalar, lanes: int) -> None:
-            values, integers = floats(lanes), of("int32", lanes)
+            values, integers = floats(lanes), with_lanes("int32", lanes)
             here = ramp(start, lanes)
             x = kernel.local("x", 1, values)
             x[0] = logits[row, here]
             with kernel.when((flags & COUNTS) != 0):
                 count = kernel.let("count", counts[slot, here])
                 times = kernel.let("times", count & number(IN_PROMPT - 1, integers))
-                punished = select(x[0] > number(0, values), x[0] / wide(penalty, lanes), x[0] * wide(penalty, lanes))
+                punished = select(x[0] > number(0, values), x[0] / splat(penalty, lanes), x[0] * splat(penalty, lanes))
                 x[0] = select(count == number(0, integers), x[0], punished)
-                x[0] = x[0] - cast(times, values) * wide(frequency, lanes)
-                x[0] = select(times > number(0, integers), x[0] - wide(presence, lanes), x[0])
+                x[0] = x[0] - cast(times, values) * splat(frequency, lanes)
+                x[0] = select(times > number(0, integers), x[0] - splat(presence, lanes), x[0])
             with kernel.when((flags & BIAS) != 0):
                 x[0] = x[0] + bias[slot, here]
             with kernel.when((flags & MASK) != 0):
                 # A vector begins at a multiple of its lanes, so one word holds all of its bits.
                 index, first_bit = kernel.split(start, WORD, ("word_index", "first_bit"))
-                bits = (wide(mask[slot, index], lanes) >> ramp(first_bit, lanes)) & number(1, integers)
+                bits = (splat(mask[slot, index], lanes) >> ramp(first_bit, lanes)) & number(1, integers)
                 x[0] = select(bits == number(0, integers), number(float(MASKED), values), x[0])
             y[row, here] = x[0]
 

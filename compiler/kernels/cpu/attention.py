@@ -17,7 +17,8 @@ from functools import partial
 
 from ...ir.heads import Heads, Preparation, Scores
 from ..builder import Array, Kernel, Scalar, cast, maximum, minimum, number, select
-from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, round_up_quotient
+from ..vectors import floats, ramp, with_lanes
+from .builder import CpuKernelBuilder, Isa, pieces, round_up_quotient
 from .hadamard import rotate
 from .key_block import BLOCK, BlockScores, KeyBlock, Range, Running
 from .key_products import Queries, key_products
@@ -229,7 +230,7 @@ class Arguments:
     def store(self, running: Running, i: int, row: Scalar, head: Scalar) -> None:
         for start, lanes in pieces(self.heads.head_dim, self.isa.lanes):
             self._y[row, head, ramp(start, lanes)] = cast(
-                running.result(i, start, lanes), of(self.heads.activation, lanes)
+                running.result(i, start, lanes), with_lanes(self.heads.activation, lanes)
             )
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ..builder import KernelBuilder, Scalar, cast, number, reinterpret, select
-from .builder import floats, of
-from .math import lanes_of
+from ..vectors import floats, lanes_of, with_lanes
 
 # The bits of a float32 that are a bfloat16, half of the lowest of them, the magnitude, and infinity's.
 HIGH, HALF, MAGNITUDE, INFINITY = 0xFFFF0000, 0x8000, 0x7FFFFFFF, 0x7F800000
@@ -15,7 +14,7 @@ def bits_of(kernel: KernelBuilder, x: Scalar, planes: int) -> list[Scalar]:
     not finite, neither is the sum.
     """
     lanes = lanes_of(x)
-    words, found = of("uint32", lanes), []
+    words, found = with_lanes("uint32", lanes), []
     for _ in range(planes - 1):
         high = kernel.let("plane", reinterpret(x, words) & number(HIGH, words))
         found.append(high)
@@ -29,7 +28,7 @@ def bits_of(kernel: KernelBuilder, x: Scalar, planes: int) -> list[Scalar]:
 
 def words_of(kernel: KernelBuilder, low: Scalar, high: Scalar, planes: int) -> list[Scalar]:
     """The planes of two vectors, as words of both: ``low`` in their lower halves."""
-    words = of("uint32", lanes_of(low))
+    words = with_lanes("uint32", lanes_of(low))
     pairs = zip(bits_of(kernel, low, planes), bits_of(kernel, high, planes), strict=True)
     return [one >> number(16, words) | other for one, other in pairs]
 
@@ -37,5 +36,5 @@ def words_of(kernel: KernelBuilder, low: Scalar, high: Scalar, planes: int) -> l
 def halves_of(kernel: KernelBuilder, x: Scalar, planes: int) -> list[Scalar]:
     """The planes of a vector, as uint16."""
     lanes = lanes_of(x)
-    words = of("uint32", lanes)
-    return [cast(each >> number(16, words), of("uint16", lanes)) for each in bits_of(kernel, x, planes)]
+    words = with_lanes("uint32", lanes)
+    return [cast(each >> number(16, words), with_lanes("uint16", lanes)) for each in bits_of(kernel, x, planes)]

@@ -95,25 +95,6 @@ class CpuKernelBuilder(KernelBuilder):
         return Kernel(self.name, complete, tuple(self._bindings), (1, 1), 1, 0, self._scratch, scalars=scalars)
 
 
-def ramp(start: Scalar | int, lanes: int) -> Scalar:
-    """``lanes`` neighbouring indices from ``start`` on; a single one is a plain index."""
-    return tirx.Ramp(start, 1, lanes) if lanes > 1 else start
-
-
-def floats(lanes: int) -> str:
-    """The dtype of ``lanes`` float32."""
-    return of("float32", lanes)
-
-
-def of(dtype: str, lanes: int) -> str:
-    return f"{dtype}x{lanes}" if lanes > 1 else dtype
-
-
-def wide(value: Scalar, lanes: int) -> Scalar:
-    """A scalar in every lane of a vector; the scalar itself for one lane."""
-    return tirx.Broadcast(value, lanes) if lanes > 1 else value
-
-
 def round_up_quotient(value: Scalar, divisor: int) -> Scalar:
     """A nonnegative number divided by the divisor, rounded up."""
     return tirx.truncdiv(value + (divisor - 1), divisor)

@@ -8,8 +8,9 @@ from ...ir.expr import Expr
 from ...ir.ops.parts import Part
 from ..builder import Array, Kernel, Scalar, cast
 from ..fold import Elements
+from ..vectors import ramp, with_lanes
 from .activations import MATHS
-from .builder import CpuKernelBuilder, Isa, of, ramp
+from .builder import CpuKernelBuilder, Isa
 from .rows import each_vector
 
 
@@ -21,7 +22,7 @@ def elementwise(
     y = kernel.buffer("y", (rows, columns), y_dtype, write=True)
 
     def value(row: Scalar, start: Scalar, lanes: int) -> Scalar:
-        return cast(elements.at(row, start, lanes), of(y_dtype, lanes))
+        return cast(elements.at(row, start, lanes), with_lanes(y_dtype, lanes))
 
     return on_vectors(kernel, isa, rows, columns, y, value)
 
@@ -35,7 +36,7 @@ def slice_columns(
     y = kernel.buffer("y", (batch, stop - start), y_dtype, write=True)
 
     def value(row: Scalar, first: Scalar, lanes: int) -> Scalar:
-        return cast(x[row, ramp(first + start, lanes)], of(y_dtype, lanes))
+        return cast(x[row, ramp(first + start, lanes)], with_lanes(y_dtype, lanes))
 
     return on_vectors(kernel, isa, batch, stop - start, y, value)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from ...quant.base import GROUP
 from ..builder import Kernel, Scalar, all_of, maximum
 from ..packed import WeightFormat
-from .builder import CpuKernelBuilder, Isa, pieces, ramp
-from .math import like, take_lanes
+from ..vectors import like, ramp, take_lanes
+from .builder import CpuKernelBuilder, Isa, pieces
 from .packed import PackedRows
 
 

@@ -7,8 +7,9 @@ from ...ir.heads import Heads, Preparation
 from ...quant.base import GROUP
 from ..builder import Array, Kernel, Scalar, cast, number, select
 from ..packed import WeightFormat
-from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, wide
-from .math import square_root, take_lanes
+from ..vectors import floats, ramp, splat, take_lanes, with_lanes
+from .builder import CpuKernelBuilder, Isa, pieces
+from .math import square_root
 from .new_heads import NewHeads
 from .packed import PackedRows
 from .rows import each_vector
@@ -73,7 +74,7 @@ def pool_rows(name: str, *, isa: Isa, columns: int, mode: str) -> Kernel:
                     larger = select(each <= total[0], total[0], each)
                     total[0] = larger if mode == "max" else total[0] + each
             scales = mode in ("mean", "mean_sqrt_len")
-            y[text, ramp(start, lanes)] = total[0] * wide(factor, lanes) if scales else total[0]
+            y[text, ramp(start, lanes)] = total[0] * splat(factor, lanes) if scales else total[0]
 
         each_vector(kernel, columns, isa.lanes, pool)
     return kernel.finish()
@@ -97,5 +98,5 @@ def rope_heads(name: str, *, isa: Isa, heads: Heads, preparation: Preparation) -
             for start, lanes in pieces(heads.head_dim, isa.lanes):
                 prepared[ramp(start, lanes)] = new.load(row, head, start, lanes)
         for start, lanes in pieces(heads.head_dim, isa.lanes):
-            y[row, head, ramp(start, lanes)] = cast(prepared[ramp(start, lanes)], of(heads.activation, lanes))
+            y[row, head, ramp(start, lanes)] = cast(prepared[ramp(start, lanes)], with_lanes(heads.activation, lanes))
     return kernel.finish()

@@ -5,9 +5,9 @@ adds the same pairs in the same order, so it computes the same bits.
 from __future__ import annotations
 
 from ...ir.kv_format import hadamard_size
-from ..builder import Array, KernelBuilder, Scalar, number, vector
-from .builder import Isa, pieces, ramp
-from .math import like, take_lanes
+from ..builder import Array, KernelBuilder, Scalar, number
+from ..vectors import like, ramp, take_lanes, vector
+from .builder import Isa, pieces
 
 
 def rotate(kernel: KernelBuilder, isa: Isa, head_dim: int, row: Array) -> None:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...quant.base import GROUP
-from ..builder import KernelBuilder, Scalar, cast, number, reinterpret, splat
+from ..builder import KernelBuilder, Scalar, cast, number, reinterpret
 from ..packed import WeightFormat
+from ..vectors import splat
 from .builder import Isa
 from .math import intrinsic
 

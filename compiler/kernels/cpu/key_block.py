@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...ir.heads import Heads, Scores
-from ..builder import Array, Scalar, maximum, minimum, number, select, splat, truncated_quotient
-from .builder import CpuKernelBuilder, Isa, floats, pieces, ramp, round_up_quotient, wide
+from ..builder import Array, Scalar, maximum, minimum, number, select, truncated_quotient
+from ..vectors import floats, largest_of_lanes, like, ramp, splat, sum_of_lanes
+from .builder import CpuKernelBuilder, Isa, pieces, round_up_quotient
 from .key_products import KeyProducts, Queries
-from .math import falling_exp, fused, largest_of_lanes, like, sum_of_lanes, tanh
+from .math import falling_exp, fused, tanh
 from .pages import Pages
 from .rows import LANES
 
@@ -254,12 +255,12 @@ class KeyBlock(BlockScores):
                     values = [kernel.let("value", value) for value in loaded]
                     for i, weight in enumerate(weights):
                         for each, value in zip(of_entries, values, strict=True):
-                            each[i] = fused(wide(weight, lanes), value, each[i])
+                            each[i] = fused(splat(weight, lanes), value, each[i])
         for of_entries, (start, lanes) in zip(sums, entries, strict=True):
             for i, query in enumerate(group):
                 for element, total in pages.in_order([each[i] for each in of_entries], start, lanes):
                     if zeros is not None and pages.zero:
-                        total = total + wide(zeros[query], lanes)
+                        total = total + splat(zeros[query], lanes)
                     self.sums[ramp(query * head_dim + element, lanes)] = total
 
     def _scale_weights(self, kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range) -> Array:
@@ -317,10 +318,10 @@ class Running:
         self._total[i] = fused(self._total[i], before, total * new)
         for start, lanes in pieces(head_dim, self._isa.lanes):
             columns = ramp(i * head_dim + start, lanes)
-            wide_before, wide_new = (wide(each, lanes) for each in (before, new))
+            wide_before, wide_new = (splat(each, lanes) for each in (before, new))
             self._sums[columns] = fused(self._sums[columns], wide_before, sums(start, lanes) * wide_new)
 
     def result(self, i: int, start: int, lanes: int) -> Scalar:
         """Elements of the attention's result."""
-        total = wide(self._total[i], lanes)
+        total = splat(self._total[i], lanes)
         return self._sums[ramp(i * self._heads.head_dim + start, lanes)] / total

@@ -10,11 +10,12 @@ from functools import reduce
 from typing import Protocol, TypeAlias
 
 from ...ir.heads import Heads
-from ..builder import Array, Scalar, cast, maximum, number, reinterpret, select, splat, sum_of
+from ..builder import Array, Scalar, cast, maximum, number, reinterpret, select, sum_of
 from ..packed import WeightFormat
-from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp
+from ..vectors import floats, ramp, splat, take_lanes, with_lanes
+from .builder import CpuKernelBuilder, Isa, pieces
 from .integer_dot import integer_dot
-from .math import fused, intrinsic, rounded, take_lanes
+from .math import fused, intrinsic, rounded
 from .pages import Pages
 from .rows import LANES
 
@@ -125,7 +126,8 @@ class IntegerProducts:
         self._kernel, self._heads, self._pages, self._lanes = kernel, heads, pages, isa.lanes
         self._words = heads.head_dim // 2
         self._q = kernel.scratch("q", (heads.rows, heads.num_heads, self._words + 2), "uint32", write=True)
-        self.steps, self.entries, self.dtype = heads.head_dim // WORD, heads.page_size * 4, of("int32", isa.lanes)
+        self.steps, self.entries = heads.head_dim // WORD, heads.page_size * 4
+        self.dtype = with_lanes("int32", isa.lanes)
         self._dot = integer_dot(kernel, isa, WeightFormat("q4", "float32"), 16)
 
     def hold(self, queries: Queries) -> None: ...
@@ -134,8 +136,9 @@ class IntegerProducts:
         kernel, vectors = self._kernel, pieces(self._heads.head_dim, LANES)
         # The bits of a NaN are larger than those of every number, so a NaN reaches the scale.
         bits = [
-            reinterpret(query[ramp(*piece)], of("uint32", piece[1])) & number(0x7FFFFFFF, of("uint32", piece[1]))
-            for piece in vectors
+            reinterpret(query[ramp(start, lanes)], integers) & number(0x7FFFFFFF, integers)
+            for start, lanes in vectors
+            for integers in [with_lanes("uint32", lanes)]
         ]
         highest = reduce(maximum, (intrinsic("uint32", "vector.reduce.umax", each) for each in bits))
         largest = kernel.let("largest", reinterpret(highest, "float32"))
@@ -143,15 +146,15 @@ class IntegerProducts:
         sums = []
         for start, lanes in vectors:
             elements = rounded(query[ramp(start, lanes)] * splat(factor, lanes))
-            codes = kernel.let("codes", cast(elements, of("int32", lanes)))
+            codes = kernel.let("codes", cast(elements, with_lanes("int32", lanes)))
             sums.append(intrinsic("int32", "vector.reduce.add", codes))
             first, second = (
                 take_lanes(codes, [word + lane for word in range(0, lanes, WORD) for lane in order])
                 for order in (FIRST_OF_PAIRS, SECOND_OF_PAIRS)
             )
-            half = of("int32", lanes // 2)
+            half = with_lanes("int32", lanes // 2)
             pairs = first & number(0xFFFF, half) | second << number(16, half)
-            self._q[row, head, ramp(start // 2, lanes // 2)] = reinterpret(pairs, of("uint32", lanes // 2))
+            self._q[row, head, ramp(start // 2, lanes // 2)] = reinterpret(pairs, with_lanes("uint32", lanes // 2))
         zero = sum_of(sums) * number(-self._pages.zero, "int32")
         self._q[row, head, self._words] = reinterpret(zero, "uint32")
         self._q[row, head, self._words + 1] = reinterpret(largest / number(LARGEST, "float32"), "uint32")

@@ -20,10 +20,11 @@ from ...ir.expr import Expr
 from ...quant.base import GROUP, ROW
 from ...quant.kernel_format import reads_plain
 from ...quant.layout import TILE_ROWS
-from ..builder import Array, Kernel, Scalar, address_of, cast, minimum, number, reinterpret, splat
+from ..builder import Array, Kernel, Scalar, address_of, cast, minimum, number, reinterpret
 from ..projection import Projection
+from ..vectors import floats, ramp, splat, with_lanes
 from .bf16_planes import words_of
-from .builder import CpuKernelBuilder, Isa, floats, of, ramp, round_up_quotient
+from .builder import CpuKernelBuilder, Isa, round_up_quotient
 from .integer_dot import VnniByteDot
 from .linear_tiles import Result, first_tile
 from .math import fused
@@ -97,7 +98,8 @@ class MatrixProducts:
         last rows.
         """
         kernel, at_once = self._kernel, min(self._groups, PIECE_GROUPS)
-        unpacked = kernel.local("unpacked", at_once * self._planes * len(tiles) * PAIRS, of("uint32", TILE_ROWS))
+        size = at_once * self._planes * len(tiles) * PAIRS
+        unpacked = kernel.local("unpacked", size, with_lanes("uint32", TILE_ROWS))
         sums = kernel.local("sums", self.blocks_at_once * len(SUMS) * ROWS, floats(TILE_ROWS))
         configure(kernel)
         with kernel.loop("piece", -(-self._groups // at_once)) as piece:
@@ -178,7 +180,7 @@ class TileColumns:
         """Weights of the codes in one byte of each lane. The sum is exact: it has the bits of the code and of the
         scale.
         """
-        word = of("uint32", TILE_ROWS)
+        word = with_lanes("uint32", TILE_ROWS)
         code = (quad >> number(8 * byte, word) if byte else quad) & number(0xFF, word)
-        integers = reinterpret(code, of("int32", TILE_ROWS))
+        integers = reinterpret(code, with_lanes("int32", TILE_ROWS))
         return self._kernel.let("weights", fused(cast(integers, floats(TILE_ROWS)), scales, zeros))

@@ -13,9 +13,9 @@ from ...quant.layout import TILE_ROWS
 from ..builder import Array, Kernel, Scalar, cast, minimum
 from ..fold import Fold
 from ..projection import Projection
+from ..vectors import lanes_of, ramp, take_lanes, with_lanes
 from .activations import MATHS
-from .builder import CpuKernelBuilder, Isa, of, pieces, ramp, round_up_quotient
-from .math import lanes_of, take_lanes
+from .builder import CpuKernelBuilder, Isa, pieces, round_up_quotient
 from .rows import each_vector
 from .tile_dots import FloatDots, IntegerDots
 
@@ -123,4 +123,4 @@ class Result:
             starts = [output + (first + half * facts.outputs) for half in range(len(sums))]
             sums = [each + self._bias[ramp(start, lanes)] for each, start in zip(sums, starts, strict=True)]
         value = self._fold(row, output + facts.offset, *sums)
-        self._y[row, ramp(output + facts.offset, lanes)] = cast(value, of(facts.y_dtype, lanes))
+        self._y[row, ramp(output + facts.offset, lanes)] = cast(value, with_lanes(facts.y_dtype, lanes))

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ..builder import Array, KernelBuilder, Scalar, maximum, minimum, number, reinterpret, select, splat
-from .builder import Isa, ramp, round_up_quotient
-from .math import exp, fold_lanes, largest_of_lanes, sum_of_lanes
+from ..builder import Array, KernelBuilder, Scalar, maximum, minimum, number, reinterpret, select
+from ..vectors import fold_lanes, largest_of_lanes, ramp, splat, sum_of_lanes
+from .builder import Isa, round_up_quotient
+from .math import exp
 
 # The number of columns of a chunk: it fits into the innermost cache and is a multiple of every vector.
 CHUNK = 4096

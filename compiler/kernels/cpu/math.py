@@ -12,7 +12,6 @@ from ..builder import (
     KernelBuilder,
     Scalar,
     cast,
-    lane_of,
     magnitude,
     maximum,
     minimum,
@@ -22,6 +21,7 @@ from ..builder import (
     truncated_quotient,
 )
 from ..tir import tirx
+from ..vectors import like
 
 # Below this value, exp is 0. It is the logarithm of the smallest normal float32.
 LOWEST_EXPONENT = -87.3
@@ -72,15 +72,6 @@ def fused(a: Scalar, b: Scalar, c: Scalar) -> Scalar:
 def intrinsic(dtype: str, name: str, *arguments: Scalar) -> Scalar:
     """A call of LLVM's intrinsic "llvm." + ``name`` without side effects, with a result of the given dtype."""
     return tirx.call_llvm_pure_intrin(dtype, f"llvm.{name}", *arguments)
-
-
-def lanes_of(x: Scalar) -> int:
-    return int(str(x.ty).partition("x")[2] or 1)
-
-
-def like(x: Scalar, value: float) -> Scalar:
-    """A constant with as many lanes as ``x``."""
-    return number(value, str(x.ty))
 
 
 def exp(x: Scalar) -> Scalar:
@@ -179,36 +170,6 @@ def rounded(x: Scalar) -> Scalar:
 
 def square_root(x: Scalar) -> Scalar:
     return tirx.call_llvm_pure_intrin(str(x.ty), "llvm.sqrt", x)
-
-
-def sum_of_lanes(x: Scalar) -> Scalar:
-    """The sum of a vector's lanes, by repeatedly adding its halves."""
-    return fold_lanes(x, lambda a, b: a + b)
-
-
-def largest_of_lanes(x: Scalar) -> Scalar:
-    return fold_lanes(x, maximum)
-
-
-def fold_lanes(x: Scalar, combine: object) -> Scalar:
-    lanes = lanes_of(x)
-    if lanes == 1:
-        return x
-    if lanes == 2:
-        return combine(lane_of(x, 0), lane_of(x, 1))  # type: ignore[operator]
-    half = lanes // 2
-    low, high = take_lanes(x, range(half)), take_lanes(x, range(half, lanes))
-    return fold_lanes(combine(low, high), combine)  # type: ignore[operator]
-
-
-def take_lanes(x: Scalar, lanes: range | list[int]) -> Scalar:
-    """A vector of selected lanes of another vector."""
-    return tirx.Shuffle([x], [tirx.const(lane, "int32") for lane in lanes])
-
-
-def join(*vectors: Scalar, lanes: list[int]) -> Scalar:
-    """A vector of selected lanes of several vectors of the same length, numbered consecutively."""
-    return tirx.Shuffle(list(vectors), [tirx.const(lane, "int32") for lane in lanes])
 
 
 def fake_quantized(kernel: KernelBuilder, x: Scalar, step: float) -> Scalar:

@@ -13,9 +13,10 @@ from itertools import product
 from ...ir.expr import Expr
 from ...ir.heads import ATTENDED, Heads, Scores
 from ..builder import Kernel, Scalar, address_of, all_of, minimum, number, reinterpret, select
+from ..vectors import floats, ramp, with_lanes
 from .attention import attend_tiles
 from .bf16_planes import halves_of, words_of
-from .builder import Isa, floats, of, ramp, round_up_quotient
+from .builder import Isa, round_up_quotient
 from .key_block import BLOCK, BlockScores, Range
 from .key_products import Queries
 from .matrix_registers import LEFT, RIGHT, ROW_BYTES, ROWS, SUMS, clear, configure, load, multiply, release, store
@@ -83,7 +84,7 @@ class MatrixArguments(RaggedArguments):
             depth, word = first // DEPTH, first % DEPTH // 2
             for plane, halves in enumerate(halves_of(self.kernel, self.kernel.let("query", scaled), self._planes)):
                 here = kv_head, row, of_group, depth, plane, ramp(word, LANES // 2)
-                self.queries[here] = reinterpret(halves, of("uint32", LANES // 2))
+                self.queries[here] = reinterpret(halves, with_lanes("uint32", LANES // 2))
 
     def _write_keys(self, kv_head: Scalar, page: Scalar, first_row: Scalar, last_row: Scalar) -> None:
         """Pairs of a head's elements, of 16 keys each. Rows beyond the last one are copies of it, which no query
@@ -180,7 +181,7 @@ class MatrixKeyBlock(BlockScores):
                 weight = kernel.let("weight", select(weighs, stored, number(0, floats(LANES))))
                 for plane, halves in enumerate(halves_of(kernel, weight, self._planes)):
                     place = self._weights_at(page, plane) + query * PAIRS + half * LANES // 2
-                    self._weights[ramp(place, LANES // 2)] = reinterpret(halves, of("uint32", LANES // 2))
+                    self._weights[ramp(place, LANES // 2)] = reinterpret(halves, with_lanes("uint32", LANES // 2))
 
     def _weights_at(self, page: Scalar, plane: int) -> Scalar:
         return (page * self._planes + plane) * (ROWS * PAIRS)

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from ...ir.heads import Heads, Preparation
 from ..builder import Array, Kernel, Scalar, all_of, cast
-from .builder import CpuKernelBuilder, Isa, floats, pieces, ramp, wide
+from ..vectors import floats, ramp, splat
+from .builder import CpuKernelBuilder, Isa, pieces
 from .math import position_factor
 from .pages import Pages
 from .rotation import Rotation
@@ -66,7 +67,7 @@ class NewHeads:
                 factor = self._factor(row, head) if self._preparation.norms_values else None
                 for start, lanes in pieces(heads.head_dim, self._isa.lanes):
                     value = self.load(row, head, start, lanes)
-                    prepared[ramp(start, lanes)] = value if factor is None else value * wide(factor, lanes)
+                    prepared[ramp(start, lanes)] = value if factor is None else value * splat(factor, lanes)
                 pages.append(self._isa, page, 1, head - values_start, in_page, prepared)
 
     def load(self, row: Scalar, head: Scalar, start: Scalar, lanes: int) -> Scalar:
@@ -107,7 +108,7 @@ class NewHeads:
             if factor is None or norm is None:
                 return value
             norm_row = head if is_wide else 0 if of_q else 1
-            return value * wide(factor, lanes) * norm[norm_row, ramp(start, lanes)]
+            return value * splat(factor, lanes) * norm[norm_row, ramp(start, lanes)]
 
         def load(start: int, lanes: int) -> Scalar:
             return raw(start, lanes) if norm_after else normed(start, lanes, raw(start, lanes))
@@ -118,7 +119,7 @@ class NewHeads:
 
         def store(start: int, lanes: int, value: Scalar) -> None:
             value = normed(start, lanes, value) if norm_after else value
-            prepared[ramp(start, lanes)] = value if of_position is None else value * wide(of_position, lanes)
+            prepared[ramp(start, lanes)] = value if of_position is None else value * splat(of_position, lanes)
 
         rotated = self._preparation.rotary_dim
         if self._rotation is not None:

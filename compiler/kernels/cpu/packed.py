@@ -7,9 +7,9 @@ from __future__ import annotations
 from ...quant.base import GROUP, ROW
 from ...quant.codes import HALF_GROUP, UNIT_COLUMNS, units_of
 from ...quant.layout import TILE_ROWS
-from ..builder import Array, KernelBuilder, Scalar, cast, minimum, number, reinterpret, splat, vector
+from ..builder import Array, KernelBuilder, Scalar, cast, minimum, number, reinterpret
 from ..packed import WeightFormat
-from .math import join, lanes_of, take_lanes
+from ..vectors import join, lanes_of, splat, take_lanes, vector
 
 
 class PackedRows:

@@ -11,9 +11,10 @@ from ...ir.expr import Expr
 from ...ir.heads import Heads
 from ...ir.kv_format import KvFormat
 from ..builder import Array, Scalar, cast, maximum, minimum, number, select
-from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp
+from ..vectors import floats, fold_lanes, join, ramp, with_lanes
+from .builder import CpuKernelBuilder, Isa, pieces
 from .hadamard import rotate
-from .math import fold_lanes, join, rounded
+from .math import rounded
 
 
 class Pages:
@@ -88,11 +89,12 @@ class Pages:
         stored = self._kv[page, plane, kv_head, ramp(index, lanes)]
         if self.form is None:
             return [cast(stored, floats(lanes))]
-        wide = cast(stored, of("int32", lanes))
+        integers = with_lanes("int32", lanes)
+        entries = cast(stored, integers)
         if self.parts == 1:
-            return [cast(wide, floats(lanes))]
-        wide, bits = self._kernel.let("entries", wide), self.form.bits
-        parts = [wide & number((1 << bits) - 1, of("int32", lanes)), wide >> number(bits, of("int32", lanes))]
+            return [cast(entries, floats(lanes))]
+        entries, bits = self._kernel.let("entries", entries), self.form.bits
+        parts = [entries & number((1 << bits) - 1, integers), entries >> number(bits, integers)]
         return [cast(part, floats(lanes)) for part in parts]
 
     def store_elements(self, page: Scalar, kv_head: Scalar, element: int, values: Scalar) -> None:
@@ -119,7 +121,8 @@ class Pages:
         if form is None and plane == 1:
             for start, lanes in pieces(self.width, isa.lanes):
                 here = ramp(in_page * self.width + start, lanes)
-                self._kv[page, plane, kv_head, here] = cast(row[ramp(start, lanes)], of(heads.activation, lanes))
+                value = cast(row[ramp(start, lanes)], with_lanes(heads.activation, lanes))
+                self._kv[page, plane, kv_head, here] = value
             return
         with kernel.loop("entry", self.width) as entry:
             if form is None or factor is None:

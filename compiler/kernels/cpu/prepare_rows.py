@@ -30,11 +30,12 @@ from typing import TypeAlias
 from ...ir.expr import Expr
 from ...ir.ops.parts import Part
 from ...quant.base import GROUP
-from ..builder import Array, Kernel, Scalar, cast, maximum, number, reinterpret, select, splat, vector
+from ..builder import Array, Kernel, Scalar, cast, maximum, number, reinterpret, select
+from ..vectors import join, ramp, splat, vector, with_lanes
 from .bf16_planes import halves_of
-from .builder import CpuKernelBuilder, Isa, of, pieces, ramp, wide
+from .builder import CpuKernelBuilder, Isa, pieces
 from .integer_dot import LOW_BITS, RowLayout
-from .math import codes_of, fake_quantized, intrinsic, join, rounded
+from .math import codes_of, fake_quantized, intrinsic, rounded
 from .rows import LANES, each_vector, norm_row, rms_factor, row_mean
 
 # The columns of a row from a start on, as many as there are lanes.
@@ -121,7 +122,7 @@ class ConvertedRows:
         kernel, facts, norm = self._kernel, self._facts, self._norm
 
         def stored(start: Scalar, lanes: int) -> Scalar:
-            return cast(self._x[row, ramp(start, lanes)], of("float32", lanes))
+            return cast(self._x[row, ramp(start, lanes)], with_lanes("float32", lanes))
 
         if norm is None:
             return stored, None
@@ -132,12 +133,12 @@ class ConvertedRows:
         mean = row_mean(kernel, stored, facts.columns)
 
         def deviation(start: Scalar, lanes: int) -> Scalar:
-            return stored(start, lanes) - wide(mean, lanes)
+            return stored(start, lanes) - splat(mean, lanes)
 
         inverse = rms_factor(kernel, deviation, facts.columns, eps)
 
         def complete(start: Scalar, lanes: int) -> Scalar:
-            value = deviation(start, lanes) * wide(inverse, lanes) * norm.at(start, lanes)
+            value = deviation(start, lanes) * splat(inverse, lanes) * norm.at(start, lanes)
             if norm.bias is not None:
                 value = value + norm.bias[ramp(start, lanes)]
             if norm.kept is not None:
@@ -184,7 +185,7 @@ class IntegerRows(ConvertedRows):
 
     def _quantize(self, row: Scalar, block: Scalar | int, parts: list[Scalar], factor: Scalar | None) -> None:
         """A block of columns that share a scale."""
-        kernel, words = self._kernel, of("uint32", LANES)
+        kernel, words = self._kernel, with_lanes("uint32", LANES)
         parts = [kernel.let("x", part) for part in parts]
         # Magnitudes are in the order of their bits; NaN is above all of them, so the scale becomes NaN, and so does
         # every sum.
@@ -205,7 +206,7 @@ class IntegerRows(ConvertedRows):
 
     def _store(self, row: Scalar, block: Scalar | int, parts: list[Scalar]) -> None:
         """Store the codes of a block, which are rounded floats, and their groups' offsets."""
-        kernel, integers = self._kernel, of("int32", LANES)
+        kernel, integers = self._kernel, with_lanes("int32", LANES)
         for index in range(len(parts) * LANES // GROUP):
             vectors = parts[index * GROUP // LANES : (index + 1) * GROUP // LANES]
             codes = [kernel.let("codes", cast(part, integers)) for part in vectors]
@@ -224,11 +225,11 @@ class IntegerRows(ConvertedRows):
 
     def _store_pairs(self, row: Scalar, group: Scalar, codes: list[Scalar]) -> None:
         order = [quad + column for quad in range(0, GROUP, 4) for column in PAIRS]
-        pairs = join(*(cast(each, of("int16", LANES)) for each in codes), lanes=order)
-        self._codes[row, group, ramp(0, GROUP // 2)] = reinterpret(pairs, of("float32", GROUP // 2))
+        pairs = join(*(cast(each, with_lanes("int16", LANES)) for each in codes), lanes=order)
+        self._codes[row, group, ramp(0, GROUP // 2)] = reinterpret(pairs, with_lanes("float32", GROUP // 2))
 
     def _store_bytes(self, row: Scalar, group: Scalar, codes: list[Scalar]) -> None:
-        integers, quads = of("int32", LANES), LANES // 4
+        integers, quads = with_lanes("int32", LANES), LANES // 4
         for index, each in enumerate(codes):
             stored_bytes = [each]
             if self._layout.parts == 2:
@@ -237,7 +238,7 @@ class IntegerRows(ConvertedRows):
                 )
                 stored_bytes = [high, each - (high << number(LOW_BITS, integers))]
             for byte, values in enumerate(stored_bytes):
-                stored = reinterpret(cast(values, of("int8", LANES)), of("float32", quads))
+                stored = reinterpret(cast(values, with_lanes("int8", LANES)), with_lanes("float32", quads))
                 self._codes[row, group, ramp(byte * (GROUP // 4) + index * quads, quads)] = stored
 
 
@@ -271,7 +272,7 @@ class PlaneRows(ConvertedRows):
             for plane, halves in enumerate(halves_of(kernel, value, self._facts.planes)):
                 words = ramp(index * LANES // 2, LANES // 2)
                 self._planes[row_block, group, plane, row_of_block, words] = reinterpret(
-                    halves, of("float32", LANES // 2)
+                    halves, with_lanes("float32", LANES // 2)
                 )
 
 
@@ -286,7 +287,7 @@ class FloatRows:
     def prepare(self, row: Scalar) -> None:
         kernel, facts = self._kernel, self._facts
         for start, lanes in pieces(self._padded - facts.columns, LANES):
-            self._rows[row, ramp(facts.columns + start, lanes)] = number(0, of("float32", lanes))
+            self._rows[row, ramp(facts.columns + start, lanes)] = number(0, with_lanes("float32", lanes))
         if (norm := self._norm) is not None:
             norm_row(
                 kernel, self._x, row, norm.at, facts.columns, norm.part, self._rows, bias=norm.bias, copy=norm.kept
@@ -294,7 +295,7 @@ class FloatRows:
         else:
 
             def copy(start: Scalar, lanes: int) -> None:
-                x = cast(self._x[row, ramp(start, lanes)], of("float32", lanes))
+                x = cast(self._x[row, ramp(start, lanes)], with_lanes("float32", lanes))
                 self._rows[row, ramp(start, lanes)] = x if facts.step is None else fake_quantized(kernel, x, facts.step)
 
             each_vector(kernel, facts.columns, LANES, copy)

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from ...ir.expr import Expr
 from ...ir.heads import ATTENDED, Heads, Scores
-from ..builder import Kernel, KernelBuilder, Scalar, cast, lane_of, minimum, truncated_quotient, vector
+from ..builder import Kernel, KernelBuilder, Scalar, cast, minimum, truncated_quotient
+from ..vectors import floats, join, lane_of, ramp, vector
 from .attention import Arguments, attend_tiles
-from .builder import Isa, floats, pieces, ramp
+from .builder import Isa, pieces
 from .key_products import key_products
-from .math import join
 from .pages import Pages
 
 

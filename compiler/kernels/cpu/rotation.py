@@ -7,8 +7,9 @@ from collections.abc import Callable
 from ...ir.expr import Expr
 from ...ir.heads import Preparation
 from ..builder import Array, Kernel, KernelBuilder, Scalar, cast
-from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, wide
-from .math import fused, join, position_factor
+from ..vectors import floats, join, ramp, splat, with_lanes
+from .builder import CpuKernelBuilder, Isa, pieces
+from .math import fused, position_factor
 from .rows import rms_factor
 
 
@@ -84,12 +85,12 @@ def rope(
                 value = cast(x[row, head, ramp(start, lanes)], floats(lanes))
                 if norm is None or factor is None:
                     return value
-                return value * wide(factor, lanes) * norm[ramp(index * head_dim + start, lanes)]
+                return value * splat(factor, lanes) * norm[ramp(index * head_dim + start, lanes)]
 
             def store(start: int, lanes: int, value: Scalar) -> None:
                 if of_position is not None:
-                    value = value * wide(of_position, lanes)
-                y[row, head, ramp(start, lanes)] = cast(value, of(y_dtype, lanes))
+                    value = value * splat(of_position, lanes)
+                y[row, head, ramp(start, lanes)] = cast(value, with_lanes(y_dtype, lanes))
 
             rotation.apply(position, load, store)
             for start, lanes in pieces(head_dim - rotary_dim, isa.lanes):

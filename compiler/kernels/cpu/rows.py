@@ -9,9 +9,10 @@ from ...ir.expr import Expr
 from ...ir.ops.parts import Part
 from ..builder import Array, Kernel, KernelBuilder, Scalar, cast, number
 from ..fold import Fold
+from ..vectors import floats, ramp, splat, sum_of_lanes, with_lanes
 from .activations import MATHS
-from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, wide
-from .math import fused, square_root, sum_of_lanes
+from .builder import CpuKernelBuilder, Isa, pieces
+from .math import fused, square_root
 
 # The lanes of a vector that sums a row. All instruction-set levels use the same number, so that they add in the same
 # order.
@@ -82,12 +83,12 @@ def norm_row(
     mean = row_mean(kernel, stored, columns) if norm["centered"] else None
 
     def load(start: Scalar, lanes: int) -> Scalar:
-        return stored(start, lanes) if mean is None else stored(start, lanes) - wide(mean, lanes)
+        return stored(start, lanes) if mean is None else stored(start, lanes) - splat(mean, lanes)
 
     factor = rms_factor(kernel, load, columns, norm["eps"])
 
     def store(start: Scalar, lanes: int) -> None:
-        value = load(start, lanes) * wide(factor, lanes) * weight(start, lanes)
+        value = load(start, lanes) * splat(factor, lanes) * weight(start, lanes)
         if bias is not None:
             value = value + bias[ramp(start, lanes)]
         if fold is not None:
@@ -95,7 +96,7 @@ def norm_row(
         if copy is not None:
             value = kernel.let("value", value)
             copy[row, ramp(start, lanes)] = value
-        y[row, ramp(start, lanes)] = cast(value, of(str(y.buffer.dtype), lanes))
+        y[row, ramp(start, lanes)] = cast(value, with_lanes(str(y.buffer.dtype), lanes))
 
     each_vector(kernel, columns, LANES, store)
 

@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from ...ir.sampling import COUNTS, Settings
-from ..builder import Array, Kernel, KernelBuilder, Scalar, all_of, cast, maximum, minimum, number, select, splat
+from ..builder import Array, Kernel, KernelBuilder, Scalar, all_of, cast, maximum, minimum, number, select
 from ..sample import first_beyond
-from .builder import CpuKernelBuilder, Isa, ramp
+from ..vectors import largest_of_lanes, ramp, splat, sum_of_lanes
+from .builder import CpuKernelBuilder, Isa
 from .logits import CHUNK, LOWEST, Columns, chunk_of, first_largest, key_of, merge_chunks, num_chunks, sum_chunk
-from .math import exp, largest_of_lanes, log, sum_of_lanes
+from .math import exp, log
 
 DIGIT_BITS = 3
 DIGITS = 2**DIGIT_BITS - 1

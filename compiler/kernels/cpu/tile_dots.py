@@ -14,9 +14,10 @@ from ...ir.expr import Expr
 from ...quant.base import GROUP, ROW
 from ...quant.codes import UNIT_COLUMNS
 from ...quant.layout import TILE_ROWS
-from ..builder import Array, Scalar, cast, minimum, number, reinterpret, size_bytes, splat
+from ..builder import Array, Scalar, cast, minimum, number, reinterpret, size_bytes
 from ..projection import Projection
-from .builder import CpuKernelBuilder, Isa, of, ramp
+from ..vectors import ramp, splat, with_lanes
+from .builder import CpuKernelBuilder, Isa
 from .integer_dot import LOW_BITS, integer_dot, row_layout, zero_of
 from .math import fused
 from .packed import factor_planes
@@ -88,7 +89,7 @@ class IntegerDots:
         )
         rows = [kernel.let("row", block * tokens + token) for token in range(tokens)]
         at = list(product(range(tokens), starts))
-        sums = kernel.local("sums", len(at), of("float32", lanes), fill=0)
+        sums = kernel.local("sums", len(at), with_lanes("float32", lanes), fill=0)
         if self._fmt.per_row:
             return self._sums_of_rows(tile, rows, starts, sums)
         if together == 1:
@@ -100,7 +101,7 @@ class IntegerDots:
             return sums
         with kernel.loop("scale", -(-groups // together)) as block_of_groups:
             first = kernel.let("first", block_of_groups * together)
-            parts = kernel.local("parts", len(at), of("float32", lanes), fill=0)
+            parts = kernel.local("parts", len(at), with_lanes("float32", lanes), fill=0)
             with kernel.loop(
                 "offset", together if groups % together == 0 else minimum(together, groups - first)
             ) as offset:
@@ -118,7 +119,7 @@ class IntegerDots:
         """
         kernel, lanes, groups, together = self._kernel, self._isa.lanes, self._groups, self._layout.scale_groups
         at = list(product(range(len(rows)), starts))
-        floats = of("float32", lanes)
+        floats = with_lanes("float32", lanes)
         scales = {
             start: kernel.let("scales", cast(self._weight_scales[tile_rows(tile, start, 0, lanes)], floats))
             for start in starts
@@ -127,7 +128,7 @@ class IntegerDots:
         def add_block(block: Scalar, first: Scalar, count: int) -> None:
             totals: Array | list[Scalar]
             if len(rows) > 1:
-                totals = kernel.local("totals", len(at), of("int32", lanes), fill=0)
+                totals = kernel.local("totals", len(at), with_lanes("int32", lanes), fill=0)
                 with kernel.loop("offset", count) as offset:
                     found = self._of_group(tile, rows, kernel.let("group", first + offset), starts)
                     for index, total in enumerate(found):
@@ -167,7 +168,7 @@ class IntegerDots:
     ) -> list[tuple[int, Scalar, Scalar]]:
         """`_terms` of those quads of a group that share scales."""
         kernel, lanes, fmt = self._kernel, self._isa.lanes, self._fmt
-        floats = of("float32", lanes)
+        floats = with_lanes("float32", lanes)
         index = self._scale_index(group, quads)
         ahead = (index + GROUPS_AHEAD * fmt.scales_a_chunk) * (fmt.factors_a_group if fmt.has_units else 1)
         for each in tiles_of(tile, starts):
@@ -220,7 +221,7 @@ class IntegerDots:
     ) -> list[Scalar]:
         """The expression in brackets for some quads of one group, in the order of `sums`; without the zero points."""
         kernel, dot, lanes, fmt = self._kernel, self._dot, self._isa.lanes, self._fmt
-        integers = of("int32", lanes)
+        integers = with_lanes("int32", lanes)
         quads_a_word = 8 // fmt.low_bits
         words = range(quads.start // quads_a_word, quads.stop // quads_a_word)
         for each in tiles_of(tile, starts):
@@ -293,7 +294,7 @@ class FloatDots:
     def sums(self, tile: Scalar, block: Scalar, starts: list[int], turn: Scalar) -> Array:
         """See `IntegerDots.sums`."""
         kernel, lanes, tokens = self._kernel, self._isa.lanes, self._tokens
-        sums = kernel.local("sums", tokens * len(starts), of("float32", lanes), fill=0)
+        sums = kernel.local("sums", tokens * len(starts), with_lanes("float32", lanes), fill=0)
         steps = self._columns // self.UNROLL
         with kernel.loop("step", steps) as step:
             if tokens > 1:
@@ -301,7 +302,7 @@ class FloatDots:
             for i in range(self.UNROLL):
                 column = step * self.UNROLL + i
                 loaded = (self._weight[tile_rows(tile, start, column, lanes)] for start in starts)
-                weights = [kernel.let("weights", cast(each, of("float32", lanes))) for each in loaded]
+                weights = [kernel.let("weights", cast(each, with_lanes("float32", lanes))) for each in loaded]
                 for token in range(tokens):
                     x = splat(self._rows[block * tokens + token, column], lanes)
                     for part, each in enumerate(weights):

@@ -7,8 +7,9 @@ round finds the next best column: the first of the largest values below the roun
 from __future__ import annotations
 
 from ...ir.sampling import ALTERNATIVES
-from ..builder import Kernel, Scalar, minimum, number, select, splat
-from .builder import CpuKernelBuilder, Isa, ramp
+from ..builder import Kernel, Scalar, minimum, number, select
+from ..vectors import ramp, splat
+from .builder import CpuKernelBuilder, Isa
 from .logits import LOWEST, Columns, chunk_of, first_largest, merge_chunks, num_chunks, sum_chunk
 from .math import log
 

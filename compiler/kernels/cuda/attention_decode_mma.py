@@ -27,18 +27,17 @@ from ..builder import (
     address_of,
     all_of,
     cast,
-    lane_of,
     maximum,
     minimum,
     number,
     result_of,
     select,
     truncated_quotient,
-    vector,
 )
 from ..decode_range import opaque
 from ..new_heads import NewHeads
 from ..scores import LOWEST, first_page_key
+from ..vectors import lane_of, vector
 from .decode_tile import MAX_HEADS, WARP, WARP_KEYS, DecodeTile, FilledRanges, supports
 from .functions import (
     arrive,

@@ -18,23 +18,10 @@ from dataclasses import dataclass
 
 from ...ir.heads import Heads, Scores
 from ..batch_rows import BatchRows, Tiling
-from ..builder import (
-    Kernel,
-    KernelBuilder,
-    Scalar,
-    address_of,
-    all_of,
-    any_of,
-    cast,
-    lane_of,
-    maximum,
-    minimum,
-    number,
-    select,
-    vector,
-)
+from ..builder import Kernel, KernelBuilder, Scalar, address_of, all_of, any_of, cast, maximum, minimum, number, select
 from ..new_heads import query_rows
 from ..scores import LOWEST, first_key, last_key
+from ..vectors import lane_of, vector
 from .functions import (
     SHORT,
     commit_copies,

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from ...quant.base import GROUP
 from ...quant.kernel_format import WeightFormat
-from ..builder import Array, KernelBuilder, Scalar, address_of, lane_of, number, size_bytes
+from ..builder import Array, KernelBuilder, Scalar, address_of, number, size_bytes
 from ..packed import part_of_words
 from ..projection import ProjectionArguments
+from ..vectors import lane_of
 from .functions import copy_element, scale_codes
 
 

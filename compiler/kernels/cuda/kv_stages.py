@@ -7,8 +7,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from ...ir.heads import Heads
-from ..builder import KernelBuilder, Scalar, address_of, lane_of, maximum, minimum, number, select, vector
+from ..builder import KernelBuilder, Scalar, address_of, maximum, minimum, number, select
 from ..pages import Pages
+from ..vectors import lane_of, vector
 from .functions import copy_16_bytes, pair
 
 

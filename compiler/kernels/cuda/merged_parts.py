@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 
-from ..builder import KernelBuilder, Scalar, cast, lane_of, maximum, number, select, splat
+from ..builder import KernelBuilder, Scalar, cast, maximum, number, select
 from ..scores import LOWEST
+from ..vectors import lane_of, splat
 from .functions import fast_exp2
 
 

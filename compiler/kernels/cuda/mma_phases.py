@@ -7,8 +7,9 @@ from __future__ import annotations
 import math
 
 from ...ir.heads import Heads, Scores
-from ..builder import Array, KernelBuilder, Scalar, address_of, any_of, lane_of, number, select
+from ..builder import Array, KernelBuilder, Scalar, address_of, any_of, number, select
 from ..scores import LOWEST
+from ..vectors import lane_of
 from .functions import any_in_warp, fast_exp2, fast_reciprocal, load_transposed, multiply_tiles, pair, quad_max
 from .kv_stages import KvStages
 

@@ -14,7 +14,8 @@ from nearfar.compiler.ir.ops.op import ACTIVATIONS
 from nearfar.compiler.kernels.builder import Scalar, magnitude
 from nearfar.compiler.kernels.cpu import activations
 from nearfar.compiler.kernels.cpu import math as cpu_math
-from nearfar.compiler.kernels.cpu.builder import CpuKernelBuilder, ramp
+from nearfar.compiler.kernels.cpu.builder import CpuKernelBuilder
+from nearfar.compiler.kernels.vectors import ramp
 from nearfar.compiler.pipeline.lower import OBJECT_PREFIX, lower_object
 from nearfar.targets.cpu.levels import by_name
 from nearfar.targets.cpu.library import Library
