@@ -2,9 +2,9 @@
 dispatches per token.
 
 gather_on_host         lookups in large tables of embeddings     -> inputs that the host gathers, if its runtime can
-fuse_gate_up           gate and up projections, then their gate  -> one projection, then a gate of its halves
+stack_gates            gate and up projections, then their gate  -> one projection, then a gate of its halves
 fuse                   ops beside a projection or a norm         -> parts of what it loads and stores
-fuse_projections       projections of the same input (q, k, v)   -> one projection, sliced
+stack_siblings         projections of the same input (q, k, v)   -> one projection, sliced
 fuse_attention         q/k norms, rotations, append, attention   -> one step
 add_lora               projections                               -> each followed by a LoRA adapter, if requested
 split_large            a weight larger than a binding            -> parts by rows
@@ -24,13 +24,12 @@ from .add_lora import STORED, add_lora
 from .fuse import fuse, keep
 from .fuse_attention import fuse_attention
 from .fuse_attention_output import fuse_attention_output
-from .fuse_gate_up import fuse_gate_up
-from .fuse_projections import fuse_projections
 from .gather_on_host import gather_on_host
 from .quantize_kv import quantize_kv
 from .split_large import split_large
+from .stack import stack_gates, stack_siblings
 
-FUSIONS = (fuse_gate_up, fuse, fuse_projections, fuse_attention)
+FUSIONS = (stack_gates, fuse, stack_siblings, fuse_attention)
 
 
 def run_passes(

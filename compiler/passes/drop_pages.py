@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from ..ir.graph import Graph, Node, Parameter
 from ..ir.ops.attention import SCORES
 from .head_chain import HeadChain, chain_of
-from .stack import can_stack, module_of, stack_parameters, stack_projections
+from .stack import can_stack, module_of, stack_parameters, stacked
 
 # The output of the graph: the rows (S, E) of the final norm.
 ROWS = "rows"
@@ -51,9 +51,8 @@ def drop_pages(graph: Graph, *, causal: bool, form_of: FormOf) -> Graph | None:
         if len(linears) < 3 or not can_stack(graph, linears) or not stored_alike(graph, linears, form_of):
             return None
         replaced |= {id(node): [] for node in (*q.nodes, *k.nodes, *linears, append)}
-        roles = stack_projections(graph, parameters, linears, f"{module_of(linears[0])}.qkv_proj")
-        joint, last = f"{roles['weight'].removesuffix('.weight')}.out", linears[-1]
-        replaced[id(last)] = [Node("linear", {"x": last.inputs["x"], **roles}, {"y": joint}, last.attrs)]
+        linear = stacked(graph, parameters, linears, "qkv")
+        replaced[id(linears[-1])], joint = [linear], linear.outputs["y"]
         heads = {"head_dim": head_dim, "num_kv_heads": graph.shape_of(append.inputs["kv"])[2]}
         nodes: list[Node] = []
         if q.norm is not None or q.rope is not None:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.ir.ops import Array
-from nearfar.compiler.passes.fuse_gate_up import fuse_gate_up
-from nearfar.compiler.passes.fuse_projections import fuse_projections
+from nearfar.compiler.passes.stack import stack_gates, stack_siblings
 from nearfar.compiler.pipeline.target import ExportOptions
 from nearfar.compiler.runtime.errors import RequestError, ToolError
 
@@ -114,7 +113,7 @@ def emit(
     if task is None:
         graph = with_every_row(graph)
     if device.stacks_projections:
-        graph = fuse_projections(fuse_gate_up(graph))
+        graph = stack_siblings(stack_gates(graph))
     emitter = Emitter(graph, checkpoint.spec, device, options.quantization, options.activation, scales or {})
     if task is None:
         build_decoder(emitter)

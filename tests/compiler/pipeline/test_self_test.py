@@ -19,8 +19,8 @@ from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.ir.graph import Graph, Parameter
 from nearfar.compiler.ir.ops import OPS, Array, Attrs, attention
 from nearfar.compiler.passes.fuse_attention import fuse_attention
-from nearfar.compiler.passes.fuse_gate_up import fuse_gate_up
 from nearfar.compiler.passes.quantize_kv import quantize_kv
+from nearfar.compiler.passes.stack import stack_gates
 from nearfar.compiler.pipeline import self_test
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.self_test import Reference, make_self_test, packed_rows, reference_logits
@@ -240,7 +240,7 @@ def test_a_walk_in_blocks_of_rows_computes_the_same_as_the_plan(
 
 def swap_gate_and_up(graph: Graph) -> Graph:
     """A faulty pass, which swaps gate and up."""
-    fused = fuse_gate_up(graph)
+    fused = stack_gates(graph)
     for name, parameter in fused.parameters.items():
         if name.endswith("gate_up_proj.weight"):
             fused.parameters[name] = dataclasses.replace(parameter, sources=parameter.sources[::-1])
@@ -255,7 +255,7 @@ def norm_with_another_eps(graph: Graph) -> Graph:
 
 
 @pytest.mark.parametrize(
-    ("right", "faulty"), [(fuse_gate_up, swap_gate_and_up), (fuse_attention, norm_with_another_eps)]
+    ("right", "faulty"), [(stack_gates, swap_gate_and_up), (fuse_attention, norm_with_another_eps)]
 )
 def test_the_self_test_detects_the_fault_of_a_pass(
     right: Pass, faulty: Pass, tiny_checkpoints: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -20,8 +20,7 @@ from nearfar.compiler.formats.checkpoint import Checkpoint
 from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
-from nearfar.compiler.passes.fuse_gate_up import fuse_gate_up
-from nearfar.compiler.passes.fuse_projections import fuse_projections
+from nearfar.compiler.passes.stack import stack_gates, stack_siblings
 from nearfar.compiler.runtime.errors import RequestError, UnsupportedModel
 from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 from nearfar.targets.onnx import devices
@@ -86,7 +85,7 @@ def assert_logits(session: Session, expected: Array, chunk: int) -> None:
 def test_logits_are_those_of_the_ops(name: str, stacked: bool, tmp_path: Path) -> None:
     graph = build(LAYERS[name])
     tensors, expected = tensors_and_logits(graph)
-    session = write_graph(fuse_projections(fuse_gate_up(graph)) if stacked else graph, tensors, tmp_path)
+    session = write_graph(stack_siblings(stack_gates(graph)) if stacked else graph, tensors, tmp_path)
     for chunk in (1, 6):
         assert_logits(session, expected, chunk)
 
