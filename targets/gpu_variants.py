@@ -19,7 +19,7 @@ from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.add_lora import add_lora
 from nearfar.compiler.kernels.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.cuda.linear_async import linear_async
-from nearfar.compiler.kernels.elementwise import elementwise
+from nearfar.compiler.kernels.elementwise import elementwise, slice_columns, take_rows, zeros
 from nearfar.compiler.kernels.embed import embed
 from nearfar.compiler.kernels.embed_positions import embed_positions
 from nearfar.compiler.kernels.fold import operands_of
@@ -32,7 +32,6 @@ from nearfar.compiler.kernels.ragged_attention import ragged_attention
 from nearfar.compiler.kernels.ragged_attention_linear import fused_shape, ragged_attention_linear, reads_positions
 from nearfar.compiler.kernels.rms_norm import rms_norm
 from nearfar.compiler.kernels.rope import rope
-from nearfar.compiler.kernels.rows import slice_columns, take_rows, zeros
 from nearfar.compiler.kernels.sample import sample
 from nearfar.compiler.kernels.sample_chunks import sample_chunks
 from nearfar.compiler.kernels.sample_merge import sample_merge

@@ -281,6 +281,16 @@ class KernelBuilder:
         self.fold(thread, thread, threads, into)
         return self.let("folded", partials[0])
 
+    def each(self, rows: Expr, columns: int, body: Callable[[Scalar, Scalar, int], None], threads: int) -> None:
+        """Call ``body`` with each row and column of a result (rows, columns), and the number of columns, 1.
+
+        One thread: one column of one row. One workgroup: ``threads`` columns.
+        """
+        block, row = self.grid(["ceildiv", columns, threads], rows)
+        column = self.let("column", block * threads + self.threads(threads))
+        with self.when(guard_below(column, columns, threads)):
+            body(row, column, 1)
+
     def finish(self) -> Kernel:
         self._frames.close()
         function = self._builder.get()
@@ -341,6 +351,11 @@ def all_of(*conditions: Scalar | bool) -> Scalar | bool:
     """The conjunction; conditions that are Python's True are omitted."""
     real = [condition for condition in conditions if condition is not True]
     return tirx.all(*real) if len(real) > 1 else real[0] if real else True
+
+
+def guard_below(index: Scalar, limit: int, step: int) -> Scalar | bool:
+    """``index < limit``, or True if tiles of ``step`` cover the limit exactly."""
+    return True if limit % step == 0 else index < limit
 
 
 def any_of(*conditions: Scalar) -> Scalar:

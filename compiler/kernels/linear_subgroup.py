@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .builder import Kernel, KernelBuilder, all_of, truncated_quotient
+from .builder import Kernel, KernelBuilder, all_of, guard_below, truncated_quotient
 from .maths import rms_factor
-from .projection import Projection, ProjectionArguments, guard_below
+from .projection import Projection, ProjectionArguments
 from .vector_parts import InputTile, dot_products, load_blocks
 
 

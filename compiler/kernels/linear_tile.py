@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .builder import Array, Kernel, KernelBuilder, Scalar, all_of, cast, minimum, number, rsqrt
+from .builder import Array, Kernel, KernelBuilder, Scalar, all_of, cast, guard_below, minimum, number, rsqrt
 from .maths import rms_factor
-from .projection import LoadArguments, Projection, ProjectionArguments, guard_below
+from .projection import LoadArguments, Projection, ProjectionArguments
 from .vectors import lane_of, splat, vector
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .builder import Array, Kernel, KernelBuilder, Scalar
+from .builder import Array, Kernel, KernelBuilder, Scalar, guard_below
 from .maths import rms_factor
-from .projection import Projection, ProjectionArguments, guard_below
+from .projection import Projection, ProjectionArguments
 from .vector_parts import InputTile, dot_products, load_blocks
 from .vectors import sum_lanes, vector
 

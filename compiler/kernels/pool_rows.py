@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .builder import Kernel, KernelBuilder, Scalar, cast, maximum, number, rsqrt
-from .projection import guard_below
 
 THREADS = 64
 
@@ -20,11 +19,12 @@ def pool_rows(name: str, *, columns: int, mode: str) -> Kernel:
     x = kernel.buffer("x", ("S", columns), "float32")
     seq_starts = kernel.buffer("seq_starts", (["add", "B", 1],), "int32")
     y = kernel.buffer("y", ("B", columns), "float32", write=True)
-    block, text = kernel.grid(["ceildiv", columns, THREADS], "B")
-    column = kernel.let("column", block * THREADS + kernel.threads(THREADS))
-    with kernel.when(guard_below(column, columns, THREADS)):
+
+    def pool(text: Scalar, column: Scalar, lanes: int) -> None:  # noqa: ARG001
         start, stop = (kernel.let("bound", seq_starts[text + behind]) for behind in range(2))
         y[text, column] = pooled(kernel, mode, lambda row: x[row, column], start, stop)
+
+    kernel.each("B", columns, pool, THREADS)
     return kernel.finish()
 
 

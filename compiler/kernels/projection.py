@@ -194,8 +194,3 @@ class LoadArguments:
                     column = quad * 4 + lane
                     with self._kernel.when(column < self._facts.columns):
                         self._result[row, column] = lane_of(value, lane)
-
-
-def guard_below(index: Scalar, limit: int, step: int) -> Scalar | bool:
-    """``index < limit``, or True if tiles of ``step`` cover the limit exactly."""
-    return True if limit % step == 0 else index < limit

@@ -21,13 +21,14 @@ from .builder import (
     Scalar,
     all_of,
     cast,
+    guard_below,
     maximum,
     minimum,
     number,
     select,
     truncated_quotient,
 )
-from .projection import Projection, ProjectionArguments, guard_below
+from .projection import Projection, ProjectionArguments
 from .scores import LOWEST, capped, first_key, last_key, scaled, weight
 from .vector_parts import dot_products, load_blocks
 from .vectors import splat, sum_lanes

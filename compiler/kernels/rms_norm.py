@@ -13,10 +13,9 @@ from functools import partial
 
 from ..ir.expr import Expr
 from ..ir.ops.parts import Part
-from .builder import Kernel, KernelBuilder, Scalar, cast, number
+from .builder import Kernel, KernelBuilder, Scalar, cast, guard_below, number
 from .fold import Fold
 from .maths import MATHS, rms_factor
-from .projection import guard_below
 
 THREADS = 64
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from ..ir.expr import Expr
 from ..ir.heads import Preparation
-from .builder import Kernel, KernelBuilder, Scalar, cast
+from .builder import Kernel, KernelBuilder, Scalar, cast, guard_below
 from .maths import position_factor, rms_factor
 from .new_heads import RotationTable
-from .projection import guard_below
 
 THREADS = 64
 # The threads of a group with more columns than a head usually has.

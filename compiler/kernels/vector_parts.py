@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..ir.ops.parts import Part
-from .builder import Array, KernelBuilder, Scalar, minimum, number, select
+from .builder import Array, KernelBuilder, Scalar, guard_below, minimum, number, select
 from .maths import rms_factor
 from .packed import PackedMatrix, WeightFormat
-from .projection import ProjectionArguments, guard_below
+from .projection import ProjectionArguments
 from .vectors import lane_of, splat, sum_lanes, vector
 
 

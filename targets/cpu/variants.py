@@ -19,7 +19,6 @@ from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.cpu.add_lora import add_lora
 from nearfar.compiler.kernels.cpu.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.cpu.attention import attention, attention_split
-from nearfar.compiler.kernels.cpu.elementwise import elementwise, slice_columns
 from nearfar.compiler.kernels.cpu.embed import embed
 from nearfar.compiler.kernels.cpu.encoder_rows import embed_positions, pool_rows, rope_heads
 from nearfar.compiler.kernels.cpu.integer_dot import row_layout
@@ -30,9 +29,10 @@ from nearfar.compiler.kernels.cpu.new_heads import append_kv
 from nearfar.compiler.kernels.cpu.prepare_rows import InputRows, prepare_rows
 from nearfar.compiler.kernels.cpu.ragged_attention import ragged_attention
 from nearfar.compiler.kernels.cpu.rotation import rope
-from nearfar.compiler.kernels.cpu.rows import rms_norm, take_rows
+from nearfar.compiler.kernels.cpu.rows import rms_norm
 from nearfar.compiler.kernels.cpu.sample import sample
 from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
+from nearfar.compiler.kernels.elementwise import elementwise, slice_columns, take_rows
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.targets.context import Context, attr, position_tables, sizes
 from nearfar.targets.split import split

@@ -81,7 +81,7 @@ def check_rows_of_tokens(use: Use, sizes: Sizes) -> None:
 
 
 def take_rows_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
-    return {**facts_of_rows(use), "batch": "R", "taken": "R"}
+    return {**facts_of_rows(use), "batch": "R"}
 
 
 def infer_slice_columns(shapes: Shapes, attrs: Attrs) -> Type:

@@ -8,9 +8,9 @@ from itertools import accumulate
 from ...ir.ops.parts import Part
 from ..builder import Kernel, Scalar, cast, number
 from ..vectors import floats, ramp, sum_of_lanes
-from .builder import CpuKernelBuilder, Isa
+from .builder import CpuKernelBuilder, Isa, each_vector
 from .math import fused
-from .rows import LANES, each_vector, rms_factor
+from .rows import LANES, rms_factor
 
 # Columns of the result per task.
 COLUMNS = 128

@@ -13,9 +13,10 @@ alone determines memory order and alignment; `ramp` as an index loads or stores 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from ...ir.expr import Expr
 from ..builder import Array, Binding, Index, Kernel, KernelBuilder, Scalar
@@ -34,8 +35,10 @@ class Isa:
 
 
 class CpuKernelBuilder(KernelBuilder):
-    def __init__(self, name: str, *, scalars: tuple[str, ...] = ()) -> None:
+    def __init__(self, name: str, isa: Isa | None = None, *, scalars: tuple[str, ...] = ()) -> None:
+        """``isa`` is that of `each`."""
         super().__init__(name)
+        self._isa = isa
         for dim in scalars:
             self.size(dim)
         self._pointers: list[Scalar] = []
@@ -65,6 +68,18 @@ class CpuKernelBuilder(KernelBuilder):
         with script.parallel(count) as task:
             IRBuilder.name(name, task)
             yield task
+
+    def each(
+        self,
+        rows: Expr,
+        columns: int,
+        body: Callable[[Scalar, Scalar, int], None],
+        threads: int = 0,  # noqa: ARG002
+    ) -> None:
+        """Call ``body`` with each row, and the start and the lanes of each vector of its columns. One task: one row."""
+        assert self._isa is not None, self.name
+        with self.tasks("row", rows) as row:
+            each_vector(self, columns, self._isa.lanes, partial(body, row))
 
     def view(self, array: Array, shape: tuple[Expr, ...], dtype: str) -> Array:
         """An argument's memory as another shape and dtype."""
@@ -109,3 +124,12 @@ def pieces(columns: int, lanes: int) -> list[tuple[int, int]]:
         found.append((start, lanes))
         start += lanes
     return found
+
+
+def each_vector(kernel: KernelBuilder, columns: int, lanes: int, body: Callable[[Scalar, int], None]) -> None:
+    """Call ``body`` with the start and the lanes of each vector of a row."""
+    with kernel.loop("vector", columns // lanes) as vector:
+        body(vector * lanes, lanes)
+    aligned = columns // lanes * lanes
+    for start, rest in pieces(columns - aligned, lanes):
+        body(aligned + start, rest)

@@ -8,11 +8,10 @@ from ...quant.base import GROUP
 from ..builder import Array, Kernel, Scalar, cast, number, select
 from ..packed import WeightFormat
 from ..vectors import floats, ramp, splat, take_lanes, with_lanes
-from .builder import CpuKernelBuilder, Isa, pieces
+from .builder import CpuKernelBuilder, Isa, each_vector, pieces
 from .math import square_root
 from .new_heads import NewHeads
 from .packed import PackedRows
-from .rows import each_vector
 
 
 def embed_positions(

@@ -15,8 +15,7 @@ from ..fold import Fold
 from ..projection import Projection
 from ..vectors import lanes_of, ramp, take_lanes, with_lanes
 from .activations import MATHS
-from .builder import CpuKernelBuilder, Isa, pieces, round_up_quotient
-from .rows import each_vector
+from .builder import CpuKernelBuilder, Isa, each_vector, pieces, round_up_quotient
 from .tile_dots import FloatDots, IntegerDots
 
 # The size of the prepared rows that every tile of weights processes together: half of a core's cache.

@@ -33,10 +33,10 @@ from ...quant.base import GROUP
 from ..builder import Array, Kernel, Scalar, cast, maximum, number, reinterpret, select
 from ..vectors import join, ramp, splat, vector, with_lanes
 from .bf16_planes import halves_of
-from .builder import CpuKernelBuilder, Isa, pieces
+from .builder import CpuKernelBuilder, Isa, each_vector, pieces
 from .integer_dot import LOW_BITS, RowLayout
 from .math import codes_of, fake_quantized, intrinsic, rounded
-from .rows import LANES, each_vector, norm_row, rms_factor, row_mean
+from .rows import LANES, norm_row, rms_factor, row_mean
 
 # The columns of a row from a start on, as many as there are lanes.
 Load: TypeAlias = Callable[[Scalar, int], Scalar]

@@ -11,21 +11,12 @@ from ..builder import Array, Kernel, KernelBuilder, Scalar, cast, number
 from ..fold import Fold
 from ..vectors import floats, ramp, splat, sum_of_lanes, with_lanes
 from .activations import MATHS
-from .builder import CpuKernelBuilder, Isa, pieces
+from .builder import CpuKernelBuilder, Isa, each_vector
 from .math import fused, square_root
 
 # The lanes of a vector that sums a row. All instruction-set levels use the same number, so that they add in the same
 # order.
 LANES = 16
-
-
-def each_vector(kernel: KernelBuilder, columns: int, lanes: int, body: Callable[[Scalar, int], None]) -> None:
-    """Call ``body`` with the start and the lanes of each vector of a row."""
-    with kernel.loop("vector", columns // lanes) as vector:
-        body(vector * lanes, lanes)
-    aligned = columns // lanes * lanes
-    for start, rest in pieces(columns - aligned, lanes):
-        body(aligned + start, rest)
 
 
 def rms_factor(kernel: KernelBuilder, load: Callable[[Scalar, int], Scalar], columns: int, eps: float) -> Scalar:
@@ -129,20 +120,4 @@ def rms_norm(
     with kernel.tasks("row", rows) as row:
         weights = lambda start, lanes: weight[ramp(first + start, lanes)]  # noqa: E731
         norm_row(kernel, x, row, weights, group, norm, y, bias=bias, fold=fold)
-    return kernel.finish()
-
-
-def take_rows(name: str, *, isa: Isa, rows: Expr, batch: Expr, columns: int) -> Kernel:
-    """x (rows, columns), rows (batch,) -> those rows of x. One task: one row."""
-    kernel = CpuKernelBuilder(name)
-    x = kernel.buffer("x", (rows, columns), "float32")
-    indices = kernel.buffer("rows", (batch,), "int32")
-    y = kernel.buffer("y", (batch, columns), "float32", write=True)
-    with kernel.tasks("row", batch) as row:
-        source = kernel.let("source", indices[row])
-
-        def copy(start: Scalar, lanes: int) -> None:
-            y[row, ramp(start, lanes)] = x[source, ramp(start, lanes)]
-
-        each_vector(kernel, columns, isa.lanes, copy)
     return kernel.finish()

@@ -14,9 +14,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..builder import Array, Kernel, KernelBuilder, Scalar, address_of, minimum, number, result_of, size_bytes
+from ..builder import (
+    Array,
+    Kernel,
+    KernelBuilder,
+    Scalar,
+    address_of,
+    guard_below,
+    minimum,
+    number,
+    result_of,
+    size_bytes,
+)
 from ..maths import rms_factor
-from ..projection import Projection, ProjectionArguments, guard_below
+from ..projection import Projection, ProjectionArguments
 from ..vector_parts import InputTile, LoadedBlocks, chunk_of, dot_products, halves_of
 from .functions import (
     commit_copies,

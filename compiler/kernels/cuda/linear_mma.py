@@ -21,8 +21,8 @@ from typing import Protocol
 from ...ir.expr import Expr
 from ...quant.base import GROUP
 from ...quant.kernel_format import WeightFormat, reads_plain
-from ..builder import Array, Kernel, KernelBuilder, Scalar, address_of, minimum, number, select, size_bytes
-from ..projection import Projection, ProjectionArguments, guard_below
+from ..builder import Array, Kernel, KernelBuilder, Scalar, address_of, guard_below, minimum, number, select, size_bytes
+from ..projection import Projection, ProjectionArguments
 from ..vectors import lane_of, vector
 from .coded_weights import CodedWeights, bytes_of_row
 from .functions import (

@@ -20,8 +20,8 @@ from itertools import product
 
 from ...ir.expr import Expr
 from ...quant.kernel_format import WeightFormat
-from ..builder import Array, Kernel, KernelBuilder, Scalar, address_of, all_of, minimum, truncated_quotient
-from ..projection import Projection, ProjectionArguments, guard_below
+from ..builder import Array, Kernel, KernelBuilder, Scalar, address_of, all_of, guard_below, minimum, truncated_quotient
+from ..projection import Projection, ProjectionArguments
 from .functions import (
     arrive_at,
     commit_copies,

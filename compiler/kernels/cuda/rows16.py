@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from ...ir.expr import Expr
 from ...ir.ops.parts import Part
 from ...quant.base import GROUP
-from ..builder import Array, Kernel, KernelBuilder, magnitude, maximum, minimum, number, reinterpret
+from ..builder import Array, Kernel, KernelBuilder, guard_below, magnitude, maximum, minimum, number, reinterpret
 from ..linear_vector import power_of_two
 from ..maths import rms_factor
-from ..projection import Rows, guard_below
+from ..projection import Rows
 from ..vectors import lane_of, splat, sum_lanes
 from .functions import pair
 

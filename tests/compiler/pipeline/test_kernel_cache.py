@@ -13,7 +13,6 @@ import pytest
 from nearfar.compiler.ir.ops import OPS
 from nearfar.compiler.ir.ops.parts import facts_of_part
 from nearfar.compiler.kernels.builder import Kernel
-from nearfar.compiler.kernels.cpu import elementwise as cpu
 from nearfar.compiler.kernels.elementwise import elementwise
 from nearfar.compiler.pipeline import lower as lowering
 from nearfar.compiler.pipeline.kernel_cache import FOLDERS, KernelCache
@@ -34,7 +33,7 @@ def gate(activation: str) -> Kernel:
 
 
 def add(columns: int) -> Kernel:
-    return cpu.elementwise("add", isa=AVX2.isa, rows="S", columns=columns, part={"op": "add"})
+    return elementwise("add", isa=AVX2.isa, rows="S", columns=columns, part={"op": "add"})
 
 
 def files(folder: Path) -> list[Path]:

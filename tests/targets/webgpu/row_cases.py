@@ -13,9 +13,9 @@ from random_planes import random_planes
 from nearfar.compiler import quant
 from nearfar.compiler.ir.ops import OPS
 from nearfar.compiler.ir.ops.norms import STORE
+from nearfar.compiler.kernels.elementwise import slice_columns, take_rows, zeros
 from nearfar.compiler.kernels.embed import embed
 from nearfar.compiler.kernels.rms_norm import rms_norm
-from nearfar.compiler.kernels.rows import slice_columns, take_rows, zeros
 
 
 def row_cases() -> Iterator[Case]:

@@ -19,8 +19,7 @@ from step_cases import step_cases
 from nearfar.compiler.ir.ops import OPS
 from nearfar.compiler.ir.ops.op import ACTIVATIONS
 from nearfar.compiler.ir.sampling import Sampler, Settings
-from nearfar.compiler.kernels.elementwise import elementwise
-from nearfar.compiler.kernels.rows import take_rows
+from nearfar.compiler.kernels.elementwise import elementwise, take_rows
 from nearfar.compiler.kernels.sample import sample
 from nearfar.compiler.kernels.sample_chunks import CHUNK, sample_chunks
 from nearfar.compiler.kernels.sample_merge import sample_merge
