@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from waiting import WAIT_SECONDS
 
-from nearfar.server_fallback.text.worker_process import WorkerProcess
+from nearfar.server_fallback.processes.worker import WorkerProcess
 
 
 def limit_only(hangs: Callable[[object], bool], monkeypatch: pytest.MonkeyPatch) -> None:

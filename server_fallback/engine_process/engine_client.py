@@ -17,8 +17,8 @@ from ..engine.encode_job import EncodeRequest
 from ..engine.item_queue import ItemQueue
 from ..engine.request import AnswerEnd, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest, items_of
 from ..engine.stats import EngineStats
-from .connection import Connection
-from .heartbeat import Watch
+from ..processes.connection import Connection
+from ..processes.heartbeat import Watch
 from .mask_service import MaskService
 from .messages import (
     Abandon,

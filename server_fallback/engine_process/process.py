@@ -17,8 +17,8 @@ from ..engine.encoder_engine import EncoderEngine
 from ..engine.token_engine import TokenEngine
 from ..garbage import collect_garbage_rarely
 from ..option_types import HANG_SECONDS
-from .connection import Background, Connection, Returned
-from .heartbeat import Heart, beat_seconds
+from ..processes.connection import Background, Connection, Returned
+from ..processes.heartbeat import Heart, beat_seconds
 from .messages import Attach, Beat, Close, Listen, Open, OpenFailed
 from .remote_masks import RemoteMasks
 from .session import Session

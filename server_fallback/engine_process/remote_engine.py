@@ -20,7 +20,7 @@ from nearfar.compiler.runtime.errors import NearfarError, Unavailable
 from ..engine.config import EngineConfig
 from ..log_event import log_event
 from ..option_types import HANG_SECONDS
-from .connection import end, start
+from ..processes.connection import end, start
 from .engine_client import EngineClient, engine_closed, process_failed, process_restarts
 from .messages import Close, EngineRecipe, Listen, LoadAdapter, Open, UnloadAdapter
 

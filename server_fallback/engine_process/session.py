@@ -15,7 +15,7 @@ from ..engine.item_queue import Item
 from ..engine.request import AnswerEnd, GeneratedToken
 from ..engine.stats import EngineStats
 from ..engine.token_engine import TokenEngine
-from .connection import Connection, Returned
+from ..processes.connection import Connection, Returned
 from .messages import (
     Abandon,
     Encode,

@@ -21,8 +21,8 @@ import httpx
 
 from nearfar.compiler.runtime.errors import DeviceError
 
-from ..engine_process.heartbeat import Watch
 from ..option_types import HANG_SECONDS
+from ..processes.heartbeat import Watch
 
 POLL_SECONDS = 0.25
 LAST_LINES = 20

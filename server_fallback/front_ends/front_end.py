@@ -23,10 +23,10 @@ from ..api.limiter import Admitted
 from ..api.log import configure_logs
 from ..api.server import Server, loop_factory, prepare_process
 from ..api.traces import open_traces
-from ..engine_process.connection import Connection
-from ..engine_process.heartbeat import Heart, Watch, beat_seconds
 from ..engine_process.messages import Beat
 from ..log_event import log_event
+from ..processes.connection import Connection
+from ..processes.heartbeat import Heart, Watch, beat_seconds
 from .messages import Admit, Begin, Publish, Release, TakeAnswers, TakeBody
 from .shared_models import SharedModels
 

@@ -16,10 +16,10 @@ from ..api.config import ApiConfig
 from ..api.errors import ApiError
 from ..api.limiter import Admission, Limiter
 from ..api.metrics import SHARED_FOLDER
-from ..engine_process.connection import Background, Connection, Returned, end, start
-from ..engine_process.heartbeat import Watch
 from ..engine_process.messages import Beat
 from ..log_event import log_event
+from ..processes.connection import Background, Connection, Returned, end, start
+from ..processes.heartbeat import Watch
 from .messages import Admit, Begin, Change, Publish, Published, Release, TakeAnswers, TakeBody
 
 MAIN = "from nearfar.server_fallback.front_ends.front_end import main; main()"

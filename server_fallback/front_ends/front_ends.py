@@ -17,11 +17,11 @@ from nearfar.compiler.runtime.errors import NearfarError
 from ..api.app import limiter_of
 from ..api.config import ApiConfig
 from ..api.server import STUCK_SECONDS, end_process_after, loop_factory, prepare_process
-from ..engine_process.connection import Background
-from ..engine_process.heartbeat import Heart, beat_seconds
 from ..engine_process.messages import Beat
 from ..executors.registry import Registry
 from ..log_event import log_event
+from ..processes.connection import Background
+from ..processes.heartbeat import Heart, beat_seconds
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
 from .front_end_process import FrontEndProcess
 from .messages import Change, Publish

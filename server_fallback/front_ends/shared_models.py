@@ -12,14 +12,14 @@ from typing import Any
 
 from nearfar.compiler.runtime.errors import DeviceError, NearfarError, Unavailable
 
-from ..engine_process.connection import Background, Connection
-from ..engine_process.heartbeat import Watch
 from ..executors.executor import Executor, ExecutorState
 from ..executors.local_share import LocalShare
 from ..executors.model_table import ModelEntry, ModelTable
 from ..executors.registry import POLL_SECONDS, UNLOAD_DRAIN_SECONDS
 from ..executors.shared_opener import open_shared
 from ..log_event import log_event
+from ..processes.connection import Background, Connection
+from ..processes.heartbeat import Watch
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
 from ..text.grammar.grammar_compiler import GrammarCompiler
 from .messages import Change, Publish, Published, SharedModel

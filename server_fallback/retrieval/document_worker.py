@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nearfar.compiler.runtime.errors import reason_of
 
-from ..text.worker_loop import serve
+from ..processes.worker_loop import serve
 from .docx_html import MAX_PART_BYTES, read_docx
 from .file_kinds import START_BYTES, WORD_NAME, not_text, unreadable_kind
 from .text_encoding import decode_text

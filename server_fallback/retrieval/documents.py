@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..text.worker_process import WorkerEnded, WorkerProcess
+from ..processes.worker import WorkerEnded, WorkerProcess
 from . import file_kinds
 from .document_worker import HTML, PDF, TEXT, WORD, Unreadable
 from .store import Document

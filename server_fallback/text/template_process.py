@@ -14,10 +14,10 @@ from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, Reque
 from nearfar.compiler.runtime.text.chat_template import ChatTemplate, Message
 
 from ..executors.circuit import Circuit
+from ..processes.worker import WorkerEnded, WorkerProcess
 from .fair_turns import FairTurns
 from .template_worker import Failed, OutOfMemory, RenderJob
 from .text_size import is_longer
-from .worker_process import WorkerEnded, WorkerProcess
 
 TOO_MUCH_MEMORY = "it takes too much memory"
 

@@ -12,7 +12,7 @@ from typing import Any
 from nearfar.compiler.runtime.errors import CheckpointError, RequestError
 from nearfar.compiler.runtime.text.chat_template import ChatTemplate, Message
 
-from .worker_loop import serve
+from ..processes.worker_loop import serve
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from time import monotonic
 
 from nearfar.compiler.runtime.errors import RequestError, Unavailable
 
+from ...processes.worker import NICENESS, START_SECONDS, WorkerEnded, WorkerProcess
 from ..fair_turns import FairTurns
-from ..worker_process import NICENESS, START_SECONDS, WorkerEnded, WorkerProcess
 from .messages import OUT_OF_MEMORY, READY, UNKNOWN_VOCABULARY, Compiled, Job, Refused, Setup
 from .source import GrammarSource
 

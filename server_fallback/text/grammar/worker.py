@@ -16,7 +16,7 @@ import numpy as np
 
 from nearfar.compiler.runtime.errors import RequestError
 
-from ..worker_loop import serve
+from ...processes.worker_loop import serve
 from .bounded import Bound, BoundedConstraint
 from .completion import Ending, find_completion
 from .constraint import GrammarConstraint

@@ -39,11 +39,12 @@ from nearfar.server_fallback.engine import mask_task
 from nearfar.server_fallback.engine.encode_job import EncodeRequest
 from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
-from nearfar.server_fallback.engine_process import heartbeat, remote_engine
-from nearfar.server_fallback.engine_process.connection import HEADER_BYTES
+from nearfar.server_fallback.engine_process import remote_engine
 from nearfar.server_fallback.engine_process.engine_client import is_supported
 from nearfar.server_fallback.engine_process.messages import Open
 from nearfar.server_fallback.engine_process.remote_engine import MAIN, RemoteEngine
+from nearfar.server_fallback.processes import heartbeat
+from nearfar.server_fallback.processes.connection import HEADER_BYTES
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="needs a system that can pass sockets to processes")
 HERE = Path(__file__).parent

@@ -11,10 +11,10 @@ import pytest
 from nearfar.server_fallback.api.errors import ApiError
 from nearfar.server_fallback.api.keys import ApiKey
 from nearfar.server_fallback.api.limiter import Limiter
-from nearfar.server_fallback.engine_process.connection import Connection
 from nearfar.server_fallback.front_ends.front_end import SharedLimits
 from nearfar.server_fallback.front_ends.front_end_process import HeldRequests
 from nearfar.server_fallback.front_ends.messages import FromFrontEnd, Release
+from nearfar.server_fallback.processes.connection import Connection
 
 CLIENT = "address 192.0.2.1"
 

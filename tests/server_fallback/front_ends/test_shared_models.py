@@ -11,12 +11,12 @@ from fake_models import FakeExecutor
 
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.runtime.errors import CheckpointError, DeviceError, NearfarError, Unavailable
-from nearfar.server_fallback.engine_process.connection import Connection
 from nearfar.server_fallback.executors.executor import Executor
 from nearfar.server_fallback.executors.local_share import LocalShare
 from nearfar.server_fallback.front_ends import shared_models
 from nearfar.server_fallback.front_ends.messages import Publish, Published, SharedModel
 from nearfar.server_fallback.front_ends.shared_models import SharedModels
+from nearfar.server_fallback.processes.connection import Connection
 
 SHARE = LocalShare(cast(Bundle, None), "m", "/engine.socket", None)
 MODEL = SharedModel("m", "./m", 0, ("alias",), (), "generate", None, 0, SHARE)

@@ -15,9 +15,9 @@ from waiting import WAIT_SECONDS, until
 
 from nearfar.compiler.runtime.errors import CheckpointError, RequestError, Unavailable
 from nearfar.compiler.runtime.text.chat_template import ChatTemplate
+from nearfar.server_fallback.processes.worker import NICENESS
 from nearfar.server_fallback.text.template_process import RenderLimits, TemplateProcess
 from nearfar.server_fallback.text.template_worker import RenderJob
-from nearfar.server_fallback.text.worker_process import NICENESS
 
 HI = [{"role": "user", "content": "hi \ud800 \u4e2d"}]
 LOOP = (

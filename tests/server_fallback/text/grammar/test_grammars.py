@@ -18,6 +18,8 @@ from picking import END, SHAPES, TOKENS, Grammar, pick
 from some_grammars import NULL, SLOW, VOCABULARY, one, run
 
 from nearfar.compiler.runtime.errors import RequestError, Unavailable
+from nearfar.server_fallback.processes.worker import WorkerEnded, WorkerProcess
+from nearfar.server_fallback.processes.worker_loop import read_frame, write_frame
 from nearfar.server_fallback.text.grammar import worker
 from nearfar.server_fallback.text.grammar.bounded import BoundedConstraint
 from nearfar.server_fallback.text.grammar.constraint import GrammarConstraint
@@ -34,8 +36,6 @@ from nearfar.server_fallback.text.grammar.source import (
     TagsSource,
 )
 from nearfar.server_fallback.text.vocabulary import Vocabulary
-from nearfar.server_fallback.text.worker_loop import read_frame, write_frame
-from nearfar.server_fallback.text.worker_process import WorkerEnded, WorkerProcess
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 A frame is a length and a pickle, which is safe here, because both sides run our own code with the same rights.
 
 The process may use a limited amount of memory. It ends when its input ends, and by itself if one request takes far too
-long, because a server that was killed cannot end it. See `worker_process`.
+long, because a server that was killed cannot end it. See `worker`.
 """
 
 from __future__ import annotations

@@ -14,9 +14,7 @@ from hash_recipe import HashRecipe
 from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.limiter import Limiter
-from nearfar.server_fallback.engine_process.connection import Connection
 from nearfar.server_fallback.engine_process.engine_client import engine_closed
-from nearfar.server_fallback.engine_process.heartbeat import STEP_FACTOR, UNREADY_SHARE, Heart, Watch
 from nearfar.server_fallback.engine_process.messages import Beat, Opened
 from nearfar.server_fallback.engine_process.remote_engine import RemoteEngine
 from nearfar.server_fallback.executors import supervised
@@ -26,6 +24,8 @@ from nearfar.server_fallback.front_ends.front_end import end_main_process
 from nearfar.server_fallback.front_ends.front_end_process import FrontEndProcess
 from nearfar.server_fallback.front_ends.messages import Publish
 from nearfar.server_fallback.front_ends.shared_models import SharedModels
+from nearfar.server_fallback.processes.connection import Connection
+from nearfar.server_fallback.processes.heartbeat import STEP_FACTOR, UNREADY_SHARE, Heart, Watch
 
 HANG_SECONDS = 40.0
 
