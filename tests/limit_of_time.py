@@ -18,7 +18,7 @@ def limit_only(hangs: Callable[[object], bool], monkeypatch: pytest.MonkeyPatch)
     """
     call = WorkerProcess.call
 
-    async def limited(process: WorkerProcess, request: object, seconds: float) -> Any:
-        return await call(process, request, seconds if hangs(request) else WAIT_SECONDS)
+    async def limited(process: WorkerProcess, message: object, seconds: float) -> Any:
+        return await call(process, message, seconds if hangs(message) else WAIT_SECONDS)
 
     monkeypatch.setattr(WorkerProcess, "call", limited)

@@ -8,10 +8,13 @@ import asyncio
 
 from nearfar.compiler.runtime.errors import NearfarError, Unavailable
 
-from .engine_client import EngineClient, engine_closed, process_failed, process_restarts
+from ..processes.connection import Connection
+from ..processes.supervisor import Restarts, supervise
+from .engine_client import EngineClient
 from .messages import Attach
 
-RETRY_SECONDS = 0.1
+# The server that started the engine starts it again, or gives up and unloads the model.
+RETRIES = Restarts(first_seconds=0.1, longest_seconds=0.1)
 
 
 class AttachedEngine(EngineClient):
@@ -20,8 +23,7 @@ class AttachedEngine(EngineClient):
     def __init__(self, path: str) -> None:
         super().__init__()
         self._path = path
-        self._closing = False
-        self._again: asyncio.Task[None] | None = None
+        self._ended = asyncio.Event()
 
     @staticmethod
     async def open(path: str) -> AttachedEngine:
@@ -35,41 +37,35 @@ class AttachedEngine(EngineClient):
         except BaseException:
             await engine.close()
             raise
+        engine._supervision = asyncio.ensure_future(supervise(engine, RETRIES))
         return engine
 
     async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None:  # noqa: ARG002
         """Fail this server's answers. The engine continues for other servers."""
-        self._closing = True
-        self._refusal = reason or Unavailable("this model is being unloaded; try again later")
-        if self._again is not None:
-            self._again.cancel()
+        self._begin_close(reason)
         if self._connection is not None:
             await self._connection.close()
         await asyncio.to_thread(self._masks.close)
 
+    async def start(self) -> None:
+        await self._attach()
+        self._refusal = None
+        self._restarts += 1
+
+    async def ended(self) -> str:
+        await self._ended.wait()
+        return "the connection to the engine has ended"
+
+    async def failed(self, reason: str, failures: int, wait_seconds: float | None) -> None:
+        """The server that started the engine reports it."""
+
     async def _attach(self) -> None:
         """Raises OSError if nothing listens, and DeviceError if the connection ends early."""
-        connection = self._connect()
-        await self._loop.create_unix_connection(lambda: connection, self._path)
-        await self._open(Attach())
+        connection = Connection(self._receive, self._lost)
+        self._ended.clear()
+        await asyncio.get_running_loop().create_unix_connection(lambda: connection, self._path)
+        await self._open(connection, Attach())
 
-    def _on_end(self) -> NearfarError:
-        failure: NearfarError = engine_closed()
-        if not self._closing:
-            failure, self._refusal = process_failed(), process_restarts()
-        self._fail_all(failure)
-        if not self._closing and self._opened is not None and self._again is None:
-            self._again = asyncio.ensure_future(self._attach_again())
-        return failure
-
-    async def _attach_again(self) -> None:
-        """The server that started the engine restarts it, or gives up and unloads the model."""
-        while True:
-            await asyncio.sleep(RETRY_SECONDS)
-            try:
-                await self._attach()
-            except (OSError, NearfarError):
-                continue
-            self._refusal = self._again = None
-            self._restarts += 1
-            return
+    def _lost(self) -> NearfarError:
+        self._ended.set()
+        return super()._lost()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
@@ -18,50 +17,45 @@ from ..engine.item_queue import ItemQueue
 from ..engine.request import AnswerEnd, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest, items_of
 from ..engine.stats import EngineStats
 from ..processes.connection import Connection
-from ..processes.heartbeat import Watch
 from .mask_service import MaskService
 from .messages import (
     Abandon,
-    Beat,
+    Attach,
     Encode,
     Generate,
     Listen,
     LoadAdapter,
     MaskTurns,
+    Open,
     Opened,
-    OpenFailed,
     Stats,
     Step,
     UnloadAdapter,
 )
 
-NOTHING = EngineStats()
-
-
-def is_supported() -> bool:
-    """Whether this system can pass a socket to a process."""
-    return os.name == "posix"
+FAILED = "failed"
 
 
 class EngineClient:
     """Belongs to the running event loop. `arrive` and `stats` are callable from any thread.
 
-    A subclass connects the connection of `_connect`, and fails all answers when it has ended.
+    A subclass makes a connection with `_receive` and `_lost`, and opens the engine with `_open`.
     """
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        # None while there is none.
         self._connection: Connection | None = None
         self._opened: Opened | None = None
-        self._opening: asyncio.Future[Opened] | None = None
         # The reason why requests are refused.
         self._refusal: NearfarError | None = None
+        self._closing = False
+        # What the process has done when it ends.
+        self._fault = FAILED
+        self._supervision: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
         self._queues: dict[int, ItemQueue] = {}
         self._masks = MaskService(self._send)
-        self._stats = NOTHING
-        # While the process works, and while it is not closed.
-        self._watch: Watch | None = None
+        self._stats = EngineStats()
         self._restarts = 0
 
     @property
@@ -112,14 +106,14 @@ class EngineClient:
     async def encode(self, request: EncodeRequest) -> FloatArray:
         """See `EncoderEngine.encode`."""
         self._require_open()
-        rows: FloatArray = await self._call(lambda call: Encode(call, request))
+        rows: FloatArray = await self._call(Encode(request))
         return rows
 
     def stats(self) -> EngineStats:
         """A snapshot, at most 0.1 s old. ``failure`` is set while the process is silent, or is started again."""
-        silent = 0.0 if self._watch is None else self._watch.silent_seconds
-        failure = self._refusal
-        if failure is None and self._watch is not None and not self._watch.is_ready:
+        connection, failure = self._connection, self._refusal
+        silent = 0.0 if connection is None else connection.silent_seconds
+        if failure is None and connection is not None and not connection.is_ready:
             failure = Unavailable(f"the process of the engine has been silent for {silent:.0f} s")
         return replace(
             self._stats, failure=failure or self._stats.failure, restarts=self._restarts, silent_seconds=silent
@@ -127,21 +121,16 @@ class EngineClient:
 
     # --- the connection ---
 
-    async def _open(self, first_message: object) -> None:
-        """Send the first message of a connection, and wait until the engine is open. Raises `OpenFailed`'s error, and
-        DeviceError if the connection ends.
-        """
-        if self._connection is None:
-            raise DeviceError("the process of the engine ended before it opened the model")
-        self._opening = self._loop.create_future()
-        self._send(first_message)
-        self._opened = await self._opening
-        self._watch = Watch(self._opened.hang_seconds, self._on_hang)
+    async def _open(self, connection: Connection, first_call: Open | Attach) -> None:
+        """Wait until the engine is open. Raises the errors of the recipe, and DeviceError if the connection ends."""
+        self._connection = connection
+        self._opened = await connection.call(first_call)
+        connection.watch(self._opened.hang_seconds, self._on_hang)
 
     def _on_hang(self) -> None:
         """The process is silent. The server that started it ends it, and starts it again."""
 
-    def _on_message(self, message: object) -> None:
+    def _receive(self, message: object) -> None:
         match message:
             case Step(answers, token_ids, others):
                 queues = self._queues
@@ -157,63 +146,47 @@ class EngineClient:
                 self._masks.run(message)
             case Stats(stats):
                 self._stats = stats
-            case Beat(step_seconds):
-                if self._watch is not None:
-                    self._watch.beat(step_seconds)
-            case Opened():
-                assert self._opening is not None
-                self._opening.set_result(message)
-            case OpenFailed(failure):
-                assert self._opening is not None
-                self._opening.set_exception(failure)
             case _:
                 raise TypeError(f"a server does not know the message {message!r}")
 
-    def _fail_all(self, failure: NearfarError) -> None:
-        """Fail all answers: the connection has ended."""
+    def _lost(self) -> NearfarError:
+        """The connection has ended: on purpose, by a crash, or because the process hung. Fail all answers."""
         self._connection = None
-        if self._watch is not None:
-            self._watch.stop()
-            self._watch = None
-        if self._opening is not None and not self._opening.done():
-            self._opening.set_exception(DeviceError("the process of the engine ended while it opened the model"))
+        failure: NearfarError
+        if self._closing:
+            failure = Unavailable("the engine was closed before the answer was complete; try again later")
+        elif self._opened is None:
+            failure = DeviceError("the process of the engine ended while it opened the model")
+        else:
+            failure = process_failed(self._fault)
+            self._refusal = Unavailable("the process of the engine failed and is being started again; try again later")
+        self._fault = FAILED
         queues, self._queues = self._queues, {}
         for queue in queues.values():
             queue.put(failure)
+        return failure
+
+    def _begin_close(self, reason: NearfarError | None) -> None:
+        """Refuse requests from now on, and start nothing again."""
+        self._closing = True
+        self._refusal = reason or Unavailable("this model is being unloaded; try again later")
+        if self._supervision is not None:
+            self._supervision.cancel()
 
     def _require_open(self) -> None:
         if self._refusal is not None:
             raise self._refusal
 
-    async def _call(self, message: Callable[[int], Encode | Listen | LoadAdapter | UnloadAdapter]) -> Any:
+    async def _call(self, message: Encode | Listen | LoadAdapter | UnloadAdapter) -> Any:
         if self._connection is None:
             raise process_failed()
-        return await self._connection.call(message, Abandon)
-
-    def _connect(self) -> Connection:
-        """A new connection, which is not connected yet."""
-        self._connection = Connection(self._on_message, self._on_end, self._numbers)
-        return self._connection
-
-    def _on_end(self) -> NearfarError:
-        """The connection has ended. A subclass calls `_fail_all` with the error that it returns."""
-        raise NotImplementedError
+        return await self._connection.call(message, cancels=True)
 
     def _send(self, message: object) -> None:
         if self._connection is not None:
             self._connection.send(message)
 
 
-def process_failed(what: str = "failed") -> DeviceError:
+def process_failed(what: str = FAILED) -> DeviceError:
     """The error of the answers of a process that crashed, or was ended because it hung."""
     return DeviceError(f"the process of the engine {what} and is started again; send the request again")
-
-
-def process_restarts() -> Unavailable:
-    """The reason why requests are refused until the process runs again."""
-    return Unavailable("the process of the engine failed and is being started again; try again later")
-
-
-def engine_closed() -> Unavailable:
-    """The error of answers when the engine is closed."""
-    return Unavailable("the engine was closed before the answer was complete; try again later")

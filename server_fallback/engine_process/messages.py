@@ -1,4 +1,4 @@
-"""The messages between servers and the process of an engine. Each message is one frame; see `connection.py`.
+"""The messages between servers and the process of an engine, over a `Connection`. Those that say so are calls.
 
 The server that started the process opens its engine, changes its adapters and closes it. Others attach to it, and only
 send requests. An answer has a number, which its server chose. Times are those of `time.monotonic`, which all processes
@@ -40,7 +40,9 @@ class EngineRecipe(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """The process sends beats that are noticed if they are missing for ``hang_seconds``; see `heartbeat.py`."""
+    """A call that returns `Opened`. From then on, the process sends beats that are noticed if they are missing for
+    ``hang_seconds``.
+    """
 
     recipe: EngineRecipe
     max_mask_wait_seconds: float
@@ -49,17 +51,16 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Let other servers attach at a Unix socket. Its folder must be private to this user, because anybody who can
-    connect can run code in the process.
+    """A call: let other servers attach at a Unix socket. Its folder must be private to this user, because anybody who
+    can connect can run code in the process.
     """
 
-    call: int
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """The first message of another server. The answer is `Opened`."""
+    """The first call of another server. It returns `Opened`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Cancel an answer that nobody reads any more, or a call whose result nobody awaits."""
+    """Cancel an answer that nobody reads any more."""
 
     answer: int
 
@@ -92,20 +93,19 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    call: int
+    """A call, as are the next two."""
+
     request: EncodeRequest
 
 
 @dataclass(frozen=True, slots=True)
 class LoadAdapter:
-    call: int
     name: str
     states: Mapping[str, FloatArray]
 
 
 @dataclass(frozen=True, slots=True)
 class UnloadAdapter:
-    call: int
     name: str
 
 
@@ -126,18 +126,6 @@ class Opened:
     max_drafts: int
     device: str
     hang_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """The event loop works, and the device's current step has taken ``step_seconds``, 0 without one."""
-
-    step_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class OpenFailed:
-    error: BaseException
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Coroutine
+from typing import Any
 
 from nearfar.compiler.runtime.errors import NearfarError, Unavailable
 
@@ -17,9 +19,8 @@ from ..engine.encoder_engine import EncoderEngine
 from ..engine.token_engine import TokenEngine
 from ..garbage import collect_garbage_rarely
 from ..option_types import HANG_SECONDS
-from ..processes.connection import Background, Connection, Returned
-from ..processes.heartbeat import Heart, beat_seconds
-from .messages import Attach, Beat, Close, Listen, Open, OpenFailed
+from ..processes.connection import Connection
+from .messages import Attach, Close, Listen, Open, Opened
 from .remote_masks import RemoteMasks
 from .session import Session
 
@@ -43,13 +44,12 @@ class EngineServer:
     def __init__(self) -> None:
         self._ended = asyncio.Event()
         # The session of the server that started the process, and those that have attached.
-        self._owner = Session(self._on_message, lambda _: self._ended.set())
+        self._owner = Session(self._receive, lambda _: self._ended.set())
         self._attached: set[Session] = set()
         self._listener: asyncio.Server | None = None
         self._engine: TokenEngine | EncoderEngine | None = None
         self._masks: RemoteMasks | None = None
         self._hang_seconds = HANG_SECONDS
-        self._background = Background()
 
     async def serve(self, connected: socket.socket) -> None:
         """Return when the owner's connection has ended, after `Close`, or when the engine has failed."""
@@ -70,48 +70,45 @@ class EngineServer:
     def _sessions(self) -> list[Session]:
         return [self._owner, *self._attached]
 
-    def _on_message(self, session: Session, message: object) -> None:
+    def _receive(self, session: Session, message: object) -> Opened | Coroutine[Any, Any, object]:
         match message:
             case Attach():
                 assert self._engine is not None
                 assert self._masks is not None
-                session.serve(self._engine, self._masks, self._hang_seconds)
+                return session.serve(self._engine, self._masks, self._hang_seconds)
             case Open() if session is self._owner:
-                self._background.run(self._open(message))
-            case Listen() if session is self._owner:
-                self._background.run(self._listen(message))
+                return self._open(message)
+            case Listen(path) if session is self._owner:
+                return self._listen(path)
             case Close() if session is self._owner:
-                self._background.run(self._close(message))
+                return self._close(message)
             case _:
                 raise TypeError(f"an engine does not know the message {message!r}")
 
-    async def _open(self, message: Open) -> None:
+    async def _open(self, message: Open) -> Opened:
         self._masks = RemoteMasks(message.max_mask_wait_seconds, asyncio.get_running_loop())
         try:
             engine = await asyncio.to_thread(message.recipe.open, self._masks)
+        except NearfarError:
+            raise
         except Exception as error:
-            failure = error if isinstance(error, NearfarError) else Unavailable(repr(error))
-            self._owner.connection.send(OpenFailed(failure))
-            return
+            raise Unavailable(repr(error)) from error
         collect_garbage_rarely()
         self._engine = engine
         self._hang_seconds = message.hang_seconds
-        self._owner.serve(engine, self._masks, self._hang_seconds)
         self._send_stats()
-        Heart(beat_seconds(self._hang_seconds), self._send_beat)
+        return self._owner.serve(engine, self._masks, self._hang_seconds)
 
-    async def _listen(self, message: Listen) -> None:
+    async def _listen(self, path: str) -> None:
         def attach() -> Connection:
-            session = Session(self._on_message, self._attached.discard)
+            session = Session(self._receive, self._attached.discard)
             self._attached.add(session)
             return session.connection
 
-        failure = None
         try:
-            self._listener = await asyncio.get_running_loop().create_unix_server(attach, message.path)
+            self._listener = await asyncio.get_running_loop().create_unix_server(attach, path)
         except OSError as error:
-            failure = Unavailable(f"{message.path}: {error}")
-        self._owner.connection.send(Returned(message.call, None, failure))
+            raise Unavailable(f"{path}: {error}") from error
 
     async def _close(self, message: Close) -> None:
         if self._engine is not None:
@@ -127,9 +124,3 @@ class EngineServer:
             # The engine has given up its device. Another process may be able to use it.
             self._ended.set()
         asyncio.get_running_loop().call_later(STATS_SECONDS, self._send_stats)
-
-    def _send_beat(self) -> None:
-        assert self._engine is not None
-        beat = Beat(self._engine.step_seconds)
-        for session in self._sessions():
-            session.connection.send(beat)

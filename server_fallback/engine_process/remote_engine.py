@@ -7,9 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import subprocess
 import tempfile
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,8 +18,9 @@ from nearfar.compiler.runtime.errors import NearfarError, Unavailable
 from ..engine.config import EngineConfig
 from ..log_event import log_event
 from ..option_types import HANG_SECONDS
-from ..processes.connection import end, start
-from .engine_client import EngineClient, engine_closed, process_failed, process_restarts
+from ..processes.child import Child
+from ..processes.supervisor import Restarts, supervise
+from .engine_client import EngineClient
 from .messages import Close, EngineRecipe, Listen, LoadAdapter, Open, UnloadAdapter
 
 MAIN = "from nearfar.server_fallback.engine_process.process import main; main()"
@@ -38,15 +37,10 @@ class RemoteEngine(EngineClient):
     def __init__(self, recipe: EngineRecipe, hang_seconds: float = HANG_SECONDS) -> None:
         super().__init__()
         self._recipe, self._hang_seconds = recipe, hang_seconds
-        self._hung = False
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child = Child(MAIN, self._receive, self._lost)
         # The private folder with the socket for other servers.
         self._folder: Path | None = None
         self._adapters: dict[str, Mapping[str, FloatArray]] = {}
-        self._ended = asyncio.Event()
-        self._closing = False
-        self._restarting: asyncio.Task[None] | None = None
-        self._crashes, self._opened_at = 0, 0.0
 
     @staticmethod
     async def open(recipe: EngineRecipe, hang_seconds: float = HANG_SECONDS) -> RemoteEngine:
@@ -59,11 +53,13 @@ class RemoteEngine(EngineClient):
         except BaseException:
             await engine.close()
             raise
+        restarts = Restarts(FIRST_RESTART_SECONDS, most=MAX_CRASHES, steady_seconds=STEADY_SECONDS)
+        engine._supervision = asyncio.ensure_future(supervise(engine, restarts))
         return engine
 
     @property
     def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
+        return self._child.pid
 
     async def share(self) -> str:
         """Let other servers of this user attach, at the returned path of a Unix socket."""
@@ -76,34 +72,49 @@ class RemoteEngine(EngineClient):
     async def load_adapter(self, name: str, states: Mapping[str, FloatArray]) -> None:
         """See `TokenEngine.load_adapter`."""
         self._require_open()
-        await self._call(lambda call: LoadAdapter(call, name, states))
+        await self._call(LoadAdapter(name, states))
         self._adapters[name] = states
 
     async def unload_adapter(self, name: str) -> None:
         """See `TokenEngine.unload_adapter`."""
         self._require_open()
-        await self._call(lambda call: UnloadAdapter(call, name))
+        await self._call(UnloadAdapter(name))
         self._adapters.pop(name, None)
 
     async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None:
         """See `TokenEngine.close`."""
         if not self._closing:
-            self._closing = True
-            self._refusal = reason or Unavailable("this model is being unloaded; try again later")
-            if self._restarting is not None:
-                self._restarting.cancel()
+            self._begin_close(reason)
             self._send(Close(drain_seconds, reason))
-        process = self._process
-        if process is not None:
+        if self._child.pid is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(drain_seconds + EXIT_SECONDS):
-                    await self._ended.wait()
-            await asyncio.to_thread(end, process, ENDED_SECONDS)
+                    await self._child.ended()
+            await self._child.end(ENDED_SECONDS)
         await asyncio.to_thread(self._masks.close)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     # --- the process ---
+
+    async def start(self) -> None:
+        await self._start()
+        self._refusal = None
+        self._restarts += 1
+
+    async def ended(self) -> str:
+        await self._child.ended()
+        return "the process of the engine has ended"
+
+    async def failed(self, reason: str, failures: int, wait_seconds: float | None) -> None:  # noqa: ARG002
+        status = await self._child.end(ENDED_SECONDS)
+        self._log("engine_ended", status=status)
+        if wait_seconds is None:
+            self._log("engine_given_up", failures=failures)
+            self._refusal = Unavailable(
+                f"the process of the engine has failed {failures} times and is not started again; its last status was "
+                f"{status}"
+            )
 
     @property
     def _socket_path(self) -> str:
@@ -111,64 +122,23 @@ class RemoteEngine(EngineClient):
         return str(self._folder / "engine")
 
     async def _start(self) -> None:
-        self._ended.clear()
-        self._process = await start(MAIN, self._connect())
-        await self._open(Open(self._recipe, EngineConfig().max_mask_wait_seconds, self._hang_seconds))
-        self._opened_at = time.monotonic()
+        connection = await self._child.start()
+        await self._open(connection, Open(self._recipe, EngineConfig().max_mask_wait_seconds, self._hang_seconds))
         for name, states in self._adapters.items():
-            await self._call(lambda call, name=name, states=states: LoadAdapter(call, name, states))  # type: ignore[misc]
+            await self._call(LoadAdapter(name, states))
         if self._folder is not None:
             await self._listen()
 
     async def _listen(self) -> None:
         # The socket of a process that has crashed.
         Path(self._socket_path).unlink(missing_ok=True)
-        await self._call(lambda call: Listen(call, self._socket_path))
+        await self._call(Listen(self._socket_path))
 
     def _on_hang(self) -> None:
-        """End the process, after which it is started again. This ends a stopped process too."""
-        assert self._process is not None
-        self._hung = True
+        """End the process, after which it is started again."""
+        self._fault = f"did not respond for {self._hang_seconds:g} s"
         self._log("engine_hung", seconds=self._hang_seconds)
-        self._process.kill()
-
-    def _on_end(self) -> NearfarError:
-        """The process has ended: as requested, by a crash, or because it hung."""
-        self._ended.set()
-        failure: NearfarError = engine_closed()
-        if not self._closing:
-            what = f"did not respond for {self._hang_seconds:g} s" if self._hung else "failed"
-            failure, self._refusal = process_failed(what), process_restarts()
-        self._hung = False
-        self._fail_all(failure)
-        if not self._closing and self._opened is not None and self._restarting is None:
-            self._restarting = asyncio.ensure_future(self._restart())
-        return failure
+        self._child.kill()
 
     def _log(self, event: str, **fields: object) -> None:
         log_event(event, logging.ERROR, model=self._recipe.name, engine=self.pid, **fields)
-
-    async def _restart(self) -> None:
-        """Start the process again until that succeeds or is given up."""
-        if time.monotonic() - self._opened_at > STEADY_SECONDS:
-            self._crashes = 0
-        while True:
-            assert self._process is not None
-            status = await asyncio.to_thread(end, self._process, ENDED_SECONDS)
-            self._crashes += 1
-            self._log("engine_ended", status=status)
-            if self._crashes > MAX_CRASHES:
-                self._log("engine_given_up", failures=self._crashes)
-                self._refusal = Unavailable(
-                    f"the process of the engine has failed {self._crashes} times and is not started again; its last "
-                    f"status was {status}"
-                )
-                return
-            await asyncio.sleep(FIRST_RESTART_SECONDS * 2 ** (self._crashes - 1))
-            try:
-                await self._start()
-            except NearfarError:
-                continue
-            self._refusal = self._restarting = None
-            self._restarts += 1
-            return

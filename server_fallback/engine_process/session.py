@@ -1,4 +1,4 @@
-"""A session: one server's connection to the process of an engine, with the answers and calls that it requested."""
+"""A session: one server's connection to the process of an engine, with the answers that it requested."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from nearfar.compiler.runtime.errors import NearfarError, Unavailable
 
@@ -15,7 +16,7 @@ from ..engine.item_queue import Item
 from ..engine.request import AnswerEnd, GeneratedToken
 from ..engine.stats import EngineStats
 from ..engine.token_engine import TokenEngine
-from ..processes.connection import Connection, Returned
+from ..processes.connection import Connection
 from .messages import (
     Abandon,
     Encode,
@@ -31,28 +32,28 @@ from .remote_masks import RemoteConstraint, RemoteMasks
 
 
 class Session:
-    """``on_message`` receives the messages that are not about answers; ``on_end`` is called when the connection has
-    ended. Requests may come once `serve` was called.
+    """``receive`` gets the messages that are not about answers; ``on_end`` is called when the connection has ended.
+    Requests may come once `serve` was called.
     """
 
-    def __init__(self, on_message: Callable[[Session, object], None], on_end: Callable[[Session], None]) -> None:
-        self.connection = Connection(self._on_message, self._on_connection_end)
-        self._on_other_message, self._on_end = on_message, on_end
+    def __init__(self, receive: Callable[[Session, object], Any], on_end: Callable[[Session], None]) -> None:
+        self.connection = Connection(self._receive, self._on_connection_end)
+        self._receive_other, self._on_end = receive, on_end
         self._engine: TokenEngine | EncoderEngine | None = None
         self._masks: RemoteMasks | None = None
         self._answers: dict[int, Answer] = {}
         self._constraints: dict[int, RemoteConstraint] = {}
-        self._calls: dict[int, asyncio.Task[None]] = {}
         self._step = Step([], [], [])
         # The answers with other items in this step, which later tokens must not overtake.
         self._with_others = set[int]()
         self._sent_stats: EngineStats | None = None
 
-    def serve(self, engine: TokenEngine | EncoderEngine, masks: RemoteMasks, hang_seconds: float) -> None:
-        """Accept requests, and report this to the server."""
+    def serve(self, engine: TokenEngine | EncoderEngine, masks: RemoteMasks, hang_seconds: float) -> Opened:
+        """Accept requests from now on."""
         self._engine, self._masks = engine, masks
         self.send_stats(engine.stats())
-        self.connection.send(Opened(engine.context, engine.max_drafts, engine.device, hang_seconds))
+        self.connection.beat(hang_seconds, lambda: engine.step_seconds)
+        return Opened(engine.context, engine.max_drafts, engine.device, hang_seconds)
 
     def send_stats(self, stats: EngineStats) -> None:
         """Send the engine's statistics if they have changed."""
@@ -69,7 +70,8 @@ class Session:
 
     # --- messages ---
 
-    def _on_message(self, message: object) -> None:
+    def _receive(self, message: object) -> Any:
+        engine = self._engine
         match message:
             case Generate():
                 self._generate(message)
@@ -80,11 +82,18 @@ class Session:
                     self._masks.returned(constraint, message)
             case Abandon(answer):
                 self._abandon(answer)
-            case Encode() | LoadAdapter() | UnloadAdapter():
-                task = self._calls[message.call] = asyncio.ensure_future(self._call(message))
-                task.add_done_callback(lambda _: self._calls.pop(message.call, None))
+            case Encode(request):
+                assert isinstance(engine, EncoderEngine)
+                return engine.encode(request)
+            case LoadAdapter(name, states):
+                assert isinstance(engine, TokenEngine)
+                return engine.load_adapter(name, states)
+            case UnloadAdapter(name):
+                assert isinstance(engine, TokenEngine)
+                return engine.unload_adapter(name)
             case _:
-                self._on_other_message(self, message)
+                return self._receive_other(self, message)
+        return None
 
     def _generate(self, message: Generate) -> None:
         assert isinstance(self._engine, TokenEngine)
@@ -98,34 +107,14 @@ class Session:
             self._put(number, error)
 
     def _abandon(self, number: int) -> None:
-        answer, call = self._answers.pop(number, None), self._calls.get(number)
+        answer = self._answers.pop(number, None)
         self._constraints.pop(number, None)
         if answer is not None:
             assert isinstance(self._engine, TokenEngine)
             self._engine.abandon(answer)
-        if call is not None:
-            call.cancel()
-
-    async def _call(self, message: Encode | LoadAdapter | UnloadAdapter) -> None:
-        engine, value = self._engine, None
-        try:
-            match message:
-                case Encode():
-                    assert isinstance(engine, EncoderEngine)
-                    value = await engine.encode(message.request)
-                case LoadAdapter():
-                    assert isinstance(engine, TokenEngine)
-                    await engine.load_adapter(message.name, message.states)
-                case UnloadAdapter():
-                    assert isinstance(engine, TokenEngine)
-                    await engine.unload_adapter(message.name)
-        except NearfarError as error:
-            self.connection.send(Returned(message.call, None, error))
-        else:
-            self.connection.send(Returned(message.call, value, None))
 
     def _on_connection_end(self) -> NearfarError:
-        for number in [*self._answers, *self._calls]:
+        for number in list(self._answers):
             self._abandon(number)
         self._on_end(self)
         return Unavailable("the server has ended")

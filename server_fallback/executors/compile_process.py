@@ -1,23 +1,16 @@
 """Compiling into the cache, in a process of its own: the compiler's libraries stay out of the server, and its work off
 the event loop.
-
-The child prints one JSON object a line: {"progress": [phase, done, total]}, and at the end {"bundle": path} or
-{"error": ...}.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import math
 import os
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
-
-from pydantic import TypeAdapter
 
 from nearfar.compiler.bundle.manifest import MANIFEST_FILE
 from nearfar.compiler.bundle.new_folder import discard_partial
@@ -25,11 +18,26 @@ from nearfar.compiler.formats import load
 from nearfar.compiler.pipeline.compile import compile_any
 from nearfar.compiler.pipeline.kernel_cache import VARIABLE
 from nearfar.compiler.pipeline.options import CompileOptions
-from nearfar.compiler.runtime.errors import NearfarError, OutputError, ToolError, reason_of
+from nearfar.compiler.runtime.errors import OutputError, ToolError, reason_of
 
+from ..processes.worker import WorkerEnded, WorkerProcess
+from ..processes.worker_loop import Send, serve
 from .bundle_cache import bundle_path
 
 Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CompileJob:
+    model: str
+    options: CompileOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Compiling:
+    """The bundle will be at ``path``."""
+
+    path: Path
 
 
 async def compiled(model: str, options: CompileOptions, progress: Progress = lambda *_: None) -> Path:
@@ -43,47 +51,44 @@ async def compiled(model: str, options: CompileOptions, progress: Progress = lam
         path = await asyncio.to_thread(bundle_path, folder, options)
         if is_bundle(path):
             return path
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", __name__, model, TypeAdapter(CompileOptions).dump_json(options).decode(),
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-        # Ctrl-C must reach this process only; it ends the child below.
-        start_new_session=True,
-    )  # fmt: skip
-    assert child.stdout is not None
     partial: Path | None = None
+
+    def receive(message: Compiling | tuple[str, int, int]) -> None:
+        nonlocal partial
+        if isinstance(message, Compiling):
+            partial = message.path
+        else:
+            progress(*message)
+
+    process = WorkerProcess(__name__, None)
     try:
-        async for line in child.stdout:
-            message = json.loads(line)
-            if "path" in message:
-                partial = Path(message["path"])
-            elif "progress" in message:
-                progress(*message["progress"])
-            elif "error" in message:
-                raise error_of(message["error"])
-            else:
-                return Path(message["bundle"])
+        bundle: Path = await process.call(CompileJob(model, options), math.inf, receive)
+        return bundle
+    except WorkerEnded as ended:
         raise ToolError(
-            f"{model}: the compiler exited without a message (status {await child.wait()}); check that there is "
-            "enough memory"
-        )
+            f"{model}: the compiler exited without a message (status {ended.status}); check that there is enough memory"
+        ) from ended
     finally:
-        if child.returncode is None:
-            child.kill()
-        await child.wait()
+        process.close()
         if partial is not None:
-            discard_partial(partial)
+            await asyncio.to_thread(discard_partial, partial)
 
 
-def main(model: str, options_json: str) -> None:
+def main() -> None:
     """The child process."""
-    options = TypeAdapter(CompileOptions).validate_json(options_json)
-    try:
-        emit(bundle=str(compile_once(model, options)))
-    except NearfarError as error:
-        emit(error=error.to_json())
+
+    def open_worker(send: Send) -> Callable[[object], Path]:
+        def compile_job(job: object) -> Path:
+            assert isinstance(job, CompileJob)
+            return compile_once(job.model, job.options, send)
+
+        return compile_job
+
+    serve(open_worker)
 
 
-def compile_once(model: str, options: CompileOptions) -> Path:
+def compile_once(model: str, options: CompileOptions, send: Send = lambda _: None) -> Path:
+    """Sends `Compiling`, and then the arguments of `Progress`."""
     from filelock import FileLock
 
     path = bundle_path(load(model, options.ignore_keys).path, options)
@@ -97,7 +102,7 @@ def compile_once(model: str, options: CompileOptions) -> Path:
             f"{path.parent}: compiled models cannot be stored here: {reason_of(error)}; set {VARIABLE} to a "
             "writable folder"
         ) from error
-    emit(path=str(path))
+    send(Compiling(path))
     with FileLock(path.with_name(f"{path.name}.lock")):
         if not is_bundle(path):
             # A folder without a manifest is not a complete bundle.
@@ -105,29 +110,10 @@ def compile_once(model: str, options: CompileOptions) -> Path:
                 model,
                 path,
                 replace(options, force=True),
-                lambda phase, done, total: emit(progress=[phase, done, total]),
+                lambda *progress: send(progress),
             )
     return path
 
 
 def is_bundle(path: Path) -> bool:
     return (path / MANIFEST_FILE).is_file()
-
-
-def emit(**message: Any) -> None:
-    print(json.dumps(message, default=str), flush=True)
-
-
-def error_of(message: dict[str, Any]) -> NearfarError:
-    kind = next((kind for kind in leaves(NearfarError) if kind.code == message["code"]), NearfarError)
-    return kind(message["message"], **message["details"])
-
-
-def leaves(kind: type[NearfarError]) -> Iterator[type[NearfarError]]:
-    for below in kind.__subclasses__():
-        yield below
-        yield from leaves(below)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

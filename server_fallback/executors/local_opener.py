@@ -23,8 +23,8 @@ from ..engine.config import EngineConfig
 from ..engine.encoder_engine import EncoderEngine
 from ..engine.speculation import Speculation
 from ..engine.token_engine import TokenEngine
-from ..engine_process.engine_client import is_supported
 from ..engine_process.remote_engine import RemoteEngine
+from ..processes.child import is_supported
 from ..text.grammar.grammar_compiler import GrammarCompiler
 from ..text.text_workers import TextWorkers
 from .adaptable import AdaptableExecutor

@@ -23,7 +23,9 @@ from nearfar.compiler.runtime.errors import DeviceError
 
 from ..option_types import HANG_SECONDS
 from ..processes.heartbeat import Watch
+from ..processes.supervisor import Restarts, supervise
 
+RESTARTS = Restarts(first_seconds=1.0, most=5)
 POLL_SECONDS = 0.25
 LAST_LINES = 20
 MAX_LINE_BYTES = 65_536
@@ -55,11 +57,8 @@ class Companions(Protocol):
 @dataclass(frozen=True, slots=True)
 class ServerProgram:
     """``command`` serves ``health_url`` once it is ready, which may take up to ``start_seconds``. It starts when its
-    ``companions`` are connected. If one of them fails, this counts as a crash.
-
-    After a crash it is restarted after ``first_restart_seconds``, and after twice the wait each further time. After
-    ``restarts`` crashes with less than ``steady_seconds`` of work between them, it is given up. It has crashed too if
-    ``health_url`` is not a success for ``hang_seconds``.
+    ``companions`` are connected. If one of them fails, this counts as a crash, and so does a ``health_url`` that is not
+    a success for ``hang_seconds``.
     """
 
     name: str
@@ -68,9 +67,7 @@ class ServerProgram:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     start_seconds: float = 1800.0
     stop_seconds: float = 20.0
-    restarts: int = 5
-    first_restart_seconds: float = 1.0
-    steady_seconds: float = 60.0
+    restarts: Restarts = RESTARTS
     hang_seconds: float = HANG_SECONDS
     companions: Companions | None = field(default=None, repr=False)
 
@@ -106,7 +103,7 @@ class SupervisedServer:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    async def start(self) -> None:
+    async def open(self) -> None:
         """Return when it answers. Raises DeviceError, with the end of its log, if it exits first or takes too long; it
         is then stopped.
         """
@@ -123,7 +120,7 @@ class SupervisedServer:
         except BaseException:
             await self._close()
             raise
-        self._supervision = asyncio.create_task(self._supervise())
+        self._supervision = asyncio.create_task(supervise(self, program.restarts))
 
     async def stop(self) -> None:
         """Request its end, and kill it after a while."""
@@ -190,38 +187,31 @@ class SupervisedServer:
                     )
         self._begin_watch()
 
-    async def _supervise(self) -> None:
-        """Wait for an unexpected exit, and restart the server."""
-        program, crashes = self._program, 0
-        while True:
-            assert self._process is not None
-            started = monotonic()
-            reason = await self._crash(self._process)
-            # Requests that fail now report this.
-            self._detail = f"{reason}, and is restarting"
-            self._stop_watch()
-            crashes = 1 if monotonic() - started > program.steady_seconds else crashes + 1
-            while True:
-                # If a companion has failed, the server may wait for it forever, and its requests with it.
-                await self._end(min(program.stop_seconds, FAILED_STOP_SECONDS))
-                if crashes > program.restarts:
-                    self._detail = (
-                        f"crashed {crashes} times and is not restarted again; its last line: "
-                        f"{self._last().splitlines()[-1]}"
-                    )
-                    self._say(self.detail)
-                    return
-                wait = program.first_restart_seconds * 2 ** (crashes - 1)
-                self._detail = f"{reason}, and is restarting"
-                self._say(f"{reason}; restarting it in {wait:g} s ({crashes} of {program.restarts})")
-                await asyncio.sleep(wait)
-                try:
-                    await self._gather()
-                    await self._launch()
-                    break
-                except DeviceError as error:
-                    reason = error.message.partition(";")[0].removeprefix(f"{program.name} ")
-                    crashes += 1
+    async def start(self) -> None:
+        """Start it again after a crash. Raises DeviceError, as `open`."""
+        await self._gather()
+        await self._launch()
+
+    async def ended(self) -> str:
+        assert self._process is not None
+        reason = await self._crash(self._process)
+        # Requests that fail now report this.
+        self._detail = f"{reason}, and is restarting"
+        self._stop_watch()
+        return reason
+
+    async def failed(self, reason: str, failures: int, wait_seconds: float | None) -> None:
+        program = self._program
+        # If a companion has failed, the server may wait for it forever, and its requests with it.
+        await self._end(min(program.stop_seconds, FAILED_STOP_SECONDS))
+        if wait_seconds is None:
+            last = self._last().splitlines()[-1]
+            self._detail = f"crashed {failures} times and is not restarted again; its last line: {last}"
+            self._say(self.detail)
+            return
+        reason = reason.partition(";")[0].removeprefix(f"{program.name} ")
+        self._detail = f"{reason}, and is restarting"
+        self._say(f"{reason}; restarting it in {wait_seconds:g} s ({failures} of {program.restarts.most:g})")
 
     async def _crash(self, process: asyncio.subprocess.Process) -> str:
         """Wait for the end of the process, the failure of a companion or a long silence, and return a description of

@@ -17,6 +17,7 @@ from typing import Any
 from nearfar.compiler.runtime.errors import DeadlineExceeded, QueueFull, RequestError, ToolError, Unavailable
 
 from ..option_types import HANG_SECONDS
+from ..processes.supervisor import Restarts
 from ..schema.completions import AnswerRequest
 from ..schema.encoding import EncodingRequest
 from ..schema.tokenize import DetokenizeRequest, TokenizeRequest
@@ -25,7 +26,7 @@ from .executor import Call, ExecutorState, Opening
 from .nodes import Nodes
 from .registry import default_name
 from .replicas import Replicas
-from .supervised import ServerProgram, SupervisedServer
+from .supervised import RESTARTS, ServerProgram, SupervisedServer
 from .upstream import Upstream, make_upstream
 from .upstream_executor import UpstreamExecutor, UpstreamOptions, discover
 from .vllm_arguments import CheckpointFacts, checkpoint_facts, model_arguments
@@ -65,7 +66,7 @@ class VllmOptions:
     facts: CheckpointFacts | None = None
     nodes: NodeOptions | None = None
     start_seconds: float = 1800.0
-    first_restart_seconds: float = 1.0
+    restarts: Restarts = RESTARTS
     hang_seconds: float = HANG_SECONDS
 
 
@@ -107,12 +108,12 @@ async def open_vllm(options: VllmOptions) -> VllmExecutor:
         # A key of its own, so that no program on this machine can bypass the keys of our server.
         environment={"VLLM_API_KEY": api_key},
         start_seconds=options.start_seconds,
-        first_restart_seconds=options.first_restart_seconds,
+        restarts=options.restarts,
         hang_seconds=options.hang_seconds,
         companions=nodes,
     )
     server = SupervisedServer(program)
-    await server.start()
+    await server.open()
     upstream_options = UpstreamOptions(
         urls=(url,), name=options.name, model=options.name, dialect="vllm", api_key=api_key, priorities=True
     )

@@ -11,8 +11,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 from nearfar.compiler.runtime.errors import Unavailable
 
@@ -23,11 +24,9 @@ from ..api.limiter import Admitted
 from ..api.log import configure_logs
 from ..api.server import Server, loop_factory, prepare_process
 from ..api.traces import open_traces
-from ..engine_process.messages import Beat
 from ..log_event import log_event
 from ..processes.connection import Connection
-from ..processes.heartbeat import Heart, Watch, beat_seconds
-from .messages import Admit, Begin, Publish, Release, TakeAnswers, TakeBody
+from .messages import Admit, Beating, Begin, Publish, Release, TakeAnswers, TakeBody
 from .shared_models import SharedModels
 
 
@@ -48,18 +47,15 @@ def main() -> None:
 async def serve(connected: socket.socket, listener: socket.socket) -> None:
     begin: asyncio.Future[Begin | None] = asyncio.get_running_loop().create_future()
     server: Server | None = None
-    watch: Watch | None = None
     has_ended = False
 
-    def on_message(message: object) -> None:
+    def receive(message: object) -> Coroutine[Any, Any, None] | None:
         match message:
             case Begin():
                 begin.set_result(message)
+                return None
             case Publish():
-                models.publish(message)
-            case Beat():
-                if watch is not None:
-                    watch.beat()
+                return models.publish(message)
             case _:
                 raise TypeError(f"a front end does not know the message {message!r}")
 
@@ -67,8 +63,6 @@ async def serve(connected: socket.socket, listener: socket.socket) -> None:
         """The main process was killed, and its engines have ended with it."""
         nonlocal has_ended
         has_ended = True
-        if watch is not None:
-            watch.stop()
         models.has_published.set()
         if server is not None:
             server.should_exit = True
@@ -76,7 +70,7 @@ async def serve(connected: socket.socket, listener: socket.socket) -> None:
             begin.set_result(None)
         return Unavailable(SHUTTING_DOWN)
 
-    link = Connection(on_message, on_end)
+    link = Connection(receive, on_end)
     models = SharedModels(link)
     await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=connected)
     message = await begin
@@ -84,20 +78,18 @@ async def serve(connected: socket.socket, listener: socket.socket) -> None:
         return
     hang_seconds = message.config.hang_seconds
     main_process = os.getppid()
-    watch = Watch(hang_seconds, lambda: end_main_process(main_process, hang_seconds))
-    models.main_process = watch
+    link.watch(hang_seconds, lambda: end_main_process(main_process, hang_seconds))
     app = create_app(models, message.config, open_traces(os.environ), limits=SharedLimits(link))
     if message.again:
         app.state.service.metrics.front_end_restarts.inc()
-    heart = Heart(beat_seconds(hang_seconds), lambda: link.send(Beat()))
+    link.send(Beating())
+    link.beat(hang_seconds)
     # Connections that wait since the front end before this one ended need the models.
     await models.has_published.wait()
     if has_ended:
         return
     server = Server(app, ends_process=True)
     await server.serve(sockets=[listener])
-    heart.stop()
-    watch.stop()
     await link.close()
 
 
@@ -124,7 +116,7 @@ class SharedLimits:
     async def admit(self, client: str, key: ApiKey | None) -> AsyncGenerator[Admitted]:
         request = next(self._numbers)
         try:
-            headers = await self._link.call(lambda call: Admit(call, request, client, key))
+            headers = await self._link.call(Admit(request, client, key))
             admission = SharedAdmission(self, self._link, request, headers)
             self.running += 1
             try:
@@ -146,9 +138,9 @@ class SharedAdmission:
         self.held_bytes = 0
 
     async def answers(self, count: int, capacity: int, param: str = "n") -> None:
-        self.headers = await self._link.call(lambda call: TakeAnswers(call, self._request, count, capacity, param))
+        self.headers = await self._link.call(TakeAnswers(self._request, count, capacity, param))
 
     async def body(self, size: int) -> None:
-        await self._link.call(lambda call: TakeBody(call, self._request, size))
+        await self._link.call(TakeBody(self._request, size))
         self.held_bytes += size
         self._limits.body_bytes += size

@@ -6,31 +6,29 @@ import asyncio
 import logging
 import os
 import socket
-import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack, suppress
+from typing import Any
 
 from nearfar.compiler.runtime.errors import NearfarError, Unavailable
 
 from ..api.config import ApiConfig
-from ..api.errors import ApiError
 from ..api.limiter import Admission, Limiter
 from ..api.metrics import SHARED_FOLDER
-from ..engine_process.messages import Beat
 from ..log_event import log_event
-from ..processes.connection import Background, Connection, Returned, end, start
-from ..processes.heartbeat import Watch
-from .messages import Admit, Begin, Change, Publish, Published, Release, TakeAnswers, TakeBody
+from ..processes.child import Child
+from ..processes.supervisor import Restarts, supervise
+from .messages import Admit, Beating, Begin, Change, Publish, Release, TakeAnswers, TakeBody
 
 MAIN = "from nearfar.server_fallback.front_ends.front_end import main; main()"
-RESTART_SECONDS = 0.5
+RESTARTS = Restarts(first_seconds=0.5, longest_seconds=0.5)
 # The time in which a process ends whose connection has ended.
 ENDED_SECONDS = 5.0
 
 
 class FrontEndProcess:
-    """``on_change`` is called with the requested changes of models, and answers with `answer`. Belongs to the running
-    event loop.
+    """``latest`` returns the models, and ``change`` carries out the changes that clients request. Belongs to the
+    running event loop.
     """
 
     def __init__(
@@ -40,114 +38,79 @@ class FrontEndProcess:
         limiter: Limiter,
         metrics_folder: str,
         latest: Callable[[], Publish],
-        on_change: Callable[[FrontEndProcess, Change], None],
+        change: Callable[[Change], Coroutine[Any, Any, object]],
     ) -> None:
-        self._listener, self._config, self._metrics_folder = listener, config, metrics_folder
-        self._latest, self._on_change = latest, on_change
+        self._config, self._latest, self._change = config, latest, change
         self._requests = HeldRequests(limiter)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Connection | None = None
-        self._published = -1
-        # From the first beat on.
-        self._watch: Watch | None = None
-        self._has_published = asyncio.Condition()
-        self._stopping = False
-        self._ended = asyncio.Event()
-        self._background = Background()
+        environment = {**os.environ, SHARED_FOLDER: metrics_folder}
+        self._child = Child(MAIN, self._receive, self._on_end, [listener], environment)
+        self._supervision: asyncio.Task[None] | None = None
 
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
+    async def open(self) -> None:
+        """Start the process, which is started again after a crash."""
+        await self._start(again=False)
+        self._supervision = asyncio.ensure_future(supervise(self, RESTARTS))
 
-    async def start(self, *, again: bool = False) -> None:
-        connection = self._connection = Connection(self._on_message, self._on_end)
-        environment = {**os.environ, SHARED_FOLDER: self._metrics_folder}
-        self._process = await start(MAIN, connection, self._listener, environment=environment)
-        self.send(Begin(self._config, again))
-        self.send(self._latest())
-
-    def send(self, message: object) -> None:
-        if self._connection is not None:
-            self._connection.send(message)
-
-    async def published(self, version: int) -> None:
-        """Wait until the front end uses these models, or later ones. A front end that crashes gets them when it starts
-        again.
-        """
-        async with self._has_published:
-            await self._has_published.wait_for(lambda: self._published >= version or self._connection is None)
+    async def publish(self, message: Publish) -> None:
+        """Return when the front end uses these models. One that crashes gets the latest when it starts again."""
+        if self._child.connection is not None:
+            with suppress(Unavailable):
+                await self._child.connection.call(message)
 
     def stop(self, number: int) -> None:
         """Send a signal, after which the process is not started again."""
-        self._stopping = True
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                self._process.send_signal(number)
+        if self._supervision is not None:
+            self._supervision.cancel()
+        self._child.send_signal(number)
 
-    async def ended(self) -> None:
+    async def stopped(self) -> None:
         """Wait until the process has ended after `stop`."""
-        await self._ended.wait()
+        await self._child.ended()
+        await self._child.end(ENDED_SECONDS)
 
-    def answer(self, call: int, value: object, error: Exception | None) -> None:
-        self.send(Returned(call, value, error))
+    # --- the process ---
 
-    # --- messages ---
+    async def start(self) -> None:
+        await self._start(again=True)
 
-    def _on_message(self, message: object) -> None:
+    async def ended(self) -> str:
+        await self._child.ended()
+        return "the front end has ended"
+
+    async def failed(self, reason: str, failures: int, wait_seconds: float | None) -> None:  # noqa: ARG002
+        status = await self._child.end(ENDED_SECONDS)
+        log_event("front_end_ended", logging.ERROR, front_end=self._child.pid, status=status)
+
+    async def _start(self, *, again: bool) -> None:
+        connection = await self._child.start()
+        connection.send(Begin(self._config, again))
+        connection.send(self._latest())
+        connection.beat(self._config.hang_seconds)
+
+    def _receive(self, message: object) -> object:
         match message:
             case Admit() | TakeAnswers() | TakeBody():
-                try:
-                    headers = dict(self._requests.take(message))
-                except ApiError as error:
-                    self.answer(message.call, None, error)
-                else:
-                    self.answer(message.call, headers, None)
+                return dict(self._requests.take(message))
             case Release():
                 self._requests.release(message)
             case Change():
-                self._on_change(self, message)
-            case Beat():
-                if self._watch is None:
-                    self._watch = Watch(self._config.hang_seconds, self._on_hang)
-                self._watch.beat()
-            case Published(version):
-                self._published = version
-                self._background.run(self._notify())
+                return self._change(message)
+            case Beating():
+                assert self._child.connection is not None
+                self._child.connection.watch(self._config.hang_seconds, self._on_hang)
             case _:
                 raise TypeError(f"the main process does not know the message {message!r}")
+        return None
 
     def _on_hang(self) -> None:
-        """End the process, after which it is started again. This ends a stopped process too."""
-        assert self._process is not None
-        log_event("front_end_hung", logging.ERROR, front_end=self.pid, seconds=self._config.hang_seconds)
-        self._process.kill()
+        """End the process, after which it is started again."""
+        log_event("front_end_hung", logging.ERROR, front_end=self._child.pid, seconds=self._config.hang_seconds)
+        self._child.kill()
 
     def _on_end(self) -> NearfarError:
         """The process has ended: as requested, or by a crash."""
-        self._connection, self._published = None, -1
-        if self._watch is not None:
-            self._watch.stop()
-            self._watch = None
         self._requests.release_all()
-        self._background.run(self._after_end())
         return Unavailable("the front end has ended")
-
-    async def _after_end(self) -> None:
-        await self._notify()
-        process = self._process
-        assert process is not None
-        status = await asyncio.to_thread(end, process, ENDED_SECONDS)
-        if not self._stopping:
-            log_event("front_end_ended", logging.ERROR, front_end=process.pid, status=status)
-            await asyncio.sleep(RESTART_SECONDS)
-        if self._stopping:
-            self._ended.set()
-            return
-        await self.start(again=True)
-
-    async def _notify(self) -> None:
-        async with self._has_published:
-            self._has_published.notify_all()
 
 
 class HeldRequests:

@@ -12,16 +12,11 @@ import socket
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 
-from nearfar.compiler.runtime.errors import NearfarError
-
 from ..api.app import limiter_of
 from ..api.config import ApiConfig
 from ..api.server import STUCK_SECONDS, end_process_after, loop_factory, prepare_process
-from ..engine_process.messages import Beat
 from ..executors.registry import Registry
 from ..log_event import log_event
-from ..processes.connection import Background
-from ..processes.heartbeat import Heart, beat_seconds
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
 from .front_end_process import FrontEndProcess
 from .messages import Change, Publish
@@ -51,7 +46,6 @@ class FrontEnds:
         self._models = PublishedModels(registry, self._publish)
         self._stop = asyncio.Event()
         self._signals = 0
-        self._background = Background()
 
     async def serve(self, started: Callable[[PublishedModels], Awaitable[None]]) -> None:
         loop = asyncio.get_running_loop()
@@ -64,25 +58,19 @@ class FrontEnds:
         beside: asyncio.Task[None] | None = None
         try:
             self._front_ends += [
-                FrontEndProcess(listener, self._config, limiter, metrics_folder, self._models.latest, self._on_change)
+                FrontEndProcess(listener, self._config, limiter, metrics_folder, self._models.latest, self._change)
                 for listener in self._listeners
             ]
-            await asyncio.gather(*(each.start() for each in self._front_ends))
-            heart = Heart(beat_seconds(self._config.hang_seconds), self._beat)
+            await asyncio.gather(*(each.open() for each in self._front_ends))
             beside = asyncio.ensure_future(self._beside(started))
             await self._stop.wait()
             if self._signals == 0:
                 self._end_front_ends(signal.SIGTERM)
-            await asyncio.gather(*(each.ended() for each in self._front_ends))
-            heart.stop()
+            await asyncio.gather(*(each.stopped() for each in self._front_ends))
             await self._registry.close(0.0)
             await beside
         finally:
             shutil.rmtree(metrics_folder, ignore_errors=True)
-
-    def _beat(self) -> None:
-        for each in self._front_ends:
-            each.send(Beat())
 
     async def _beside(self, started: Callable[[PublishedModels], Awaitable[None]]) -> None:
         try:
@@ -105,20 +93,10 @@ class FrontEnds:
 
     async def _publish(self, message: Publish) -> None:
         """Return when all front ends use these models."""
-        for each in self._front_ends:
-            each.send(message)
-        await asyncio.gather(*(each.published(message.version) for each in self._front_ends))
+        await asyncio.gather(*(each.publish(message) for each in self._front_ends))
 
-    def _on_change(self, front_end: FrontEndProcess, message: Change) -> None:
-        self._background.run(self._change(front_end, message))
-
-    async def _change(self, front_end: FrontEndProcess, message: Change) -> None:
-        try:
-            value = await change(self._models, message.change)
-        except NearfarError as error:
-            front_end.answer(message.call, None, error)
-        else:
-            front_end.answer(message.call, value, None)
+    async def _change(self, message: Change) -> ModelCard | None:
+        return await change(self._models, message.change)
 
 
 async def change(

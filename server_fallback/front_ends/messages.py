@@ -1,6 +1,6 @@
-"""The messages between the main process and its front ends. Each message is one frame; see `engine_process.connection`.
+"""The messages between the main process and its front ends, over a `Connection`. Those that return something are calls.
 
-A call has a number, which its front end chose; so has an admitted request, for as long as it runs.
+An admitted request has a number, which its front end chose.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from nearfar.compiler.ir.spec import Task
 
 from ..api.config import ApiConfig
 from ..api.keys import ApiKey
-from ..engine_process.messages import Beat
 from ..executors.local_share import LocalShare
 from ..schema.models import LoadAdapterRequest, LoadRequest, UnloadAdapterRequest, UnloadRequest
 
@@ -43,9 +42,8 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """All models from now on. The front end answers with `Published` once it uses them."""
+    """All models from now on. It returns when the front end uses them."""
 
-    version: int
     models: tuple[SharedModel, ...]
 
 
@@ -53,15 +51,14 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    version: int
+class Beating:
+    """The front end sends beats from now on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
     """Returns the headers of `Admission`, and so does `TakeAnswers`. ``request`` is the number of the request."""
 
-    call: int
     request: int
     client: str
     key: ApiKey | None
@@ -69,7 +66,6 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class TakeAnswers:
-    call: int
     request: int
     count: int
     capacity: int
@@ -78,7 +74,6 @@ class TakeAnswers:
 
 @dataclass(frozen=True, slots=True)
 class TakeBody:
-    call: int
     request: int
     size: int
 
@@ -90,10 +85,9 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the models; loading returns a `ModelCard`. ``by`` and ``address`` as for `ModelChanges`."""
+    """A change of the models; loading returns a `ModelCard`."""
 
-    call: int
     change: LoadRequest | UnloadRequest | LoadAdapterRequest | UnloadAdapterRequest
 
 
-FromFrontEnd = Beat | Published | Admit | TakeAnswers | TakeBody | Release | Change
+FromFrontEnd = Beating | Admit | TakeAnswers | TakeBody | Release | Change

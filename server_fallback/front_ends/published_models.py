@@ -22,10 +22,9 @@ class PublishedModels:
 
     def __init__(self, registry: Registry, publish: Callable[[Publish], Awaitable[None]]) -> None:
         self._registry, self._publish = registry, publish
-        self._version = 0
 
     def latest(self) -> Publish:
-        return Publish(self._version, tuple(shared_model(entry) for entry in self._registry.entries()))
+        return Publish(tuple(shared_model(entry) for entry in self._registry.entries()))
 
     def cards(self) -> Sequence[ModelCard]:
         return self._registry.cards()
@@ -61,14 +60,10 @@ class PublishedModels:
         await asyncio.sleep(0)
         try:
             if not task.done():
-                await self._publish_now()
+                await self._publish(self.latest())
             return await task
         finally:
-            await self._publish_now()
-
-    async def _publish_now(self) -> None:
-        self._version += 1
-        await self._publish(self.latest())
+            await self._publish(self.latest())
 
 
 def shared_model(entry: ModelEntry) -> SharedModel:

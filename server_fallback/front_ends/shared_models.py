@@ -19,10 +19,9 @@ from ..executors.registry import POLL_SECONDS, UNLOAD_DRAIN_SECONDS
 from ..executors.shared_opener import open_shared
 from ..log_event import log_event
 from ..processes.connection import Background, Connection
-from ..processes.heartbeat import Watch
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
 from ..text.grammar.grammar_compiler import GrammarCompiler
-from .messages import Change, Publish, Published, SharedModel
+from .messages import Change, Publish, SharedModel
 
 RETRY_SECONDS = 0.5
 
@@ -41,21 +40,16 @@ class SharedModels:
         self.has_published = asyncio.Event()
         self._background = Background()
         self._closed = False
-        # The main process admits requests, so no model is ready while that is silent.
-        self.main_process: Watch | None = None
-
-    def publish(self, message: Publish) -> None:
-        """Use other models from now on, and report to the main process when this is done."""
-        self._background.run(self._publish(message))
 
     def cards(self) -> Sequence[ModelCard]:
         return self._table.cards()
 
     def states(self) -> Mapping[str, ExecutorState]:
-        states, main = self._table.states(), self.main_process
-        if main is None or main.is_ready:
+        """The main process admits requests, so no model is ready while that is silent."""
+        states = self._table.states()
+        if self._link.is_ready:
             return states
-        silent = f"the main process has been silent for {main.silent_seconds:.0f} s"
+        silent = f"the main process has been silent for {self._link.silent_seconds:.0f} s"
         return {name: replace(state, ready=False, detail=silent) for name, state in states.items()}
 
     def answers_at_once(self, name: str) -> int | None:
@@ -89,9 +83,10 @@ class SharedModels:
         await asyncio.gather(*(self._close(entry, drain_seconds) for entry in entries))
 
     async def _change(self, request: LoadRequest | UnloadRequest | LoadAdapterRequest | UnloadAdapterRequest) -> Any:
-        return await self._link.call(lambda call: Change(call, request))
+        return await self._link.call(Change(request))
 
-    async def _publish(self, message: Publish) -> None:
+    async def publish(self, message: Publish) -> None:
+        """Return when other models are in use."""
         # One after the other, in the order in which they came.
         async with self._publishing:
             published = {model.name: model for model in message.models}
@@ -106,7 +101,6 @@ class SharedModels:
                     self._background.run(self._close(entry, UNLOAD_DRAIN_SECONDS))
             await asyncio.gather(*(self._update(model) for model in message.models))
             self.has_published.set()
-            self._link.send(Published(message.version))
 
     async def _update(self, model: SharedModel) -> None:
         entry = self._table.get(model.name)

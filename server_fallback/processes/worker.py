@@ -1,4 +1,5 @@
-"""Runs a worker process: it starts when it is first needed, gets one request at a time, and ends at a time limit.
+"""Runs a worker process: it starts when it is first needed, gets one call at a time, and ends at a time limit. Unlike a
+`Child`, it runs on all systems, and is limited in memory.
 
 The code in it (`worker_loop.serve`) may hang, use too much memory or crash; the server continues and starts it again.
 """
@@ -15,10 +16,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, TypeVar
 
-from .worker_loop import STARTED, Reply, read_frame, write_frame
+from .frames import Call, Returned, read_frame, write_frame
+from .worker_loop import STARTED
 
 # The time until a process is ready for requests. A busy machine may take long.
 START_SECONDS = 60.0
@@ -39,36 +42,51 @@ Result = TypeVar("Result")
 class WorkerEnded(Exception):
     """The process ended before its reply.
 
-    ``timed_out``: it ended at the time limit. ``fault``: it ended through its own fault, such as too little memory, and
-    not from outside.
+    ``timed_out``: it ended at the time limit. ``status`` is None if it never ran.
     """
 
-    def __init__(self, *, fault: bool = False) -> None:
+    def __init__(self, status: int | None = None) -> None:
         super().__init__("the worker process ended")
         self.timed_out = False
-        self.fault = fault
+        self.status = status
+
+    @property
+    def fault(self) -> bool:
+        """Whether it ended through its own fault, such as too little memory, and not from outside."""
+        return self.status in _fault_statuses()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """A call takes at most ``most_seconds``, even if this process is killed meanwhile. The worker ends after a call
+    that leaves it with more than ``keeps_bytes``, and another one starts. ``niceness`` is how far it yields the
+    processor to the models, up to 19.
+    """
+
+    memory_bytes: int
+    keeps_bytes: int
+    most_seconds: int
+    niceness: int = NICENESS
 
 
 class WorkerProcess:
-    """``main`` of ``module`` calls `worker_loop.serve`.
-
-    A request takes at most ``most_seconds``, even if this process is killed meanwhile. The worker ends after a request
-    that leaves it with more than ``keeps_bytes``, and another one starts. ``niceness`` is how far it yields the
-    processor to the models, up to 19.
+    """``main`` of ``module`` calls `worker_loop.serve`. Without ``limits``, it ends after one call, and its log is that
+    of this process.
 
     Used from one event loop, by one caller at a time (see `fair_turns`).
     """
 
-    def __init__(
-        self, module: str, memory_bytes: int, keeps_bytes: int, most_seconds: int, niceness: int = NICENESS
-    ) -> None:
+    def __init__(self, module: str, limits: WorkerLimits | None) -> None:
+        given = limits or WorkerLimits(0, 0, 0, 0)
         # With -m the module's classes would be others than those of requests.
         self._command = [
             sys.executable,
             "-c",
             f"from {module} import main; main()",
-            *map(str, (memory_bytes, keeps_bytes, most_seconds, niceness)),
+            *map(str, (given.memory_bytes, given.keeps_bytes, given.most_seconds, given.niceness)),
         ]
+        # Libraries write warnings about what a client sent.
+        self._log = None if limits is None else subprocess.DEVNULL
         # Pipes are read on a thread: all platforms have blocking pipes, and large frames do not hold up the event loop.
         self._thread = ThreadPoolExecutor(1, "nearfar-worker")
         self._process: subprocess.Popen[bytes] | None = None
@@ -85,15 +103,26 @@ class WorkerProcess:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    async def call(self, request: object, seconds: float) -> Any:
-        """The process's reply. Cancelled, it ends the process unless that is about to reply. Raises WorkerEnded."""
+    async def call(self, message: object, seconds: float, on_message: Callable[[Any], None] = lambda _: None) -> Any:
+        """The result of a call. ``on_message`` gets what the process sends before it. Cancelled, it ends the process
+        unless that is about to reply. Raises WorkerEnded, and the error that the process returns.
+        """
         await self.start()
         started, before, self._ended_at = monotonic(), self._processor_seconds(), None
+        loop = asyncio.get_running_loop()
         try:
-            return await self._limited(lambda process: self._exchange(process, request), seconds)
+            returned = await self._limited(
+                lambda process: self._exchange(
+                    process, message, lambda received: loop.call_soon_threadsafe(on_message, received)
+                ),
+                seconds,
+            )
         finally:
             after = self._processor_seconds() if self._ended_at is None else self._ended_at
             self.last_seconds = monotonic() - started if before is None or after is None else after - before
+        if returned.error is not None:
+            raise returned.error
+        return returned.value
 
     async def start(self) -> None:
         """Start the process unless it runs. Raises WorkerEnded."""
@@ -103,7 +132,7 @@ class WorkerProcess:
             # Until it has started, its first frame is not the reply to a request.
             self._usable = False
             await asyncio.get_running_loop().run_in_executor(self._thread, self._launch)
-            if await self._limited(_first_frame, START_SECONDS) != STARTED:
+            if await self._limited(_next_frame, START_SECONDS) != STARTED:
                 raise WorkerEnded
             self._usable = True
 
@@ -165,14 +194,16 @@ class WorkerProcess:
         finally:
             timer.cancel()
 
-    def _exchange(self, process: subprocess.Popen[bytes], request: object) -> Any:
+    def _exchange(
+        self, process: subprocess.Popen[bytes], message: object, send: Callable[[object], object]
+    ) -> Returned:
         assert process.stdin is not None
-        write_frame(process.stdin, request)
-        reply = _first_frame(process)
-        assert isinstance(reply, Reply)
-        if reply.ends:
+        write_frame(process.stdin, Call(0, message))
+        while not isinstance(received := _next_frame(process), Returned):
+            send(received)
+        if received.ends:
             self._usable = False
-        return reply.value
+        return received
 
     def _launch(self) -> None:
         self._collect()
@@ -180,8 +211,7 @@ class WorkerProcess:
             self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # Libraries write warnings about what a client sent.
-            stderr=subprocess.DEVNULL,
+            stderr=self._log,
             # glibc keeps freed memory in as many arenas as threads have allocated in.
             env={**os.environ, "MALLOC_ARENA_MAX": "2"},
         )
@@ -212,10 +242,10 @@ def _or_ended(work: Callable[[subprocess.Popen[bytes]], Result], process: subpro
         with suppress(subprocess.TimeoutExpired):
             process.wait(EXIT_SECONDS)
         process.kill()
-        raise WorkerEnded(fault=process.wait() in _fault_statuses()) from error
+        raise WorkerEnded(process.wait()) from error
 
 
-def _first_frame(process: subprocess.Popen[bytes]) -> Any:
+def _next_frame(process: subprocess.Popen[bytes]) -> Any:
     assert process.stdout is not None
     return read_frame(process.stdout)
 

@@ -1,39 +1,33 @@
-"""The loop of a worker process: it reads requests as frames from stdin, and writes one frame to stdout for each reply.
+"""The loop of a worker process: it reads calls as frames from stdin, and writes their results to stdout.
 
-A frame is a length and a pickle, which is safe here, because both sides run our own code with the same rights.
-
-The process may use a limited amount of memory. It ends when its input ends, and by itself if one request takes far too
+The process may use a limited amount of memory. It ends when its input ends, and by itself if one call takes far too
 long, because a server that was killed cannot end it. See `worker`.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import IO, Any
+
+from nearfar.compiler.runtime.errors import NearfarError
+
+from .frames import Call, Returned, read_frame, write_frame
 
 # The first frame that a worker writes.
 STARTED = "started"
+# Sends a message to the server while a call runs.
+Send = Callable[[object], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """``ends``: the worker ends after this reply, because it holds more memory than it may."""
+def serve(open_worker: Callable[[Send], Callable[[object], object]]) -> None:
+    """``open_worker`` loads what the worker needs and returns the function that answers calls. Its NearfarErrors and
+    MemoryErrors are raised in the server; another error ends the process.
 
-    value: object
-    ends: bool
-
-
-def serve(open_worker: Callable[[], Callable[[object], object]]) -> None:
-    """``open_worker`` loads what the worker needs and returns the function that answers requests.
-
-    The arguments of the process are its memory limit in bytes; the bytes that it may retain, above which it ends after
-    a request, because a process returns little of the memory that it has used; the maximum seconds of one request; and
-    its niceness.
+    The arguments of the process are its memory limit in bytes, 0 for none; the bytes that it may retain, above which it
+    ends after a call, because a process returns little of the memory that it has used; the maximum seconds of one call,
+    0 for any; and its niceness.
     """
     memory_bytes, keeps_bytes, most_seconds, niceness = map(int, sys.argv[1:5])
     # Output of libraries must not get between the frames.
@@ -41,38 +35,29 @@ def serve(open_worker: Callable[[], Callable[[object], object]]) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     # Ctrl-C reaches the whole process group; the server ends this process itself, after its last answers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _limit_memory(memory_bytes)
+    if memory_bytes:
+        _limit_memory(memory_bytes)
     if sys.platform != "win32":
         os.nice(niceness)
-    answer = open_worker()
+    answer = open_worker(lambda message: write_frame(replies, message))
     try:
         write_frame(replies, STARTED)
-        while True:
-            request = read_frame(sys.stdin.buffer)
+        ends = False
+        while not ends:
+            call = read_frame(sys.stdin.buffer)
+            assert isinstance(call, Call)
             _end_after(most_seconds)
-            value = answer(request)
+            value, failure = None, None
+            try:
+                value = answer(call.message)
+            except (NearfarError, MemoryError) as error:
+                # Its frames hold what has taken the memory.
+                failure = error.with_traceback(None)
             _end_after(0)
-            reply = Reply(value, ends=_resident_bytes() > keeps_bytes)
-            write_frame(replies, reply)
-            if reply.ends:
-                return
+            ends = _resident_bytes() > keeps_bytes
+            write_frame(replies, Returned(call.number, value, failure, ends))
     except (EOFError, BrokenPipeError):
         return
-
-
-def write_frame(stream: IO[bytes], value: object) -> None:
-    data = pickle.dumps(value)
-    stream.write(len(data).to_bytes(8, "little") + data)
-    stream.flush()
-
-
-def read_frame(stream: IO[bytes]) -> Any:
-    """Raises EOFError if the other side has ended."""
-    header = stream.read(8)
-    data = stream.read(int.from_bytes(header, "little")) if len(header) == 8 else b""
-    if not data:
-        raise EOFError("the other process has ended")
-    return pickle.loads(data)
 
 
 def _limit_memory(size_bytes: int) -> None:

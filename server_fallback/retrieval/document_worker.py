@@ -38,7 +38,7 @@ TOO_LONG = Unreadable(f"it has more than {MAX_CHARACTERS:,} characters of text; 
 
 
 def main() -> None:
-    serve(lambda: read)
+    serve(lambda _: read)
 
 
 def read(path: object) -> object:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..processes.worker import WorkerEnded, WorkerProcess
+from ..processes.worker import WorkerEnded, WorkerLimits, WorkerProcess
 from . import file_kinds
 from .document_worker import HTML, PDF, TEXT, WORD, Unreadable
 from .store import Document
@@ -53,9 +53,8 @@ class DocumentReader:
 
     def __init__(self, seconds: float = READ_SECONDS, memory_bytes: int = MEMORY_BYTES) -> None:
         self._seconds = seconds
-        self._process = WorkerProcess(
-            f"{__package__}.document_worker", memory_bytes, KEPT_BYTES, int(seconds) + 10, niceness=0
-        )
+        limits = WorkerLimits(memory_bytes, KEPT_BYTES, int(seconds) + 10, niceness=0)
+        self._process = WorkerProcess(f"{__package__}.document_worker", limits)
 
     async def read(self, path: Path) -> str | Unreadable:
         if path.stat().st_size > MAX_BYTES:

@@ -14,9 +14,9 @@ from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, Reque
 from nearfar.compiler.runtime.text.chat_template import ChatTemplate, Message
 
 from ..executors.circuit import Circuit
-from ..processes.worker import WorkerEnded, WorkerProcess
+from ..processes.worker import WorkerEnded, WorkerLimits, WorkerProcess
 from .fair_turns import FairTurns
-from .template_worker import Failed, OutOfMemory, RenderJob
+from .template_worker import RenderJob
 from .text_size import is_longer
 
 TOO_MUCH_MEMORY = "it takes too much memory"
@@ -50,9 +50,8 @@ class TemplateProcess:
         self._limits = limits
         self._turns = FairTurns()
         self._circuit = Circuit(monotonic, failures=limits.failures)
-        self._process = WorkerProcess(
-            f"{__package__}.template_worker", limits.memory_bytes, limits.keeps_bytes, int(limits.long_seconds) + 10
-        )
+        most = WorkerLimits(limits.memory_bytes, limits.keeps_bytes, int(limits.long_seconds) + 10)
+        self._process = WorkerProcess(f"{__package__}.template_worker", most)
 
     @property
     def pid(self) -> int | None:
@@ -63,12 +62,11 @@ class TemplateProcess:
         """Compile the template. Raises CheckpointError if it is not valid Jinja or takes too much time or memory."""
         try:
             async with self._turns.turn(""):
-                reply = await self._process.call(self._job, self._limits.seconds)
+                await self._process.call(self._job, self._limits.seconds)
         except WorkerEnded as ended:
             raise _does_not_compile(self._reason(ended, self._limits.seconds)) from ended
-        if isinstance(reply, OutOfMemory):
-            raise _does_not_compile(TOO_MUCH_MEMORY)
-        _text(reply)
+        except MemoryError as error:
+            raise _does_not_compile(TOO_MUCH_MEMORY) from error
 
     async def render(self, messages: Sequence[Message], options: Mapping[str, Any], client: str) -> str:
         """Like `ChatTemplate.render` with the keyword arguments ``options``.
@@ -87,20 +85,24 @@ class TemplateProcess:
             self._require_closed_circuit()
             self._circuit.begin()
             try:
-                reply = await self._process.call(job, seconds)
-                if isinstance(reply, OutOfMemory):
-                    raise self._reached(TOO_MUCH_MEMORY, is_long=is_long)
+                text: str = await self._process.call(job, seconds)
                 self._circuit.succeeded()
             except WorkerEnded as ended:
                 reason = self._reason(ended, seconds)
                 if ended.timed_out or ended.fault:
                     raise self._reached(reason, is_long=is_long) from ended
                 raise self._unavailable(reason) from ended
+            except MemoryError as error:
+                raise self._reached(TOO_MUCH_MEMORY, is_long=is_long) from error
+            except (RequestError, CheckpointError):
+                # The template refuses this chat, within its limits.
+                self._circuit.succeeded()
+                raise
             except RecursionError as error:
                 raise RequestError("messages and tools must be plain JSON values: they are nested too deep") from error
             finally:
                 self._circuit.ended()
-        return _text(reply)
+        return text
 
     def close(self) -> None:
         self._process.close()
@@ -131,10 +133,3 @@ class TemplateProcess:
 
 def _does_not_compile(reason: str) -> CheckpointError:
     return CheckpointError(f"chat template: {reason} to compile; correct the checkpoint's chat template")
-
-
-def _text(reply: object) -> str:
-    if isinstance(reply, Failed):
-        raise (RequestError if reply.of_request else CheckpointError)(reply.message, **reply.details)
-    assert isinstance(reply, str)
-    return reply

@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nearfar.compiler.runtime.errors import CheckpointError, RequestError
 from nearfar.compiler.runtime.text.chat_template import ChatTemplate, Message
 
-from ..processes.worker_loop import serve
+from ..processes.worker_loop import Send, serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,40 +27,21 @@ class RenderJob:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A RequestError (``of_request``) or a CheckpointError."""
-
-    of_request: bool
-    message: str
-    details: Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class OutOfMemory:
-    """The template needs more memory than this process may use."""
-
-
 def main() -> None:
     serve(_open)
 
 
-def _open() -> Callable[[object], object]:
+def _open(_: Send) -> Callable[[object], str]:
     template = ChatTemplate("", {})
 
-    def answer(request: object) -> object:
+    def answer(request: object) -> str:
         nonlocal template
         assert isinstance(request, RenderJob)
         if template.source != request.source:
             template = ChatTemplate(request.source, request.special_tokens)
-        try:
-            if request.messages is None:
-                template.check()
-                return ""
-            return template.render(request.messages, **request.options)
-        except (RequestError, CheckpointError) as error:
-            return Failed(isinstance(error, RequestError), error.message, error.details)
-        except MemoryError:
-            return OutOfMemory()
+        if request.messages is None:
+            template.check()
+            return ""
+        return template.render(request.messages, **request.options)
 
     return answer

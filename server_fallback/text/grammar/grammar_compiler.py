@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import monotonic
 
-from nearfar.compiler.runtime.errors import RequestError, Unavailable
+from nearfar.compiler.runtime.errors import Unavailable
 
-from ...processes.worker import NICENESS, START_SECONDS, WorkerEnded, WorkerProcess
+from ...processes.worker import NICENESS, START_SECONDS, WorkerEnded, WorkerLimits, WorkerProcess
 from ..fair_turns import FairTurns
-from .messages import OUT_OF_MEMORY, READY, UNKNOWN_VOCABULARY, Compiled, Job, Refused, Setup
+from .messages import READY, UNKNOWN_VOCABULARY, Compiled, Job, Setup
 from .source import GrammarSource
 
 # Costly grammars yield to the quick lane too.
@@ -129,10 +129,8 @@ class CompileLane:
         Unavailable if the process was ended from outside.
         """
         if self._process is None:
-            limits, module = self._limits, f"{__package__}.worker"
-            self._process = WorkerProcess(
-                module, self.memory_bytes, limits.keeps_bytes, int(self.seconds) + 10, self._niceness
-            )
+            limits = WorkerLimits(self.memory_bytes, self._limits.keeps_bytes, int(self.seconds) + 10, self._niceness)
+            self._process = WorkerProcess(f"{__package__}.worker", limits)
         process, job = self._process, Job(setup.key, source)
         try:
             await process.start()
@@ -145,10 +143,8 @@ class CompileLane:
             if ended.timed_out or ended.fault:
                 return None
             raise Unavailable("the grammar compiler's process was ended; send the request again") from ended
-        if reply == OUT_OF_MEMORY:
+        except MemoryError:
             return None
-        if isinstance(reply, Refused):
-            raise RequestError(reply.message)
         assert isinstance(reply, Compiled)
         return reply
 

@@ -12,8 +12,6 @@ from .source import GrammarSource
 # The replies to a `Setup`, and to a `Job` whose vocabulary the process does not have (any more).
 READY = "ready"
 UNKNOWN_VOCABULARY = "unknown vocabulary"
-# The reply to a `Job` that needs more memory than the process may use.
-OUT_OF_MEMORY = "out of memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +54,3 @@ class Compiled:
     reserve: int
     first: Ending | None
     closes: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    message: str

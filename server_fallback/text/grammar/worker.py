@@ -16,13 +16,13 @@ import numpy as np
 
 from nearfar.compiler.runtime.errors import RequestError
 
-from ...processes.worker_loop import serve
+from ...processes.worker_loop import Send, serve
 from .bounded import Bound, BoundedConstraint
 from .completion import Ending, find_completion
 from .constraint import GrammarConstraint
 from .free_memory import free_memory
 from .matcher import Matcher, SearchTooLong, allowed_ids
-from .messages import OUT_OF_MEMORY, READY, UNKNOWN_VOCABULARY, Compiled, Job, Refused, Setup
+from .messages import READY, UNKNOWN_VOCABULARY, Compiled, Job, Setup
 from .rules import Rules, compile_source
 from .shortener import Shortener
 from .source import CallsOrForm, GrammarSource, call_begins
@@ -49,7 +49,7 @@ def main() -> None:
     serve(_open)
 
 
-def _open() -> Callable[[object], object]:
+def _open(_: Send) -> Callable[[object], object]:
     vocabularies: OrderedDict[str, _Vocabulary] = OrderedDict()
 
     def answer(request: object) -> object:
@@ -78,7 +78,10 @@ class _Vocabulary:
         self.shapes = TokenShapes(setup.tokens, setup.eos_token_ids)
 
 
-def _answer(compiler: GrammarCompiler, shapes: TokenShapes, source: GrammarSource) -> Compiled | Refused | str:
+def _answer(compiler: GrammarCompiler, shapes: TokenShapes, source: GrammarSource) -> Compiled:
+    """Raises RequestError for a grammar that is wrong, and MemoryError for one that needs more than this process may
+    use.
+    """
     try:
         compiled, rules = compile_source(compiler, source)
         form, form_rules, tried = compiled, rules, [compiled]
@@ -89,19 +92,26 @@ def _answer(compiler: GrammarCompiler, shapes: TokenShapes, source: GrammarSourc
             _check_apart(form, shapes, source)
             tried = [form, compiled]
         if not all(_is_fast(GrammarConstraint.of(each, shapes)) for each in tried):
-            return Refused("the grammar is too ambiguous: finding the allowed tokens takes too long; make it simpler")
+            raise RequestError(
+                "the grammar is too ambiguous: finding the allowed tokens takes too long; make it simpler"
+            )
         first, timed = _first_completion(form, shapes, form_rules)
+    except MemoryError:
+        raise
     except RequestError as error:
-        return Refused(error.message)
-    except (MemoryError, RecursionError):
-        return OUT_OF_MEMORY
+        # The server names the parameter.
+        raise RequestError(error.message) from error
+    except RecursionError as error:
+        raise MemoryError from error
     except Exception as error:
         # The exceptions of xgrammar have no common class.
         reason = _reason(error)
-        return OUT_OF_MEMORY if reason in _NO_MEMORY else Refused(f"the grammar is not one: {reason}")
+        if reason in _NO_MEMORY:
+            raise MemoryError from error
+        raise RequestError(f"the grammar is not one: {reason}") from error
     text = compiled.serialize_json()
     if len(text) > MAX_COMPILED_BYTES:
-        return Refused("the grammar is too large once it is compiled; make it smaller, or use smaller counts")
+        raise RequestError("the grammar is too large once it is compiled; make it smaller, or use smaller counts")
     closes = timed and _closes(compiled, shapes, rules, first)
     return Compiled(text, rules.endings, rules.reserve, first, closes)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import shutil
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.runtime.errors import RequestError, ToolError, UnsupportedModel
 from nearfar.server_fallback.executors import default_bundle, local_opener
 from nearfar.server_fallback.executors.bundle_cache import bundle_path
-from nearfar.server_fallback.executors.compile_process import Progress, error_of
+from nearfar.server_fallback.executors.compile_process import Progress
 from nearfar.server_fallback.executors.default_bundle import default_options
 from nearfar.server_fallback.executors.local_opener import LocalOpener
 from nearfar.server_fallback.executors.local_options import LocalOptions
@@ -98,7 +99,7 @@ def test_each_served_model_ignores_the_keys_that_it_has(
             load(model, options.ignore_keys)
         except RequestError as error:
             # It comes from another process.
-            raise error_of(json.loads(json.dumps(error.to_json()))) from None
+            raise pickle.loads(pickle.dumps(error)) from None
         compiled_with.append((Path(model).name, options.ignore_keys))
         return light_demo
 

@@ -18,8 +18,9 @@ from hash_recipe import HashRecipe
 from nearfar.compiler.runtime.errors import DeviceError, Unavailable
 from nearfar.server_fallback.engine.request import GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine_process.attached_engine import AttachedEngine
-from nearfar.server_fallback.engine_process.engine_client import EngineClient, is_supported
+from nearfar.server_fallback.engine_process.engine_client import EngineClient
 from nearfar.server_fallback.engine_process.remote_engine import RemoteEngine
+from nearfar.server_fallback.processes.child import is_supported
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="needs a system that can pass sockets to processes")
 HERE = Path(__file__).parent

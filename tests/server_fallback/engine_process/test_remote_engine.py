@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -40,11 +39,11 @@ from nearfar.server_fallback.engine.encode_job import EncodeRequest
 from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.engine_process import remote_engine
-from nearfar.server_fallback.engine_process.engine_client import is_supported
 from nearfar.server_fallback.engine_process.messages import Open
 from nearfar.server_fallback.engine_process.remote_engine import MAIN, RemoteEngine
 from nearfar.server_fallback.processes import heartbeat
-from nearfar.server_fallback.processes.connection import HEADER_BYTES
+from nearfar.server_fallback.processes.child import is_supported
+from nearfar.server_fallback.processes.frames import Call, frame
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="needs a system that can pass sockets to processes")
 HERE = Path(__file__).parent
@@ -316,8 +315,7 @@ def test_the_process_ends_when_its_server_is_gone() -> None:
     with theirs:
         process = subprocess.Popen([sys.executable, "-c", MAIN, str(theirs.fileno())], pass_fds=[theirs.fileno()])
     with ours:
-        message = pickle.dumps(Open(HashRecipe(), 0.02))
-        ours.sendall(len(message).to_bytes(HEADER_BYTES, "little") + message)
+        ours.sendall(frame(Call(0, Open(HashRecipe(), 0.02))))
         assert ours.recv(1)
         # The engine's process ignores a signal to the complete process group: the server ends it.
         process.send_signal(signal.SIGTERM)

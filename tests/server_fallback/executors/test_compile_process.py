@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,7 +18,9 @@ from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.pipeline.kernel_cache import cache_folder
 from nearfar.compiler.runtime.errors import CheckpointError, OutputError, RequestError, ToolError, UnsupportedModel
 from nearfar.server_fallback.executors.bundle_cache import bundle_path
-from nearfar.server_fallback.executors.compile_process import compile_once, compiled, error_of
+from nearfar.server_fallback.executors.compile_process import Compiling, compile_once, compiled
+from nearfar.server_fallback.processes.frames import write_frame
+from nearfar.server_fallback.processes.worker_loop import STARTED
 
 OPTIONS = CompileOptions(target="webgpu", context=64, activations=("float32",), self_test=False)
 
@@ -94,7 +98,7 @@ def test_a_cached_bundle_is_found_without_another_process(
     def none(*_: object, **__: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", none)
+    monkeypatch.setattr(subprocess, "Popen", none)
     assert asyncio.run(compiled(str(tiny_checkpoints["qwen3"]), OPTIONS)) == path
 
 
@@ -118,7 +122,7 @@ def test_a_cache_that_cannot_be_written_is_an_error_that_names_the_variable(
 
 def test_errors_keep_their_kind_and_details() -> None:
     for error in (RequestError("a", param="x"), CheckpointError("b")):
-        again = error_of(error.to_json())
+        again = pickle.loads(pickle.dumps(error))
         assert (type(again), again.message, again.details) == (type(error), error.message, error.details)
 
 
@@ -126,11 +130,12 @@ def test_a_compiler_that_is_cancelled_is_ended_and_leaves_nothing(
     tiny_checkpoints: Mapping[str, Path], cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     cache.mkdir()
-    place = cache / "place"
+    with (tmp_path / "messages").open("wb") as messages:
+        for message in (STARTED, Compiling(cache / "place"), ("kernels", 0, 9)):
+            write_frame(messages, message)
     # A script in place of Python: it starts to write like the compiler, and never ends.
     stand_in = tmp_path / "python"
-    begin = f"""echo '{{"path": "{place}"}}'; mkdir '{cache}/.place.partial'
-echo '{{"progress": ["kernels", 0, 9]}}'; exec sleep 60"""
+    begin = f"mkdir '{cache}/.place.partial'; cat {tmp_path}/messages; exec sleep 60"
     stand_in.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\n{begin}\n")
     stand_in.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(stand_in))

@@ -21,6 +21,7 @@ from nearfar.server_fallback.executors.node import Node
 from nearfar.server_fallback.executors.node_link import LinkLost, NodeLink
 from nearfar.server_fallback.executors.nodes import Nodes
 from nearfar.server_fallback.executors.vllm import NodeOptions, VllmExecutor, VllmOptions, free_port, open_vllm
+from nearfar.server_fallback.processes.supervisor import Restarts
 
 __all__ = ["stand_in"]
 # Writes its arguments and its process id beside itself, and runs until it is stopped.
@@ -61,7 +62,7 @@ class OtherMachine:
 
 def options_for(port: int, **more: float) -> VllmOptions:
     nodes = NodeOptions(2, "127.0.0.1", port, 29501, "secret")
-    return VllmOptions("org/big", "big", 8, 2, nodes=nodes, first_restart_seconds=0.3, **more)  # type: ignore[arg-type]
+    return VllmOptions("org/big", "big", 8, 2, nodes=nodes, restarts=Restarts(0.3, most=5), **more)  # type: ignore[arg-type]
 
 
 @asynccontextmanager

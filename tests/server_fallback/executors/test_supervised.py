@@ -13,6 +13,7 @@ from waiting import WAIT_SECONDS, until
 
 from nearfar.server_fallback.executors import supervised
 from nearfar.server_fallback.executors.supervised import ServerProgram, SupervisedServer
+from nearfar.server_fallback.processes.supervisor import Restarts
 
 
 class LostMachine:
@@ -54,10 +55,10 @@ async def supervising(*command: str, hang_seconds: float = 60) -> AsyncIterator[
     health = await asyncio.start_server(healthy, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{health.sockets[0].getsockname()[1]}/"
     machine = LostMachine()
-    program = ServerProgram("big", command, url, companions=machine, first_restart_seconds=0, hang_seconds=hang_seconds)
+    program = ServerProgram("big", command, url, companions=machine, restarts=Restarts(0.0), hang_seconds=hang_seconds)
     server = SupervisedServer(program)
     async with health:
-        await server.start()
+        await server.open()
         # From now on, it waits for the end of the process.
         await asyncio.sleep(0)
         yield server, machine

@@ -20,6 +20,7 @@ from nearfar.compiler.runtime.errors import DeviceError, RequestError, ToolError
 from nearfar.server_fallback.executors import supervised
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.vllm import VllmExecutor, VllmOpener, VllmOptions
+from nearfar.server_fallback.processes.supervisor import Restarts
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest
 from nearfar.server_fallback.schema.embeddings import EmbeddingRequest
 
@@ -80,7 +81,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def with_vllm(test: Callable[[VllmExecutor], Awaitable[None]], *arguments: str) -> None:
     async def run() -> None:
-        options = VllmOptions("", "", tensor_parallel_size=4, arguments=arguments, first_restart_seconds=0.01)
+        options = VllmOptions("", "", tensor_parallel_size=4, arguments=arguments, restarts=Restarts(0.01, most=5))
         opening = await VllmOpener(options).prepare("org/big", "big")
         assert (opening.name, opening.memory_bytes) == ("big", None)
         executor = await opening.open()
@@ -199,7 +200,7 @@ def test_one_that_is_never_ready_is_ended(tmp_path: Path) -> None:
             supervised.ServerProgram("slow", command, "http://127.0.0.1:9/", start_seconds=0.3)
         )
         with pytest.raises(DeviceError, match="not ready after 0 seconds"):
-            await server.start()
+            await server.open()
 
     asyncio.run(attempt())
     assert_gone(int(pid.read_text()))
@@ -210,7 +211,7 @@ import asyncio, os, signal
 from nearfar.server_fallback.executors.supervised import ServerProgram, SupervisedServer
 async def main():
     server = SupervisedServer(ServerProgram("slow", ["sleep", "60"], "http://127.0.0.1:9/"))
-    asyncio.create_task(server.start())
+    asyncio.create_task(server.open())
     while server.pid is None or open(f"/proc/{server.pid}/comm").read() != "sleep\\n":
         await asyncio.sleep(0.01)
     print(server.pid, flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -26,8 +25,8 @@ class DirectLink:
         self.held = HeldRequests(limiter)
         self._seconds = seconds
 
-    async def call(self, message: Callable[[int], FromFrontEnd]) -> Any:
-        headers = self.held.take(cast(Any, message(0)))
+    async def call(self, message: FromFrontEnd) -> Any:
+        headers = self.held.take(cast(Any, message))
         await asyncio.sleep(self._seconds)
         return headers
 

@@ -14,7 +14,7 @@ from nearfar.compiler.runtime.errors import CheckpointError, DeviceError, Nearfa
 from nearfar.server_fallback.executors.executor import Executor
 from nearfar.server_fallback.executors.local_share import LocalShare
 from nearfar.server_fallback.front_ends import shared_models
-from nearfar.server_fallback.front_ends.messages import Publish, Published, SharedModel
+from nearfar.server_fallback.front_ends.messages import Publish, SharedModel
 from nearfar.server_fallback.front_ends.shared_models import SharedModels
 from nearfar.server_fallback.processes.connection import Connection
 
@@ -22,19 +22,15 @@ SHARE = LocalShare(cast(Bundle, None), "m", "/engine.socket", None)
 MODEL = SharedModel("m", "./m", 0, ("alias",), (), "generate", None, 0, SHARE)
 
 
-class Sent:
-    """Collects the messages to the main process."""
+class Link:
+    """A main process that is never silent."""
 
-    def __init__(self) -> None:
-        self.messages: list[object] = []
-
-    def send(self, message: object) -> None:
-        self.messages.append(message)
+    is_ready = True
 
 
 async def published(
     monkeypatch: pytest.MonkeyPatch, errors: Sequence[NearfarError]
-) -> tuple[SharedModels, list[NearfarError], Sent]:
+) -> tuple[SharedModels, list[NearfarError]]:
     """Models of a front end, after one message. Opening the engine fails with each error, and then succeeds."""
     left = list(errors)
 
@@ -46,12 +42,10 @@ async def published(
 
     monkeypatch.setattr(shared_models, "open_shared", open_shared)
     monkeypatch.setattr(shared_models, "RETRY_SECONDS", 0.0)
-    sent = Sent()
-    models = SharedModels(cast(Connection, sent))
-    models.publish(Publish(7, (MODEL,)))
-    await models.has_published.wait()
-    assert sent.messages == [Published(7)]
-    return models, left, sent
+    models = SharedModels(cast(Connection, Link()))
+    await models.publish(Publish((MODEL,)))
+    assert models.has_published.is_set()
+    return models, left
 
 
 async def turns() -> None:
@@ -61,7 +55,7 @@ async def turns() -> None:
 
 def test_an_engine_that_is_started_again_is_opened_later(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
-        models, _, _ = await published(monkeypatch, [Unavailable("a"), DeviceError("b"), Unavailable("c")])
+        models, _ = await published(monkeypatch, [Unavailable("a"), DeviceError("b"), Unavailable("c")])
         assert not models.states()["m"].ready
         await turns()
         assert models.states()["m"].ready
@@ -73,8 +67,8 @@ def test_an_engine_that_is_started_again_is_opened_later(monkeypatch: pytest.Mon
 
 def test_an_engine_is_not_opened_for_a_model_that_was_unloaded_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
-        models, left, _ = await published(monkeypatch, [Unavailable("refused")] * 1000)
-        models.publish(Publish(8, ()))
+        models, left = await published(monkeypatch, [Unavailable("refused")] * 1000)
+        await models.publish(Publish(()))
         await turns()
         attempts = len(left)
         await turns()
@@ -86,7 +80,7 @@ def test_an_engine_is_not_opened_for_a_model_that_was_unloaded_meanwhile(monkeyp
 
 def test_a_model_that_cannot_be_read_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
-        models, _, _ = await published(monkeypatch, [CheckpointError("tokenizer.json: is not JSON")])
+        models, _ = await published(monkeypatch, [CheckpointError("tokenizer.json: is not JSON")])
         await turns()
         assert not models.states()["m"].ready
 

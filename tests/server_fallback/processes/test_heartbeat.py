@@ -11,20 +11,20 @@ from typing import Any, cast
 import pytest
 from hash_recipe import HashRecipe
 
-from nearfar.compiler.runtime.errors import DeviceError
+from nearfar.compiler.runtime.errors import DeviceError, Unavailable
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.limiter import Limiter
-from nearfar.server_fallback.engine_process.engine_client import engine_closed
-from nearfar.server_fallback.engine_process.messages import Beat, Opened
+from nearfar.server_fallback.engine_process.messages import Attach, Opened
 from nearfar.server_fallback.engine_process.remote_engine import RemoteEngine
 from nearfar.server_fallback.executors import supervised
 from nearfar.server_fallback.executors.executor import ExecutorState
 from nearfar.server_fallback.executors.supervised import ServerProgram, SupervisedServer
 from nearfar.server_fallback.front_ends.front_end import end_main_process
 from nearfar.server_fallback.front_ends.front_end_process import FrontEndProcess
-from nearfar.server_fallback.front_ends.messages import Publish
+from nearfar.server_fallback.front_ends.messages import Beating, Publish
 from nearfar.server_fallback.front_ends.shared_models import SharedModels
 from nearfar.server_fallback.processes.connection import Connection
+from nearfar.server_fallback.processes.frames import Beat, Returned, frame
 from nearfar.server_fallback.processes.heartbeat import STEP_FACTOR, UNREADY_SHARE, Heart, Watch
 
 HANG_SECONDS = 40.0
@@ -121,14 +121,14 @@ def test_a_step_may_take_long_and_not_without_end() -> None:
 def test_a_silent_engine_is_not_ready_and_is_then_ended() -> None:
     async def work(clock: Clock) -> None:
         engine, process = RemoteEngine(HashRecipe(), HANG_SECONDS), Process()
-        engine._process = cast(Any, process)
-        connection = engine._connect()
-        opening = asyncio.ensure_future(engine._open("open"))
+        engine._child._process = cast(Any, process)
+        connection = Connection(engine._receive, engine._lost)
+        opening = asyncio.ensure_future(engine._open(connection, Attach()))
         await asyncio.sleep(0)
-        engine._on_message(Opened(64, 0, "cpu", HANG_SECONDS))
+        connection.data_received(frame(Returned(0, Opened(64, 0, "cpu", HANG_SECONDS))))
         await opening
         clock.wait(HANG_SECONDS)
-        engine._on_message(Beat(0.0))
+        connection.data_received(frame(Beat()))
         clock.wait(HANG_SECONDS)
         assert "silent for 40 s" in str(engine.stats().failure)
         assert not process.killed
@@ -137,7 +137,6 @@ def test_a_silent_engine_is_not_ready_and_is_then_ended() -> None:
         clock.wait(1.0)
         assert process.killed
         # Its end fails what waits for it.
-        engine._opened = None
         connection.connection_lost(None)
         with pytest.raises(DeviceError, match="did not respond for 40 s and is started again"):
             await call
@@ -148,15 +147,16 @@ def test_a_silent_engine_is_not_ready_and_is_then_ended() -> None:
 def test_a_silent_front_end_is_ended() -> None:
     async def work(clock: Clock) -> None:
         def publish() -> Publish:
-            return Publish(0, ())
+            return Publish(())
 
         limiter = Limiter(1, 1, 1.0)
         config = ApiConfig(hang_seconds=HANG_SECONDS)
         listener: Any = None
-        front_end = FrontEndProcess(listener, config, limiter, "", publish, lambda *_: None)
+        front_end = FrontEndProcess(listener, config, limiter, "", publish, cast(Any, None))
         process: Any = Process()
-        front_end._process = process
-        front_end._on_message(Beat(0.0))
+        front_end._child._process = process
+        front_end._child.connection = Connection(front_end._receive, front_end._on_end)
+        front_end._child.connection.data_received(frame(Beating()))
         clock.wait(HANG_SECONDS)
         assert not process.killed
         clock.wait(1.0)
@@ -202,15 +202,16 @@ async def turns() -> None:
 
 def test_no_model_of_a_front_end_is_ready_while_the_main_process_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(clock: Clock) -> None:
-        models = SharedModels(Connection(lambda _: None, engine_closed))
+        link = Connection(lambda _: None, lambda: Unavailable("ended"))
+        models = SharedModels(link)
         monkeypatch.setattr(models._table, "states", lambda: {"m": ExecutorState(ready=True, detail="ready")})
-        models.main_process = watch = Watch(HANG_SECONDS, lambda: None)
+        link.watch(HANG_SECONDS, lambda: None)
         assert models.states()["m"].ready
         clock.wait(HANG_SECONDS / 2)
         assert models.states()["m"] == ExecutorState(ready=False, detail="the main process has been silent for 20 s")
-        watch.beat()
+        link.data_received(frame(Beat()))
         assert models.states()["m"].ready
-        watch.stop()
+        link.connection_lost(None)
 
     with_clock(work)
 

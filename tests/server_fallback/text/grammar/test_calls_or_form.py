@@ -21,7 +21,6 @@ from nearfar.server_fallback.text.grammar.constraint import GrammarConstraint
 from nearfar.server_fallback.text.grammar.grammar_compiler import GrammarCompiler
 from nearfar.server_fallback.text.grammar.grammars import Grammars
 from nearfar.server_fallback.text.grammar.matcher import allowed_ids
-from nearfar.server_fallback.text.grammar.messages import Refused
 from nearfar.server_fallback.text.grammar.source import CallsOrForm, EbnfSource, FormSource, JsonSource, RegexSource
 from nearfar.server_fallback.text.tools import tool_grammar
 from nearfar.server_fallback.text.vocabulary import Vocabulary
@@ -206,7 +205,6 @@ def test_a_form_too_slow_to_follow_is_refused_beside_calls_too(monkeypatch: pyte
         return trials[-1]
 
     monkeypatch.setattr(worker, "_is_fast", is_slow)
-    refused = worker._answer(grammar.compiler, SHAPES, either(form=slow))
-    assert isinstance(refused, Refused)
-    assert "too ambiguous" in refused.message
+    with pytest.raises(RequestError, match="too ambiguous"):
+        worker._answer(grammar.compiler, SHAPES, either(form=slow))
     assert trials == [False], "the form alone comes first"

@@ -18,15 +18,15 @@ from picking import END, SHAPES, TOKENS, Grammar, pick
 from some_grammars import NULL, SLOW, VOCABULARY, one, run
 
 from nearfar.compiler.runtime.errors import RequestError, Unavailable
-from nearfar.server_fallback.processes.worker import WorkerEnded, WorkerProcess
-from nearfar.server_fallback.processes.worker_loop import read_frame, write_frame
+from nearfar.server_fallback.processes.frames import read_frame, write_frame
+from nearfar.server_fallback.processes.worker import WorkerEnded, WorkerLimits, WorkerProcess
 from nearfar.server_fallback.text.grammar import worker
 from nearfar.server_fallback.text.grammar.bounded import BoundedConstraint
 from nearfar.server_fallback.text.grammar.constraint import GrammarConstraint
 from nearfar.server_fallback.text.grammar.grammar_compiler import GrammarCompiler
 from nearfar.server_fallback.text.grammar.grammars import Grammars
 from nearfar.server_fallback.text.grammar.matcher import allowed_ids
-from nearfar.server_fallback.text.grammar.messages import OUT_OF_MEMORY, Compiled, Refused
+from nearfar.server_fallback.text.grammar.messages import Compiled
 from nearfar.server_fallback.text.grammar.source import (
     EbnfSource,
     GrammarSource,
@@ -200,7 +200,8 @@ def test_refused_memory_is_not_a_wrong_grammar(message: str, monkeypatch: pytest
         raise RuntimeError(message)
 
     monkeypatch.setattr(worker, "compile_source", refuse)
-    assert worker._answer(Grammar().compiler, SHAPES, NULL) == OUT_OF_MEMORY
+    with pytest.raises(MemoryError):
+        worker._answer(Grammar().compiler, SHAPES, NULL)
 
 
 @pytest.mark.parametrize(("status", "fault"), [(1, True), (127, True), (3, False)])
@@ -209,7 +210,7 @@ def test_a_process_that_ends_for_want_of_memory_ends_by_its_own_fault(
 ) -> None:
     (tmp_path / "ending.py").write_text(f"import os\n\ndef main():\n    os._exit({status})\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    process = WorkerProcess("ending", 2**30, 2**30, 10)
+    process = WorkerProcess("ending", WorkerLimits(2**30, 2**30, 10))
     with pytest.raises(WorkerEnded) as ended:
         run(process.start())
     assert ended.value.fault == fault
@@ -246,9 +247,8 @@ def test_a_grammar_whose_masks_take_too_long_is_refused(monkeypatch: pytest.Monk
     grammar, source = Grammar(), RegexSource("[a-z]{9}")
     assert worker._is_fast(grammar.constraint(source))
     monkeypatch.setattr(worker, "MAX_MASK_SECONDS", -1.0)
-    refused = worker._answer(grammar.compiler, SHAPES, source)
-    assert isinstance(refused, Refused)
-    assert "too ambiguous" in refused.message
+    with pytest.raises(RequestError, match="too ambiguous"):
+        worker._answer(grammar.compiler, SHAPES, source)
 
 
 def test_if_completions_take_too_long_only_the_grammar_decides(
