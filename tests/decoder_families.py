@@ -191,15 +191,94 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "mimo": {"num_nextn_predict_layers": 1},
     "minicpm": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 9},
 }
+# Sizes of states that do not fill a tile.
+MAMBA = {"mamba_n_heads": 6, "mamba_d_state": 10, "mamba_n_groups": 2, "mamba_chunk_size": 8}
+# As FAMILIES, those with a state for each sequence, which only some targets compute.
+HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "falcon_h1": (
+        "FalconH1",
+        {
+            **MAMBA,
+            "mamba_d_ssm": 66,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "embedding_multiplier": 5.6,
+            "lm_head_multiplier": 0.2,
+            "mlp_multipliers": [0.88, 0.3],
+            "key_multiplier": 0.3,
+            "attention_in_multiplier": 1.1,
+            "attention_out_multiplier": 0.9,
+            "ssm_multipliers": [0.35, 0.25, 0.4, 0.5, 0.31],
+            "ssm_in_multiplier": 1.25,
+            "ssm_out_multiplier": 0.24,
+        },
+    ),
+    "granitemoehybrid": (
+        "GraniteMoeHybrid",
+        {
+            **MAMBA,
+            "mamba_expand": 1,
+            "mamba_n_groups": 1,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 70,
+            "layer_types": ["mamba", "attention", "mamba"],
+            "tie_word_embeddings": True,
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "lfm2": (
+        "Lfm2",
+        {"layer_types": ["conv", "full_attention", "conv"], "conv_bias": True, "block_multiple_of": 14},
+    ),
+    # transformers 5.24 rotates whole heads if the file calls the rotation "default", as published ones do; the weights
+    # were trained with that of "proportional".
+    "lfm3": (
+        "Lfm3",
+        {
+            "head_dim": 24,
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "full_attention", "conv", "sliding_attention"],
+            **WINDOWS,
+        },
+    ),
+    "mamba2": (
+        "Mamba2",
+        {
+            "num_heads": 6,
+            "head_dim": 12,
+            "state_size": 10,
+            "n_groups": 2,
+            "expand": 1,
+            "chunk_size": 8,
+            "num_key_value_heads": None,
+        },
+    ),
+    # 6 of 24 elements are rotated.
+    "qwen3_5_text": (
+        "Qwen3_5",
+        {
+            "head_dim": 24,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 18,
+            "linear_value_head_dim": 14,
+        },
+    ),
+}
 # Families whose configuration has another name.
 CONFIGS = {
     "Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig", "Gemma4Unified": "Gemma4UnifiedTextConfig",
+    "Qwen3_5": "Qwen3_5TextConfig",
 }  # fmt: skip
 
 
 def make_family(name: str, folder: Path, **sizes: Any) -> npt.NDArray[np.float32]:
-    """Write a checkpoint of FAMILIES into a folder. Returns transformers' logits (tokens, V) of TOKENS. ``sizes``
-    replace keys of the configuration.
+    """Write a checkpoint of FAMILIES or HYBRIDS into a folder. Returns transformers' logits (tokens, V) of TOKENS.
+    ``sizes`` replace keys of the configuration.
     """
     logits = write(new_family(name, **sizes), folder)
     if name in WRITTEN:
@@ -211,11 +290,11 @@ def make_family(name: str, folder: Path, **sizes: Any) -> npt.NDArray[np.float32
 
 
 def new_family(name: str, **sizes: Any) -> Any:
-    """A model of FAMILIES as transformers initializes it; ``sizes`` replace keys of the configuration."""
+    """A model of FAMILIES or HYBRIDS as transformers initializes it; ``sizes`` replace keys of the configuration."""
     import torch
     import transformers
 
-    family, config = {**FAMILIES, **PLAIN_FAMILIES}[name]
+    family, config = {**FAMILIES, **PLAIN_FAMILIES, **HYBRIDS}[name]
     torch.manual_seed(len(name))
     settings = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**{**SIZES, **config, **sizes})
     return getattr(transformers, f"{family}ForCausalLM")(settings).float()
@@ -233,7 +312,7 @@ def randomize(model: Any) -> None:
         for parameter in model.parameters():
             noise = torch.randn_like(parameter)
             # Large queries make rows attend to few keys, so that one key too many or too few changes the result.
-            scale = 1 if parameter.ndim == 1 else parameter.shape[1] ** 0.5
+            scale = parameter[0].numel() ** 0.5
             parameter.copy_(parameter + noise * 0.1 if parameter.ndim == 1 else 1.5 * noise / scale)
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from decoder_families import FAMILIES, PLAIN_FAMILIES, write
+from decoder_families import FAMILIES, HYBRIDS, PLAIN_FAMILIES, write
 from tiny_models import SIZES
 
 VISION: dict[str, Any] = {
@@ -76,6 +76,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"vision_config": {"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 72, "mlp_ratio": 1}},
     ),
     "qwen2_5_vl": ("Qwen2_5_VL", {"rope_parameters": rotation(2, 2, 2)}, {"vision_config": QWEN_VISION}),
+    "qwen3_5": (
+        "Qwen3_5",
+        {**HYBRIDS["qwen3_5_text"][1], "rope_parameters": rotation(1, 1, 1, mrope_interleaved=True)},
+        {"vision_config": QWEN_VISION},
+    ),
     "qwen3_vl": (
         "Qwen3VL",
         {"head_dim": 24, "rope_parameters": rotation(4, 4, 4, mrope_interleaved=True)},

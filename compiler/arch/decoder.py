@@ -57,16 +57,23 @@ PRE_NORM = DecoderLayout()
 
 
 def forward(
-    spec: ModelSpec, page_size: int, context: int, *, embeds: bool = False, layout: DecoderLayout = PRE_NORM
+    spec: ModelSpec,
+    page_size: int,
+    context: int,
+    *,
+    embeds: bool = False,
+    layout: DecoderLayout = PRE_NORM,
+    layers: type[Layer] | None = None,
 ) -> Graph:
     """The graph of one forward pass on a ragged batch: logits (R, V) of the sampled rows, and the next token of each.
 
-    With ``embeds``, its only output is the rows' embeddings (R, E), which the final norm computes.
+    With ``embeds``, its only output is the rows' embeddings (R, E), which the final norm computes. ``layers`` adds the
+    nodes of a layer, by default those of attention and a gated feed-forward.
     """
     graph = new_graph(embeds=embeds)
     x = embedding(graph, "model.embed_tokens", spec.vocab_size, spec.hidden_size, spec.embedding_scale, "embedded")
     for layer in range(spec.num_layers):
-        block = Layer(graph, spec, layer, layout, context)
+        block = (layers or Layer)(graph, spec, layer, layout, context)
         x = block.attention(x, page_size)
         x = block.feed_forward(x)
     finish(graph, spec, layout, x, embeds=embeds)
@@ -193,21 +200,37 @@ class Layer:
         }  # fmt: skip
 
     def attention(self, x: str, page_size: int) -> str:
+        normed = self._attention_input = self._norm(self._layout.before_attention, x)
+        mixed = self._norm(self._layout.after_attention, self._mixed(normed, page_size))
+        return self._graph.add("add", {"a": mixed, "b": x}, name=f"{self._here}.after_attention")
+
+    def _mixed(self, x: str, page_size: int) -> str:
+        """What attention makes of the normed rows, between the residual streams."""
+        spec = self._spec
+        return self._linear(
+            "self_attn.o_proj",
+            self._attended(x, page_size),
+            spec.num_heads * self._head_dim,
+            bias=spec.output_bias,
+            factor=spec.residual_scale,
+        )
+
+    def _attended(self, x: str, page_size: int) -> str:
+        """The weighted values of all heads."""
         graph, spec = self._graph, self._spec
         kv = f"layers.{spec.kv_layer(self._layer)}.kv"
-        normed = self._attention_input = self._norm(self._layout.before_attention, x)
-        q = self._normed_and_rotated("q", self._head_projection("q", normed))
+        q = self._normed_and_rotated("q", self._head_projection("q", x))
         if kv not in graph.states:
             shape = ("P", 2, self._num_kv_heads, page_size, self._head_dim)
             graph.states[kv] = Value(kv, shape, "activation")
-            k = self._normed_and_rotated("k", self._head_projection("k", normed))
-            v = self._values(self._head_projection("v", normed))
+            k = self._normed_and_rotated("k", self._head_projection("k", x))
+            v = self._values(self._head_projection("v", x))
             graph.add("append_kv", {"k": k, "v": v, "kv": kv, "slots": "slots"})
         pages = {**sequences_of(graph, x), "page_ids": "page_ids"}
         window = spec.window(self._layer)
         # A window as long as the context has no effect.
         window = None if window is None or window >= self._context else window
-        attended = graph.add(
+        return graph.add(
             "attention",
             {"q": q, "kv": kv, "sinks": self._sinks(), **pages},
             name=f"{self._here}.attended",
@@ -215,15 +238,6 @@ class Layer:
             scale=spec.attention_scale,
             softcap=spec.attention_softcap,
         )
-        projected = self._linear(
-            "self_attn.o_proj",
-            attended,
-            spec.num_heads * self._head_dim,
-            bias=spec.output_bias,
-            factor=spec.residual_scale,
-        )
-        projected = self._norm(self._layout.after_attention, projected)
-        return graph.add("add", {"a": projected, "b": x}, name=f"{self._here}.after_attention")
 
     def _sinks(self) -> str | None:
         name = f"{self._module}.self_attn.sinks"
@@ -292,6 +306,7 @@ class Layer:
         self, module: str, x: str, columns: int, *, bias: bool, dtype: str = "float32", factor: float = 1.0
     ) -> str:
         name, rows = f"{self._module}.{module}", self._rows[module]
+        factor *= self._spec.factors.get(module, 1.0)
         inputs = {"x": x, "weight": self._parameter(f"{name}.weight", module, rows, columns, factor)}
         if bias:
             inputs["bias"] = self._parameter(f"{name}.bias", module, rows, None, factor)

@@ -37,6 +37,7 @@ def read_decoder_config(
     windows: tuple[int | None, ...] = (),
     ropes: Mapping[str, RopeSpec] | None = None,
     rotates_parts: bool = False,
+    rope_ignored: frozenset[str] = frozenset(),
     default_rotated: float = 1.0,
     default_theta: float = DEFAULT_ROPE_THETA,
     tied: bool = False,
@@ -48,7 +49,8 @@ def read_decoder_config(
 
     ``head_dim`` None: hidden_size / num_attention_heads. ``ropes``: the rotation of "full_attention" and
     "sliding_attention", None if all layers have the one of 'rope_theta' and 'rope_parameters'. ``rotates_parts``: the
-    architecture supports 'partial_rotary_factor'. ``default_rotated``, ``default_theta``, ``tied`` and ``default_eps``
+    architecture supports 'partial_rotary_factor'; ``rope_ignored`` are keys of its section that do not matter.
+    ``default_rotated``, ``default_theta``, ``tied`` and ``default_eps``
     apply to absent keys. ``eps_key``: the key of the norms' epsilon. ``harmless``: the architecture's own keys that do
     not change the logits.
 
@@ -67,7 +69,9 @@ def read_decoder_config(
             f"'num_attention_heads' is {num_heads}, not a multiple of 'num_key_value_heads', which is {num_kv_heads}",
         )
     head_dim = even_head_dim(config, head_dim)
-    sizes = RopeSizes(head_dim, max_position_embeddings, rotates_parts, default_rotated, default_theta)
+    sizes = RopeSizes(
+        head_dim, max_position_embeddings, rotates_parts, default_rotated, default_theta, ignored=rope_ignored
+    )
     window_rope = None if ropes is None or len(set(ropes.values())) == 1 else ropes["sliding_attention"]
     rope = read_rope(config, sizes) if ropes is None else ropes["full_attention"]
     max_position_embeddings = longest_context(config, rope, max_position_embeddings)
@@ -131,7 +135,7 @@ def read_layer_windows(config: ConfigReader) -> tuple[int | None, ...]:
     one.
     """
     num_layers = read_num_layers(config)
-    layer_types = _layer_types(config, num_layers, "full_attention", "sliding_attention")
+    layer_types = listed_layer_types(config, num_layers, "full_attention", "sliding_attention")
     window = None
     if config.flag("use_sliding_window", default=False):
         # transformers' defaults for absent keys.
@@ -152,7 +156,7 @@ def read_layer_windows(config: ConfigReader) -> tuple[int | None, ...]:
 
 def accept_idle_window(config: ConfigReader) -> None:
     """Accept keys of sliding windows if they have no effect: no layer has a window, or it is as long as the context."""
-    layer_types = _layer_types(config, read_num_layers(config), "full_attention")
+    layer_types = listed_layer_types(config, read_num_layers(config), "full_attention")
     context = config.integer("max_position_embeddings")
     if layer_types or config.reaches("sliding_window", context):
         config.ignore("sliding_window", "max_window_layers")
@@ -163,7 +167,7 @@ def read_layer_types(config: ConfigReader, pattern: Callable[[int], bool]) -> tu
     which layers are full.
     """
     num_layers = read_num_layers(config)
-    kinds = _layer_types(config, num_layers, "full_attention", "sliding_attention")
+    kinds = listed_layer_types(config, num_layers, "full_attention", "sliding_attention")
     return kinds or tuple("full_attention" if pattern(layer) else "sliding_attention" for layer in range(num_layers))
 
 
@@ -189,7 +193,8 @@ def read_activation(config: ConfigReader, key: str, default: str) -> str:
     return ACTIVATION_NAMES[name]
 
 
-def _layer_types(config: ConfigReader, num_layers: int, *supported: str) -> tuple[str, ...]:
+def listed_layer_types(config: ConfigReader, num_layers: int, *supported: str) -> tuple[str, ...]:
+    """'layer_types', whose entries must be ``supported``; empty if absent."""
     layer_types = config.texts("layer_types")
     unknown = next((kind for kind in layer_types if kind not in supported), None)
     if unknown is not None:

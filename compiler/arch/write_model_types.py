@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..formats.multimodal import MODEL_TYPES
-from . import ENCODERS, SUPPORTED
+from . import DECODERS, ENCODERS, SUPPORTED
 from .families import FILE
 
 IMAGES_AND_TEXT = {"image_text_to_text", "multimodal_lm"}
@@ -135,7 +135,7 @@ def nearest_of(name: str, kind: str, folder: Path) -> str | None:
     plainest of its kind.
     """
     choices: Mapping[str, tuple[tuple[str, ...], str | None]] = {
-        "decoder": (SUPPORTED, "llama"), "experts": (SUPPORTED, "llama"), "states": (SUPPORTED, None),
+        "decoder": (DECODERS, "llama"), "experts": (DECODERS, "llama"), "states": (SUPPORTED, None),
         "encoder": (ENCODERS, "bert"), "vision-language": (MODEL_TYPES, "llava"), "speech": (("voxtral",), None),
     }  # fmt: skip
     names, default = choices.get(kind, ((), None))

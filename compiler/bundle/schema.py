@@ -79,7 +79,7 @@ def type_of(annotation: Any) -> str:
     if origin in (list, tuple):
         item = type_of(arguments[0])
         return f"readonly {item}[]" if " " not in item else f"readonly ({item})[]"
-    if origin is dict:
+    if origin in (dict, Mapping):
         return f"Readonly<Record<string, {type_of(arguments[1])}>>"
     names = {int: "number", float: "number", str: "string", bool: "boolean", type(None): "null", Any: "unknown"}
     return names[annotation] if annotation in names else str(annotation.__name__)

@@ -147,13 +147,18 @@ class ConfigReader:
         return ConfigReader(value, f"{self.where}: {key}", self._skipped)
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigReader:
-        """The same values, with defaults for absent keys."""
-        return ConfigReader({**defaults, **self._values}, self.where, self._skipped)
+        """The same reader, with defaults for absent keys."""
+        return self._with({**defaults, **self._values})
 
     def renamed(self, names: Mapping[str, str]) -> ConfigReader:
-        """The same values, those of the keys in ``names`` under other keys."""
-        values = {names.get(key, key): value for key, value in self._values.items()}
-        return ConfigReader(values, self.where, self._skipped)
+        """The same reader, with the values of the keys in ``names`` under other keys."""
+        return self._with({names.get(key, key): value for key, value in self._values.items()})
+
+    def _with(self, values: Mapping[str, Any]) -> ConfigReader:
+        """A reader of other values. What was read is read."""
+        reader = ConfigReader(values, self.where, self._skipped)
+        reader._read, reader._ignored = set(self._read), set(self._ignored)
+        return reader
 
     def reaches(self, key: str, least: int) -> bool:
         """Whether the key holds an integer of at least ``least``. Does not consume it."""

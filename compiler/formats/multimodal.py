@@ -17,7 +17,7 @@ from .harmless_keys import HARMLESS_KEYS
 # Outer model_types whose text model is a decoder of its own.
 MODEL_TYPES = (
     "aya_vision", "cohere2_vision", "gemma3", "gemma4", "gemma4_unified", "idefics3", "internvl", "llava", "llava_next",
-    "llava_onevision", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm", "voxtral",
+    "llava_onevision", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_vl", "smolvlm", "voxtral",
 )  # fmt: skip
 # Those whose first versions have the text model's keys beside those of images, without 'text_config'.
 FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
@@ -43,6 +43,8 @@ OUTER_KEYS = HARMLESS_KEYS | {
 IMAGE_KEYS = ("perceiver_config", "pixel_shuffle_factor")
 SHARED_KEYS = ("bos_token_id", "dtype", "eos_token_id", "pad_token_id", "torch_dtype")
 PREFIXES = {
+    "backbone.embeddings.": "model.embed_tokens.",
+    "backbone.": "model.",
     "model.language_model.": "model.",
     "model.text_model.": "model.",
     "language_model.model.": "model.",

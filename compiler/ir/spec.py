@@ -6,7 +6,8 @@ stages never read the original keys. A ModelSpec is data: a bundle's manifest st
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from .expr import Count, Natural
@@ -49,12 +50,14 @@ class StateSpec:
     ``value_dim`` x ``key_dim`` (Mamba-2, whose sizes are the head and the state). ``groups`` of heads share keys.
     Layers without a matrix have no heads.
 
-    ``norm`` says how Mamba-2's result y and its gate z become one: "none" y * silu(z), "after" the norm of that, and
-    "before" the norm of y, times silu(z). It is over ``norm_groups`` equal parts of a row.
+    ``bias``: the mixer's projections have biases. ``norm`` says how Mamba-2's result y and its gate z become one:
+    "none" y * silu(z), "after" the norm of that, and "before" the norm of y, times silu(z). It is over ``norm_groups``
+    equal parts of a row.
     """
 
     taps: Count
     conv_bias: bool = False
+    bias: bool = False
     heads: Natural = 0
     groups: Natural = 0
     key_dim: Natural = 0
@@ -89,7 +92,8 @@ class ModelSpec:
     without a window are their keys before norm and rotation.
 
     ``mixers`` says what each layer mixes tokens with; empty if all have attention. ``states`` are the sizes of those
-    with a state.
+    with a state. ``factors``: what the results of a layer's projections are multiplied by, by their modules; of rows
+    from row r of a module on, by "module[r]".
     """
 
     model_type: str
@@ -131,6 +135,7 @@ class ModelSpec:
     num_token_types: Natural = 0
     mixers: tuple[Mixer, ...] = ()
     states: StateSpec | None = None
+    factors: Mapping[str, float] = field(default_factory=dict)
     bos_token_id: Natural | None = None
     eos_token_ids: tuple[Natural, ...] = ()
 

@@ -87,6 +87,10 @@ def tanh(x: Scalar) -> Scalar:
     return float32(2) / one_plus_exp(float32(-2) * x) - float32(1)
 
 
+def sigmoid(x: Scalar) -> Scalar:
+    return float32(1) / one_plus_exp(-x)
+
+
 def one_plus_exp(x: Scalar) -> Scalar:
     return float32(1) + exp(minimum(x, float32(LARGEST_EXPONENT)))
 
@@ -114,6 +118,7 @@ ACTIVATION_FUNCTIONS: Mapping[str, Callable[[Scalar], Scalar]] = MappingProxyTyp
         "relu2": relu2,
         "relu": relu,
         "tanh": tanh,
+        "sigmoid": sigmoid,
         "none": lambda x: x,
     }
 )

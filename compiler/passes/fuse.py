@@ -109,6 +109,7 @@ def is_row_norm(graph: Graph, node: Node) -> bool:
     if (
         node.op != "rms_norm"
         or node.attr("dtype") != "float32"
+        or node.attr("groups") != 1
         or ("bias" in node.inputs and not node.attr("centered"))
     ):
         return False

@@ -50,7 +50,8 @@ def check_tensors(checkpoint: Checkpoint, parameters: Mapping[str, Parameter]) -
                 "or a file was not downloaded",
                 tensor=name,
             )
-        if tensor.shape != shape and not (isinstance(tensor, StoredMatrix) and tensor.may_have(shape)):
+        fits = tensor.shape == shape or is_filter(tensor.shape, shape)
+        if not fits and not (isinstance(tensor, StoredMatrix) and tensor.may_have(shape)):
             raise CheckpointError(
                 f"{checkpoint.path}: tensor {name} has shape {list(tensor.shape)}, "
                 f"but config.json requires {list(shape)}; the weights belong to another model",
@@ -76,6 +77,11 @@ def check_tensors(checkpoint: Checkpoint, parameters: Mapping[str, Parameter]) -
             f"with this config.json ({len(unused)} such tensors); compiling without it would change the answers",
             tensors=unused,
         )
+
+
+def is_filter(stored: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a tensor holds the weights of a convolution by channel, (C, 1, k), which is read as a vector."""
+    return len(shape) == 1 and len(stored) == 3 and math.prod(stored) == shape[0]
 
 
 def _is_shared(spec: ModelSpec, name: str) -> bool:
@@ -264,7 +270,11 @@ def read_rows(checkpoint: Checkpoint, parameter: Parameter, start: int, stop: in
     for source, first, last in rows_of_sources(parameter, start, stop):
         tensor = checkpoint.tensors[source.tensor]
         low, high, order = stored_range(source, first, last)
-        rows = tensor.rows(low, high) if order is None else tensor.rows(low, high)[order]
+        if parameter.columns is None and len(tensor.shape) == 3:
+            size = math.prod(tensor.shape[1:])
+            rows = tensor.rows(low // size, -(-high // size)).reshape(-1)[low % size :][: high - low]
+        else:
+            rows = tensor.rows(low, high) if order is None else tensor.rows(low, high)[order]
         if isinstance(tensor, StoredMatrix):
             rows = rows[:, : parameter.columns]
         parts.append(

@@ -28,6 +28,8 @@ def activated(activation: str, x: Any) -> Any:
             return mx.maximum(x, 0)
         case "tanh":
             return mx.tanh(x)
+        case "sigmoid":
+            return mx.sigmoid(x)
         case "none":
             return x
     raise AssertionError(f"activation {activation} is not declared")

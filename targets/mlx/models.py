@@ -67,7 +67,9 @@ class Model:
 def require_known(spec: ModelSpec, activation: str = "float32") -> Model:
     """The model of mlx-lm that computes the spec with activations of this dtype. Raises UnsupportedModel."""
     model = MODELS.get(spec.model_type)
-    found = "" if model is None else unread_fields(spec, model)
+    states = sorted({*spec.mixers} - {"attention"})
+    found = f"; layers of {', '.join(states)}" if states else ""
+    found += "" if model is None else unread_fields(spec, model)
     if (
         model is None
         or found

@@ -57,6 +57,8 @@ def activated(emitter: Emitter, activation: str, x: str, y: str) -> str:
             return add("Relu", [x], f"{y}.relu")
         case "tanh":
             return add("Tanh", [x], f"{y}.tanh")
+        case "sigmoid":
+            return add("Sigmoid", [x], f"{y}.sigmoid")
         case "none":
             return x
     raise AssertionError(f"activation {activation} is not declared")

@@ -431,6 +431,7 @@ const SPEC: Manifest["spec"] = {
   num_token_types: 0,
   mixers: [],
   states: null,
+  factors: {},
   tie_word_embeddings: false,
   qkv_bias: false,
   output_bias: false,

@@ -110,6 +110,13 @@ def tanh(x: Array) -> Array:
     return y
 
 
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x))."""
+    with np.errstate(over="ignore"):
+        y: Array = 1 / (1 + np.exp(-x))
+    return y
+
+
 ACTIVATION_FUNCTIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
     {
         "silu": silu,
@@ -118,6 +125,7 @@ ACTIVATION_FUNCTIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
         "relu2": relu2,
         "relu": relu,
         "tanh": tanh,
+        "sigmoid": sigmoid,
         "none": lambda x: x,
     }
 )

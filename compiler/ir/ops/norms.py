@@ -23,6 +23,7 @@ from .op import (
     Shapes,
     Type,
     Use,
+    count,
     require,
 )
 from .parts import Parts, facts_of_part
@@ -33,9 +34,11 @@ BEHIND_NORMS = Parts("store", {name: elementwise.OPS[name] for name in ("add", "
 
 
 def infer_rms_norm(shapes: Shapes, attrs: Attrs) -> Type:
-    (weights,), columns, row = shapes["weight"], shapes["x"][1], attrs["row"]
+    (weights,), columns, row, groups = shapes["weight"], shapes["x"][1], attrs["row"], attrs["groups"]
     require(isinstance(weights, int) and isinstance(columns, int), "rms_norm", shapes)
     fits = columns % weights == 0 if row is None else weights >= (row + 1) * columns  # type: ignore[operator]
+    # Groups with weights of their own.
+    fits = fits if groups == 1 else row is None and weights == columns and columns % groups == 0
     require(fits and ("bias" not in shapes or shapes["bias"] == shapes["weight"]), "rms_norm", shapes)
     require(not attrs["store"] or attrs["dtype"] == "float32", "rms_norm", shapes)
     made = BEHIND_NORMS.infer(shapes, attrs, (shapes["x"], attrs["dtype"]))
@@ -49,15 +52,18 @@ def rms_norm(inputs: Inputs, attrs: Attrs) -> Array:
 
     With ``centered``, the mean of each group is subtracted first, which is LayerNorm. Ba et al. 2016.
 
-    x (S, n * E), weight (E,), bias (E,) -> like x.
+    x (S, n * E), weight (E,), bias (E,) -> like x. With attribute ``groups`` n, each group has its own weights (n * E,)
+    and biases.
     """
     x, weight = inputs["x"].astype(np.float32), inputs["weight"]
-    groups = x.reshape(len(x), x.shape[1] // len(weight), len(weight))
+    size = len(weight) // attrs.get("groups", 1)
+    weight = weight.reshape(-1, size)
+    groups = x.reshape(len(x), x.shape[1] // size, size)
     if attrs.get("centered", False):
         groups = groups - np.mean(groups, axis=-1, keepdims=True)
     scale = 1 / np.sqrt(np.mean(groups * groups, axis=-1, keepdims=True) + np.float32(attrs["eps"]))
     normed = groups * scale * weight
-    y: Array = (normed + inputs["bias"] if "bias" in inputs else normed).reshape(x.shape)
+    y: Array = (normed + inputs["bias"].reshape(-1, size) if "bias" in inputs else normed).reshape(x.shape)
     return y
 
 
@@ -90,7 +96,14 @@ OPS = {
         norm_then_store,
         inputs={"x": FLOATS, "weight": VECTOR},
         optional={"bias": VECTOR},
-        attrs={"eps": EPS, "dtype": DTYPE, "centered": CENTERED, "row": ROW, "store": BEHIND_NORMS.attr},
+        attrs={
+            "eps": EPS,
+            "dtype": DTYPE,
+            "centered": CENTERED,
+            "row": ROW,
+            "groups": count(1, least=1),
+            "store": BEHIND_NORMS.attr,
+        },
         of_parts=BEHIND_NORMS.roles,
         facts=rms_norm_facts,
         per_text=True,

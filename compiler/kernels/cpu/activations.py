@@ -21,6 +21,10 @@ def silu(x: Scalar) -> Scalar:
     return x / (like(x, 1) + exp(-x))
 
 
+def sigmoid(x: Scalar) -> Scalar:
+    return like(x, 1) / (like(x, 1) + exp(-x))
+
+
 def gelu(x: Scalar) -> Scalar:
     return like(x, 0.5) * x * (like(x, 1) + erf(x * like(x, math.sqrt(0.5))))
 
@@ -46,6 +50,7 @@ ACTIVATIONS: Mapping[str, Callable[[Scalar], Scalar]] = MappingProxyType(
         "relu2": relu2,
         "relu": relu,
         "tanh": tanh,
+        "sigmoid": sigmoid,
         "none": lambda x: x,
     }
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from decoder_families import FAMILIES, PLAIN_FAMILIES, TOKENS, make_family
+from decoder_families import FAMILIES, HYBRIDS, PLAIN_FAMILIES, TOKENS, make_family
 from run_plan import NUM_PAGES, PAGE_SIZE, run_graph
 from safetensors.numpy import load_file, save_file
 from tolerances import relative_error
@@ -29,7 +29,7 @@ PAGES = [int(page) for page in np.random.default_rng(0).permutation(NUM_PAGES)]
 OTHER = [token // 2 for token in TOKENS[:30]]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, *HYBRIDS])
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     expected = make_family(name, tmp_path)
     graph, tensors = opened(tmp_path, context=len(TOKENS))
@@ -159,4 +159,4 @@ def piece(
 ) -> Chunk:
     part = tokens[start : start + chunk]
     used = pages[: -(-(start + len(part)) // PAGE_SIZE)]
-    return Chunk(part, start, used, range(len(part)) if sampled else (), slot=slot)
+    return Chunk(part, start, used, range(len(part)) if sampled else (), slot=slot, state=(slot, slot))

@@ -25,7 +25,7 @@ from nearfar.compiler.runtime.errors import CheckpointError
 
 EPS_KEYS = {
     "cohere2": "layer_norm_eps", "nemotron": "norm_eps", "phi": "layer_norm_eps", "stablelm": "layer_norm_eps",
-    "starcoder2": "norm_epsilon",
+    "starcoder2": "norm_epsilon", "lfm2": "norm_eps", "lfm3": "norm_eps", "mamba2": "layer_norm_epsilon",
 }  # fmt: skip
 
 
@@ -83,6 +83,14 @@ def test_a_published_config_that_transformers_5_saved_reads_the_same(name: str, 
     assert read(json.loads(json.dumps(from_transformers.to_dict()))) == read(published)
 
 
+# Families whose default sizes contradict those of the test.
+OWN_SIZES: dict[str, dict[str, object]] = {
+    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_ssm": 64},
+    "granitemoehybrid": {"mamba_n_heads": 8, "num_local_experts": 0, "shared_intermediate_size": 48},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "num_attention_heads": 8, "num_key_value_heads": None},
+}
+
+
 @pytest.mark.parametrize("model_type", [name for name in arch.SUPPORTED if name not in WRITTEN])
 def test_the_defaults_are_those_of_transformers(model_type: str, tmp_path: Path) -> None:
     required = {
@@ -97,6 +105,7 @@ def test_the_defaults_are_those_of_transformers(model_type: str, tmp_path: Path)
         "max_position_embeddings": 128,
         "bos_token_id": 1,
         "eos_token_id": 2,
+        **OWN_SIZES.get(model_type, {}),
     }
     transformers_config(required).save_pretrained(tmp_path)
     assert read(required) == read(json.loads((tmp_path / "config.json").read_text()))

@@ -85,7 +85,7 @@ def test_drafts_of_several_tokens_are_left_out(tmp_path: Path) -> None:
         ({"use_gates": True}, {}, UnsupportedModel, "config.json: unknown key 'use_gates' = true"),
         ({}, {"use_gates": True}, UnsupportedModel, "config.json: text_config: unknown key 'use_gates' = true"),
         ({}, {"qk_layer_norms": True}, UnsupportedModel, "text_config: unknown key 'qk_layer_norms'"),
-        ({}, {"model_type": "mamba2"}, UnsupportedModel, "model_type 'mamba2' is not supported"),
+        ({}, {"model_type": "mamba"}, UnsupportedModel, "model_type 'mamba' is not supported"),
         ({}, {"model_type": None}, CheckpointError, "text_config: 'model_type' is null"),
     ],
 )

@@ -23,7 +23,7 @@ from nearfar.compiler.bundle.folder import open_any
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
-from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError, UnsupportedModel
 from nearfar.targets.onnx.rows_graph import read_graph
 
 # Every layer has keys and values of its own.
@@ -124,6 +124,16 @@ def test_8_bit_keys_and_values_of_gemma_4_are_refused_by_name(tmp_path: Path) ->
     make_family("gemma4_text", tmp_path / "checkpoint")
     with pytest.raises(RequestError, match=r"--kv q8: .* too coarse for gemma4_text.*leave it out, or use --target"):
         export(tmp_path, kv="q8")
+
+
+@pytest.mark.parametrize(
+    ("target", "found"), [("onnx", "the model has causal_conv"), ("mlx", "mlx-lm's lfm2 .*; layers of short_conv")]
+)
+def test_states_of_sequences_are_refused_by_name(target: str, found: str, tmp_path: Path) -> None:
+    make_family("lfm2", tmp_path / "checkpoint")
+    options = CompileOptions(target=target, quantization="f32", context=41, activations=("float32",))
+    with pytest.raises(UnsupportedModel, match=f"{found}.*use --target webgpu, cpu or cuda"):
+        compile_any(str(tmp_path / "checkpoint"), tmp_path / "bundle", options)
 
 
 def export(folder: Path, **changes: Any) -> Path:

@@ -29,10 +29,11 @@ export interface RopeSpec {
   readonly query_beta: number;
 }
 
-/** The sizes of layers with a state. All have a convolution over the last ``taps`` tokens, with a bias if ``conv_bias``. A matrix state has ``heads``: of ``key_dim`` x ``value_dim`` elements (gated delta rule), or ``value_dim`` x ``key_dim`` (Mamba-2, whose sizes are the head and the state). ``groups`` of heads share keys. Layers without a matrix have no heads. ``norm`` says how Mamba-2's result y and its gate z become one: "none" y * silu(z), "after" the norm of that, and "before" the norm of y, times silu(z). It is over ``norm_groups`` equal parts of a row. */
+/** The sizes of layers with a state. All have a convolution over the last ``taps`` tokens, with a bias if ``conv_bias``. A matrix state has ``heads``: of ``key_dim`` x ``value_dim`` elements (gated delta rule), or ``value_dim`` x ``key_dim`` (Mamba-2, whose sizes are the head and the state). ``groups`` of heads share keys. Layers without a matrix have no heads. ``bias``: the mixer's projections have biases. ``norm`` says how Mamba-2's result y and its gate z become one: "none" y * silu(z), "after" the norm of that, and "before" the norm of y, times silu(z). It is over ``norm_groups`` equal parts of a row. */
 export interface StateSpec {
   readonly taps: number;
   readonly conv_bias: boolean;
+  readonly bias: boolean;
   readonly heads: number;
   readonly groups: number;
   readonly key_dim: number;
@@ -41,7 +42,7 @@ export interface StateSpec {
   readonly norm_groups: number;
 }
 
-/** A decoder with grouped-query attention and a gated feed-forward, or an encoder. Sizes in elements. ``windows`` has one entry per layer: the number of tokens that a token sees, itself included, or None for all. It is empty if all layers see all tokens. ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`. Layers with a window rotate by ``window_rope`` unless it is None. The layers in ``unrotated`` do not rotate queries and keys. ``attention_scale`` None: 1 / sqrt(head_dim). A soft-cap c replaces x by c * tanh(x / c); None leaves x unchanged. The embedding is multiplied by ``embedding_scale``, the results of attention and feed-forward by ``residual_scale`` before they are added, and the logits by ``logit_scale`` before their soft-cap. Layers with a window have ``window_num_kv_heads`` of ``window_head_dim`` unless these are None. The last ``num_kv_shared_layers`` layers read the keys and values of an earlier one, and their feed-forward has ``shared_intermediate_size`` elements. Layers have a second embedding of ``per_layer_size`` elements for each of ``per_layer_vocab_size`` tokens; 0 if they have none. ``causal``: a token sees no later one. If not, a window w restricts it to the tokens less than w away in both directions. Encoders may have a table of positions, whose row ``first_position`` is that of a text's first token, and embeddings of ``num_token_types`` types of tokens, such as those of a query and a passage. ``rms_norm_eps`` is that of their LayerNorms. ``sinks``: each query head of a decoder has a sink; see `ops.attention`. ``keys_are_values``: the values of layers without a window are their keys before norm and rotation. ``mixers`` says what each layer mixes tokens with; empty if all have attention. ``states`` are the sizes of those with a state. */
+/** A decoder with grouped-query attention and a gated feed-forward, or an encoder. Sizes in elements. ``windows`` has one entry per layer: the number of tokens that a token sees, itself included, or None for all. It is empty if all layers see all tokens. ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`. Layers with a window rotate by ``window_rope`` unless it is None. The layers in ``unrotated`` do not rotate queries and keys. ``attention_scale`` None: 1 / sqrt(head_dim). A soft-cap c replaces x by c * tanh(x / c); None leaves x unchanged. The embedding is multiplied by ``embedding_scale``, the results of attention and feed-forward by ``residual_scale`` before they are added, and the logits by ``logit_scale`` before their soft-cap. Layers with a window have ``window_num_kv_heads`` of ``window_head_dim`` unless these are None. The last ``num_kv_shared_layers`` layers read the keys and values of an earlier one, and their feed-forward has ``shared_intermediate_size`` elements. Layers have a second embedding of ``per_layer_size`` elements for each of ``per_layer_vocab_size`` tokens; 0 if they have none. ``causal``: a token sees no later one. If not, a window w restricts it to the tokens less than w away in both directions. Encoders may have a table of positions, whose row ``first_position`` is that of a text's first token, and embeddings of ``num_token_types`` types of tokens, such as those of a query and a passage. ``rms_norm_eps`` is that of their LayerNorms. ``sinks``: each query head of a decoder has a sink; see `ops.attention`. ``keys_are_values``: the values of layers without a window are their keys before norm and rotation. ``mixers`` says what each layer mixes tokens with; empty if all have attention. ``states`` are the sizes of those with a state. ``factors``: what the results of a layer's projections are multiplied by, by their modules; of rows from row r of a module on, by "module[r]". */
 export interface ModelSpec {
   readonly model_type: string;
   readonly vocab_size: number;
@@ -82,6 +83,7 @@ export interface ModelSpec {
   readonly num_token_types: number;
   readonly mixers: readonly ("attention" | "short_conv" | "gated_delta" | "mamba2" | "attention_mamba2")[];
   readonly states: StateSpec | null;
+  readonly factors: Readonly<Record<string, number>>;
   readonly bos_token_id: number | null;
   readonly eos_token_ids: readonly number[];
 }

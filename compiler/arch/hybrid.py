@@ -1,0 +1,156 @@
+"""Layers that mix tokens by a state of each sequence, instead of attention or beside it; `ModelSpec.mixers` says which.
+
+The modules of a mixer have the names of transformers. `ir/ops/states.py` defines the states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..ir.graph import Parameter, Source, Value
+from ..ir.pages import STATE_SLOTS, STATES
+from ..ir.spec import StateSpec
+from .decoder import BATCH_INPUTS, Layer, norm, vector
+
+# Rows [start, stop) of a module's weight.
+Range = tuple[int, int]
+
+
+class HybridLayer(Layer):
+    """``mamba``: the module of Mamba-2 in a layer."""
+
+    mamba = "mamba"
+
+    def _mixed(self, x: str, page_size: int) -> str:
+        mixer = self._spec.mixer(self._layer)
+        if mixer == "short_conv":
+            return self._short_conv(x)
+        if mixer == "gated_delta":
+            return self._gated_delta(x)
+        if mixer == "mamba2":
+            return self._mamba2(x)
+        attended = super()._mixed(x, page_size)
+        if mixer == "attention":
+            return attended
+        return self._graph.add("add", {"a": self._mamba2(x), "b": attended}, name=f"{self._here}.both_mixed")
+
+    def _attended(self, x: str, page_size: int) -> str:
+        attended, gate = super()._attended(x, page_size), self._attention_gate(x)
+        if gate is None:
+            return attended
+        graph, columns = self._graph, self._spec.num_heads * self._head_dim
+        attrs = {"start": 0, "stop": columns, "dtype": "float32"}
+        attended = graph.add("slice_columns", {"x": attended}, name=f"{self._here}.attended_float32", **attrs)
+        inputs = {"gate": gate, "up": attended}
+        return graph.add("gate", inputs, name=f"{self._here}.attended_gated", activation="sigmoid")
+
+    def _attention_gate(self, x: str) -> str | None:  # noqa: ARG002
+        """(S, H * D): the sigmoids of these are what the attention's result is multiplied by; None for no gate."""
+        return None
+
+    @property
+    def _sizes(self) -> StateSpec:
+        assert self._spec.states is not None
+        return self._spec.states
+
+    def _short_conv(self, x: str) -> str:
+        """out(c * conv(b * u)) for the thirds b, c and u of one projection. Liquid AI 2025 (LFM2)."""
+        graph, width, bias = self._graph, self._spec.hidden_size, self._sizes.bias
+        b, c, u = (
+            self._rows_of(f"conv.{name}_proj", "conv.in_proj", [(index * width, (index + 1) * width)], x, bias=bias)
+            for index, name in enumerate("bcu")
+        )
+        gated = graph.add("gate", {"gate": b, "up": u}, name=f"{self._here}.conv_input", activation="none")
+        mixed = self._causal_conv("conv.conv", gated, width, "none")
+        gated = graph.add("gate", {"gate": c, "up": mixed}, name=f"{self._here}.conv_gated", activation="none")
+        return self._output("conv.out_proj", gated, width, bias=bias)
+
+    def _gated_delta(self, x: str) -> str:
+        """A convolution, the gated delta rule, and a norm of each head that is gated. Yang et al. 2024."""
+        graph, spec, sizes, module = self._graph, self._spec, self._sizes, "linear_attn"
+        keys, values = sizes.groups * sizes.key_dim, sizes.heads * sizes.value_dim
+        rows = {"qkv": 2 * keys + values, "z": values, "b": sizes.heads, "a": sizes.heads}
+        self._rows |= {f"{module}.in_proj_{name}": count for name, count in rows.items()}
+        qkv, z, b, a = (self._linear(f"{module}.in_proj_{name}", x, spec.hidden_size, bias=False) for name in rows)
+        inputs = {
+            "qkv": self._causal_conv(f"{module}.conv1d", qkv, rows["qkv"], "silu"),
+            "a": a,
+            "b": b,
+            "a_log": self._vector(f"{module}.A_log", sizes.heads),
+            "dt_bias": self._vector(f"{module}.dt_bias", sizes.heads),
+            **self._state("matrix", (sizes.heads, sizes.key_dim, sizes.value_dim)),
+        }
+        mixed = graph.add("gated_delta", inputs, name=f"{self._here}.mixed")
+        mixed = norm(graph, f"{self._module}.{module}.norm", mixed, sizes.value_dim, spec.rms_norm_eps)
+        gated = graph.add("gate", {"gate": z, "up": mixed}, name=f"{self._here}.mixed_gated", activation="silu")
+        return self._output(f"{module}.out_proj", gated, values, bias=False)
+
+    def _mamba2(self, x: str) -> str:
+        """A convolution, the scan of the states, and a gate, with a norm in front of it or behind it. Dao & Gu 2024."""
+        graph, sizes, module = self._graph, self._sizes, self.mamba
+        width, states = sizes.heads * sizes.value_dim, sizes.groups * sizes.key_dim
+        ends = [0, width, 2 * width, 2 * width + states, 2 * width + 2 * states]
+        ranges = list(zip(ends, [*ends[1:], ends[-1] + sizes.heads], strict=True))
+        z, xbc, dt = (
+            self._rows_of(f"{module}.{name}_proj", f"{module}.in_proj", own, x, bias=sizes.bias)
+            for name, own in (("z", ranges[:1]), ("xbc", ranges[1:4]), ("dt", ranges[4:]))
+        )
+        inputs = {
+            "xbc": self._causal_conv(f"{module}.conv1d", xbc, width + 2 * states, "silu"),
+            "dt": dt,
+            "a_log": self._vector(f"{module}.A_log", sizes.heads),
+            "d": self._vector(f"{module}.D", sizes.heads),
+            "dt_bias": self._vector(f"{module}.dt_bias", sizes.heads),
+            **self._state("matrix", (sizes.heads, sizes.value_dim, sizes.key_dim)),
+        }
+        mixed = graph.add("ssm_scan", inputs, name=f"{self._here}.mixed")
+        if sizes.norm == "before":
+            mixed = self._group_norm(f"{module}.norm", mixed, width)
+        mixed = graph.add("gate", {"gate": z, "up": mixed}, name=f"{self._here}.mixed_gated", activation="silu")
+        if sizes.norm == "after":
+            mixed = self._group_norm(f"{module}.norm", mixed, width)
+        return self._output(f"{module}.out_proj", mixed, width, bias=sizes.bias)
+
+    def _group_norm(self, module: str, x: str, width: int) -> str:
+        inputs = {"x": x, "weight": self._vector(f"{module}.weight", width)}
+        attrs = {"eps": self._spec.rms_norm_eps, "dtype": "float32", "groups": self._sizes.norm_groups}
+        return self._graph.add("rms_norm", inputs, name=f"{self._module}.{module}.out", **attrs)
+
+    def _causal_conv(self, module: str, x: str, columns: int, activation: str) -> str:
+        sizes = self._sizes
+        inputs = {"x": x, "weight": self._vector(f"{module}.weight", columns * sizes.taps)}
+        if sizes.conv_bias:
+            inputs["bias"] = self._vector(f"{module}.bias", columns)
+        inputs |= self._state("conv", (sizes.taps - 1, columns))
+        return self._graph.add("causal_conv", inputs, name=f"{self._module}.{module}.out", activation=activation)
+
+    def _state(self, name: str, shape: tuple[int, ...]) -> dict[str, str]:
+        """Add a state of the layer. Returns the inputs of its op that find a sequence's rows and its state."""
+        graph, state = self._graph, f"{self._here}.{name}"
+        graph.states[state] = Value(state, (STATES, *shape), "float32")
+        graph.inputs[STATE_SLOTS] = Value(STATE_SLOTS, ("B", 2), "int32")
+        rows = {role: role for role in ("seq_starts", "positions")}
+        assert rows.keys() <= BATCH_INPUTS.keys()
+        return {"state": state, STATE_SLOTS: STATE_SLOTS, **rows}
+
+    def _rows_of(
+        self, name: str, module: str, ranges: Iterable[Range], x: str, *, bias: bool, dtype: str = "float32"
+    ) -> str:
+        """The projection by some rows of a module's weight, named ``name``."""
+        own, columns = list(ranges), self._graph.shape_of(x)[1]
+        assert isinstance(columns, int)
+        inputs = {"x": x}
+        for role, size in (("weight", columns), *([("bias", None)] if bias else [])):
+            tensor, parameter = f"{self._module}.{module}.{role}", f"{self._module}.{name}.{role}"
+            factors = [self._spec.factors.get(f"{module}[{start}]", 1.0) for start, _ in own]
+            sources = [Source(tensor, *each, factor=factor) for each, factor in zip(own, factors, strict=True)]
+            self._graph.parameters[parameter] = Parameter(parameter, tuple(sources), size)
+            inputs[role] = parameter
+        return self._graph.add("linear", inputs, name=f"{self._module}.{name}.out", dtype=dtype)
+
+    def _output(self, module: str, x: str, columns: int, *, bias: bool) -> str:
+        self._rows[module] = self._spec.hidden_size
+        return self._linear(module, x, columns, bias=bias, factor=self._spec.residual_scale)
+
+    def _vector(self, name: str, size: int) -> str:
+        return vector(self._graph, f"{self._module}.{name}", size)
