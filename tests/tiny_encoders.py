@@ -63,8 +63,14 @@ class Family:
 
 
 FAMILIES = {
+    "albert": Family("Albert", {**SIZES, "embedding_size": 20}),
     "bert": Family("Bert"),
     "distilbert": Family("DistilBert", OF_DISTILBERT),
+    "electra": Family("Electra", {**SIZES, "embedding_size": 20}),
+    "eurobert": Family(
+        "EuroBert", {**SIZES, "num_key_value_heads": 3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+    ),
+    "gte": Family("Gte", SIZES),
     "modernbert": Family("ModernBert", OF_MODERNBERT),
     # EmbeddingGemma: 3 tokens on each side.
     "gemma3_text": Family("Gemma3Text", OF_GEMMA, labels_tokens=False),

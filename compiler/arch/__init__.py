@@ -23,7 +23,10 @@ DECODERS = (
 # Decoders with a state for each sequence.
 HYBRIDS = ("falcon_h1", "granitemoehybrid", "lfm2", "lfm3", "mamba2", "qwen3_5_text")
 SUPPORTED = tuple(sorted((*DECODERS, *HYBRIDS)))
-ENCODERS = ("bert", "distilbert", "modernbert", "nomic_bert", "roberta", "xlm-roberta")
+ENCODERS = (
+    "albert", "bert", "distilbert", "electra", "eurobert", "gte", "modernbert", "new", "nomic_bert", "roberta",
+    "xlm-roberta",
+)  # fmt: skip
 
 
 class Architecture(Protocol):
@@ -47,7 +50,7 @@ class Encoder(Protocol):
     that has a head. ``OTHER_HEADS``: the tensors of heads, of which at most one is compiled.
     """
 
-    PREFIX: str
+    PREFIX: str | tuple[str, ...]
     OTHER_HEADS: re.Pattern[str]
 
     def read_config(self, config: ConfigReader) -> ModelSpec:

@@ -30,6 +30,8 @@ def encode(spec: ModelSpec, context: int, task: EmbeddingSpec | ClassifierSpec, 
     x = encoder.embedding("embeddings.word_embeddings")
     x = encoder.positions(x, "embeddings.position_embeddings", "embeddings.token_type_embeddings")
     x = encoder.norm("embeddings.LayerNorm", x)
+    if spec.embedding_size is not None:
+        x = encoder.linear([("embeddings_project", spec.hidden_size)], x)
     for layer in range(spec.num_layers):
         x = add_layer(encoder, layer, x)
     return finish(encoder, x, task, head)

@@ -40,15 +40,27 @@ class HeadLayout:
 
 
 class EncoderGraph:
-    """``norm_bias``: whether the LayerNorms have a bias. ``graph``: one that computes the first nodes; None: empty."""
+    """``norm_bias``: whether the norms have a bias. ``centered``: whether they are LayerNorms. ``graph``: one that
+    computes the first nodes; None: empty.
+    """
 
-    def __init__(self, spec: ModelSpec, context: int, *, norm_bias: bool = True, graph: Graph | None = None) -> None:
-        self.graph, self.spec, self.context, self._norm_bias = graph or Graph(), spec, context, norm_bias
+    def __init__(
+        self,
+        spec: ModelSpec,
+        context: int,
+        *,
+        norm_bias: bool = True,
+        centered: bool = True,
+        graph: Graph | None = None,
+    ) -> None:
+        self.graph, self.spec, self.context = graph or Graph(), spec, context
+        self._norm_bias, self._centered = norm_bias, centered
+        self._table_columns = spec.embedding_size or spec.hidden_size
 
     def embedding(self, module: str) -> str:
         """The lookup of each token's row."""
         spec = self.spec
-        table = self.matrix(f"{module}.weight", spec.vocab_size, spec.hidden_size)
+        table = self.matrix(f"{module}.weight", spec.vocab_size, self._table_columns)
         inputs = {"table": table, "token_ids": self.input("token_ids")}
         return self.graph.add("embed", inputs, name="embedded", scale=spec.embedding_scale)
 
@@ -60,24 +72,26 @@ class EncoderGraph:
             rows = spec.max_position_embeddings + spec.first_position
             inputs |= {
                 "positions": self.input("positions"),
-                "position_table": self.matrix(f"{positions}.weight", rows, spec.hidden_size),
+                "position_table": self.matrix(f"{positions}.weight", rows, self._table_columns),
             }
         if types is not None:
             inputs |= {
                 "token_types": self.input("token_types"),
-                "type_table": self.matrix(f"{types}.weight", spec.num_token_types, spec.hidden_size),
+                "type_table": self.matrix(f"{types}.weight", spec.num_token_types, self._table_columns),
             }
         if len(inputs) == 1:
             return x
         return self.graph.add("embed_positions", inputs, name="placed", first_position=spec.first_position)
 
-    def norm(self, module: str, x: str) -> str:
-        """A LayerNorm. Ba et al. 2016."""
-        inputs = {"x": x, "weight": self.vector(f"{module}.weight", self.spec.hidden_size)}
+    def norm(self, module: str, x: str, name: str = "") -> str:
+        """A LayerNorm (Ba et al. 2016), or a norm by the root mean square."""
+        columns = self.graph.shape_of(x)[1]
+        assert isinstance(columns, int), (module, columns)
+        inputs = {"x": x, "weight": self.vector(f"{module}.weight", columns)}
         if self._norm_bias:
-            inputs["bias"] = self.vector(f"{module}.bias", self.spec.hidden_size)
-        eps = self.spec.rms_norm_eps
-        return self.graph.add("rms_norm", inputs, name=f"{module}.out", eps=eps, dtype="float32", centered=True)
+            inputs["bias"] = self.vector(f"{module}.bias", columns)
+        attrs = {"eps": self.spec.rms_norm_eps, "dtype": "float32", "centered": self._centered}
+        return self.graph.add("rms_norm", inputs, name=f"{name or module}.out", **attrs)
 
     def linear(
         self,
@@ -88,8 +102,11 @@ class EncoderGraph:
         bias: bool = True,
         dtype: str = "float32",
         activation: str = "none",
+        here: str = "",
     ) -> str:
-        """A projection whose rows are those of all modules, each with its number of rows."""
+        """A projection whose rows are those of all modules, each with its number of rows. ``here`` precedes the names
+        of values of a layer that shares its weights.
+        """
         name = name or modules[0][0]
         columns = self.graph.shape_of(x)[1]
         assert isinstance(columns, int), (name, columns)
@@ -97,9 +114,9 @@ class EncoderGraph:
         if bias:
             inputs["bias"] = self._stacked(f"{name}.bias", modules, "bias", None)
         if activation == "none":
-            return self.graph.add("linear", inputs, name=f"{name}.out", dtype=dtype)
-        y = self.graph.add("linear", inputs, name=f"{name}.linear", dtype="float32")
-        return self.graph.add("activate", {"x": y}, name=f"{name}.out", activation=activation)
+            return self.graph.add("linear", inputs, name=f"{here}{name}.out", dtype=dtype)
+        y = self.graph.add("linear", inputs, name=f"{here}{name}.linear", dtype="float32")
+        return self.graph.add("activate", {"x": y}, name=f"{here}{name}.out", activation=activation)
 
     def gated(self, gate: str, up: str, x: str, *, bias: bool, gate_row: int = 0, up_row: int = 0) -> str:
         """activation(gate) * up; the rows of the two may be parts of one tensor, from these rows on."""
@@ -194,7 +211,8 @@ def finish(encoder: EncoderGraph, x: str, task: EmbeddingSpec | ClassifierSpec, 
             x = encoder.linear([(module, dense.outputs)], x, bias=dense.bias, activation=dense.activation)
         graph.outputs = {"embeddings": x}
         return graph
-    if not task.per_token:
+    pools = not task.per_token
+    if pools and not task.pools_late:
         x = encoder.pool(x, task.pooling)
     if not task.per_token or head.token_dense:
         for module, activation in head.dense:
@@ -202,6 +220,8 @@ def finish(encoder: EncoderGraph, x: str, task: EmbeddingSpec | ClassifierSpec, 
             x = encoder.linear([(module, rows)], x, bias=head.dense_bias, activation=activation)
         if head.norm is not None:
             x = encoder.norm(head.norm, x)
+    if pools and task.pools_late:
+        x = encoder.pool(x, task.pooling)
     classifier, bias = (head.token_classifier, True) if task.per_token else (head.classifier, head.classifier_bias)
     graph.outputs = {"scores": encoder.linear([(classifier, len(task.labels))], x, bias=bias)}
     return graph

@@ -33,6 +33,7 @@ def read_encoder_config(
     num_token_types: int = 0,
     windows: tuple[int | None, ...] = (),
     rope: RopeSpec | None = None,
+    positions_by: str = "absolute",
     window_rope: RopeSpec | None = None,
     qkv_bias: bool = True,
     output_bias: bool = True,
@@ -41,7 +42,7 @@ def read_encoder_config(
 ) -> ModelSpec:
     """The spec of an encoder. ``names``: its own names of shared keys. ``first_position``: the row of a text's first
     token in the table of positions. ``activation``: that of the feed-forward, which otherwise a key names. ``rope``
-    None: nothing is rotated.
+    None: nothing is rotated. ``positions_by``: the value of 'position_embedding_type', if there is one.
 
     Reads all keys and finishes the reader. Raises CheckpointError for wrong values, and UnsupportedModel for values
     that need mathematics that we do not compile.
@@ -55,7 +56,7 @@ def read_encoder_config(
     config.expect("add_cross_attention", False)
     config.expect("is_encoder_decoder", False)
     config.expect("pruned_heads", {}, None)
-    config.expect("position_embedding_type", "absolute", None)
+    config.expect("position_embedding_type", positions_by, None)
     hidden_size, num_heads = config.integer(key("hidden_size")), config.integer(key("num_attention_heads"))
     if hidden_size % num_heads:
         raise config.contradiction(

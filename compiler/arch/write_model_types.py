@@ -59,7 +59,7 @@ ON_THE_HUB: tuple[tuple[str, str | None, str], ...] = (
     ("experts", "llama", "Klear arctic bailing_moe bailing_moe_v2 bailing_moe_v3 deepseek grok-1 grok1 kimi_k2 "
         "phixtral skywork_moe step3_text youtu_llm"),
     ("experts", "hunyuan_v1_dense", "hunyuan"),
-    ("encoder", "bert", "NewModel jina_bert jina_bert_v2 mosaic_bert neobert new"),
+    ("encoder", "bert", "NewModel jina_bert jina_bert_v2 mosaic_bert neobert"),
     ("encoder", "nomic_bert", "nomic_bert_moe"),
     ("encoder", "xlm-roberta", "xlm-roberta-flash xlm_roberta_flash"),
     ("vision-language", "idefics3", "h2ovl_chat"),

@@ -13,6 +13,11 @@ from ..runtime.errors import CheckpointError, UnsupportedModel
 OF_TEXTS, OF_TOKENS = "ForSequenceClassification", "ForTokenClassification"
 # What sentence-transformers' CrossEncoder applies to scores, by the last part of the class's name.
 ACTIVATIONS: Mapping[str, Literal["none", "sigmoid"]] = {"Identity": "none", "Sigmoid": "sigmoid"}
+# The row of a text, by its name in config.json. "late" is the mean of the scores of all tokens, whose last projection
+# is linear.
+CLASSIFIER_POOLINGS: Mapping[str, Pooling] = {
+    "cls": "cls", "mean": "mean", "last_token": "last_token", "bos": "cls", "late": "mean",
+}  # fmt: skip
 _MAX_LABELS = 100_000
 
 
@@ -30,13 +35,16 @@ def read_classifier(config: Mapping[str, Any], where: str, pooling: Pooling | No
         return None
     per_token = name.endswith(OF_TOKENS)
     labels = _read_labels(config, where)
-    pooling = pooling or config.get("classifier_pooling", "cls")
-    if pooling not in ("cls", "mean", "last_token"):
-        raise UnsupportedModel(f"{where}: 'classifier_pooling' is {str(pooling)[:80]!r}; supported: cls, mean")
+    named = config.get("classifier_pooling", "late" if config.get("model_type") == "eurobert" else "cls")
+    if pooling is None and named not in CLASSIFIER_POOLINGS:
+        raise UnsupportedModel(
+            f"{where}: 'classifier_pooling' is {str(named)[:80]!r}; supported: {', '.join(CLASSIFIER_POOLINGS)}"
+        )
+    pooling, pools_late = pooling or CLASSIFIER_POOLINGS[named], pooling is None and named == "late"
     activation: Literal["none", "sigmoid", "softmax"]
     if len(labels) == 1 and not per_token:
         activation = cross_encoder_activation(config, where)
-        return ClassifierSpec(labels, activation, pooling=pooling, relevance=0)
+        return ClassifierSpec(labels, activation, pooling=pooling, pools_late=pools_late, relevance=0)
     problem = config.get("problem_type")
     if problem not in (None, "single_label_classification", "multi_label_classification", "regression"):
         raise UnsupportedModel(f"{where}: 'problem_type' is {str(problem)[:80]!r}, which is not supported")
@@ -45,7 +53,7 @@ def read_classifier(config: Mapping[str, Any], where: str, pooling: Pooling | No
         activation = "none"
     elif problem == "multi_label_classification" or len(labels) == 1:
         activation = "sigmoid"
-    return ClassifierSpec(labels, activation, per_token=per_token, pooling=pooling)
+    return ClassifierSpec(labels, activation, per_token=per_token, pooling=pooling, pools_late=pools_late)
 
 
 def _read_labels(config: Mapping[str, Any], where: str) -> tuple[str, ...]:

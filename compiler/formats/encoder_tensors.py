@@ -23,11 +23,14 @@ BUFFERS = re.compile(r"embeddings\.(?:position_ids|token_type_ids)")
 WEIGHTS_FILE = "model.safetensors"
 
 
-def encoder_tensors(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors without the ``prefix`` that a model with a head puts in front of the names of its encoder."""
+def encoder_tensors(tensors: Mapping[str, Tensor], prefix: str | tuple[str, ...]) -> dict[str, Tensor]:
+    """The tensors without the ``prefix``, or one of several, that a model with a head puts in front of the names of its
+    encoder.
+    """
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        short = name.removeprefix(prefix)
+        found = next((each for each in ((prefix,) if isinstance(prefix, str) else prefix) if name.startswith(each)), "")
+        short = name.removeprefix(found)
         for old, new in OLD_NAMES:
             short = old.sub(new, short)
         if not BUFFERS.fullmatch(short):

@@ -16,6 +16,8 @@ from .safetensors_file import SafetensorsTensor
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _LAYER = re.compile(r"(?:(?:model|encoder|transformer)\.)?layers?\.(\d{1,9})\.")
+# A layer that is computed many times.
+_REPEATED = re.compile(r"encoder\.albert_layer_groups\.")
 # The number of elements of each of two tensors that are in memory at once.
 _BLOCK_ELEMENTS = 4 << 20
 
@@ -25,7 +27,7 @@ def require_sizes(where: Path, spec: ModelSpec, tensors: Mapping[str, Tensor]) -
     the files.
     """
     layers = {int(match[1]) for name in tensors if (match := _LAYER.match(name))}
-    if spec.num_layers > len(layers):
+    if spec.num_layers > len(layers) and not any(map(_REPEATED.match, tensors)):
         raise CheckpointError(
             f"{where}: 'num_hidden_layers' is {spec.num_layers}, but the weights have {len(layers)} "
             "layers; the weights belong to "

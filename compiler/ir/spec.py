@@ -86,7 +86,7 @@ class ModelSpec:
     ``causal``: a token sees no later one. If not, a window w restricts it to the tokens less than w away in both
     directions. Encoders may have a table of positions, whose row ``first_position`` is that of a text's first token,
     and embeddings of ``num_token_types`` types of tokens, such as those of a query and a passage. ``rms_norm_eps`` is
-    that of their LayerNorms.
+    that of their norms. Their tables have rows of ``embedding_size`` elements unless it is None.
 
     ``sinks``: each query head of a decoder has a sink; see `ops.attention`. ``keys_are_values``: the values of layers
     without a window are their keys before norm and rotation.
@@ -133,6 +133,7 @@ class ModelSpec:
     keys_are_values: bool = False
     first_position: Natural = 0
     num_token_types: Natural = 0
+    embedding_size: Count | None = None
     mixers: tuple[Mixer, ...] = ()
     states: StateSpec | None = None
     factors: Mapping[str, float] = field(default_factory=dict)
@@ -232,7 +233,8 @@ class ClassifierSpec:
     tokens. ``activation`` makes probabilities of the scores.
 
     ``relevance`` is the label whose probability says how relevant a passage is to a query, for models that score such
-    pairs; None for others. ``pooling`` makes the row of a text. ``template`` is the text of a pair, with {instruction},
+    pairs; None for others. ``pooling`` makes the row of a text, before the head's dense layers, or with ``pools_late``
+    after them. ``template`` is the text of a pair, with {instruction},
     {query} and {document}; None if the tokenizer joins the two texts. ``instruction`` is the default one.
     """
 
@@ -240,6 +242,7 @@ class ClassifierSpec:
     activation: Literal["none", "sigmoid", "softmax"]
     per_token: bool = False
     pooling: Pooling = "cls"
+    pools_late: bool = False
     relevance: Natural | None = None
     template: str | None = None
     instruction: str | None = None

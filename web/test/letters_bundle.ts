@@ -429,6 +429,7 @@ const SPEC: Manifest["spec"] = {
   keys_are_values: false,
   first_position: 0,
   num_token_types: 0,
+  embedding_size: null,
   mixers: [],
   states: null,
   factors: {},

@@ -4,6 +4,7 @@ classifiers.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,41 @@ def test_scores_are_transformers_logits(family: str, head: str, tmp_path: Path) 
         assert relative_error(scores, logits_of(model, text)) < F32, len(text)
     chances = classify(runner, [Text(TEXTS[1])])[0]
     np.testing.assert_allclose(chances.sum(axis=-1), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", ["bos", "mean"])
+def test_eurobert_pools_before_its_head_unless_the_config_says_otherwise(pooling: str, tmp_path: Path) -> None:
+    head = "ForSequenceClassification"
+    model = make_encoder("eurobert", head, tmp_path / "checkpoint", num_labels=3, classifier_pooling=pooling)
+    bundle, runner = compiled(tmp_path / "checkpoint", tmp_path)
+    assert bundle.manifest.classifier is not None
+    assert not bundle.manifest.classifier.pools_late
+    (found,) = encode(runner, [Text(TEXTS[1])])
+    assert relative_error(found, logits_of(model, TEXTS[1])) < F32
+
+
+def test_gtes_own_code_writes_other_names_and_stretches_the_rotation(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    folder, factor = tmp_path / "checkpoint", 2.0
+    theta, width = 16000.0 * factor, factor ** (2 / 12)
+    rope = {"rope_type": "linear", "rope_theta": theta, "factor": width}
+    model = make_encoder("gte", "mean_tokens", folder, rope_parameters=rope)
+    save_file(
+        {f"new.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()},
+        folder / "model.safetensors",
+    )
+    values = json.loads((folder / "config.json").read_text())
+    del values["rope_parameters"]
+    old = {"model_type": "new", "position_embedding_type": "rope", "rope_theta": 16000.0, "pack_qkv": True}
+    ntk = {"type": "ntk", "factor": factor}
+    (folder / "config.json").write_text(json.dumps({**values, **old, "rope_scaling": ntk}))
+    _, runner = compiled(folder, tmp_path)
+    (found,) = encode(runner, [Text(TEXTS[4])])
+    assert relative_error(found, rows_of(model, TEXTS[4]).mean(axis=0)) < F32
+    write_json(folder / "config.json", rope_scaling={**ntk, "mixed_b": 0.5})
+    with pytest.raises(UnsupportedModel, match="'mixed_b' is"):
+        open_checkpoint(folder)
 
 
 @pytest.mark.parametrize("family", ["bert", "nomic_bert"])

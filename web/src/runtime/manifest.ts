@@ -42,7 +42,7 @@ export interface StateSpec {
   readonly norm_groups: number;
 }
 
-/** A decoder with grouped-query attention and a gated feed-forward, or an encoder. Sizes in elements. ``windows`` has one entry per layer: the number of tokens that a token sees, itself included, or None for all. It is empty if all layers see all tokens. ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`. Layers with a window rotate by ``window_rope`` unless it is None. The layers in ``unrotated`` do not rotate queries and keys. ``attention_scale`` None: 1 / sqrt(head_dim). A soft-cap c replaces x by c * tanh(x / c); None leaves x unchanged. The embedding is multiplied by ``embedding_scale``, the results of attention and feed-forward by ``residual_scale`` before they are added, and the logits by ``logit_scale`` before their soft-cap. Layers with a window have ``window_num_kv_heads`` of ``window_head_dim`` unless these are None. The last ``num_kv_shared_layers`` layers read the keys and values of an earlier one, and their feed-forward has ``shared_intermediate_size`` elements. Layers have a second embedding of ``per_layer_size`` elements for each of ``per_layer_vocab_size`` tokens; 0 if they have none. ``causal``: a token sees no later one. If not, a window w restricts it to the tokens less than w away in both directions. Encoders may have a table of positions, whose row ``first_position`` is that of a text's first token, and embeddings of ``num_token_types`` types of tokens, such as those of a query and a passage. ``rms_norm_eps`` is that of their LayerNorms. ``sinks``: each query head of a decoder has a sink; see `ops.attention`. ``keys_are_values``: the values of layers without a window are their keys before norm and rotation. ``mixers`` says what each layer mixes tokens with; empty if all have attention. ``states`` are the sizes of those with a state. ``factors``: what the results of a layer's projections are multiplied by, by their modules; of rows from row r of a module on, by "module[r]". */
+/** A decoder with grouped-query attention and a gated feed-forward, or an encoder. Sizes in elements. ``windows`` has one entry per layer: the number of tokens that a token sees, itself included, or None for all. It is empty if all layers see all tokens. ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`. Layers with a window rotate by ``window_rope`` unless it is None. The layers in ``unrotated`` do not rotate queries and keys. ``attention_scale`` None: 1 / sqrt(head_dim). A soft-cap c replaces x by c * tanh(x / c); None leaves x unchanged. The embedding is multiplied by ``embedding_scale``, the results of attention and feed-forward by ``residual_scale`` before they are added, and the logits by ``logit_scale`` before their soft-cap. Layers with a window have ``window_num_kv_heads`` of ``window_head_dim`` unless these are None. The last ``num_kv_shared_layers`` layers read the keys and values of an earlier one, and their feed-forward has ``shared_intermediate_size`` elements. Layers have a second embedding of ``per_layer_size`` elements for each of ``per_layer_vocab_size`` tokens; 0 if they have none. ``causal``: a token sees no later one. If not, a window w restricts it to the tokens less than w away in both directions. Encoders may have a table of positions, whose row ``first_position`` is that of a text's first token, and embeddings of ``num_token_types`` types of tokens, such as those of a query and a passage. ``rms_norm_eps`` is that of their norms. Their tables have rows of ``embedding_size`` elements unless it is None. ``sinks``: each query head of a decoder has a sink; see `ops.attention`. ``keys_are_values``: the values of layers without a window are their keys before norm and rotation. ``mixers`` says what each layer mixes tokens with; empty if all have attention. ``states`` are the sizes of those with a state. ``factors``: what the results of a layer's projections are multiplied by, by their modules; of rows from row r of a module on, by "module[r]". */
 export interface ModelSpec {
   readonly model_type: string;
   readonly vocab_size: number;
@@ -81,6 +81,7 @@ export interface ModelSpec {
   readonly keys_are_values: boolean;
   readonly first_position: number;
   readonly num_token_types: number;
+  readonly embedding_size: number | null;
   readonly mixers: readonly ("attention" | "short_conv" | "gated_delta" | "mamba2" | "attention_mamba2")[];
   readonly states: StateSpec | null;
   readonly factors: Readonly<Record<string, number>>;
@@ -114,12 +115,13 @@ export interface EmbeddingSpec {
   readonly dimensions: readonly number[];
 }
 
-/** The scores of a classifier: one number for each of ``labels``, of a text, or with ``per_token`` of each of its tokens. ``activation`` makes probabilities of the scores. ``relevance`` is the label whose probability says how relevant a passage is to a query, for models that score such pairs; None for others. ``pooling`` makes the row of a text. ``template`` is the text of a pair, with {instruction}, {query} and {document}; None if the tokenizer joins the two texts. ``instruction`` is the default one. */
+/** The scores of a classifier: one number for each of ``labels``, of a text, or with ``per_token`` of each of its tokens. ``activation`` makes probabilities of the scores. ``relevance`` is the label whose probability says how relevant a passage is to a query, for models that score such pairs; None for others. ``pooling`` makes the row of a text, before the head's dense layers, or with ``pools_late`` after them. ``template`` is the text of a pair, with {instruction}, {query} and {document}; None if the tokenizer joins the two texts. ``instruction`` is the default one. */
 export interface ClassifierSpec {
   readonly labels: readonly string[];
   readonly activation: "none" | "sigmoid" | "softmax";
   readonly per_token: boolean;
   readonly pooling: "last_token" | "mean" | "cls" | "max" | "mean_sqrt_len";
+  readonly pools_late: boolean;
   readonly relevance: number | null;
   readonly template: string | null;
   readonly instruction: string | null;

@@ -21,6 +21,7 @@ export const CLASSIFIER: ClassifierSpec = {
   activation: "none",
   per_token: false,
   pooling: "cls",
+  pools_late: false,
   relevance: 0,
   template: null,
   instruction: null,
