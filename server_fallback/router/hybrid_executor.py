@@ -28,10 +28,10 @@ from ..schema.routed import (
 )
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..text.output import Output
-from .answer.forms import ChatForm, CompletionForm
 from .answer.running_answer import RunningAnswer
 from .decision.situation import FarState, Message, NearState, Situation
 from .encoding import embed
+from .sides.answer_piece import Form
 from .sides.continued import limits
 from .sides.sides import Sides
 from .sides.texts import texts_of
@@ -59,7 +59,7 @@ class HybridExecutor:
                 output.chunk(chunk)
                 await output.room()
 
-    async def _chat(self, request: ChatCompletionRequest, call: Call) -> RunningAnswer[Any]:
+    async def _chat(self, request: ChatCompletionRequest, call: Call) -> RunningAnswer:
         situation = situation_of(request, *await asyncio.to_thread(texts_of, request))
         situation = replace(
             situation,
@@ -68,9 +68,9 @@ class HybridExecutor:
             vision=any(message.images for message in request.messages),
         )
         plain = unlabelled_chat(request)
-        return RunningAnswer(self.sides, plain, situation, ChatForm(self._name, plain), call)
+        return RunningAnswer(self.sides, plain, situation, Form(self._name, plain), call)
 
-    async def _completion(self, request: CompletionRequest, call: Call) -> RunningAnswer[Any]:
+    async def _completion(self, request: CompletionRequest, call: Call) -> RunningAnswer:
         if request.echo or request.suffix or request.best_of not in (None, 1):
             raise RequestError(
                 "echo, best_of and suffix are not supported when two sides may answer; remove them", param="echo"
@@ -79,7 +79,7 @@ class HybridExecutor:
         _, texts = await asyncio.to_thread(texts_of, request)
         situation = replace(situation_of(request, (prompt,), texts), max_tokens=request.max_tokens)
         plain = unlabelled_completion(request)
-        return RunningAnswer(self.sides, plain, situation, CompletionForm(self._name, plain), call)
+        return RunningAnswer(self.sides, plain, situation, Form(self._name, plain), call)
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:
         """As `encoding.embed`."""

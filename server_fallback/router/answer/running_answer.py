@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from time import monotonic
-from typing import Generic
 
 from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError, QueueFull, RequestError, Unavailable
 
@@ -26,7 +25,7 @@ from ...schema.route import Route, Side
 from ..decision.decide import Choice
 from ..decision.policy import Escalation
 from ..decision.situation import Message, Situation
-from ..sides.answer_piece import AnswerPiece
+from ..sides.answer_piece import AnswerPiece, Chunk, Form
 from ..sides.continued import continued, limits, resuming
 from ..sides.sides import Sides
 from ..sides.texts import conversation_of
@@ -34,7 +33,6 @@ from .answer_machine import AnswerMachine, Effect, Event, WatchedToken
 from .attempt import Attempt, retry_seconds
 from .continuation import far_continuation
 from .failures import client_error, failure_of
-from .forms import ChunkT, Form
 from .shown import Shown
 from .signals import SIGNAL_TOKENS, near_signals
 from .timers import Due, Timers
@@ -50,7 +48,7 @@ MAX_PENDING_UPDATES = 64
 Update = tuple[Attempt, AnswerPiece | Exception | None] | Due
 
 
-class RunningAnswer(Generic[ChunkT]):
+class RunningAnswer:
     """``request`` no longer has labels or a pin; ``situation`` has what is known from the request alone."""
 
     def __init__(
@@ -58,11 +56,11 @@ class RunningAnswer(Generic[ChunkT]):
         sides: Sides,
         request: ChatCompletionRequest | CompletionRequest,
         situation: Situation,
-        form: Form[ChunkT],
+        form: Form,
         call: Call,
     ) -> None:
-        self._sides, self._request, self._situation, self._call = sides, request, situation, call
-        self._form: Form[ChunkT] = form
+        self._sides, self._request, self._situation = sides, request, situation
+        self._form, self._call = form, call
         self._updates: asyncio.Queue[Update] = asyncio.Queue()
         self._room = asyncio.Semaphore(MAX_PENDING_UPDATES)
         # Updates from before the decision, which the machine has not processed yet.
@@ -77,7 +75,7 @@ class RunningAnswer(Generic[ChunkT]):
         self._choice: Choice
         self._machine: AnswerMachine | None = None
 
-    async def chunks(self) -> AsyncGenerator[ChunkT, None]:
+    async def chunks(self) -> AsyncGenerator[Chunk, None]:
         """Raises the error that stopped the answer, as `Executor` does; RequestError or Unavailable if no side may or
         can answer.
         """
@@ -237,11 +235,11 @@ class RunningAnswer(Generic[ChunkT]):
             return {"type": "escalate", "reason": reason}
         return {"type": "doubt"} if machine.doubts else None
 
-    async def _apply(self, event: Event, piece: AnswerPiece | None = None) -> list[ChunkT]:
+    async def _apply(self, event: Event, piece: AnswerPiece | None = None) -> list[Chunk]:
         """Process the event in the machine and carry out its effects."""
         machine = self._running
         effects = machine.step(event)
-        chunks: list[ChunkT] = []
+        chunks: list[Chunk] = []
         for effect in effects:
             chunks += self._show(piece) if effect["type"] == "emit" and piece is not None else self._do(effect)
         runs = event["type"] == "token" and machine.phase == "running" and machine.side == event["side"]
@@ -250,7 +248,7 @@ class RunningAnswer(Generic[ChunkT]):
             chunks += self._show(piece)
         return chunks
 
-    def _do(self, effect: Effect) -> list[ChunkT]:
+    def _do(self, effect: Effect) -> list[Chunk]:
         match effect:
             case {"type": "ask", "side": side, "continue_from": continue_from, "attempt": number}:
                 self._ask(side, continue_from, number)
@@ -349,7 +347,7 @@ class RunningAnswer(Generic[ChunkT]):
             return TOP
         return None if self._watched is None else 0
 
-    def _show(self, piece: AnswerPiece) -> list[ChunkT]:
+    def _show(self, piece: AnswerPiece) -> list[Chunk]:
         machine, shown = self._running, self._shown
         assert machine.side is not None
         route, first = self._route(), shown.route is None
@@ -358,7 +356,7 @@ class RunningAnswer(Generic[ChunkT]):
         shown.add(self._current[machine.side], piece)
         return chunks
 
-    def _finish(self, finish_reason: str) -> list[ChunkT]:
+    def _finish(self, finish_reason: str) -> list[Chunk]:
         self._over = True
         side, shown = self._running.side, self._shown
         assert side is not None

@@ -1,15 +1,29 @@
-"""AnswerPiece: the content of one chunk of a side's answer, in one form for chats and completions.
-
-`forms` makes the client's chunks from it.
+"""AnswerPiece: the content of one chunk of a side's answer, for chats and completions alike, and the chunk that the
+client gets for it.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from uuid import uuid4
 
-from ...schema.chat import ChatCompletionChunk, ToolCallDelta
+from ...schema.chat import (
+    ChatCompletionChunk,
+    ChatCompletionRequest,
+    ChatLogprobs,
+    ChunkChoice,
+    Delta,
+    ToolCallDelta,
+)
 from ...schema.common import TokenLogprob, TopLogprob, Usage
-from ...schema.completions import CompletionChunk, CompletionChunkChoice, CompletionLogprobs
+from ...schema.completions import AnswerRequest, CompletionChunk, CompletionChunkChoice, CompletionLogprobs
+from ...schema.route import Route
+
+Chunk = ChatCompletionChunk | CompletionChunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +50,7 @@ class AnswerPiece:
         return len(self.tokens) or int(self.has_content)
 
 
-def piece_of(chunk: ChatCompletionChunk | CompletionChunk) -> AnswerPiece:
+def piece_of(chunk: Chunk) -> AnswerPiece:
     """``chunk`` has at most one choice."""
     if not chunk.choices:
         return AnswerPiece(usage=chunk.usage)
@@ -65,4 +79,65 @@ def _tokens(listed: CompletionLogprobs) -> tuple[TokenLogprob, ...]:
             top_logprobs=[TopLogprob(token=name, logprob=value) for name, value in (top or {}).items()],
         )
         for token, logprob, top in zip(listed.tokens, listed.token_logprobs, tops, strict=True)
+    )
+
+
+class Form:
+    """Makes the client's chunks of one answer from pieces, with a route whenever it changes."""
+
+    def __init__(self, model: str, request: AnswerRequest) -> None:
+        kind: type[Chunk]
+        if isinstance(request, ChatCompletionRequest):
+            kind, self._begin = ChatCompletionChunk, [ChunkChoice(index=0, delta=Delta(role="assistant", content=""))]
+            self._top = (request.top_logprobs or 0) if request.logprobs else None
+        else:
+            kind, self._begin, self._top = CompletionChunk, [], request.logprobs
+        identity = f"{'chatcmpl' if self._begin else 'cmpl'}-{uuid4()}"
+        self._chunk: Callable[..., Chunk] = partial(kind, id=identity, created=int(time.time()), model=model)
+
+    def chunks(self, piece: AnswerPiece, start: int, route: Route | None, *, first: bool) -> Iterator[Chunk]:
+        """``start`` is the number of characters of the answer before this piece. ``route`` is set if the first chunk
+        must carry it. ``first``: nothing was shown yet.
+        """
+        if first and self._begin:
+            yield self._chunk(choices=self._begin, route=route)
+            route = None
+        yield self._chunk(choices=[self._choice(piece, start)], route=route)
+
+    def last_chunks(self, finish_reason: str, usage: Usage, route: Route, *, first: bool) -> Iterator[Chunk]:
+        """First the finish_reason, then the usage."""
+        if first and self._begin:
+            yield self._chunk(choices=self._begin, route=route)
+        yield self._chunk(choices=[self._choice(AnswerPiece(), 0, finish_reason)], route=route)
+        yield self._chunk(choices=[], usage=usage, route=route)
+
+    def _choice(
+        self, piece: AnswerPiece, start: int, finish_reason: str | None = None
+    ) -> ChunkChoice | CompletionChunkChoice:
+        """The reason comes after the piece, when the router has decided that the answer ends there."""
+        # The router may have requested more alternatives than the client.
+        tokens = [] if self._top is None else [_trimmed(token, self._top) for token in piece.tokens]
+        rest: dict[str, Any] = {"index": 0, "finish_reason": finish_reason}
+        if not self._begin:
+            return CompletionChunkChoice(text=piece.text, logprobs=_listed(tokens, start) if tokens else None, **rest)
+        is_other = piece.tool_calls or piece.reasoning or finish_reason
+        delta = Delta(
+            content=None if is_other and not piece.text else piece.text,
+            reasoning_content=piece.reasoning or None,
+            tool_calls=piece.tool_calls,
+        )
+        return ChunkChoice(delta=delta, logprobs=ChatLogprobs(content=tokens) if tokens else None, **rest)
+
+
+def _trimmed(token: TokenLogprob, top: int) -> TokenLogprob:
+    return token.model_copy(update={"top_logprobs": token.top_logprobs[:top]})
+
+
+def _listed(tokens: Sequence[TokenLogprob], start: int) -> CompletionLogprobs:
+    offsets = [start + sum(len(token.token) for token in tokens[:index]) for index in range(len(tokens))]
+    return CompletionLogprobs(
+        tokens=[token.token for token in tokens],
+        token_logprobs=[token.logprob for token in tokens],
+        top_logprobs=[{top.token: top.logprob for top in token.top_logprobs} for token in tokens],
+        text_offset=offsets,
     )
