@@ -13,7 +13,7 @@ from nearfar.compiler.runtime.errors import NearfarError
 
 from ..executors.executor import Models
 from ..log_event import log_event
-from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest
+from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
 
 COMMAND_LINE = "command line"
 
@@ -27,9 +27,10 @@ class ModelChanges:
         self._models, self._by, self._address = models, by, address
 
     async def load(self, request: LoadRequest) -> ModelCard:
-        """This and the other methods raise the errors of the methods of `Models`."""
+        """This and the other methods raise the errors of `Models.change`."""
         with self._logged("model_loaded", request.name or request.model) as fields:
-            card = await self._models.load(request)
+            card = await self._models.change(request)
+            assert card is not None
             state = self._models.states().get(card.root or card.id)
             fields.update(
                 name=card.id, model=request.model, memory_bytes=state.memory_bytes if state is not None else None
@@ -39,18 +40,19 @@ class ModelChanges:
     async def unload(self, name: str) -> None:
         state = self._models.states().get(name)
         with self._logged("model_unloaded", name) as fields:
-            await self._models.unload(name)
+            await self._models.change(UnloadRequest(model=name))
             fields.update(memory_bytes=state.memory_bytes if state is not None else None)
 
     async def load_adapter(self, request: LoadAdapterRequest) -> ModelCard:
         with self._logged("adapter_loaded", request.lora_name) as fields:
-            card = await self._models.load_adapter(request)
+            card = await self._models.change(request)
+            assert card is not None
             fields.update(path=request.lora_path, model=card.parent)
         return card
 
     async def unload_adapter(self, request: UnloadAdapterRequest) -> None:
         with self._logged("adapter_unloaded", request.lora_name):
-            await self._models.unload_adapter(request)
+            await self._models.change(request)
 
     @contextmanager
     def _logged(self, event: str, name: str) -> Iterator[dict[str, object]]:

@@ -21,7 +21,7 @@ from ..engine.verification import Verification, VerifyingSource
 from ..schema.chat import ChatCompletionRequest
 from ..schema.completions import AnswerRequest
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
-from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest
+from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
 from ..schema.pipeline import StepTime
 from ..schema.rerank import RerankRequest, RerankResponse
 from ..schema.score import ClassifyRequest, ClassifyResponse, ScoreRequest, ScoreResponse
@@ -229,6 +229,9 @@ class UnknownModel(RequestError):
     code = "model_not_found"
 
 
+ModelChange = LoadRequest | UnloadRequest | LoadAdapterRequest | UnloadAdapterRequest
+
+
 class Models(Protocol):
     """The executors of one process by the names in requests: models, aliases and adapters share one name space.
 
@@ -251,21 +254,14 @@ class Models(Protocol):
     async def executor(self, name: str) -> Executor:
         """The executor for a name; an adapter's executor applies the adapter. Raises UnknownModel. Returns at once."""
 
-    async def load(self, request: LoadRequest) -> ModelCard:
-        """Return when the model is ready. Raises RequestError for a name in use or an invalid folder, BundleError and
-        CheckpointError, and Unavailable if the memory does not suffice; after a failure nothing of the model remains.
+    async def change(self, change: ModelChange) -> ModelCard | None:
+        """Load or unload a model or an adapter. Returns the card of what was loaded.
+
+        A load returns when the model is ready. It raises RequestError for a name in use, an invalid folder or an
+        adapter that does not fit, BundleError and CheckpointError, and Unavailable if the memory does not suffice;
+        after a failure nothing of the model remains. An unload waits for the running requests, then frees the memory;
+        an alias loses only its name. Raises UnknownModel for a model or an adapter that is not loaded.
         """
-
-    async def unload(self, name: str) -> None:
-        """Wait for the model's running requests, then free its memory; an alias loses only its name. Raises
-        UnknownModel.
-        """
-
-    async def load_adapter(self, request: LoadAdapterRequest) -> ModelCard:
-        """Raises UnknownModel for its model, RequestError for a name in use or an adapter that does not fit."""
-
-    async def unload_adapter(self, request: UnloadAdapterRequest) -> None:
-        """Raises UnknownModel for an adapter that is not loaded, or not for the request's model."""
 
     async def close(self, drain_seconds: float) -> None:
         """Refuse new models, wait at most this long for running requests, then close every executor."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 from nearfar.compiler.cli.output import megabytes
 from nearfar.compiler.ir.spec import Task
 from nearfar.compiler.runtime.errors import RequestError, Unavailable
 
-from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest
-from .executor import Executor, ExecutorState, Opener, TakesAdapters, UnknownModel
+from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
+from .executor import Executor, ExecutorState, ModelChange, Opener, TakesAdapters, UnknownModel
 from .model_table import ModelEntry, ModelTable
 
 POLL_SECONDS = 0.02
@@ -26,7 +26,7 @@ SHUTTING_DOWN = "the server is shutting down and loads no more models; use anoth
 
 class Registry:
     """Implements `Models`. ``memory_bytes`` is the limit for all models together, None for no limit. ``closed``: it
-    loads no more models.
+    loads no more models. ``publish`` is awaited with each change of the names and models.
     """
 
     def __init__(self, opener: Opener, memory_bytes: int | None = None) -> None:
@@ -37,6 +37,7 @@ class Registry:
         # Models that are being unloaded: they cannot be found any more, but their memory is not free yet.
         self._leaving: set[ModelEntry] = set()
         self.closed = False
+        self.publish: Callable[[], Awaitable[None]] | None = None
 
     def entries(self) -> Iterator[ModelEntry]:
         """All models, those that load included."""
@@ -64,6 +65,31 @@ class Registry:
 
     async def executor(self, name: str) -> Executor:
         return self._table.executor(name)
+
+    async def change(self, change: ModelChange) -> ModelCard | None:
+        if self.publish is None:
+            return await self._changed(change)
+        task = asyncio.ensure_future(self._changed(change))
+        # Let the task start: the names of a model that is being unloaded are gone at once.
+        await asyncio.sleep(0)
+        try:
+            if not task.done():
+                await self.publish()
+            return await task
+        finally:
+            await self.publish()
+
+    async def _changed(self, change: ModelChange) -> ModelCard | None:
+        match change:
+            case LoadRequest():
+                return await self.load(change)
+            case LoadAdapterRequest():
+                return await self.load_adapter(change)
+            case UnloadRequest():
+                await self.unload(change.model)
+            case UnloadAdapterRequest():
+                await self.unload_adapter(change)
+        return None
 
     async def load(self, request: LoadRequest) -> ModelCard:
         """All callers that load the same model wait for one load, which continues even if none of them waits any

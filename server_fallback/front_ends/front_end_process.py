@@ -15,10 +15,12 @@ from nearfar.compiler.runtime.errors import NearfarError, Unavailable
 from ..api.config import ApiConfig
 from ..api.limiter import Admission, Limiter
 from ..api.metrics import SHARED_FOLDER
+from ..executors.executor import ModelChange
 from ..log_event import log_event
 from ..processes.child import Child
 from ..processes.supervisor import Restarts, supervise
-from .messages import Admit, Beating, Begin, Change, Publish, Release, TakeAnswers, TakeBody
+from ..schema.models import LoadAdapterRequest, LoadRequest, UnloadAdapterRequest, UnloadRequest
+from .messages import Admit, Beating, Begin, Publish, Release, TakeAnswers, TakeBody
 
 MAIN = "from nearfar.server_fallback.front_ends.front_end import main; main()"
 RESTARTS = Restarts(first_seconds=0.5, longest_seconds=0.5)
@@ -38,7 +40,7 @@ class FrontEndProcess:
         limiter: Limiter,
         metrics_folder: str,
         latest: Callable[[], Publish],
-        change: Callable[[Change], Coroutine[Any, Any, object]],
+        change: Callable[[ModelChange], Coroutine[Any, Any, object]],
     ) -> None:
         self._config, self._latest, self._change = config, latest, change
         self._requests = HeldRequests(limiter)
@@ -93,7 +95,7 @@ class FrontEndProcess:
                 return dict(self._requests.take(message))
             case Release():
                 self._requests.release(message)
-            case Change():
+            case LoadRequest() | UnloadRequest() | LoadAdapterRequest() | UnloadAdapterRequest():
                 return self._change(message)
             case Beating():
                 assert self._child.connection is not None

@@ -15,12 +15,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from ..api.app import limiter_of
 from ..api.config import ApiConfig
 from ..api.server import STUCK_SECONDS, end_process_after, loop_factory, prepare_process
+from ..executors.encoder_executor import EncoderExecutor
+from ..executors.local import LocalExecutor
+from ..executors.model_table import ModelEntry
 from ..executors.registry import Registry
 from ..log_event import log_event
-from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
 from .front_end_process import FrontEndProcess
-from .messages import Change, Publish
-from .published_models import PublishedModels
+from .messages import Publish, SharedModel
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -29,7 +30,7 @@ def run_front_ends(
     registry: Registry,
     config: ApiConfig,
     listeners: Sequence[socket.socket],
-    started: Callable[[PublishedModels], Awaitable[None]],
+    started: Callable[[Registry], Awaitable[None]],
 ) -> None:
     """Serve until a signal, with a front end for each listener. ``started`` runs beside them once they exist; an error
     that it raises ends the server and is raised again.
@@ -43,11 +44,11 @@ class FrontEnds:
     def __init__(self, registry: Registry, config: ApiConfig, listeners: Sequence[socket.socket]) -> None:
         self._registry, self._config, self._listeners = registry, config, listeners
         self._front_ends: list[FrontEndProcess] = []
-        self._models = PublishedModels(registry, self._publish)
+        registry.publish = self._publish
         self._stop = asyncio.Event()
         self._signals = 0
 
-    async def serve(self, started: Callable[[PublishedModels], Awaitable[None]]) -> None:
+    async def serve(self, started: Callable[[Registry], Awaitable[None]]) -> None:
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             # Under nohup, SIGHUP stays ignored.
@@ -58,7 +59,7 @@ class FrontEnds:
         beside: asyncio.Task[None] | None = None
         try:
             self._front_ends += [
-                FrontEndProcess(listener, self._config, limiter, metrics_folder, self._models.latest, self._change)
+                FrontEndProcess(listener, self._config, limiter, metrics_folder, self._latest, self._registry.change)
                 for listener in self._listeners
             ]
             await asyncio.gather(*(each.open() for each in self._front_ends))
@@ -72,9 +73,9 @@ class FrontEnds:
         finally:
             shutil.rmtree(metrics_folder, ignore_errors=True)
 
-    async def _beside(self, started: Callable[[PublishedModels], Awaitable[None]]) -> None:
+    async def _beside(self, started: Callable[[Registry], Awaitable[None]]) -> None:
         try:
-            await started(self._models)
+            await started(self._registry)
         except BaseException:
             self._stop.set()
             raise
@@ -91,25 +92,24 @@ class FrontEnds:
         for each in self._front_ends:
             each.stop(number)
 
-    async def _publish(self, message: Publish) -> None:
-        """Return when all front ends use these models."""
-        await asyncio.gather(*(each.publish(message) for each in self._front_ends))
+    def _latest(self) -> Publish:
+        return Publish(tuple(shared_model(entry) for entry in self._registry.entries()))
 
-    async def _change(self, message: Change) -> ModelCard | None:
-        return await change(self._models, message.change)
+    async def _publish(self) -> None:
+        """Return when all front ends use the models of now."""
+        await asyncio.gather(*(each.publish(self._latest()) for each in self._front_ends))
 
 
-async def change(
-    models: PublishedModels, request: LoadRequest | UnloadRequest | LoadAdapterRequest | UnloadAdapterRequest
-) -> ModelCard | None:
-    """Raises the errors of the methods of `Models`."""
-    match request:
-        case LoadRequest():
-            return await models.load(request)
-        case UnloadRequest():
-            await models.unload(request.model)
-        case LoadAdapterRequest():
-            return await models.load_adapter(request)
-        case UnloadAdapterRequest():
-            await models.unload_adapter(request)
-    return None
+def shared_model(entry: ModelEntry) -> SharedModel:
+    executor = entry.executor
+    return SharedModel(
+        name=entry.name,
+        model=entry.model,
+        created=entry.created,
+        aliases=tuple(entry.aliases),
+        adapters=tuple(entry.adapters) if executor is not None else (),
+        task=entry.task,
+        answers_at_once=entry.answers_at_once,
+        memory_bytes=entry.memory_bytes,
+        share=executor.share if isinstance(executor, LocalExecutor | EncoderExecutor) else None,
+    )

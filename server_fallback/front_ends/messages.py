@@ -11,8 +11,8 @@ from nearfar.compiler.ir.spec import Task
 
 from ..api.config import ApiConfig
 from ..api.keys import ApiKey
+from ..executors.executor import ModelChange
 from ..executors.local_share import LocalShare
-from ..schema.models import LoadAdapterRequest, LoadRequest, UnloadAdapterRequest, UnloadRequest
 
 # --- from the main process ---
 
@@ -83,11 +83,5 @@ class Release:
     request: int
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A change of the models; loading returns a `ModelCard`."""
-
-    change: LoadRequest | UnloadRequest | LoadAdapterRequest | UnloadAdapterRequest
-
-
-FromFrontEnd = Beating | Admit | TakeAnswers | TakeBody | Release | Change
+# A `ModelChange` is a call too.
+FromFrontEnd = Beating | Admit | TakeAnswers | TakeBody | Release | ModelChange

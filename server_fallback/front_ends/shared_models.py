@@ -8,20 +8,19 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from nearfar.compiler.runtime.errors import DeviceError, NearfarError, Unavailable
 
-from ..executors.executor import Executor, ExecutorState
+from ..executors.executor import Executor, ExecutorState, ModelChange
 from ..executors.local_share import LocalShare
 from ..executors.model_table import ModelEntry, ModelTable
 from ..executors.registry import POLL_SECONDS, UNLOAD_DRAIN_SECONDS
 from ..executors.shared_opener import open_shared
 from ..log_event import log_event
 from ..processes.connection import Background, Connection
-from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
+from ..schema.models import ModelCard
 from ..text.grammar.grammar_compiler import GrammarCompiler
-from .messages import Change, Publish, SharedModel
+from .messages import Publish, SharedModel
 
 RETRY_SECONDS = 0.5
 
@@ -58,21 +57,9 @@ class SharedModels:
     async def executor(self, name: str) -> Executor:
         return self._table.executor(name)
 
-    async def load(self, request: LoadRequest) -> ModelCard:
-        card = await self._change(request)
-        assert isinstance(card, ModelCard)
+    async def change(self, change: ModelChange) -> ModelCard | None:
+        card: ModelCard | None = await self._link.call(change)
         return card
-
-    async def unload(self, name: str) -> None:
-        await self._change(UnloadRequest(model=name))
-
-    async def load_adapter(self, request: LoadAdapterRequest) -> ModelCard:
-        card = await self._change(request)
-        assert isinstance(card, ModelCard)
-        return card
-
-    async def unload_adapter(self, request: UnloadAdapterRequest) -> None:
-        await self._change(request)
 
     async def close(self, drain_seconds: float) -> None:
         """The main process closes the engines."""
@@ -81,9 +68,6 @@ class SharedModels:
         for entry in entries:
             self._table.remove(entry)
         await asyncio.gather(*(self._close(entry, drain_seconds) for entry in entries))
-
-    async def _change(self, request: LoadRequest | UnloadRequest | LoadAdapterRequest | UnloadAdapterRequest) -> Any:
-        return await self._link.call(Change(request))
 
     async def publish(self, message: Publish) -> None:
         """Return when other models are in use."""

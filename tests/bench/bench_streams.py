@@ -185,7 +185,7 @@ def serve(port: int, sequences: int, step_seconds: float, *, own_process: bool, 
     config = ApiConfig(max_concurrent_requests=2 * sequences, client_share=1.0)
 
     async def load(models: Models) -> None:
-        await models.load(LoadRequest(model=MODEL))
+        await models.change(LoadRequest(model=MODEL))
 
     if front_ends > 1:
         listeners = [bind("127.0.0.1", port, shared=True) for _ in range(front_ends)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from answers import Generating
 
 from nearfar.compiler.runtime.errors import RequestError
-from nearfar.server_fallback.executors.executor import Call, ExecutorState, UnknownModel
+from nearfar.server_fallback.executors.executor import Call, ExecutorState, ModelChange, UnknownModel
 from nearfar.server_fallback.schema.chat import (
     ChatCompletionChunk,
     ChatCompletionRequest,
@@ -25,7 +25,13 @@ from nearfar.server_fallback.schema.completions import CompletionChunk, Completi
 from nearfar.server_fallback.schema.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse
 from nearfar.server_fallback.schema.encoding import EncodingUsage
 from nearfar.server_fallback.schema.functions import FunctionCallDelta
-from nearfar.server_fallback.schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest
+from nearfar.server_fallback.schema.models import (
+    LoadAdapterRequest,
+    LoadRequest,
+    ModelCard,
+    UnloadAdapterRequest,
+    UnloadRequest,
+)
 from nearfar.server_fallback.schema.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -168,23 +174,22 @@ class FakeModels:
             raise UnknownModel(f"the model {name[:100]!r} does not exist here; available: fake, other/name")
         return self.loaded[name]
 
-    async def load(self, request: LoadRequest) -> ModelCard:
-        if self.load_error is not None:
-            raise self.load_error
-        name = request.name or request.model
-        self.loaded[name] = FakeExecutor()
-        return ModelCard(id=name, created=CREATED)
-
-    async def unload(self, name: str) -> None:
-        if self.loaded.pop(name, None) is None:
-            raise UnknownModel(f"no model {name[:100]!r} here")
-
-    async def load_adapter(self, request: LoadAdapterRequest) -> ModelCard:
-        self.loaded[request.lora_name] = self.fake
-        return ModelCard(id=request.lora_name, created=CREATED, parent=request.model)
-
-    async def unload_adapter(self, request: UnloadAdapterRequest) -> None:
-        await self.unload(request.lora_name)
+    async def change(self, change: ModelChange) -> ModelCard | None:
+        match change:
+            case LoadRequest():
+                if self.load_error is not None:
+                    raise self.load_error
+                name = change.name or change.model
+                self.loaded[name] = FakeExecutor()
+                return ModelCard(id=name, created=CREATED)
+            case LoadAdapterRequest():
+                self.loaded[change.lora_name] = self.fake
+                return ModelCard(id=change.lora_name, created=CREATED, parent=change.model)
+            case UnloadRequest() | UnloadAdapterRequest():
+                name = change.model if isinstance(change, UnloadRequest) else change.lora_name
+                if self.loaded.pop(name, None) is None:
+                    raise UnknownModel(f"no model {name[:100]!r} here")
+        return None
 
     async def close(self, drain_seconds: float) -> None:
         self.closed_after = drain_seconds

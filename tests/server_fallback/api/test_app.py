@@ -280,14 +280,14 @@ def test_a_load_goes_on_when_its_client_leaves(keys: Keys) -> None:
     async def work() -> None:
         models = FakeModels()
         begun, may_end = asyncio.Event(), asyncio.Event()
-        load = models.load
+        change = models.change
 
         async def slow(request: Any) -> Any:
             begun.set()
             await may_end.wait()
-            return await load(request)
+            return await change(request)
 
-        models.load = slow  # type: ignore[method-assign]
+        models.change = slow  # type: ignore[method-assign,assignment]
         app = create_app(models, ApiConfig(keys=keys))
         held = Held(app, "/v1/models/load", {"model": "new"}, ADMIN)
         await begun.wait()
