@@ -1,17 +1,19 @@
-"""The number of attempts of a request, their times, and their servers."""
+"""The attempts of a request: their number, their times, their servers, and servers that fail and come back."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from time import monotonic
 
 import pytest
-from fake_openai import MODEL, FakeOpenAI, Reply, running, text_chunks
-from opened_upstreams import ask, text_of, with_upstream
+from answers import chunks_of
+from fake_openai import MODEL, FakeOpenAI, Received, Reply, running, text_chunks
+from opened_upstreams import QUESTION, ask, text_of, with_upstream
 from waiting import until
 
-from nearfar.compiler.runtime.errors import DeadlineExceeded, Unavailable
+from nearfar.compiler.runtime.errors import DeadlineExceeded, QueueFull, Unavailable
 from nearfar.server_fallback.executors import circuit, upstream_executor
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.upstream_executor import UpstreamExecutor, UpstreamOptions, open_upstream
@@ -27,11 +29,134 @@ EMBEDDED = {
     "data": [{"index": 0, "embedding": [0.5]}],
     "usage": {"prompt_tokens": 1, "total_tokens": 1},
 }
+LEAVING = {"error": {"message": "shutting down", "type": "server_error", "param": None, "code": "unavailable"}}
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream_executor, "RETRY_SECONDS", 0.001)
+
+
+def scripted(*replies: Reply) -> Callable[[Received], Reply]:
+    rest = list(replies)
+    return lambda _: rest.pop(0)
+
+
+@pytest.mark.parametrize(
+    "failure", [Reply(503, {}), Reply(chunks=text_chunks("x"), breaks_after=0), Reply(chunks=[LEAVING])]
+)
+def test_a_request_without_an_answer_is_sent_again(failure: Reply) -> None:
+    server = FakeOpenAI(scripted(failure, failure, Reply(chunks=text_chunks("there"))))
+
+    async def check(executor: UpstreamExecutor) -> None:
+        assert text_of(await ask(executor)) == "there"
+
+    with_upstream(check, server)
+    assert len(server.received) == 3
+
+
+def test_it_is_sent_three_times_at_most() -> None:
+    server = FakeOpenAI(lambda _: Reply(503, {"error": {"message": "busy"}}))
+
+    async def check(executor: UpstreamExecutor) -> None:
+        with pytest.raises(Unavailable, match="busy"):
+            await ask(executor)
+
+    with_upstream(check, server)
+    assert len(server.received) == 3
+
+
+def test_after_the_first_chunk_a_broken_connection_is_the_clients_to_see() -> None:
+    servers = [FakeOpenAI(lambda _: Reply(chunks=text_chunks("one", "two"), breaks_after=2)) for _ in range(2)]
+
+    async def check(executor: UpstreamExecutor) -> None:
+        answer = chunks_of(executor, QUESTION, Call("r"))
+        assert text_of([await anext(answer), await anext(answer)]) == "one"
+        with pytest.raises(Unavailable, match="the connection broke"):
+            await anext(answer)
+
+    with_upstream(check, *servers)
+    # No request was sent twice.
+    assert sum(len(server.received) for server in servers) == 1
+
+
+def test_a_full_replica_yields_to_another_and_a_single_one_is_an_error_at_once() -> None:
+    full = Reply(429, {"error": {"message": "full"}}, headers={"Retry-After": "3"})
+    servers = [FakeOpenAI(lambda _: full), FakeOpenAI()]
+
+    async def goes_on(executor: UpstreamExecutor) -> None:
+        for _ in range(4):
+            assert text_of(await ask(executor)) == "hi"
+
+    with_upstream(goes_on, *servers)
+    # The full server is always the one that was chosen longest ago.
+    assert [len(server.received) for server in servers] == [4, 4]
+
+    async def says_so(executor: UpstreamExecutor) -> None:
+        for _ in range(circuit.FAILURES_TO_OPEN):
+            with pytest.raises(QueueFull):
+                await ask(executor)
+        assert executor.state().ready
+
+    alone = FakeOpenAI(lambda _: full)
+    with_upstream(says_so, alone)
+    assert len(alone.received) == circuit.FAILURES_TO_OPEN
+
+
+def test_a_killed_replica_leaves_no_request_stuck_and_is_used_again_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(circuit, "FIRST_WAIT_SECONDS", 0.2)
+    slow = Reply(chunks=text_chunks(*"abcdefgh"), seconds_between=0.01)
+    servers = [FakeOpenAI(lambda _: slow) for _ in range(2)]
+
+    async def outcome(executor: UpstreamExecutor) -> str:
+        try:
+            return text_of(await ask(executor))
+        except Unavailable as error:
+            return error.message
+
+    async def check(executor: UpstreamExecutor) -> None:
+        tasks = []
+        for index in range(30):
+            tasks.append(asyncio.create_task(outcome(executor)))
+            await asyncio.sleep(0.005)
+            if index == 15:
+                await servers[0].die()
+        answers = await asyncio.gather(*tasks)
+        assert set(answers) <= {"abcdefgh", f"{servers[0].url}: the connection broke; check that it is running"}
+        # All requests after its end went to the other one.
+        assert set(answers[16:]) == {"abcdefgh"}
+        assert executor.state().detail == "1 of 2 servers answer"
+        assert executor.state().running == 0
+        await servers[0].start()
+        received = len(servers[0].received)
+        while len(servers[0].received) == received:
+            assert text_of(await ask(executor)) == "abcdefgh"
+            await asyncio.sleep(0.05)
+        assert executor.state().detail == "2 of 2 servers answer"
+
+    with_upstream(check, *servers)
+
+
+def test_checks_find_a_server_that_came_back_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circuit, "FIRST_WAIT_SECONDS", 0.05)
+    server = FakeOpenAI()
+
+    async def check() -> None:
+        await server.start()
+        options = UpstreamOptions(urls=(server.url,), name="ours", check_seconds=0.05)
+        executor = await open_upstream(options)
+        await server.die()
+        with pytest.raises(Unavailable):
+            await ask(executor)
+        assert not executor.state().ready
+        await server.start()
+        await until(lambda: executor.state().ready)
+        await executor.close()
+        await server.die()
+
+    asyncio.run(check())
 
 
 def test_another_attempt_goes_to_another_server_even_if_the_first_has_the_prompt() -> None:
