@@ -11,7 +11,7 @@ from nearfar.compiler.ir.expr import Expr
 from nearfar.compiler.ir.heads import Heads
 from nearfar.compiler.ir.ops import OPS, Bound, Use
 from nearfar.compiler.ir.plan import Plan, Step
-from nearfar.compiler.kernels.projection import Projection
+from nearfar.compiler.kernels.projection import Experts, Projection
 from nearfar.compiler.quant import Quantization, form_of
 from nearfar.compiler.quant.kernel_format import WeightFormat, weight_format
 from nearfar.compiler.runtime.variant import stored_dtype
@@ -61,9 +61,10 @@ class Context:
         return rows, columns
 
     def projection(self, step: Step, activation: str) -> Projection:
-        """That of a linear, or of a ragged_attention, whose input is the attention's result."""
+        """That of a linear or expert_linear, or of a ragged_attention, whose input is the attention's result."""
         own: dict[str, Any] = {"x_dtype": stored_dtype(activation), **self.facts(step, Projection, activation)}
         own |= {"y_dtype": self.dtype_of(step.outputs["y"], activation)}
+        own |= {"experts": Experts(**own["experts"])} if "experts" in own else {}
         return Projection(**own, weight=self.weight_format(step.inputs["weight"]))
 
     def heads_of(self, step: Step, activation: str, page_size: int | None = None) -> Heads:

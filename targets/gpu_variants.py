@@ -22,6 +22,7 @@ from nearfar.compiler.kernels.cuda.linear_async import linear_async
 from nearfar.compiler.kernels.elementwise import elementwise, slice_columns, take_rows, zeros
 from nearfar.compiler.kernels.embed import embed
 from nearfar.compiler.kernels.embed_positions import embed_positions
+from nearfar.compiler.kernels.experts import combine, group_pairs, route
 from nearfar.compiler.kernels.fold import operands_of
 from nearfar.compiler.kernels.linear_subgroup import linear_subgroup
 from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
@@ -50,6 +51,11 @@ from .variant import KernelCall, Template, Variant, for_activations, kernel, no_
 VECTOR_TEMPLATES = (linear_vector, linear_subgroup, linear_async)
 # The threads of a matrix-vector workgroup.
 VECTOR_THREADS = 128
+# From this many pairs for each expert on, they share its weights.
+MIN_PAIRS_OF_EXPERT = 4
+EXPERT_TILE = TileShape(32, 32, 32, 64)
+# A weight matrix of at least this many rows has enough workgroups with four rows per thread.
+MIN_TALL_EXPERT = 8192
 # From this many logits on, many workgroups share a row; fewer are not worth the second dispatch.
 MIN_SHARED_COLUMNS = 8192
 
@@ -109,7 +115,7 @@ def rows_of(
 
     if step.op in ATTENTION_OPS:
         return attention_linear_rows(step, context, facts, activation, numbers, rows_of_kernels)
-    rows = linear_rows(facts, weight, numbers, rows_of_kernels)
+    rows = linear_rows(facts, weight, numbers, rows_of_kernels if facts.experts is None else expert_rows)
     if not leaves_columns_unwritten(step, context, facts):
         return rows
     before = kernel(zeros, rows=facts.batch, columns=facts.total_width, dtype=facts.y_dtype)
@@ -163,8 +169,24 @@ def linear_rows(
     return [*folding, *(behind(before, row, reads) for row in linear_rows(rest, weight, numbers, rows_of_kernels))]
 
 
+def expert_rows(facts: Projection) -> Sequence[Variant]:
+    """The kernels of an expert_linear. Few pairs read the weights of their experts one by one; with many, the pairs of
+    an expert share them.
+    """
+    experts = facts.experts
+    assert experts is not None
+    groups = kernel(group_pairs, experts=experts, tile_rows=EXPERT_TILE.rows)
+    many: Condition = [">", facts.batch, MIN_PAIRS_OF_EXPERT * experts.count]
+    return [
+        Variant((groups, kernel(linear_tile, facts=facts, shape=EXPERT_TILE)), when=many),
+        Variant((kernel(linear_vector, facts=facts, shape=vector_shape(facts, MIN_TALL_EXPERT)),)),
+    ]
+
+
 def folds(call: KernelCall, numbers: GpuNumbers) -> bool:
     """Whether a kernel computes by itself what its projection loads, and does not bind too many buffers."""
+    if call.template is group_pairs:
+        return True
     facts = call.facts.get("facts")
     load = call.facts["load"] if facts is None else facts.load
     if facts is not None and num_buffers(facts) > numbers.max_buffers:
@@ -187,7 +209,9 @@ def num_buffers(facts: Projection) -> int:
     operands = sum(len(operands_of(part, 1, 1)) for part in (*facts.load, *facts.store))
     kept = len([part for part in facts.load if part["keep"]])
     # 3: x, the codes, y.
-    return 3 + bool(fmt.high_bits) + factors + facts.bias + arrays + operands + kept
+    # Kernels of experts bind at most two buffers that name them.
+    experts = 0 if facts.experts is None else 2
+    return 3 + bool(fmt.high_bits) + factors + facts.bias + arrays + operands + kept + experts
 
 
 def few_rows(facts: Projection, numbers: GpuNumbers) -> Condition:
@@ -281,6 +305,8 @@ TEMPLATES: dict[str, Template] = {
     "rms_norm": rms_norm,
     "add_lora": add_lora,
     "adjust_logits": adjust_logits,
+    "route": route,
+    "combine": combine,
 }
 KERNELS: dict[str, Callable[[Step, Context, str], KernelCall]] = {
     "embed": embed_kernel,

@@ -24,7 +24,7 @@ def split(facts: Projection, rms_norm: Callable[..., KernelCall]) -> tuple[Kerne
     own: dict[str, Any] = {"x_dtype": facts.x_dtype, "y_dtype": "float32", "norm": norm, "then": then}
     kept = f"load{len(then)}" if first[-1]["keep"] else None
     own |= {} if kept else {"y_in_scratch": True}
-    call = rms_norm(rows=facts.batch, columns=facts.columns, group=facts.columns, **own)
+    call = rms_norm(rows=facts.input_rows, columns=facts.columns, group=facts.columns, **own)
     roles = {"weight": "load0_weight", "bias": "load0_bias"} | ({"y": kept} if kept else {})
     for index in range(len(then)):
         roles |= {f"store{index}_{role}": f"load{index + 1}_{role}" for role in ("b", "factor")}

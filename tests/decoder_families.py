@@ -132,6 +132,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     # Attention and an ungated feed-forward side by side, with biases everywhere.
     "phi": ("Phi", {"hidden_size": 96, "num_hidden_layers": 2}),
+    # The second layer is dense.
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            "head_dim": 24,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 38,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
     "smollm3": ("SmolLM3", {"head_dim": 24, "no_rope_layers": [1, 0, 1]}),
     # 6 of 24 elements are rotated.
     "stablelm": ("StableLm", {"hidden_size": 144, "use_qkv_bias": True}),
@@ -297,7 +309,10 @@ def new_family(name: str, **sizes: Any) -> Any:
     family, config = {**FAMILIES, **PLAIN_FAMILIES, **HYBRIDS}[name]
     torch.manual_seed(len(name))
     settings = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**{**SIZES, **config, **sizes})
-    return getattr(transformers, f"{family}ForCausalLM")(settings).float()
+    model = getattr(transformers, f"{family}ForCausalLM")(settings).float()
+    # Its product of groups needs sizes that are multiples of 4.
+    model.set_experts_implementation("eager")
+    return model
 
 
 def write(model: Any, folder: Path) -> npt.NDArray[np.float32]:

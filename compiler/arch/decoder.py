@@ -15,6 +15,7 @@ from ..ir.rope import inverse_frequencies, pairs, rotary_dim
 from ..ir.rotary_pairs import RotaryPairs
 from ..ir.sampling import Settings
 from ..ir.spec import ModelSpec, RopeSpec
+from .experts import SEPARATE, ExpertNames, Mixture
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class DecoderLayout:
 
     ``interleaved``: the checkpoint's queries and keys are rotated by pairs (2i, 2i + 1). ``gated``: the feed-forward
     multiplies its inner projection by an activated gate; without one, it activates that projection. ``head_bias``: the
-    head has one, if it is not the embedding.
+    head has one, if it is not the embedding. ``experts``: the tensors of layers with experts.
     """
 
     fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -51,6 +52,7 @@ class DecoderLayout:
     gated: bool = True
     final_norm: str = "model.norm"
     head_bias: bool = False
+    experts: ExpertNames = SEPARATE
 
 
 PRE_NORM = DecoderLayout()
@@ -246,12 +248,19 @@ class Layer:
     def feed_forward(self, x: str) -> str:
         graph, spec = self._graph, self._spec
         normed = self._attention_input if self._layout.parallel else self._norm(self._layout.before_feed_forward, x)
-        inner = self._inner(normed)
-        down = self._linear(
-            "mlp.down_proj", inner, self._rows["mlp.up_proj"], bias=spec.mlp_bias, factor=spec.residual_scale
-        )
+        down = self._mixture(normed) if spec.has_experts(self._layer) else self._dense(normed)
         down = self._norm(self._layout.after_feed_forward, down)
         return graph.add("add", {"a": down, "b": x}, name=f"{self._here}.after_feed_forward")
+
+    def _mixture(self, normed: str) -> str:
+        mixture = Mixture(self._graph, self._spec, self._layout.experts, self._module, self._here)
+        return mixture.sum_of(normed, mixture.route(normed))
+
+    def _dense(self, normed: str) -> str:
+        spec, inner = self._spec, self._inner(normed)
+        return self._linear(
+            "mlp.down_proj", inner, self._rows["mlp.up_proj"], bias=spec.mlp_bias, factor=spec.residual_scale
+        )
 
     def _inner(self, x: str) -> str:
         """activation(gate(x)) * up(x), or activation(up(x)) without a gate."""

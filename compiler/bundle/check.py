@@ -17,7 +17,7 @@ from pydantic_core import from_json
 
 from .. import quant
 from ..ir.expr import COMPARISONS, MAX_COUNT, MAX_INTEGER, OPERATORS, Condition, Expr
-from ..ir.spec import RopeSpec
+from ..ir.spec import ExpertSpec, RopeSpec
 from ..names import EXPORTS
 from ..quant.layout import stored_shape
 from ..runtime.errors import BundleError, QuantizationError
@@ -153,6 +153,15 @@ def check_rope(where: str, rope: RopeSpec, head_dim: int) -> None:
     require(0 <= rope.query_beta < math.inf, where, f"has a query_beta of {rope.query_beta}")
 
 
+def check_experts(experts: ExpertSpec, num_layers: int) -> None:
+    where = "spec.experts"
+    require(experts.chosen <= experts.number, where, f"chooses {experts.chosen} of {experts.number} experts")
+    require(all(layer < num_layers for layer in experts.dense_layers), where, "names a layer that does not exist")
+    numbers = (experts.scale, experts.slope, *([] if experts.limit is None else [experts.limit]))
+    require(all(0 < number < math.inf for number in numbers), where, "has a scale, slope or limit that is not positive")
+    require(math.isfinite(experts.shift), where, f"has the shift {experts.shift}")
+
+
 def check_description(manifest: Description) -> None:
     spec = manifest.spec
     require(spec.num_layers <= MAX_LAYERS, "spec.num_layers", f"is {spec.num_layers}; the maximum is {MAX_LAYERS}")
@@ -179,6 +188,8 @@ def check_description(manifest: Description) -> None:
         "spec.unrotated",
         "names a layer that does not exist",
     )
+    if spec.experts is not None:
+        check_experts(spec.experts, spec.num_layers)
     factors = (spec.attention_scale, spec.attention_softcap, spec.logit_softcap, spec.logit_scale, spec.embedding_scale)
     positive = all(factor is None or factor > 0 for factor in (*factors, spec.residual_scale, spec.rms_norm_eps))
     require(positive, "spec", "has a scale, soft-cap or eps that is not positive")

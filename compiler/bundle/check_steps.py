@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 
+from ..ir.expr import Expr
 from ..ir.ops import OPS, Use
 from ..ir.pages import PAGE_DIMS, PAGE_INPUTS, STATES, WINDOW, WINDOW_PAGES
 from ..ir.sampling import ALTERNATIVES
@@ -172,8 +173,10 @@ def check_roles(where: str, step: StepEntry, use: Use, plan: PlanEntry) -> None:
         require(step.inputs[role] in plan.states, where, f"input {role} must be a state")
     # An op that looks up rows by their indices checks those itself.
     rows = [shapes[role][0] for role in ("x", "q", "qkv", "k") if role in shapes and "rows" not in shapes]
-    allowed = ("R" if on_sampled_rows else "S",) if shapes.keys() & BY_TOKEN else ("S", "R")
+    allowed: tuple[Expr, ...] = ("R" if on_sampled_rows else "S",) if shapes.keys() & BY_TOKEN else ("S", "R")
+    # Rows of experts are pairs of a token and an expert that it chose.
+    allowed += tuple(["mul", *shapes[role]] for role in ("chosen", "weights") if role in shapes)
     are_rows = (op.per_text and rows == ["B"]) or all(each in allowed for each in rows)
     require(are_rows, where, "has rows that are not tokens")
-    if "into" in shapes and "x" in shapes:
+    if "into" in shapes and "x" in shapes and "chosen" not in shapes:
         require(shapes["into"][0] == shapes["x"][0], where, "input into must have the rows of x")

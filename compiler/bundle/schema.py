@@ -17,7 +17,16 @@ from typing_extensions import TypeAliasType
 
 from ..ir.expr import MAX_INTEGER, Condition, Expr
 from ..ir.rotary_pairs import RotaryPairs
-from ..ir.spec import ClassifierSpec, DenseSpec, EmbeddingSpec, ModelSpec, PromptSpec, RopeSpec, StateSpec
+from ..ir.spec import (
+    ClassifierSpec,
+    DenseSpec,
+    EmbeddingSpec,
+    ExpertSpec,
+    ModelSpec,
+    PromptSpec,
+    RopeSpec,
+    StateSpec,
+)
 from . import entries, manifest
 from .check import DIMS
 
@@ -25,7 +34,7 @@ FOLDER = Path(__file__).parents[2] / "web/src/runtime"
 NULL = {"type": "null"}
 # No data for these types: the page checks the first three by code, and does not read the others, because the plan has
 # what follows from them.
-WITHOUT_DATA = {"Expr", "Condition", "TemplateTree", "RopeSpec", "StateSpec", "DenseSpec"}
+WITHOUT_DATA = {"Expr", "Condition", "TemplateTree", "RopeSpec", "StateSpec", "DenseSpec", "ExpertSpec"}
 HEADER = """\
 // The bundle's manifest. Written by compiler/bundle/schema.py from manifest.py and entries.py there: edit those files.
 
@@ -47,7 +56,18 @@ def typescript() -> str:
     # Entries that the manifest imports are in both tables.
     table = vars(entries) | vars(manifest)
     own = (entry for entry in table.values() if isinstance(entry, type) and issubclass(entry, entries.Entry))
-    classes = [RopeSpec, StateSpec, ModelSpec, DenseSpec, PromptSpec, EmbeddingSpec, ClassifierSpec, RotaryPairs, *own]
+    classes = [
+        RopeSpec,
+        StateSpec,
+        ExpertSpec,
+        ModelSpec,
+        DenseSpec,
+        PromptSpec,
+        EmbeddingSpec,
+        ClassifierSpec,
+        RotaryPairs,
+        *own,
+    ]
     classes.remove(entries.Entry)
     version = f"\nexport const FORMAT_VERSION = {manifest.FORMAT_VERSION};\n"
     names = json.dumps(sorted(DIMS))

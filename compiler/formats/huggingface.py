@@ -31,6 +31,7 @@ from .checkpoint import ActivationScales, Checkpoint, Tensor
 from .classifier import read_classifier
 from .config import ConfigReader, require_skippable
 from .encoder_tensors import dense_tensors, encoder_tensors, encoder_tokenizer
+from .expert_stacks import with_matrices
 from .json_file import read_json_object
 from .logit_score import as_reranker, read_logit_score, template_of_pairs
 from .multimodal import text_modules, text_tensors, text_values
@@ -117,6 +118,7 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
         # A model that is saved without a head has no "model." prefix.
         tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
         activation_scales = {f"model.{module}": scales for module, scales in activation_scales.items()}
+    tensors = with_matrices(tensors, spec.model_type)
     require_sizes(path / "config.json", spec, tensors)
     if makes_text and spec.tie_word_embeddings:
         spec, tensors = choose_head(path, spec, tensors, notes)

@@ -46,9 +46,10 @@ class Parameter:
     """A weight: the rows of its sources, stacked. A matrix (rows, columns) is quantized; a vector (columns is None)
     stays float32.
 
-    ``form`` names the format of a matrix that the checkpoint stores quantized and the bundle keeps; None means the
-    bundle's quantization. ``host``: a table of embeddings that is large and only looked up. A target whose runtimes can
-    look up its rows leaves it on the host; see `passes/gather_on_host.py`.
+    ``form`` names the format of a matrix that the checkpoint stores quantized and the bundle keeps, or that an
+    architecture does not let a bundle round; None means the bundle's quantization. ``host``: a table of embeddings that
+    is large and only looked up. A target whose runtimes can look up its rows leaves it on the host; see
+    `passes/gather_on_host.py`.
     """
 
     name: str

@@ -67,6 +67,29 @@ class StateSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertSpec:
+    """The experts of a mixture: feed-forwards of ``intermediate_size``, of which each token uses ``chosen`` of
+    ``number``. `ops.experts.route` defines ``router``, ``normalized`` and ``scale``.
+
+    The layers in ``dense_layers`` have a feed-forward of the model's intermediate size instead. ``biases``: those of
+    the router and of every expert. ``limit``, ``slope`` and ``shift`` are those of the experts' gates; see
+    `ops.elementwise.gated`.
+    """
+
+    number: Count
+    chosen: Count
+    intermediate_size: Count
+    router: Literal["softmax", "sigmoid", "softmax_chosen"] = "softmax"
+    normalized: bool = False
+    scale: float = 1.0
+    dense_layers: tuple[Natural, ...] = ()
+    biases: bool = False
+    limit: float | None = None
+    slope: float = 1.0
+    shift: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder with grouped-query attention and a gated feed-forward, or an encoder. Sizes in elements.
 
@@ -81,7 +104,7 @@ class ModelSpec:
     Layers with a window have ``window_num_kv_heads`` of ``window_head_dim`` unless these are None. The last
     ``num_kv_shared_layers`` layers read the keys and values of an earlier one, and their feed-forward has
     ``shared_intermediate_size`` elements. Layers have a second embedding of ``per_layer_size`` elements for
-    each of ``per_layer_vocab_size`` tokens; 0 if they have none.
+    each of ``per_layer_vocab_size`` tokens; 0 if they have none. ``experts``: None if all layers are dense.
 
     ``causal``: a token sees no later one. If not, a window w restricts it to the tokens less than w away in both
     directions. Encoders may have a table of positions, whose row ``first_position`` is that of a text's first token,
@@ -128,6 +151,7 @@ class ModelSpec:
     shared_intermediate_size: Count | None = None
     per_layer_size: Natural = 0
     per_layer_vocab_size: Natural = 0
+    experts: ExpertSpec | None = None
     causal: bool = True
     sinks: bool = False
     keys_are_values: bool = False
@@ -171,6 +195,9 @@ class ModelSpec:
             return layer
         kind = self.window(layer) is None
         return max(each for each in range(first) if (self.window(each) is None) == kind)
+
+    def has_experts(self, layer: int) -> bool:
+        return self.experts is not None and layer not in self.experts.dense_layers
 
     def intermediate_of(self, layer: int) -> int:
         shared = layer >= self.num_layers - self.num_kv_shared_layers

@@ -137,6 +137,10 @@ class KernelBuilder:
         vectors.
         """
         name = role.replace(".", "_")
+        # TVM finds a dim that is an extent by itself.
+        for dim in (dim for extent in shape for dim in dims_of(extent) if not isinstance(extent, str)):
+            if dim not in self._dims:
+                self._dims[dim] = script.arg(dim, tirx.Var(dim, "int32"))
         handle = script.arg(f"{name}_handle", script.handle())
         buffer = script.match_buffer(handle, tuple(self.size(extent) for extent in shape), dtype)
         IRBuilder.name(name, buffer)
@@ -304,6 +308,13 @@ class KernelBuilder:
             self._scratch,
             self._subgroups,
         )
+
+
+def dims_of(expr: Expr) -> list[str]:
+    """The dims in a size expression."""
+    if isinstance(expr, list):
+        return [dim for operand in expr[1:] for dim in dims_of(operand)]
+    return [expr] if isinstance(expr, str) else []
 
 
 # --- values ---

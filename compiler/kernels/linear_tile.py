@@ -1,5 +1,5 @@
-"""linear for many rows: matrix times matrix, one tile of input rows by one tile of weight rows per
-workgroup.
+"""linear for many rows, and expert_linear for rows that `group_pairs` has grouped by expert: matrix times matrix, one
+tile of input rows by one tile of weight rows per workgroup.
 
 One thread: some quads of input rows by one quad of weight rows, summed in float32 registers; a quad of rows is a
 vector.
@@ -15,7 +15,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .builder import Array, Kernel, KernelBuilder, Scalar, all_of, cast, guard_below, minimum, number, rsqrt
+from ..ir.expr import Expr
+from .builder import (
+    Array,
+    Kernel,
+    KernelBuilder,
+    Scalar,
+    all_of,
+    cast,
+    guard_below,
+    minimum,
+    number,
+    rsqrt,
+    select,
+    truncated_quotient,
+)
+from .experts import Groups, used
 from .maths import rms_factor
 from .projection import LoadArguments, Projection, ProjectionArguments
 from .vectors import lane_of, splat, vector
@@ -39,7 +54,7 @@ class TileShape:
 
 def linear_tile(name: str, facts: Projection, shape: TileShape) -> Kernel:
     kernel = KernelBuilder(name)
-    arguments = ProjectionArguments(kernel, facts, blocks=False)
+    arguments = ProjectionArguments(kernel, facts, blocks=False, reads_chosen=False)
     weight, norm, threads = arguments.weight, arguments.norm, shape.threads
     layer_norm = arguments.loads[0] if facts.before_norm and arguments.loads[0].weights is not None else None
     halves = 2 if facts.gated else 1
@@ -49,9 +64,31 @@ def linear_tile(name: str, facts: Projection, shape: TileShape) -> Kernel:
     quads_per_thread = row_quads // thread_rows
     assert threads % row_quads == 0, "a thread fills the same rows in every step, whose squares it sums"
 
-    column_block, row_block = kernel.grid(["ceildiv", facts.outputs, outputs], ["ceildiv", facts.batch, shape.rows])
+    groups = None if facts.experts is None else Groups(facts.experts, shape.rows)
+    pair_of_row = None if groups is None else groups.pair_of_row(kernel)
+    expert_of_tile = None if groups is None else groups.expert_of_tile(kernel)
+    row_blocks: Expr = ["ceildiv", facts.batch, shape.rows] if groups is None else groups.tiles
+    column_block, row_block = kernel.grid(["ceildiv", facts.outputs, outputs], row_blocks)
     thread = kernel.threads(threads)
     batch = kernel.size(facts.batch)
+    steps: Scalar | int = weight.chunks * 32 // shape.depth
+    if expert_of_tile is not None:
+        expert = kernel.let("expert", expert_of_tile[row_block])
+        arguments.read_expert(kernel, used(expert))
+        steps = kernel.let("steps", select(expert >= 0, steps, 0))
+
+    def result_row(in_tile: Scalar) -> Scalar:
+        """The row of the result that a row of the tile computes; none if it is negative, or not in the batch."""
+        row = row_block * shape.rows + in_tile
+        return row if pair_of_row is None else pair_of_row[row]
+
+    def input_row(in_tile: Scalar) -> Scalar:
+        """The row of x that a row of the tile reads."""
+        row = result_row(in_tile)
+        if facts.experts is None:
+            return minimum(row, batch - 1)
+        return truncated_quotient(used(row), facts.experts.chosen) if facts.experts.shares_rows else used(row)
+
     thread_row, thread_column = thread // output_quads, thread % output_quads
 
     has_norm = norm is not None or layer_norm is not None
@@ -69,8 +106,7 @@ def linear_tile(name: str, facts: Projection, shape: TileShape) -> Kernel:
 
     def load_rows(quad: Scalar, row_quad: Scalar, reach: int) -> None:
         for i in range(4):
-            row = minimum(row_block * shape.rows + row_quad * 4 + i, batch - 1)
-            loaded[i] = arguments.x.quad(row, quad, reach)
+            loaded[i] = arguments.x.quad(input_row(row_quad * 4 + i), quad, reach)
 
     def keep_parts(part: Scalar) -> None:
         """Store each thread's part of a sum for a quad of rows in the columns of the tile, which is not in use."""
@@ -133,7 +169,7 @@ def linear_tile(name: str, facts: Projection, shape: TileShape) -> Kernel:
         quad = step * depth_quads + depth_quad
         for i in range(4):
             output = minimum(column_block * outputs + tile_output(facts, output_quad, i), facts.outputs - 1)
-            weight_row = output + (i // 2 * facts.outputs if facts.gated else 0)
+            weight_row = arguments.first_row + output + (i // 2 * facts.outputs if facts.gated else 0)
             codes = weight.quad(weight_row, quad // 8, quad % 8)
             loaded[i] = weight.weights(codes, weight_row, quad // 8, quad % 8 // 4)
         for k in range(4):
@@ -141,7 +177,7 @@ def linear_tile(name: str, facts: Projection, shape: TileShape) -> Kernel:
             weight_tile[depth_quad * 4 + k, output_quad] = cast(column[0], f"{shape.dtype}x4")
 
     x_count, weight_count = row_quads * depth_quads, output_quads * depth_quads
-    with kernel.loop("step", weight.chunks * 32 // shape.depth) as step:
+    with kernel.loop("step", steps) as step:
         kernel.barrier()
         for i in range(-(-x_count // threads)):
             with kernel.when(guard_below(thread + i * threads, x_count, threads)):
@@ -169,11 +205,11 @@ def linear_tile(name: str, facts: Projection, shape: TileShape) -> Kernel:
         if scale_eps is not None:
             column[0] = of_rows(row_quad)
         for r in range(4):
-            row = kernel.let("row", row_block * shape.rows + row_quad * 4 + r)
+            row = kernel.let("row", result_row(row_quad * 4 + r))
             w[0] = sums[i * 4 + r]
             if scale_eps is not None:
                 w[0] = w[0] * splat(rms_factor(lane_of(column[0], r), facts.columns, scale_eps))
-            with kernel.when(row < batch):
+            with kernel.when(row < batch if groups is None else row >= 0):
                 for j in range(4 // halves):
                     output = kernel.let("output", column_block * outputs + tile_output(facts, thread_column, j))
                     dots = [lane_of(w[0], j + half * 2) for half in range(halves)]

@@ -1,4 +1,4 @@
-"""linear for few rows: matrix times vector, the sums folded in workgroup memory.
+"""linear for few rows, and expert_linear: matrix times vector, the sums folded in workgroup memory.
 
 One thread: every ``lanes``-th block of 16 bytes of ``rows`` weight rows at once, so each input value is read once for
 all of them.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..ir.expr import Expr
 from .builder import Array, Kernel, KernelBuilder, Scalar, guard_below
 from .maths import rms_factor
 from .projection import Projection, ProjectionArguments
@@ -40,13 +41,19 @@ def linear_vector(name: str, facts: Projection, shape: VectorShape) -> Kernel:
     outputs, blocks = groups * rows, lanes * shape.unroll
     steps = -(-weight.blocks // blocks)
 
-    column_block, row = kernel.grid(["ceildiv", facts.outputs, outputs], facts.batch)
+    column_blocks: Expr = ["ceildiv", facts.outputs, outputs]
+    if facts.experts is None:
+        column_block, row = kernel.grid(column_blocks, facts.batch)
+    else:
+        # There may be more pairs than workgroups in y.
+        row, column_block = kernel.grid(facts.batch, column_blocks)
     thread = kernel.threads(threads)
+    x_row = arguments.choose(kernel, row)
     lane, group = thread % lanes, thread // lanes
     first_output = column_block * outputs + group * rows
 
     sums = kernel.local("sums", rows * halves, "float32", fill=0)
-    tile = InputTile(kernel, arguments, thread, threads, blocks, steps, row, column_block == 0)
+    tile = InputTile(kernel, arguments, thread, threads, blocks, steps, x_row, column_block == 0)
     with kernel.loop("step", steps) as step:
         # The weights are loaded while the workgroup reads its input: nothing before the second barrier waits for them.
         mine = [i * lanes + lane for i in range(shape.unroll)]

@@ -7,11 +7,27 @@ from dataclasses import dataclass
 
 from ..ir.expr import Expr
 from ..ir.ops.parts import Part
-from .builder import Array, KernelBuilder, Scalar, cast, minimum, number, select
+from .builder import Array, KernelBuilder, Scalar, cast, maximum, minimum, number, select, truncated_quotient
 from .fold import Fold
 from .maths import MATHS, fake_quantized
 from .packed import PackedMatrix, WeightFormat
 from .vectors import lane_of, vector
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The experts of a projection that has a weight for each of ``count``, as `ops.experts.expert_linear` defines it:
+    ``tokens`` rows have ``chosen`` of them each. ``shares_rows``: the pairs of a token read the same row of x.
+    """
+
+    count: int
+    chosen: int
+    tokens: Expr
+    shares_rows: bool
+
+    def index(self, expert: Scalar) -> Scalar:
+        """An expert that a buffer names, which must not lead out of the weights, whoever wrote the buffer."""
+        return maximum(minimum(expert, self.count - 1), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +36,8 @@ class Projection:
     defines it. ``load`` and ``store`` are parts as `parts.facts_of_part` describes them.
 
     x (batch, columns); weight (outputs, columns), or (2 * outputs, columns) if it is ``gated``, because ``store``
-    begins with gate_halves. ``width`` 0 means that the result has only these outputs.
+    begins with gate_halves. ``width`` 0 means that the result has only these outputs. With ``experts``, the batch is
+    all pairs, and the sizes are those of one expert.
     """
 
     batch: Expr
@@ -34,6 +51,7 @@ class Projection:
     store: Sequence[Part] = ()
     offset: int = 0
     width: int = 0
+    experts: Experts | None = None
 
     @property
     def gated(self) -> bool:
@@ -42,6 +60,16 @@ class Projection:
     @property
     def weight_rows(self) -> int:
         return self.outputs * (2 if self.gated else 1)
+
+    @property
+    def all_weight_rows(self) -> int:
+        """Those of all experts."""
+        return self.weight_rows * (1 if self.experts is None else self.experts.count)
+
+    @property
+    def input_rows(self) -> Expr:
+        """The rows of x."""
+        return self.experts.tokens if self.experts is not None and self.experts.shares_rows else self.batch
 
     @property
     def total_width(self) -> int:
@@ -102,18 +130,34 @@ class Rows:
 
 class ProjectionArguments:
     """A projection's buffers, declared in the order: input, those of what it loads, weight, bias, those of what it
-    stores, result, loaded values that are kept. Without ``reads_x``, the kernel computes the input itself.
+    stores, result, loaded values that are kept. Without ``reads_x``, the kernel computes the input itself, without
+    ``reads_chosen`` it knows the experts otherwise.
     """
 
-    def __init__(self, kernel: KernelBuilder, facts: Projection, *, blocks: bool, reads_x: bool = True) -> None:
+    def __init__(
+        self,
+        kernel: KernelBuilder,
+        facts: Projection,
+        *,
+        blocks: bool,
+        reads_x: bool = True,
+        reads_chosen: bool = True,
+    ) -> None:
         self.facts = facts
         rows, columns = facts.batch, facts.columns
-        self._x = Rows(kernel, "x", rows, columns, facts.x_dtype, facts.load) if reads_x else None
+        self._x = Rows(kernel, "x", facts.input_rows, columns, facts.x_dtype, facts.load) if reads_x else None
         self.loads: list[LoadArguments] = []
         for index in range(len(facts.load) if reads_x else 0):
             self.loads.append(LoadArguments(kernel, facts, index, self.loads))
-        self.weight = PackedMatrix(kernel, "weight", facts.weight_rows, columns, facts.weight, blocks=blocks)
-        bias_length = facts.weight_rows if facts.gated else facts.total_width
+        self.weight = PackedMatrix(kernel, "weight", facts.all_weight_rows, columns, facts.weight, blocks=blocks)
+        self._chosen = (
+            None
+            if facts.experts is None or not reads_chosen
+            else kernel.buffer("chosen", (facts.experts.tokens, facts.experts.chosen), "int32")
+        )
+        # The first row of the weights, and of the bias, of the expert at hand.
+        self.first_row: Scalar | int = 0
+        bias_length = facts.total_width if facts.experts is None and not facts.gated else facts.all_weight_rows
         self._bias = kernel.buffer("bias", (bias_length,), "float32") if facts.bias else None
         self._store = Fold(kernel, MATHS, facts.store, rows, facts.total_width)
         self._y: Array = kernel.buffer("y", (rows, facts.total_width), facts.y_dtype, write=True)
@@ -124,6 +168,19 @@ class ProjectionArguments:
     def x(self) -> Rows:
         assert self._x is not None
         return self._x
+
+    def choose(self, kernel: KernelBuilder, row: Scalar) -> Scalar:
+        """Read the weights of the expert that a row of the result belongs to from here on. Returns its row of x."""
+        experts = self.facts.experts
+        if experts is None or self._chosen is None:
+            return row
+        token = kernel.let("token", truncated_quotient(row, experts.chosen))
+        self.read_expert(kernel, experts.index(self._chosen[token, row - token * experts.chosen]))
+        return token if experts.shares_rows else row
+
+    def read_expert(self, kernel: KernelBuilder, expert: Scalar) -> None:
+        """Read the weights of an expert from here on."""
+        self.first_row = kernel.let("first_row", expert * self.facts.weight_rows)
 
     @property
     def norm(self) -> NormWeights | None:
@@ -141,9 +198,10 @@ class ProjectionArguments:
         """One result, from its dot product; for a gated projection, from those of gate and up."""
         facts = self.facts
         if facts.weight.per_row:
-            sums = [total * self.weight.scale(output + half * facts.outputs, 0) for half, total in enumerate(sums)]
+            rows = [self.first_row + output + half * facts.outputs for half in range(len(sums))]
+            sums = [total * self.weight.scale(row_of, 0) for total, row_of in zip(sums, rows, strict=True)]
         if self._bias is not None:
-            first = 0 if facts.gated else facts.offset
+            first = facts.offset if facts.experts is None and not facts.gated else self.first_row
             places = [output + (first + half * facts.outputs) for half in range(len(sums))]
             sums = [total + self._bias[place] for total, place in zip(sums, places, strict=True)]
         return self._store(row, output + facts.offset, *sums)
@@ -167,7 +225,7 @@ class LoadArguments:
 
     def __init__(self, kernel: KernelBuilder, facts: Projection, index: int, before: Sequence[LoadArguments]) -> None:
         self._kernel, self._facts, self.part = kernel, facts, facts.load[index]
-        role, rows, columns = f"load{index}_", facts.batch, facts.columns
+        role, rows, columns = f"load{index}_", facts.input_rows, facts.columns
         part, is_norm = self.part, self.part["op"] == "rms_norm"
         self.addend = Rows(kernel, f"{role}b", rows, columns, "float32") if part["op"] == "add" else None
         self.factor = kernel.buffer(f"{role}factor", (1,), "float32") if part["op"] == "scale" else None
@@ -183,7 +241,7 @@ class LoadArguments:
 
     def declare_result(self, kernel: KernelBuilder, index: int) -> None:
         if self.part["keep"]:
-            shape = self._facts.batch, self._facts.columns
+            shape = self._facts.input_rows, self._facts.columns
             self._result = kernel.buffer(f"load{index}", shape, "float32", write=True)
 
     def keep(self, value: Scalar, row: Scalar, quad: Scalar, guard: Scalar | bool) -> None:

@@ -184,7 +184,7 @@ def load_blocks(
             output = first_output + r
             if clamp:
                 output = minimum(output, facts.outputs - 1)
-            weight_rows.append(output + half * facts.outputs)
+            weight_rows.append(arguments.first_row + output + half * facts.outputs)
     words = kernel.local("words", len(weight_rows), facts.weight.block_dtype)
     for i, weight_row in enumerate(weight_rows):
         words[i] = weight.block(weight_row, block)

@@ -15,6 +15,8 @@ from ..ir.ops.norms import BEHIND_NORMS, LOAD, STORE
 from ..ir.ops.parts import Part, operand_kinds
 from .stack import module_of, stack_parameters
 
+PROJECTIONS = ("linear", "expert_linear")
+
 
 def fuse(graph: Graph, stored: Collection[str] = tuple(STORE.ops), *, centered: bool = True) -> Graph:
     """``stored``: the ops that projections store; ``centered``: they load a LayerNorm."""
@@ -64,17 +66,21 @@ def into_maker(
 
 
 def stores(maker: Node, node: Node, stored: Collection[str]) -> bool:
-    allowed = {"linear": stored, "rms_norm": BEHIND_NORMS.ops}.get(maker.op, ())
-    if node.op not in allowed or maker.attr("dtype") != node.attrs.get("dtype", "float32"):
+    allowed = dict.fromkeys(PROJECTIONS, stored) | dict.fromkeys(("rms_norm", "combine"), BEHIND_NORMS.ops)
+    if node.op not in allowed.get(maker.op, ()):
+        return False
+    if maker.attrs.get("dtype", "float32") != node.attrs.get("dtype", "float32"):
         return False
     if node.op == "gate_halves" and maker.attr("store"):
         return False
-    return is_whole(maker) if maker.op == "linear" else not maker.attr("centered") and "bias" not in maker.inputs
+    if maker.op == "rms_norm":
+        return not maker.attr("centered") and "bias" not in maker.inputs
+    return maker.op == "combine" or is_whole(maker)
 
 
-def is_whole(linear: Node) -> bool:
+def is_whole(projection: Node) -> bool:
     """Whether a projection is not a part of one that is split by rows, and has no further results."""
-    return linear.attr("columns") is None and len(linear.outputs) == 1
+    return projection.attr("columns") is None and len(projection.outputs) == 1
 
 
 def is_plain_slice(graph: Graph, node: Node) -> bool:
@@ -118,7 +124,7 @@ def is_row_norm(graph: Graph, node: Node) -> bool:
 
 def reads_only_as_input(node: Node, read: Node) -> bool:
     roles = [role for role, name in node.inputs.items() if name == read.outputs["y"]]
-    return node.op == "linear" and roles == ["x"]
+    return node.op in PROJECTIONS and roles == ["x"]
 
 
 def with_load(user: Node, node: Node, *, keep: bool = False) -> Node:
@@ -161,7 +167,7 @@ def keep(graph: Graph, *, centered: bool = True) -> Graph:
         if not is_row_norm(graph, node) or not (node.attr("store") or (centered and node.attr("centered"))):
             continue
         first = next(iter(graph.users(node.outputs["y"])), None)
-        if first is None or not reads_only_as_input(first, node):
+        if first is None or first.op != "linear" or not reads_only_as_input(first, node):
             continue
         own, user = node, first
         if node.attr("store") and any(part["op"] == "add" for part in first.attr("store")):

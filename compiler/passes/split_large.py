@@ -1,7 +1,8 @@
 """A matrix with a plane that exceeds the largest binding -> parts by rows, and a step for each part.
 
 Each part of an embedding fills the rows of the tokens that it holds. Each part of a projection fills its columns of the
-result.
+result. A stack of experts, or of both halves of a gated projection, is split into parts that have the same rows of
+each.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ def split_large(graph: Graph, quantization: Quantization, max_binding_bytes: int
     nodes: list[Node] = []
     parameters: list[Parameter] = []
     for node in graph.nodes:
-        role = {"embed": "table", "linear": "weight"}.get(node.op)
+        role = {"embed": "table", "linear": "weight", "expert_linear": "weight"}.get(node.op)
         matrix = graph.parameters[node.inputs[role]] if role else None
-        halves = 2 if node.op == "linear" and stores_halves(node.attr("store")) else 1
-        starts = part_starts(matrix, halves, quantization, max_binding_bytes) if matrix else [0]
+        stacked = num_stacked(node)
+        starts = part_starts(matrix, stacked, quantization, max_binding_bytes) if matrix else [0]
         if matrix is None or role is None or len(starts) == 1:
             nodes.append(node)
             continue
-        rows = matrix.rows // halves
+        rows = matrix.rows // stacked
         for index, (start, stop) in enumerate(zip(starts, [*starts[1:], rows], strict=True)):
             inputs = dict(node.inputs)
-            for split_role in (role, "bias") if halves == 2 and "bias" in inputs else (role,):
-                part = take_rows(graph.parameters[inputs[split_role]], index, start, stop, halves)
+            for split_role in (role, "bias") if stacked > 1 and "bias" in inputs else (role,):
+                part = take_rows(graph.parameters[inputs[split_role]], index, start, stop, stacked)
                 parameters.append(part)
                 inputs[split_role] = part.name
             (result_role, result), *_ = node.outputs.items()
@@ -41,15 +42,23 @@ def split_large(graph: Graph, quantization: Quantization, max_binding_bytes: int
     return graph.with_nodes(nodes, parameters)
 
 
-def part_starts(matrix: Parameter, halves: int, quantization: Quantization, max_binding_bytes: int) -> list[int]:
-    """The first row of each part, for the fewest parts of nearly equal size that fit. A row of a gated weight counts
-    once for both halves.
+def num_stacked(node: Node) -> int:
+    """The number of matrices that are stacked in a node's weight and compute the same columns."""
+    if node.op not in ("linear", "expert_linear"):
+        return 1
+    experts: int = node.attr("experts") if node.op == "expert_linear" else 1
+    return experts * (2 if stores_halves(node.attr("store")) else 1)
+
+
+def part_starts(matrix: Parameter, stacked: int, quantization: Quantization, max_binding_bytes: int) -> list[int]:
+    """The first row of each part, for the fewest parts of nearly equal size that fit. A row counts once for all
+    ``stacked`` matrices.
     """
     assert matrix.columns is not None
     widest = max(plane.row_bytes for plane in form_of(matrix.form, quantization).planes(matrix.columns))
-    rows = matrix.rows // halves
+    rows = matrix.rows // stacked
     # Even numbers of rows align the f16 scales of every part to 32-bit words.
-    fitting = max_binding_bytes // (widest * halves) // 2 * 2
+    fitting = max_binding_bytes // (widest * stacked) // 2 * 2
     assert fitting > 0, f"two rows of {matrix.name} are larger than a binding of {max_binding_bytes} bytes"
     count = -(-rows // fitting)
     size = -(-rows // count)
@@ -57,12 +66,12 @@ def part_starts(matrix: Parameter, halves: int, quantization: Quantization, max_
     return list(range(0, rows, size))
 
 
-def take_rows(parameter: Parameter, index: int, start: int, stop: int, halves: int) -> Parameter:
-    """Rows [start, stop) of each half of a parameter, as a parameter of its own."""
-    rows = parameter.rows // halves
+def take_rows(parameter: Parameter, index: int, start: int, stop: int, stacked: int) -> Parameter:
+    """Rows [start, stop) of each matrix that is stacked in a parameter, as a parameter of its own."""
+    rows = parameter.rows // stacked
     sources: list[Source] = []
-    for half in range(halves):
-        sources += slice_sources(parameter.sources, half * rows + start, half * rows + stop)
+    for matrix in range(stacked):
+        sources += slice_sources(parameter.sources, matrix * rows + start, matrix * rows + stop)
     return replace(parameter, name=f"{parameter.name}.part{index}", sources=tuple(sources))
 
 

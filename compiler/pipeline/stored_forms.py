@@ -79,7 +79,7 @@ def keep_stored_forms(graph: Graph, checkpoint: Checkpoint) -> Graph:
 
 
 def stored_form(parameter: Parameter, checkpoint: Checkpoint) -> str | None:
-    """The form in which all of a parameter's tensors are stored; None if they are floats."""
+    """The form in which all of a parameter's tensors are stored; its own if they are floats."""
     forms: set[str | None] = set()
     for source in parameter.sources:
         tensor = checkpoint.tensors[source.tensor]
@@ -93,7 +93,7 @@ def stored_form(parameter: Parameter, checkpoint: Checkpoint) -> str | None:
             "add --requantize to convert the weights"
         )
     (form,) = forms
-    return form
+    return form or parameter.form
 
 
 def round_activations(graph: Graph, checkpoint: Checkpoint) -> Graph:

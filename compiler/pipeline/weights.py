@@ -15,6 +15,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from .. import quant
 from ..arch import encoder_of
 from ..bundle.entries import FileEntry, PlaneEntry, WeightEntry
 from ..bundle.folder import file_entry
@@ -237,14 +238,14 @@ def read_and_pack(
     """Rows [start, stop) of every plane, in their stored form."""
     parameter = weight.parameter
     try:
-        if parameter.form is not None:
+        if isinstance(checkpoint.tensors[parameter.sources[0].tensor], StoredMatrix) and parameter.form is not None:
             planes = read_planes(checkpoint, parameter, start, stop)
         else:
             rows = read_rows(checkpoint, parameter, start, stop)
             if parameter.columns is None:
                 require_finite(rows)
                 return {"w": rows}
-            planes = quantization.pack(rows)
+            planes = (quantization if parameter.form is None else quant.by_name(parameter.form)).pack(rows)
         return {name: store_rows(weight.entry.layout, plane) for name, plane in planes.items()}
     except QuantizationError as error:
         names = ", ".join(source.tensor for source in parameter.sources)

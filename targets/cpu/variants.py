@@ -21,6 +21,7 @@ from nearfar.compiler.kernels.cpu.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.cpu.attention import attention, attention_split
 from nearfar.compiler.kernels.cpu.embed import embed
 from nearfar.compiler.kernels.cpu.encoder_rows import embed_positions, pool_rows, rope_heads
+from nearfar.compiler.kernels.cpu.experts import expert_tiles, grouped_expert_tiles, route, sort_pairs
 from nearfar.compiler.kernels.cpu.integer_dot import row_layout
 from nearfar.compiler.kernels.cpu.linear_matrix import linear_matrix, matrix_multiplies
 from nearfar.compiler.kernels.cpu.linear_tiles import linear_tiles
@@ -33,6 +34,7 @@ from nearfar.compiler.kernels.cpu.rows import rms_norm
 from nearfar.compiler.kernels.cpu.sample import sample
 from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
 from nearfar.compiler.kernels.elementwise import elementwise, slice_columns, take_rows
+from nearfar.compiler.kernels.experts import combine
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.targets.context import Context, attr, position_tables, sizes
 from nearfar.targets.split import split
@@ -65,6 +67,8 @@ FLOAT_BLOCK_ROWS: dict[Level, dict[int, int | None]] = {
     AVX2: {4: 8, 6: None},
     NEON: {2: 4, 6: None},
 }
+# From this many pairs for each expert on, they share its weights.
+MIN_PAIRS_OF_EXPERT = 2
 # The number of rows from which on AMX is faster, with one plane and with two.
 MATRIX_ROWS = {1: 128, 2: 48}
 # The level of the kernel that prepares a projection's input, which has no integer products.
@@ -184,6 +188,11 @@ def projection_rows(
         return before, with_roles(instance(prepare_rows, level, rows=rows), **reads)
 
     rows = []
+    if facts.experts is not None:
+        for level in context.product_levels if bits else context.plain_levels:
+            first = prepared(PREPARING.get(level, level), for_level=level, bits=bits)
+            rows += [replace(each, kernels=(*first, *each.kernels)) for each in expert_rows(level, multiplied, bits)]
+        return rows
     planes = 2 if bits is None else 1
     if AMX in context.levels and not context.plan.states and matrix_multiplies(facts, bits) and not multiple_of:
         first = prepared(PREPARING[AMX], for_level=AMX, bits=None, planes=planes)
@@ -199,9 +208,19 @@ def projection_rows(
     return rows
 
 
+def expert_rows(level: Level, facts: Projection, bits: int | None) -> list[Variant]:
+    """The kernels behind the one that prepares rows: with many pairs of each expert, these share its weights."""
+    assert facts.experts is not None
+    tokens = max((BLOCK_ROWS if bits else FLOAT_BLOCK_ROWS)[level])
+    sort = instance(sort_pairs, level, experts=facts.experts)
+    grouped = instance(grouped_expert_tiles, level, facts=facts, tokens=tokens, bits=bits)
+    many: Condition = [">", facts.batch, MIN_PAIRS_OF_EXPERT * facts.experts.count]
+    return [row(level, sort, grouped, when=many), row(level, instance(expert_tiles, level, facts=facts, bits=bits))]
+
+
 def input_rows(facts: Projection, level: Level, bits: int | None, multiple_of: float | None = None) -> InputRows:
     """The prepared form of a projection's input. Projections with equal inputs share it, and so the kernel."""
-    rows = InputRows(facts.batch, facts.columns, facts.x_dtype, facts.load)
+    rows = InputRows(facts.input_rows, facts.columns, facts.x_dtype, facts.load)
     if bits is None:
         rounds = facts.load and facts.load[0]["op"] == "fake_quantize"
         return replace(rows, step=multiple_of if rounds else None)
@@ -295,6 +314,8 @@ TEMPLATES: dict[str, Template] = {
     "adjust_logits": adjust_logits,
     "sample": sample,
     "top_logprobs": top_logprobs,
+    "route": route,
+    "combine": combine,
 }
 OPS: dict[str, Callable[[Step, CpuContext, str], list[Variant]]] = {
     "embed": embed_variants,
@@ -302,6 +323,7 @@ OPS: dict[str, Callable[[Step, CpuContext, str], list[Variant]]] = {
     "rope_heads": rope_heads_variants,
     "ragged_attention": ragged_attention_variants,
     "linear": projection_variants,
+    "expert_linear": projection_variants,
     "append_kv": append_kv_variants,
     "attention": attention_variants,
 }

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from case_arrays import nothing, random
 from kernel_harness import Case, Run
-from one_op import graphs
+from one_op import EXPERTS, graphs
 
 from nearfar.compiler import quant
 from nearfar.compiler.ir.expr import evaluate
@@ -30,8 +30,15 @@ OWN_CASES = (
     "sample",
     "top_logprobs",
 )
-# Integer inputs by name: token ids, rows to select, adapters.
-LIMITS = {"token_ids": (0, 40), "sampled": (0, 40), "rows": (0, 3), "adapters": (-1, 2), "token_types": (0, 2)}
+# Integer inputs by name: token ids, rows to select, adapters, experts.
+LIMITS = {
+    "token_ids": (0, 40),
+    "sampled": (0, 40),
+    "rows": (0, 3),
+    "adapters": (-1, 2),
+    "token_types": (0, 2),
+    "chosen": (0, EXPERTS),
+}
 DIMS = {"N": 4, "M": 2, "R": 5, "B": 3}
 SIZES = (3, 33)
 
@@ -83,7 +90,8 @@ def case_of(name: str, row: Variant, step: Step, context: Context, activation: s
 
 
 def run_of(name: str, step: Step, context: Context, activation: str, size: int) -> Run:
-    plan, rng = context.plan, random(f"{name}{size}")
+    plan, rng, made = context.plan, random(f"{name}{size}"), OPS[step.op].result
+    assert made is not None
     dims = {**DIMS, "S": size, "G": size}
     inputs: dict[str, Array] = {}
     bound: dict[str, Array] = {}
@@ -125,16 +133,16 @@ def run_of(name: str, step: Step, context: Context, activation: str, size: int) 
         before = bound.pop("into")
         inputs["into"] = before.astype(np.float32)
     else:
-        y = step.outputs["y"]
+        y = step.outputs[made]
         shape = [evaluate(extent, dims) for extent in plan.shape_of(y)]
         before = nothing(tuple(shape), context.dtype_of(y, activation))
     more = {
         role: nothing(tuple(evaluate(extent, dims) for extent in plan.shape_of(name)), "float32")
         for role, name in step.outputs.items()
-        if role != "y"
+        if role != made
     }
     bound |= {role: array.copy() for role, array in more.items()}
     inputs |= more
     result = OPS[step.op].run(inputs, step.attrs)
     assert result is not None
-    return Run(dims, {**bound, "y": before}, {"y": result.astype(before.dtype), **more})
+    return Run(dims, {**bound, made: before}, {made: result.astype(before.dtype), **more})

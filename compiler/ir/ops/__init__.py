@@ -12,7 +12,7 @@ state for each sequence.
 
 from __future__ import annotations
 
-from . import attention, elementwise, encoders, kv_pages, norms, projections, rows, sampling, states
+from . import attention, elementwise, encoders, experts, kv_pages, norms, projections, rows, sampling, states
 from .op import Array, Attrs, Bound, DType, Kind, Op, Type, Use
 
 __all__ = ["OPS", "Array", "Attrs", "Bound", "DType", "Kind", "Op", "Type", "Use"]
@@ -20,6 +20,7 @@ __all__ = ["OPS", "Array", "Attrs", "Bound", "DType", "Kind", "Op", "Type", "Use
 OPS: dict[str, Op] = {
     **rows.OPS,
     **projections.OPS,
+    **experts.OPS,
     **norms.OPS,
     **elementwise.OPS,
     **kv_pages.OPS,

@@ -71,12 +71,16 @@ def linear(inputs: Inputs, attrs: Attrs) -> Array:
     here = slice(offset, offset + count)
     if "bias" in inputs:
         part = part + (inputs["bias"] if stores_halves(attrs["store"]) else inputs["bias"][here])
-    part = STORE.fold(inputs, attrs, part, offset)
-    width = attrs["columns"] or count
-    if width == count:
+    return placed(STORE.fold(inputs, attrs, part, offset), inputs, attrs)
+
+
+def placed(part: Array, inputs: Inputs, attrs: Attrs) -> Array:
+    """The result that has these columns from ``offset`` on: those of the previous part, or zeros, beside them."""
+    count, offset = part.shape[1], attrs["offset"]
+    if attrs["columns"] in (None, count):
         return part
-    y = inputs["into"] if "into" in inputs else np.zeros((len(part), width), np.float32)
-    y[:, here] = part
+    y = inputs["into"] if "into" in inputs else np.zeros((len(part), attrs["columns"]), np.float32)
+    y[:, offset : offset + count] = part
     return y
 
 

@@ -10,9 +10,9 @@ shorter. Columns are added group by group, so a row's sums do not depend on ``to
 from __future__ import annotations
 
 from ...quant.layout import TILE_ROWS
-from ..builder import Array, Kernel, Scalar, cast, minimum
+from ..builder import Array, Kernel, Scalar, all_of, cast, minimum, truncated_quotient
 from ..fold import Fold
-from ..projection import Projection
+from ..projection import Experts, Projection
 from ..vectors import lanes_of, ramp, take_lanes, with_lanes
 from .activations import MATHS
 from .builder import CpuKernelBuilder, Isa, each_vector, pieces, round_up_quotient
@@ -44,9 +44,9 @@ def linear_tiles(name: str, *, isa: Isa, facts: Projection, tokens: int, bits: i
         tile, stores_first = first_tile(kernel, task, tiles, tiles_a_task)
         for first in range(0, tiles_a_task * TILE_ROWS, at_once * isa.lanes):
             starts = [first + vector * isa.lanes for vector in range(at_once)]
-            sums = [dots.sums(tile + half * tiles, block, starts, block_index) for half in range(result.halves)]
-            for token in range(tokens):
-                row = kernel.let("row", block * tokens + token)
+            rows = [kernel.let("row", block * tokens + token) for token in range(tokens)]
+            sums = [dots.sums(tile + half * tiles, rows, starts, block_index) for half in range(result.halves)]
+            for token, row in enumerate(rows):
                 with kernel.when(True if tokens == 1 else row < batch):
                     for vector, start in enumerate(starts):
                         found = [each[token * at_once + vector] for each in sums]
@@ -64,24 +64,57 @@ def first_tile(kernel: CpuKernelBuilder, task: Scalar, tiles: int, tiles_a_task:
     return tile, True if tiles % tiles_a_task == 0 else tile == task * tiles_a_task
 
 
+class ChosenExperts:
+    """The experts of an expert_linear's pairs. ``straddle``: an expert's rows do not begin with a tile."""
+
+    def __init__(self, kernel: CpuKernelBuilder, facts: Projection, experts: Experts) -> None:
+        self._kernel, self._experts = kernel, experts
+        self.straddle = facts.weight_rows % TILE_ROWS != 0
+        self._chosen = kernel.buffer("chosen", (experts.tokens, experts.chosen), "int32")
+
+    def expert_of(self, pair: Scalar) -> Scalar:
+        token, of_token = self._kernel.split(pair, self._experts.chosen, ("token", "of_token"))
+        return self._kernel.let("expert", self._experts.index(self._chosen[token, of_token]))
+
+    def input_row(self, pair: Scalar) -> Scalar:
+        """The row of x that a pair reads."""
+        if not self._experts.shares_rows:
+            return pair
+        return self._kernel.let("input_row", truncated_quotient(pair, self._experts.chosen))
+
+
 class Result:
     """Finishes dot products with a projection's bias and what it stores.
 
-    If a gated projection's halves are not complete tiles, all its dot products are stored in scratch first. ``outputs``
-    is the number of outputs that tiles cover in each of ``halves``.
+    If a gated projection's halves, or an expert's rows, are not complete tiles, all dot products are stored in scratch
+    first. ``outputs`` is the number of outputs that tiles cover in each of ``halves``.
     """
 
-    def __init__(self, kernel: CpuKernelBuilder, facts: Projection) -> None:
-        self._kernel, self._facts = kernel, facts
-        self._apart = facts.gated and facts.outputs % TILE_ROWS != 0
+    def __init__(self, kernel: CpuKernelBuilder, facts: Projection, chosen: ChosenExperts | None = None) -> None:
+        self._kernel, self._facts, self._chosen = kernel, facts, chosen
+        self._apart = (facts.gated and facts.outputs % TILE_ROWS != 0) or (chosen is not None and chosen.straddle)
         self.halves = 2 if facts.gated and not self._apart else 1
         self.outputs = facts.weight_rows // self.halves
-        bias_length = facts.weight_rows if facts.gated else facts.total_width
+        # The first bias of the expert at hand.
+        self._first_bias: Scalar | int = 0 if facts.gated or chosen is not None else facts.offset
+        bias_length = facts.all_weight_rows if facts.gated or chosen is not None else facts.total_width
         self._bias = kernel.buffer("bias", (bias_length,), "float32") if facts.bias else None
         self._fold = Fold(kernel, MATHS, facts.store, facts.batch, facts.total_width)
         self._y: Array = kernel.buffer("y", (facts.batch, facts.total_width), facts.y_dtype, write=True)
         if self._apart:
             self._sums = kernel.scratch("sums", (facts.batch, self.outputs), "float32", write=True)
+
+    def of_expert(self, expert: Scalar) -> None:
+        """The next results are those of an expert."""
+        self._first_bias = expert * self._facts.weight_rows
+
+    def store_shifted(self, row: Scalar, output: Scalar, sums: Scalar) -> None:
+        """Store dot products apart, from an ``output`` on, those that exist."""
+        values = self._kernel.let("sum", sums)
+        for lane in range(lanes_of(sums)):
+            at = output + lane
+            with self._kernel.when(all_of(at >= 0, at < self.outputs)):
+                self._sums[row, at] = take_lanes(values, range(lane, lane + 1))
 
     def store(self, row: Scalar, tile: Scalar, start: int, sums: list[Scalar]) -> None:
         """Finish a vector of results of a tile from ``start`` on, except those beyond the last output. A gated
@@ -101,10 +134,13 @@ class Result:
     def gate(self, isa: Isa) -> None:
         """Finish the results in scratch."""
         if self._apart:
+            halves = (0, self._facts.outputs) if self._facts.gated else (0,)
             with self._kernel.tasks("row", self._facts.batch) as row:
+                if self._chosen is not None:
+                    self.of_expert(self._chosen.expert_of(row))
 
                 def gate_part(start: Scalar, lanes: int) -> None:
-                    both = [self._sums[row, ramp(start + half, lanes)] for half in (0, self._facts.outputs)]
+                    both = [self._sums[row, ramp(start + half, lanes)] for half in halves]
                     self._store(row, start, [self._kernel.let("sum", each) for each in both])
 
                 each_vector(self._kernel, self._facts.outputs, isa.lanes, gate_part)
@@ -118,8 +154,7 @@ class Result:
     def _store(self, row: Scalar, output: Scalar | int, sums: list[Scalar]) -> None:
         facts, lanes = self._facts, lanes_of(sums[0])
         if self._bias is not None:
-            first = 0 if facts.gated else facts.offset
-            starts = [output + (first + half * facts.outputs) for half in range(len(sums))]
+            starts = [output + (self._first_bias + half * facts.outputs) for half in range(len(sums))]
             sums = [each + self._bias[ramp(start, lanes)] for each, start in zip(sums, starts, strict=True)]
         value = self._fold(row, output + facts.offset, *sums)
         self._y[row, ramp(output + facts.offset, lanes)] = cast(value, with_lanes(facts.y_dtype, lanes))

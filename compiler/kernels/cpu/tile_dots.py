@@ -51,14 +51,14 @@ class IntegerDots:
         self._groups = groups = -(-facts.columns // GROUP)
         assert facts.weight.bits is not None
         self._fmt = fmt = facts.weight
-        tiles = -(-facts.weight_rows // TILE_ROWS)
+        tiles = -(-facts.all_weight_rows // TILE_ROWS)
         self._weight = kernel.buffer("weight.q", (tiles, groups * fmt.low_bits, TILE_ROWS), "uint32")
         self._high = (
             kernel.buffer("weight.h", (tiles, groups * fmt.high_bits, TILE_ROWS), "uint32") if fmt.high_bits else None
         )
         self._num_scales = fmt.scales_of(facts.columns)
         scales, self._weight_offsets, self._units = factor_planes(
-            kernel, "weight", facts.weight_rows, facts.columns, fmt
+            kernel, "weight", facts.all_weight_rows, facts.columns, fmt
         )
         assert scales is not None
         self._weight_scales = scales
@@ -75,20 +75,13 @@ class IntegerDots:
         offsets = groups * fmt.scales_a_chunk
         self._offsets = kernel.scratch("offsets", (rows, offsets), "float32") if self._zero or fmt.offset else None
 
-    def sums(self, tile: Scalar, block: Scalar, starts: list[int], turn: Scalar) -> Array:  # noqa: ARG002
-        """Dot products of a block's rows with the tile's rows from each of ``starts`` on: all vectors of the first row,
-        of the next, ... Starts from TILE_ROWS on are in the next tile. ``turn`` is the number of blocks that have used
-        this tile before.
+    def sums(self, tile: Scalar, rows: list[Scalar], starts: list[int], turn: Scalar) -> Array:  # noqa: ARG002
+        """Dot products of ``tokens`` rows with the tile's rows from each of ``starts`` on: all vectors of the first
+        row, of the next, ... Starts from TILE_ROWS on are in the next tile. ``turn`` is the number of blocks that have
+        used this tile before.
         """
-        kernel, lanes, tokens, groups, together = (
-            self._kernel,
-            self._isa.lanes,
-            self._tokens,
-            self._groups,
-            self._layout.scale_groups,
-        )
-        rows = [kernel.let("row", block * tokens + token) for token in range(tokens)]
-        at = list(product(range(tokens), starts))
+        kernel, lanes, groups, together = self._kernel, self._isa.lanes, self._groups, self._layout.scale_groups
+        at = list(product(range(len(rows)), starts))
         sums = kernel.local("sums", len(at), with_lanes("float32", lanes), fill=0)
         if self._fmt.per_row:
             return self._sums_of_rows(tile, rows, starts, sums)
@@ -282,7 +275,7 @@ class FloatDots:
     def __init__(self, kernel: CpuKernelBuilder, isa: Isa, facts: Projection, tokens: int) -> None:
         self._kernel, self._isa, self._tokens = kernel, isa, tokens
         self._columns = -(-facts.columns // GROUP) * GROUP
-        tiles = -(-facts.weight_rows // TILE_ROWS)
+        tiles = -(-facts.all_weight_rows // TILE_ROWS)
         self._weight = kernel.buffer(
             "weight.w", (tiles, self._columns, TILE_ROWS), {"f16": "float16", "f32": "float32"}[facts.weight.kind]
         )
@@ -291,7 +284,7 @@ class FloatDots:
         self.vectors = vectors_at_once(isa, 2 if tokens > 1 else 1, tokens + 1, 1)
         self._rows = kernel.scratch("x", (whole_blocks(facts, tokens), self._columns + LANES), "float32")
 
-    def sums(self, tile: Scalar, block: Scalar, starts: list[int], turn: Scalar) -> Array:
+    def sums(self, tile: Scalar, rows: list[Scalar], starts: list[int], turn: Scalar) -> Array:
         """See `IntegerDots.sums`."""
         kernel, lanes, tokens = self._kernel, self._isa.lanes, self._tokens
         sums = kernel.local("sums", tokens * len(starts), with_lanes("float32", lanes), fill=0)
@@ -304,7 +297,7 @@ class FloatDots:
                 loaded = (self._weight[tile_rows(tile, start, column, lanes)] for start in starts)
                 weights = [kernel.let("weights", cast(each, with_lanes("float32", lanes))) for each in loaded]
                 for token in range(tokens):
-                    x = splat(self._rows[block * tokens + token, column], lanes)
+                    x = splat(self._rows[rows[token], column], lanes)
                     for part, each in enumerate(weights):
                         index = token * len(starts) + part
                         sums[index] = fused(each, x, sums[index])
@@ -343,4 +336,4 @@ def tiles_of(tile: Scalar, starts: list[int]) -> list[Scalar]:
 
 def whole_blocks(facts: Projection, tokens: int) -> Expr:
     """The number of rows of a batch, rounded up to complete blocks."""
-    return ["mul", ["ceildiv", facts.batch, tokens], tokens]
+    return ["mul", ["ceildiv", facts.input_rows, tokens], tokens]

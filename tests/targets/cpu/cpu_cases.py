@@ -85,7 +85,9 @@ MORE_PROJECTIONS: tuple[tuple[bool, str, int, int, str, str, tuple[str, ...], di
 
 
 def all_cases() -> Iterator[StepCase]:
-    cases = (embed_cases, row_cases, projection_cases, lora_cases, rope_cases, attention_cases, text_cases)
+    cases = (
+        embed_cases, row_cases, projection_cases, expert_cases, lora_cases, rope_cases, attention_cases, text_cases,
+    )  # fmt: skip
     yield from selected(case for each in cases for case in each())
     yield from sampling_cases()
 
@@ -269,6 +271,42 @@ def projection_cases() -> Iterator[StepCase]:
         attrs = {**own, **parts.attrs, "dtype": y}
         case = StepCase(name, "linear", inputs, attrs, batches, activation, quantization, levels)
         yield replace(case, exhaustive=exhaustive)
+
+
+def expert_cases() -> Iterator[StepCase]:
+    """Experts whose rows are complete tiles, and others; pairs that share rows, or have their own; few and many pairs
+    of each expert.
+    """
+    for router, scales in (("softmax", True), ("softmax_chosen", False), ("sigmoid", True)):
+        inputs: Inputs = {"logits": ("float32", "S", 7)}
+        inputs |= {role: ("vector", 7) for role in ("bias", "scales") if scales}
+        yield on_rows(f"route_{router}", "route", inputs, {"chosen": 3, "router": router, "normalized": scales})
+    inputs = {"x": ("float32", ["mul", "S", 3], 37), "weights": ("float32", "S", 3), "store0_b": ("float32", "S", 37)}
+    yield on_rows("combine", "combine", inputs, {"store": [{"op": "add"}]})
+    for gated, quantization, columns, outputs, x, optional, activation in (
+        (True, "q4f16", 72, 76, "float32", ("norm", "bias"), "float32"),
+        (True, "q8f16", 37, 96, "float32", ("bias",), "int8"),
+        (False, "f32", 38, 33, "activation", ("bias", "own"), "float16"),
+        (False, "q4f16", 70, 48, "activation", ("own",), "float16"),
+        (False, "q6g16", 72, 9, "float32", (), "float32"),
+    ):
+        rows: Any = ["mul", "S", 3] if "own" in optional else "S"
+        eps = EPS if "norm" in optional else None
+        parts = parts_of(columns, outputs // 2 if gated else outputs, gated=gated, norm_eps=eps)
+        inputs = {
+            "x": (x, rows, columns),
+            "weight": ("matrix", 5 * outputs, columns),
+            "chosen": ("int32", "S", 3),
+            **({"bias": ("vector", 5 * outputs)} if "bias" in optional else {}),
+            **inputs_of(parts),
+        }
+        batches = []
+        for count in (1, 4, 9):
+            chosen = np.random.default_rng(count).permuted(np.tile(np.arange(5), (count, 1)), axis=1)[:, :3]
+            batches.append(Batch({"S": count}, {"chosen": chosen.astype(np.int32)}))
+        attrs = {"experts": 5, "dtype": "float32", **parts.attrs}
+        name = f"expert_linear_{quantization}_{columns}_{outputs}"
+        yield StepCase(name, "expert_linear", inputs, attrs, batches, activation, quantization)
 
 
 def inputs_of(parts: Parts) -> Inputs:

@@ -53,5 +53,7 @@ def random(name: str) -> np.random.Generator:
 
 
 def nothing(shape: tuple[int, ...], dtype: str) -> Array:
-    """The output array, filled with NaN, so that elements that a kernel does not write are noticed."""
-    return np.full(shape, np.nan, dtype)
+    """The output array, filled with NaN, or with -1 for integers, so that elements that a kernel does not write are
+    noticed.
+    """
+    return np.full(shape, -1 if dtype == "int32" else np.nan, dtype)

@@ -42,7 +42,22 @@ export interface StateSpec {
   readonly norm_groups: number;
 }
 
-/** A decoder with grouped-query attention and a gated feed-forward, or an encoder. Sizes in elements. ``windows`` has one entry per layer: the number of tokens that a token sees, itself included, or None for all. It is empty if all layers see all tokens. ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`. Layers with a window rotate by ``window_rope`` unless it is None. The layers in ``unrotated`` do not rotate queries and keys. ``attention_scale`` None: 1 / sqrt(head_dim). A soft-cap c replaces x by c * tanh(x / c); None leaves x unchanged. The embedding is multiplied by ``embedding_scale``, the results of attention and feed-forward by ``residual_scale`` before they are added, and the logits by ``logit_scale`` before their soft-cap. Layers with a window have ``window_num_kv_heads`` of ``window_head_dim`` unless these are None. The last ``num_kv_shared_layers`` layers read the keys and values of an earlier one, and their feed-forward has ``shared_intermediate_size`` elements. Layers have a second embedding of ``per_layer_size`` elements for each of ``per_layer_vocab_size`` tokens; 0 if they have none. ``causal``: a token sees no later one. If not, a window w restricts it to the tokens less than w away in both directions. Encoders may have a table of positions, whose row ``first_position`` is that of a text's first token, and embeddings of ``num_token_types`` types of tokens, such as those of a query and a passage. ``rms_norm_eps`` is that of their norms. Their tables have rows of ``embedding_size`` elements unless it is None. ``sinks``: each query head of a decoder has a sink; see `ops.attention`. ``keys_are_values``: the values of layers without a window are their keys before norm and rotation. ``mixers`` says what each layer mixes tokens with; empty if all have attention. ``states`` are the sizes of those with a state. ``factors``: what the results of a layer's projections are multiplied by, by their modules; of rows from row r of a module on, by "module[r]". */
+/** The experts of a mixture: feed-forwards of ``intermediate_size``, of which each token uses ``chosen`` of ``number``. `ops.experts.route` defines ``router``, ``normalized`` and ``scale``. The layers in ``dense_layers`` have a feed-forward of the model's intermediate size instead. ``biases``: those of the router and of every expert. ``limit``, ``slope`` and ``shift`` are those of the experts' gates; see `ops.elementwise.gated`. */
+export interface ExpertSpec {
+  readonly number: number;
+  readonly chosen: number;
+  readonly intermediate_size: number;
+  readonly router: "softmax" | "sigmoid" | "softmax_chosen";
+  readonly normalized: boolean;
+  readonly scale: number;
+  readonly dense_layers: readonly number[];
+  readonly biases: boolean;
+  readonly limit: number | null;
+  readonly slope: number;
+  readonly shift: number;
+}
+
+/** A decoder with grouped-query attention and a gated feed-forward, or an encoder. Sizes in elements. ``windows`` has one entry per layer: the number of tokens that a token sees, itself included, or None for all. It is empty if all layers see all tokens. ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`. Layers with a window rotate by ``window_rope`` unless it is None. The layers in ``unrotated`` do not rotate queries and keys. ``attention_scale`` None: 1 / sqrt(head_dim). A soft-cap c replaces x by c * tanh(x / c); None leaves x unchanged. The embedding is multiplied by ``embedding_scale``, the results of attention and feed-forward by ``residual_scale`` before they are added, and the logits by ``logit_scale`` before their soft-cap. Layers with a window have ``window_num_kv_heads`` of ``window_head_dim`` unless these are None. The last ``num_kv_shared_layers`` layers read the keys and values of an earlier one, and their feed-forward has ``shared_intermediate_size`` elements. Layers have a second embedding of ``per_layer_size`` elements for each of ``per_layer_vocab_size`` tokens; 0 if they have none. ``experts``: None if all layers are dense. ``causal``: a token sees no later one. If not, a window w restricts it to the tokens less than w away in both directions. Encoders may have a table of positions, whose row ``first_position`` is that of a text's first token, and embeddings of ``num_token_types`` types of tokens, such as those of a query and a passage. ``rms_norm_eps`` is that of their norms. Their tables have rows of ``embedding_size`` elements unless it is None. ``sinks``: each query head of a decoder has a sink; see `ops.attention`. ``keys_are_values``: the values of layers without a window are their keys before norm and rotation. ``mixers`` says what each layer mixes tokens with; empty if all have attention. ``states`` are the sizes of those with a state. ``factors``: what the results of a layer's projections are multiplied by, by their modules; of rows from row r of a module on, by "module[r]". */
 export interface ModelSpec {
   readonly model_type: string;
   readonly vocab_size: number;
@@ -76,6 +91,7 @@ export interface ModelSpec {
   readonly shared_intermediate_size: number | null;
   readonly per_layer_size: number;
   readonly per_layer_vocab_size: number;
+  readonly experts: ExpertSpec | null;
   readonly causal: boolean;
   readonly sinks: boolean;
   readonly keys_are_values: boolean;
