@@ -106,7 +106,10 @@ def route(
     kernel.barrier()
     with kernel.when(thread < chosen):
         weight = kernel.local("weight", 1, "float32")
-        value = {True: lambda each: exp(each - best[0]), False: lambda each: each}[router == "softmax_chosen"]
+
+        def value(score: Scalar) -> Scalar:
+            return exp(score - best[0]) if router == "softmax_chosen" else score
+
         weight[0] = value(best[thread])
         if normalized or router == "softmax_chosen":
             total[0] = 0

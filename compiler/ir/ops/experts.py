@@ -111,7 +111,7 @@ def infer_expert_linear(shapes: Shapes, attrs: Attrs) -> Type:
     require(not LOAD.kept(attrs, loaded(shapes)), "expert_linear", shapes)
     # That of one expert, for the rows of all pairs.
     own = {role: shape for role, shape in shapes.items() if role not in ("chosen", "bias")}
-    own |= {"x": (pairs, shapes["x"][1]), "weight": (weight_rows // experts, columns)}  # type: ignore[operator]
+    own |= {"x": (pairs, shapes["x"][1]), "weight": (weight_rows // experts, columns)}
     return infer_linear(own, attrs)
 
 
