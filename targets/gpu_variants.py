@@ -106,7 +106,7 @@ def rows_of(
         return (Variant((kernel(template, **context.facts(step, template, activation)),)),)
     if step.op in KERNELS:
         return (Variant((KERNELS[step.op](step, context, activation),)),)
-    if step.op != "linear" and step.op not in ATTENTION_OPS:
+    if step.op not in ("linear", "expert_linear", *ATTENTION_OPS):
         raise no_kernel(step)
     facts, weight = context.projection(step, activation), step.inputs["weight"]
 

@@ -281,6 +281,8 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+# Frameworks' graphs have no form of their ops.
+WITH_EXPERTS = tuple(name for name, (_, config) in FAMILIES.items() if "num_experts_per_tok" in config)
 # Families whose configuration has another name.
 CONFIGS = {
     "Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig", "Gemma4Unified": "Gemma4UnifiedTextConfig",

@@ -23,6 +23,7 @@ Read: TypeAlias = Callable[[Parameter, int, int], FloatArray]
 Progress: TypeAlias = Callable[[int, int], None]
 # Elements of a block. A block is float32, and unpacking makes a few copies of it.
 BLOCK_ELEMENTS = 2 << 20
+EXPERT_ELEMENTS = 16 << 20
 
 
 class Execution:
@@ -53,6 +54,11 @@ class Execution:
         }
         if attrs.get("offset", 0):
             inputs["into"] = self.values[node.outputs["y"]]
+        for role, name in node.outputs.items():
+            if role != op.result:
+                value = self._graph.values[name]
+                shape = [evaluate(size, self._dims) for size in value.shape]
+                inputs[role] = self.values[name] = np.zeros(shape, self._dtype(value.dtype))
         result = op.run(inputs, attrs)
         # Values beyond float16's range become infinity.
         with np.errstate(over="ignore"):
@@ -104,6 +110,9 @@ def parts(
         return
     vectors = {role: read(each, 0, each.rows) for role, each in parameters.items() if each.columns is None}
     matrices = {role: each for role, each in parameters.items() if each.columns is not None}
+    if node.op == "expert_linear":
+        yield from expert_parts(node, read, matrices["weight"], vectors)
+        return
     if node.op != "linear":
         yield {**vectors, **{role: read(each, 0, each.rows) for role, each in matrices.items()}}, node.attrs
         return
@@ -112,3 +121,20 @@ def parts(
     for start in range(0, weight.rows, size):
         attrs = {**node.attrs, "offset": start, "columns": weight.rows}
         yield {**vectors, "weight": read(weight, start, min(start + size, weight.rows))}, attrs
+
+
+def expert_parts(
+    node: Node, read: Read, weight: Parameter, vectors: Mapping[str, Array]
+) -> Iterator[tuple[Mapping[str, Array], Mapping[str, Any]]]:
+    """Each part has the same rows of all experts."""
+    experts = node.attr("experts")
+    rows = weight.rows // experts
+    # An expert's rows are read by themselves, so blocks are larger.
+    size = max(1, EXPERT_ELEMENTS // (experts * (weight.columns or 1)))
+    for start in range(0, rows, size):
+        stop = min(start + size, rows)
+        own = [read(weight, expert * rows + start, expert * rows + stop) for expert in range(experts)]
+        parameters: dict[str, Array] = {**vectors, "weight": np.concatenate(own)}
+        if "bias" in vectors:
+            parameters["bias"] = vectors["bias"].reshape(experts, rows)[:, start:stop].reshape(-1)
+        yield parameters, {**node.attrs, "offset": start, "columns": rows}

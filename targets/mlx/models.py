@@ -69,7 +69,7 @@ def require_known(spec: ModelSpec, activation: str = "float32") -> Model:
     model = MODELS.get(spec.model_type)
     states = sorted({*spec.mixers} - {"attention"})
     found = f"; layers of {', '.join(states)}" if states else ""
-    found += "" if model is None else unread_fields(spec, model)
+    found += ("; experts" if spec.experts else "") if model is None else unread_fields(spec, model)
     if (
         model is None
         or found

@@ -433,6 +433,7 @@ const SPEC: Manifest["spec"] = {
   mixers: [],
   states: null,
   factors: {},
+  experts: null,
   tie_word_embeddings: false,
   qkv_bias: false,
   output_bias: false,
