@@ -132,6 +132,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     # Attention and an ungated feed-forward side by side, with biases everywhere.
     "phi": ("Phi", {"hidden_size": 96, "num_hidden_layers": 2}),
+    # Windows and sinks; the rotation is YaRN's.
+    "gpt_oss": ("GptOss", {"head_dim": 24, "num_local_experts": 5, "num_experts_per_tok": 3, **WINDOWS}),
+    "granitemoe": (
+        "GraniteMoe",
+        {"num_local_experts": 5, "num_experts_per_tok": 3, "residual_multiplier": 0.22, "attention_multiplier": 0.3},
+    ),
+    "olmoe": ("Olmoe", {"num_experts": 5, "num_experts_per_tok": 3, "clip_qkv": 0.7}),
     # The second layer is dense.
     "qwen3_moe": (
         "Qwen3Moe",

@@ -226,7 +226,7 @@ class Layer:
             shape = ("P", 2, self._num_kv_heads, page_size, self._head_dim)
             graph.states[kv] = Value(kv, shape, "activation")
             k = self._normed_and_rotated("k", self._head_projection("k", x))
-            v = self._values(self._head_projection("v", x))
+            v = self._clipped("v", self._values(self._head_projection("v", x)))
             graph.add("append_kv", {"k": k, "v": v, "kv": kv, "slots": "slots"})
         pages = {**sequences_of(graph, x), "page_ids": "page_ids"}
         window = spec.window(self._layer)
@@ -287,7 +287,14 @@ class Layer:
             width = self._rows[f"self_attn.{name}_proj"] if self._layout.wide_qk_norm else self._head_dim
             module, eps = f"{self._module}.{module}", self._spec.rms_norm_eps
             normed = norm(self._graph, module, normed, width, eps, "activation", layout=self._layout)
+        normed = self._clipped(name, normed)
         return normed if self._layout.norm_after_rope else self._rotated(name, normed)
+
+    def _clipped(self, name: str, x: str) -> str:
+        limit = self._spec.qkv_limit
+        if limit is None:
+            return x
+        return self._graph.add("clip", {"x": x}, name=f"{self._here}.{name}_clipped", limit=limit, dtype="activation")
 
     def _rotated(self, name: str, x: str) -> str:
         rope = self._spec.rope_of(self._layer)

@@ -11,9 +11,11 @@ from ..ir.spec import ExpertSpec
 HARMLESS = frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"})
 
 
-def read_experts(config: ConfigReader, *, number_keys: tuple[str, ...], size_key: str, **values: Any) -> ExpertSpec:
-    """``number_keys``: the names of the key with the number of experts, of which one is present. ``values`` are the
-    fields that an architecture reads in its own way.
+def read_experts(
+    config: ConfigReader, *number_keys: str, size_key: str = "intermediate_size", **values: Any
+) -> ExpertSpec:
+    """``number_keys``: the names of the key with the number of experts, of which one is present. ``size_key`` is that
+    of their intermediate size. ``values`` are the fields that an architecture reads in its own way.
 
     Raises CheckpointError for wrong values.
     """

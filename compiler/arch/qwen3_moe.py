@@ -20,7 +20,8 @@ def read_config(config: ConfigReader) -> ModelSpec:
     attention_bias = config.flag("attention_bias", default=False)
     experts = read_experts(
         config,
-        number_keys=("num_experts", "num_local_experts"),
+        "num_experts",
+        "num_local_experts",
         size_key="moe_intermediate_size",
         normalized=config.flag("norm_topk_prob", default=False),
         dense_layers=_dense_layers(config),

@@ -190,7 +190,14 @@ def check_description(manifest: Description) -> None:
     )
     if spec.experts is not None:
         check_experts(spec.experts, spec.num_layers)
-    factors = (spec.attention_scale, spec.attention_softcap, spec.logit_softcap, spec.logit_scale, spec.embedding_scale)
+    factors = (
+        spec.qkv_limit,
+        spec.attention_scale,
+        spec.attention_softcap,
+        spec.logit_softcap,
+        spec.logit_scale,
+        spec.embedding_scale,
+    )
     positive = all(factor is None or factor > 0 for factor in (*factors, spec.residual_scale, spec.rms_norm_eps))
     require(positive, "spec", "has a scale, soft-cap or eps that is not positive")
     for token in (*spec.eos_token_ids, *([] if spec.bos_token_id is None else [spec.bos_token_id])):

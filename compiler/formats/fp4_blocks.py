@@ -3,19 +3,21 @@ transformers' `quant_method: "mxfp4"` (integrations/mxfp4.py), which stores a ma
 
     X_blocks  (N, K / 32, 16) uint8: pairs, the lower half first
     X_scales  (N, K / 32) uint8: powers of two
+
+A stack of experts has one more dimension, before the others.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ..quant import Codes
 from ..quant.base import Array, FloatArray
-from ..runtime.errors import UnsupportedModel
 from .checkpoint import QuantizedTensors, StoredMatrix, Tensor
 from .config import ConfigReader
 from .packed_columns import part, require
@@ -51,7 +53,7 @@ class Mxfp4Quantization:
     where: str
 
     def read_tensors(self, tensors: Mapping[str, SafetensorsTensor], *, tied: bool) -> QuantizedTensors:  # noqa: ARG002
-        """Raises CheckpointError if tensors do not fit together, UnsupportedModel for stacks of experts."""
+        """Raises CheckpointError if tensors do not fit together."""
         found: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             if name.endswith(BLOCKS):
@@ -62,17 +64,14 @@ class Mxfp4Quantization:
         return QuantizedTensors(found)
 
     def _matrix(self, name: str, blocks: SafetensorsTensor, tensors: Mapping[str, SafetensorsTensor]) -> Tensor:
-        if len(blocks.shape) != 3:
-            raise UnsupportedModel(
-                f"{blocks.path}: tensor {blocks.name} has shape {list(blocks.shape)}, which is a stack of experts; "
-                "only matrices are supported",
-                tensor=blocks.name,
-            )
-        rows, groups, _ = blocks.shape
-        require(blocks, (rows, groups, BLOCK // 2), ("U8",), self.where)
+        *stack, groups, _ = blocks.shape if len(blocks.shape) in (3, 4) else (0, 0, 0)
+        require(blocks, (*stack, groups, BLOCK // 2), ("U8",), self.where)
         module, _, kind = name.rpartition(".")
         scales = part(module, f"{kind}{SCALES}", tensors, self.where)
-        require(scales, (rows, groups), ("U8",), self.where)
+        require(scales, (*stack, groups), ("U8",), self.where)
+        # The rows of all experts, one after the other.
+        rows = math.prod(stack)
+        blocks, scales = replace(blocks, shape=(rows, groups, BLOCK // 2)), replace(scales, shape=(rows, groups))
         return fp4_matrix(
             name,
             lambda start, stop: blocks.integers(start, stop).reshape(stop - start, -1),

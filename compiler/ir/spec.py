@@ -111,8 +111,9 @@ class ModelSpec:
     and embeddings of ``num_token_types`` types of tokens, such as those of a query and a passage. ``rms_norm_eps`` is
     that of their norms. Their tables have rows of ``embedding_size`` elements unless it is None.
 
-    ``sinks``: each query head of a decoder has a sink; see `ops.attention`. ``keys_are_values``: the values of layers
-    without a window are their keys before norm and rotation.
+    ``qkv_limit``: queries, keys and values are clipped to it, before the rotation. ``sinks``: each query head of a
+    decoder has a sink; see `ops.attention`. ``keys_are_values``: the values of layers without a window are their keys
+    before norm and rotation.
 
     ``mixers`` says what each layer mixes tokens with; empty if all have attention. ``states`` are the sizes of those
     with a state. ``factors``: what the results of a layer's projections are multiplied by, by their modules; of rows
@@ -154,6 +155,7 @@ class ModelSpec:
     experts: ExpertSpec | None = None
     causal: bool = True
     sinks: bool = False
+    qkv_limit: float | None = None
     keys_are_values: bool = False
     first_position: Natural = 0
     num_token_types: Natural = 0

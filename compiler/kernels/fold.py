@@ -71,10 +71,17 @@ class Fold:
                 return self._gated(part, value, next(operands)[row, ramp(column + part["start"], lanes)])
             case "gate_halves":
                 return self._gated(part, value, up)
+            case "clip":
+                return self._clipped(kernel.let("unlimited", value), part["limit"])
             case "soft_cap":
                 scaled = value * splat(number(part["scale"], "float32"), lanes)
                 return scaled if part["cap"] is None else maths.soft_capped(kernel, part["cap"], scaled)
         raise AssertionError(f"no kernel computes the part {part['op']}")
+
+    def _clipped(self, value: Scalar, limit: float) -> Scalar:
+        """A named value between -limit and limit. NaN stays NaN."""
+        high, low = (wide(number(each, "float32"), lanes_of(value)) for each in (limit, -limit))
+        return select(value > high, high, select(value < low, low, value))
 
     def _gated(self, part: Part, gate: Scalar, up: Scalar) -> Scalar:
         """A gate times what it gates; see `ops.elementwise.gated`. NaN stays NaN."""
@@ -86,7 +93,7 @@ class Fold:
         if limit is not None:
             gate, up = self._kernel.let("unlimited", gate), self._kernel.let("up", up)
             gate = select(gate > like(limit), like(limit), gate)
-            up = select(up > like(limit), like(limit), select(up < like(-limit), like(-limit), up))
+            up = self._clipped(up, limit)
         gate = self._kernel.let("gate", gate if slope == 1 else gate * like(slope))
         value = self._maths.activations[part["activation"]](gate)
         value = value if slope == 1 else value * like(1 / slope)

@@ -124,6 +124,8 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "linear", "row_factors", partial(linear, bias=True, row_factors=True, residual=True)
     yield "scale", "plain", scale
     yield "scale_rows", "plain", scale_rows
+    for x_dtype, dtype in (("float32", "activation"), ("activation", "float32")):
+        yield "clip", f"{x_dtype}_{dtype}", partial(clip, x_dtype, dtype)
     yield "route", "softmax", partial(route, normalized=True)
     yield "route", "sigmoid", partial(route, router="sigmoid", scale=2.5, bias=True)
     yield "route", "softmax_chosen", partial(route, router="softmax_chosen", scales=True)
@@ -300,6 +302,12 @@ def scale_rows() -> Graph:
     graph = Builder()
     inputs = {"x": graph.value("x", ("S", COLUMNS)), "factors": graph.value("factors", ("S",))}
     return graph.ends(graph.add("scale_rows", inputs, name="y"))
+
+
+def clip(x_dtype: DType, dtype: DType) -> Graph:
+    graph = Builder()
+    inputs = {"x": graph.value("x", ("S", COLUMNS), x_dtype)}
+    return graph.ends(graph.add("clip", inputs, name="y", limit=0.7, dtype=dtype))
 
 
 def scale() -> Graph:

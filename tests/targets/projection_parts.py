@@ -56,6 +56,7 @@ def parts_of(
     y_step: float | None = None,
     y_activation: str | None = None,
     cap: float | None = None,
+    clip: float | None = None,
     factor: bool = False,
     row_factors: bool = False,
     limit: float | None = None,
@@ -90,6 +91,8 @@ def parts_of(
         parts.add("store", "activate", {}, activation=y_activation)
     if cap is not None:
         parts.add("store", "soft_cap", {}, scale=0.5, cap=cap)
+    if clip is not None:
+        parts.add("store", "clip", {}, limit=clip)
     if factor:
         parts.add("store", "scale", {"factor": (1,)})
     if row_factors:

@@ -434,6 +434,7 @@ const SPEC: Manifest["spec"] = {
   states: null,
   factors: {},
   experts: null,
+  qkv_limit: null,
   tie_word_embeddings: false,
   qkv_bias: false,
   output_bias: false,

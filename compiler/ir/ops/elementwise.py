@@ -1,4 +1,5 @@
-"""Ops on each element: add, scale, scale_rows, fake_quantize, activate, gate, gate_halves, soft_cap. Other ops may
+"""Ops on each element: add, scale, scale_rows, fake_quantize, activate, gate, gate_halves, clip, soft_cap. Other ops
+may
 compute them as parts.
 """
 
@@ -190,6 +191,13 @@ def fake_quantize(inputs: Inputs, attrs: Attrs) -> Array:
     return y
 
 
+def clip(inputs: Inputs, attrs: Attrs) -> Array:
+    """x, but at least -limit and at most limit. x (S, N) -> like x."""
+    limit = np.float32(attrs["limit"])
+    y: Array = np.clip(inputs["x"].astype(np.float32), -limit, limit)
+    return y
+
+
 def infer_same(shapes: Shapes, attrs: Attrs) -> Type:
     return shapes["x"], "float32"
 
@@ -225,5 +233,6 @@ OPS = {
     "activate": elementwise("activate", infer_same, activate, {"x": FLOAT32}, activation=ACTIVATION),
     "gate": elementwise("gate", infer_gate, gate, {"gate": FLOAT32, "up": FLOAT32}, **GATING, start=count(0)),
     "gate_halves": elementwise("gate_halves", infer_gate_halves, gate_halves, {"x": FLOAT32}, **GATING),
+    "clip": elementwise("clip", infer_fake_quantize, clip, {"x": FLOATS}, limit=positive(), dtype=DTYPE),
     "soft_cap": elementwise("soft_cap", infer_same, soft_cap, {"x": FLOAT32}, scale=positive(1.0), cap=positive(None)),
 }

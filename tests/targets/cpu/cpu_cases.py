@@ -44,7 +44,7 @@ PROJECTIONS: tuple[tuple[bool, str, int, int, str, str, tuple[str, ...], dict[st
     (False, "f32", 37, 45, "float32", "float32", ("bias", "residual"), {"y_activation": "gelu"}, "float32"),
     (False, "q2c", 97, 509, "float32", "float32", ("norm",), {}, "float32"),
     (False, "f32", 37, 46, "float32", "float32", ("residual",), {"cap": 2.0, "factor": True,
-    "row_factors": True}, "float32"),
+    "row_factors": True, "clip": 0.7}, "float32"),
     (True, "q8f16", 37, 38, "float32", "float32", ("bias",), {"limit": 0.7}, "float32"),
     (False, "q4c", 70, 45, "activation", "float32", ("residual",), {"x_step": 0.25, "y_step": 0.5}, "float16"),
     (False, "f32", 37, 20, "float32", "float32", ("bias",), {"x_step": 0.25}, "float32"),
@@ -183,6 +183,7 @@ def row_cases() -> Iterator[StepCase]:
         ]
         inputs: Inputs = {"x": (x, "S", columns)}
         yield StepCase(f"fake_quantize_{columns}", "fake_quantize", inputs, attrs, batches, "float16")
+        yield on_rows(f"clip_{columns}", "clip", inputs, {"limit": 0.7, "dtype": y}, "float16")
     for activation, columns in zip(ACTIVATIONS, (1, 3, 16, 17, 33, 7, 9), strict=True):
         attrs = {"activation": activation}
         yield gate_case(
@@ -280,31 +281,38 @@ def expert_cases() -> Iterator[StepCase]:
     for router, scales in (("softmax", True), ("softmax_chosen", False), ("sigmoid", True)):
         inputs: Inputs = {"logits": ("float32", "S", 7)}
         inputs |= {role: ("vector", 7) for role in ("bias", "scales") if scales}
-        yield on_rows(f"route_{router}", "route", inputs, {"chosen": 3, "router": router, "normalized": scales})
+        yield on_rows(
+            f"route_{router}", "route", inputs, {"chosen": 3, "router": router, "normalized": scales, "scale": 2.5}
+        )
     inputs = {"x": ("float32", ["mul", "S", 3], 37), "weights": ("float32", "S", 3), "store0_b": ("float32", "S", 37)}
     yield on_rows("combine", "combine", inputs, {"store": [{"op": "add"}]})
     for gated, quantization, columns, outputs, x, optional, activation in (
         (True, "q4f16", 72, 76, "float32", ("norm", "bias"), "float32"),
         (True, "q8f16", 37, 96, "float32", ("bias",), "int8"),
-        (False, "f32", 38, 33, "activation", ("bias", "own"), "float16"),
-        (False, "q4f16", 70, 48, "activation", ("own",), "float16"),
+        (False, "f32", 38, 33, "activation", ("bias", "own", "into"), "float16"),
+        (False, "q4f16", 70, 48, "activation", ("own", "into_activation"), "float16"),
         (False, "q6g16", 72, 9, "float32", (), "float32"),
     ):
-        rows: Any = ["mul", "S", 3] if "own" in optional else "S"
+        pairs: Any = ["mul", "S", 3]
+        rows = pairs if "own" in optional else "S"
         eps = EPS if "norm" in optional else None
         parts = parts_of(columns, outputs // 2 if gated else outputs, gated=gated, norm_eps=eps)
+        into = {"into": "float32", "into_activation": "activation"}
+        made = next((dtype for each, dtype in into.items() if each in optional), None)
         inputs = {
             "x": (x, rows, columns),
             "weight": ("matrix", 5 * outputs, columns),
             "chosen": ("int32", "S", 3),
             **({"bias": ("vector", 5 * outputs)} if "bias" in optional else {}),
+            **({"into": (made, pairs, outputs + 11)} if made else {}),
             **inputs_of(parts),
         }
         batches = []
         for count in (1, 4, 9):
             chosen = np.random.default_rng(count).permuted(np.tile(np.arange(5), (count, 1)), axis=1)[:, :3]
             batches.append(Batch({"S": count}, {"chosen": chosen.astype(np.int32)}))
-        attrs = {"experts": 5, "dtype": "float32", **parts.attrs}
+        attrs = {"experts": 5, "dtype": made or "float32", **parts.attrs}
+        attrs |= {"columns": outputs + 11, "offset": 7} if made else {}
         name = f"expert_linear_{quantization}_{columns}_{outputs}"
         yield StepCase(name, "expert_linear", inputs, attrs, batches, activation, quantization)
 
