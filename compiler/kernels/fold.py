@@ -80,7 +80,7 @@ class Fold:
 
     def _clipped(self, value: Scalar, limit: float) -> Scalar:
         """A named value between -limit and limit. NaN stays NaN."""
-        high, low = (wide(number(each, "float32"), lanes_of(value)) for each in (limit, -limit))
+        high, low = (splat(number(each, "float32"), lanes_of(value)) for each in (limit, -limit))
         return select(value > high, high, select(value < low, low, value))
 
     def _gated(self, part: Part, gate: Scalar, up: Scalar) -> Scalar:

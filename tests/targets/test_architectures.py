@@ -158,7 +158,16 @@ SHORT = ("llama_dynamic", "phi3_short")
 
 @pytest.mark.parametrize(
     ("family", "target"),
-    on_targets(FAMILIES, {("gemma4_text", "webgpu"), ("gemma2", "cpu"), ("cohere2", "webgpu")}),
+    on_targets(
+        FAMILIES,
+        {
+            ("gemma4_text", "webgpu"),
+            ("gemma2", "cpu"),
+            ("cohere2", "webgpu"),
+            ("gpt_oss", "cpu"),
+            ("qwen3_moe", "webgpu"),
+        },
+    ),
     indirect=["target"],
 )
 @pytest.mark.usefixtures("kernels_that_run")
@@ -167,8 +176,8 @@ def test_a_family_runs_on_every_kernel_target(
 ) -> None:
     """Those that `make test` runs have windows on some layers. Gemma has norms behind its sub-layers, Gemma 2 soft-caps
     of scores, Gemma 4 heads of two sizes, layers that share keys and values, and a second embedding. Command R7B has
-    LayerNorms, sub-layers side by side, layers that do not rotate, and a rotation of interleaved pairs. The others have
-    no other ops and no other passes.
+    LayerNorms, sub-layers side by side, layers that do not rotate, and a rotation of interleaved pairs. Qwen3's
+    mixture and gpt-oss have experts. The others have no other ops and no other passes.
     """
     expected = make_family(family, tmp_path / "checkpoint")
     context = len(TOKENS) if family in SHORT else 256

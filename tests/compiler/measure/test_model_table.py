@@ -47,9 +47,10 @@ def test_parameters_are_those_of_transformers(smallest: dict[str, Model]) -> Non
 def test_steps_are_five_a_layer_with_some_exceptions(smallest: dict[str, Model]) -> None:
     steps = {family: model.steps_per_token // model.num_layers for family, model in smallest.items()}
     # Gemma 4's layers have a second embedding, and 20 of 35 rotate queries in a separate step. Seed-OSS's gate and
-    # inner projection together are larger than a binding, and so are the gates of Qwen3's experts. A layer with
-    # experts has eight steps: three more choose experts, project with them and combine their results.
-    others = {"gemma4_text": 7, "qwen3_moe": 9, "seed_oss": 6}
+    # inner projection together are larger than a binding, and so are the gates of the experts of Qwen3 and gpt-oss. A
+    # layer with experts has eight steps: three more choose experts, project with them and combine their results.
+    experts = {"gpt_oss": 9, "granitemoe": 8, "olmoe": 8, "qwen3_moe": 9}
+    others = {"gemma4_text": 7, "seed_oss": 6, **experts}
     assert steps == {family: others.get(family, 5) for family in steps}
 
 
