@@ -21,6 +21,9 @@ class SchedulerConfig:
     A step samples at most ``max_rows`` rows; None means one per sequence. Further rows can verify drafts. A sequence
     that had no row for ``patience_steps`` steps has precedence over all others from then on, in the order of arrival;
     with None it waits.
+
+    ``states``: the slots for states of recurrent layers, 0 if the model has none. Those beyond ``max_sequences`` are
+    for snapshots.
     """
 
     page_size: int
@@ -30,6 +33,7 @@ class SchedulerConfig:
     context: int
     max_rows: int | None = None
     patience_steps: int | None = None
+    states: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +63,14 @@ def scheduler_config(
         page_size=model.page_size,
         groups=groups,
         max_tokens=limits.tokens,
-        max_sequences=min(limits.sequences, limits.rows),
+        max_sequences=max_sequences(limits),
         context=model.context,
         max_rows=limits.rows,
         patience_steps=patience_steps,
+        states=limits.states or 0,
     )
+
+
+def max_sequences(limits: Limits) -> int:
+    """How many sequences run at once on a runner: each has a sampled row, and a slot for its states if it has any."""
+    return min(limits.sequences, limits.rows, limits.states or limits.sequences)

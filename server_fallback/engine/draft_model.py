@@ -14,8 +14,8 @@ from nearfar.compiler.ir.sampling import Settings
 from nearfar.compiler.runtime.batch import Chunk, Output, make_batch
 from nearfar.compiler.runtime.page_groups import longest_sequence
 
-from .cache_kind import Pages, PageTable
 from .model import TokenModel
+from .pages import Pages, PageTable
 from .sequence import Sequence
 from .speculation import Guess
 from .step_runner import StepRunner, device_errors
@@ -133,10 +133,10 @@ class DraftModel:
         end = min(length, start + self._runner.limits.tokens + guess.most - 1)
         for kind in self._kinds:
             kind.trim(draft, start)
-        if any(kind.missing(draft, start, end) > kind.free for kind in self._kinds):
+        if any(kind.missing(draft, start, end, end) > kind.free for kind in self._kinds):
             return None
         for kind in self._kinds:
-            kind.reserve(draft, start, end)
+            kind.reserve(draft, start, end, end)
         if new:
             self._drafts[guess.sequence] = draft
             self._slots.pop()

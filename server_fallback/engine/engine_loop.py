@@ -21,7 +21,7 @@ from nearfar.compiler.runtime.errors import DeadlineExceeded, DeviceError, Nearf
 
 from .adapters import Adapters
 from .answer import Answer, Deadlines, Outbox, generated_token
-from .config import EngineConfig, scheduler_config
+from .config import EngineConfig, max_sequences, scheduler_config
 from .inbox import Inbox
 from .item_queue import Item
 from .mask_task import MaskTask
@@ -59,12 +59,11 @@ class EngineLoop:
         masks: Masks,
     ) -> None:
         limits = runner.limits
-        max_sequences = min(limits.sequences, limits.rows)
         self._runner, self._model, self._config, self._inbox = runner, model, config, inbox
         self.adapters = Adapters(limits.adapters)
         self._drafter = drafter
         self.scheduler = Scheduler(scheduler_config(limits, runner.groups, model, config.patience_steps))
-        self._sampling = SlotSampling(max_sequences, model.vocab_size, self.write_state)
+        self._sampling = SlotSampling(max_sequences(limits), model.vocab_size, self.write_state)
         self._answers: dict[Sequence, Answer] = {}
         # By adapter and prompt: the sequence from whose pages later sequences with the same prompt start.
         self._leaders: dict[tuple[object, ...], Sequence] = {}
@@ -123,13 +122,15 @@ class EngineLoop:
     def stats(self) -> EngineStats:
         """Callable from any thread."""
         scheduler, kv = self.scheduler, self.scheduler.kv
-        used = [kind.size - kind.free - len(kind.idle) for kind in kv.kinds]
+        used = [pool.size - pool.free - len(pool.idle) for pool in kv.pages]
         return replace(
             self._counts,
             running=len(scheduler.running),
             waiting=len(scheduler.waiting) + self._inbox.num_arrivals + self._masks.num_first,
-            kv_usage=max(count / kind.size for count, kind in zip(used, kv.kinds, strict=True)),
+            kv_usage=max(count / pool.size for count, pool in zip(used, kv.pages, strict=True)),
             kv_waste=kv.unfilled(list(scheduler.running)) / (used[0] * kv.page_size) if used[0] > 0 else 0.0,
+            state_snapshots=len(kv.states.nodes) if kv.states is not None else 0,
+            state_hits=kv.states.hits if kv.states is not None else 0,
             preemptions=scheduler.preemptions,
             drafted_tokens=scheduler.drafted,
             accepted_tokens=scheduler.accepted,

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .cache_kind import CacheKind, Copies, Pages, PageTable, Prefix
+from .cache_kind import CacheKind, Copies, Prefix
 from .config import SchedulerConfig
+from .pages import Pages
 from .prefix_cache import PrefixCache
 from .sequence import RUNNING, Sequence
+from .states import States
 
 
 class KvCache:
-    """The cache kinds of a model, and a prefix cache of all of them."""
+    """The cache kinds of a model, and a prefix cache of all of them: ``pages`` of each page group, and the ``states``
+    if it has any. ``keeps_states``: there is room for snapshots of them.
+    """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.page_size = config.page_size
-        self.kinds: list[CacheKind] = [
+        self.pages = [
             Pages(index, group, config.page_size, config.context, config.max_tokens)
             for index, group in enumerate(config.groups)
         ]
+        self.states: States | None = None
+        if config.states > 0:
+            self.states = States(len(self.pages), config.states, config.max_sequences, config.page_size)
+        self.keeps_states = config.states > config.max_sequences
+        self.kinds: list[CacheKind] = [*self.pages, *([] if self.states is None else [self.states])]
         self.prefixes = PrefixCache(self.kinds, config.page_size, partial_pages=config.page_size >= config.context)
 
     def unfilled(self, running: Iterable[Sequence]) -> int:
@@ -59,7 +68,7 @@ class KvCache:
 
     def start(self, sequence: Sequence, prefix: Prefix) -> None:
         """Let a sequence start from a prefix."""
-        sequence.tables = [PageTable() for _ in self.kinds]
+        sequence.tables = [kind.table() for kind in self.kinds]
         self._continue(sequence, prefix)
         if sequence.last_step < 0:
             sequence.cached_tokens = prefix.length
@@ -82,7 +91,7 @@ class KvCache:
             kind.trim(sequence, min(sequence.computed, len(sequence.tokens)))
         if sequence.missing > 1 and sequence.computed % self.page_size == 0:
             prefix = self._find(sequence)
-            more = prefix.length - sequence.computed
+            sequence.branch, more = prefix.known, prefix.length - sequence.computed
             if more > 0:
                 self._continue(sequence, prefix)
                 if sequence.generated == 0:
@@ -92,18 +101,29 @@ class KvCache:
         """Let a sequence write its positions up to ``length``, evicting what is cached. False, and the sequence is
         unchanged, if there is too little room.
         """
-        start = sequence.computed
+        start, known = sequence.computed, sequence.length
         if sequence.params.partial_page:
             # The last page of the previous request is continued, not copied.
             self._detach(sequence, start)
-        while any(kind.missing(sequence, start, length) > kind.free + len(kind.idle) for kind in self.kinds):
+        while any(kind.missing(sequence, start, length, known) > kind.free + len(kind.idle) for kind in self.kinds):
             if not self._detach(sequence, start, evicts=True):
                 return False
         for kind in self.kinds:
-            while kind.missing(sequence, start, length) > kind.free:
+            while kind.missing(sequence, start, length, known) > kind.free:
                 self.prefixes.evict(kind)
-            kind.reserve(sequence, start, length)
+            kind.reserve(sequence, start, length, known)
+        if self.keeps_states and known == len(sequence.prompt) and start in (sequence.branch, self._border(known - 1)):
+            self._share_state(sequence, start)
         return True
+
+    def row_end(self, sequence: Sequence, end: int) -> int:
+        """Where a row of several known tokens ends instead of at ``end``, so that its state can be kept: where the
+        tokens leave those of other sequences in the cache, or at the last page border before the next token is sampled.
+        """
+        start, border = sequence.computed, self._border(end - (end == sequence.length))
+        if start < sequence.branch < border:
+            return sequence.branch
+        return border if border > start else end
 
     def _detach(self, sequence: Sequence, position: int, *, evicts: bool = False) -> bool:
         """Remove the page of a position from the cache, so that the sequence can write to it without a copy; if others
@@ -111,7 +131,7 @@ class KvCache:
         """
         index = position // self.page_size
         node = next((node for kind in self.kinds if (node := kind.node_of(sequence, index)) is not None), None)
-        idle = next((kind for kind in self.kinds if evicts and kind.idle), None)
+        idle = next((kind for kind in self.pages if evicts and kind.idle), None)
         if node is not None and not node.children:
             self.prefixes.remove(node)
         elif node is not None and idle is not None:
@@ -135,13 +155,25 @@ class KvCache:
             self.prefixes.insert(sequence, full)
 
     def rewind(self, sequence: Sequence, length: int) -> None:
-        """Take back what follows the first ``length`` tokens."""
-        sequence.computed = min(kind.rewind(sequence, length) for kind in self.kinds)
+        """Take back the refused drafts that follow the first ``length`` tokens."""
+        if length < sequence.computed:
+            sequence.computed = min(kind.rewind(sequence, length) for kind in self.kinds)
+            # A page that is computed again is inserted again.
+            del sequence.path[sequence.computed // self.page_size :]
 
     def release(self, sequence: Sequence) -> None:
         """Give up what a sequence holds; the cache keeps what it can use."""
-        if self.prefixes.partial_pages or sequence.params.partial_page:
-            self.prefixes.insert_partial(sequence, sequence.computed)
+        end, is_partial = sequence.computed, self.prefixes.partial_pages or sequence.params.partial_page
+        if self.states is not None:
+            self._share_state(sequence, self.states.kept(sequence))
+            # A state that has read more than the known tokens is of no use.
+            is_partial = is_partial and end <= len(sequence.tokens)
+            if is_partial or end == self._border(len(sequence.tokens)):
+                while not self.states.settle(sequence, end) and self.states.idle:
+                    self.prefixes.evict(self.states)
+                self._share_state(sequence, end)
+        if is_partial:
+            self.prefixes.insert_partial(sequence, end)
         self.prefixes.leave(sequence)
 
     def restart(self, sequence: Sequence) -> None:
@@ -160,9 +192,16 @@ class KvCache:
 
     def _continue(self, sequence: Sequence, prefix: Prefix) -> None:
         for kind in self.kinds:
-            if prefix.leader is None:
-                kind.restore(sequence, prefix)
-            else:
-                kind.fork(prefix.leader, sequence, prefix.length)
+            kind.restore(sequence, prefix)
         sequence.path = prefix.path[: prefix.length // self.page_size]
-        sequence.computed = prefix.length
+        sequence.computed, sequence.branch = prefix.length, prefix.known
+
+    def _share_state(self, sequence: Sequence, end: int) -> None:
+        """Let other sequences find the snapshot that a sequence has of the state at a page border of known tokens."""
+        index = end // self.page_size - 1
+        if self.states is not None and end % self.page_size == 0 and 0 <= index < len(sequence.path):
+            self.states.share(sequence, sequence.path[index], end)
+
+    def _border(self, position: int) -> int:
+        """The last page border up to a position."""
+        return position // self.page_size * self.page_size

@@ -5,7 +5,7 @@ So a second turn, or a second conversation with the same system prompt, computes
 (SGLang's RadixAttention). An adapter changes keys and values, so each adapter has a tree of its own.
 
 A node has a snapshot of each kind. Those of a kind that is no chain are evicted on their own, and a prefix is usable if
-that kind still has the snapshots that are read after its end.
+that kind still has the snapshots that are read after its end. If a kind is exact, a prefix ends only at its snapshots.
 
 Partly filled pages are cached in two cases. If a page holds a whole sequence, few pages are ever full. With smaller
 pages, only requests that together make one answer or one conversation cache and find the last page. Both start from the
@@ -36,6 +36,7 @@ class PrefixCache:
 
     def __init__(self, kinds: Items[CacheKind], page_size: int, *, partial_pages: bool = False) -> None:
         self._kinds, self._page_size, self.partial_pages = kinds, page_size, partial_pages
+        self._is_exact = any(kind.is_exact for kind in kinds)
         self._roots: dict[str | None, dict[Key, Node]] = {}
 
     def find(self, tokens: Items[int], limit: int, adapter: str | None = None, *, partial_page: bool = False) -> Prefix:
@@ -50,21 +51,23 @@ class PrefixCache:
             level = node.children
             if self._is_usable(path, len(path) * self._page_size, incomplete):
                 usable = len(path)
-        length = usable * self._page_size
+        length, known = usable * self._page_size, len(path) * self._page_size
         if self.partial_pages or partial_page:
-            start = len(path) * self._page_size
-            rest = tokens[start:limit]
+            rest = tokens[known:limit]
             # A page that a sequence fills in the same step cannot be copied before it.
             settled = (node for node in level.values() if len(node.key) < self._page_size or self._is_idle(node))
+            ends = ((common_length(node.key, rest), node) for node in settled)
             common, last = max(
-                ((common_length(node.key, rest), node) for node in settled), key=itemgetter(0), default=(0, None)
+                (end for end in ends if not self._is_exact or end[0] == len(end[1].key)),
+                key=itemgetter(0),
+                default=(0, None),
             )
-            if last is not None and common > 0 and self._is_usable([*path, last], start + common, incomplete):
+            if last is not None and common > 0 and self._is_usable([*path, last], known + common, incomplete):
                 path.append(last)
-                usable, length = len(path), start + common
+                usable, length = len(path), known + common
         del path[usable:]
         self._touch(path, length)
-        return Prefix(length, path)
+        return Prefix(length, path, known=known)
 
     def insert(self, sequence: Cached, count: int) -> None:
         """Cache the first ``count`` pages of a sequence, all full.
@@ -83,10 +86,11 @@ class PrefixCache:
         """Cache the partly filled last page of a sequence, and remove those that hold a prefix of its tokens."""
         index, level = len(sequence.path), self._level(sequence)
         key = tuple(sequence.tokens[index * self._page_size : length])
-        if not key or any(node.key[: len(key)] == key for node in level.values()):
+        if not key or (not self._is_exact and any(node.key[: len(key)] == key for node in level.values())):
             return
         for node in list(level.values()):
-            if key[: len(node.key)] == node.key and not node.children and self._is_idle(node):
+            is_shorter = len(node.key) < len(key) and key[: len(node.key)] == node.key
+            if is_shorter and not node.children and self._is_idle(node):
                 self.remove(node)
         self._add(sequence, key)
 
@@ -113,7 +117,10 @@ class PrefixCache:
         if kind.is_chain:
             self.remove(node)
         else:
-            kind.forget(node)
+            for own in self._kinds:
+                # No prefix can end at an exact snapshot without the others.
+                if own is kind or own.is_exact:
+                    own.forget(node)
             self._prune(node)
 
     def remove(self, node: Node) -> None:

@@ -171,6 +171,8 @@ class Scheduler:
         count = min(missing, step.budget, self.config.context - start)
         if prompt_logprobs.pending > 0:
             count = min(count, unsampled + 1 + self._free_rows(step))
+        if count > 1 and self.kv.keeps_states:
+            count = self.kv.row_end(sequence, start + count) - start
         if count <= 0 or not self._reserve(step, sequence, start + count):
             return
         sample, num_sampled = count == missing, max(0, count - unsampled)

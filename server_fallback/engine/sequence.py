@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from .cache_kind import Node, PageTable
+from .cache_kind import Node
 from .request import FinishReason
 
 WAITING: Final = "waiting"
@@ -106,8 +106,10 @@ class Sequence:
     # All known tokens: the prompt, then what has been read back from the device.
     tokens: list[int] = field(init=False)
     # What it holds of each cache kind while it runs, and the nodes of its full pages in the prefix cache.
-    tables: list[PageTable] = field(default_factory=list)
+    tables: list[Any] = field(default_factory=list)
     path: list[Node] = field(default_factory=list)
+    # Up to here, its tokens are those of other sequences in the cache.
+    branch: int = 0
     # Positions whose keys and values are in the pages, or will be once all open steps are done.
     computed: int = 0
     # Sampled tokens that have not been read back.

@@ -64,6 +64,9 @@ class EngineStats:
     """A snapshot. ``running`` and ``waiting`` are requests; ``kv_usage`` is the share of pages that running ones use, 0
     to 1, and ``kv_waste`` the share of the positions in these pages that hold no token.
 
+    ``state_snapshots`` are the snapshots of recurrent states in the prefix cache, ``state_hits`` the sequences that
+    continued after one, also after a preemption.
+
     All others count from the start. ``prefix_queries`` are the prompts' tokens, ``prefix_hits`` those that were in a
     cache. ``computed_tokens`` are positions that the device computed, ``generated_tokens`` those of answers.
     ``drafted_tokens`` are guesses that were checked, ``accepted_tokens`` those that were right. ``recoveries``: device
@@ -91,6 +94,12 @@ class EngineStats:
         int, Metric("counter", "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
     ] = 0
     prefix_hits: Annotated[int, Metric("counter", "vllm:prefix_cache_hits", "Prompt tokens found there.")] = 0
+    state_snapshots: Annotated[
+        int, Metric("gauge", "nearfar:state_snapshots", "Snapshots of recurrent states in the prefix cache.")
+    ] = 0
+    state_hits: Annotated[
+        int, Metric("counter", "nearfar:state_hits", "Requests that continued after such a snapshot.")
+    ] = 0
     preemptions: Annotated[
         int, Metric("counter", "vllm:num_preemptions", "Requests that were preempted and computed again.")
     ] = 0

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from .cache_kind import Copies
 from .sequence import Sequence
+from .states import StateTable
 
 
 class Row(NamedTuple):
@@ -31,6 +32,12 @@ class Row(NamedTuple):
     def sample(self) -> bool:
         """Whether it samples the answer."""
         return self.num_sampled > self.prompt_logprobs
+
+    @property
+    def state(self) -> tuple[int, int] | None:
+        """The slots from which the sequence's state is read and into which it is written; None without states."""
+        table = self.sequence.tables[-1]
+        return table.pair(self.start) if isinstance(table, StateTable) else None
 
     @property
     def prompt_tokens(self) -> Items[int]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from nearfar.compiler.runtime.batch import Batch, IntArray, PageTables
 
+from .pages import PageTable
 from .slot_sampling import SlotSampling
 from .step import Step
 
@@ -25,8 +26,10 @@ def step_batch(step: Step, page_size: int, sampling: SlotSampling, *, alternativ
     positions = ranges(starts, lengths)
     first, *second = (
         page_tables([sequence.tables[group].pages for sequence in sequences], lengths, positions, page_size)
-        for group in range(len(sequences[0].tables))
+        for group, table in enumerate(sequences[0].tables)
+        if isinstance(table, PageTable)
     )
+    states = [row.state for row in step.rows] if step.rows[0].state is not None else None
 
     # The last rows of a sequence are sampled; those for its prompt come first. This step's token already counts as in
     # flight.
@@ -57,6 +60,7 @@ def step_batch(step: Step, page_size: int, sampling: SlotSampling, *, alternativ
         alternatives=alternatives,
         logprobs=logprobs,
         window=second[0] if second else None,
+        state_slots=None if states is None else np.array(states, np.int32),
     )
 
 

@@ -17,7 +17,7 @@ from nearfar.compiler.runtime.page_groups import longest_sequence
 
 from .answer import Answer
 from .check_request import check_request
-from .config import EngineConfig
+from .config import EngineConfig, max_sequences
 from .draft_model import DraftModel
 from .engine_loop import EngineLoop
 from .engine_thread import EngineThread
@@ -58,7 +58,7 @@ class TokenEngine:
         limits = runner.limits
         context = longest_sequence(runner.groups, model.context, model.page_size, limits.tokens)
         self.model = replace(model, context=context)
-        self._inbox = Inbox(min(limits.sequences, limits.rows) + config.max_waiting)
+        self._inbox = Inbox(max_sequences(limits) + config.max_waiting)
         self._arrivals = itertools.count()
         self._loop = EngineLoop(runner, self.model, config, self._inbox, drafter, masks)
         self.device = runner.device

@@ -13,10 +13,14 @@ STOP = 0
 
 
 def next_token(tokens: Sequence[int]) -> int:
-    value = 0
+    return fold(0, tokens) % VOCAB
+
+
+def fold(value: int, tokens: Sequence[int]) -> int:
+    """The hash of the tokens whose hash is ``value``, and of those that follow."""
     for token in tokens:
         value = (value * 31 + token + 1) % 65_521
-    return value % VOCAB
+    return value
 
 
 def answer_of(prompt: Sequence[int], max_tokens: int, context: int) -> tuple[list[int], str]:

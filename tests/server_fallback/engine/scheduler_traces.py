@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hash_model import STOP, next_token
+from hash_model import STOP, VOCAB, fold
 
 from nearfar.compiler.runtime.page_groups import PageGroup, pages_of_sequence
-from nearfar.server_fallback.engine.cache_kind import Pages
 from nearfar.server_fallback.engine.config import SchedulerConfig
+from nearfar.server_fallback.engine.pages import Pages
 from nearfar.server_fallback.engine.scheduler import Scheduler
 from nearfar.server_fallback.engine.sequence import Sequence, SequenceParams
 from nearfar.server_fallback.engine.step import Row, Step
@@ -21,13 +21,16 @@ from nearfar.server_fallback.engine.step import Row, Step
 
 @dataclass(slots=True)
 class HashDevice:
-    """Pages of token ids, which an adapter changes. A step is computed when it is committed, from the state at the time
-    when it was built. The pages must contain all tokens that each row attends to.
+    """Pages of token ids, which an adapter changes, and states that are hashes of all tokens so far. A step is computed
+    when it is committed, from the tables at the time when it was built. The pages must contain all tokens that each row
+    attends to. All rows of a step read their states before any row writes one.
     """
 
     config: SchedulerConfig
     # The contents of the pages, by group.
     cells: list[list[int]] = field(init=False)
+    # The hash in each slot, and the number of its tokens.
+    states: list[tuple[int, int]] = field(init=False)
     # The token that each slot sampled last.
     sampled: dict[int, int] = field(default_factory=dict)
     # For each sequence, the tokens whose positions have been computed.
@@ -35,19 +38,27 @@ class HashDevice:
 
     def __post_init__(self) -> None:
         self.cells = [[-1] * (group.pages * self.config.page_size) for group in self.config.groups]
+        self.states = [(-1, -1)] * self.config.states
 
     def taken(self, step: Step) -> Callable[[], list[int]]:
         """The step as it was built; calling the result computes it."""
         rows = [
-            (row, row.sequence.slot, [list(table.pages) for table in row.sequence.tables], list(row.sequence.tokens))
+            (
+                row,
+                row.sequence.slot,
+                [list(table.pages) for table in row.sequence.tables[: len(self.cells)]],
+                row.state,
+                list(row.sequence.tokens),
+            )
             for row in step.rows
         ]
 
         def compute() -> list[int]:
-            for cells, pairs in zip(self.cells, step.copies, strict=True):
+            for cells, pairs in zip(self.cells, step.copies, strict=False):
                 self.copy(cells, pairs)
             token_ids = []
-            for row, slot, tables, tokens in rows:
+            before = list(self.states)
+            for row, slot, tables, pair, tokens in rows:
                 known = tokens + list(row.drafts)
                 shift = shift_of(row.sequence.params.adapter)
                 end = row.start + row.length
@@ -59,10 +70,20 @@ class HashDevice:
                 assert len(read) == end
                 for cells, pages, group in zip(self.cells, tables, self.config.groups, strict=True):
                     self.compute(cells, pages, group.window, row, read)
+                value, count = (0, 0) if row.start == 0 else (fold(0, read[: row.start]), row.start)
+                if pair is not None:
+                    if row.start > 0:
+                        value, count = before[pair[0]]
+                    assert count == row.start, f"slot {pair[0]} has the state after {count} tokens, not {row.start}"
+                    self.states[pair[1]] = fold(value, read[row.start : end]), end
+
+                def sampled(length: int, value: int = value, row: Row = row, read: list[int] = read) -> int:
+                    return fold(value, read[row.start : length]) % VOCAB
+
                 for length in range(end - row.prompt_logprobs - row.sample + 1, end - row.sample + 1):
-                    token_ids.append(next_token(read[:length]))
+                    token_ids.append(sampled(length))
                 if row.sample:
-                    token_ids += [next_token(read[:length]) for length in range(end - len(row.drafts), end + 1)]
+                    token_ids += [sampled(length) for length in range(end - len(row.drafts), end + 1)]
                     self.sampled[slot] = token_ids[-1]
             return token_ids
 
@@ -147,18 +168,26 @@ def record_of(step: Step) -> dict[str, Any]:
         "admitted": [[sequence.id, sequence.cached_tokens] for sequence in step.admitted],
         "preempted": [sequence.id for sequence in step.preempted],
     }
-    if len(step.copies) > 1:
+    pairs = [row.state for row in step.rows]
+    if len(step.copies) > 1 + (pairs[0] is not None):
         record["window_pages"] = [list(row.sequence.tables[1].pages) for row in step.rows]
+    if pairs[0] is not None:
+        record["states"] = [list(pair) for pair in pairs if pair is not None]
+    if any(row.drafts for row in step.rows):
+        record["drafts"] = [list(row.drafts) for row in step.rows]
     prompt_logprobs = [row.prompt_logprobs for row in step.rows]
     return {**record, "prompt_logprobs": prompt_logprobs} if any(prompt_logprobs) else record
 
 
 def pools_of(scheduler: Scheduler) -> list[Pages]:
-    return [kind for kind in scheduler.kv.kinds if isinstance(kind, Pages)]
+    return scheduler.kv.pages
 
 
 def require_pages(scheduler: Scheduler) -> None:
-    """The number of users of each page is right, and no other sequence reads the page that a sequence writes next."""
+    """The number of users of each page and slot is right, and no other sequence reads the page that a sequence writes
+    next.
+    """
+    require_states(scheduler)
     size = scheduler.config.page_size
     for group, pool in enumerate(pools_of(scheduler)):
         held = Counter(page for sequence in scheduler.running for page in sequence.tables[group].live)
@@ -176,9 +205,26 @@ def require_pages(scheduler: Scheduler) -> None:
             assert len(table.live) <= most
     slots = [sequence.slot for sequence in scheduler.running]
     assert len(set(slots)) == len(slots)
-    waiting = [sequence for sequence in scheduler.waiting if any(table.pages for table in sequence.tables)]
-    assert not waiting
+    pages = len(pools_of(scheduler))
+    assert not any(table.pages for sequence in scheduler.waiting for table in sequence.tables[:pages])
     assert all(sequence.slot == -1 for sequence in scheduler.waiting)
+
+
+def require_states(scheduler: Scheduler) -> None:
+    """The number of users of each slot is right, and each sequence's own slot is not a snapshot of the cache."""
+    states = scheduler.kv.states
+    if states is None:
+        return
+    tables = [sequence.tables[-1] for sequence in scheduler.running]
+    assert all(table.slot == table.source == -1 for own in scheduler.waiting for table in own.tables[-1:])
+    owned = [table.slot for table in tables if table.slot >= 0]
+    assert all(states.users[slot] == 1 and slot not in states.nodes for slot in owned)
+    held = Counter([*owned, *(table.source for table in tables if table.source >= 0), *states.nodes])
+    assert {slot: users for slot, users in enumerate(states.users) if users > 0} == held
+    assert set(states.idle) == {slot for slot in states.nodes if held[slot] == 1}
+    snapshots = len(set(held) - set(owned))
+    assert 0 <= states.free == states.size - scheduler.config.max_sequences - snapshots
+    assert all(node.snapshots[-1] == slot and not node.is_removed for slot, node in states.nodes.items())
 
 
 def require_step(scheduler: Scheduler, step: Step) -> None:
@@ -190,6 +236,12 @@ def require_step(scheduler: Scheduler, step: Step) -> None:
     assert all(row.length > 0 and row.start + row.length <= config.context for row in step.rows)
     # A sequence that must see each token has at most one in flight.
     assert all(row.sequence.in_flight <= 1 for row in step.rows if row.sequence.params.lockstep)
+    # No row reads what another one writes, and none writes a snapshot.
+    pairs = [pair for row in step.rows if (pair := row.state) is not None]
+    writes = Counter(write for _, write in pairs)
+    reads = Counter(read for read, write in pairs if read != write)
+    assert not writes.keys() & reads.keys()
+    assert all(count == 1 for count in writes.values())
     # A sequence that has just started from another's last page gets a copy before it writes there.
     for group, pool in enumerate(pools_of(scheduler)):
         beginners = [page for sequence in step.admitted for page in sequence.tables[group].live]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from nearfar.compiler.runtime.page_groups import PageGroup
-from nearfar.server_fallback.engine.cache_kind import Node, Pages, PageTable, Prefix
+from nearfar.server_fallback.engine.cache_kind import Node, Prefix
+from nearfar.server_fallback.engine.pages import Pages, PageTable
 from nearfar.server_fallback.engine.prefix_cache import PrefixCache
 
 SIZE, PAGE = 12, 2
@@ -68,7 +69,8 @@ class PoolAndCache(RuleBasedStateMachine):
         holder = data.draw(st.sampled_from(self.holders))
         if self.pool.free == 0 and not self.evict_oldest():
             return
-        self.pool.reserve(holder, len(holder.tokens), len(holder.tokens) + PAGE)
+        end = len(holder.tokens) + PAGE
+        self.pool.reserve(holder, len(holder.tokens), end, end)
         holder.tokens += tokens
         pages = holder.pages
         self.cache.insert(holder, len(pages))
@@ -164,7 +166,7 @@ def test_a_running_sequences_pages_are_never_evicted_and_count_as_used_when_it_l
 def inserted(cache: PrefixCache, pool: Pages, token: int) -> Holder:
     """A sequence of one token, in the cache."""
     holder = Holder(tokens=(token,))
-    pool.reserve(holder, 0, 1)
+    pool.reserve(holder, 0, 1, 1)
     cache.insert(holder, 1)
     return holder
 
@@ -174,7 +176,7 @@ def test_a_prefix_needs_only_the_pages_within_the_window_before_its_end() -> Non
     cache = PrefixCache([full, windowed], 2)
     holder = Holder(tokens=(1, 2, 3, 4, 5, 6), kinds=2)
     for kind in (full, windowed):
-        kind.reserve(holder, 0, 6)
+        kind.reserve(holder, 0, 6, 6)
     cache.insert(holder, 3)
     windowed.trim(holder, 6)
     assert (list(holder.tables[1].pages), holder.tables[1].dead) == ([0, 0, 2], 2)
@@ -199,17 +201,17 @@ def pages_in(prefix: Prefix) -> list[list[int | None]]:
 def test_a_shared_page_is_free_after_its_last_user_and_not_before() -> None:
     pool = pages_of(PageGroup(2), PAGE)
     first, second, third, fourth = (Holder() for _ in range(4))
-    pool.reserve(first, 0, PAGE)
+    pool.reserve(first, 0, PAGE, PAGE)
     for other in (second, third):
-        pool.fork(first, other, PAGE)
+        pool.restore(other, Prefix(PAGE, [], first))
     assert (pool.free, pool.users[first.pages[0]]) == (1, 3)
     for holder in (first, second):
         pool.drop(holder)
     assert (pool.free, pool.users[third.pages[0]]) == (1, 1)
-    pool.reserve(fourth, 0, PAGE)
+    pool.reserve(fourth, 0, PAGE, PAGE)
     assert fourth.pages != third.pages
     pages = third.pages
     pool.drop(third)
     assert pool.free == 1
-    pool.reserve(second, 0, PAGE)
+    pool.reserve(second, 0, PAGE, PAGE)
     assert second.pages == pages

@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduler_traces import HashDevice, config_of, pools_of, require_pages, require_step, shift_of
 
 from nearfar.compiler.runtime.page_groups import PageGroup, pages_of_sequence
-from nearfar.server_fallback.engine.cache_kind import PageTable
 from nearfar.server_fallback.engine.config import SchedulerConfig
+from nearfar.server_fallback.engine.pages import PageTable
 from nearfar.server_fallback.engine.scheduler import Scheduler
 from nearfar.server_fallback.engine.sequence import FINISHED, RUNNING, Sequence, SequenceParams
 from nearfar.server_fallback.engine.step import Step
@@ -63,6 +63,8 @@ class Scheduling(RuleBasedStateMachine):
         # The window of all layers, or of the second group.
         window=st.sampled_from([None, 1, 3, 5, 9]),
         mixed=st.booleans(),
+        # How many snapshots of states there may be; None for a model without states.
+        snapshots=st.sampled_from([None, None, 0, 1, 2, 6]),
     )
     def begin(
         self,
@@ -75,14 +77,16 @@ class Scheduling(RuleBasedStateMachine):
         patience: int | None,
         window: int | None,
         mixed: bool,
+        snapshots: int | None = None,
     ) -> None:
         page_size = page_size or context
         windows = (None, window) if mixed and window is not None else (window,)
         groups = [
             PageGroup(pages_of_sequence(own, context, page_size, max_tokens) + spare_pages, own) for own in windows
         ]
+        states = 0 if snapshots is None else max_sequences + snapshots
         self.config = SchedulerConfig(
-            page_size, groups, max_tokens, max_sequences, context, max_sequences + spare_rows, patience
+            page_size, groups, max_tokens, max_sequences, context, max_sequences + spare_rows, patience, states
         )
         self.scheduler, self.device = Scheduler(self.config), HashDevice(self.config)
 
@@ -178,6 +182,7 @@ class Scheduling(RuleBasedStateMachine):
         self.scheduler.reset()
         self.device = HashDevice(self.config)
         assert all(pool.free == pool.size for pool in pools_of(self.scheduler))
+        assert not any(self.scheduler.kv.states.users if self.scheduler.kv.states else ())
 
     @invariant()
     def pages_are_accounted_for(self) -> None:
@@ -210,10 +215,16 @@ class Scheduling(RuleBasedStateMachine):
         for pool in pools_of(self.scheduler):
             assert pool.free + len(pool.idle) == pool.size
             assert pool.idle == pool.nodes
+        states = self.scheduler.kv.states
+        if states is not None:
+            assert states.idle == states.nodes
+            assert len(states.idle) + states.free == states.size - self.config.max_sequences
         for pool in reversed(pools_of(self.scheduler)):
             while pool.idle:
                 self.scheduler.kv.prefixes.evict(pool)
             assert pool.free == pool.size
+        # A snapshot is evicted with its page, or before.
+        assert not any(states.users if states is not None else ())
 
 
 TestScheduling = Scheduling.TestCase
@@ -315,7 +326,7 @@ def test_without_a_free_page_a_fork_computes_its_last_page_again() -> None:
     scheduler.add(second)
     # One page of all that are free is lent.
     lent, (pool,) = Borrower(), pools_of(scheduler)
-    pool.reserve(lent, 0, 4)
+    pool.reserve(lent, 0, 4, 4)
     while first.state != FINISHED or second.state != FINISHED:
         turn(scheduler, device)
     assert first.tokens == second.tokens == [*first.prompt, *alone(first, 16)[0]]
