@@ -54,6 +54,12 @@ def check_request(request: TokenRequest, model: TokenModel, adapters: Collection
             integer(0, model.context // 2),
             f"an integer from 0 to half of the context, {model.context // 2}",
         )
+        if model.is_recurrent:
+            raise RequestError(
+                "when_full is a number, but this model has recurrent layers, whose states cannot lose old tokens; use "
+                "'stop'",
+                param="when_full",
+            )
     check_drafts(request, model)
     check_prompt_logprobs(request)
     sampling = request.sampling

@@ -158,6 +158,8 @@ class KvCache:
         """Take back the refused drafts that follow the first ``length`` tokens."""
         if length < sequence.computed:
             sequence.computed = min(kind.rewind(sequence, length) for kind in self.kinds)
+            for pool in self.pages:
+                pool.rewind(sequence, sequence.computed)
             # A page that is computed again is inserted again.
             del sequence.path[sequence.computed // self.page_size :]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nearfar.compiler.bundle.manifest import Description
+from nearfar.compiler.bundle.manifest import Description, Manifest
 from nearfar.compiler.runtime.host_tables import gathers
 
 
@@ -13,6 +13,7 @@ class TokenModel:
     """``context``: the longest sequence in tokens.
 
     ``gathers``: a step needs the ids of its tokens on the host, so no step starts before the previous one was read.
+    ``is_recurrent``: layers have states of all tokens so far, from which no token can be taken away.
     """
 
     vocab_size: int
@@ -20,6 +21,7 @@ class TokenModel:
     context: int
     page_size: int
     gathers: bool = False
+    is_recurrent: bool = False
 
     @staticmethod
     def of(manifest: Description) -> TokenModel:
@@ -30,4 +32,5 @@ class TokenModel:
             context=manifest.context,
             page_size=manifest.page_size,
             gathers=gathers(manifest),
+            is_recurrent=isinstance(manifest, Manifest) and len(manifest.sequence_states) > 0,
         )

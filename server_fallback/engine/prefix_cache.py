@@ -86,7 +86,9 @@ class PrefixCache:
         """Cache the partly filled last page of a sequence, and remove those that hold a prefix of its tokens."""
         index, level = len(sequence.path), self._level(sequence)
         key = tuple(sequence.tokens[index * self._page_size : length])
-        if not key or (not self._is_exact and any(node.key[: len(key)] == key for node in level.values())):
+        # An exact kind may have a snapshot for a node that has none.
+        least = len(key) + self._is_exact
+        if not key or any(node.key[: len(key)] == key and len(node.key) >= least for node in level.values()):
             return
         for node in list(level.values()):
             is_shorter = len(node.key) < len(key) and key[: len(node.key)] == node.key

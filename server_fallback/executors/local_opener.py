@@ -165,9 +165,17 @@ class LocalOpener:
         kv_bytes = options.kv_memory_bytes or kv_memory_bytes(
             manifest.target, weight_bytes(manifest), context_bytes(manifest, tokens)
         )
+        # While drafts are checked, the state before them is retained.
+        states = sequences * (1 + (guesses > 0)) + options.state_snapshots
         adapters = options.max_adapters if isinstance(manifest, Manifest) and manifest.lora is not None else 0
         memory = plan_memory(
-            manifest, sequences=sequences, tokens=tokens, kv_bytes=kv_bytes, extra_rows=extra_rows, adapters=adapters
+            manifest,
+            sequences=sequences,
+            tokens=tokens,
+            kv_bytes=kv_bytes,
+            extra_rows=extra_rows,
+            adapters=adapters,
+            states=states,
         )
         return Planned(bundle, memory)
 

@@ -32,6 +32,8 @@ class LocalOptions(ModelOptions):
     """requests that may queue"""
     kv_memory_bytes: Annotated[SizeBytes | None, Flag(("--kv-memory",))] = None
     """memory for the keys and values of a model, such as 4GB"""
+    state_snapshots: CountOrNone = 16
+    """snapshots of the states of recurrent layers that the prefix cache retains, beside one state for each answer"""
     trust: Trust = ()
     draft: ModelName | None = None
     """speculative decoding: draft tokens with ngram, or with a smaller model that has the same tokenizer"""

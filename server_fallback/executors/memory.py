@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from nearfar.compiler.bundle.entries import ITEM_BYTES, BufferEntry
 from nearfar.compiler.bundle.manifest import ExportManifest, Manifest
 from nearfar.compiler.ir.expr import evaluate
-from nearfar.compiler.ir.pages import PAGE_DIMS
+from nearfar.compiler.ir.pages import PAGE_DIMS, STATES
 from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.limits import largest_dims, page_groups
@@ -18,10 +18,13 @@ from nearfar.compiler.runtime.page_groups import group_windows, pages_of_sequenc
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """``total_bytes``: weights, keys and values, tables, and buffers for the largest batch."""
+    """``kv_bytes`` are those of keys and values, ``state_bytes`` those of recurrent layers' states. ``total_bytes``:
+    both, weights, tables, and buffers for the largest batch.
+    """
 
     limits: Limits
     kv_bytes: int
+    state_bytes: int
     total_bytes: int
 
 
@@ -60,14 +63,26 @@ def plan_memory(
     kv_bytes: int,
     extra_rows: int = 0,
     adapters: int = 0,
+    states: int | None = None,
 ) -> MemoryPlan:
-    """The number of pages for ``sequences`` with a full context, or fewer if ``kv_bytes`` does not hold them.
+    """The number of pages for ``sequences`` with a full context, or fewer if ``kv_bytes`` does not hold them beside
+    ``states`` slots of the states of recurrent layers.
 
     ``tokens`` per step; ``extra_rows`` sampled rows per step beside one for each sequence; slots for ``adapters``.
     Raises RequestError if one sequence does not fit.
     """
     rows = sequences + extra_rows
     least = context_bytes(manifest, tokens)
+    states = states or sequences
+    state_bytes = states * bytes_of_state(manifest)
+    kv_bytes -= state_bytes
+    if kv_bytes < least and state_bytes > 0:
+        raise RequestError(
+            f"{manifest.model}: {states} states of recurrent layers take {state_bytes:,} bytes and a sequence of "
+            f"{manifest.context} tokens {least:,}, but {kv_bytes + state_bytes:,} are available; allow more with "
+            "--kv-memory, or fewer --max-sequences or --state-snapshots",
+            param="model",
+        )
     if kv_bytes < least:
         raise RequestError(
             f"{manifest.model}: a sequence of {manifest.context} tokens needs {least:,} bytes of keys and values, "
@@ -85,7 +100,13 @@ def plan_memory(
         pages = min(one * sequences, fitting)
         window_pages = min(window_pages, pages)
     limits = Limits(
-        tokens=tokens, sequences=sequences, rows=rows, pages=pages, adapters=adapters, window_pages=window_pages
+        tokens=tokens,
+        sequences=sequences,
+        rows=rows,
+        pages=pages,
+        adapters=adapters,
+        window_pages=window_pages,
+        states=states,
     )
     used = sum(
         group.pages * size for group, size in zip(page_groups(manifest, limits), page_bytes(manifest), strict=True)
@@ -95,12 +116,17 @@ def plan_memory(
         if isinstance(manifest, ExportManifest)
         else plan_buffer_bytes(manifest, limits)
     )
-    return MemoryPlan(limits, used, weight_bytes(manifest) + used + buffers)
+    return MemoryPlan(limits, used, state_bytes, weight_bytes(manifest) + used + state_bytes + buffers)
+
+
+def bytes_of_state(manifest: Manifest | ExportManifest) -> int:
+    """The bytes of a slot of the states of recurrent layers; 0 without such layers."""
+    return size_bytes(manifest, manifest.sequence_states.values(), {STATES: 1}) if isinstance(manifest, Manifest) else 0
 
 
 def plan_buffer_bytes(manifest: Manifest, limits: Limits) -> int:
-    """The bytes of tables, slot states, and buffers for the largest batch."""
-    others = [state for state in manifest.states.values() if state.shape[0] not in PAGE_DIMS]
+    """The bytes of tables, states of the sampler and of adapters, and buffers for the largest batch."""
+    others = [state for state in manifest.states.values() if state.shape[0] not in (*PAGE_DIMS, STATES)]
     entries = (*manifest.buffers.values(), *manifest.inputs.values(), *manifest.scratch.values(), *others)
     passing = size_bytes(manifest, entries, largest_dims(manifest, limits))
     tables = sum(math.prod(constant.shape) * ITEM_BYTES["float32"] for constant in manifest.constants.values())

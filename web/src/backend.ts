@@ -52,9 +52,9 @@ export async function openWebGpu(
   options: TrustOptions & MemoryOptions,
   opening: Opening,
 ): Promise<Backend> {
-  const { maxSequences, maxBatchTokens, pages, maxAdapters, memoryBudget } = options;
+  const { maxSequences, maxBatchTokens, pages, maxAdapters, stateSnapshots, memoryBudget } = options;
   const { onTest, ...rest } = opening;
-  const sizes = { maxSequences, maxBatchTokens, pages, maxAdapters, memoryBudget };
+  const sizes = { maxSequences, maxBatchTokens, pages, maxAdapters, stateSnapshots, memoryBudget };
   const trusted = await openTrusted(bundle, options, { ...sizes, ...rest }, onTest);
   const { runner, device, selfTest } = trusted;
   return {

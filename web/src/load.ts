@@ -110,6 +110,7 @@ const LOAD_OPTIONS: Checks = {
   maxBatchTokens: "integer 1..",
   pages: "integer 1..",
   maxAdapters: "integer 1..",
+  stateSnapshots: "integer 0..",
   memoryBudget: "number 0<..",
 } satisfies Record<keyof LoadOptions, Check>;
 

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
-from hash_model import VOCAB, next_token
+from hash_model import VOCAB, fold, next_token
 
 from nearfar.compiler.ir.sampling import BIAS, COUNTS, IN_PROMPT, MASK
 from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output, done
 from nearfar.compiler.runtime.errors import DeviceError
+from nearfar.compiler.runtime.inputs import require_states
 from nearfar.compiler.runtime.page_groups import PageGroup
 from nearfar.server_fallback.engine.model import TokenModel
 
@@ -25,7 +26,10 @@ MODEL = TokenModel(vocab_size=VOCAB, end_token_ids=frozenset({0}), context=64, p
 
 
 class HashRunner:
-    """``fail`` returns the error to raise for a batch, by its number. Tokens in ``broken`` produce NaN logits."""
+    """``fail`` returns the error to raise for a batch, by its number. Tokens in ``broken`` produce NaN logits.
+
+    If the limits have ``states``, these are hashes of all tokens so far, from which the next token follows.
+    """
 
     def __init__(
         self,
@@ -46,6 +50,8 @@ class HashRunner:
         self._step_seconds, self._fail, self._broken = step_seconds, fail, broken
         self._cells = np.full((limits.pages, PAGE), -1)
         self._sampled = np.full(limits.sequences, -1)
+        # The hash in each slot, and the number of its tokens.
+        self._hashes = [(-1, -1)] * (limits.states or 0)
         self._states: dict[str, Array] = {
             "token_counts": np.zeros((limits.sequences, VOCAB), np.int32),
             "logit_bias": np.zeros((limits.sequences, VOCAB), np.float32),
@@ -109,6 +115,20 @@ class HashRunner:
         cells: list[int] = self._cells[pages].reshape(-1)[: batch.positions[row] + 1].tolist()
         return cells
 
+    def _fold_states(self, batch: Batch) -> None:
+        """Continue each sequence's state: all are read before any is written."""
+        if batch.state_slots is None:
+            assert not self._hashes
+            return
+        require_states(batch.state_slots, len(self._hashes))
+        before = list(self._hashes)
+        for index, (read, write) in enumerate(batch.state_slots.tolist()):
+            start, end = batch.seq_starts[index : index + 2].tolist()
+            position, tokens = int(batch.positions[start]), self._tokens(batch, end - 1)
+            value, count = before[read] if position > 0 else (0, 0)
+            assert (value, count) == (fold(0, tokens[:position]), position), f"slot {read} has another state"
+            self._hashes[write] = fold(value, tokens[position:]), len(tokens)
+
     def _forward(self, batch: Batch, failure: Exception | None) -> Output:
         if self._step_seconds:
             time.sleep(self._step_seconds)
@@ -116,7 +136,9 @@ class HashRunner:
         # After a failure of the device, results contain invalid values.
         if failure is not None:
             self._cells[:] = -1
+            self._hashes = [(-1, -1)] * len(self._hashes)
             raise failure
+        self._fold_states(batch)
         rows = zip(batch.sample_rows.tolist(), batch.sample_slots.tolist(), batch.sample_settings.tolist(), strict=True)
         token_ids = np.array(
             [self._sample(self._tokens(batch, row), slot[0], slot[1], settings) for row, slot, settings in rows],

@@ -115,16 +115,20 @@ def under_load(
         scheduler = engine._loop.scheduler
         assert engine.stats().preemptions > 0
         assert all(pool.free + len(pool.idle) == pool.size for pool in pools_of(scheduler))
+        states = scheduler.kv.states
+        assert states is None or states.free + len(states.idle) == states.size - scheduler.config.max_sequences
         await engine.close()
         return answers
 
     return asyncio.run(work())
 
 
+@pytest.mark.parametrize("states", [None, 8, 9, 14])
 @pytest.mark.parametrize("threaded", [False, True])
-def test_a_hundred_mixed_requests_are_answered_as_each_alone(threaded: bool) -> None:
+def test_a_hundred_mixed_requests_are_answered_as_each_alone(threaded: bool, states: int | None) -> None:
+    """Without states, and with none to six slots for snapshots of states."""
     requests = mixed_requests(100, VOCAB, (1, 3, 4, 9, 17, 30), 16)
-    limits = Limits(tokens=24, sequences=8, rows=8, pages=18)
+    limits = Limits(tokens=24, sequences=8, rows=8, pages=18, states=states)
     expected = alone(HashRunner(limits), MODEL, requests)
     assert sum(len(tokens) for tokens, _ in expected) > 200
     noise = mixed_requests(33, VOCAB, (2, 12), 16)

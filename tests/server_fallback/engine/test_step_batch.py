@@ -10,6 +10,7 @@ import pytest
 from hash_model import STOP, VOCAB
 from scheduler_traces import HashDevice
 
+from nearfar.compiler.ir.pages import STATE_SLOTS
 from nearfar.compiler.ir.sampling import BIAS, COUNTS, FLAT, IN_PROMPT, MASK, Sampling, Settings, draw_at
 from nearfar.compiler.runtime.batch import WINDOW_INPUTS, Array, Batch
 from nearfar.compiler.runtime.page_groups import PageGroup
@@ -47,6 +48,7 @@ def plain_batch(
                 "sample_slots",
                 "sample_settings",
                 "adapters",
+                "state_slots",
             )
         },
         "seq_starts": [0],
@@ -61,7 +63,13 @@ def plain_batch(
             found["positions"].append(position)
             found["adapters"].append(sequence.params.adapter_slot)
         found["seq_starts"].append(len(found["token_ids"]))
-        for prefix, table in zip(("", "window_"), sequence.tables, strict=False):
+        *page_tables, state = sequence.tables
+        if row.state is None:
+            page_tables.append(state)
+        else:
+            # A row reads the snapshot if that is of the state before it.
+            found["state_slots"].append([state.source if state.length == row.start else state.slot, state.slot])
+        for prefix, table in zip(("", "window_"), page_tables, strict=False):
             pages = table.pages
             positions = range(row.start, row.start + row.length)
             found[f"{prefix}slots"] += [
@@ -85,7 +93,9 @@ def plain_batch(
 
 
 def require_equal(batch: Batch, expected: dict[str, list[Any]]) -> None:
-    for name, array in batch.arrays(WINDOW_INPUTS if batch.window else ()).items():
+    declared = (WINDOW_INPUTS if batch.window else frozenset()) | {STATE_SLOTS}
+    assert (batch.state_slots is None) == (not expected["state_slots"])
+    for name, array in batch.arrays(declared).items():
         assert array.dtype == (np.float32 if name == "sample_settings" else np.int32)
         assert array.flags.writeable
         found = array.tolist()
@@ -102,7 +112,8 @@ def test_a_batch_equals_that_of_plain_loops_over_its_rows(seed: int) -> None:
     page_size, max_sequences = chosen.choice([1, 2, 4, 16]), chosen.randint(1, 6)
     pages = -(-48 // page_size) + 40
     groups = [PageGroup(pages), PageGroup(pages, 7)][: chosen.randint(1, 2)]
-    config = SchedulerConfig(page_size, groups, 24, max_sequences, 48, max_sequences + chosen.randint(0, 12))
+    rows, states = max_sequences + chosen.randint(0, 12), chosen.choice([0, max_sequences, max_sequences + 3])
+    config = SchedulerConfig(page_size, groups, 24, max_sequences, 48, rows, states=states)
     scheduler, device = Scheduler(config), HashDevice(config)
     samplings: dict[Sequence, ResolvedSampling] = {}
     slots = SlotSampling(max_sequences, VOCAB, lambda *_: None)

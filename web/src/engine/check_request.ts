@@ -4,12 +4,17 @@ import { RequestError } from "../errors.js";
 import { isA, typeOf } from "../shared/declared.js";
 import { SAMPLING } from "../shared/sampling.js";
 import type { TokenRequest } from "./request.js";
+import type { SchedulerConfig } from "./scheduler.js";
 
 /** The maximum number of alternatives with log-probabilities. */
 export const MOST_ALTERNATIVES = 20;
 
 /** Throws RequestError. */
-export function checkRequest(request: TokenRequest, vocabSize: number, context: number): void {
+export function checkRequest(
+  request: TokenRequest,
+  vocabSize: number,
+  { context, states = 0 }: Pick<SchedulerConfig, "context" | "states">,
+): void {
   checkPrompt(request, vocabSize, context);
   const { maxTokens, sampling = {}, logprobs, promptLogprobs, stopTokenIds = [], priority, whenFull } = request;
   const alternatives = `integer 0..${MOST_ALTERNATIVES}`;
@@ -22,8 +27,14 @@ export function checkRequest(request: TokenRequest, vocabSize: number, context: 
   const range = `token ids from 0 to ${vocabSize - 1}`;
   for (const id of stopTokenIds) check("stopTokenIds", id, ids, range);
   const half = `integer 0..${context >> 1}`;
-  if (typeof whenFull === "object")
+  if (typeof whenFull === "object") {
     check("whenFull.keep", whenFull.keep, half, `an integer from 0 to half of the context, ${context >> 1}`);
+    if (states > 0)
+      throw new RequestError(
+        "whenFull drops old tokens, which the states of this model's recurrent layers cannot; use 'stop'",
+        { param: "whenFull" },
+      );
+  }
   for (const [name, { type }] of Object.entries(SAMPLING)) check(name, sampling[name as keyof typeof SAMPLING], type);
   for (const [id, bias] of sampling.logitBias ?? []) {
     check("logitBias", id, ids, `for ${range}`);

@@ -2,20 +2,29 @@
 
 import type { PageCopies } from "../runtime/page_groups.js";
 import type { CacheKind, Prefix } from "./cache_kind.js";
-import { PageTable, Pages } from "./cache_kind.js";
+import { Pages } from "./pages.js";
 import { PrefixCache } from "./prefix_cache.js";
 import type { SchedulerConfig } from "./scheduler.js";
 import type { Sequence } from "./sequence.js";
+import { States } from "./states.js";
 
 /** The cache kinds of a model, and a prefix cache of all of them. */
 export class KvCache {
+  /** Those of each page group. */
+  readonly pages: readonly Pages[];
+  /** Null if the model has no recurrent layers. */
+  readonly states: States | null;
   readonly kinds: readonly CacheKind[];
   readonly prefixes: PrefixCache;
+  readonly #keepsStates: boolean;
 
   constructor(private readonly config: SchedulerConfig) {
-    const { groups, pageSize } = config;
-    this.kinds = groups.map((group, index) => new Pages(index, group, config));
+    const { groups, pageSize, states = 0, maxSequences } = config;
+    this.pages = groups.map((group, index) => new Pages(index, group, config));
+    this.states = states === 0 ? null : new States(groups.length, states, maxSequences, pageSize);
+    this.kinds = this.states === null ? this.pages : [...this.pages, this.states];
     this.prefixes = new PrefixCache(this.kinds, pageSize);
+    this.#keepsStates = states > maxSequences;
   }
 
   /** The longest prefix of a waiting sequence's tokens that is already computed. */
@@ -36,7 +45,7 @@ export class KvCache {
 
   /** Let a sequence start from a prefix. */
   start(sequence: Sequence, prefix: Prefix): void {
-    sequence.tables = this.kinds.map(() => new PageTable());
+    sequence.tables = this.kinds.map((kind) => kind.table());
     this.#continue(sequence, prefix);
     if (sequence.lastStep < 0) sequence.cachedTokens = prefix.length;
   }
@@ -48,6 +57,7 @@ export class KvCache {
     for (const kind of this.kinds) kind.trim(sequence, Math.min(computed, tokens.length));
     if (missing === 1 || computed % this.config.pageSize > 0) return;
     const prefix = this.findPrefix(sequence);
+    sequence.branch = prefix.known;
     const more = prefix.length - computed;
     if (more <= 0) return;
     this.#continue(sequence, prefix);
@@ -69,7 +79,21 @@ export class KvCache {
       while (kind.missing(sequence, start, length) > kind.free) this.prefixes.evict(kind);
       kind.reserve(sequence, start, length);
     }
+    const { length: known, prompt, branch } = sequence;
+    if (this.#keepsStates && known === prompt.length && (start === branch || start === this.#border(known - 1)))
+      this.#shareState(sequence, start);
     return true;
+  }
+
+  /**
+   * Where a row of several known tokens ends instead of at ``end``, so that its state can be kept: where the tokens leave
+   * those of other sequences in the cache, or at the last page border before the next token is sampled.
+   */
+  rowEnd({ computed, branch, length }: Sequence, end: number): number {
+    if (!this.#keepsStates || end === computed + 1) return end;
+    const border = this.#border(end === length ? end - 1 : end);
+    if (computed < branch && branch < border) return branch;
+    return border > computed ? border : end;
   }
 
   /** By kind, what the next step must copy first. */
@@ -90,10 +114,12 @@ export class KvCache {
   /** Release what a sequence holds; the cache retains the full pages, and of a conversation the last page too. */
   release(sequence: Sequence): void {
     const { params, tokens, computed, adapterId } = sequence;
-    if (params.retained !== null) {
+    this.#settleState(sequence);
+    // A state that has read more than the known tokens is of no use.
+    if (params.retained !== null && (this.states === null || computed <= tokens.length))
       this.prefixes.insertPartial(sequence, computed);
+    if (params.retained !== null)
       Object.assign(params.retained, { tokens: tokens.slice(0, computed), adapter: adapterId, isShared: false });
-    }
     this.prefixes.leave(sequence);
   }
 
@@ -108,6 +134,30 @@ export class KvCache {
     for (const kind of this.kinds) kind.restore(sequence, prefix);
     sequence.path = prefix.path.slice(0, Math.floor(prefix.length / this.config.pageSize));
     sequence.computed = prefix.length;
+    sequence.branch = prefix.known;
+  }
+
+  /** Let other sequences find the state at the last border of a sequence that stops, and the last one if it is usable. */
+  #settleState(sequence: Sequence): void {
+    const { states } = this;
+    const { computed, tokens, params } = sequence;
+    if (states === null) return;
+    this.#shareState(sequence, states.kept(sequence));
+    const isLast = params.retained !== null && computed <= tokens.length;
+    if (!isLast && computed !== this.#border(tokens.length)) return;
+    while (!states.settle(sequence, computed) && states.idle.size > 0) this.prefixes.evict(states);
+    this.#shareState(sequence, computed);
+  }
+
+  /** Let other sequences find the snapshot that a sequence has of the state at a page border of known tokens. */
+  #shareState(sequence: Sequence, end: number): void {
+    const node = sequence.path[end / this.config.pageSize - 1];
+    if (node !== undefined) this.states?.share(sequence, node, end);
+  }
+
+  /** The last page border up to a position. */
+  #border(position: number): number {
+    return position - (position % this.config.pageSize);
   }
 
   /**
@@ -116,8 +166,8 @@ export class KvCache {
    */
   #detach(sequence: Sequence, position: number, evicts = false): boolean {
     const index = Math.floor(position / this.config.pageSize);
-    const node = this.kinds.map((kind) => kind.nodeOf(sequence, index)).find((each) => each !== undefined);
-    const idle = this.kinds.find((kind) => evicts && kind.idle.size > 0);
+    const node = this.pages.map((pool) => pool.nodeOf(sequence, index)).find((each) => each !== undefined);
+    const idle = this.pages.find((pool) => evicts && pool.idle.size > 0);
     if (node?.children.size === 0) this.prefixes.remove(node);
     else if (node !== undefined && idle !== undefined) this.prefixes.evict(idle);
     else return false;

@@ -3,10 +3,11 @@
 // new tokens. Zheng et al. 2024 (SGLang's RadixAttention). Each adapter has a tree of its own.
 //
 // A node has a snapshot of each kind. Those of a kind that is no chain are evicted on their own, and a prefix is usable
-// if that kind still has the snapshots that are read after its end. Of conversations, the partly filled last page is
-// cached too.
+// if that kind still has the snapshots that are read after its end. If a kind is exact, a prefix ends only at its
+// snapshots. Of conversations, the partly filled last page is cached too.
 
 import type { CacheKind, Holder, Level, Node, Prefix } from "./cache_kind.js";
+import { isRemoved } from "./cache_kind.js";
 
 /** A sequence that the cache knows. */
 export interface Cached extends Holder {
@@ -19,12 +20,15 @@ export interface Cached extends Holder {
 
 export class PrefixCache {
   readonly #roots = new Map<string, Level>();
+  readonly #isExact: boolean;
 
   /** The cache is a user of each snapshot. */
   constructor(
     private readonly kinds: readonly CacheKind[],
     private readonly pageSize: number,
-  ) {}
+  ) {
+    this.#isExact = kinds.some((kind) => kind.isExact);
+  }
 
   /** The longest usable prefix of at most ``limit`` tokens. ``partialPage``: it may end within a page. */
   find(tokens: readonly number[], limit: number, adapter = "", partialPage = false): Prefix {
@@ -41,18 +45,18 @@ export class PrefixCache {
       if (this.#isUsable(path, path.length * this.pageSize, incomplete)) usable = path.length;
     }
     let length = usable * this.pageSize;
+    const known = path.length * this.pageSize;
     if (partialPage) {
-      const start = path.length * this.pageSize;
-      const [last, common] = this.#longest(level, tokens.slice(start, limit));
-      if (last !== null && this.#isUsable([...path, last], start + common, incomplete)) {
+      const [last, common] = this.#longest(level, tokens.slice(known, limit));
+      if (last !== null && this.#isUsable([...path, last], known + common, incomplete)) {
         path.push(last);
         usable = path.length;
-        length = start + common;
+        length = known + common;
       }
     }
     path.length = usable;
     this.#touch(path, length);
-    return { length, path };
+    return { length, path, known };
   }
 
   /**
@@ -62,7 +66,7 @@ export class PrefixCache {
   insert(sequence: Cached, count: number): void {
     const last = sequence.path.at(-1);
     // A node is removed when all of its pages have been evicted, which lie behind the sequence's window then.
-    if (last !== undefined && last.siblings.get(last.key) !== last) sequence.path.length = 0;
+    if (last !== undefined && isRemoved(last)) sequence.path.length = 0;
     while (sequence.path.length < count) this.#add(sequence, this.#page(sequence.tokens, sequence.path.length));
   }
 
@@ -71,9 +75,17 @@ export class PrefixCache {
     const tokens = sequence.tokens.slice(sequence.path.length * this.pageSize, length);
     const nodes = [...this.#level(sequence).values()];
     const common = (node: Node): number => commonLength(node.tokens, tokens);
-    if (nodes.some((node) => common(node) === tokens.length)) return;
+    // An exact kind may have a snapshot for a node that has none.
+    const least = tokens.length + (this.#isExact ? 1 : 0);
+    if (nodes.some((node) => common(node) === tokens.length && node.tokens.length >= least)) return;
     for (const node of nodes)
-      if (common(node) === node.tokens.length && node.children.size === 0 && this.#isIdle(node)) this.remove(node);
+      if (
+        common(node) === node.tokens.length &&
+        node.tokens.length < tokens.length &&
+        node.children.size === 0 &&
+        this.#isIdle(node)
+      )
+        this.remove(node);
     if (tokens.length > 0) this.#add(sequence, tokens);
   }
 
@@ -91,7 +103,8 @@ export class PrefixCache {
     if (kind.isChain) {
       this.remove(node);
     } else {
-      kind.forget(node);
+      // No prefix can end at an exact snapshot without the others.
+      for (const own of this.kinds) if (own === kind || own.isExact) own.forget(node);
       this.#prune(node);
     }
   }
@@ -115,7 +128,7 @@ export class PrefixCache {
       // A page that a sequence fills in the same step cannot be copied before it.
       const isSettled = node.tokens.length < this.pageSize || this.#isIdle(node);
       const common = isSettled ? commonLength(node.tokens, tokens) : 0;
-      if (common > found[1]) found = [node, common];
+      if (common > found[1] && (!this.#isExact || common === node.tokens.length)) found = [node, common];
     }
     return found;
   }
@@ -155,7 +168,8 @@ export class PrefixCache {
       node = { key, tokens, parent: path.at(-1) ?? null, siblings, children: new Map(), snapshots };
       siblings.set(key, node);
     }
-    for (const kind of this.kinds) kind.snapshot(sequence, node, path.length);
+    const end = path.length * this.pageSize + tokens.length;
+    for (const kind of this.kinds) kind.snapshot(sequence, node, path.length, end);
     if (tokens.length === this.pageSize) path.push(node);
   }
 
@@ -169,7 +183,7 @@ export class PrefixCache {
   /** Remove a node without snapshots and children, and then its ancestors if the same is true of them. */
   #prune(node: Node | null): void {
     for (; node?.children.size === 0 && node.snapshots.every((each) => each === null); node = node.parent) {
-      if (node.siblings.get(node.key) !== node) return;
+      if (isRemoved(node)) return;
       node.siblings.delete(node.key);
     }
   }

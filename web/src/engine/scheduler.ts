@@ -24,6 +24,11 @@ export interface SchedulerConfig {
   readonly maxTokens: number;
   readonly maxSequences: number;
   readonly context: number;
+  /**
+   * The slots for states of recurrent layers, 0 if the model has none, as by default. Those beyond ``maxSequences`` are
+   * for snapshots.
+   */
+  readonly states?: number;
 }
 
 export class Scheduler {
@@ -138,7 +143,8 @@ export class Scheduler {
     const { computed: start, missing, promptLogprobs } = sequence;
     // Positions before the first one that is sampled: for log-probabilities of the prompt, or for the next token.
     const unsampled = missing - 1 - promptLogprobs.pending;
-    const length = Math.min(missing, step.budget, this.config.context - start, unsampled + 1 + this.#freeRows(step));
+    const most = Math.min(missing, step.budget, this.config.context - start, unsampled + 1 + this.#freeRows(step));
+    const length = this.kv.rowEnd(sequence, start + most) - start;
     if (length <= 0 || !this.#reserve(step, sequence, start + length)) return;
     const sample = length === missing ? 1 : 0;
     const numSampled = Math.max(0, length - unsampled);

@@ -1,7 +1,7 @@
 // A sequence: the tokens of one request, the pages that hold their keys and values, and how far it has been computed.
 
 import type { Adapter } from "./adapters.js";
-import type { Node, PageTable } from "./cache_kind.js";
+import type { Node, Table } from "./cache_kind.js";
 import type { FinishReason } from "./request.js";
 
 export type SequenceState = "waiting" | "running" | "finished";
@@ -69,8 +69,10 @@ export class Sequence {
   /** All known tokens: the prompt, then the tokens that have been read back from the device. */
   readonly tokens: number[];
   /** What it holds of each cache kind, and the nodes of its full pages in the prefix cache. */
-  tables: readonly PageTable[] = [];
+  tables: readonly Table[] = [];
   path: Node[] = [];
+  /** Up to here, its tokens are those of other sequences in the cache. */
+  branch = 0;
   /** Positions whose keys and values are in the pages, or will be once all open steps are done. */
   computed = 0;
   /** Sampled tokens that have not been read back. */

@@ -2,9 +2,11 @@
 
 import type { Batch } from "../runtime/batch.js";
 import { SAMPLE_FLAGS, addTokens, emptyBatch, settingsRow } from "../runtime/batch.js";
+import { pageTables } from "./pages.js";
 import type { Sampling } from "./resolved_sampling.js";
 import { drawAt } from "./resolved_sampling.js";
 import type { Sequence } from "./sequence.js";
+import { StateTable } from "./states.js";
 import type { Step } from "./step.js";
 
 /** How a row samples its token. ``masked``: the constraint has set the slot's mask for this step. */
@@ -33,10 +35,12 @@ export function stepBatch(
 ): Batch {
   const batch = emptyBatch();
   for (const { sequence, start, length, numSampled, promptLogprobs } of step.rows) {
-    const { tokens, tables, slot } = sequence;
+    const { tokens, slot } = sequence;
     const tokenIds = Array.from({ length }, (_, index) => tokens[start + index] ?? -1 - slot);
-    const pages = tables.map((table) => table.pages);
+    const pages = pageTables(sequence).map((table) => table.pages);
     addTokens(batch, tokenIds, start, pages, pageSize, sequence.params.adapter?.slot);
+    const state = sequence.tables.at(-1);
+    if (state instanceof StateTable) batch.state_slots.push(...state.pair(start));
     // The last rows are sampled, first those for the prompt.
     for (let index = 0; index < numSampled; index++) {
       batch.sample_rows.push(batch.token_ids.length - numSampled + index);

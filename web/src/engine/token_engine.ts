@@ -11,11 +11,12 @@ import { Answer, generatedToken } from "./answer.js";
 import { checkRequest } from "./check_request.js";
 import { Gate } from "./gate.js";
 import { Lookahead } from "./lookahead.js";
-import { PageTable } from "./cache_kind.js";
+import { PageTable, pageTables } from "./pages.js";
 import type { AnswerEnd, GeneratedToken, TokenRequest, TokenSource } from "./request.js";
 import { Scheduler } from "./scheduler.js";
 import type { RetainedSequence } from "./sequence.js";
 import { PLAIN, Sequence, newConversation } from "./sequence.js";
+import { StateTable } from "./states.js";
 import type { SchedulerEvent, Step } from "./step.js";
 import { samplesAnswer } from "./step.js";
 import { stepBatch } from "./step_batch.js";
@@ -27,6 +28,9 @@ export interface EngineCounts {
   readonly computedTokens: number;
   readonly preemptions: number;
   readonly recoveries: number;
+  /** Snapshots of recurrent layers' states in the prefix cache now, and sequences that continued after one. */
+  readonly stateSnapshots: number;
+  readonly stateHits: number;
 }
 
 /** The properties of a model that the engine needs. */
@@ -78,14 +82,15 @@ export class TokenEngine implements TokenSource {
     private readonly replaceRunner: ReplaceRunner | null = null,
     private readonly gate = new Gate(),
   ) {
-    const { pageSize, groups, tokens, sequences, context } = runner.limits;
+    const { pageSize, groups, tokens, sequences, context, states = 0 } = runner.limits;
     this.#runner = runner;
     this.#lookahead = new Lookahead(runner.stepsInFlight);
-    this.#scheduler = new Scheduler({ pageSize, groups, maxTokens: tokens, maxSequences: sequences, context });
+    this.#scheduler = new Scheduler({ pageSize, groups, maxTokens: tokens, maxSequences: sequences, context, states });
   }
 
   get counts(): EngineCounts {
-    return { ...this.#counts };
+    const { states } = this.#scheduler.kv;
+    return { ...this.#counts, stateSnapshots: states?.cached ?? 0, stateHits: states?.hits ?? 0 };
   }
 
   get runner(): StepRunner {
@@ -107,7 +112,7 @@ export class TokenEngine implements TokenSource {
           "This model makes embeddings or scores and generates no text; load one that generates text, or use " +
             "embeddings.create, rerank, score or classify",
         );
-      checkRequest(request, this.model.vocabSize, this.#scheduler.config.context);
+      checkRequest(request, this.model.vocabSize, this.#scheduler.config);
       request.signal?.throwIfAborted();
       if (this.#failure !== null) throw this.#failure;
       adapter = request.adapter === undefined ? null : this.#use(request.adapter);
@@ -152,17 +157,21 @@ export class TokenEngine implements TokenSource {
     return this.adapters.use(name);
   }
 
-  /** The keys and values of a conversation that are still cached, page by page, in the layout of this bundle. */
+  /**
+   * The keys and values of a conversation that are still cached, page by page, in the layout of this bundle, and its last
+   * state.
+   */
   async readRetained({ tokens, adapter }: RetainedSequence): Promise<RetainedPages> {
-    const { kinds, prefixes } = this.#scheduler.kv;
+    const { kinds, pages, prefixes } = this.#scheduler.kv;
     const { length, path } = prefixes.find(tokens, tokens.length, adapter, true);
-    const deadPages = kinds.map((kind) => kind.unread(length));
-    const pages = deadPages.map((dead, kind) => path.slice(dead).map(({ snapshots }) => snapshots[kind] ?? -1));
+    const units = kinds.map((kind, index) =>
+      path.slice(kind.unread(length)).map(({ snapshots }) => snapshots[index] ?? -1),
+    );
     return {
       tokenIds: tokens.slice(0, length),
-      deadPages,
+      deadPages: pages.map((pool) => pool.unread(length)),
       adapter,
-      keysAndValues: await this.#runner.readPages(pages),
+      keysAndValues: await this.#runner.readPages(units),
     };
   }
 
@@ -174,9 +183,12 @@ export class TokenEngine implements TokenSource {
     const { kv } = this.#scheduler;
     const retained = newConversation();
     const sequence = new Sequence(-1, tokenIds, { ...PLAIN, retained, adapter: { name: "", id: adapter, slot: -1 } });
-    sequence.tables = deadPages.map((dead) => new PageTable(dead));
+    sequence.tables = [
+      ...deadPages.map((dead) => new PageTable(dead)),
+      ...(kv.states === null ? [] : [new StateTable()]),
+    ];
     sequence.computed = tokenIds.length;
-    if (!kv.reserve(sequence, tokenIds.length)) return retained;
+    if (tokenIds.length === 0 || !kv.reserve(sequence, tokenIds.length)) return retained;
     try {
       this.#runner.writePages(
         sequence.tables.map((table) => table.live),
@@ -206,9 +218,10 @@ export class TokenEngine implements TokenSource {
   /** A page of each group that no sequence uses until it is returned; null if one sequence may need all of them. */
   lendPages(): readonly number[] | null {
     const { config, kv } = this.#scheduler;
-    if (config.groups.some((group) => group.pages <= pagesOfSequence(group, config))) return null;
-    kv.start(this.#borrower, { length: 0, path: [] });
-    return kv.reserve(this.#borrower, 1) ? this.#borrower.tables.flatMap(({ pages }) => pages) : null;
+    // Tuning has no state to write to.
+    if (kv.states !== null || config.groups.some((group) => group.pages <= pagesOfSequence(group, config))) return null;
+    kv.start(this.#borrower, { length: 0, path: [], known: 0 });
+    return kv.reserve(this.#borrower, 1) ? pageTables(this.#borrower).flatMap(({ pages }) => pages) : null;
   }
 
   returnPages(): void {

@@ -15,7 +15,8 @@ import type { PagesByGroup } from "./page_groups.js";
  * whose next token is sampled. sample_slots (R, 2), row by row: the sequence slot that stores the token, -1 for none,
  * and the states of the slot that apply, as a sum of SAMPLE_FLAGS; no two rows have the same slot. sample_settings (R,
  * 8): how the token is chosen, as rows of `settingsRow`. adapters (S,): the slot of each new token's LoRA adapter, -1 for
- * none. token_types (S,): the type of each token of an encoder, 0 or 1.
+ * none. token_types (S,): the type of each token of an encoder, 0 or 1. state_slots (B, 2): the slots from which the
+ * states of a sequence's recurrent layers are read, and into which they are written.
  */
 export interface Batch {
   readonly token_ids: readonly number[];
@@ -32,6 +33,7 @@ export interface Batch {
   readonly sample_settings: readonly number[];
   readonly adapters?: readonly number[];
   readonly token_types?: readonly number[];
+  readonly state_slots?: readonly number[];
 }
 
 /**
@@ -89,6 +91,7 @@ export function emptyBatch(): OpenBatch {
     sample_settings: [],
     adapters: [],
     token_types: [],
+    state_slots: [],
   };
 }
 

@@ -1,5 +1,5 @@
 // Copies, reads and writes complete pages of keys and values. The bytes of a page are those of all layers of its group,
-// in the order of the plan.
+// in the order of the plan. The slots of recurrent layers' states are read and written as the pages of a last group.
 
 import { RequestError } from "../errors.js";
 import { Allocator } from "./allocator.js";
@@ -7,7 +7,7 @@ import type { Dims } from "./expr.js";
 import type { Manifest } from "./manifest.js";
 import { sizeBytes } from "./memory.js";
 import type { PageCopies, PagesByGroup } from "./page_groups.js";
-import { PAGE_DIMS } from "./page_groups.js";
+import { PAGE_DIMS, STATE_DIM } from "./page_groups.js";
 import { planOf } from "./plan.js";
 import type { Piece } from "./staging.js";
 import { Staging } from "./staging.js";
@@ -40,7 +40,8 @@ export class KvPages {
     capacity: Dims,
     buffers: ReadonlyMap<string, GPUBuffer>,
   ) {
-    this.#groups = PAGE_DIMS.map((dim) => ({
+    const dims = [...PAGE_DIMS, STATE_DIM].filter((dim) => (capacity[dim] ?? 0) > 0);
+    this.#groups = dims.map((dim) => ({
       pages: capacity[dim] ?? 0,
       layers: Object.entries(planOf(manifest).states).flatMap(([name, entry]) => {
         const buffer = buffers.get(name);

@@ -5,7 +5,7 @@ import type { Dims } from "./expr.js";
 import { elements } from "./expr.js";
 import type { BufferEntry, ConstantEntry, Manifest } from "./manifest.js";
 import type { PageGroup } from "./page_groups.js";
-import { pageGroups } from "./page_groups.js";
+import { STATE_DIM, pageGroups } from "./page_groups.js";
 import { planOf } from "./plan.js";
 import type { ActivationDtype } from "./variants.js";
 import { largestPlane } from "./weights.js";
@@ -22,6 +22,9 @@ const MAX_TEXT_TOKENS = 4096;
 
 /** The default number of slots for LoRA adapters in a bundle that accepts them. */
 const MAX_ADAPTERS = 2;
+
+/** The default number of snapshots of recurrent layers' states. */
+const STATE_SNAPSHOTS = 4;
 
 /** The sizes of a runner's pools. */
 export interface PoolOptions {
@@ -40,6 +43,11 @@ export interface PoolOptions {
   readonly maxBatchTokens?: number | undefined;
   /** The number of LoRA adapters that can be loaded at the same time, if the bundle accepts them; 2 by default. */
   readonly maxAdapters?: number | undefined;
+  /**
+   * For a model with recurrent layers, the number of snapshots of their states that are retained for later turns and
+   * other conversations, beside the states of the sequences that run; 4 by default.
+   */
+  readonly stateSnapshots?: number | undefined;
 }
 
 /** The limits of a batch, and the sizes of the model and its pools. */
@@ -59,6 +67,8 @@ export interface RunnerLimits {
   readonly vocabSize: number;
   /** The number of slots for LoRA adapters; by default none. */
   readonly adapters?: number;
+  /** The number of slots for the states of recurrent layers; by default none. */
+  readonly states?: number;
 }
 
 /** ``buffers`` contains the states and constants by name. */
@@ -70,9 +80,16 @@ export interface Memory {
 /** The limits of a runner with these pools. */
 export function limitsOf(
   manifest: Manifest,
-  { maxSequences: sequences, maxBatchTokens = MAX_TEXT_TOKENS, pages, maxAdapters = MAX_ADAPTERS }: PoolOptions,
+  {
+    maxSequences: sequences,
+    maxBatchTokens = MAX_TEXT_TOKENS,
+    pages,
+    maxAdapters = MAX_ADAPTERS,
+    stateSnapshots = STATE_SNAPSHOTS,
+  }: PoolOptions,
 ): RunnerLimits {
   const { context, page_size: pageSize, spec } = manifest;
+  const isRecurrent = Object.values(planOf(manifest).states).some(({ shape }) => shape[0] === STATE_DIM);
   const isPaged = planOf(manifest).inputs.page_ids !== undefined;
   const maxSequences = sequences ?? (isPaged ? MAX_SEQUENCES : MAX_TEXTS);
   const tokens = Math.max(PREFILL_CHUNK, maxSequences, isPaged ? 0 : Math.max(context, maxBatchTokens));
@@ -87,12 +104,13 @@ export function limitsOf(
     context: isPaged ? Math.min(context, (pages ?? Infinity) * pageSize) : context,
     vocabSize: spec.vocab_size,
     adapters: manifest.lora === null ? 0 : maxAdapters,
+    states: isRecurrent ? maxSequences + stateSnapshots : 0,
   };
 }
 
 /** The dims of the largest batch. */
 export function capacityOf(manifest: Manifest, options: PoolOptions): Dims {
-  const { tokens: S, sequences: B, groups, adapters: M = 0 } = limitsOf(manifest, options);
+  const { tokens: S, sequences: B, groups, adapters: M = 0, states: Z = 0 } = limitsOf(manifest, options);
   const T = manifest.context;
   // A page that sequences share is listed for each of them.
   const L = Math.ceil(T / manifest.page_size) * B;
@@ -110,6 +128,7 @@ export function capacityOf(manifest: Manifest, options: PoolOptions): Dims {
     W: B,
     DR: B,
     M,
+    Z,
     G: M > 0 ? S : 0,
   };
 }

@@ -16,7 +16,7 @@ export interface PageGroup {
   readonly window: number;
 }
 
-/** For each group, pages in the order of the positions they hold. */
+/** For each group, pages in the order of the positions they hold; and last, the slots of a model's states. */
 export type PagesByGroup = readonly (readonly number[])[];
 
 /** For each group, the pages to copy. */
@@ -24,6 +24,9 @@ export type PageCopies = readonly (readonly (readonly [from: number, to: number]
 
 /** The dims of the pages of each group. */
 export const PAGE_DIMS: readonly string[] = ["P", "PW"];
+
+/** The dim of the slots for states of recurrent layers. */
+export const STATE_DIM = "Z";
 
 type Windowed = Pick<PageGroup, "window">;
 

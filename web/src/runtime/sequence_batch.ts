@@ -17,6 +17,7 @@ export function sequenceBatch(
 ): Batch {
   const batch = emptyBatch();
   addTokens(batch, tokenIds, start, pages, pageSize);
+  batch.state_slots.push(0, 0);
   if (sample) sampleLast(batch);
   return batch;
 }

@@ -3,7 +3,7 @@
 import { expect, test } from "vitest";
 
 import type { Node } from "../../src/engine/cache_kind.js";
-import { PageTable, Pages } from "../../src/engine/cache_kind.js";
+import { PageTable, Pages } from "../../src/engine/pages.js";
 import type { Cached } from "../../src/engine/prefix_cache.js";
 import { PrefixCache } from "../../src/engine/prefix_cache.js";
 

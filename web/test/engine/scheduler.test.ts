@@ -4,14 +4,15 @@ import fc from "fast-check";
 import { readFileSync, writeFileSync } from "node:fs";
 import { expect, test } from "vitest";
 
-import { Pages } from "../../src/engine/cache_kind.js";
+import { pageTables } from "../../src/engine/pages.js";
 import { Scheduler } from "../../src/engine/scheduler.js";
 import { PLAIN, Sequence } from "../../src/engine/sequence.js";
+import { StateTable } from "../../src/engine/states.js";
 import type { Row, Step } from "../../src/engine/step.js";
 import { samplesAnswer } from "../../src/engine/step.js";
 import type { PageCopies, PageGroup, PagesByGroup } from "../../src/runtime/page_groups.js";
 import { pagesOfSequence } from "../../src/runtime/page_groups.js";
-import { STOP, VOCAB, answerOf, nextHash, nextToken } from "./fake_model.js";
+import { STOP, VOCAB, answerOf, hashOf, nextHash } from "./fake_model.js";
 
 interface TraceRequest {
   readonly at: number;
@@ -33,6 +34,8 @@ interface TraceConfig {
   /** The window of the second group and the number of its pages, or without ``window_pages`` that of the only group. */
   readonly window?: number;
   readonly window_pages?: number;
+  /** The slots for states of recurrent layers. */
+  readonly states?: number;
 }
 
 interface StepRecord {
@@ -41,6 +44,8 @@ interface StepRecord {
   /** The pages of each row's sequence, and those of the second group. */
   readonly pages: readonly (readonly number[])[];
   readonly window_pages?: readonly (readonly number[])[];
+  /** [read, write] of each row, the slots of its states. */
+  readonly states?: readonly (readonly number[])[];
   /** [request, cached tokens] */
   readonly admitted: readonly (readonly number[])[];
   readonly preempted: readonly number[];
@@ -62,7 +67,7 @@ interface TraceFile {
   readonly traces: readonly Trace[];
 }
 
-const FILES = ["scheduler.json", "scheduler_windows.json"].map((name): TraceFile => {
+const FILES = ["scheduler.json", "scheduler_windows.json", "scheduler_states.json"].map((name): TraceFile => {
   const file = new URL(`../../../tests/conformance/${name}`, import.meta.url);
   return { file, ...(JSON.parse(readFileSync(file, "utf8")) as Omit<TraceFile, "file">) };
 });
@@ -76,13 +81,14 @@ function groupsOf({ pages, window = Infinity, window_pages }: TraceConfig): read
 }
 
 function schedulerOf(config: TraceConfig): Scheduler {
-  const { page_size, max_tokens, max_sequences, context } = config;
+  const { page_size, max_tokens, max_sequences, context, states = 0 } = config;
   return new Scheduler({
     pageSize: page_size,
     groups: groupsOf(config),
     maxTokens: max_tokens,
     maxSequences: max_sequences,
     context,
+    states,
   });
 }
 
@@ -91,11 +97,12 @@ interface BuiltRow {
   readonly row: Row;
   readonly known: readonly number[];
   readonly tables: PagesByGroup;
+  readonly state: readonly number[] | null;
 }
 
 /**
- * Pages that hold, for each position, the hash of all tokens up to it. A step is computed when it is committed, in
- * order, as on a device.
+ * Pages that hold, for each position, the hash of all tokens up to it, and states that are such hashes. A step is computed
+ * when it is committed, in order, as on a device. All rows of a step read their states before any row writes one.
  */
 class Cells {
   readonly #cells: readonly number[][];
@@ -103,6 +110,8 @@ class Cells {
   // For each sequence, the tokens whose positions have been computed.
   readonly #tokens = new Map<Sequence, number[]>();
   readonly #sampled = new Map<Sequence, number>();
+  // By slot, the hash and the number of its tokens.
+  readonly #states = new Map<number, readonly [hash: number, count: number]>();
 
   constructor(private readonly config: TraceConfig) {
     this.#groups = groupsOf(config);
@@ -115,6 +124,7 @@ class Cells {
       for (const [from, to] of pairs)
         this.#cells[group]?.copyWithin(to * page_size, from * page_size, (from + 1) * page_size);
     });
+    const before = new Map(this.#states);
     return rows.flatMap((built) => {
       const { sequence, start, length, promptLogprobs } = built.row;
       const tokens = this.#tokens.get(sequence) ?? [];
@@ -124,13 +134,29 @@ class Cells {
       tokens.length = end;
       tokens[end - 1] ??= this.#sampled.get(sequence) ?? -1;
       this.#compute(built, tokens);
+      const hash = this.#fold(built, tokens, before);
       // The tokens of the prompt's rows must not become tokens of the answer.
       const unused = new Array<number>(promptLogprobs).fill(-1);
       if (!samplesAnswer(built.row)) return unused;
-      const token = nextToken(tokens);
+      const token = hash % VOCAB;
       this.#sampled.set(sequence, token);
       return [...unused, token];
     });
+  }
+
+  /** The hash of a row's tokens, from the state that it reads if there are states. */
+  #fold(
+    { row: { start }, state }: BuiltRow,
+    tokens: readonly number[],
+    before: ReadonlyMap<number, readonly [number, number]>,
+  ): number {
+    if (state === null) return hashOf(tokens);
+    const [read = -1, write = -1] = state;
+    const [hash, count] = start === 0 ? [0, 0] : (before.get(read) ?? [-1, -1]);
+    requireThat(count === start, `slot ${read} has the state after ${start} tokens, not ${count}`);
+    const folded = tokens.slice(start).reduce(nextHash, hash);
+    this.#states.set(write, [folded, tokens.length]);
+    return folded;
   }
 
   /** Write the positions of a row, and check that the pages hold all positions that each of them attends to. */
@@ -188,17 +214,21 @@ function run(
       requireThat(sampled <= config.max_sequences, "a step samples no more rows than the device has");
       const rows = step.rows.map((row) => {
         const { tokens, tables } = row.sequence;
+        const last = tables.at(-1);
         return {
           row,
           known: tokens.slice(0, row.start + row.length),
-          tables: tables.map(({ pages: [...own] }) => own),
+          tables: pageTables(row.sequence).map(({ pages: [...own] }) => own),
+          state: last instanceof StateTable ? last.pair(row.start) : null,
         };
       });
+      requireSlots(rows);
       open.push({ step, rows });
       steps.push({
         rows: step.rows.map((row) => [row.sequence.id, row.start, row.length, samplesAnswer(row) ? 1 : 0]),
         pages: rows.map(({ tables }) => tables[0] ?? []),
         ...(config.window_pages === undefined ? {} : { window_pages: rows.map(({ tables }) => tables[1] ?? []) }),
+        ...(config.states === undefined ? {} : { states: rows.map(({ state }) => state ?? []) }),
         admitted: step.admitted.map(({ id, cachedTokens }) => [id, cachedTokens]),
         preempted: step.preempted.map(({ id }) => id),
         ...(step.rows.some(({ promptLogprobs }) => promptLogprobs > 0)
@@ -224,6 +254,17 @@ function run(
     finish: finishReason ?? "none",
   }));
   return { steps, outputs };
+}
+
+/** No row reads what another one writes. */
+function requireSlots(rows: readonly BuiltRow[]): void {
+  const pairs = rows.flatMap(({ state }) => (state === null ? [] : [state]));
+  const writes = new Set(pairs.map(([, write]) => write));
+  requireThat(writes.size === pairs.length, "no two rows write a slot");
+  requireThat(
+    pairs.every(([read, write]) => read === write || !writes.has(read)),
+    "no row reads a slot that is written",
+  );
 }
 
 /** The tokens of the prompt that get a log-probability. */
@@ -263,7 +304,13 @@ const config = fc
     spare: fc.integer({ min: 0, max: 12 }),
     window: fc.option(fc.integer({ min: 1, max: 12 })),
     window_spare: fc.option(fc.integer({ min: 0, max: 8 })),
+    // How many snapshots of states there may be; null for a model without states.
+    snapshots: fc.option(fc.integer({ min: 0, max: 6 })),
   })
+  .map(({ snapshots, ...rest }) => ({
+    ...rest,
+    ...(snapshots === null ? {} : { states: rest.max_sequences + snapshots }),
+  }))
   .map(({ spare, window, window_spare, ...rest }) => {
     const { page_size: pageSize, max_tokens: maxTokens, context } = rest;
     const whole = Math.ceil(context / pageSize);
@@ -306,7 +353,9 @@ test("random traces: batched answers equal single ones, every request ends, no p
       });
       const ended = scheduler as Scheduler | null;
       if (ended === null) return;
-      for (const pool of poolsOf(ended)) expect(pool.free + pool.idle.size).toBe(pool.size);
+      for (const pool of ended.kv.pages) expect(pool.free + pool.idle.size).toBe(pool.size);
+      const { states } = ended.kv;
+      if (states !== null) expect(states.free + states.idle.size).toBe(states.size - own.max_sequences);
     }),
     { numRuns: 1000 },
   );
@@ -321,8 +370,9 @@ function requirePages(scheduler: Scheduler): void {
     running,
     config: { pageSize },
   } = scheduler;
-  for (const [group, pool] of poolsOf(scheduler).entries()) {
-    const tables = running.map((sequence) => ({ sequence, table: sequence.tables[group] }));
+  requireStates(scheduler);
+  for (const [group, pool] of scheduler.kv.pages.entries()) {
+    const tables = running.map((sequence) => ({ sequence, table: pageTables(sequence)[group] }));
     const holders = new Map<number, number>();
     for (const { table } of tables)
       for (const page of table?.live ?? []) holders.set(page, (holders.get(page) ?? 0) + 1);
@@ -354,8 +404,25 @@ function requirePages(scheduler: Scheduler): void {
   }
 }
 
-function poolsOf({ kv }: Scheduler): readonly Pages[] {
-  return kv.kinds.filter((kind) => kind instanceof Pages);
+/** The number of users of each slot is correct, and no sequence's own slot has other users. */
+function requireStates({ kv: { states }, running, config: { maxSequences } }: Scheduler): void {
+  if (states === null) return;
+  const tables = running.map(({ tables: own }) => own.at(-1)).filter((table) => table instanceof StateTable);
+  const owned = tables.flatMap(({ slot }) => (slot < 0 ? [] : [slot]));
+  requireThat(
+    owned.every((slot) => states.users(slot) === 1 && !states.idle.has(slot)),
+    "a sequence's own slot has no other users",
+  );
+  let used = 0;
+  for (let slot = 0; slot < states.size; slot++) {
+    const held = [...owned, ...tables.map(({ source }) => source)].filter((each) => each === slot).length;
+    const inCache = states.users(slot) - held;
+    requireThat(inCache === 0 || inCache === 1, `slot ${slot} has the users that hold it, and the cache`);
+    if (states.users(slot) > 0) used++;
+  }
+  const snapshots = used - owned.length;
+  requireThat(states.free === states.size - maxSequences - snapshots, "each slot is used or free");
+  requireThat(states.free >= 0, "there is a slot for each sequence");
 }
 
 /** Fails without the cost of \`expect\`: random traces need a million checks. */
