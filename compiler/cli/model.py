@@ -22,7 +22,7 @@ from .phases import phases, progress_bars
 
 # The server owns the cache. The compiler does not depend on the server, so it loads this module by name, as it does
 # with commands.
-CACHE = "nearfar.server_fallback.executors.default_bundle"
+CACHE = "nearfar.server_fallback.executors.compile_process"
 
 
 def refuse_ignore_key(ignore_keys: Sequence[str], bundle: Path) -> None:

@@ -23,6 +23,7 @@ from nearfar.compiler.runtime.errors import OutputError, ToolError, reason_of
 from ..processes.worker import WorkerEnded, WorkerProcess
 from ..processes.worker_loop import Send, serve
 from .bundle_cache import bundle_path
+from .devices import default_arch, default_target
 
 Progress = Callable[[str, int, int], None]
 
@@ -72,6 +73,19 @@ async def compiled(model: str, options: CompileOptions, progress: Progress = lam
         process.close()
         if partial is not None:
             await asyncio.to_thread(discard_partial, partial)
+
+
+def default_options(ignore_keys: tuple[str, ...] = ()) -> CompileOptions:
+    """The options that `nearfar serve` and `nearfar run` compile with when their user gives no others: they share the
+    bundle in the cache.
+    """
+    target = default_target()
+    return CompileOptions(target=target, arch=default_arch(target), ignore_keys=ignore_keys)
+
+
+def default_bundle(model: str, ignore_keys: tuple[str, ...], progress: Progress) -> Path:
+    """The bundle of a checkpoint's folder, from the cache or compiled into it now. Raises as `compile_any`."""
+    return asyncio.run(compiled(model, default_options(ignore_keys), progress))
 
 
 def main() -> None:

@@ -14,6 +14,8 @@ import secrets
 from contextlib import suppress
 from typing import Any
 
+from ..processes.heartbeat import Heart
+
 HEARTBEAT_SECONDS = 1.0
 SILENCE_SECONDS = 5.0
 MAX_LINE_BYTES = 1 << 16
@@ -29,7 +31,7 @@ class NodeLink:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self.peer = str((writer.get_extra_info("peername") or ("?",))[0])
-        self._heartbeats = asyncio.create_task(self._beat())
+        self._heart = Heart(HEARTBEAT_SECONDS, lambda: self.send({}))
 
     def send(self, message: dict[str, Any]) -> None:
         if not self._writer.is_closing():
@@ -78,16 +80,9 @@ class NodeLink:
 
     async def close(self) -> None:
         self._writer.close()
-        self._heartbeats.cancel()
-        # Unlike `suppress`, this does not hide a cancellation of the caller.
-        await asyncio.gather(self._heartbeats, return_exceptions=True)
+        self._heart.stop()
         with suppress(OSError):
             await self._writer.wait_closed()
-
-    async def _beat(self) -> None:
-        while True:
-            self.send({})
-            await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
 def proof(key: str, text: str) -> str:

@@ -30,9 +30,9 @@ from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeReq
 from ..text.output import Output
 from .answer.running_answer import RunningAnswer
 from .decision.situation import FarState, Message, NearState, Situation
-from .encoding import embed
 from .sides.answer_piece import Form
 from .sides.continued import limits
+from .sides.near import NearSide
 from .sides.sides import Sides
 from .sides.texts import texts_of
 
@@ -82,7 +82,7 @@ class HybridExecutor:
         return RunningAnswer(self.sides, plain, situation, Form(self._name, plain), call)
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:
-        """As `encoding.embed`."""
+        """As the function `embed`."""
         # Each input is a prompt of its own, so they do not meet.
         written = request.model_copy(update={"input": await self._texts(request.input)})
         _, texts = await asyncio.to_thread(texts_of, written)
@@ -183,3 +183,45 @@ def one_answer(request: GenerationRequest) -> None:
             raise RequestError(
                 f"{name} is not supported when two sides may answer, whose tokens may differ; remove it", param=name
             )
+
+
+async def embed(sides: Sides, request: EmbeddingRequest, situation: Situation, call: Call) -> EmbeddingResponse:
+    """Embeddings over two sides. Near embeds if its model does and the policy's hard rules allow it, else far does.
+    The rules are those of chats, without the predictor, which was fitted to answers of chats: no rule reads a vector of
+    the input. Vectors of two models cannot be compared, so if both sides embed they must have the same model.
+
+    ``request`` has no labels or pin any more; ``situation`` has what is known from the request alone.
+
+    Raises RequestError (with the code "different_models" if the vectors would not fit those of near), Unavailable, and
+    the errors of the side that embeds.
+    """
+    near, far = sides.near, sides.far
+    situation = replace(situation, near=sides.near_state(None, embeds=True), far=await sides.far_state())
+    if near is not None and (await sides.choose(situation, private=False, embeds=True)).decision.side == "near":
+        # Private texts may stay here, so they need no search.
+        return await near.executor.embed(request, call)
+    decision = (await sides.choose(situation, private=await sides.is_private(situation), embeds=True)).decision
+    if decision.side is None or far is None:
+        raise sides.refusal(decision, situation, embeds=True)
+    if near is not None and near.embeds and sides.policy.mode != "far-only":
+        await require_one_model(sides, near, call)
+    if not await sides.reserve_request():
+        raise sides.refusal(replace(decision, side=None, reason="budget"), situation, embeds=True)
+    answer = await far.embed(request, call)
+    await sides.pay(answer.usage.prompt_tokens, 0)
+    return answer
+
+
+async def require_one_model(sides: Sides, near: NearSide, call: Call) -> None:
+    """Raises RequestError unless the sides' models have one name and, as far as it is known, one tokenizer."""
+    assert sides.far is not None
+    model, ours = await sides.far.reach(call), near.abilities.tokenizer_sha256 if near.abilities else None
+    fits = None in (ours, model.tokenizer_sha256) or ours == model.tokenizer_sha256
+    if model.id == near.name and fits:
+        return
+    which = "with different tokenizers" if model.id == near.name else f"and the far side {model.id!r}"
+    raise RequestError(
+        f"this device has the embedding model {near.name!r} {which}, so their vectors cannot be compared; use the same "
+        "model under the same name, or a policy with the mode near-only or far-only",
+        code="different_models",
+    )

@@ -22,13 +22,17 @@ from ...executors.relay import Relay
 from ...executors.upstream import Upstream, make_upstream
 from ...executors.upstream_answers import answer_kind, checked
 from ...executors.upstream_bounds import bounds_of
-from ...schema.about import API_VERSION, About
+from ...schema.about import API_VERSION, QUEUE_HEADER, About
 from ...schema.completions import AnswerRequest
 from ...schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ...schema.tokenize import TokenizeRequest, TokenizeResponse
 from ...text.output import Output, streamed
-from ..decision.far_queue import FarQueue
 from .answer_piece import AnswerPiece, piece_of
+
+# A queue changes faster than an app sends requests, so an older report says nothing about now.
+REPORT_SECONDS = 30.0
+# Longer than any queue in milliseconds, and within the precision of a number.
+MAX_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +176,27 @@ class FarSide:
                 code="api_version",
             )
         return error
+
+
+class FarQueue:
+    """The time that a request waits at the far server before its device begins, as the server's last answer reported
+    it.
+
+    ``now`` is in seconds of any monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self._seconds, self._reported_at = 0.0, float("-inf")
+
+    def update(self, headers: Mapping[str, str], now: float) -> None:
+        """Read the headers of an answer; if they report no queue, nothing changes."""
+        reported = headers.get(QUEUE_HEADER, "")
+        if reported.isascii() and reported.isdigit() and len(reported) <= MAX_DIGITS:
+            self._seconds, self._reported_at = int(reported) / 1000, now
+
+    def seconds(self, now: float) -> float:
+        """0 without a report in the last 30 s."""
+        return self._seconds if now - self._reported_at <= REPORT_SECONDS else 0.0
 
 
 def listed_models(response: Mapping[str, Any]) -> list[FarModel]:

@@ -16,10 +16,9 @@ from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.formats import load
 from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.runtime.errors import RequestError, ToolError, UnsupportedModel
-from nearfar.server_fallback.executors import default_bundle, local_opener
+from nearfar.server_fallback.executors import compile_process, local_opener
 from nearfar.server_fallback.executors.bundle_cache import bundle_path
-from nearfar.server_fallback.executors.compile_process import Progress
-from nearfar.server_fallback.executors.default_bundle import default_options
+from nearfar.server_fallback.executors.compile_process import Progress, default_options
 from nearfar.server_fallback.executors.local_opener import LocalOpener
 from nearfar.server_fallback.executors.local_options import LocalOptions
 
@@ -59,7 +58,7 @@ def test_a_checkpoint_is_compiled_for_this_machine(
         return cached
 
     # `nearfar serve` is tested with the compiler itself.
-    monkeypatch.setattr(default_bundle, "compiled", compiled)
+    monkeypatch.setattr(compile_process, "compiled", compiled)
     assert main(["run", str(folder), *PROMPT[:-1]]) == 0
     printed = capsys.readouterr()
     assert printed.out == "27 + 58 = 85\n"
@@ -131,7 +130,7 @@ def test_keys_to_ignore_reach_the_compiler_and_are_refused_for_a_bundle(
         requested.append(options)
         raise ToolError("enough")
 
-    monkeypatch.setattr(default_bundle, "compiled", compiled)
+    monkeypatch.setattr(compile_process, "compiled", compiled)
     keys = ["--ignore-key", "odd", "--ignore-key", "odder"]
     assert main(["run", "demo", *PROMPT, *keys]) != 0
     assert requested == [default_options(("odd", "odder"))]

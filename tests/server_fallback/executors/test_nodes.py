@@ -215,7 +215,7 @@ def test_silence_is_a_lost_link_and_heartbeats_are_none(monkeypatch: pytest.Monk
         receiving = asyncio.create_task(here.receive())
         await asyncio.sleep(1.5)
         assert not receiving.done()
-        links[0]._heartbeats.cancel()
+        links[0]._heart.stop()
         with pytest.raises(LinkLost, match=r"sent nothing for 1 s"):
             await receiving
         await here.close()

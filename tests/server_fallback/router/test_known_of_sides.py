@@ -11,11 +11,11 @@ from fake_openai import Reply, text_chunks
 from hybrid_sides import ABOUT, FAR_USAGE, FakeFar, FakeNear, hybrid, policy, run
 
 from nearfar.compiler.runtime.errors import DeviceError
-from nearfar.server_fallback.router.decision.far_queue import FarQueue
 from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.decision.situation import Situation
 from nearfar.server_fallback.router.hybrid import Hybrid, read_request
 from nearfar.server_fallback.router.hybrid_executor import situation_of
+from nearfar.server_fallback.router.sides.far import FarQueue
 from nearfar.server_fallback.router.sides.sides import Sides
 from nearfar.server_fallback.router.sides.texts import texts_of
 from nearfar.server_fallback.schema.chat import ChatCompletion
