@@ -104,8 +104,8 @@ def test_a_cached_bundle_is_found_without_another_process(
 
 @pytest.mark.usefixtures("cache")
 def test_the_compilers_errors_are_reported(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "mamba2"}')
-    with pytest.raises(UnsupportedModel, match="'mamba2' is not supported"):
+    (tmp_path / "config.json").write_text('{"model_type": "none"}')
+    with pytest.raises(UnsupportedModel, match="'none' is not supported"):
         asyncio.run(compiled(str(tmp_path), OPTIONS))
 
 
