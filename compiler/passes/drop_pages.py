@@ -1,5 +1,4 @@
-"""q, k, v = linear(x), norms and rotations, append_kv, attention over pages  ->  qkv = linear(x), rope_heads,
-ragged_attention: a decoder that reads complete texts needs no pages.
+"""attention(qkv) over pages  ->  ragged_attention(rope_heads(qkv)): a decoder that reads complete texts needs no pages.
 
 The result computes all rows of the final norm instead of those of the sampled tokens, so the tokens of a text can be
 pooled. It reads the inputs of a batch of complete texts: token_ids, positions and seq_starts.
@@ -9,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ..ir.graph import Graph, Node, Parameter
-from ..ir.ops.attention import SCORES
-from .head_chain import HeadChain, chain_of
-from .stack import can_stack, module_of, stack_parameters, stacked
+from ..ir.graph import Graph, Node
+from ..ir.ops.attention import PREPARING, SCORES
+from .fuse_attention import fuse_attention
+from .stack import stack_siblings
 
 # The output of the graph: the rows (S, E) of the final norm.
 ROWS = "rows"
 INPUTS = ("token_ids", "positions", "seq_starts")
-ATTENTION_INPUTS = ("q", "kv", "positions", "seq_starts", "page_indptr", "page_ids")
+ATTENTION = {
+    "inputs": ("qkv", *PREPARING, "kv", "slots", "positions", "seq_starts", "page_indptr", "page_ids"),
+    "attrs": (*(SCORES.keys() - {"causal"}), "eps"),
+}
 # The stored form of a tensor of the checkpoint; None if it holds floats.
 FormOf = Callable[[str], str | None]
 
@@ -29,61 +31,43 @@ def drop_pages(graph: Graph, *, causal: bool, form_of: FormOf) -> Graph | None:
 
     ``causal``: a token sees no later one.
     """
+    graph = fuse_attention(stack_siblings(graph, dtype="activation"))
     makers = graph.makers()
-    appends = {node.inputs["kv"]: node for node in graph.nodes if node.op == "append_kv"}
-    parameters: dict[str, Parameter] = {}
     replaced: dict[int, list[Node]] = {}
-    attentions = [node for node in graph.nodes if node.op == "attention"]
-    if len(attentions) != len(appends):
-        return None
-    for attention in attentions:
-        append = appends.get(attention.inputs["kv"])
-        if append is None or not attention.has_only(inputs=ATTENTION_INPUTS, attrs=SCORES.keys() - {"causal"}):
+    for node in graph.nodes:
+        if "kv" not in node.inputs:
+            continue
+        linear = makers.get(node.inputs.get("qkv", ""))
+        if not node.has_only(**ATTENTION) or linear is None or not is_stored_alike(graph, linear, form_of):
             return None
-        head_dim = graph.shape_of(append.inputs["kv"])[-1]
+        _, _, num_kv_heads, _, head_dim = graph.shape_of(node.inputs["kv"])
         assert isinstance(head_dim, int)
-        names = (attention.inputs["q"], append.inputs["k"], append.inputs["v"])
-        q, k, v = chains = [chain_of(graph, makers, name, head_dim) for name in names]
-        plain = not q.norm_after and q.norm_of_each and k.norm_of_each and q.position_scale is k.position_scale is None
-        if v.nodes or not plain or not q.is_like(k):
+        if "qk_norm" in node.inputs and graph.shape_of(node.inputs["qk_norm"]) != (2 * head_dim,):
             return None
-        linears = [makers[chain.start] for chain in chains if chain.start in makers and graph.only_user(chain.start)]
-        if len(linears) < 3 or not can_stack(graph, linears) or not stored_alike(graph, linears, form_of):
-            return None
-        replaced |= {id(node): [] for node in (*q.nodes, *k.nodes, *linears, append)}
-        linear = stacked(graph, parameters, linears, "qkv")
-        replaced[id(linears[-1])], joint = [linear], linear.outputs["y"]
-        heads = {"head_dim": head_dim, "num_kv_heads": graph.shape_of(append.inputs["kv"])[2]}
-        nodes: list[Node] = []
-        if q.norm is not None or q.rope is not None:
-            nodes.append(prepared(graph, parameters, joint, q, k, heads))
-            joint = nodes[0].outputs["y"]
-        rows = {role: attention.inputs[role] for role in ("positions", "seq_starts")}
-        attrs = {**attention.attrs, **heads, "causal": causal}
-        replaced[id(attention)] = [*nodes, Node("ragged_attention", {"qkv": joint, **rows}, attention.outputs, attrs)]
-    return with_all_rows(graph, replaced, parameters)
+        replaced[id(node)] = without_pages(node, {"head_dim": head_dim, "num_kv_heads": num_kv_heads}, causal=causal)
+    return with_all_rows(graph, replaced)
 
 
-def stored_alike(graph: Graph, linears: list[Node], form_of: FormOf) -> bool:
-    weights = [graph.parameters[linear.inputs["weight"]] for linear in linears]
-    return len({form_of(source.tensor) for weight in weights for source in weight.sources}) == 1
+def is_stored_alike(graph: Graph, linear: Node, form_of: FormOf) -> bool:
+    sources = graph.parameters[linear.inputs["weight"]].sources
+    return len({form_of(source.tensor) for source in sources}) == 1
 
 
-def prepared(
-    graph: Graph, parameters: dict[str, Parameter], joint: str, q: HeadChain, k: HeadChain, heads: Mapping[str, object]
-) -> Node:
-    """The norms and the rotation of q and k in a joint projection."""
-    inputs, attrs = {"qkv": joint}, dict(heads)
-    if q.rope is not None:
-        inputs["table"] = q.rope.inputs["table"]
-    if q.norm is not None and k.norm is not None:
-        names = [norm.inputs["weight"] for norm in (q.norm, k.norm)]
-        inputs["qk_norm"] = stack_parameters(graph, parameters, names, f"{module_of(q.norm)}.qk_norm.weight")
-        attrs["eps"] = q.norm.attr("eps")
-    return Node("rope_heads", {**inputs, "positions": "positions"}, {"y": f"{joint}.rotated"}, attrs)
+def without_pages(attention: Node, heads: Mapping[str, object], *, causal: bool) -> list[Node]:
+    """The norms and the rotation of q and k in the joint projection, if there are any, and the attention."""
+    inputs = {role: attention.inputs[role] for role in ("qkv", "positions", "seq_starts")}
+    attrs = {**attention.attrs, **heads}
+    eps = {"eps": attrs.pop("eps")} if "eps" in attrs else {}
+    prepared = {role: name for role, name in attention.inputs.items() if role in PREPARING}
+    nodes: list[Node] = []
+    if prepared:
+        prepared |= {role: inputs[role] for role in ("qkv", "positions")}
+        inputs["qkv"] = f"{inputs['qkv']}.rotated"
+        nodes.append(Node("rope_heads", prepared, {"y": inputs["qkv"]}, {**heads, **eps}))
+    return [*nodes, Node("ragged_attention", inputs, attention.outputs, {**attrs, "causal": causal})]
 
 
-def with_all_rows(graph: Graph, replaced: Mapping[int, list[Node]], parameters: Mapping[str, Parameter]) -> Graph:
+def with_all_rows(graph: Graph, replaced: Mapping[int, list[Node]]) -> Graph:
     """The graph with other nodes, which computes the final norm of all rows instead of the sampled ones."""
     nodes: list[Node] = []
     all_rows: dict[str, str] = {}
@@ -101,4 +85,4 @@ def with_all_rows(graph: Graph, replaced: Mapping[int, list[Node]], parameters: 
         parameters=graph.parameters,
         outputs={ROWS: rows},
     )
-    return without.with_nodes(nodes, parameters.values())
+    return without.with_nodes(nodes)

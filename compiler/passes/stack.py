@@ -33,15 +33,16 @@ def stack_gates(graph: Graph) -> Graph:
     return graph.replace(replaced, parameters.values())
 
 
-def stack_siblings(graph: Graph) -> Graph:
+def stack_siblings(graph: Graph, dtype: str | None = None) -> Graph:
+    """``dtype``: only projections whose results have it."""
     nodes: list[Node] = []
     parameters: dict[str, Parameter] = {}
     done: set[int] = set()
     for node in graph.nodes:
         if id(node) in done:
             continue
-        readers = graph.users(node.inputs["x"]) if node.op == "linear" else []
-        siblings = [user for user in readers if can_stack(graph, [node, user])]
+        stacks = node.op == "linear" and dtype in (None, node.attr("dtype"))
+        siblings = [user for user in graph.users(node.inputs["x"]) if can_stack(graph, [node, user])] if stacks else []
         if len(siblings) < 2:
             nodes.append(node)
             continue
