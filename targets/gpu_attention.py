@@ -14,19 +14,16 @@ from typing import Any
 from nearfar.compiler.ir.expr import Condition, Expr
 from nearfar.compiler.ir.heads import Heads, Preparation, Scores
 from nearfar.compiler.ir.plan import Step
-from nearfar.compiler.kernels.append_kv import append_kv
 from nearfar.compiler.kernels.attention import attention
-from nearfar.compiler.kernels.attention_decode import attention_decode
-from nearfar.compiler.kernels.attention_few_rows import attention_few_rows
+from nearfar.compiler.kernels.attention_decode import attention_decode, attention_few_rows
 from nearfar.compiler.kernels.attention_merge import attention_merge
 from nearfar.compiler.kernels.attention_tile import TileOptions, attention_tile
 from nearfar.compiler.kernels.cuda import attention_mma, decode_tile
 from nearfar.compiler.kernels.cuda.attention_decode_mma import attention_decode_mma
 from nearfar.compiler.kernels.decode_range import DecodeOptions
 from nearfar.compiler.kernels.page_rows import row_threads
+from nearfar.compiler.kernels.prepare_heads import append_kv, rope_append, rope_heads
 from nearfar.compiler.kernels.ragged_attention import ragged_attention
-from nearfar.compiler.kernels.rope_append import rope_append
-from nearfar.compiler.kernels.rope_heads import rope_heads
 from nearfar.compiler.runtime.errors import UnsupportedModel
 
 from .context import Context

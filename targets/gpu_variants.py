@@ -21,13 +21,12 @@ from nearfar.compiler.kernels.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.cuda.linear_async import linear_async
 from nearfar.compiler.kernels.elementwise import elementwise, slice_columns, take_rows, zeros
 from nearfar.compiler.kernels.embed import embed
-from nearfar.compiler.kernels.embed_positions import embed_positions
+from nearfar.compiler.kernels.encoder_rows import embed_positions, pool_rows
 from nearfar.compiler.kernels.experts import combine, group_pairs, route
 from nearfar.compiler.kernels.fold import operands_of
 from nearfar.compiler.kernels.linear_subgroup import linear_subgroup
 from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
 from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, power_of_two
-from nearfar.compiler.kernels.pool_rows import pool_rows
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.kernels.ragged_attention import ragged_attention
 from nearfar.compiler.kernels.ragged_attention_linear import fused_shape, ragged_attention_linear, reads_positions

@@ -34,16 +34,17 @@ def check_names(kernels: Mapping[str, KernelEntry]) -> None:
 
 
 def check_variants(where: str, step: StepEntry, use: Use, plan: PlanEntry, manifest: Manifest) -> None:
-    """Check that the step's list has, for every activation, a row that runs anywhere, and that its kernels fit the
+    """Check that the step's list has, for every activation, a variant that runs anywhere, and that its kernels fit the
     step.
     """
-    rows = manifest.variants.get(step.variants, [])
+    variants = manifest.variants.get(step.variants, [])
     require(step.variants.startswith(f"{step.op}_"), where, f"names {step.variants[:80]!r}, a list of another op")
     # A bundle without kernels can be run only by the reference.
     for entry in manifest.activations if manifest.kernels else ():
-        plain = any(row.activation in (None, entry.dtype) and row.when is None and not row.needs for row in rows)
-        require(plain, where, f"list {step.variants[:80]!r} has no row that runs {entry.dtype} on any device")
-    for name in {name for row in rows for name in row.kernels}:
+        runs = [each for each in variants if each.activation in (None, entry.dtype)]
+        anywhere = any(each.when is None and not each.needs for each in runs)
+        require(anywhere, where, f"list {step.variants[:80]!r} has no variant that runs {entry.dtype} on any device")
+    for name in {name for each in variants for name in each.kernels}:
         require(name in manifest.kernels, f"variants.{step.variants}", f"names {name[:80]!r}, which is not a kernel")
         kernel = manifest.kernels[name]
         check_bindings(f"kernels.{name}", step, kernel, plan, manifest)
@@ -55,7 +56,7 @@ def check_variants(where: str, step: StepEntry, use: Use, plan: PlanEntry, manif
                 f"kernels.{name}",
                 "has uniforms that are not dims",
             )
-    require(all(row.kernels for row in rows), f"variants.{step.variants}", "has a row without kernels")
+    require(all(each.kernels for each in variants), f"variants.{step.variants}", "has a variant without kernels")
 
 
 def check_bindings(where: str, step: StepEntry, kernel: KernelEntry, plan: PlanEntry, manifest: Manifest) -> None:

@@ -180,7 +180,7 @@ class KernelEntry(Entry):
 
 
 class VariantEntry(Entry):
-    """One way to run a step: ``kernels`` in order. A runtime uses the first row that fits. A later row with the same
+    """One way to run a step: ``kernels`` in order. A runtime uses the first one that fits. A later one with the same
     condition is an alternative that a tuner may put first. ``activation`` None fits all dtypes; ``when`` None fits
     every batch. ``needs`` lists features of the device ("subgroups", "avx512") and of its shading language
     ("subgroup_id").
@@ -342,7 +342,7 @@ class AdapterEntry(Entry):
 
 
 class TunedRow(Entry):
-    """If ``when`` holds, ``variant`` is the fastest row of the list. Its name is the names of its kernels joined with
+    """If ``when`` holds, ``variant`` is the fastest of the list. Its name is the names of its kernels joined with
     "+".
     """
 
@@ -351,7 +351,7 @@ class TunedRow(Entry):
 
 
 class TuningEntry(Entry):
-    """The measurements on one adapter with one activation dtype: rows to put in front of some lists of variants."""
+    """The measurements on one adapter with one activation dtype: variants to put in front of some lists."""
 
     adapter: AdapterEntry
     activation: Activation

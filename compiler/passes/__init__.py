@@ -22,8 +22,7 @@ from ..ir.graph import Graph
 from ..quant import Quantization
 from .add_lora import STORED, add_lora
 from .fuse import fuse, keep
-from .fuse_attention import fuse_attention
-from .fuse_attention_output import fuse_attention_output
+from .fuse_attention import fuse_attention, fuse_attention_output
 from .gather_on_host import gather_on_host
 from .quantize_kv import quantize_kv
 from .split_large import split_large

@@ -17,7 +17,7 @@ from nearfar.compiler.formats.config import ConfigReader
 from nearfar.compiler.ir.graph import Graph, Node
 from nearfar.compiler.ir.spec import EmbeddingSpec
 from nearfar.compiler.passes import run_passes
-from nearfar.compiler.passes.fuse_attention_output import fuse_attention_output
+from nearfar.compiler.passes.fuse_attention import fuse_attention_output
 from nearfar.compiler.runtime.batch import make_text_batch
 
 CONFIG = {**SIZES, "model_type": "bert", "num_hidden_layers": 2}

@@ -28,7 +28,7 @@ from nearfar.compiler.kernels.cuda.attention_mma import MmaTile, attention_mma, 
 from nearfar.compiler.kernels.cuda.decode_tile import decode_tile
 from nearfar.compiler.kernels.cuda.linear_mma import linear_mma
 from nearfar.compiler.kernels.decode_range import DecodeOptions
-from nearfar.compiler.kernels.rope_append import rope_append
+from nearfar.compiler.kernels.prepare_heads import rope_append
 from nearfar.targets.context import Context
 from nearfar.targets.cuda.source import max_dynamic_bytes
 from nearfar.targets.cuda.variants import attention_numbers, variants_of

@@ -11,13 +11,12 @@ from kernel_harness import Case
 
 from nearfar.compiler.ir.heads import Heads, Preparation, Scores
 from nearfar.compiler.kernels.attention import attention
-from nearfar.compiler.kernels.attention_decode import attention_decode
-from nearfar.compiler.kernels.attention_few_rows import attention_few_rows
+from nearfar.compiler.kernels.attention_decode import attention_decode, attention_few_rows
 from nearfar.compiler.kernels.attention_merge import attention_merge
 from nearfar.compiler.kernels.attention_tile import TileOptions, attention_tile
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.decode_range import DecodeOptions
-from nearfar.compiler.kernels.rope_append import rope_append
+from nearfar.compiler.kernels.prepare_heads import rope_append
 
 # One new token each, around the ends of pages (16), tiles (16 or 32) and ranges (32 or 64).
 DECODE_BATCHES = (

@@ -17,8 +17,8 @@ from kernel_harness import Case, Run
 
 from nearfar.compiler.ir.heads import Heads, Preparation
 from nearfar.compiler.ir.ops import OPS
-from nearfar.compiler.kernels.append_kv import append_kv
 from nearfar.compiler.kernels.builder import Kernel
+from nearfar.compiler.kernels.prepare_heads import append_kv
 from nearfar.compiler.kernels.rope import rope
 
 

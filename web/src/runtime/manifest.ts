@@ -242,7 +242,7 @@ export interface KernelEntry {
   readonly shared_bytes: number;
 }
 
-/** One way to run a step: ``kernels`` in order. A runtime uses the first row that fits. A later row with the same condition is an alternative that a tuner may put first. ``activation`` None fits all dtypes; ``when`` None fits every batch. ``needs`` lists features of the device ("subgroups", "avx512") and of its shading language ("subgroup_id"). */
+/** One way to run a step: ``kernels`` in order. A runtime uses the first one that fits. A later one with the same condition is an alternative that a tuner may put first. ``activation`` None fits all dtypes; ``when`` None fits every batch. ``needs`` lists features of the device ("subgroups", "avx512") and of its shading language ("subgroup_id"). */
 export interface VariantEntry {
   readonly kernels: readonly string[];
   readonly activation: "float32" | "float16" | "bfloat16" | "int8" | null;
@@ -348,13 +348,13 @@ export interface AdapterEntry {
   readonly description: string;
 }
 
-/** If ``when`` holds, ``variant`` is the fastest row of the list. Its name is the names of its kernels joined with "+". */
+/** If ``when`` holds, ``variant`` is the fastest of the list. Its name is the names of its kernels joined with "+". */
 export interface TunedRow {
   readonly when: Condition;
   readonly variant: string;
 }
 
-/** The measurements on one adapter with one activation dtype: rows to put in front of some lists of variants. */
+/** The measurements on one adapter with one activation dtype: variants to put in front of some lists. */
 export interface TuningEntry {
   readonly adapter: AdapterEntry;
   readonly activation: "float32" | "float16" | "bfloat16" | "int8";
