@@ -1,7 +1,7 @@
 """Writes tiny GGUF files with the package gguf, as llama.cpp's convert_hf_to_gguf.py does.
 
 The converter itself and llama.cpp's own reader gave the same results for these families on 2026-11-24 (llama-cpp-python
-0.3.36).
+0.3.36); for gemma, minicpm, nemotron, phi2, seed_oss and starcoder2 the reader did on 2026-11-28.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
-from decoder_families import CONFIGS, FAMILIES, write
+from decoder_families import CONFIGS, FAMILIES, PLAIN_FAMILIES, write
 from gguf import GGMLQuantizationType as Type
 from safetensors.numpy import load_file
 from tiny_models import SIZES
@@ -37,15 +37,23 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3", {}),
     "granite": FAMILIES["granite"],
     "olmo2": ("Olmo2", {}),
+    "gemma": PLAIN_FAMILIES["gemma"],
+    "minicpm": ("Granite", {**PLAIN_FAMILIES["minicpm"][1], "attention_multiplier": 32**-0.5}),
+    "nemotron": FAMILIES["nemotron"],
+    "phi2": ("Phi", {}),
+    "seed_oss": ("SeedOss", {"attention_bias": True}),
+    "starcoder2": ("Starcoder2", {}),
     # Every fourth layer does not rotate.
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}),
 }
 # Architectures whose heads have the hidden size divided by their number.
-WHOLE_HEADS = ("qwen2", "phi3")
+WHOLE_HEADS = ("minicpm", "phi2", "phi3", "qwen2")
 # Architectures whose rows of q and k are in the order in which llama.cpp rotates them.
-INTERLEAVED = ("llama", "granite", "smollm3")
+INTERLEAVED = ("granite", "llama", "minicpm", "smollm3")
 # Architectures whose norms are stored plus one.
-SHIFTED = ("gemma2", "gemma3")
+SHIFTED = ("gemma", "gemma2", "gemma3", "nemotron")
+# The keys of the epsilon of LayerNorms.
+CENTERED = {"nemotron": "norm_eps", "phi2": "layer_norm_eps", "starcoder2": "norm_epsilon"}
 
 
 def make_gguf(
@@ -66,7 +74,7 @@ def make_gguf(
     settings = {**SIZES, **config, **sizes}
     if architecture in WHOLE_HEADS:
         del settings["head_dim"]
-    elif architecture.startswith("gemma"):
+    elif architecture in ("gemma2", "gemma3"):
         settings["query_pre_attn_scalar"] = settings["head_dim"]
     torch.manual_seed(len(architecture))
     config_class = getattr(transformers, CONFIGS.get(family, f"{family}Config"))
@@ -159,7 +167,10 @@ def add_sizes(writer: Any, architecture: str, config: Mapping[str, Any]) -> None
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if architecture in CENTERED:
+        writer.add_layer_norm_eps(config[CENTERED[architecture]])
+    else:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     if architecture not in WHOLE_HEADS:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
@@ -172,13 +183,14 @@ def add_sizes(writer: Any, architecture: str, config: Mapping[str, Any]) -> None
             writer.add_rope_scaling_factor(factor)
     else:
         writer.add_rope_dimension_count(int(head_dim * rotation.get("partial_rotary_factor", 1)))
-    if architecture in SHIFTED:
+    if architecture in ("gemma2", "gemma3"):
         writer.add_sliding_window(config["sliding_window"])
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
     if architecture == "granite":
         writer.add_attention_scale(config["attention_multiplier"])
+    if architecture in ("granite", "minicpm"):
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..ir.graph import Parameter
 from ..ir.ops import OPS, Array
 from ..quant.base import FloatArray
-from ..runtime.windows import HeadlessGraph, window_inputs
+from ..runtime.windows import Head, HeadlessGraph, window_inputs
 from .gradients import GRADIENTS
 from .tape import Tape, Visitor, Weights
 
@@ -120,7 +120,7 @@ def measure_importance(
             gradient[np.arange(len(drawn)), drawn] += 1
             return gradient
 
-        tape.backward(head_backward(model, rows, weights(model.head_weight), score, collector), collector)
+        tape.backward(head_backward(model, rows, model.head_of(weights), score, collector), collector)
         done += len(group)
     progress(done, len(windows))
     return {name: each.importance() for name, each in collector.found.items()}
@@ -129,17 +129,17 @@ def measure_importance(
 def head_backward(
     model: HeadlessGraph,
     rows: FloatArray,
-    weight: FloatArray,
+    head: Head,
     gradient_of: Callable[[FloatArray, int], FloatArray],
     visitor: Visitor,
 ) -> FloatArray:
     """The gradient of the head's input (n, E). ``gradient_of`` gets logits (rows, V) and the number of their first row,
     and returns their gradient. The head counts as one projection.
     """
-    size = max(1, LOGITS_AT_ONCE // len(weight))
+    size = max(1, LOGITS_AT_ONCE // len(head.weight))
     parts, own = [], []
     for start in range(0, len(rows), size):
-        values = [rows[start : start + size] @ weight.T]
+        values = [head(rows[start : start + size])]
         for node in model.behind:
             result = OPS[node.op].run({"x": values[-1]}, node.attrs)
             assert result is not None
@@ -148,9 +148,12 @@ def head_backward(
         for node, value in zip(reversed(model.behind), reversed(values[:-1]), strict=True):
             back, _ = GRADIENTS[node.op]
             gradient = back({"x": value}, OPS[node.op].complete(node.attrs), gradient)["x"]
-        parts.append(gradient @ weight)
+        parts.append(gradient @ head.weight)
         own.append(gradient)
-    visitor.projection(model.head_weight, rows, np.concatenate(own))
+    of_logits = np.concatenate(own)
+    visitor.projection(model.head_weight, rows, of_logits)
+    if model.head_bias is not None:
+        visitor.vector(model.head_bias, of_logits.sum(axis=0))
     return np.concatenate(parts)
 
 

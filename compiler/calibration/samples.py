@@ -140,7 +140,7 @@ def continue_all(
     """
     generator = np.random.default_rng(SEED)
     read = cached_reader(checkpoint, model)
-    head = read(model.head_weight, 0, model.head_weight.rows)
+    head = model.head_of(lambda parameter: read(parameter, 0, parameter.rows))
     ends = set(checkpoint.spec.eos_token_ids)
     count = min(SEQUENCES, -(-tokens // window))
     windows = [list(leads[index % len(leads)]) for index in range(count)]

@@ -18,7 +18,7 @@ from ..ir.graph import Parameter
 from ..ir.ops import Array
 from ..measure.quality import log_softmax
 from ..quant.base import FloatArray
-from ..runtime.windows import HeadlessGraph, window_inputs
+from ..runtime.windows import Head, HeadlessGraph, window_inputs
 from .finished import Finished
 from .fit import Fitted, stored
 from .importance import LOGITS_AT_ONCE, groups_of_windows, head_backward, softmax
@@ -225,14 +225,14 @@ def tune(
     on. Each finished epoch is stored.
     """
     teacher = rows_of(model, windows, window, originals)
-    head = originals(model.head_weight)
+    head = model.head_of(originals)
     held_out = range(0, len(windows), HELD_OUT) if len(windows) > 1 else range(1)
     rest = [index for index in range(len(windows)) if index not in held_out] or [0]
 
     def distance(weights: Weights) -> float:
         own = rows_of(model, [windows[index] for index in held_out], window, weights)
         expected = np.concatenate([teacher[index] for index in held_out])
-        return divergence(model, expected, head, np.concatenate(own), weights(model.head_weight))
+        return divergence(model, expected, head, np.concatenate(own), model.head_of(weights))
 
     before = distance(tuner.weights)
     for epoch in range(epochs):
@@ -266,7 +266,7 @@ def learn(
     windows: Sequence[Sequence[int]],
     window: int,
     expected: FloatArray,
-    head: FloatArray,
+    head: Head,
     tuner: Tuner,
 ) -> None:
     """Add the gradients of the divergence on these windows. ``expected``: the original's rows in front of its head."""
@@ -277,7 +277,7 @@ def learn(
         wanted = softmax(model.logits(expected[start : start + len(logits)], head))
         return (softmax(logits) - wanted) / np.float32(len(expected))
 
-    tape.backward(head_backward(model, rows, tuner.weights(model.head_weight), gradient_of, tuner), tuner)
+    tape.backward(head_backward(model, rows, model.head_of(tuner.weights), gradient_of, tuner), tuner)
 
 
 def rows_of(model: HeadlessGraph, windows: Sequence[Sequence[int]], window: int, weights: Weights) -> list[FloatArray]:
@@ -289,11 +289,9 @@ def rows_of(model: HeadlessGraph, windows: Sequence[Sequence[int]], window: int,
     return found
 
 
-def divergence(
-    model: HeadlessGraph, expected: FloatArray, expected_head: FloatArray, rows: FloatArray, head: FloatArray
-) -> float:
-    """The mean divergence of the distributions of ``rows`` with the matrix ``head`` from the expected ones."""
-    total, size = 0.0, max(1, LOGITS_AT_ONCE // len(head))
+def divergence(model: HeadlessGraph, expected: FloatArray, expected_head: Head, rows: FloatArray, head: Head) -> float:
+    """The mean divergence of the distributions of ``rows`` with this ``head`` from the expected ones."""
+    total, size = 0.0, max(1, LOGITS_AT_ONCE // len(head.weight))
     for start in range(0, len(rows), size):
         here = slice(start, start + size)
         wanted = log_softmax(model.logits(expected[here], expected_head))

@@ -22,7 +22,7 @@ from ..pipeline.weights import check_tensors, read_rows
 from ..quant.base import FloatArray
 from ..runtime.errors import RequestError
 from ..runtime.graph_walk import Execution, walk
-from ..runtime.windows import window_inputs, without_head
+from ..runtime.windows import Head, window_inputs, without_head
 
 # Tokens per walk over the weights; the activations of all of them are in memory together.
 TOKENS_AT_ONCE = 2048
@@ -63,9 +63,8 @@ class CheckpointReference:
         return self._headless.logits(hidden, self._head)
 
     @cached_property
-    def _head(self) -> FloatArray:
-        weight = self._headless.head_weight
-        return self._read(weight, 0, weight.rows)
+    def _head(self) -> Head:
+        return self._headless.head_of(lambda parameter: self._read(parameter, 0, parameter.rows))
 
     def _walk(self, windows: Sequence[Sequence[int]]) -> FloatArray:
         """The final norm's rows of all windows, one after the other."""

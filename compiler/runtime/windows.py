@@ -4,13 +4,26 @@ the inputs of a batch of windows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ir.graph import Graph, Node, Parameter
 from ..ir.ops import OPS, Array
 from ..quant.base import FloatArray
 from .batch import DERIVED_INPUTS, Chunk, make_batch
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The values of a head: (V, E), and (V,) if it has a bias."""
+
+    weight: FloatArray
+    bias: FloatArray | None
+
+    def __call__(self, rows: FloatArray) -> FloatArray:
+        """(n, E) -> (n, V)."""
+        products: FloatArray = rows @ self.weight.T
+        return products if self.bias is None else products + self.bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +44,18 @@ class HeadlessGraph:
     def head_weight(self) -> Parameter:
         return self.graph.parameters[self.head.inputs["weight"]]
 
-    def logits(self, rows: FloatArray, weight: FloatArray) -> FloatArray:
-        """(n, E), (V, E) -> (n, V)."""
-        logits: FloatArray = rows @ weight.T
+    @property
+    def head_bias(self) -> Parameter | None:
+        name = self.head.inputs.get("bias")
+        return None if name is None else self.graph.parameters[name]
+
+    def head_of(self, read: Callable[[Parameter], FloatArray]) -> Head:
+        bias = self.head_bias
+        return Head(read(self.head_weight), None if bias is None else read(bias))
+
+    def logits(self, rows: FloatArray, head: Head) -> FloatArray:
+        """(n, E) -> (n, V)."""
+        logits = head(rows)
         for node in self.behind:
             result = OPS[node.op].run({"x": logits}, node.attrs)
             assert result is not None

@@ -4,6 +4,7 @@ those of a Hugging Face folder (conversion/ and src/models/ of github.com/ggml-o
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -56,7 +57,8 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
 class GgufArchitecture:
     """``config`` adds to the configuration that all decoders have. ``names`` are those of a layer's modules besides
     LAYER. ``interleaved``: llama.cpp rotates neighbouring elements of q and k, so their rows are stored in that order.
-    ``norm_shift``: norms are stored plus one.
+    ``norm_shift``: norms are stored plus one. ``centered_eps``: the key in config.json of the epsilon of LayerNorms,
+    which have biases; None: norms by the root mean square. ``final_norm``: the module of the last norm.
     """
 
     model_type: str
@@ -64,6 +66,17 @@ class GgufArchitecture:
     names: Mapping[str, str] = field(default_factory=dict)
     interleaved: bool = False
     norm_shift: bool = False
+    centered_eps: str | None = None
+    final_norm: str = TOP["output_norm"]
+
+    @property
+    def top(self) -> Mapping[str, str]:
+        """The modules outside of layers."""
+        return {**TOP, "output_norm": self.final_norm}
+
+    @property
+    def eps_key(self) -> str:
+        return f"attention.layer_norm_{'rms_' if self.centered_eps is None else ''}epsilon"
 
 
 def architecture_of(metadata: Metadata) -> GgufArchitecture:
@@ -98,7 +111,7 @@ def read_config(architecture: GgufArchitecture, metadata: Metadata, container: C
         "num_attention_heads": heads,
         "num_key_value_heads": metadata.size("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "rms_norm_eps": metadata.positive("attention.layer_norm_rms_epsilon"),
+        architecture.centered_eps or "rms_norm_eps": metadata.positive(architecture.eps_key),
         "max_position_embeddings": metadata.size("context_length"),
         "tie_word_embeddings": "output.weight" not in container.tensors,
     }
@@ -266,6 +279,41 @@ def granite(metadata: Metadata, container: Container) -> Config:
     return {**biases(container), **{name: metadata.positive(key, 1.0) for name, key in numbers.items()}}
 
 
+def minicpm(metadata: Metadata, container: Container) -> Config:
+    # The defaults are the constants of llama.cpp for files without these keys, which are those of MiniCPM-2B.
+    hidden, depth = metadata.size("embedding_length"), math.sqrt(metadata.size("block_count"))
+    return {
+        **biases(container),
+        "scale_emb": metadata.positive("embedding_scale", 12.0),
+        "scale_depth": metadata.positive("residual_scale", 1.4 / depth) * depth,
+        "dim_model_base": round(hidden / metadata.positive("logit_scale", hidden / 256)),
+    }
+
+
+def partly_rotated(metadata: Metadata, container: Container) -> Config:
+    """The share of a head that is rotated, whose default is not all of it."""
+    head_dim = head_sizes(metadata)[2]
+    share = metadata.size("rope.dimension_count", head_dim) / head_dim
+    return {**biases(container), "partial_rotary_factor": share}
+
+
+def phi2(metadata: Metadata, container: Container) -> Config:
+    # It always has biases, and a head is the hidden size divided by the number of heads.
+    config = partly_rotated(metadata, container)
+    return {"partial_rotary_factor": config["partial_rotary_factor"], "head_dim": None}
+
+
+def seed_oss(_: Metadata, container: Container) -> Config:
+    names = {"attention_bias": "blk.0.attn_q.bias", "attention_out_bias": "blk.0.attn_output.bias"}
+    return {key: name in container.tensors for key, name in names.items()}
+
+
+def starcoder2(metadata: Metadata, container: Container) -> Config:
+    # llama.cpp does not use the window, and its converter does not write it.
+    window = metadata.integer("attention.sliding_window", 0)
+    return {"use_bias": "blk.0.attn_q.bias" in container.tensors, "sliding_window": window or None}
+
+
 def smollm3(_: Metadata, container: Container) -> Config:
     # In llama.cpp, it is a constant that every fourth layer does not rotate.
     return {**biases(container), "no_rope_layer_interval": 4}
@@ -275,12 +323,26 @@ ARCHITECTURES = {
     "llama": GgufArchitecture("llama", llama, interleaved=True),
     "qwen2": GgufArchitecture("qwen2"),
     "qwen3": GgufArchitecture("qwen3", qwen3),
+    "gemma": GgufArchitecture("gemma", norm_shift=True),
     "gemma2": GgufArchitecture("gemma2", gemma2, BEHIND, norm_shift=True),
     "gemma3": GgufArchitecture("gemma3_text", gemma3, BEHIND, norm_shift=True),
     "phi3": GgufArchitecture("phi3", phi3, FUSED),
     "granite": GgufArchitecture("granite", granite, interleaved=True),
     "smollm3": GgufArchitecture("smollm3", smollm3, interleaved=True),
     "olmo2": GgufArchitecture("olmo2", names={key: BEHIND[key] for key in ("post_attention_norm", "post_ffw_norm")}),
+    "minicpm": GgufArchitecture("minicpm", minicpm, interleaved=True),
+    "nemotron": GgufArchitecture("nemotron", partly_rotated, norm_shift=True, centered_eps="norm_eps"),
+    "phi2": GgufArchitecture(
+        "phi",
+        phi2,
+        {"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
+        centered_eps="layer_norm_eps",
+        final_norm="model.final_layernorm",
+    ),
+    "seed_oss": GgufArchitecture("seed_oss", seed_oss, {"post_attention_norm": "post_attention_layernorm"}),
+    "starcoder2": GgufArchitecture(
+        "starcoder2", starcoder2, {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}, centered_eps="norm_epsilon"
+    ),
 }
 
 
@@ -312,14 +374,16 @@ def checkpoint_name(architecture: GgufArchitecture, name: str) -> str | None:
         module = {**LAYER, **architecture.names}.get(layer[2])
         return None if module is None else f"model.layers.{int(layer[1])}.{module}.{layer[3]}"
     module, _, kind = name.rpartition(".")
-    return f"{TOP[module]}.{kind}" if module in TOP and kind == "weight" else None
+    known = kind == "weight" or (kind == "bias" and module != "token_embd" and architecture.centered_eps is not None)
+    return f"{architecture.top[module]}.{kind}" if module in TOP and known else None
 
 
 def file_name(architecture: GgufArchitecture, name: str) -> str | None:
     """The inverse of `checkpoint_name`."""
-    for prefix, module in TOP.items():
-        if name == f"{module}.weight":
-            return f"{prefix}.weight"
+    stored, _, kind = name.rpartition(".")
+    for prefix, module in architecture.top.items():
+        if stored == module:
+            return f"{prefix}.{kind}"
     match = _CHECKPOINT_NAME.fullmatch(name)
     if match is None:
         return None

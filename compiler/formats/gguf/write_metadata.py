@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ...ir.rope import inverse_frequencies
 from ...ir.spec import ModelSpec
-from .architectures import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from .architectures import ARCHITECTURES, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from .writer import Value
 
 Floats = npt.NDArray[np.float32]
@@ -28,7 +28,7 @@ def model_metadata(architecture: str, spec: ModelSpec) -> dict[str, Value]:
         "attention.head_count_kv": spec.num_kv_heads,
         "attention.key_length": spec.head_dim,
         "attention.value_length": spec.head_dim,
-        "attention.layer_norm_rms_epsilon": spec.rms_norm_eps,
+        ARCHITECTURES[architecture].eps_key: spec.rms_norm_eps,
         "vocab_size": spec.vocab_size,
         "rope.dimension_count": spec.rope.rotary_dim or spec.head_dim,
         "rope.freq_base": spec.rope.theta,
@@ -109,6 +109,15 @@ def granite(spec: ModelSpec) -> dict[str, Value | None]:
     }
 
 
+def minicpm(spec: ModelSpec) -> dict[str, Value | None]:
+    return {
+        "embedding_scale": spec.embedding_scale,
+        "residual_scale": spec.residual_scale,
+        "logit_scale": 1 / spec.logit_scale,
+    }
+
+
 OWN: Mapping[str, Callable[[ModelSpec], dict[str, Value | None]]] = {
     "llama": llama, "gemma2": gemma2, "gemma3": gemma3, "phi3": phi3, "granite": granite,
+    "minicpm": minicpm, "starcoder2": llama,
 }  # fmt: skip

@@ -18,8 +18,9 @@ from nearfar.compiler.pipeline.weights import read_rows
 from nearfar.compiler.runtime.errors import UnsupportedModel
 from nearfar.compiler.runtime.windows import window_inputs, without_head
 
-# Soft-caps and windows; LayerNorm without a bias and a parallel feed-forward; biases of norms; scales and shared keys.
-MODELS = ("gemma2", "cohere2", "stablelm", "gemma4_text")
+# Soft-caps and windows; LayerNorm without a bias and a parallel feed-forward; biases of norms; scales and shared keys;
+# a head with a bias, and no gate.
+MODELS = ("gemma2", "cohere2", "stablelm", "gemma4_text", "phi")
 # Those whose layers are computed again on the way back, as in a large model.
 SEGMENTED = ("cohere2", "gemma4_text")
 WINDOW = 64
@@ -93,7 +94,7 @@ def gradients_of(folder: Path, tokens: list[int], direction: Array) -> dict[str,
     visitor = Gradients()
     whole = tape.Tape(graph, headless.rows, *window_inputs([tokens], WINDOW), read)
     rows = whole.forward()
-    head = read(headless.head_weight)
+    head = headless.head_of(read)
     whole.backward(
         head_backward(headless, rows, head, lambda part, start: direction[start : start + len(part)], visitor), visitor
     )

@@ -34,13 +34,13 @@ Bundles = Callable[[str, str, str], Bundle]
 
 @pytest.fixture(scope="module")
 def bundles(compile_light: CompileTiny, tmp_path_factory: pytest.TempPathFactory) -> Bundles:
-    """A bundle (name, quantization, target) for 256 tokens with few kernels: a tiny checkpoint, or gemma3, phi3 or
-    demo.
+    """A bundle (name, quantization, target) for 256 tokens with few kernels: a tiny checkpoint, or gemma3, phi2,
+    phi3 or demo.
     """
     folder = shared_folder(tmp_path_factory, "exported")
 
     def make(name: str, quantization: str, target: str) -> Bundle:
-        if name not in ("gemma3", "phi3", "demo"):
+        if name not in ("gemma3", "phi2", "phi3", "demo"):
             return open_bundle(compile_light(name, quantization, target=target, self_test=False))
 
         def compile_it(path: Path) -> None:
@@ -82,6 +82,7 @@ def open_llama(file: Path) -> Any:
         ("qwen3_wide", "q4f16", "webgpu"),
         ("gemma3", "q4f16", "webgpu"),
         ("phi3", "q4f16", "webgpu"),
+        ("phi2", "q4f16", "webgpu"),
         ("llama_wide", "f32", "webgpu"),
         ("demo", "q4f16", "cpu"),
     ],
