@@ -75,6 +75,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             **WINDOWS,
         },
     ),
+    # Experts beside the feed-forward; the values of full layers are their keys.
+    "gemma4_experts": (
+        "Gemma4",
+        {
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 38,
+            **WINDOWS,
+        },
+    ),
     # 12 of 24 elements are rotated, as pairs (2i, 2i + 1).
     "glm4": ("Glm4", {"head_dim": 24, "pad_token_id": 0, "eos_token_id": 2}),
     "granite": (
@@ -252,6 +269,17 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         "Lfm2",
         {"layer_types": ["conv", "full_attention", "conv"], "conv_bias": True, "block_multiple_of": 14},
     ),
+    "lfm2_moe": (
+        "Lfm2Moe",
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 38,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
     # transformers 5.24 rotates whole heads if the file calls the rotation "default", as published ones do; the weights
     # were trained with that of "proportional".
     "lfm3": (
@@ -289,7 +317,8 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 # Frameworks' graphs have no form of their ops.
-WITH_EXPERTS = tuple(name for name, (_, config) in FAMILIES.items() if "num_experts_per_tok" in config)
+EXPERT_KEYS = {"num_experts_per_tok", "top_k_experts"}
+WITH_EXPERTS = tuple(name for name, (_, config) in FAMILIES.items() if EXPERT_KEYS & config.keys())
 # Families whose configuration has another name.
 CONFIGS = {
     "Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig", "Gemma4Unified": "Gemma4UnifiedTextConfig",
@@ -339,6 +368,8 @@ def randomize(model: Any) -> None:
             scale = parameter[0].numel() ** 0.5
             parameter.copy_(parameter + noise * 0.1 if parameter.ndim == 1 else 1.5 * noise / scale)
         for name, buffer in model.named_buffers():
+            if name.endswith("expert_bias"):
+                buffer.copy_(0.3 * torch.randn_like(buffer))
             if name.endswith("layer_scalar"):
                 buffer.fill_(0.4 + torch.rand(1).item())
 

@@ -21,7 +21,7 @@ DECODERS = (
     "qwen2", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2",
 )  # fmt: skip
 # Decoders with a state for each sequence.
-HYBRIDS = ("falcon_h1", "granitemoehybrid", "lfm2", "lfm3", "mamba2", "qwen3_5_text")
+HYBRIDS = ("falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "lfm3", "mamba2", "qwen3_5_text")
 SUPPORTED = tuple(sorted((*DECODERS, *HYBRIDS)))
 ENCODERS = (
     "albert", "bert", "distilbert", "electra", "eurobert", "gte", "modernbert", "new", "nomic_bert", "roberta",

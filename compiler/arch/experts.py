@@ -12,7 +12,7 @@ from ..ir.spec import ExpertSpec, ModelSpec
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
     """The tensors of a layer's experts. In ``gate_up`` and ``down``, "{}" stands for an expert's number; a name without
-    it is a stack of all experts. The biases of stacks have the suffix "_bias".
+    it is a stack of all experts. The biases of stacks have the suffix "_bias". ``choice_bias`` is that of the choice.
 
     ``interleaved``: the rows of gates and of what they gate alternate.
     """
@@ -20,6 +20,7 @@ class ExpertNames:
     router: str = "mlp.gate"
     gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight")
     down: tuple[str, ...] = ("mlp.experts.{}.down_proj.weight",)
+    choice_bias: str = ""
     interleaved: bool = False
 
 
@@ -56,13 +57,18 @@ class Mixture:
         logits = graph.add("linear", inputs, name=f"{router}.out", dtype="float32")
         return graph.add(
             "route",
-            {"logits": logits, "scales": scales},
+            {"logits": logits, "bias": self._choice_bias(), "scales": scales},
             name=f"{self.here}.chosen",
             chosen=experts.chosen,
             router=experts.router,
             normalized=experts.normalized,
             scale=experts.scale * self.spec.residual_scale,
         )
+
+    def _choice_bias(self) -> str | None:
+        name = f"{self.module}.{self.names.choice_bias}"
+        sources = (Source(name, 0, self.experts.number),)
+        return self._vector(name, sources) if self.experts.choice_bias else None
 
     def sum_of(self, x: str, chosen: str) -> str:
         """The sum of the results of the chosen experts for the rows of x."""

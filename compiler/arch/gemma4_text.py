@@ -1,6 +1,6 @@
-"""Gemma 4, dense (E2B, E4B, 12B, 31B): Gemma 3 with a second embedding for each layer, larger heads on full layers,
+"""Gemma 4 (E2B, E4B, 12B, 31B, 26B-A4B): Gemma 3 with a second embedding for each layer, larger heads on full layers,
 values that are normalized and may be the keys, upper layers that share the keys and values of lower ones, and a scalar
-for each layer. Gemma Team 2026.
+for each layer. 26B-A4B has experts beside every feed-forward. Gemma Team 2026.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from typing import Any
 
 from ..formats.config import ConfigReader
 from ..ir.graph import Graph, Parameter, Source
-from ..ir.spec import ModelSpec, RopeSpec
-from .decoder import DecoderLayout, Layer, embedding, finish, matrix, new_graph, take_sampled
+from ..ir.spec import ExpertSpec, ModelSpec, RopeSpec
+from .decoder import DecoderLayout, Layer, embedding, finish, matrix, new_graph, take_sampled, vector
 from .decoder_config import even_head_dim, read_activation, read_decoder_config, read_layer_types, windows_of
+from .expert_config import read_experts
+from .experts import ExpertNames, Mixture
 from .gemma_numbers import embedding_scale
 from .rope_config import RopeSizes, read_layer_ropes
 
@@ -25,6 +27,7 @@ LAYOUT = DecoderLayout(
     after_attention="post_attention_layernorm",
     before_feed_forward="pre_feedforward_layernorm",
     after_feed_forward="post_feedforward_layernorm",
+    experts=ExpertNames(router="router.proj", gate_up=("experts.gate_up_proj",), down=("experts.down_proj",)),
 )
 # transformers' defaults. Published configurations omit some of these keys.
 DEFAULTS: dict[str, Any] = {
@@ -54,7 +57,7 @@ HARMLESS = frozenset({"moe_intermediate_size", "num_experts", "top_k_experts"})
 def read_config(config: ConfigReader, defaults: Mapping[str, Any] = DEFAULTS) -> ModelSpec:
     """The spec of a config.json with model_type "gemma4_text"."""
     config = config.with_defaults(defaults)
-    config.expect("enable_moe_block", False)
+    experts = _read_experts(config)
     # Text is causal with "vision" too.
     config.expect("use_bidirectional_attention", None, "vision")
     num_layers = config.integer("num_hidden_layers")
@@ -102,7 +105,15 @@ def read_config(config: ConfigReader, defaults: Mapping[str, Any] = DEFAULTS) ->
         per_layer_size=per_layer,
         per_layer_vocab_size=config.integer("vocab_size_per_layer_input") if per_layer else 0,
         keys_are_values=shares_values,
+        experts=experts,
     )
+
+
+def _read_experts(config: ConfigReader) -> ExpertSpec | None:
+    if not config.flag("enable_moe_block", default=False):
+        return None
+    keys = {"chosen_key": "top_k_experts", "size_key": "moe_intermediate_size"}
+    return read_experts(config, "num_experts", **keys, normalized=True)
 
 
 def _read_ropes(config: ConfigReader, head_dim: int, window_head_dim: int) -> dict[str, RopeSpec]:
@@ -224,6 +235,30 @@ class Gemma4Layer(Layer):
         return self._graph.add(
             "rms_norm", inputs, name=f"{self._here}.v_normed", eps=self._spec.rms_norm_eps, dtype="activation"
         )
+
+    def _mixture(self, normed: str) -> str:
+        """The norm of the dense feed-forward's result plus that of the experts', which read the residual stream."""
+        graph, spec, names = self._graph, self._spec, self._layout.experts
+        mixture = Mixture(graph, spec, names, self._module, self._here)
+        dense = self._norm("post_feedforward_layernorm_1", self._dense(normed))
+        scale, scales = f"{self._module}.router.scale", f"{self._module}.router.per_expert_scale"
+        source = Source(scale, 0, spec.hidden_size, factor=spec.hidden_size**-0.5)
+        graph.parameters[scale] = Parameter(scale, (source,), None)
+        router_input = graph.add(
+            "rms_norm",
+            {"x": self._stream, "weight": scale},
+            name=f"{self._here}.router_input",
+            eps=spec.rms_norm_eps,
+            dtype="float32",
+        )
+        chosen = mixture.route(router_input, scales=vector(graph, scales, mixture.experts.number))
+        own = mixture.sum_of(self._norm("pre_feedforward_layernorm_2", self._stream), chosen)
+        own = self._norm("post_feedforward_layernorm_2", own)
+        return graph.add("add", {"a": dense, "b": own}, name=f"{self._here}.dense_and_experts")
+
+    def feed_forward(self, x: str) -> str:
+        self._stream = x
+        return super().feed_forward(x)
 
     def add_per_layer(self, x: str, per_layer: str) -> str:
         """x + rms_norm(projection(activation(gate(x)) * the layer's embedding))."""

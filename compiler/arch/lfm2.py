@@ -38,8 +38,8 @@ OLD_NAMES = {"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_emb
 forward = partial(decoder.forward, layout=LAYOUT, layers=HybridLayer)
 
 
-def read_config(config: ConfigReader) -> ModelSpec:
-    """The spec of a config.json with model_type "lfm2"."""
+def read_config(config: ConfigReader, harmless: frozenset[str] = frozenset()) -> ModelSpec:
+    """The spec of a config.json with model_type "lfm2"; ``harmless``: more keys that do not change the logits."""
     # transformers reads the older names first.
     old = {name: key for name, key in OLD_NAMES.items() if config.has(name)}
     config = config.renamed({**{key: f"unread {key}" for key in old.values()}, **old})
@@ -66,7 +66,7 @@ def read_config(config: ConfigReader) -> ModelSpec:
         tied=True,
         eps_key="norm_eps",
         default_eps=1e-5,
-        harmless=HARMLESS,
+        harmless=HARMLESS | harmless,
     )
     return replace(
         spec,

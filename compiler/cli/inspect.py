@@ -113,6 +113,7 @@ def facts(report: Report) -> Table:
     rows |= {
         **({"code": NATIVE_CODE} if report.target in NATIVE_TARGETS else {}),
         **host_facts(report),
+        "weights read": f"{megabytes(report.weight_bytes_per_token)} per token",
         "dispatches": dispatches(report),
     }
     for name, value in rows.items():

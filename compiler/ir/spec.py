@@ -72,8 +72,8 @@ class ExpertSpec:
     ``number``. `ops.experts.route` defines ``router``, ``normalized`` and ``scale``.
 
     The layers in ``dense_layers`` have a feed-forward of the model's intermediate size instead. ``biases``: those of
-    the router and of every expert. ``limit``, ``slope`` and ``shift`` are those of the experts' gates; see
-    `ops.elementwise.gated`.
+    the router and of every expert; ``choice_bias``: a bias of scores for the choice only. ``limit``, ``slope`` and
+    ``shift`` are those of the experts' gates; see `ops.elementwise.gated`.
     """
 
     number: Count
@@ -84,6 +84,7 @@ class ExpertSpec:
     scale: float = 1.0
     dense_layers: tuple[Natural, ...] = ()
     biases: bool = False
+    choice_bias: bool = False
     limit: float | None = None
     slope: float = 1.0
     shift: float = 0.0

@@ -7,10 +7,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from typing import Any
 
 from ..arch import by_model_type
-from ..bundle.entries import ITEM_BYTES, BufferEntry
+from ..bundle.entries import ITEM_BYTES, BufferEntry, PlanEntry, StepEntry
 from ..bundle.folder import Bundle, ExportBundle
 from ..bundle.manifest import Description, ExportManifest, Manifest
 from ..ir.expr import evaluate
@@ -32,7 +33,8 @@ class Report:
     runtime memory. ``kv_bytes_per_token`` are those of all layers, ``kv_bytes`` the pages for ``context`` tokens, of
     which layers with a window hold only those within it. ``runtime_memory_bytes`` is weights, ``kv_bytes``, tables, and
     plan buffers for prefill chunks of one sequence. ``dispatches_per_token`` is the count for one sequence at its
-    start, ``dispatches_at_context`` for one of ``context`` tokens. ``weight_formats``: the number of weights and their
+    start, ``dispatches_at_context`` for one of ``context`` tokens. ``weight_bytes_per_token`` are those that a decoded
+    token reads: of experts those chosen, of tables one row. ``weight_formats``: the number of weights and their
     bytes in each format; vectors are "f32". ``tool_calls`` is the name of the format of tool calls; None if the chat
     template has none that is known.
     """
@@ -51,6 +53,7 @@ class Report:
     kv_bytes: int
     runtime_memory_bytes: int
     weight_formats: dict[str, dict[str, int]]
+    weight_bytes_per_token: int
     dispatches_per_token: int
     dispatches_at_context: int
     kernels: int
@@ -170,6 +173,7 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
         kv_bytes=kv_bytes,
         runtime_memory_bytes=weights + kv_bytes + others + tables,
         weight_formats=weight_formats(manifest),
+        weight_bytes_per_token=weight_bytes_per_token(manifest),
         dispatches_per_token=dispatches_per_token(manifest, chosen, 1),
         dispatches_at_context=dispatches_per_token(manifest, chosen, context),
         kernels=len(manifest.kernels),
@@ -195,6 +199,29 @@ def weight_formats(manifest: Manifest) -> dict[str, dict[str, int]]:
         counts["parameters"] += math.prod(weight.shape)
         counts["bytes"] += sum(plane.size for plane in weight.planes)
     return dict(sorted(formats.items()))
+
+
+def weight_bytes_per_token(manifest: Manifest) -> int:
+    """The bytes of weights on the device that the steps of the first plan read for one row."""
+    plan, shares = manifest.plan(manifest.plan_names[0]), dict[str, Fraction]()
+    for step in plan.steps:
+        for role, name in step.inputs.items():
+            if name in manifest.weights:
+                own = share_read(plan, step, role, manifest.weights[name].shape[0])
+                shares[name] = max(own, shares.get(name, own))
+    sizes = {name: sum(plane.size for plane in manifest.weights[name].planes) for name in shares}
+    return math.ceil(sum(sizes[name] * share for name, share in shares.items()))
+
+
+def share_read(plan: PlanEntry, step: StepEntry, role: str, rows: int) -> Fraction:
+    """The share of a weight of that many rows that a step reads for one row of its input."""
+    if role.endswith("table"):
+        return Fraction(1, rows)
+    if step.op != "expert_linear" or role not in ("weight", "bias"):
+        return Fraction(1)
+    chosen = plan.buffers[step.inputs["chosen"]].shape[1]
+    assert isinstance(chosen, int)
+    return Fraction(chosen, step.attrs["experts"])
 
 
 def dispatches_per_token(manifest: Manifest, activation: str, context: int) -> int:

@@ -60,6 +60,19 @@ def test_a_head_of_its_own_or_the_embeddings_is_used_as_in_transformers(name: st
         assert relative_error(in_chunks(graph, tensors, 9), expected) < LIMIT
 
 
+def test_experts_larger_than_a_binding_are_split_into_parts_of_all_experts(tmp_path: Path) -> None:
+    expected = make_family("gpt_oss", tmp_path)
+    graph, tensors = opened(tmp_path, context=len(TOKENS))
+    split = run_passes(graph, quant.by_name("f32"), 64 << 10)
+    parts = [node for node in split.nodes if node.op == "expert_linear" and "into" in node.inputs]
+    assert parts
+    for node in parts:
+        rows = split.parameters[node.inputs["weight"]].rows
+        assert rows % 5 == 0
+        assert rows == split.parameters[node.inputs["bias"]].rows
+    assert relative_error(in_chunks(split, tensors, 7), expected) < LIMIT
+
+
 def test_queries_of_ministral_3_beyond_the_original_length_are_those_of_transformers(tmp_path: Path) -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 13}
     expected = make_family("ministral3", tmp_path, rope_parameters={**yarn, "llama_4_scaling_beta": 0.8})

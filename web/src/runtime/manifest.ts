@@ -42,7 +42,7 @@ export interface StateSpec {
   readonly norm_groups: number;
 }
 
-/** The experts of a mixture: feed-forwards of ``intermediate_size``, of which each token uses ``chosen`` of ``number``. `ops.experts.route` defines ``router``, ``normalized`` and ``scale``. The layers in ``dense_layers`` have a feed-forward of the model's intermediate size instead. ``biases``: those of the router and of every expert. ``limit``, ``slope`` and ``shift`` are those of the experts' gates; see `ops.elementwise.gated`. */
+/** The experts of a mixture: feed-forwards of ``intermediate_size``, of which each token uses ``chosen`` of ``number``. `ops.experts.route` defines ``router``, ``normalized`` and ``scale``. The layers in ``dense_layers`` have a feed-forward of the model's intermediate size instead. ``biases``: those of the router and of every expert; ``choice_bias``: a bias of scores for the choice only. ``limit``, ``slope`` and ``shift`` are those of the experts' gates; see `ops.elementwise.gated`. */
 export interface ExpertSpec {
   readonly number: number;
   readonly chosen: number;
@@ -52,6 +52,7 @@ export interface ExpertSpec {
   readonly scale: number;
   readonly dense_layers: readonly number[];
   readonly biases: boolean;
+  readonly choice_bias: boolean;
   readonly limit: number | null;
   readonly slope: number;
   readonly shift: number;
