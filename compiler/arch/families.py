@@ -24,6 +24,22 @@ KINDS = {
     "part": "a part of a larger model, which has a model_type of its own",
     "other": "a model of another kind",
 }
+# What families that were considered need that no graph of ours computes.
+REASONS = {
+    "apertus": "its activation (xIELU) has parameters of its own in every layer",
+    "deberta": "its attention scores distances by both texts and positions",
+    "deberta-v2": "its attention scores distances by both texts and positions",
+    "deepseek_v2": "its keys and values are stored compressed (latent attention), with heads of two sizes",
+    "deepseek_v3": "its keys and values are stored compressed (latent attention), with heads of two sizes",
+    "embedding_gemma2_text": "its layers read the embedding through a block of their own, and a projection follows",
+    "gemma3n_text": "it has several residual streams (AltUp), and its feed-forwards keep their largest elements only",
+    "gpt2": "a decoder's positions come from a table, and its matrices are stored transposed",
+    "gpt_neox": "queries, keys and values alternate by head in one matrix, and sub-layers side by side have own norms",
+    "jina_embeddings_v3": "each of its tasks has an adapter of all matrices, without which its vectors are worse",
+    "mpnet": "its attention adds a bias for each distance",
+    "muse_glimmer_text": "its attention's results have a gate for each element, and its norms two epsilons",
+    "olmo": "its norms have no factors, and queries, keys and values are limited",
+}
 # Supported families whose published models have residual streams beyond float16's range.
 LARGE_ACTIVATIONS = ("gemma2", "gemma3_text", "gemma4_text")
 
@@ -39,10 +55,11 @@ def unsupported_message(name: str, supported: Collection[str]) -> str:
     types = known_types()
     if name in types:
         kind, base = types[name]
+        reason = f": {REASONS[name]}" if name in REASONS else ""
         part = "the text model of " if kind in ("vision-language", "speech") else ""
         near = f"; the nearest family that it compiles is {part}{base!r}" if base else ", nor one near it"
         return (
-            f"{start}It is {KINDS[kind]}, and {_program()} knows this family but does not compile it{near}. "
+            f"{start}It is {KINDS[kind]}, and {_program()} knows this family but does not compile it{reason}{near}. "
             f"To request it, open an issue {_issue_tracker()}"
         )
     match = nearest(name, [*supported, *types])

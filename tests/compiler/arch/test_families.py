@@ -26,15 +26,21 @@ def test_an_unknown_model_type_is_refused_with_the_known_ones(name: str) -> None
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gpt2", r"It is a decoder of text, and nearfar \S+ knows this family but does not compile it; the nearest "),
+        (
+            "internlm2",
+            r"It is a decoder of text, and nearfar \S+ knows this family but does not compile it; the nearest ",
+        ),
         (
             "internlm3",
             r"the nearest family that it compiles is 'llama'\. To request it, open an issue in the project's",
         ),
-        ("qwen3_moe", r"It is a mixture of experts, .* the nearest family that it compiles is 'qwen3'\."),
-        ("gpt_oss", "It is a mixture of experts, "),
+        ("mixtral", r"It is a mixture of experts, .* the nearest family that it compiles is 'mistral'\."),
+        (
+            "deepseek_v3",
+            r"does not compile it: its keys and values are stored compressed \(latent attention\), .* is 'llama'",
+        ),
         ("zamba2", r"with recurrent states, .* does not compile it, nor one near it\. To request it, open an issue "),
-        ("qwen3_next", "with recurrent states, .* is 'qwen3_5_text'"),
+        ("qwen3_next", "with recurrent states, .* is 'qwen3_moe'"),
         ("mamba", "with recurrent states, .* is 'mamba2'"),
         ("deberta-v2", "It is an encoder of text, which generates none, .* is 'bert'"),
         ("roberta-prelayernorm", "an encoder of text, .* is 'roberta'"),
@@ -56,7 +62,6 @@ def test_an_unknown_model_type_is_refused_with_the_known_ones(name: str) -> None
         ("minicpmv", "images beside text, .* is the text model of 'llava'"),
         ("rwkv7", r"with recurrent states, .*, nor one near it\."),
         ("stablelm_epoch", "It is a decoder of text, .* is 'stablelm'"),
-        ("internlm2", "is 'llama'"),
         ("phi3small", "is 'phi3'"),
     ],
 )
@@ -78,6 +83,10 @@ def test_a_real_family_is_named_with_its_kind_and_the_nearest_one(name: str, mes
 def test_an_unknown_name_may_be_mistyped(name: str, message: str) -> None:
     with pytest.raises(UnsupportedModel, match=message):
         arch.by_model_type(name)
+
+
+def test_reasons_are_those_of_families_that_do_not_compile() -> None:
+    assert families.REASONS.keys() <= families.known_types().keys()
 
 
 def test_every_model_type_of_transformers_is_known() -> None:
