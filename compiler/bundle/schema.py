@@ -137,7 +137,8 @@ def short_form(schema: Mapping[str, Any]) -> Any:
     if isinstance(schema.get("additionalProperties"), dict):
         return short_form(schema["additionalProperties"]) + "{}"
     if schema.get("type") == "array":
-        return short_form(schema["items"]) + "[]"
+        most = f"..{schema['maxItems']}" if "maxItems" in schema else ""
+        return f"{short_form(schema['items'])}[{most}]"
     return str(schema.get("type", "any")) + number_range(schema)
 
 

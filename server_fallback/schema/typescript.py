@@ -259,16 +259,18 @@ def types_of(request: type[BaseModel]) -> dict[str, Any]:
 
 
 def shallow(schema: dict[str, Any]) -> dict[str, Any]:
-    """A parameter's schema without null and without what the objects in it contain, which other code reads."""
+    """A parameter's schema without null and without what other code reads: the fields of objects, and how many objects
+    a list has, of which a server must have fewer than a page.
+    """
     if "anyOf" in schema:
         choices = [shallow(each) for each in schema["anyOf"] if each != NULL]
         return choices[0] if len(choices) == 1 else {"anyOf": choices}
-    if "$ref" in schema or "oneOf" in schema or schema["type"] == "object":
+    if "$ref" in schema or "oneOf" in schema or schema.get("additionalProperties") is True:
         return {"type": "object"}
     if "items" not in schema:
         return schema
     items = shallow(schema["items"])
-    return {"type": "array", "items": {} if items == {"type": "object"} else items}
+    return {"type": "array", "items": {}} if items == {"type": "object"} else {**schema, "items": items}
 
 
 def typescript_of(schema: dict[str, Any], replies: Mapping[str, Any] | None = None) -> str:

@@ -30,7 +30,6 @@ def test_a_chat_is_answered_with_its_usage(tmp_path: Path) -> None:
         "completion_tokens": 5,
         "total_tokens": 24,
         "prompt_tokens_details": {"cached_tokens": 3},
-        "completion_tokens_details": None,
         "queue_ms": 500.0,
     }
     assert prompt_text(source) == "[user]hi[assistant]"

@@ -1,20 +1,29 @@
 // The checks of a chat's parameters: those that Python declares (parameters.json), and what the page checks further.
 
-import { isA } from "../shared/declared.js";
+import type { FaultOf, TypeName } from "../shared/declared.js";
+import { isA, typeOf } from "../shared/declared.js";
 import { chat, common } from "./parameters.json";
 import type { Checks } from "./params.js";
 import { check, isObject, signal } from "./params.js";
 
+/** A value of a declared type that fulfils a further condition. */
+const further =
+  (type: TypeName, condition: FaultOf): FaultOf =>
+  (value, path) =>
+    typeOf(type).fault(value, path) ?? condition(value, path);
+
 /** The parameters of both kinds of completions. */
 export const COMMON: Checks = {
   ...common,
-  stop: check("a string, or at most 16 strings, none of them empty", (value) => {
-    const stops = Array.isArray(value) ? value : [value];
-    return isA("string[]", stops) && stops.length <= 16 && !stops.includes("");
-  }),
-  logit_bias: check(
-    "an object from token ids to numbers from -100 to 100",
-    (value) => isA("number -100..100{}", value) && Object.keys(value as object).every((id) => /^\d+$/.test(id)),
+  stop: further(
+    common.stop,
+    check("without empty strings", (value) => ![value].flat().includes("")),
+  ),
+  logit_bias: further(
+    common.logit_bias,
+    check("an object from token ids to numbers", (value) =>
+      Object.keys(value as object).every((id) => /^\d+$/.test(id)),
+    ),
   ),
   stream_options: check(
     "an object with include_usage true or false",

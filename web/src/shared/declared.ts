@@ -2,7 +2,8 @@
 
 /**
  * A kind of JSON value or a type of the table; "integer 1..9", "integer 0..", or "number 0<..1" for numbers above 0;
- * "=a|b" for one of these texts; "T?" for T or null, "T or U", "T[]" for a list, "T{}" for an object whose values are T.
+ * "=a|b" for one of these texts; "T?" for T or null, "T or U", "T[]" for a list, "T[..9]" for one of at most 9 items,
+ * "T{}" for an object whose values are T.
  */
 export type TypeName = string;
 
@@ -54,11 +55,16 @@ export function typeReader(
       const { expected, fault } = read(type.slice(0, -1));
       return { expected, fault: (value, path) => (value === null ? null : fault(value, path)) };
     }
-    const isList = type.endsWith("[]");
-    if (isList || type.endsWith("{}")) {
-      const { fault } = read(type.slice(0, -2));
-      return whole(isList ? "a list" : "an object", isList ? Array.isArray : isObject, (value, path) =>
-        Object.entries(value).map(([key, item]) => fault(item, isList ? `${path}[${key}]` : at(path, key))),
+    const [, each, list, most] = /^(.*)(?:(\[)(?:\.\.(\d+))?\]|\{\})$/.exec(type) ?? [];
+    if (each !== undefined) {
+      const { expected, fault } = read(each);
+      const is = (value: unknown): boolean =>
+        list ? Array.isArray(value) && value.length <= Number(most ?? Infinity) : isObject(value);
+      return whole(
+        (list ? "a list" : "an object") + (most ? ` of at most ${most}, each ${expected}` : ""),
+        is,
+        (value, path) =>
+          Object.entries(value).map(([key, item]) => fault(item, list ? `${path}[${key}]` : at(path, key))),
       );
     }
     if (type.startsWith("=")) {
