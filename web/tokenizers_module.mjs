@@ -1,8 +1,10 @@
 // Makes @huggingface/tokenizers smaller: it removes tokenizers that no language model has, whose tokenizer.json is
-// refused by name, as any unknown one; and what src/text/tokenizer.ts never asks for: pairs of texts, masks, methods
-// that it does not call, and options of transformers' configuration, which it does not pass.
+// refused by name, as any unknown one, or whose use is; and what src/text/tokenizer.ts never asks for: pairs of texts,
+// masks, methods that it does not call, and options of transformers' configuration, which it does not pass.
 
 import { readFile } from "node:fs/promises";
+
+const ENCODERS_ONLY = '    throw new Error("BERT\'s tokenizer is only for encoders");';
 
 // Each part of the package's file, and its replacement.
 const CHANGES = [
@@ -10,6 +12,12 @@ const CHANGES = [
   ['    case "CTC":\n      return new CTC_default(config);\n', ""],
   // The tokenizers library has no such pre-tokenizer.
   ['    case "Replace":\n      return new Replace_default2(config);\n', ""],
+  // No published tokenizer of a language model has it.
+  ['    case "FixedLength":\n      return new FixedLength_default(config);\n', ""],
+  // src/encoders/tokenizer computes BERT's tokens, exactly.
+  [/(?<=var WordPieceTokenizer = .*?\n {2}encode\(tokens\) \{\n).*?(?=\n {2}\}\n\};)/s, ENCODERS_ONLY],
+  [/(?<=var BertNormalizer = .*?\n {2}normalize\(text\) \{\n).*?(?=\n {2}\}\n\};)/s, ENCODERS_ONLY],
+  [/(?<=var BertNormalizer = class extends Normalizer_default \{\n).*?(?=\n {2}\/\*\*\n {3}\* Normalizes the given)/s, ""],
   // Models without a type, from before tokenizer.json had one.
   [/ else \{\n\s+return new Legacy_default\(.*?\}\);\n\s+\}/s, ""],
   [/\n {2}tokenize\(text, \{ text_pair.*?\n {2}\}(?=\n {2}encode_text)/s, ""],

@@ -51,7 +51,8 @@ def compact(schema: Any, definitions: Mapping[str, Any]) -> Any:
     """The schema with what the browser's router reads, which is part of its size: references are replaced by what they
     refer to, and "nullable" stands for the alternative null, which is then the default of a property without another.
     Any other property without a default is required, the default of an object is made of its properties' own, and no
-    object has unknown keys. Types are those of `web/src/shared/declared.ts`.
+    object has unknown keys. What has items is a list, and what has properties an object. Other types are those of
+    `web/src/shared/declared.ts`.
     """
     if "anyOf" in schema:
         (inner,) = (choice for choice in schema["anyOf"] if choice.get("type") != "null")
@@ -72,7 +73,9 @@ def compact(schema: Any, definitions: Mapping[str, Any]) -> Any:
         only = {"minimum": schema["const"], "maximum": schema["const"]} if "const" in schema else schema
         found["type"] = short_form({"type": found["type"], **{key: only[key] for key in LIMITS if key in only}})
     kept = dict(sorted((key, value) for key, value in found.items() if key not in LIMITS))
-    return {**kept, "type": "any[]"} if kept.get("type") == "array" else kept
+    if "items" in kept or "properties" in kept:
+        del kept["type"]
+    return kept
 
 
 if __name__ == "__main__":

@@ -50,9 +50,8 @@ export class Routing {
 
   constructor(readonly wiring: Wiring) {
     const { policy, clock } = wiring;
-    const { failures, open_ms: firstWaitMs } = policy.breaker;
-    const record = (): SideRecord =>
-      new SideRecord(new Circuit({ failures, firstWaitMs, longestWaitMs: firstWaitMs, clock: () => clock.now() }));
+    const { failures, open_ms: waitMs } = policy.breaker;
+    const record = (): SideRecord => new SideRecord(new Circuit(failures, waitMs, () => clock.now()));
     this.records = { near: record(), far: record() };
     this.privacy = PrivateCheck.of(policy.private);
   }

@@ -1,6 +1,7 @@
 // Whether a complete answer has the requested format, as far as that can be checked without a validator: JSON must
 // parse.
 
+import { isObject } from "../../shared/declared.js";
 import type { PlainParams } from "../sides/sides.js";
 
 /** Null if no format was requested that could fail. */
@@ -21,10 +22,6 @@ export function fitsFormat({ response_format: format }: PlainParams): ((text: st
 /** Whether a grammar constrains the answer from its first token on. */
 export function isConstrained({ response_format: format, tool_choice: choice }: PlainParams): boolean {
   return (format !== undefined && format.type !== "text") || choice === "required" || typeof choice === "object";
-}
-
-function isObject(value: unknown): boolean {
-  return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
 function parsed(text: string): unknown {

@@ -10,7 +10,7 @@ import { DIALECTS, chatBody, continuesAsTokens, tokensBody } from "./dialect.js"
 import type { Fetch, JsonObject } from "./far_http.js";
 import { FarHttp } from "./far_http.js";
 import type { PlainParams, Side, SideRequest } from "./sides.js";
-import { continuedParams, remainingLimit } from "./sides.js";
+import { remainingLimit, sideParams } from "./sides.js";
 
 export interface FarOptions {
   /** The server's address, with or without /v1 at its end. */
@@ -118,15 +118,8 @@ export class FarSide implements Side {
       yield* this.#continueTokens(request, request.from.tokenIds, id);
       return;
     }
-    const params = continuedParams(request);
-    const withLogprobs =
-      logprobs === null ? params : { ...params, logprobs: true, ...(logprobs > 0 ? { top_logprobs: logprobs } : {}) };
-    for await (const value of this.#http.stream(
-      "/v1/chat/completions",
-      chatBody(withLogprobs, id, this.dialect),
-      signal,
-    ))
-      yield chunkOf(value, id);
+    const body = chatBody(sideParams(request), id, this.dialect);
+    for await (const value of this.#http.stream("/v1/chat/completions", body, signal)) yield chunkOf(value, id);
   }
 
   /** The answer of one of the server's routes for its model. Throws as `answer`. */

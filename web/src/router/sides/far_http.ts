@@ -2,6 +2,7 @@
 // the same request may soon succeed), RequestError if it rejects the request or the key.
 
 import { NearfarError, RequestError, Unavailable, messageOf } from "../../errors.js";
+import { isObject } from "../../shared/declared.js";
 import type { Clock } from "./clock.js";
 import { events } from "./sse.js";
 
@@ -175,7 +176,7 @@ export class FarHttp {
 
   #object(text: string): JsonObject {
     const value = parsed(text);
-    if (typeof value === "object" && value !== null && !Array.isArray(value)) return value as JsonObject;
+    if (isObject(value)) return value;
     throw new Unavailable(
       `${this.#root}: expected a JSON object, it sent '${text.slice(0, SHOWN_CHARACTERS)}'; ` +
         "is it a server of language models?",

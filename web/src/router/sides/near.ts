@@ -7,7 +7,7 @@ import type { TokenSource } from "../../engine/request.js";
 import { Unavailable, messageOf } from "../../errors.js";
 import type { BundleAddress, LoadOptions, LoadProgress } from "../../load.js";
 import type { PlainParams, Side, SideRequest } from "./sides.js";
-import { continuedParams } from "./sides.js";
+import { sideParams } from "./sides.js";
 
 /** A promise is an engine that the caller loads. */
 export type NearOption = EngineApi | Promise<EngineApi> | BundleAddress | readonly BundleAddress[];
@@ -98,15 +98,9 @@ export class NearSide implements Side {
     request: SideRequest,
     promptLogprobs?: PromptLogprobsOption,
   ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
-    const { signal, logprobs } = request;
+    const { signal } = request;
     const { chat } = this.ready;
-    const extra = logprobs === null ? {} : { logprobs: true, ...(logprobs > 0 ? { top_logprobs: logprobs } : {}) };
-    const params = {
-      ...continuedParams(request),
-      ...extra,
-      stream: true as const,
-      stream_options: { include_usage: true },
-    };
+    const params = { ...sideParams(request), stream: true as const, stream_options: { include_usage: true } };
     yield* await chat.completions.create(params, {
       signal,
       ...(promptLogprobs === undefined ? {} : { promptLogprobs }),

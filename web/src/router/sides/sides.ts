@@ -44,8 +44,14 @@ export function clientPrefix({ messages, continue_final_message: continues }: Pl
   return last === undefined ? null : textOf(last);
 }
 
-/** The parameters of a chat that continues after ``from``. */
-export function continuedParams({ params, from }: Pick<SideRequest, "params" | "from">): PlainParams {
+/** The parameters of a request to a side: it continues after ``from``, and reports log-probabilities. */
+export function sideParams(request: SideRequest): PlainParams {
+  const { logprobs: count } = request;
+  const params = continuedParams(request);
+  return count === null ? params : { ...params, logprobs: true, ...(count > 0 && { top_logprobs: count }) };
+}
+
+function continuedParams({ params, from }: Pick<SideRequest, "params" | "from">): PlainParams {
   if (from === null) return params;
   const prefix = clientPrefix(params);
   const before = prefix === null ? params.messages : params.messages.slice(0, -1);

@@ -6,7 +6,10 @@ import { at, typeOf } from "../declared.js";
 
 export { isObject } from "../declared.js";
 
-/** As in JSON Schema. A property that has no default and is not nullable is required; others are unknown. */
+/**
+ * As in JSON Schema, without the types of lists and objects. A property that has no default and is not nullable is
+ * required; others are unknown.
+ */
 export interface Schema {
   readonly type?: TypeName;
   /** Null is allowed, and the default if there is no other. */
@@ -23,12 +26,13 @@ export interface Schema {
 
 /** Throws RequestError with the code "bad_policy" for the first value that does not match the schema. */
 export function readValue(schema: Schema, value: unknown, path = ""): unknown {
-  const { nullable, type = "any", minLength = 0, maxLength = Infinity } = schema;
+  const { nullable, properties, items, minLength = 0, maxLength = Infinity } = schema;
+  const { type = properties ? "object" : items ? "any[]" : "any" } = schema;
   if (nullable === true && value === null) return null;
   const fault = typeOf(type).fault(value, path);
   if (fault !== null) throw badPolicy(path, `it must be ${fault.expected}`);
-  if (type === "object") return object(schema, value as Readonly<Record<string, unknown>>, path);
-  if (Array.isArray(value)) return array(schema, value, path);
+  if (properties) return object(properties, value as Readonly<Record<string, unknown>>, path);
+  if (items) return array(schema, items, value as readonly unknown[], path);
   const length = typeof value === "string" ? Array.from(value).length : minLength;
   if (length < minLength || length > maxLength)
     throw badPolicy(path, `it must have from ${minLength} to ${maxLength} characters`);
@@ -42,7 +46,11 @@ export function badPolicy(path: string, problem: string): RequestError {
   });
 }
 
-function object({ properties = {} }: Schema, value: Readonly<Record<string, unknown>>, path: string): unknown {
+function object(
+  properties: NonNullable<Schema["properties"]>,
+  value: Readonly<Record<string, unknown>>,
+  path: string,
+): unknown {
   const defaultOf = ({ nullable, default: other = nullable === true ? null : undefined }: Schema): unknown => other;
   for (const [key, schema] of Object.entries(properties))
     if (value[key] === undefined && defaultOf(schema) === undefined) throw badPolicy(at(path, key), "it is missing");
@@ -58,7 +66,8 @@ function object({ properties = {} }: Schema, value: Readonly<Record<string, unkn
 }
 
 function array(
-  { items = {}, minItems = 0, maxItems = Infinity }: Schema,
+  { minItems = 0, maxItems = Infinity }: Schema,
+  items: Schema,
   value: readonly unknown[],
   path: string,
 ): unknown {
