@@ -4,7 +4,7 @@
 
 import { readFile } from "node:fs/promises";
 
-const ENCODERS_ONLY = '    throw new Error("BERT\'s tokenizer is only for encoders");';
+const ENCODERS_ONLY = '    throw new Error("WordPiece is only for encoders");';
 
 // Each part of the package's file, and its replacement.
 const CHANGES = [
@@ -14,10 +14,9 @@ const CHANGES = [
   ['    case "Replace":\n      return new Replace_default2(config);\n', ""],
   // No published tokenizer of a language model has it.
   ['    case "FixedLength":\n      return new FixedLength_default(config);\n', ""],
-  // src/encoders/tokenizer computes BERT's tokens, exactly.
+  // src/encoders/tokenizer computes WordPiece, exactly.
   [/(?<=var WordPieceTokenizer = .*?\n {2}encode\(tokens\) \{\n).*?(?=\n {2}\}\n\};)/s, ENCODERS_ONLY],
-  [/(?<=var BertNormalizer = .*?\n {2}normalize\(text\) \{\n).*?(?=\n {2}\}\n\};)/s, ENCODERS_ONLY],
-  [/(?<=var BertNormalizer = class extends Normalizer_default \{\n).*?(?=\n {2}\/\*\*\n {3}\* Normalizes the given)/s, ""],
+  [/(?<=var WordPiece = .*?\n {2}decode_chain\(tokens\) \{\n).*?(?=\n {2}\}\n\};)/s, ENCODERS_ONLY],
   // Models without a type, from before tokenizer.json had one.
   [/ else \{\n\s+return new Legacy_default\(.*?\}\);\n\s+\}/s, ""],
   [/\n {2}tokenize\(text, \{ text_pair.*?\n {2}\}(?=\n {2}encode_text)/s, ""],
