@@ -1,12 +1,15 @@
-"""Helpers that open the chat page and type in it: a small model, its server, a page that records its problems."""
+"""Helpers that open the chat page and type in it: a small model, its server, a page that records its problems, answers
+that a test writes.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from light_bundle import lighten
 from page_looks import DESK
@@ -17,6 +20,22 @@ from nearfar.compiler.browser.page_server import PageServer
 from nearfar.compiler.bundle.manifest import MANIFEST_FILE
 
 TIMEOUT_MS = 180_000
+# Makes the page's engine answer with these pieces. At a piece that is null, the answer pauses until `release`.
+SCRIPTED = """(pieces) => {
+    const engine = window.nearfar.engine;
+    window.requests = [];
+    engine.generate = async function* (messages, options) {
+        window.requests.push(messages);
+        for (const piece of pieces) {
+            options.signal.throwIfAborted();
+            if (piece === null) await new Promise((resolve) => { window.release = resolve; });
+            else yield { type: "token", text: piece, tokenId: 1 };
+        }
+        const timings = { promptTokens: 1, cachedTokens: 0, completionTokens: 1, timeToFirstTokenMs: 1,
+            tokensPerSecond: null };
+        yield { type: "done", text: "", finishReason: "stop", timings };
+    };
+}"""
 
 
 @contextmanager
@@ -72,3 +91,47 @@ def ask(page: Page, text: str) -> None:
 def markdown(page: Page, answer: int = 0) -> str:
     """The text of an answer, before it is rendered."""
     return page.locator(".answer .text").nth(answer).get_attribute("data-markdown") or ""
+
+
+@contextmanager
+def scripted_page(browser: Browser, server: PageServer) -> Iterator[Page]:
+    """Open the chat page with its model. Its console must stay silent, and it may only send requests to its own
+    host.
+    """
+    problems: list[str] = []
+    page = open_page(browser, problems)
+    page.on(
+        "request",
+        lambda request: None if request.url.startswith((server.url, "blob:")) else problems.append(request.url),
+    )
+    page.goto(server.url)
+    wait_until_ready(page)
+    yield page
+    page.context.close()
+    assert problems == []
+
+
+def wait_until_ready(page: Page) -> None:
+    """Wait until the model is loaded, and keep its own way to generate."""
+    page.wait_for_selector("body[data-state=ready]")
+    page.evaluate("() => { window.generate = window.nearfar.engine.generate; }")
+
+
+def start_over(page: Page) -> Page:
+    """The page without a conversation, on a desk, with answers of the model of at most four tokens."""
+    page.set_viewport_size({"width": DESK[0], "height": DESK[1]})
+    page.evaluate("() => { window.nearfar.engine.generate = window.generate; }")
+    if page.is_visible("#new-chat"):
+        new_chat(page)
+    page.fill("#max-tokens", "4")
+    return page
+
+
+def script(page: Page, *pieces: str | None) -> None:
+    """The next answers consist of these pieces; None waits until `release`."""
+    page.evaluate(SCRIPTED, list(pieces))
+
+
+def requests(page: Page) -> Sequence[Sequence[dict[str, Any]]]:
+    messages: Sequence[Sequence[dict[str, Any]]] = page.evaluate("() => window.requests")
+    return messages

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from conftest import ROOT
 from playwright.sync_api import Page
 
+AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
 SCREENSHOTS = ROOT / "build" / "screenshots"
 DESK, PHONE, NARROW = (1280, 800), (390, 780), (360, 640)
 # The lowest contrast between text and its background (W3C, WCAG 2.2, 1.4.3), over all visible text.

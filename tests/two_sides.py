@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
 
 from chat_pages import TIMEOUT_MS, new_chat, send
-from light_bundle import few_kernels, lighten
 from page_looks import DESK, fact
 from playwright.sync_api import Browser, Page
 from recording_proxy import RecordingProxy, recording_proxy
@@ -42,18 +44,19 @@ KEEP_DEVICES = """() => {
         return device;
     };
 }"""
+# Destroys the device as soon as an answer has 20 characters.
+LOSE_DEVICE = """() => {
+    window.noMore = true;
+    new MutationObserver(() => {
+        if ((document.querySelector(".answer .text")?.textContent ?? "").length > 20) window.devices.at(-1).destroy();
+    }).observe(document.getElementById("conversation"), { childList: true, subtree: true, characterData: true });
+}"""
 
 
 @contextmanager
 def serve_far(near_server: PageServer, folder: Path) -> Iterator[RecordingProxy]:
     """`nearfar serve` behind a proxy."""
-    from nearfar.compiler.demo import CHECKPOINT
-    from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
-
     compile_for_server(FAR_MODEL, folder)
-    with few_kernels(tokens="any"):
-        compile_model(str(CHECKPOINT), near_server.bundle, CompileOptions(activations=("float32",), self_test=False))
-    lighten(near_server.bundle, tokens="any")
     arguments = [FAR_MODEL, "--target", "cpu", "--cors-origin", near_server.origin]
     with serving(*arguments, folder=folder) as (_, url):
         require_found(folder / "log")
@@ -72,6 +75,24 @@ def pin(page: Page, side: str) -> None:
     page.click(f"#pin label:has(input[value={side}])")
 
 
+NO_WEBGPU = "delete Navigator.prototype.gpu"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How near fails: by a script, or by its bundle. ``words`` are parts of the notice."""
+
+    words: tuple[str, str]
+    script: str = ""
+    bundle: str = "./bundle/"
+
+
+CANNOT_RUN = "This device cannot run the model"
+FAILURES = {
+    "no WebGPU": Failure((CANNOT_RUN, "This browser has no WebGPU"), NO_WEBGPU),
+    "no adapter": Failure((CANNOT_RUN, "no WebGPU adapter"), "GPU.prototype.requestAdapter = async () => null"),
+    "no bundle": Failure(("The model did not load", "nowhere/manifest.json answers 404"), bundle="./nowhere/"),
+}
 # The text of an answer before it changes sides.
 BEFORE_MARK = """() => {
     const range = document.createRange();
@@ -109,20 +130,26 @@ def page_of(browser: Browser, script: str) -> Iterator[Page]:
     assert errors == []
 
 
-async def near_signals_in_python(bundle: Path, prompts: Sequence[str]) -> dict[str, NearSignals]:
+def near_signals_in_python(bundle: Path, prompts: Sequence[str]) -> dict[str, NearSignals]:
     """The near model's signals of the prompts on the numpy reference, as `nearfar router log` computes them."""
-    opened = open_bundle(bundle)
-    runner = ReferenceRunner(opened, limits=Limits(tokens=128, sequences=2, rows=128), activation="float32")
-    near = LocalExecutor(TokenEngine(runner, TokenModel.of(opened.manifest)), TextModel.of(opened, "near"))
-    signals = {}
-    for prompt in prompts:
-        logprobs: list[float] = []
-        call = Call("signals", observe_prompt_logprobs=logprobs.extend)
-        request = query_both.request("near", Prompt(prompt=prompt), SIGNAL_TOKENS, logprobs=True)
-        _, tokens, _ = await query_both.answer(near, request, call)
-        signals[prompt] = near_signals(tokens, logprobs)
-    await near.close()
-    return signals
+
+    async def computed() -> dict[str, NearSignals]:
+        opened = open_bundle(bundle)
+        runner = ReferenceRunner(opened, limits=Limits(tokens=128, sequences=2, rows=128), activation="float32")
+        near = LocalExecutor(TokenEngine(runner, TokenModel.of(opened.manifest)), TextModel.of(opened, "near"))
+        signals = {}
+        for prompt in prompts:
+            logprobs: list[float] = []
+            call = Call("signals", observe_prompt_logprobs=logprobs.extend)
+            request = query_both.request("near", Prompt(prompt=prompt), SIGNAL_TOKENS, logprobs=True)
+            _, tokens, _ = await query_both.answer(near, request, call)
+            signals[prompt] = near_signals(tokens, logprobs)
+        await near.close()
+        return signals
+
+    # In another thread, because Playwright's event loop runs in this one.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, computed()).result()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import pytest
 from chat_pages import open_page
 from conftest import CompileTiny
 from light_bundle import lighten
-from page_looks import DESK, NAMELESS, PHONE, SCREENSHOTS, look
+from page_looks import AXE, DESK, NAMELESS, PHONE, SCREENSHOTS, look
 from page_model import page_bundle
 from pdf_files import pdf_of
 from playwright.sync_api import Browser, Page
@@ -28,7 +28,6 @@ from pypdf import PdfWriter
 
 from nearfar.compiler.browser.page_server import PageServer
 
-AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 POLICY = {"version": 1, "mode": "prefer-far", "private": {"patterns": ["secret-[0-9]{4}"]}}
 # The tiny encoder has one token for each character, and reads 128. The border of a private passage is 64 characters.
 FILLER = "Nothing happens on the long road between the two towns, in summer or in winter."

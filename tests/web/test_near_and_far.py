@@ -9,11 +9,9 @@ and its two servers.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +25,13 @@ from playwright.sync_api import Browser, Page, Route
 from recording_proxy import RecordingProxy
 from routed_prompts import DEMO_POLICY, EASY, GO, HARD, MARGIN, POLICY, STAY, UNSURE, reading_first_tokens
 from two_sides import (
+    FAILURES,
     FAR_MODEL,
     KEEP_DEVICES,
+    LOSE_DEVICE,
+    NO_WEBGPU,
     STORY,
+    Failure,
     assert_continued,
     begin_a_story_far,
     connect,
@@ -47,17 +49,6 @@ from nearfar.server_fallback.router.answer.signals import SIGNAL_TOKENS
 from nearfar.server_fallback.router.decision.decide import decide
 from nearfar.server_fallback.router.decision.policy import Policy
 
-NO_WEBGPU = "delete Navigator.prototype.gpu"
-# How near fails: a script, the bundle, and the words of the notice.
-NO_ADAPTER = "GPU.prototype.requestAdapter = async () => null"
-BROKEN = [
-    pytest.param(
-        NO_WEBGPU, "./bundle/", "This device cannot run the model", "This browser has no WebGPU", id="no WebGPU"
-    ),
-    pytest.param(NO_ADAPTER, "./bundle/", "This device cannot run the model", "no WebGPU adapter", id="no adapter"),
-    pytest.param("", "./nowhere/", "The model did not load", "nowhere/manifest.json answers 404", id="no bundle"),
-]
-
 
 @pytest.fixture(scope="module")
 def policy_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -68,9 +59,9 @@ def policy_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def near_server(policy_file: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:  # noqa: ARG001
-    """The page's server, whose bundle `serve_far` compiles later."""
-    with PageServer(tmp_path_factory.mktemp("near") / "demo", policy=policy_file) as server:
+def near_server(policy_file: Path, light_demo: Path, chromium: str) -> Iterator[PageServer]:  # noqa: ARG001
+    """The page's server."""
+    with PageServer(light_demo, policy=policy_file) as server:
         yield server
 
 
@@ -172,9 +163,7 @@ def test_the_fitted_policy_routes_easy_and_hard_prompts_as_in_python(
     quality = reading_first_tokens(json.loads(DEMO_POLICY.read_text())["quality"])
     policy = Policy.read({"version": 1, "mode": "auto", "quality": quality})
     assert policy.quality.predictor is not None
-    # In another thread, because Playwright's event loop runs in this one.
-    with ThreadPoolExecutor(1) as thread:
-        signals = thread.submit(asyncio.run, near_signals_in_python(near_server.bundle, [*STAY, *GO])).result()
+    signals = near_signals_in_python(near_server.bundle, [*STAY, *GO])
     # On a busy machine, near's first tokens take longer than the default limit allows.
     route_by(quality=quality, timeouts={"near_first_token_ms": 120_000})
     # The text after the signals does not matter.
@@ -336,20 +325,14 @@ def test_if_the_server_dies_near_continues_and_both_sides_read_well_in_light_and
     assert chat.evaluate(NAMELESS) == []
 
 
-@pytest.mark.parametrize(("broken", "bundle", "title", "why"), BROKEN)
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
 def test_without_near_far_answers_alone_and_the_page_explains_why(
-    broken: str,
-    bundle: str,
-    title: str,
-    why: str,
-    browser: Browser,
-    near_server: PageServer,
-    far_server: RecordingProxy,
+    failure: Failure, browser: Browser, near_server: PageServer, far_server: RecordingProxy
 ) -> None:
-    with far_alone(browser, broken, near_server, far_server, bundle) as page:
+    with far_alone(browser, failure.script, near_server, far_server, failure.bundle) as page:
         notice = page.text_content("#near-notice") or ""
         assert page.is_visible("#near-notice")
-        for part in (title, why, "Private messages are not sent"):
+        for part in (*failure.words, "Private messages are not sent"):
             assert part in notice
         assert page.is_disabled("#pin input[value=near]")
         send(page, EASY)
@@ -357,9 +340,8 @@ def test_without_near_far_answers_alone_and_the_page_explains_why(
         badge = page.text_content(".answer .sided") or ""
         assert badge.startswith("Far")
         assert badge.endswith("no model was ready on this device")
-        state = page.text_content("#far-state") or ""
-        assert "every message that is not private" in state
-        assert "Private messages are not sent" in state
+        for part in ("every message that is not private", "Private messages are not sent"):
+            assert part in (page.text_content("#far-state") or "")
 
 
 @pytest.mark.parametrize("redirects", [False, True], ids=["foreign", "redirected"])
@@ -463,15 +445,6 @@ def test_without_either_side_the_page_explains_and_a_server_that_is_connected_th
 
 def test_if_the_device_is_lost_during_an_answer_far_continues(chat: Page) -> None:
     """This test comes last, because the page loses its device."""
-    chat.evaluate(
-        """() => {
-            window.noMore = true;
-            new MutationObserver(() => {
-                if ((document.querySelector(".answer .text")?.textContent ?? "").length > 20)
-                    window.devices.at(-1).destroy();
-            }).observe(document.getElementById("conversation"), { childList: true, subtree: true,
-                characterData: true });
-        }"""
-    )
+    chat.evaluate(LOSE_DEVICE)
     send(chat, STORY)
     assert_continued(chat, "Once upon a time", "far", "near_failed")

@@ -20,7 +20,7 @@ from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
 
-MAX_TOKENS = 12
+MAX_TOKENS = 6
 TIMEOUT_MS = 180_000
 # Two prompts at once and one more that begins with the first answer, from pages that the prefix cache has kept.
 SCRIPT = """async ([bundle, prompts, maxTokens]) => {

@@ -302,9 +302,9 @@ def test_invalid_options_are_errors_that_state_why(
 
 
 def test_keys_to_ignore_are_refused_if_all_models_are_bundles(
-    compile_tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    compile_base: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bundle = str(compile_tiny("qwen3", "q4f32", target="cpu"))
+    bundle = str(compile_base("qwen3", "q4f32", target="cpu"))
     message = fails(capsys, bundle, "--port", "0", "--ignore-key", "odd")
     assert "--ignore-key odd: is for models, and all of these are bundles" in message
 
