@@ -7,9 +7,10 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from projection_parts import Parts, parts_of
+from graph_builder import Build, Builder
+from projection_parts import parts_of
 
-from nearfar.compiler.ir.graph import Constant, Graph, Parameter, Source, Value
+from nearfar.compiler.ir.graph import Constant, Graph
 from nearfar.compiler.ir.kv_format import kv_format
 from nearfar.compiler.ir.ops import OPS
 from nearfar.compiler.ir.ops.encoders import POOLINGS
@@ -22,39 +23,6 @@ HEADS, KV_HEADS, HEAD_DIM, PAGE = 4, 2, 24, 16
 # Experts, of which each row has some.
 EXPERTS, CHOSEN = 5, 3
 DTYPES: tuple[DType, ...] = ("float32", "activation")
-
-Build = Callable[[], Graph]
-
-
-class Builder(Graph):
-    """A graph whose inputs, states and parameters are declared as they are used; each returns its name."""
-
-    def value(self, name: str, shape: tuple[Any, ...], dtype: DType = "float32") -> str:
-        self.inputs[name] = Value(name, shape, dtype)
-        return name
-
-    def state(self, name: str, shape: tuple[Any, ...], dtype: DType) -> str:
-        self.states[name] = Value(name, shape, dtype)
-        return name
-
-    def matrix(self, name: str, rows: int, columns: int) -> str:
-        self.parameters[name] = Parameter(name, (Source(name, 0, rows),), columns)
-        return name
-
-    def vector(self, name: str, length: int) -> str:
-        self.parameters[name] = Parameter(name, (Source(name, 0, length),), None)
-        return name
-
-    def declare(self, parts: Parts) -> dict[str, str]:
-        """The inputs of what a projection loads and stores, by role: vectors have one dimension."""
-        return {
-            role: self.vector(role, shape[0]) if isinstance(shape[0], int) else self.value(role, shape)
-            for role, shape in parts.shapes.items()
-        }
-
-    def ends(self, name: str) -> Graph:
-        self.outputs["y"] = name
-        return self
 
 
 def graphs() -> Iterator[tuple[str, str, Build]]:
@@ -162,14 +130,6 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "attention", "new_sinks", partial(over_pages, "attention", rotary_dim=0, sinks=True, **new)
     for op in ("adjust_logits", "sample", "top_logprobs"):
         yield op, "plain", partial(sampling, op)
-
-
-def state_graphs() -> Iterator[tuple[str, str, Build]]:
-    """As `graphs`, the ops with a state for each sequence."""
-    yield "causal_conv", "plain", partial(causal_conv, 3)
-    yield "causal_conv", "bias_silu", partial(causal_conv, 4, bias=True, activation="silu")
-    yield "gated_delta", "plain", gated_delta
-    yield "ssm_scan", "plain", ssm_scan
 
 
 def embed(first_row: int | None = None, later: int | None = None, *, samples: bool = True) -> Graph:
@@ -532,45 +492,3 @@ def sampling(op: str) -> Graph:
         inputs["sampled"] = graph.state("sampled", ("N",), "int32")
     graph.add(op, inputs, name="y")
     return graph
-
-
-def causal_conv(taps: int, *, bias: bool = False, **attrs: Any) -> Graph:
-    graph = Builder()
-    inputs = {"x": graph.value("x", ("S", COLUMNS)), "weight": graph.vector("weight", COLUMNS * taps)}
-    if bias:
-        inputs["bias"] = graph.vector("bias", COLUMNS)
-    inputs |= state_of_sequences(graph, (taps - 1, COLUMNS))
-    return graph.ends(graph.add("causal_conv", inputs, name="y", **attrs))
-
-
-def gated_delta() -> Graph:
-    """Six heads of 5 x 7, of which two share a key."""
-    graph, heads = Builder(), 6
-    inputs = {
-        "qkv": graph.value("qkv", ("S", 2 * 3 * 5 + heads * 7)),
-        **{role: graph.value(role, ("S", heads)) for role in ("a", "b")},
-        **{role: graph.vector(role, heads) for role in ("a_log", "dt_bias")},
-        **state_of_sequences(graph, (heads, 5, 7)),
-    }
-    return graph.ends(graph.add("gated_delta", inputs, name="y"))
-
-
-def ssm_scan() -> Graph:
-    """Six heads of 7 elements with 5 states each, in two groups."""
-    graph, heads = Builder(), 6
-    inputs = {
-        "xbc": graph.value("xbc", ("S", heads * 7 + 2 * 2 * 5)),
-        "dt": graph.value("dt", ("S", heads)),
-        **{role: graph.vector(role, heads) for role in ("a_log", "d", "dt_bias")},
-        **state_of_sequences(graph, (heads, 7, 5)),
-    }
-    return graph.ends(graph.add("ssm_scan", inputs, name="y"))
-
-
-def state_of_sequences(graph: Builder, shape: tuple[int, ...]) -> dict[str, str]:
-    return {
-        "state": graph.state("state", ("Z", *shape), "float32"),
-        "state_slots": graph.value("state_slots", ("B", 2), "int32"),
-        "seq_starts": graph.value("seq_starts", (["add", "B", 1],), "int32"),
-        "positions": graph.value("positions", ("S",), "int32"),
-    }

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 
 import pytest
-from one_op import Build, graphs, state_graphs
+from graph_builder import Build
+from one_op import graphs
+from one_state_op import state_graphs
 
 from nearfar.compiler import quant
 from nearfar.compiler.bundle.check_kernels import check_facts

@@ -9,7 +9,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from one_op import Builder
+from graph_builder import Builder
 from test_every_op import context_of
 
 from nearfar.compiler import quant

@@ -11,8 +11,10 @@ import type { Manifest, VariantEntry } from "../../src/runtime/manifest.js";
 import { Runner } from "../../src/runtime/runner.js";
 import { dawn } from "../../tools/dawn.js";
 import type { LettersBundle } from "../letters_bundle.js";
-import { EMBED, bytesOf, lettersBundle, memorySource } from "../letters_bundle.js";
+import { bytesOf, lettersBundle, memorySource } from "../letters_bundle.js";
+import { EMBED } from "../letters_kernels.js";
 import { VECTOR_TEST, vectorLetters } from "../vector_letters.js";
+import { MemoryNotes } from "./memory_notes.js";
 
 const gpu = dawn();
 const hasAdapter = (await gpu.requestAdapter()) !== null;
@@ -57,19 +59,6 @@ const row = (name: string, rest: Partial<VariantEntry> = {}): VariantEntry => ({
 function bundleOf(embed: readonly VariantEntry[], changes: Partial<Manifest> = {}): LettersBundle {
   const { variants } = lettersBundle().manifest;
   return lettersBundle({ variants: { ...variants, embed }, ...changes }, KERNELS);
-}
-
-class MemoryNotes implements Notes {
-  readonly kept = new Map<string, unknown>();
-  writes = 0;
-  read(key: string): Promise<unknown> {
-    return Promise.resolve(this.kept.get(key));
-  }
-  write(key: string, value: unknown): Promise<void> {
-    this.kept.set(key, value);
-    this.writes++;
-    return Promise.resolve();
-  }
 }
 
 async function load({ files }: LettersBundle, options: LoadOptions = {}): Promise<Engine> {
