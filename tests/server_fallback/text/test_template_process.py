@@ -117,7 +117,7 @@ def test_a_process_that_hangs_is_replaced() -> None:
         assert hung is not None
         os.kill(hung, signal.SIGSTOP)
         with pytest.raises(Unavailable, match=r"takes more than 0\.5 seconds"):
-            await render(process)
+            await render(process, "hang")
         assert await render(process) == "ok"
         assert process.pid != hung
         process.close()
