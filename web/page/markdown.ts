@@ -2,11 +2,9 @@
 // until the second step has passed it.
 
 import DOMPurify from "dompurify";
-import type { Token } from "marked";
+import type { Token, TokenizerAndRendererExtension, Tokens } from "marked";
 import { Marked } from "marked";
-
 import { escapeHtml } from "./escape_html.js";
-import { mathsExtensions } from "./maths_syntax.js";
 
 /** HTML tags that models write within Markdown. All other HTML is shown as text. */
 const PLAIN_TAG = /^<\/?(?:br|sub|sup|kbd|mark|small|b|i|u|s|em|strong)\s*\/?>$/i;
@@ -17,6 +15,40 @@ const TAGS = [
 /** Attributes besides href whose values are not addresses. */
 const ATTRIBUTES = ["align", "data-language", "data-tex", "start"];
 const LINK = /^(?:https?:\/\/|mailto:)/i;
+
+// The syntax of formulas in Markdown: $…$ and \(…\) within a line, $$…$$ and \[…\] as blocks. The renderer writes
+// placeholders, which maths.ts fills.
+
+const BLOCK = /^ {0,3}(?:\$\$([\s\S]+?)\$\$|\\\[([\s\S]+?)\\\])[ \t]*(?:\n+|$)/;
+/** A formula that is still being written, so that a blank line in it does not end the block. */
+const OPEN_BLOCK = /^ {0,3}(?:\$\$[ \t]*\n|\\\[)[\s\S]*$/;
+// A dollar sign of a price is followed by a digit and has no partner that touches a word.
+const INLINE = /^(?:\$(?![\s$])((?:\\.|[^\\\n$])+?)(?<!\s)\$(?![\d$])|\\\((.+?)\\\))/;
+
+const mathsExtensions: TokenizerAndRendererExtension[] = [
+  {
+    name: "mathsBlock",
+    level: "block",
+    start: (text) => indexOf(text, /(?:^|\n) {0,3}(?:\$\$|\\\[)/),
+    tokenizer(text) {
+      const [raw, dollars, brackets] = BLOCK.exec(text) ?? [];
+      if (raw !== undefined) return { type: "mathsBlock", raw, tex: (dollars ?? brackets ?? "").trim() };
+      const [open] = OPEN_BLOCK.exec(text) ?? [];
+      return open === undefined ? undefined : { type: "mathsBlock", raw: open, tex: null };
+    },
+    renderer: (token) => (token.tex === null ? `<p>${escapeHtml(token.raw)}</p>` : placeholder(token, true)),
+  },
+  {
+    name: "mathsInline",
+    level: "inline",
+    start: (text) => indexOf(text, /\$|\\\(/),
+    tokenizer(text) {
+      const [raw, dollars, brackets] = INLINE.exec(text) ?? [];
+      return raw === undefined ? undefined : { type: "mathsInline", raw, tex: dollars ?? brackets };
+    },
+    renderer: (token) => placeholder(token, false),
+  },
+];
 
 const marked = new Marked({
   gfm: true,
@@ -72,4 +104,16 @@ export function sanitise(html: string): DocumentFragment {
     link.setAttribute("rel", "noopener noreferrer");
   }
   return fragment;
+}
+
+function placeholder({ raw, tex }: Tokens.Generic, display: boolean): string {
+  return (
+    `<${display ? "div" : "span"} ` +
+    `data-tex="${escapeHtml(String(tex))}">${escapeHtml(raw)}</${display ? "div" : "span"}>`
+  );
+}
+
+function indexOf(text: string, pattern: RegExp): number | undefined {
+  const index = text.search(pattern);
+  return index < 0 ? undefined : index;
 }

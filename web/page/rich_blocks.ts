@@ -2,7 +2,6 @@
 // rendered.
 
 import { icon, make } from "./elements.js";
-import { whenLoaded } from "./lazy_module.js";
 
 const highlighter = whenLoaded(() => import("./highlight.js"));
 const maths = whenLoaded(() => import("./maths.js"));
@@ -60,4 +59,33 @@ function frameTable(table: HTMLTableElement): void {
   frame.setAttribute("aria-label", "Table");
   table.replaceWith(frame);
   frame.append(table);
+}
+
+// Loads a part of the page when it is first needed.
+
+/**
+ * Returns a function that runs its callback as soon as the module is loaded. If the module cannot be loaded, the
+ * content
+ * stays plain.
+ */
+function whenLoaded<M>(load: () => Promise<M>): (use: (module: M) => void) => void {
+  let loaded: M | null = null;
+  let loading: Promise<M> | null = null;
+  return (use) => {
+    if (loaded !== null) {
+      use(loaded);
+      return;
+    }
+    loading ??= load();
+    loading.then(
+      (module) => {
+        loaded = module;
+        use(module);
+      },
+      () => {
+        // Try again with the next block.
+        loading = null;
+      },
+    );
+  };
 }

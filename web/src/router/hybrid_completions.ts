@@ -20,7 +20,7 @@ import { readRequest } from "./request.js";
 import type { Routing, SituatedChoice } from "./routing.js";
 import type { AnswerItem } from "./answer/running_answer.js";
 import type { Side as AnsweringSide, SideRequest } from "./sides/sides.js";
-import { textOf } from "./sides/message_text.js";
+import { textOf } from "./sides/sides.js";
 import type { Situation } from "../shared/decision/situation.js";
 import { warmUp } from "./answer/warm_up.js";
 import { Watch } from "../shared/router/watch.js";

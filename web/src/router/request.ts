@@ -14,7 +14,7 @@ import type {
 import { RequestError } from "../errors.js";
 import { typeOf } from "../shared/declared.js";
 import { HYBRID_PARAMS } from "./hybrid_options.js";
-import { textOf } from "./sides/message_text.js";
+import { textOf } from "./sides/sides.js";
 import type { PlainParams } from "./sides/sides.js";
 import type { Side } from "../shared/decision/decision.js";
 import { requestTexts } from "../shared/decision/private_texts.js";

@@ -2,7 +2,7 @@
 // meanwhile it keeps the records of the sides and today's costs.
 
 import { unlessAborted } from "../runtime/abort.js";
-import { Circuit } from "./answer/circuit.js";
+import { Circuit } from "./answer/side_record.js";
 import type { AnswerItem, AnswerJob, Part } from "./answer/running_answer.js";
 import { runAnswer } from "./answer/running_answer.js";
 import { SideRecord, rates } from "./answer/side_record.js";

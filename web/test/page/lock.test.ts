@@ -6,7 +6,7 @@ import { readFileSync } from "node:fs";
 import { expect, test } from "vitest";
 
 import { labelsOf, lockLabel, ownPolicy, withLock } from "../../page/policy.js";
-import { PRIVATE_PATTERNS } from "../../page/private_patterns.js";
+import { PRIVATE_PATTERNS } from "../../page/policy.js";
 import { decide } from "../../src/shared/decision/decide.js";
 import { PrivateCheck } from "../../src/shared/decision/privacy.js";
 import { VECTORS, situationOf } from "../router/cases.js";

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import { toFloat16, fromFloat16 } from "../../src/retrieval/float16.js";
+import { toFloat16, fromFloat16 } from "../../src/retrieval/vectors.js";
 import { GpuVectors } from "../../src/retrieval/gpu_vectors.js";
 import type { VectorType } from "../../src/retrieval/vectors.js";
 import { Vectors } from "../../src/retrieval/vectors.js";

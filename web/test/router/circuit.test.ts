@@ -2,7 +2,7 @@
 
 import { beforeEach, expect, test } from "vitest";
 
-import { Circuit } from "../../src/router/answer/circuit.js";
+import { Circuit } from "../../src/router/answer/side_record.js";
 
 const FAILURES = 3;
 const WAIT_MS = 1_000;

@@ -9,7 +9,7 @@ import { expect, test } from "vitest";
 import type { Dialect } from "../../src/router/sides/dialect.js";
 import { FarSide } from "../../src/router/sides/far.js";
 import type { PlainParams } from "../../src/router/sides/sides.js";
-import { events } from "../../src/router/sides/sse.js";
+import { events } from "../../src/router/sides/far_http.js";
 import type { FarScript } from "./fakes.js";
 import { FAR, FakeClock, FakeFar } from "./fakes.js";
 

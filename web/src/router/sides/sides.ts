@@ -1,8 +1,11 @@
 // The interface of both sides: a request without the router's own parameters, and chunks in OpenAI's form.
 
 import type { Given } from "../../api/params.js";
-import type { ChatCompletionChunk, ChatCompletionCreateParamsBase } from "../../api/types.js";
-import { textOf } from "./message_text.js";
+import type {
+  ChatCompletionChunk,
+  ChatCompletionCreateParamsBase,
+  ChatCompletionMessageParam,
+} from "../../api/types.js";
 
 /** A chat's parameters as a side gets them: without labels and pin, for one answer. */
 export type PlainParams = Given<Omit<ChatCompletionCreateParamsBase, "n" | "signal" | "stream_options" | "messages">> &
@@ -80,4 +83,18 @@ export function remainingLimit({
 }: Pick<SideRequest, "params" | "from">): Pick<PlainParams, "max_tokens"> {
   const limit = params.max_tokens ?? params.max_completion_tokens;
   return limit === undefined ? {} : { max_tokens: Math.max(1, limit - (from?.tokens ?? 0)) };
+}
+
+// The text of a message, for decisions, for private patterns, and for answers that continue it.
+
+/** The complete text of a message, with its parts joined as our engines join them. */
+export function textOf(message: ChatCompletionMessageParam): string {
+  return typeof message.content === "string" ? message.content : partsOf(message).join("");
+}
+
+/** The texts of a message's parts, "" for parts that are not text. */
+function partsOf({ content }: ChatCompletionMessageParam): readonly string[] {
+  return Array.isArray(content)
+    ? content.map((part: { readonly text?: unknown } | null) => (typeof part?.text === "string" ? part.text : ""))
+    : [];
 }
