@@ -25,7 +25,8 @@ from nearfar.compiler.runtime.errors import CheckpointError
 
 EPS_KEYS = {
     "cohere2": "layer_norm_eps", "nemotron": "norm_eps", "phi": "layer_norm_eps", "stablelm": "layer_norm_eps",
-    "starcoder2": "norm_epsilon", "lfm2": "norm_eps", "lfm3": "norm_eps", "mamba2": "layer_norm_epsilon",
+    "starcoder2": "norm_epsilon", "lfm2": "norm_eps", "lfm2_moe": "norm_eps", "lfm3": "norm_eps",
+    "mamba2": "layer_norm_epsilon",
 }  # fmt: skip
 
 
