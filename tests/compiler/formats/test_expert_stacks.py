@@ -28,7 +28,8 @@ def in_mxfp4(folder: Path) -> Array:
     layer 1, (experts, 2 * SIZE, SIZE), whose rows alternate.
     """
     rng, file = np.random.default_rng(0), folder / "model.safetensors"
-    tensors, gates = load_file(file), None
+    tensors = load_file(file)
+    gates: Array | None = None
     for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
         rows = 2 * SIZE if name.endswith("gate_up_proj") else SIZE
         codes = rng.integers(0, 16, (EXPERTS, rows, SIZE // 32, 32)).astype(np.uint8)
@@ -38,7 +39,7 @@ def in_mxfp4(folder: Path) -> Array:
         tensors[f"{name}_scales"] = scales
         values = np.where(codes & 8, -1, 1) * FP4[codes & 7] * np.exp2(scales.astype(np.float32) - 127)[..., None]
         if name.startswith("model.layers.1.") and rows > SIZE:
-            gates = values.reshape(EXPERTS, rows, SIZE)
+            gates = values.reshape(EXPERTS, rows, SIZE).astype(np.float32)
     save_file(tensors, file, {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     section = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
