@@ -18,6 +18,7 @@ from nearfar.compiler.ir.ops.elementwise import OPS as ELEMENTWISE
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.add_lora import add_lora
 from nearfar.compiler.kernels.adjust_logits import adjust_logits
+from nearfar.compiler.kernels.causal_conv import causal_conv
 from nearfar.compiler.kernels.cuda.linear_async import linear_async
 from nearfar.compiler.kernels.elementwise import elementwise, slice_columns, take_rows, zeros
 from nearfar.compiler.kernels.embed import embed
@@ -27,6 +28,7 @@ from nearfar.compiler.kernels.fold import operands_of
 from nearfar.compiler.kernels.linear_subgroup import linear_subgroup
 from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
 from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, power_of_two
+from nearfar.compiler.kernels.matrix_state import gated_delta, ssm_scan
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.kernels.ragged_attention import ragged_attention
 from nearfar.compiler.kernels.ragged_attention_linear import fused_shape, ragged_attention_linear, reads_positions
@@ -306,6 +308,9 @@ TEMPLATES: dict[str, Template] = {
     "adjust_logits": adjust_logits,
     "route": route,
     "combine": combine,
+    "causal_conv": causal_conv,
+    "gated_delta": gated_delta,
+    "ssm_scan": ssm_scan,
 }
 KERNELS: dict[str, Callable[[Step, Context, str], KernelCall]] = {
     "embed": embed_kernel,

@@ -69,18 +69,16 @@ class HybridLayer(Layer):
         """A convolution, the gated delta rule, and a norm of each head that is gated. Yang et al. 2024."""
         graph, spec, sizes, module = self._graph, self._spec, self._sizes, "linear_attn"
         keys, values = sizes.groups * sizes.key_dim, sizes.heads * sizes.value_dim
-        rows = {"qkv": 2 * keys + values, "z": values, "b": sizes.heads, "a": sizes.heads}
+        rows = {"qkv": 2 * keys + values, "z": values}
         self._rows |= {f"{module}.in_proj_{name}": count for name, count in rows.items()}
-        qkv, z, b, a = (self._linear(f"{module}.in_proj_{name}", x, spec.hidden_size, bias=False) for name in rows)
+        qkv, z = (self._linear(f"{module}.in_proj_{name}", x, spec.hidden_size, bias=False) for name in rows)
         inputs = {
             "qkv": self._causal_conv(f"{module}.conv1d", qkv, rows["qkv"], "silu"),
-            "a": a,
-            "b": b,
-            "a_log": self._vector(f"{module}.A_log", sizes.heads),
-            "dt_bias": self._vector(f"{module}.dt_bias", sizes.heads),
+            "ab": self._stacked(f"{module}.in_proj_ab", [f"{module}.in_proj_{name}" for name in "ab"], x, sizes.heads),
+            "vectors": self._vectors(f"{module}.vectors", [f"{module}.{name}" for name in ("A_log", "dt_bias")]),
             **self._state("matrix", (sizes.heads, sizes.key_dim, sizes.value_dim)),
         }
-        mixed = graph.add("gated_delta", inputs, name=f"{self._here}.mixed")
+        mixed = graph.add("gated_delta", inputs, name=f"{self._here}.mixed", a_start=0, b_start=sizes.heads)
         mixed = norm(graph, f"{self._module}.{module}.norm", mixed, sizes.value_dim, spec.rms_norm_eps)
         gated = graph.add("gate", {"gate": z, "up": mixed}, name=f"{self._here}.mixed_gated", activation="silu")
         return self._output(f"{module}.out_proj", gated, values, bias=False)
@@ -98,9 +96,7 @@ class HybridLayer(Layer):
         inputs = {
             "xbc": self._causal_conv(f"{module}.conv1d", xbc, width + 2 * states, "silu"),
             "dt": dt,
-            "a_log": self._vector(f"{module}.A_log", sizes.heads),
-            "d": self._vector(f"{module}.D", sizes.heads),
-            "dt_bias": self._vector(f"{module}.dt_bias", sizes.heads),
+            "vectors": self._vectors(f"{module}.vectors", [f"{module}.{name}" for name in ("A_log", "D", "dt_bias")]),
             **self._state("matrix", (sizes.heads, sizes.value_dim, sizes.key_dim)),
         }
         mixed = graph.add("ssm_scan", inputs, name=f"{self._here}.mixed")
@@ -147,6 +143,21 @@ class HybridLayer(Layer):
             self._graph.parameters[parameter] = Parameter(parameter, tuple(sources), size)
             inputs[role] = parameter
         return self._graph.add("linear", inputs, name=f"{self._module}.{name}.out", dtype=dtype)
+
+    def _stacked(self, name: str, modules: Iterable[str], x: str, rows: int) -> str:
+        """One projection by the weights of modules with ``rows`` rows each."""
+        parameter, columns = f"{self._module}.{name}.weight", self._spec.hidden_size
+        sources = tuple(Source(f"{self._module}.{module}.weight", 0, rows) for module in modules)
+        self._graph.parameters[parameter] = Parameter(parameter, sources, columns)
+        inputs = {"x": x, "weight": parameter}
+        return self._graph.add("linear", inputs, name=f"{self._module}.{name}.out", dtype="float32")
+
+    def _vectors(self, name: str, tensors: Iterable[str]) -> str:
+        """One vector of a number for each head from each tensor."""
+        parameter, heads = f"{self._module}.{name}", self._sizes.heads
+        sources = tuple(Source(f"{self._module}.{tensor}", 0, heads) for tensor in tensors)
+        self._graph.parameters[parameter] = Parameter(parameter, sources, None)
+        return parameter
 
     def _output(self, module: str, x: str, columns: int, *, bias: bool) -> str:
         self._rows[module] = self._spec.hidden_size

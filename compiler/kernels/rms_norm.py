@@ -37,8 +37,10 @@ def rms_norm(
     kernel, width = KernelBuilder(name), group
     first = (norm["row"] or 0) * columns
     x = kernel.buffer("x", (rows, columns), x_dtype)
-    weight = kernel.buffer("weight", (first + width,), "float32")
-    bias = kernel.buffer("bias", (width,), "float32") if norm["bias"] else None
+    # Groups may have weights of their own.
+    own = columns if norm["groups"] > 1 else width
+    weight = kernel.buffer("weight", (first + own,), "float32")
+    bias = kernel.buffer("bias", (own,), "float32") if norm["bias"] else None
     store = Fold(kernel, MATHS, then, rows, columns)
     declare = partial(kernel.scratch, "normed") if y_in_scratch else partial(kernel.buffer, "y")
     y = declare((rows, columns), y_dtype, write=True)
@@ -67,9 +69,10 @@ def rms_norm(
     with kernel.loop("step", steps) as step:
         column = kernel.let("column", step * THREADS + thread)
         with kernel.when(guard_below(column, width, THREADS)):
-            value = load(column) * scale * weight[first + column]
-            if bias is not None:
-                value = value + bias[column]
             place = head * width + column
+            mine = place if norm["groups"] > 1 else column
+            value = load(column) * scale * weight[first + mine]
+            if bias is not None:
+                value = value + bias[mine]
             y[row, place] = cast(store(row, place, value), y_dtype)
     return kernel.finish()

@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 from graph_builder import Build, Builder
+from one_state_op import state_graphs
 from projection_parts import parts_of
 
 from nearfar.compiler.ir.graph import Constant, Graph
@@ -56,6 +57,7 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "rms_norm", "residual", partial(rms_norm, "float32", "float32", residual=True)
     for bias in (False, True):
         yield "rms_norm", "centered" + "_bias" * bias, partial(rms_norm, "float32", "float32", centered=True, bias=bias)
+    yield "rms_norm", "groups", partial(rms_norm, "float32", "float32", groups=3)
     yield "rms_norm", "factor", partial(rms_norm, "float32", "float32", residual=True, factor=True)
     for bias, residual in ((True, False), (False, True), (True, True)):
         yield "linear", "bias" * bias + "residual" * residual, partial(linear, bias=bias, residual=residual, norm=True)
@@ -130,6 +132,7 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "attention", "new_sinks", partial(over_pages, "attention", rotary_dim=0, sinks=True, **new)
     for op in ("adjust_logits", "sample", "top_logprobs"):
         yield op, "plain", partial(sampling, op)
+    yield from state_graphs()
 
 
 def embed(first_row: int | None = None, later: int | None = None, *, samples: bool = True) -> Graph:
@@ -212,9 +215,10 @@ def rms_norm(
     bias: bool = False,
     residual: bool = False,
     factor: bool = False,
+    groups: int = 1,
 ) -> Graph:
     graph = Builder()
-    inputs = {"x": graph.value("x", ("S", 3 * HEAD_DIM), x_dtype), "weight": graph.vector("weight", HEAD_DIM)}
+    inputs = {"x": graph.value("x", ("S", 3 * HEAD_DIM), x_dtype), "weight": graph.vector("weight", groups * HEAD_DIM)}
     if bias:
         inputs["bias"] = graph.vector("bias", HEAD_DIM)
     store = []
@@ -224,7 +228,9 @@ def rms_norm(
     if factor:
         inputs["store1_factor"] = graph.vector("factor", 1)
         store.append({"op": "scale"})
-    return graph.ends(graph.add("rms_norm", inputs, name="y", eps=1e-3, dtype=dtype, centered=centered, store=store))
+    return graph.ends(
+        graph.add("rms_norm", inputs, name="y", eps=1e-3, dtype=dtype, centered=centered, groups=groups, store=store)
+    )
 
 
 def add() -> Graph:

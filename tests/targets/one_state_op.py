@@ -16,41 +16,45 @@ def state_graphs() -> Iterator[tuple[str, str, Build]]:
     """As `graphs` of `one_op.py`."""
     yield "causal_conv", "plain", partial(causal_conv, 3)
     yield "causal_conv", "bias_silu", partial(causal_conv, 4, bias=True, activation="silu")
-    yield "gated_delta", "plain", gated_delta
-    yield "ssm_scan", "plain", ssm_scan
+    yield "causal_conv", "long", partial(causal_conv, 7, wide=5, start=3)
+    yield "gated_delta", "plain", partial(gated_delta, 5, 7)
+    yield "gated_delta", "wide", partial(gated_delta, 40, 33, wide=20, a_start=3, b_start=9)
+    yield "ssm_scan", "plain", partial(ssm_scan, 7, 5)
+    yield "ssm_scan", "wide", partial(ssm_scan, 33, 40, wide=20, dt_start=11)
 
 
-def causal_conv(taps: int, *, bias: bool = False, **attrs: Any) -> Graph:
+def causal_conv(taps: int, *, bias: bool = False, wide: int = 0, **attrs: Any) -> Graph:
+    """``wide``: the columns of x that are not read."""
     graph = Builder()
-    inputs = {"x": graph.value("x", ("S", COLUMNS)), "weight": graph.vector("weight", COLUMNS * taps)}
+    inputs = {"x": graph.value("x", ("S", COLUMNS + wide)), "weight": graph.vector("weight", COLUMNS * taps)}
     if bias:
         inputs["bias"] = graph.vector("bias", COLUMNS)
     inputs |= state_of_sequences(graph, (taps - 1, COLUMNS))
     return graph.ends(graph.add("causal_conv", inputs, name="y", **attrs))
 
 
-def gated_delta() -> Graph:
-    """Six heads of 5 x 7, of which two share a key."""
+def gated_delta(key_dim: int, value_dim: int, *, wide: int = 12, a_start: int = 0, b_start: int = 6) -> Graph:
+    """Six heads, of which two share a key. a and b are in ``wide`` columns."""
     graph, heads = Builder(), 6
     inputs = {
-        "qkv": graph.value("qkv", ("S", 2 * 3 * 5 + heads * 7)),
-        **{role: graph.value(role, ("S", heads)) for role in ("a", "b")},
-        **{role: graph.vector(role, heads) for role in ("a_log", "dt_bias")},
-        **state_of_sequences(graph, (heads, 5, 7)),
+        "qkv": graph.value("qkv", ("S", 2 * 3 * key_dim + heads * value_dim)),
+        "ab": graph.value("ab", ("S", wide)),
+        "vectors": graph.vector("vectors", 2 * heads),
+        **state_of_sequences(graph, (heads, key_dim, value_dim)),
     }
-    return graph.ends(graph.add("gated_delta", inputs, name="y"))
+    return graph.ends(graph.add("gated_delta", inputs, name="y", a_start=a_start, b_start=b_start))
 
 
-def ssm_scan() -> Graph:
-    """Six heads of 7 elements with 5 states each, in two groups."""
+def ssm_scan(head_dim: int, state_dim: int, *, wide: int = 6, **attrs: Any) -> Graph:
+    """Six heads in two groups. dt has ``wide`` columns."""
     graph, heads = Builder(), 6
     inputs = {
-        "xbc": graph.value("xbc", ("S", heads * 7 + 2 * 2 * 5)),
-        "dt": graph.value("dt", ("S", heads)),
-        **{role: graph.vector(role, heads) for role in ("a_log", "d", "dt_bias")},
-        **state_of_sequences(graph, (heads, 7, 5)),
+        "xbc": graph.value("xbc", ("S", heads * head_dim + 2 * 2 * state_dim)),
+        "dt": graph.value("dt", ("S", wide)),
+        "vectors": graph.vector("vectors", 3 * heads),
+        **state_of_sequences(graph, (heads, head_dim, state_dim)),
     }
-    return graph.ends(graph.add("ssm_scan", inputs, name="y"))
+    return graph.ends(graph.add("ssm_scan", inputs, name="y", **attrs))
 
 
 def state_of_sequences(graph: Builder, shape: tuple[int, ...]) -> dict[str, str]:

@@ -39,7 +39,9 @@ LIMITS = {
     "token_types": (0, 2),
     "chosen": (0, EXPERTS),
 }
-DIMS = {"N": 4, "M": 2, "R": 5, "B": 3}
+DIMS = {"N": 4, "M": 2, "R": 5, "B": 3, "Z": 5}
+# The slots of the sequences' states: one is written where it was read, and two read the same one.
+STATE_SLOTS = [[4, 4], [1, 0], [1, 3]]
 SIZES = (3, 33)
 
 VariantsOf = Callable[[Step, Context], Sequence[Variant]]
@@ -101,6 +103,10 @@ def run_of(name: str, step: Step, context: Context, activation: str, size: int) 
         "seq_starts": starts,
         "positions": np.arange(size) - np.repeat(starts[:-1], np.diff(starts)),
     }
+    if "state" in step.inputs:
+        # The first text begins, and the others are continued.
+        of_texts["positions"] = of_texts["positions"] + np.repeat([0, 3, 1], np.diff(starts))
+        of_texts["state_slots"] = np.array(STATE_SLOTS)
     roles: dict[str, str] = {}
     for role, array in step.inputs.items():
         # Two norms may read one array.
@@ -143,6 +149,7 @@ def run_of(name: str, step: Step, context: Context, activation: str, size: int) 
     }
     bound |= {role: array.copy() for role, array in more.items()}
     inputs |= more
-    result = OPS[step.op].run(inputs, step.attrs)
+    states = {role: inputs[role].copy() for role in OPS[step.op].states if role == "state"}
+    result = OPS[step.op].run({**inputs, **states}, step.attrs)
     assert result is not None
-    return Run(dims, {**bound, made: before}, {made: result.astype(before.dtype), **more})
+    return Run(dims, {**bound, made: before}, {made: result.astype(before.dtype), **more, **states})

@@ -7,14 +7,12 @@ import importlib
 import pytest
 from graph_builder import Build
 from one_op import graphs
-from one_state_op import state_graphs
 
 from nearfar.compiler import quant
 from nearfar.compiler.bundle.check_kernels import check_facts
 from nearfar.compiler.ir.ops import OPS, Use
 from nearfar.compiler.ir.plan import Plan, Step, make_plan
 from nearfar.compiler.names import TARGETS
-from nearfar.compiler.runtime.errors import UnsupportedModel
 from nearfar.targets.context import Context
 from nearfar.targets.cpu.levels import by_name
 from nearfar.targets.cpu.variants import CpuContext
@@ -24,9 +22,8 @@ GRAPHS = [pytest.param(target, build, id=f"{target}-{op}-{name}") for target in 
 
 
 def test_every_op_has_a_graph() -> None:
-    built = [*graphs(), *state_graphs()]
-    assert {op for op, _, _ in built} == OPS.keys()
-    for op, _, build in built:
+    assert {op for op, _, _ in graphs()} == OPS.keys()
+    for op, _, build in graphs():
         assert build().nodes[-1].op == op
 
 
@@ -48,15 +45,6 @@ def test_the_last_row_of_every_op_runs_anywhere(target: str, build: Build) -> No
                     # Otherwise a bundle with the kernel would not open.
                     bindings = [binding(each.role, each.access) for each in built.bindings]
                     check_facts(call.name, step.op, use_of(plan, step), call.plain_facts(), bindings)
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_target_without_a_kernel_refuses_an_op_by_its_name(target: str) -> None:
-    variants = importlib.import_module(f"nearfar.targets.{target}.variants")
-    for op, _, build in state_graphs():
-        plan = make_plan(build())
-        with pytest.raises(UnsupportedModel, match=f"has the op {op}, for which the target has no kernel"):
-            variants.variants_of(plan.steps[-1], context_of(target, plan, ("float32",)))
 
 
 def use_of(plan: Plan, step: Step) -> Use:

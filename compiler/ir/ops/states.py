@@ -14,8 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..expr import Expr
 from ..pages import STATE_SLOTS, STATES
-from .elementwise import silu
+from .elementwise import sigmoid, silu
 from .op import (
     FLOAT32,
     INTEGERS,
@@ -25,11 +26,13 @@ from .op import (
     Bound,
     Inputs,
     Op,
+    Shape,
     Shapes,
     Sizes,
     Type,
     Use,
     choice,
+    count,
     require,
     require_array,
     require_use,
@@ -40,27 +43,30 @@ L2_EPS: Final = np.float32(1e-6)
 
 
 def infer_causal_conv(shapes: Shapes, attrs: Attrs) -> Type:
-    columns, (_, kept, channels) = shapes["x"][1], shapes["state"]
-    fits = columns == channels and shapes["weight"] == (channels * (kept + 1),)  # type: ignore[operator]
+    (rows, columns), (_, kept, channels) = shapes["x"], shapes["state"]
+    require(isinstance(columns, int) and isinstance(channels, int), "causal_conv", shapes)
+    fits = attrs["start"] + channels <= columns and kept != 0  # type: ignore[operator]
+    fits = fits and shapes["weight"] == (channels * (kept + 1),)  # type: ignore[operator]
     require(fits and shapes.get("bias", (channels,)) == (channels,), "causal_conv", shapes)
-    return shapes["x"], "float32"
+    return (rows, channels), "float32"
 
 
 def causal_conv(inputs: Inputs, attrs: Attrs) -> Array:
     """Each channel's weighted sum of its last k inputs: y[s] = activation(bias + sum_j weight[:, j] x[s - k + 1 + j]).
 
     x (S, C), weight (C * k,), which is (C, k) row after row, bias (C,), state (Z, k - 1, C): the inputs before a
-    sequence's new rows, oldest first -> (S, C).
+    sequence's new rows, oldest first -> (S, C). x may have more columns; those from ``start`` on are read.
     """
-    x, k = inputs["x"], inputs["state"].shape[1] + 1
+    _, kept, columns = inputs["state"].shape
+    x, k = inputs["x"][:, attrs["start"] : attrs["start"] + columns], kept + 1
     weight, bias = inputs["weight"].reshape(-1, k), inputs.get("bias", np.float32(0))
     y = np.empty_like(x)
 
     def run(rows: slice, state: Array) -> Array:
         known = np.concatenate([state, x[rows]])
-        count = rows.stop - rows.start
-        y[rows] = sum((known[j : j + count] * weight[:, j] for j in range(k)), bias)
-        return known[count:]
+        length = rows.stop - rows.start
+        y[rows] = sum((known[j : j + length] * weight[:, j] for j in range(k)), bias)
+        return known[length:]
 
     over_sequences(inputs, run)
     return silu(y) if attrs["activation"] == "silu" else y
@@ -75,8 +81,8 @@ def infer_gated_delta(shapes: Shapes, attrs: Attrs) -> Type:
     assert isinstance(dv, int)
     key_heads, rest = divmod(columns - heads * dv, 2 * dk)
     fits = rest == 0 and key_heads > 0 and heads % key_heads == 0
-    of_heads = shapes["a"] == shapes["b"] == (rows, heads) and shapes["a_log"] == shapes["dt_bias"] == (heads,)
-    require(fits and of_heads, "gated_delta", shapes)
+    of_rows = all(has_columns(shapes["ab"], rows, attrs[f"{name}_start"], heads) for name in ("a", "b"))
+    require(fits and shapes["vectors"] == (2 * heads,) and of_rows, "gated_delta", shapes)
     return (rows, heads * dv), "float32"
 
 
@@ -84,9 +90,10 @@ def gated_delta(inputs: Inputs, attrs: Attrs) -> Array:
     """The gated delta rule: a memory S (dk, dv) of each value head decays, and is corrected towards the value of a key.
     Yang et al. 2024.
 
-    qkv (S, 2 * nk * dk + nv * dv): queries, keys and values of nk and nv heads, a and b (S, nv), a_log and dt_bias
-    (nv,), state (Z, nv, dk, dv) -> (S, nv * dv). Value head h reads key head h // (nv / nk). Queries and keys are
-    scaled to length 1, queries then by dk^-1/2. For each row::
+    qkv (S, 2 * nk * dk + nv * dv): queries, keys and values of nk and nv heads, ab (S, M): a and b, nv columns from
+    ``a_start`` and from ``b_start`` on, vectors (2 * nv,): a_log, then dt_bias, state (Z, nv, dk, dv) -> (S, nv * dv).
+    Value head h reads key head h // (nv / nk). Queries and keys are scaled to length 1, queries then by dk^-1/2. For
+    each row::
 
         S *= exp(-exp(a_log) * softplus(a + dt_bias))
         S += outer(k, sigmoid(b) * (v - k @ S))
@@ -98,8 +105,10 @@ def gated_delta(inputs: Inputs, attrs: Attrs) -> Array:
     q, k = (unit(part.reshape(len(qkv), -1, dk)).repeat(group, axis=1) for part in np.split(qkv[:, : 2 * width], 2, 1))
     q = q * np.float32(dk**-0.5)
     v = qkv[:, 2 * width :].reshape(len(qkv), heads, dv)
-    kept = np.exp(-np.exp(inputs["a_log"]) * softplus(inputs["a"] + inputs["dt_bias"]))
-    beta = 1 / (1 + np.exp(-inputs["b"]))
+    a, b = (inputs["ab"][:, attrs[f"{name}_start"] :][:, :heads] for name in ("a", "b"))
+    a_log, dt_bias = np.split(inputs["vectors"], 2)
+    kept = np.exp(-np.exp(a_log) * softplus(a + dt_bias))
+    beta = sigmoid(b)
     y = np.empty((len(qkv), heads, dv), np.float32)
 
     def run(rows: slice, memory: Array) -> Array:
@@ -117,7 +126,8 @@ def gated_delta(inputs: Inputs, attrs: Attrs) -> Array:
 def gated_delta_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
     (rows, columns), (_, heads, dk, dv) = use.shapes["qkv"], use.shapes["state"]
     key_heads = (columns - heads * dv) // (2 * dk)  # type: ignore[operator]
-    return {"rows": rows, "heads": heads, "key_heads": key_heads, "key_dim": dk, "value_dim": dv}
+    sizes = {"key_heads": key_heads, "key_dim": dk, "value_dim": dv, "stride": use.shapes["ab"][1]}
+    return {"rows": rows, "heads": heads, **sizes, **use.attrs}
 
 
 def infer_ssm_scan(shapes: Shapes, attrs: Attrs) -> Type:
@@ -128,17 +138,18 @@ def infer_ssm_scan(shapes: Shapes, attrs: Attrs) -> Type:
     assert isinstance(head_dim, int)
     assert isinstance(state_dim, int)
     groups, rest = divmod(columns - heads * head_dim, 2 * state_dim)
-    fits = rest == 0 and groups > 0 and heads % groups == 0 and shapes["dt"] == (rows, heads)
-    of_heads = shapes["a_log"] == shapes["d"] == shapes["dt_bias"] == (heads,)
-    require(fits and of_heads, "ssm_scan", shapes)
+    fits = rest == 0 and groups > 0 and heads % groups == 0
+    fits = fits and has_columns(shapes["dt"], rows, attrs["dt_start"], heads)
+    require(fits and shapes["vectors"] == (3 * heads,), "ssm_scan", shapes)
     return (rows, heads * head_dim), "float32"
 
 
 def ssm_scan(inputs: Inputs, attrs: Attrs) -> Array:
     """The state space of Mamba-2: a memory h (P, N) of each head decays, and takes in an outer product. Dao & Gu 2024.
 
-    xbc (S, H * P + 2 * G * N): x of H heads, B and C of G groups, dt (S, H), a_log, d and dt_bias (H,), state
-    (Z, H, P, N) -> (S, H * P). Head h reads group h // (H / G). For each row, with dt = softplus(dt + dt_bias)::
+    xbc (S, H * P + 2 * G * N): x of H heads, B and C of G groups, dt (S, M), of which H columns from ``dt_start`` on
+    are read, vectors (3 * H,): a_log, d and dt_bias, state (Z, H, P, N) -> (S, H * P). Head h reads group
+    h // (H / G). For each row, with dt = softplus(dt + dt_bias)::
 
         h = h * exp(-exp(a_log) * dt) + outer(dt * x, B)
         y = h @ C + d * x
@@ -148,8 +159,9 @@ def ssm_scan(inputs: Inputs, attrs: Attrs) -> Array:
     x = xbc[:, :width].reshape(len(xbc), heads, head_dim)
     grouped = xbc[:, width:].reshape(len(xbc), 2, -1, state_dim)
     b, c = (each.repeat(heads // each.shape[1], axis=1) for each in (grouped[:, 0], grouped[:, 1]))
-    dt = softplus(inputs["dt"] + inputs["dt_bias"])
-    kept = np.exp(-np.exp(inputs["a_log"]) * dt)
+    a_log, d, dt_bias = np.split(inputs["vectors"], 3)
+    dt = softplus(inputs["dt"][:, attrs["dt_start"] :][:, :heads] + dt_bias)
+    kept = np.exp(-np.exp(a_log) * dt)
     y = np.empty((len(xbc), heads, head_dim), np.float32)
 
     def run(rows: slice, memory: Array) -> Array:
@@ -160,20 +172,27 @@ def ssm_scan(inputs: Inputs, attrs: Attrs) -> Array:
         return memory
 
     over_sequences(inputs, run)
-    result: Array = y + inputs["d"][:, None] * x
+    result: Array = y + d[:, None] * x
     return result.reshape(len(xbc), -1)
 
 
 def ssm_scan_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
     (rows, columns), (_, heads, head_dim, state_dim) = use.shapes["xbc"], use.shapes["state"]
     groups = (columns - heads * head_dim) // (2 * state_dim)  # type: ignore[operator]
-    return {"rows": rows, "heads": heads, "groups": groups, "head_dim": head_dim, "state_dim": state_dim}
+    sizes = {"groups": groups, "head_dim": head_dim, "state_dim": state_dim}
+    return {"rows": rows, "heads": heads, **sizes, "stride": use.shapes["dt"][1], **use.attrs}
 
 
 def causal_conv_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
-    (rows, columns), (_, kept, _) = use.shapes["x"], use.shapes["state"]
+    (rows, stride), (_, kept, columns) = use.shapes["x"], use.shapes["state"]
     taps = kept + 1  # type: ignore[operator]
-    return {"rows": rows, "columns": columns, "taps": taps, "bias": "bias" in use.shapes, **use.attrs}
+    sizes = {"columns": columns, "stride": stride, "taps": taps, "bias": "bias" in use.shapes}
+    return {"rows": rows, **sizes, **use.attrs}
+
+
+def has_columns(shape: Shape, rows: Expr, start: int, count: int) -> bool:
+    """Whether an input has these rows, and ``count`` columns from ``start`` on."""
+    return shape[0] == rows and isinstance(shape[1], int) and start + count <= shape[1]
 
 
 def over_sequences(inputs: Inputs, run: Callable[[slice, Array], Array]) -> None:
@@ -217,7 +236,7 @@ OPS = {
         causal_conv,
         inputs={"x": FLOAT32, "weight": VECTOR, **ROWS},
         optional={"bias": VECTOR},
-        attrs={"activation": choice("none", "none", "silu")},
+        attrs={"activation": choice("none", "none", "silu"), "start": count(0)},
         facts=causal_conv_facts,
         checks=(check_state,),
         states=("state",),
@@ -225,7 +244,8 @@ OPS = {
     "gated_delta": Op(
         infer_gated_delta,
         gated_delta,
-        inputs={"qkv": FLOAT32, "a": FLOAT32, "b": FLOAT32, "a_log": VECTOR, "dt_bias": VECTOR, **ROWS},
+        inputs={"qkv": FLOAT32, "ab": FLOAT32, "vectors": VECTOR, **ROWS},
+        attrs={"a_start": count(0), "b_start": count(0)},
         facts=gated_delta_facts,
         checks=(check_state,),
         states=("state",),
@@ -233,7 +253,8 @@ OPS = {
     "ssm_scan": Op(
         infer_ssm_scan,
         ssm_scan,
-        inputs={"xbc": FLOAT32, "dt": FLOAT32, "a_log": VECTOR, "d": VECTOR, "dt_bias": VECTOR, **ROWS},
+        inputs={"xbc": FLOAT32, "dt": FLOAT32, "vectors": VECTOR, **ROWS},
+        attrs={"dt_start": count(0)},
         facts=ssm_scan_facts,
         checks=(check_state,),
         states=("state",),

@@ -19,8 +19,8 @@ LENGTH = 23
 # Op -> the rows' inputs with their columns, the parameters with their sizes, the state of a sequence.
 SIZES: dict[str, tuple[dict[str, int], dict[str, int], tuple[int, ...]]] = {
     "causal_conv": ({"x": 5}, {"weight": 15, "bias": 5}, (2, 5)),
-    "gated_delta": ({"qkv": 2 * 2 * 3 + 4 * 5, "a": 4, "b": 4}, {"a_log": 4, "dt_bias": 4}, (4, 3, 5)),
-    "ssm_scan": ({"xbc": 4 * 3 + 2 * 2 * 5, "dt": 4}, {"a_log": 4, "d": 4, "dt_bias": 4}, (4, 3, 5)),
+    "gated_delta": ({"qkv": 2 * 2 * 3 + 4 * 5, "ab": 8}, {"vectors": 8}, (4, 3, 5)),
+    "ssm_scan": ({"xbc": 4 * 3 + 2 * 2 * 5, "dt": 4}, {"vectors": 12}, (4, 3, 5)),
 }
 
 
@@ -44,7 +44,8 @@ def run(op: str, state: Array, parts: Sequence[tuple[int, int, int, int]], *, se
         for role in SIZES[op][0]
     }
     known = {role: arrays[role] for role in ("state_slots", "seq_starts", "positions")}
-    y = OPS[op].run({**rows, **case(op)[1], **known, "state": state}, {})
+    attrs = {"a_start": 0, "b_start": 4} if op == "gated_delta" else {}
+    y = OPS[op].run({**rows, **case(op)[1], **known, "state": state}, attrs)
     assert y is not None
     return np.split(y, arrays["seq_starts"][1:-1])
 
@@ -72,18 +73,20 @@ def loops(op: str) -> tuple[Array, Array]:
             if op == "gated_delta":
                 q, k = (x["qkv"][row, first + head // 2 * 3 :][:3] for first in (0, 6))
                 q, k = (each / np.sqrt(each @ each + 1e-6) for each in (q, k))
-                own *= np.exp(-np.exp(x["a_log"][head]) * np.log1p(np.exp(x["a"][row, head] + x["dt_bias"][head])))
+                own *= np.exp(
+                    -np.exp(x["vectors"][head]) * np.log1p(np.exp(x["ab"][row, head] + x["vectors"][4 + head]))
+                )
                 error = x["qkv"][row, 12 + 5 * head :][:5] - k @ own
-                own += np.outer(k, error / (1 + np.exp(-x["b"][row, head])))
+                own += np.outer(k, error / (1 + np.exp(-x["ab"][row, 4 + head])))
                 results.append(q @ own / np.sqrt(3))
                 continue
-            dt = np.log1p(np.exp(x["dt"][row, head] + x["dt_bias"][head]))
+            dt = np.log1p(np.exp(x["dt"][row, head] + x["vectors"][8 + head]))
             own_x, b, c = (
                 x["xbc"][row, first:][:size]
                 for first, size in ((3 * head, 3), (12 + head // 2 * 5, 5), (22 + head // 2 * 5, 5))
             )
-            own[:] = own * np.exp(-np.exp(x["a_log"][head]) * dt) + np.outer(dt * own_x, b)
-            results.append(own @ c + x["d"][head] * own_x)
+            own[:] = own * np.exp(-np.exp(x["vectors"][head]) * dt) + np.outer(dt * own_x, b)
+            results.append(own @ c + x["vectors"][4 + head] * own_x)
     return np.array(results).reshape(LENGTH, -1), memory
 
 

@@ -1,0 +1,73 @@
+"""causal_conv: each channel's weighted sum of its last inputs, of which a state holds those before the new rows.
+
+One workgroup: 64 channels of a tile of a sequence's new rows.
+One thread: one channel; it keeps the last inputs in registers. The thread of a sequence's first tile, which alone reads
+the old state, also writes the new one, whose inputs are rows of the batch if there are enough of them.
+"""
+
+from __future__ import annotations
+
+from ..ir.expr import Expr
+from .batch_rows import Tiling
+from .builder import Kernel, KernelBuilder, Scalar, guard_below, minimum, select
+from .maths import ACTIVATION_FUNCTIONS
+
+THREADS = 64
+# A tile is no shorter than the longest state, so only the first tile of a sequence reads it.
+TILE = 16
+
+
+def causal_conv(
+    name: str, *, rows: Expr, columns: int, taps: int, bias: bool, activation: str, stride: int, start: int
+) -> Kernel:
+    """x is columns [start, start + columns) of rows of ``stride``."""
+    tile_rows = max(TILE, taps - 1)
+    kernel, tiling = KernelBuilder(name), Tiling(tile_rows, few=0)
+    x = kernel.buffer("x", (rows, stride), "float32")
+    weight = kernel.buffer("weight", (columns * taps,), "float32")
+    biases = kernel.buffer("bias", (columns,), "float32") if bias else None
+    state = kernel.buffer("state", ("Z", taps - 1, columns), "float32", write=True)
+    slots = kernel.buffer("state_slots", ("B", 2), "int32")
+    seq_starts = kernel.buffer("seq_starts", (["add", "B", 1],), "int32")
+    positions = kernel.buffer("positions", (rows,), "int32")
+    y = kernel.buffer("y", (rows, columns), "float32", write=True)
+    block, slot = kernel.grid(-(-columns // THREADS), tiling.slots)
+    column = kernel.let("column", block * THREADS + kernel.threads(THREADS))
+
+    # The tile's sequence is the last one that starts at or before the slot.
+    started = kernel.local("started", 1, "int32", fill=0)
+    with kernel.loop("other", kernel.size("B")) as other:
+        started[0] = started[0] + select(tiling.start(other, seq_starts[other]) <= slot, 1, 0)
+    sequence = kernel.let("sequence", started[0] - 1)
+    begin, end = (kernel.let("bound", seq_starts[sequence + behind]) for behind in range(2))
+    first = kernel.let("first", begin + (slot - tiling.start(sequence, begin)) * tile_rows)
+
+    with kernel.when(guard_below(column, columns, THREADS)), kernel.when(first < end):
+        read, write = (kernel.let("state_slot", slots[sequence, which]) for which in range(2))
+        known = kernel.local("known", taps - 1, "float32", fill=0)
+        with kernel.when(first > begin):
+            for back in range(taps - 1):
+                known[back] = x[first - (taps - 1) + back, start + column]
+        with kernel.when(first == begin), kernel.when(positions[begin] > 0):
+            for back in range(taps - 1):
+                known[back] = state[read, back, column]
+        factors = kernel.local("factors", taps, "float32")
+        for tap in range(taps):
+            factors[tap] = weight[column * taps + tap]
+        with kernel.loop("step", minimum(end - first, tile_rows)) as step:
+            newest = kernel.let("newest", x[first + step, start + column])
+            total: Scalar = newest * factors[taps - 1]
+            for back in range(taps - 1):
+                total = total + known[back] * factors[back]
+            total = kernel.let("total", total if biases is None else total + biases[column])
+            y[first + step, column] = ACTIVATION_FUNCTIONS[activation](total)
+            for back in range(taps - 2):
+                known[back] = known[back + 1]
+            known[taps - 2] = newest
+        with kernel.when(first == begin):
+            with kernel.when(end - begin > tile_rows):
+                for back in range(taps - 1):
+                    known[back] = x[end - (taps - 1) + back, start + column]
+            for back in range(taps - 1):
+                state[write, back, column] = known[back]
+    return kernel.finish()
