@@ -32,6 +32,7 @@ from nearfar.compiler.kernels.cpu.ragged_attention import ragged_attention
 from nearfar.compiler.kernels.cpu.rotation import rope
 from nearfar.compiler.kernels.cpu.rows import rms_norm
 from nearfar.compiler.kernels.cpu.sample import sample
+from nearfar.compiler.kernels.cpu.states import causal_conv, gated_delta, ssm_scan
 from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
 from nearfar.compiler.kernels.elementwise import elementwise, slice_columns, take_rows
 from nearfar.compiler.kernels.experts import combine
@@ -311,6 +312,9 @@ TEMPLATES: dict[str, Template] = {
     "slice_columns": slice_columns,
     "rms_norm": rms_norm,
     "add_lora": add_lora,
+    "causal_conv": causal_conv,
+    "gated_delta": gated_delta,
+    "ssm_scan": ssm_scan,
     "adjust_logits": adjust_logits,
     "sample": sample,
     "top_logprobs": top_logprobs,

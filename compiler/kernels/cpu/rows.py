@@ -9,6 +9,7 @@ from ...ir.expr import Expr
 from ...ir.ops.parts import Part
 from ..builder import Array, Kernel, KernelBuilder, Scalar, cast, number
 from ..fold import Fold
+from ..tir import tirx
 from ..vectors import floats, ramp, splat, sum_of_lanes, with_lanes
 from .activations import MATHS
 from .builder import CpuKernelBuilder, Isa, each_vector
@@ -109,15 +110,17 @@ def rms_norm(
     parts of ``then``. ``y_in_scratch``: y is the scratch buffer "normed". One task: one group of a row.
     """
     kernel = CpuKernelBuilder(name)
-    rows = rows if group == columns else ["mul", rows, columns // group]
+    rows, groups = rows if group == columns else ["mul", rows, columns // group], norm["groups"]
     first = (norm["row"] or 0) * columns
     x = kernel.buffer("x", (rows, group), x_dtype)
-    weight = kernel.buffer("weight", (first + group,), "float32")
+    weight = kernel.buffer("weight", (first + groups * group,), "float32")
     bias = kernel.buffer("bias", (group,), "float32") if norm["bias"] else None
     fold = Fold(kernel, MATHS, then, rows, group)
     declare = partial(kernel.scratch, "normed") if y_in_scratch else partial(kernel.buffer, "y")
     y = declare((rows, group), y_dtype, write=True)
     with kernel.tasks("row", rows) as row:
-        weights = lambda start, lanes: weight[ramp(first + start, lanes)]  # noqa: E731
+        # Groups may have weights of their own.
+        own = first if groups == 1 else kernel.let("own", tirx.truncmod(row, groups) * group)
+        weights = lambda start, lanes: weight[ramp(own + start, lanes)]  # noqa: E731
         norm_row(kernel, x, row, weights, group, norm, y, bias=bias, fold=fold)
     return kernel.finish()

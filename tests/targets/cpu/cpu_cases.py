@@ -90,6 +90,7 @@ def all_cases() -> Iterator[StepCase]:
     )  # fmt: skip
     yield from selected(case for each in cases for case in each())
     yield from sampling_cases()
+    yield from state_cases()
 
 
 def selected(cases: Iterable[StepCase]) -> Iterator[StepCase]:
@@ -184,7 +185,7 @@ def row_cases() -> Iterator[StepCase]:
         inputs: Inputs = {"x": (x, "S", columns)}
         yield StepCase(f"fake_quantize_{columns}", "fake_quantize", inputs, attrs, batches, "float16")
         yield on_rows(f"clip_{columns}", "clip", inputs, {"limit": 0.7, "dtype": y}, "float16")
-    for activation, columns in zip(ACTIVATIONS, (1, 3, 16, 17, 33, 7, 9), strict=True):
+    for activation, columns in zip(ACTIVATIONS, (1, 3, 16, 17, 33, 7, 5, 9), strict=True):
         attrs = {"activation": activation}
         yield gate_case(
             f"gate_{activation}", "gate", {"gate": ("float32", "S", columns), "up": ("float32", "S", columns)}, attrs
@@ -209,6 +210,8 @@ def row_cases() -> Iterator[StepCase]:
     yield on_rows("rms_norm_factor", "rms_norm", inputs, attrs)
     inputs = {"x": ("float32", "S", 37), "weight": ("vector", 74)}
     yield on_rows("rms_norm_second", "rms_norm", inputs, {"eps": EPS, "dtype": "float32", "row": 1})
+    inputs = {"x": ("float32", "S", 74), "weight": ("vector", 74)}
+    yield on_rows("rms_norm_groups", "rms_norm", inputs, {"eps": EPS, "dtype": "float32", "groups": 2})
     for columns, x, residual in ((1, "float32", False), (37, "float32", True), (72, "activation", False)):
         inputs = {"x": (x, "S", 2 * columns), "weight": ("vector", columns), "bias": ("vector", columns)}
         if residual:
@@ -422,6 +425,41 @@ def text_cases() -> Iterator[StepCase]:
         yield StepCase(
             f"rope_heads_{head_dim}", "rope_heads", inputs, {**heads, "eps": EPS}, given(texts, inputs), activation
         )
+
+
+def state_cases() -> Iterator[StepCase]:
+    """The ops with a state for each sequence: of a sequence's first row, of one that is continued, and of two that read
+    one slot.
+    """
+    batches = []
+    for lengths in ((1,), (1, 3, 21)):
+        starts = np.cumsum([0, *lengths]).astype(np.int32)
+        befores = (0, 3, 1)[-len(lengths) :]
+        positions = [np.arange(length) + before for length, before in zip(lengths, befores, strict=True)]
+        arrays = {
+            "seq_starts": starts,
+            "positions": np.concatenate(positions).astype(np.int32),
+            "state_slots": np.array([[4, 4], [1, 0], [1, 3]][-len(lengths) :], np.int32),
+        }
+        batches.append(Batch({"S": int(starts[-1]), "B": len(lengths), "Z": 5}, arrays))
+    rows: Inputs = {
+        "state_slots": ("int32", "B", 2),
+        "seq_starts": ("int32", ["add", "B", 1]),
+        "positions": ("int32", "S"),
+    }
+    for taps, columns, attrs in ((3, 37, {}), (7, 300, {"start": 5, "activation": "silu"})):
+        inputs: Inputs = {"x": ("float32", "S", columns + 9), "weight": ("vector", taps * columns)}
+        inputs |= {"state": ("float32", "Z", taps - 1, columns), **rows}
+        inputs |= {"bias": ("vector", columns)} if attrs else {}
+        yield StepCase(f"causal_conv_{taps}", "causal_conv", inputs, attrs, batches)
+    for key_dim, value_dim in ((5, 7), (40, 33)):
+        inputs = {"qkv": ("float32", "S", 2 * 3 * key_dim + 6 * value_dim), "ab": ("float32", "S", 20)}
+        inputs |= {"vectors": ("vector", 12), "state": ("float32", "Z", 6, key_dim, value_dim), **rows}
+        attrs = {"a_start": 3, "b_start": 9}
+        yield StepCase(f"gated_delta_{key_dim}", "gated_delta", inputs, attrs, batches)
+        inputs = {"xbc": ("float32", "S", 6 * value_dim + 2 * 2 * key_dim), "dt": ("float32", "S", 20)}
+        inputs |= {"vectors": ("vector", 18), "state": ("float32", "Z", 6, value_dim, key_dim), **rows}
+        yield StepCase(f"ssm_scan_{key_dim}", "ssm_scan", inputs, {"dt_start": 11}, batches)
 
 
 def sampling_cases() -> Iterator[StepCase]:

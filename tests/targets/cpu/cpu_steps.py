@@ -26,7 +26,7 @@ from tolerances import KV_KERNEL, OF_KERNEL, relative_error
 from nearfar.compiler import quant
 from nearfar.compiler.ir.expr import Expr, evaluate, holds
 from nearfar.compiler.ir.graph import Constant, Parameter, Source
-from nearfar.compiler.ir.ops import OPS, Array
+from nearfar.compiler.ir.ops import OPS, Array, states
 from nearfar.compiler.ir.plan import Buffer, Plan, Step
 from nearfar.compiler.ir.rope import rope_table
 from nearfar.compiler.kernels.builder import Kernel
@@ -45,7 +45,12 @@ ARCH = by_name(None)
 # Without AMX, whose kernels compute other bits; see test_cpu_matrix.py.
 LEVELS = tuple(level for level in ARCH.levels if set(level.needs) <= features() and level != AMX)
 # The inputs that an op changes; attention only if it appends.
-STATES = {"append_kv": ("kv",), "attention": ("kv",), "sample": ("sampled", "counts")}
+STATES = {
+    "append_kv": ("kv",),
+    "attention": ("kv",),
+    "sample": ("sampled", "counts"),
+    **dict.fromkeys(states.OPS, ("state",)),
+}
 PARAMETERS = ("matrix", "vector", "rope")
 
 
@@ -181,8 +186,8 @@ def run_of(case: StepCase, batch: Batch) -> Run:
     more = {role: array.copy() for role, array in results.items() if role != op.result}
     found = op.run({**inputs, **more}, case.step.attrs)
     changes = case.op != "attention" or "slots" in inputs
-    states = STATES.get(case.op, ()) if changes else ()
-    expected = {role: inputs[role] for role in states if role not in batch.poison} | more
+    changed = STATES.get(case.op, ()) if changes else ()
+    expected = {role: inputs[role] for role in changed if role not in batch.poison} | more
     if op.result is not None:
         assert found is not None
         expected[op.result] = found.astype(results[op.result].dtype)
