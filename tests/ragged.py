@@ -42,9 +42,12 @@ def chunked_logits(runner: Runner, token_ids: Sequence[int], size: int) -> Array
     return np.concatenate(logits)
 
 
-def chunk_of(runner: Runner, tokens: Sequence[int], start: int, pages: Sequence[int], sample: Sequence[int]) -> Chunk:
-    """New tokens of a sequence, in these pages. A page group of window layers has the pool's pages in reverse. Entries
-    of pages behind the window are 0, which is another sequence's page or an unused one.
+def chunk_of(
+    runner: Runner, tokens: Sequence[int], start: int, pages: Sequence[int], sample: Sequence[int], state: int = 0
+) -> Chunk:
+    """New tokens of a sequence, in these pages, with its states in slot ``state``. A page group of window layers has
+    the pool's pages in reverse. Entries of pages behind the window are 0, which is another sequence's page or an unused
+    one.
     """
     page_size = runner.manifest.page_size
     first, *second = (
@@ -52,7 +55,7 @@ def chunk_of(runner: Runner, tokens: Sequence[int], start: int, pages: Sequence[
         for group, (size, window) in enumerate(runner.groups)
         for dead in [dead_pages(window, start, page_size)]
     )
-    return Chunk(tokens, start, first, sample, window_pages=second[0] if second else None)
+    return Chunk(tokens, start, first, sample, window_pages=second[0] if second else None, state=(state, state))
 
 
 def ragged_logits(runner: Runner) -> list[Array]:
@@ -69,6 +72,7 @@ def ragged_logits(runner: Runner) -> list[Array]:
                 done[s],
                 pages[s],
                 () if forward in UNSAMPLED else sampled(count),
+                s,
             )
             for s, count in running
         ]
@@ -95,7 +99,7 @@ def sequences_alone(runner: Runner) -> list[Array]:
             done += counts[s]
         results.append(
             runner.forward(
-                make_batch([chunk_of(runner, tokens, 0, pages_of(runner)[s], rows)], runner.manifest.page_size)
+                make_batch([chunk_of(runner, tokens, 0, pages_of(runner)[s], rows, s)], runner.manifest.page_size)
             ).logits
         )
     return results

@@ -75,9 +75,9 @@ def contexts_up_to(longest: int) -> list[int]:
     return [*contexts[:-1], longest]
 
 
-def pad_batch(batch: Batch, size: int, pages: Sequence[int], page_size: int) -> Batch:
-    """A decode batch with sequences of one token added, which are sampled greedily and store no state. They are on one
-    page of each page group, in ``pages``.
+def pad_batch(batch: Batch, size: int, pages: Sequence[int], page_size: int, state: int = 0) -> Batch:
+    """A decode batch with sequences of one token added, which are sampled greedily and keep nothing. They are on one
+    page of each page group, in ``pages``, and their states, if there are any, are written into slot ``state``.
     """
     more = size - (len(batch.seq_starts) - 1)
     if not more:
@@ -96,6 +96,7 @@ def pad_batch(batch: Batch, size: int, pages: Sequence[int], page_size: int) -> 
             page_ids=np.concatenate([tables.page_ids, np.full(more, page, np.int32)]),
         )
 
+    states = batch.state_slots
     first, *second = (padded(batch.window or batch if group else batch, page) for group, page in enumerate(pages))
     return Batch(
         token_ids=with_zeros(batch.token_ids),
@@ -110,4 +111,5 @@ def pad_batch(batch: Batch, size: int, pages: Sequence[int], page_size: int) -> 
         adapters=np.concatenate([batch.adapters, np.full(more, -1, np.int32)]),
         alternatives=batch.alternatives,
         window=second[0] if second else None,
+        state_slots=None if states is None else np.concatenate([states, np.full((more, 2), state, np.int32)]),
     )

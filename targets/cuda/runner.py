@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.bundle.manifest import GENERATE
-from nearfar.compiler.ir.pages import PAGE_DIMS
+from nearfar.compiler.ir.pages import PAGE_DIMS, STATES
 from nearfar.compiler.runtime.base_runner import ArrayLayout
 from nearfar.compiler.runtime.batch import Array, Batch, Limits, Result
 from nearfar.compiler.runtime.errors import DeviceError
@@ -37,7 +37,7 @@ from .memory import ALIGNMENT, DeviceMemory
 # The most batches in flight; each has its own pinned memory.
 IN_FLIGHT = 4
 # The dims that are equal for all batches of a runner.
-SAME_DIMS = ("P", "PW", "N", "M")
+SAME_DIMS = ("P", "PW", "N", "M", STATES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,9 @@ class CudaRunner(PlanRunner):
         self._driver = driver or NvidiaDriver()
         try:
             require_device(bundle.path, self.manifest.arch, self._driver)
-            # One page more than each pool has, for the sequences that pad a graph's batch.
+            # One page and one slot of states more than each pool has, for the sequences that pad a graph's batch.
             more = {dim: group.pages + 1 for dim, group in zip(PAGE_DIMS, self.groups, strict=False)}
-            held = {**self.largest, **more}
+            held = {**self.largest, **more, STATES: self.largest[STATES] + 1}
             self._memory = DeviceMemory(self._driver, bundle, self.activation, held, self._room)
             self._launches = Launches(self._driver, bundle, self.activation, self._memory.addresses)
             self._free: SimpleQueue[Staging] = SimpleQueue()
@@ -184,7 +184,8 @@ class CudaRunner(PlanRunner):
             self._memory.upload_batch(inputs, self.arrays(plan, batch), self._staging.inputs)
             self._launches.launch(plan, dims)
         else:
-            padded = pad_batch(batch, bucket.sequences, [group.pages for group in self.groups], self.manifest.page_size)
+            pages, states = [group.pages for group in self.groups], self.largest[STATES]
+            padded = pad_batch(batch, bucket.sequences, pages, self.manifest.page_size, states)
             self._memory.upload_batch(inputs, self.arrays(plan, padded), self._staging.inputs)
             self._graphs.run(bucket)
 

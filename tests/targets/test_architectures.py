@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from decoder_families import FAMILIES, TOKENS, make_family
+from decoder_families import FAMILIES, HYBRIDS, TOKENS, make_family
 from emulated_driver import EmulatedDriver
 from large_activations import make_large
 from light_bundle import kernels_for, one_compilation
@@ -159,8 +159,10 @@ SHORT = ("llama_dynamic", "phi3_short")
 @pytest.mark.parametrize(
     ("family", "target"),
     on_targets(
-        FAMILIES,
+        {**FAMILIES, **HYBRIDS},
         {
+            ("falcon_h1", "cpu"),
+            ("qwen3_5_text", "webgpu"),
             ("gemma4_text", "webgpu"),
             ("gemma2", "cpu"),
             ("cohere2", "webgpu"),
@@ -177,7 +179,7 @@ def test_a_family_runs_on_every_kernel_target(
     """Those that `make test` runs have windows on some layers. Gemma has norms behind its sub-layers, Gemma 2 soft-caps
     of scores, Gemma 4 heads of two sizes, layers that share keys and values, and a second embedding. Command R7B has
     LayerNorms, sub-layers side by side, layers that do not rotate, and a rotation of interleaved pairs. Qwen3's
-    mixture and gpt-oss have experts. The others have no other ops and no other passes.
+    mixture and gpt-oss have experts, Qwen3.5 and Falcon-H1 states. The others have no other ops and no other passes.
     """
     expected = make_family(family, tmp_path / "checkpoint")
     context = len(TOKENS) if family in SHORT else 256
@@ -186,6 +188,8 @@ def test_a_family_runs_on_every_kernel_target(
     runner = opened(bundle)
     for chunk in (len(TOKENS), 9):
         assert relative_error(chunked_logits(runner, TOKENS, chunk), expected) < F32
+    if family in HYBRIDS:
+        require_same_together(runner)
     if family in ("gemma2", "gemma4_text"):
         assert relative_error(poisoned(runner), expected[32:]) < F32
     if family == "qwen3_moe":

@@ -79,7 +79,7 @@ def norm_then_store(inputs: Inputs, attrs: Attrs) -> Array:
 def rms_norm_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
     rows, columns = use.shapes["x"]
     norm = facts_of_part("rms_norm", use.op, use.attrs, use.shapes)
-    group = use.shapes["weight"][0] // use.attrs["groups"] if use.attrs["row"] is None else columns  # type: ignore[operator]
+    group = use.shapes["weight"][0] // use.attrs["groups"] if use.attrs["row"] is None else columns
     return {
         "rows": rows,
         "columns": columns,

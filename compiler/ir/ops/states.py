@@ -45,7 +45,7 @@ L2_EPS: Final = np.float32(1e-6)
 def infer_causal_conv(shapes: Shapes, attrs: Attrs) -> Type:
     (rows, columns), (_, kept, channels) = shapes["x"], shapes["state"]
     require(isinstance(columns, int) and isinstance(channels, int), "causal_conv", shapes)
-    fits = attrs["start"] + channels <= columns and kept != 0  # type: ignore[operator]
+    fits = attrs["start"] + channels <= columns and kept != 0
     fits = fits and shapes["weight"] == (channels * (kept + 1),)  # type: ignore[operator]
     require(fits and shapes.get("bias", (channels,)) == (channels,), "causal_conv", shapes)
     return (rows, channels), "float32"

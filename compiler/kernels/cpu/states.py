@@ -134,7 +134,12 @@ def gated_delta(
         query_sums, key_sums = (kernel.local(f"{which}_sums", value_dim, "float32") for which in ("query", "key"))
         with kernel.loop("step", end - begin) as step:
             row = kernel.let("row", begin + step)
-            query, key_of = (lambda at, first=first: qkv[row, first + key_head * key_dim + at] for first in (0, keys))
+
+            def query(at: Scalar) -> Scalar:
+                return qkv[row, key_head * key_dim + at]
+
+            def key_of(at: Scalar) -> Scalar:
+                return qkv[row, keys + key_head * key_dim + at]
 
             def dot(name: str, one: Callable[[Scalar], Scalar], other: Callable[[Scalar], Scalar]) -> Scalar:
                 total = kernel.local(name, 1, "float32", fill=0)
