@@ -7,9 +7,11 @@ from functools import partial
 from typing import Any
 
 from graph_builder import Build, Builder
-from one_op import COLUMNS
 
 from nearfar.compiler.ir.graph import Graph
+
+# Of x.
+COLUMNS = 37
 
 
 def state_graphs() -> Iterator[tuple[str, str, Build]]:
