@@ -208,6 +208,8 @@ PLAIN_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             **WINDOWS,
         },
     ),
+    # Positions of a table, and transposed matrices.
+    "gpt2": ("GPT2", {"num_hidden_layers": 2, "n_inner": 70, "num_key_value_heads": 6}),
     "helium": ("Helium", {"hidden_size": 144, "head_dim": 24}),
     "mimo": ("Qwen2", {"tie_word_embeddings": False}),
     "minicpm": (
@@ -347,7 +349,8 @@ def new_family(name: str, **sizes: Any) -> Any:
     family, config = {**FAMILIES, **PLAIN_FAMILIES, **HYBRIDS}[name]
     torch.manual_seed(len(name))
     settings = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**{**SIZES, **config, **sizes})
-    model = getattr(transformers, f"{family}ForCausalLM")(settings).float()
+    head = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
+    model = getattr(transformers, f"{family}{head}")(settings).float()
     # Its product of groups needs sizes that are multiples of 4.
     model.set_experts_implementation("eager")
     return model

@@ -32,7 +32,8 @@ class DecoderLayout:
 
     ``interleaved``: the checkpoint's queries and keys are rotated by pairs (2i, 2i + 1). ``gated``: the feed-forward
     multiplies its inner projection by an activated gate; without one, it activates that projection. ``head_bias``: the
-    head has one, if it is not the embedding. ``experts``: the tensors of layers with experts.
+    head has one, if it is not the embedding. ``positions``: the table of positions, if there is one. ``experts``: the
+    tensors of layers with experts.
     """
 
     fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -52,6 +53,7 @@ class DecoderLayout:
     gated: bool = True
     final_norm: str = "model.norm"
     head_bias: bool = False
+    positions: str | None = None
     experts: ExpertNames = SEPARATE
 
 
@@ -74,6 +76,10 @@ def forward(
     """
     graph = new_graph(embeds=embeds)
     x = embedding(graph, "model.embed_tokens", spec.vocab_size, spec.hidden_size, spec.embedding_scale, "embedded")
+    if layout.positions is not None:
+        table = matrix(graph, layout.positions, spec.max_position_embeddings, spec.hidden_size)
+        inputs = {"x": x, "positions": "positions", "position_table": table}
+        x = graph.add("embed_positions", inputs, name="placed")
     for layer in range(spec.num_layers):
         block = (layers or Layer)(graph, spec, layer, layout, context)
         x = block.attention(x, page_size)

@@ -33,7 +33,6 @@ REASONS = {
     "deepseek_v3": "its keys and values are stored compressed (latent attention), with heads of two sizes",
     "embedding_gemma2_text": "its layers read the embedding through a block of their own, and a projection follows",
     "gemma3n_text": "it has several residual streams (AltUp), and its feed-forwards keep their largest elements only",
-    "gpt2": "a decoder's positions come from a table, and its matrices are stored transposed",
     "gpt_neox": "queries, keys and values alternate by head in one matrix, and sub-layers side by side have own norms",
     "jina_embeddings_v3": "each of its tasks has an adapter of all matrices, without which its vectors are worse",
     "mpnet": "its attention adds a bias for each distance",

@@ -50,6 +50,16 @@ def test_logits_of_families_without_blocks_of_their_own_are_those_of_transformer
     assert relative_error(in_chunks(graph, tensors, 11), expected) < LIMIT
 
 
+def test_the_first_release_of_gpt_2_has_names_without_a_prefix_and_masks(tmp_path: Path) -> None:
+    expected = make_family("gpt2", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    old = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    old["h.0.attn.bias"] = np.zeros((1, 1, 4, 4), np.float32)
+    save_file(old, tmp_path / "model.safetensors", {"format": "pt"})
+    graph, arrays = opened(tmp_path, context=len(TOKENS))
+    assert relative_error(in_chunks(graph, arrays, 11), expected) < LIMIT
+
+
 # The others compute the head in the same way.
 @pytest.mark.parametrize("name", ["cohere2", "gemma3_text", "gemma4_text", "llama_yarn"])
 def test_a_head_of_its_own_or_the_embeddings_is_used_as_in_transformers(name: str, tmp_path: Path) -> None:
