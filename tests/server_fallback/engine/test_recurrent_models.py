@@ -1,0 +1,141 @@
+"""Models with recurrent layers in the engine: mixed requests that share prefixes, are preempted and speculate get
+transformers' greedy tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from decoder_families import make_family
+from plain_target import compile_plain
+from tiny_models import VOCAB_SIZE
+
+from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.server_fallback.engine.config import EngineConfig
+from nearfar.server_fallback.engine.draft_model import DraftModel
+from nearfar.server_fallback.engine.model import TokenModel
+from nearfar.server_fallback.engine.request import GeneratedToken, TokenRequest
+from nearfar.server_fallback.engine.speculation import Speculation
+from nearfar.server_fallback.engine.stats import EngineStats
+from nearfar.server_fallback.engine.token_engine import TokenEngine
+from nearfar.server_fallback.engine.verification import Verification
+from nearfar.server_fallback.executors.memory import bytes_of_state, plan_memory
+
+CONTEXT, ANSWER = 96, 14
+
+
+def greedy(folder: Path, prompts: Sequence[list[int]]) -> list[list[int]]:
+    """The next ANSWER tokens of each prompt, computed by transformers from all tokens each time."""
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).float().eval()
+    answers = []
+    with torch.no_grad():
+        for prompt in prompts:
+            tokens = list(prompt)
+            while len(tokens) < len(prompt) + ANSWER:
+                tokens.append(int(model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
+            answers.append(tokens[len(prompt) :])
+    return answers
+
+
+async def answered(engine: TokenEngine, prompt: list[int], priority: int) -> list[int]:
+    request = TokenRequest(prompt, ANSWER, priority=priority, ignore_eos=True)
+    return [item.token_id async for item in engine.generate(request) if isinstance(item, GeneratedToken)]
+
+
+async def verified(engine: TokenEngine, prompt: list[int], answer: list[int]) -> list[int]:
+    """An answer by rounds of four drafts, of which the first 0 to 4 are right."""
+    verification = Verification(engine, TokenRequest(prompt, ANSWER, ignore_eos=True))
+    tokens: list[int] = []
+    while len(tokens) < ANSWER:
+        right = (len(tokens) + len(prompt)) % 5
+        drafts = answer[len(tokens) : len(tokens) + right]
+        wrong = [(token + 1) % VOCAB_SIZE for token in answer[len(tokens) + right : len(tokens) + 4]]
+        tokens += (await verification.check([*drafts, *wrong])).token_ids
+    return tokens
+
+
+def served(
+    runner: ReferenceRunner, prompts: Sequence[list[int]], drafts: Sequence[list[int]] | None
+) -> tuple[list[list[int]], EngineStats]:
+    """The answers to all prompts in two waves, so that the second one finds the prefixes of the first in the cache.
+    With the answers as ``drafts``, by rounds of verification.
+    """
+
+    async def work() -> tuple[list[list[int]], EngineStats]:
+        engine = TokenEngine(runner, TokenModel.of(runner.manifest))
+        answers: list[list[int]] = []
+        for wave in (range(len(prompts) // 2), range(len(prompts) // 2, len(prompts))):
+            if drafts is None:
+                tasks = [answered(engine, prompts[index], index % 3) for index in wave]
+            else:
+                tasks = [verified(engine, prompts[index], drafts[index]) for index in wave]
+            answers += await asyncio.gather(*tasks)
+        stats = engine.stats()
+        await engine.close()
+        return answers, stats
+
+    return asyncio.run(work())
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text", "mamba2"])
+def test_mixed_requests_get_the_tokens_of_transformers(family: str, tmp_path: Path) -> None:
+    make_family(family, tmp_path / "checkpoint")
+    random = np.random.default_rng(36)
+    system = random.integers(1, VOCAB_SIZE, 21).tolist()
+    first = [system[:length] + random.integers(1, VOCAB_SIZE, 8).tolist() for length in (21, 21, 18, 5)]
+    first.append(list(first[0]))
+    first_answers = greedy(tmp_path / "checkpoint", first)
+    # Later turns of two conversations, a prompt again, and one that leaves a conversation in its middle.
+    turns = [prompt + answer + [3, 5] for prompt, answer in zip(first[:2], first_answers, strict=False)]
+    second = [*turns, list(first[1]), [*turns[0][:30], 7, 7], [9, 8, 7]]
+    expected = [*first_answers, *greedy(tmp_path / "checkpoint", second)]
+    bundle = compile_plain(tmp_path / "checkpoint", tmp_path / "bundle", "f32", CONTEXT)
+    for states, drafts in ((4, None), (6, None), (12, None), (12, expected)):
+        limits = Limits(tokens=32, sequences=4, rows=20, pages=6, states=states)
+        runner = ReferenceRunner(bundle, limits=limits, activation="float32")
+        answers, stats = served(runner, [*first, *second], drafts)
+        assert answers == expected, (states, drafts)
+        assert (stats.state_hits > 0) == (states > 4)
+        assert stats.preemptions > 0 or drafts is not None
+        assert (stats.drafted_tokens > stats.accepted_tokens > 0) == (drafts is not None)
+
+
+def test_the_memory_of_states_is_planned_and_what_states_cannot_do_is_refused(tmp_path: Path) -> None:
+    make_family("lfm2", tmp_path / "checkpoint")
+    bundle = compile_plain(tmp_path / "checkpoint", tmp_path / "bundle", "f32", CONTEXT)
+    manifest = bundle.manifest
+    one = bytes_of_state(manifest)
+    # Two layers, whose convolutions see the last two inputs.
+    assert one == 2 * 2 * manifest.spec.hidden_size * 4
+    common = {"sequences": 2, "tokens": 32, "kv_bytes": 1 << 24}
+    few, many = plan_memory(manifest, **common, states=3), plan_memory(manifest, **common, states=10)
+    assert (few.limits.states, few.state_bytes, many.state_bytes) == (3, 3 * one, 10 * one)
+    assert many.total_bytes - few.total_bytes == 7 * one
+    with pytest.raises(RequestError, match=r"3 states .* --state-snapshots"):
+        plan_memory(manifest, sequences=2, tokens=32, kv_bytes=few.kv_bytes // 2 + 3 * one - 1, states=3)
+    runner = ReferenceRunner(bundle, limits=few.limits, activation="float32")
+    model = TokenModel.of(manifest)
+    with pytest.raises(RequestError, match="the draft model has recurrent layers"):
+        TokenEngine(
+            ReferenceRunner(bundle, limits=Limits(sequences=1, rows=4)),
+            model,
+            EngineConfig(speculation=Speculation("draft")),
+            draft=DraftModel(runner, model),
+        )
+
+    async def shift() -> None:
+        engine = TokenEngine(runner, model)
+        with pytest.raises(RequestError, match="recurrent layers, whose states cannot lose old tokens"):
+            await anext(engine.generate(TokenRequest([1, 2], 4, when_full=1)))
+        await engine.close()
+
+    asyncio.run(shift())
