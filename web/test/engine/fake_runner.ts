@@ -24,6 +24,8 @@ export class FakeRunner implements StepRunner {
   // By group, two values for each position: the token, and the hash of all tokens up to it.
   readonly #cells: readonly Int32Array[];
   readonly #sampled: Int32Array;
+  // By slot of states, the hash of a sequence's tokens and their number.
+  readonly #states: Int32Array;
   #lost = false;
   /** Resolves when the logits of a batch are on the host. */
   #processing = false;
@@ -35,6 +37,7 @@ export class FakeRunner implements StepRunner {
   ) {
     this.#cells = limits.groups.map(({ pages }) => new Int32Array(2 * pages * limits.pageSize).fill(-1));
     this.#sampled = new Int32Array(limits.sequences).fill(-1);
+    this.#states = new Int32Array(2 * (limits.states ?? 0)).fill(-1);
   }
 
   async submit(
@@ -94,20 +97,44 @@ export class FakeRunner implements StepRunner {
   }
 
   readPages(pages: PagesByGroup): Promise<Uint8Array<ArrayBuffer>> {
-    const size = 2 * this.limits.pageSize;
-    const cells = pages.flatMap((some, group) =>
-      some.flatMap((page) => [...(this.#cells[group]?.subarray(page * size, (page + 1) * size) ?? [])]),
-    );
+    const cells = this.#units(pages).flatMap((unit) => [...unit]);
     return Promise.resolve(new Uint8Array(Int32Array.from(cells).buffer));
   }
 
   writePages(pages: PagesByGroup, bytes: Uint8Array<ArrayBuffer>): void {
-    const size = 2 * this.limits.pageSize;
     const cells = new Int32Array(bytes.buffer);
-    if (cells.length !== size * pages.flat().length) throw new RequestError("wrong number of bytes");
+    const units = this.#units(pages);
+    if (cells.length !== units.reduce((sum, { length }) => sum + length, 0))
+      throw new RequestError("wrong number of bytes");
     let start = 0;
-    pages.forEach((some, group) => {
-      for (const page of some) this.#cells[group]?.set(cells.subarray(start, (start += size)), page * size);
+    for (const unit of units) unit.set(cells.subarray(start, (start += unit.length)));
+  }
+
+  /** The cells of pages, group by group, and those of slots of states. */
+  #units(pages: PagesByGroup): readonly Int32Array[] {
+    return pages.flatMap((some, group) => {
+      const cells = this.#cells[group];
+      const size = cells === undefined ? 2 : 2 * this.limits.pageSize;
+      return some.map((unit) => (cells ?? this.#states).subarray(unit * size, (unit + 1) * size));
+    });
+  }
+
+  /** Continue each sequence's state: all are read before any is written. */
+  #foldStates(batch: Batch, hashes: readonly number[]): void {
+    const { state_slots: pairs = [], positions, seq_starts: starts } = batch;
+    const before = this.#states.slice();
+    const rows =
+      this.#states.length === 0 ? [] : starts.slice(1).map((end, index) => [starts[index] ?? 0, end] as const);
+    if (pairs.length !== 2 * rows.length) throw new Error("the batch has no pair of slots for each sequence");
+    rows.forEach(([row, end], index) => {
+      const [read = -1, write = -1] = pairs.slice(2 * index);
+      const position = positions[row] ?? 0;
+      const expected = position === 0 ? [] : [this.#cell(batch, row, 0, position - 1)[1], position];
+      if (expected.some((value, cell) => before[2 * read + cell] !== value))
+        throw new Error(`slot ${read} has not the state after ${position} tokens`);
+      if (pairs.some((slot, other) => slot === write && other >> 1 !== index))
+        throw new Error(`two sequences use slot ${write}, which one writes`);
+      this.#states.set([hashes[end - 1] ?? -1, position + end - row], 2 * write);
     });
   }
 
@@ -118,6 +145,7 @@ export class FakeRunner implements StepRunner {
   ): { readonly tokenIds: Int32Array<ArrayBuffer>; readonly rows: readonly (readonly number[])[] } {
     const ids = batch.token_ids.map((id) => (id < 0 ? (this.#sampled[-1 - id] ?? -1) : id));
     const hashes = ids.map((id, row) => this.#store(batch, row, id));
+    this.#foldStates(batch, hashes);
     hashes.forEach((hash, row) => {
       this.#requireWindow(batch, row, hash);
     });

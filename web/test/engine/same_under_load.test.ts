@@ -50,15 +50,18 @@ function mixedRequests(count: number): readonly TokenRequest[] {
   });
 }
 
-test.each(["preempted", "lost"] as const)("60 mixed requests, %s, are answered as each alone", async (how) => {
-  const alone: (readonly number[])[] = [];
-  for (const request of mixedRequests(60)) alone.push((await answer(engineOn(new FakeRunner(LIMITS)), request)).ids);
-  expect(alone.flat().length).toBeGreaterThan(200);
-  // A device that is lost after some steps, again and again; and pages for fewer sequences than may run.
-  const runner = (): FakeRunner => new FakeRunner(LIMITS, how === "lost" ? 7 : Infinity);
-  const engine = engineOn(runner(), () => Promise.resolve(runner()));
-  const together = await Promise.all(mixedRequests(60).map((request) => answer(engine, request)));
-  expect(together.map(({ ids }) => ids)).toEqual(alone);
-  const { preemptions, recoveries } = engine.counts;
-  expect(how === "lost" ? recoveries : preemptions).toBeGreaterThan(5);
-});
+test.each(["preempted", "lost"].flatMap((how) => [0, 6, 9].map((states) => [how, states] as const)))(
+  "60 mixed requests, %s, with %i slots for states, are answered as each alone",
+  async (how, states) => {
+    const alone: (readonly number[])[] = [];
+    for (const request of mixedRequests(60)) alone.push((await answer(engineOn(new FakeRunner(LIMITS)), request)).ids);
+    expect(alone.flat().length).toBeGreaterThan(200);
+    // A device that is lost after some steps, again and again; and pages for fewer sequences than may run.
+    const runner = (): FakeRunner => new FakeRunner({ ...LIMITS, states }, how === "lost" ? 7 : Infinity);
+    const engine = engineOn(runner(), () => Promise.resolve(runner()));
+    const together = await Promise.all(mixedRequests(60).map((request) => answer(engine, request)));
+    expect(together.map(({ ids }) => ids)).toEqual(alone);
+    const { preemptions, recoveries } = engine.counts;
+    expect(how === "lost" ? recoveries : preemptions).toBeGreaterThan(5);
+  },
+);

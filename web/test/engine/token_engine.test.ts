@@ -82,6 +82,50 @@ test.each(GROUPS)("a retained sequence can be saved, and restored into another e
   expect(completion.cachedTokens).toBe(13);
 });
 
+test.each(GROUPS)("a conversation is saved with its state, and restored if there is room for it", async (...groups) => {
+  const limits = { ...LIMITS, groups, states: 6 };
+  const engine = engineOn(new FakeRunner(limits));
+  const retained = newConversation();
+  const { ids } = await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 4 }, retained));
+  const saved = await engine.readRetained(retained);
+  expect(saved.tokenIds).toHaveLength(13);
+  expect(saved.deadPages).toHaveLength(groups.length);
+  const promptIds = [...PROMPT, ...ids, 5];
+  for (const [states, cached] of [
+    [6, 13],
+    [4, 0],
+  ] as const) {
+    const other = engineOn(new FakeRunner({ ...limits, states }));
+    const { ids: next, completion } = await collect(
+      other.generateTokens({ promptIds, maxTokens: 4 }, other.writeRetained(saved)),
+    );
+    expect(next).toEqual(answerOf(promptIds, 4, 64).tokens);
+    expect(completion.cachedTokens).toBe(cached);
+    expect(other.counts.stateHits).toBe(cached > 0 ? 1 : 0);
+  }
+});
+
+test("a fork of a conversation continues after the same state", async () => {
+  const engine = engineOn(new FakeRunner({ ...LIMITS, states: 8 }));
+  const retained = newConversation();
+  const { ids } = await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 4 }, retained));
+  const forks = [retained, forkOf(retained)];
+  const answers = await Promise.all(
+    forks.map((own, index) =>
+      collect(engine.generateTokens({ promptIds: [...PROMPT, ...ids, index], maxTokens: 4 }, own)),
+    ),
+  );
+  answers.forEach((each, index) => {
+    expect(each.ids).toEqual(answerOf([...PROMPT, ...ids, index], 4, 64).tokens);
+    expect(each.completion.cachedTokens).toBe(13);
+  });
+});
+
+test("a model with recurrent layers cannot drop old tokens", async () => {
+  const engine = engineOn(new FakeRunner({ ...LIMITS, states: 8 }));
+  await expect(answer(engine, { whenFull: { keep: 4 } })).rejects.toThrow("states of this model's recurrent layers");
+});
+
 test.each(GROUPS)(
   "another question continues a conversation before its end, from pages that it gave back",
   async (...groups) => {
@@ -362,12 +406,13 @@ test("random conversations with retained sequences, forks and few pages get the 
       fc.integer({ min: 0, max: 6 }),
       fc.option(fc.integer({ min: 2, max: 14 })),
       fc.boolean(),
-      async (turns, spare, window, isMixed) => {
+      fc.option(fc.integer({ min: 0, max: 5 })),
+      async (turns, spare, window, isMixed, snapshots) => {
         const whole = { pages: 10 + spare, window: Infinity };
         const sizes = { tokens: 5, sequences: 2, pageSize: 4, context: 40, vocabSize: VOCAB };
         const pages = window === null ? 0 : pagesOfSequence({ window }, { ...sizes, maxTokens: sizes.tokens }) + spare;
         const groups = window === null ? [whole] : [...(isMixed ? [whole] : []), { pages, window }];
-        const limits = { ...sizes, groups };
+        const limits = { ...sizes, groups, states: snapshots === null ? 0 : sizes.sequences + snapshots };
         const engine = engineOn(new FakeRunner(limits));
         const conversations = [0, 1, 2].map(() => ({ retained: newConversation(), tokens: [] as number[] }));
         for (const { who, fork, say } of turns) {
@@ -388,6 +433,6 @@ test("random conversations with retained sequences, forks and few pages get the 
       },
     ),
     // A last page that others follow in the cache, and all other pages in use.
-    { numRuns: 200, examples: [[FULL_CACHE, 0, null, false]] },
+    { numRuns: 200, examples: [[FULL_CACHE, 0, null, false, null]] },
   );
 });
