@@ -1,4 +1,4 @@
-"""Operations on rows of float32 vectors: sums over a row, norms, copies of rows."""
+"""Operations on rows of float32 vectors: means over a row, and norms."""
 
 from __future__ import annotations
 
@@ -22,31 +22,23 @@ LANES = 16
 
 def rms_factor(kernel: KernelBuilder, load: Callable[[Scalar, int], Scalar], columns: int, eps: float) -> Scalar:
     """1 / rms of a row whose vectors ``load`` returns. Zhang & Sennrich 2019."""
-    sums = kernel.local("squares", 1, f"float32x{LANES}", fill=0)
-    rest = kernel.local("squares_behind", 1, "float32", fill=0)
+    mean = row_mean(kernel, load, columns, of_squares=True)
+    return kernel.let("factor", number(1, "float32") / square_root(mean + number(eps, "float32")))
+
+
+def row_mean(
+    kernel: KernelBuilder, load: Callable[[Scalar, int], Scalar], columns: int, *, of_squares: bool = False
+) -> Scalar:
+    """The mean of a row whose vectors ``load`` returns, or of its squares."""
+    sums = kernel.local("sums", 1, floats(LANES), fill=0)
+    rest = kernel.local("sums_behind", 1, "float32", fill=0)
 
     def add(start: Scalar, lanes: int) -> None:
         x = kernel.let("x", load(start, lanes))
         if lanes == LANES:
-            sums[0] = fused(x, x, sums[0])
+            sums[0] = fused(x, x, sums[0]) if of_squares else sums[0] + x
         else:
-            rest[0] = rest[0] + sum_of_lanes(x * x)
-
-    each_vector(kernel, columns, LANES, add)
-    mean = (sum_of_lanes(sums[0]) + rest[0]) * number(1 / columns, "float32")
-    return kernel.let("factor", number(1, "float32") / square_root(mean + number(eps, "float32")))
-
-
-def row_mean(kernel: KernelBuilder, load: Callable[[Scalar, int], Scalar], columns: int) -> Scalar:
-    """The mean of a row whose vectors ``load`` returns."""
-    sums = kernel.local("sums", 1, f"float32x{LANES}", fill=0)
-    rest = kernel.local("sums_behind", 1, "float32", fill=0)
-
-    def add(start: Scalar, lanes: int) -> None:
-        if lanes == LANES:
-            sums[0] = sums[0] + load(start, lanes)
-        else:
-            rest[0] = rest[0] + sum_of_lanes(load(start, lanes))
+            rest[0] = rest[0] + sum_of_lanes(x * x if of_squares else x)
 
     each_vector(kernel, columns, LANES, add)
     return kernel.let("mean", (sum_of_lanes(sums[0]) + rest[0]) * number(1 / columns, "float32"))
