@@ -2,9 +2,8 @@
 
 import { takeFiles } from "./dropped_files.js";
 import { element, make } from "./elements.js";
-import { notText, unreadableKind } from "./file_kinds.js";
 import { formatBytes } from "./format.js";
-import { decodeText } from "./text_encoding.js";
+import { decodeText, notText, unreadableKind } from "./text_encoding.js";
 
 export interface Attachment {
   readonly name: string;

@@ -1,6 +1,10 @@
 // The text of a file whose encoding nobody names. server_fallback/retrieval/text_encoding.py has the same rule, and
 // tests/conformance/text_files.json holds cases of both.
 
+import * as kinds from "../src/shared/file_kinds.js";
+
+const START_BYTES = 16;
+
 /** Other control characters are in no text that a person wrote. */
 // oxlint-disable-next-line no-control-regex
 const CONTROL = /[\0-\x08\x0e-\x1f\x7f]/;
@@ -29,8 +33,18 @@ export function decodeText(bytes: Uint8Array, { html = false } = {}): string | n
   return null;
 }
 
+/** Why bytes of which `decodeText` returns null are not read. */
+export function notText(bytes: Uint8Array): string {
+  return kinds.notText(bytes.includes(0) && !maybeUtf16(bytes));
+}
+
+/** What a file is that is not read as text, and what to do; null if it may be a text. */
+export function unreadableKind(name: string, bytes: Uint8Array): string | null {
+  return kinds.unreadableKind(name, String.fromCharCode(...bytes.subarray(0, START_BYTES)));
+}
+
 /** Whether bytes may be a text in UTF-16 without a mark, of a script whose high bytes are seldom zero, as Japanese. */
-export function maybeUtf16(bytes: Uint8Array): boolean {
+function maybeUtf16(bytes: Uint8Array): boolean {
   let zeros = 0;
   for (const byte of bytes) if (byte === 0) zeros++;
   if (zeros * 20 >= bytes.length) return false;

@@ -1,7 +1,4 @@
 // Files that have a text which no reader here finds, by their first bytes and their names.
-// server_fallback/retrieval/file_kinds.py has the same table; tests/conformance/text_files.json holds cases of both.
-
-import { maybeUtf16 } from "./text_encoding.js";
 
 /** Names of Word documents, and of files that programs other than Word save under these names. */
 export const WORD_NAME = /\.do[ct][xm]?$/i;
@@ -31,17 +28,18 @@ const KINDS: readonly (readonly [RegExp, RegExp, reason: string])[] = [
   [/^/, WORD_NAME, "is not a Word document, although its name says so; save it as .docx, or name a text .txt"],
 ];
 /* oxlint-enable no-control-regex */
-const START_BYTES = 16;
 
-/** The rest of a sentence that begins with the file's name: what it is, and what to do; null if it may be a text. */
-export function unreadableKind(name: string, bytes: Uint8Array): string | null {
-  const start = String.fromCharCode(...bytes.subarray(0, START_BYTES));
+/**
+ * The rest of a sentence that begins with the file's name: what it is, and what to do; null if it may be a text.
+ * ``start``: its first 16 bytes, each as a character.
+ */
+export function unreadableKind(name: string, start: string): string | null {
   return KINDS.find(([head, ending]) => head.test(start) && ending.test(name))?.[2] ?? null;
 }
 
-/** The same for bytes that are not text in an encoding that we know. */
-export function notText(bytes: Uint8Array): string {
-  return bytes.includes(0) && !maybeUtf16(bytes)
+/** The same for bytes that are not text in an encoding that we know; ``isBinary`` if they are none in any. */
+export function notText(isBinary: boolean): string {
+  return isBinary
     ? "is not a text file; add text, Markdown, HTML, Word (.docx) or PDF, for example an export of it"
     : "is text in an unknown encoding; save it as UTF-8";
 }

@@ -16,6 +16,7 @@ import type { Predictor } from "./decision/policy_schema.js";
 import { featureNames, predictRights } from "./decision/predictor.js";
 import { requestTexts } from "./decision/private_texts.js";
 import { speedAfter } from "./decision/speed.js";
+import { notText, unreadableKind } from "./file_kinds.js";
 import type { ServerSource } from "./grammar/rules.js";
 import { sourceRules } from "./grammar/rules.js";
 import { answerTimedSide, closeAnswer, openAnswer, stepAnswer, watchAnswer } from "./router/answers.js";
@@ -124,6 +125,8 @@ Object.assign(globalThis, {
     speedAfter: overJson(speedAfter),
     isSpent: overJson(isSpent),
     spentOn: overJson(spentOn),
+    notText: overJson(notText),
+    unreadableKind: overJson(unreadableKind),
     usdOf: overJson(usdOf),
     patternSource: overJson(patternSource),
     privateTexts,

@@ -4,8 +4,7 @@ import words from "../../../tests/conformance/docx.json" with { type: "json" };
 import files from "../../../tests/conformance/text_files.json" with { type: "json" };
 import { MOST_CHARACTERS } from "../../page/documents/bounds.js";
 import { docxHtml, headingLevels } from "../../page/documents/docx_html.js";
-import { notText, unreadableKind } from "../../page/file_kinds.js";
-import { decodeText } from "../../page/text_encoding.js";
+import { decodeText, notText, unreadableKind } from "../../page/text_encoding.js";
 
 it.each(files.cases)("$name is decoded, or refused with the reason", ({ name, base64, text, reason }) => {
   const bytes = Uint8Array.from(Buffer.from(base64, "base64"));
