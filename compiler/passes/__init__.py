@@ -5,6 +5,7 @@ gather_on_host         lookups in large tables of embeddings     -> inputs that 
 stack_gates            gate and up projections, then their gate  -> one projection, then a gate of its halves
 fuse                   ops beside a projection or a norm         -> parts of what it loads and stores
 stack_siblings         projections of the same input (q, k, v)   -> one projection, sliced
+read_slices            slices that ops with states read          -> columns of the joint projection
 fuse_attention         q/k norms, rotations, append, attention   -> one step
 add_lora               projections                               -> each followed by a LoRA adapter, if requested
 split_large            a weight larger than a binding            -> parts by rows
@@ -25,10 +26,11 @@ from .fuse import fuse, keep
 from .fuse_attention import fuse_attention, fuse_attention_output
 from .gather_on_host import gather_on_host
 from .quantize_kv import quantize_kv
+from .read_slices import read_slices
 from .split_large import split_large
 from .stack import stack_gates, stack_siblings
 
-FUSIONS = (stack_gates, fuse, stack_siblings, fuse_attention)
+FUSIONS = (stack_gates, fuse, stack_siblings, read_slices, fuse_attention)
 
 
 def run_passes(

@@ -42,6 +42,22 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert relative_error(after_preemption(graph, tensors), expected[20:]) < LIMIT
 
 
+# The last two of each layer are those of the feed-forward.
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        ("lfm2", ["linear", "causal_conv", *["linear"] * 4]),
+        ("qwen3_5_text", ["linear", "causal_conv", "gated_delta", "rms_norm", *["linear"] * 4]),
+        ("granitemoehybrid", ["linear", "causal_conv", "ssm_scan", *["linear"] * 4]),
+    ],
+)
+def test_a_layer_with_states_has_six_to_eight_steps(name: str, steps: list[str], tmp_path: Path) -> None:
+    make_family(name, tmp_path)
+    graph, _ = opened(tmp_path, context=len(TOKENS))
+    fused = run_passes(graph, quant.by_name("f32"), 128 << 20)
+    assert [node.op for node in fused.nodes][1 : len(steps) + 1] == steps
+
+
 @pytest.mark.parametrize("name", PLAIN_FAMILIES)
 def test_logits_of_families_without_blocks_of_their_own_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     expected = make_family(name, tmp_path)
