@@ -118,7 +118,16 @@ class FakeSource:
         return wanted if wanted in allowed else int(allowed[-1] if END in allowed else allowed[0])
 
     def stats(self) -> EngineStats:
-        return EngineStats(self.running, 0, 0.25, 0.125, 10, 4, 1, drafted_tokens=6, accepted_tokens=3)
+        return EngineStats(
+            running=self.running,
+            kv_usage=0.25,
+            kv_waste=0.125,
+            prefix_queries=10,
+            prefix_hits=4,
+            preemptions=1,
+            drafted_tokens=6,
+            accepted_tokens=3,
+        )
 
     async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None:  # noqa: ARG002
         self.closed = True
