@@ -1,7 +1,7 @@
-"""The variants of the attention ops on GPUs: for each step, the kernels that can run it, best first; the last row runs
+"""The variants of the attention ops on GPUs: for each step, the kernels that can run it, best first; the last one runs
 anywhere.
 
-Targets share the rows, with different numbers. Every row is correct for each batch that its structural condition
+Targets share them, with different numbers. Each one is correct for each batch that its structural condition
 allows, such as S == B, one new token of every sequence; bounds on sizes are preferences.
 """
 
@@ -74,38 +74,40 @@ class AttentionNumbers:
     multiprocessors: int = 0
 
 
-def attention_rows(step: Step, context: Context, numbers: AttentionNumbers) -> tuple[Variant, ...]:
-    """The rows of an append_kv, attention, rope_heads or ragged_attention, in the order in which a runtime tries them.
+def attention_variants(step: Step, context: Context, numbers: AttentionNumbers) -> tuple[Variant, ...]:
+    """The variants of an append_kv, attention, rope_heads or ragged_attention, in the order in which runtimes try them.
 
     Raises UnsupportedModel for heads that no kernel can run.
     """
     return for_activations({each: OPS[step.op](step, context, numbers, each) for each in context.activations})
 
 
-def append_rows(step: Step, context: Context, numbers: AttentionNumbers, activation: str) -> list[Variant]:  # noqa: ARG001
+def append_variants(step: Step, context: Context, numbers: AttentionNumbers, activation: str) -> list[Variant]:  # noqa: ARG001
     return [Variant((kernel(append_kv, heads=known_heads(step, context, activation)),))]
 
 
-def rope_heads_rows(step: Step, context: Context, numbers: AttentionNumbers, activation: str) -> list[Variant]:  # noqa: ARG001
+def rope_heads_variants(step: Step, context: Context, numbers: AttentionNumbers, activation: str) -> list[Variant]:  # noqa: ARG001
     heads = known_heads(step, context, activation, 1)
     return [Variant((kernel(rope_heads, heads=heads, **context.facts(step, rope_heads, activation)),))]
 
 
-def paged_rows(step: Step, context: Context, numbers: AttentionNumbers, activation: str) -> list[Variant]:
-    """An attention over pages. Queries that need it are prepared by the kernels of `decode_rows` themselves, and by one
-    kernel before those of `stored_rows`.
+def paged_variants(step: Step, context: Context, numbers: AttentionNumbers, activation: str) -> list[Variant]:
+    """An attention over pages. Queries that need it are prepared by the kernels of `decode_variants` themselves, and by
+    one kernel before those of `stored_variants`.
     """
     heads, facts = known_heads(step, context, activation), context.facts(step, attention_decode, activation)
     preparation, scores = facts["preparation"], facts["scores"]
     if not preparation.prepares and not heads.rotates_keys:
-        return stored_rows(heads, scores, numbers, ())
-    rows = [] if scores.sinks else decode_rows(heads, preparation, scores, numbers)
-    if any(row.when is None for row in rows):
-        return rows
-    return rows + stored_rows(heads, scores, numbers, (kernel(rope_append, heads=heads, preparation=preparation),))
+        return stored_variants(heads, scores, numbers, ())
+    variants = [] if scores.sinks else decode_variants(heads, preparation, scores, numbers)
+    if any(each.when is None for each in variants):
+        return variants
+    return variants + stored_variants(
+        heads, scores, numbers, (kernel(rope_append, heads=heads, preparation=preparation),)
+    )
 
 
-def decode_rows(heads: Heads, preparation: Preparation, scores: Scores, numbers: AttentionNumbers) -> list[Variant]:
+def decode_variants(heads: Heads, preparation: Preparation, scores: Scores, numbers: AttentionNumbers) -> list[Variant]:
     """One new token of every sequence, or sampled rows: one kernel on tensor cores; else one kernel for short contexts,
     ranges of keys and their merge for long ones.
     """
@@ -117,17 +119,17 @@ def decode_rows(heads: Heads, preparation: Preparation, scores: Scores, numbers:
             return [Variant((kernel(attention_decode_mma, **facts),), when=decoding)]
     reach = None if scores.window is None else scores.window + heads.page_size - 1
     always_short = reach is not None and reach <= SHORT_CONTEXT
-    rows = []
+    variants = []
     for split in (None,) if always_short else (None, *numbers.splits):
         options = decode_options(heads, split, numbers)
         if options is None:
             continue
         decode = kernel(attention_decode, heads=heads, preparation=preparation, scores=scores, options=options)
         if split is None:
-            rows.append(Variant((decode,), when=decoding if always_short else short))
+            variants.append(Variant((decode,), when=decoding if always_short else short))
         else:
-            rows.append(Variant((decode, merge_call(heads, scores, split, 1)), when=decoding))
-    return rows
+            variants.append(Variant((decode, merge_call(heads, scores, split, 1)), when=decoding))
+    return variants
 
 
 def merge_call(heads: Heads, scores: Scores, split: int, max_rows: int) -> KernelCall:
@@ -147,7 +149,7 @@ def decode_options(heads: Heads, split: int | None, numbers: AttentionNumbers) -
     return None
 
 
-def stored_rows(
+def stored_variants(
     heads: Heads, scores: Scores, numbers: AttentionNumbers, before: tuple[KernelCall, ...]
 ) -> list[Variant]:
     """Any batch, with all keys and values on their pages: ranges of keys for the sequences that have few new tokens,
@@ -206,7 +208,7 @@ def tile_options(heads: Heads, numbers: AttentionNumbers) -> list[TileOptions]:
     return fitting[: numbers.max_tiles]
 
 
-def ragged_rows(
+def ragged_variants(
     step: Step, context: Context, numbers: AttentionNumbers, activation: str, *, y_in_scratch: bool = False
 ) -> list[Variant]:
     """A ragged_attention: one tile of rows per workgroup. ``y_in_scratch``: for a projection in the same step."""
@@ -235,8 +237,8 @@ def known_heads(step: Step, context: Context, activation: str, page_size: int | 
 
 
 OPS: dict[str, Callable[[Step, Context, AttentionNumbers, str], list[Variant]]] = {
-    "append_kv": append_rows,
-    "attention": paged_rows,
-    "rope_heads": rope_heads_rows,
-    "ragged_attention": ragged_rows,
+    "append_kv": append_variants,
+    "attention": paged_variants,
+    "rope_heads": rope_heads_variants,
+    "ragged_attention": ragged_variants,
 }

@@ -1,8 +1,8 @@
 """The variants that the GPU targets share: for each step, the kernels that can run it, best first.
 
-A target supplies its numbers as data, and its own rows of projections, which differ in more than numbers. A row is
+A target supplies its numbers as data, and its own variants of projections, which differ in more than numbers. One is
 correct for every batch that its structural condition allows, such as one new token of every sequence; bounds on sizes
-are preferences. The last row of every list runs on every device of the target.
+are preferences. The last one of every list runs on every device of the target.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from nearfar.compiler.runtime.errors import UnsupportedModel
 
 from .context import Context, position_tables
 from .gpu_attention import OPS as ATTENTION_OPS
-from .gpu_attention import AttentionNumbers, attention_rows, ragged_rows
+from .gpu_attention import AttentionNumbers, attention_variants, ragged_variants
 from .split import behind, split
 from .variant import KernelCall, Template, Variant, for_activations, kernel, no_kernel, with_roles
 
@@ -63,7 +63,7 @@ MIN_SHARED_COLUMNS = 8192
 
 @dataclass(frozen=True, slots=True)
 class GpuNumbers:
-    """The numbers that differ between targets in the rows that they share.
+    """The numbers that differ between targets in the variants that they share.
 
     Up to ``max_vector_rows`` input rows, a matrix-vector kernel reads the weights; above, a tile kernel reads them once
     for all rows of a tile. A kernel binds at most ``max_buffers``. Batches for which ``shared_rows`` holds sample large
@@ -79,29 +79,32 @@ class GpuNumbers:
     centering: tuple[Template, ...] = VECTOR_TEMPLATES
 
 
-# The rows of a projection for one activation dtype, whatever it loads; and those for the dtype at hand.
-ProjectionRows: TypeAlias = Callable[[Projection, str], Sequence[Variant]]
-RowsOfKernels: TypeAlias = Callable[[Projection], Sequence[Variant]]
+# The variants of a projection for one activation dtype, whatever it loads; and those for the dtype at hand.
+ProjectionVariants: TypeAlias = Callable[[Projection, str], Sequence[Variant]]
+KernelVariants: TypeAlias = Callable[[Projection], Sequence[Variant]]
 
 
 def variants_of(
-    step: Step, context: Context, numbers: GpuNumbers, projection_rows: ProjectionRows
+    step: Step, context: Context, numbers: GpuNumbers, projection_variants: ProjectionVariants
 ) -> tuple[Variant, ...]:
-    """The rows of one step, in the order in which a runtime tries them."""
+    """The variants of one step, in the order in which a runtime tries them."""
     if step.op in ATTENTION_OPS and "weight" not in step.inputs:
-        return attention_rows(step, context, numbers.attention)
+        return attention_variants(step, context, numbers.attention)
     return for_activations(
-        {activation: rows_of(step, context, activation, numbers, projection_rows) for activation in context.activations}
+        {
+            activation: activation_variants(step, context, activation, numbers, projection_variants)
+            for activation in context.activations
+        }
     )
 
 
-def rows_of(
-    step: Step, context: Context, activation: str, numbers: GpuNumbers, projection_rows: ProjectionRows
+def activation_variants(
+    step: Step, context: Context, activation: str, numbers: GpuNumbers, projection_variants: ProjectionVariants
 ) -> Sequence[Variant]:
     if step.op == "sample":
-        return sample_rows(step, context, numbers)
+        return sample_variants(step, context, numbers)
     if step.op == "top_logprobs":
-        return top_logprobs_rows(step, context)
+        return top_logprobs_variants(step, context)
     if step.op in TEMPLATES:
         template = TEMPLATES[step.op]
         return (Variant((kernel(template, **context.facts(step, template, activation)),)),)
@@ -111,54 +114,58 @@ def rows_of(
         raise no_kernel(step)
     facts, weight = context.projection(step, activation), step.inputs["weight"]
 
-    def rows_of_kernels(facts: Projection) -> Sequence[Variant]:
-        return projection_rows(facts, activation)
+    def variants_of_kernels(facts: Projection) -> Sequence[Variant]:
+        return projection_variants(facts, activation)
 
     if step.op in ATTENTION_OPS:
-        return attention_linear_rows(step, context, facts, activation, numbers, rows_of_kernels)
-    rows = linear_rows(facts, weight, numbers, rows_of_kernels if facts.experts is None else expert_rows)
+        return attention_linear_variants(step, context, facts, activation, numbers, variants_of_kernels)
+    variants = linear_variants(
+        facts, weight, numbers, variants_of_kernels if facts.experts is None else expert_variants
+    )
     if not leaves_columns_unwritten(step, context, facts):
-        return rows
+        return variants
     before = kernel(zeros, rows=facts.batch, columns=facts.total_width, dtype=facts.y_dtype)
-    return [replace(row, kernels=(before, *row.kernels)) for row in rows]
+    return [replace(each, kernels=(before, *each.kernels)) for each in variants]
 
 
 # --- projections ---
 
 
-def attention_linear_rows(
+def attention_linear_variants(
     step: Step,
     context: Context,
     facts: Projection,
     activation: str,
     numbers: GpuNumbers,
-    rows_of_kernels: RowsOfKernels,
+    variants_of_kernels: KernelVariants,
 ) -> Sequence[Variant]:
-    """The rows of a ragged_attention with a projection: one kernel for few rows, and the kernels of both parts."""
-    (attention,) = ragged_rows(step, context, numbers.attention, activation, y_in_scratch=True)
-    rows = [
-        replace(row, kernels=(*attention.kernels, *(with_roles(call, x=f"scratch.{ATTENDED}") for call in row.kernels)))
-        for row in linear_rows(facts, step.inputs["weight"], numbers, rows_of_kernels)
+    """The variants of a ragged_attention with a projection: one kernel for few rows, and the kernels of both parts."""
+    (attention,) = ragged_variants(step, context, numbers.attention, activation, y_in_scratch=True)
+    variants = [
+        replace(
+            each, kernels=(*attention.kernels, *(with_roles(call, x=f"scratch.{ATTENDED}") for call in each.kernels))
+        )
+        for each in linear_variants(facts, step.inputs["weight"], numbers, variants_of_kernels)
     ]
     heads, scores = context.heads_of(step, activation, 1), context.facts(step, ragged_attention, activation)["scores"]
     shape = fused_shape(heads, numbers.attention.max_shared_bytes)
     # Without x, but with qkv, seq_starts and perhaps positions.
     buffers = num_buffers(facts) + 1 + reads_positions(scores)
     if shape is None or buffers > numbers.max_buffers or not numbers.max_fused_rows:
-        return rows
+        return variants
     fused = kernel(ragged_attention_linear, heads=heads, scores=scores, facts=facts, shape=shape)
-    return [Variant((fused,), when=["<=", "S", numbers.max_fused_rows]), *rows]
+    return [Variant((fused,), when=["<=", "S", numbers.max_fused_rows]), *variants]
 
 
-def linear_rows(
-    facts: Projection, weight: str, numbers: GpuNumbers, rows_of_kernels: RowsOfKernels
+def linear_variants(
+    facts: Projection, weight: str, numbers: GpuNumbers, variants_of_kernels: KernelVariants
 ) -> Sequence[Variant]:
-    """The rows of a linear: those whose kernels fold everything that it loads, and, if that is not all of them, those
-    of its last parts behind a kernel that computes the first ones.
+    """The variants of a linear: those whose kernels fold everything that it loads, and, if that is not all of them,
+    those of its last parts behind a kernel that computes the first ones.
     """
-    rows = rows_of_kernels(facts)
-    folding = [row for row in rows if all(folds(call, numbers) for call in row.kernels)]
-    if len(folding) == len(rows):
+    variants = variants_of_kernels(facts)
+    folding = [each for each in variants if all(folds(call, numbers) for call in each.kernels)]
+    if len(folding) == len(variants):
         return folding
     if not any(part["op"] == "rms_norm" for part in facts.load):
         raise UnsupportedModel(
@@ -167,10 +174,13 @@ def linear_rows(
             tensor=weight,
         )
     before, rest, reads = split(facts, partial(kernel, rms_norm))
-    return [*folding, *(behind(before, row, reads) for row in linear_rows(rest, weight, numbers, rows_of_kernels))]
+    return [
+        *folding,
+        *(behind(before, each, reads) for each in linear_variants(rest, weight, numbers, variants_of_kernels)),
+    ]
 
 
-def expert_rows(facts: Projection) -> Sequence[Variant]:
+def expert_variants(facts: Projection) -> Sequence[Variant]:
     """The kernels of an expert_linear. Few pairs read the weights of their experts one by one; with many, the pairs of
     an expert share them.
     """
@@ -219,7 +229,7 @@ def few_rows(facts: Projection, numbers: GpuNumbers) -> Condition:
     return ["<=", facts.batch, numbers.max_vector_rows]
 
 
-def vector_row(facts: Projection, shape: VectorShape, numbers: GpuNumbers) -> Variant:
+def vector_variant(facts: Projection, shape: VectorShape, numbers: GpuNumbers) -> Variant:
     return Variant((kernel(linear_vector, facts=facts, shape=shape),), when=few_rows(facts, numbers))
 
 
@@ -235,7 +245,7 @@ def vector_shape(facts: Projection, min_tall_rows: int) -> VectorShape:
     return VectorShape(VECTOR_THREADS, lanes, rows, unroll)
 
 
-def tile_row(facts: Projection, shape: TileShape, when: Condition = None, needs: tuple[str, ...] = ()) -> Variant:
+def tile_variant(facts: Projection, shape: TileShape, when: Condition = None, needs: tuple[str, ...] = ()) -> Variant:
     return Variant((kernel(linear_tile, facts=facts, shape=shape),), when=when, needs=needs)
 
 
@@ -263,7 +273,7 @@ def leaves_columns_unwritten(step: Step, context: Context, facts: Projection) ->
 # --- sampling ---
 
 
-def sample_rows(step: Step, context: Context, numbers: GpuNumbers) -> Sequence[Variant]:
+def sample_variants(step: Step, context: Context, numbers: GpuNumbers) -> Sequence[Variant]:
     columns = context.rows_and_columns(step.inputs["logits"])[1]
     plain = Variant((kernel(sample, columns=columns),))
     if columns < MIN_SHARED_COLUMNS:
@@ -273,7 +283,7 @@ def sample_rows(step: Step, context: Context, numbers: GpuNumbers) -> Sequence[V
     return (shared,) if numbers.shared_rows is None else (shared, plain)
 
 
-def top_logprobs_rows(step: Step, context: Context) -> Sequence[Variant]:
+def top_logprobs_variants(step: Step, context: Context) -> Sequence[Variant]:
     columns = context.rows_and_columns(step.inputs["logits"])[1]
     templates = (top_logprobs,) if columns < MIN_SHARED_COLUMNS else (top_chunks, top_merge)
     return (Variant(tuple(kernel(template, columns=columns) for template in templates)),)

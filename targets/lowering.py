@@ -36,16 +36,16 @@ def lower_steps(
     compile_kernels: Callable[[Mapping[str, KernelCall], Progress], Compiled],
     progress: Progress,
 ) -> LoweredPlan:
-    """``variants_of`` returns the rows of the step with a given index, best first. ``compile_kernels`` builds and
+    """``variants_of`` returns the variants of the step with a given index, best first. ``compile_kernels`` builds and
     compiles kernels by name.
     """
-    rows = [tuple(variants_of(index)) for index in range(len(plan.steps))]
-    calls = {call.name: call for row in rows for variant in row for call in variant.kernels}
+    found = [tuple(variants_of(index)) for index in range(len(plan.steps))]
+    calls = {call.name: call for variants in found for variant in variants for call in variant.kernels}
     compiled = compile_kernels(calls, progress)
     lists: dict[str, tuple[VariantEntry, ...]] = {}
     names = []
-    for step, row in zip(plan.steps, rows, strict=True):
-        entries = tuple(variant.entry for variant in row)
+    for step, variants in zip(plan.steps, found, strict=True):
+        entries = tuple(variant.entry for variant in variants)
         name = f"{step.op}_{digest([entry.model_dump(mode='json') for entry in entries])}"
         assert lists.setdefault(name, entries) == entries, f"two lists of variants are named {name}"
         names.append(name)

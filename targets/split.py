@@ -34,6 +34,6 @@ def split(facts: Projection, rms_norm: Callable[..., KernelCall]) -> tuple[Kerne
     return with_roles(call, **roles), replace(facts, load=rest, x_dtype="float32"), reads
 
 
-def behind(call: KernelCall, row: Variant, reads: dict[str, str]) -> Variant:
+def behind(call: KernelCall, variant: Variant, reads: dict[str, str]) -> Variant:
     """A variant of the projection that `split` returns, after the kernel before it."""
-    return replace(row, kernels=(call, *(with_roles(each, **reads) for each in row.kernels)))
+    return replace(variant, kernels=(call, *(with_roles(each, **reads) for each in variant.kernels)))

@@ -76,14 +76,14 @@ def with_roles(call: KernelCall, **roles: str) -> KernelCall:
     return replace(call, roles={**call.roles, **roles})
 
 
-def for_activations(rows: Mapping[str, Sequence[Variant]]) -> tuple[Variant, ...]:
-    """The rows of a step for each activation dtype in turn; rows that are equal for all of them appear once, for any
-    dtype.
+def for_activations(variants: Mapping[str, Sequence[Variant]]) -> tuple[Variant, ...]:
+    """The variants of a step for each activation dtype in turn; those that are equal for all of them appear once, for
+    any dtype.
     """
-    first = next(iter(rows.values()))
-    if all(each == first for each in rows.values()):
+    first = next(iter(variants.values()))
+    if all(each == first for each in variants.values()):
         return tuple(first)
-    return tuple(replace(variant, activation=activation) for activation, each in rows.items() for variant in each)
+    return tuple(replace(variant, activation=activation) for activation, each in variants.items() for variant in each)
 
 
 def no_kernel(step: Step) -> UnsupportedModel:

@@ -1,8 +1,8 @@
-"""The variants of every op on CPUs: for each step, the kernels that can run it, best first; the last row runs on every
+"""The variants of every op on CPUs: for each step, the kernels that can run it, best first; the last one runs on every
 machine.
 
-A row is a kernel template and its facts for one level; the facts include the instruction set. To add a faster kernel,
-write its template in `compiler/kernels/cpu/` and add a row above the plain one.
+A variant is a kernel template and its facts for one level; the facts include the instruction set. To add a faster
+kernel, write its template in `compiler/kernels/cpu/` and add a variant above the plain one.
 """
 
 from __future__ import annotations
@@ -112,11 +112,13 @@ class CpuContext(Context):
 
 
 def variants_of(step: Step, context: CpuContext) -> tuple[Variant, ...]:
-    """The rows of one step, in the order in which a runtime tries them."""
-    return for_activations({activation: rows_of(step, context, activation) for activation in context.activations})
+    """The variants of one step, in the order in which a runtime tries them."""
+    return for_activations(
+        {activation: activation_variants(step, context, activation) for activation in context.activations}
+    )
 
 
-def rows_of(step: Step, context: CpuContext, activation: str) -> list[Variant]:
+def activation_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
     if step.op in TEMPLATES:
         template = TEMPLATES[step.op]
         return plain(context, template, **context.facts(step, template, activation))
@@ -127,14 +129,14 @@ def rows_of(step: Step, context: CpuContext, activation: str) -> list[Variant]:
 
 def plain(context: CpuContext, template: Template, *, when: Condition = None, **facts: Any) -> list[Variant]:
     """One template, for every level."""
-    return [row(level, instance(template, level, **facts), when=when) for level in context.plain_levels]
+    return [variant(level, instance(template, level, **facts), when=when) for level in context.plain_levels]
 
 
 def instance(template: Template, level: Level, **facts: Any) -> KernelCall:
     return kernel(template, isa=level.isa, **facts)
 
 
-def row(level: Level, *kernels: KernelCall, when: Condition = None) -> Variant:
+def variant(level: Level, *kernels: KernelCall, when: Condition = None) -> Variant:
     return Variant(kernels, when=when, needs=level.needs)
 
 
@@ -167,10 +169,10 @@ def projection_variants(step: Step, context: CpuContext, activation: str) -> lis
     """
     facts = context.projection(step, activation)
     multiple_of = None if facts.load else context.step_of(step.inputs["x"], step)
-    return projection_rows(facts, context, activation, multiple_of)
+    return variants_of_projection(facts, context, activation, multiple_of)
 
 
-def projection_rows(
+def variants_of_projection(
     facts: Projection, context: CpuContext, activation: str, multiple_of: float | None = None
 ) -> list[Variant]:
     """``multiple_of``: the input is -128 to 127 times this number."""
@@ -188,35 +190,42 @@ def projection_rows(
         rows = replace(input_rows(rest, for_level, bits, multiple_of), planes=planes)
         return before, with_roles(instance(prepare_rows, level, rows=rows), **reads)
 
-    rows = []
+    variants = []
     if facts.experts is not None:
         for level in context.product_levels if bits else context.plain_levels:
             first = prepared(PREPARING.get(level, level), for_level=level, bits=bits)
-            rows += [replace(each, kernels=(*first, *each.kernels)) for each in expert_rows(level, multiplied, bits)]
-        return rows
+            variants += [
+                replace(each, kernels=(*first, *each.kernels)) for each in expert_variants(level, multiplied, bits)
+            ]
+        return variants
     planes = 2 if bits is None else 1
     if AMX in context.levels and not context.plan.states and matrix_multiplies(facts, bits) and not multiple_of:
         first = prepared(PREPARING[AMX], for_level=AMX, bits=None, planes=planes)
         multiply = instance(linear_matrix, AMX, facts=multiplied, planes=planes)
-        rows.append(row(AMX, *first, multiply, when=[">=", facts.batch, MATRIX_ROWS[planes]]))
+        variants.append(variant(AMX, *first, multiply, when=[">=", facts.batch, MATRIX_ROWS[planes]]))
     for level in context.product_levels if bits else context.plain_levels:
         first = prepared(PREPARING.get(level, level), for_level=level, bits=bits)
         for tokens, most in {1: 1, **(BLOCK_ROWS if bits else FLOAT_BLOCK_ROWS)[level]}.items():
             when: Condition = None if most is None else ["<=", facts.batch, most]
-            rows.append(
-                row(level, *first, instance(linear_tiles, level, facts=multiplied, tokens=tokens, bits=bits), when=when)
+            variants.append(
+                variant(
+                    level, *first, instance(linear_tiles, level, facts=multiplied, tokens=tokens, bits=bits), when=when
+                )
             )
-    return rows
+    return variants
 
 
-def expert_rows(level: Level, facts: Projection, bits: int | None) -> list[Variant]:
+def expert_variants(level: Level, facts: Projection, bits: int | None) -> list[Variant]:
     """The kernels behind the one that prepares rows: with many pairs of each expert, these share its weights."""
     assert facts.experts is not None
     tokens = max((BLOCK_ROWS if bits else FLOAT_BLOCK_ROWS)[level])
     sort = instance(sort_pairs, level, experts=facts.experts)
     grouped = instance(grouped_expert_tiles, level, facts=facts, tokens=tokens, bits=bits)
     many: Condition = [">", facts.batch, MIN_PAIRS_OF_EXPERT * facts.experts.count]
-    return [row(level, sort, grouped, when=many), row(level, instance(expert_tiles, level, facts=facts, bits=bits))]
+    return [
+        variant(level, sort, grouped, when=many),
+        variant(level, instance(expert_tiles, level, facts=facts, bits=bits)),
+    ]
 
 
 def input_rows(facts: Projection, level: Level, bits: int | None, multiple_of: float | None = None) -> InputRows:
@@ -248,13 +257,13 @@ def attention_variants(step: Step, context: CpuContext, activation: str) -> list
     facts: dict[str, Any] = {"heads": heads, **given}
     all_tokens = heads.rows == "S"
     few_long = FEW_LONG if all_tokens else FEW_SAMPLED_LONG
-    rows = plain(context, attention_split, when=few_long, **facts) if may_see_more_than(LONG, **given) else []
+    variants = plain(context, attention_split, when=few_long, **facts) if may_see_more_than(LONG, **given) else []
     for level in context.plain_levels:
         tile = TILE_QUERIES[level] // heads.group
         # Every sampled row is a sequence, so no two share a tile.
         if tile > 1 and all_tokens:
-            rows.append(row(level, instance(attention, level, **facts, tile_rows=tile), when=MANY_ROWS))
-    return rows + plain(context, attention, **facts, tile_rows=1)
+            variants.append(variant(level, instance(attention, level, **facts, tile_rows=tile), when=MANY_ROWS))
+    return variants + plain(context, attention, **facts, tile_rows=1)
 
 
 def rope_heads_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
@@ -269,19 +278,19 @@ def ragged_attention_variants(step: Step, context: CpuContext, activation: str) 
         **context.facts(step, ragged_attention, activation),
     }
     if "weight" not in step.inputs:
-        return [row(level, call) for level, call in ragged_attention_calls(context, **facts).items()]
+        return [variant(level, call) for level, call in ragged_attention_calls(context, **facts).items()]
     of_level = {level.isa: call for level, call in ragged_attention_calls(context, **facts, y_in_scratch=True).items()}
     attended = f"scratch.{ATTENDED}"
-    rows = []
-    for each in projection_rows(context.projection(step, activation), context, activation):
+    variants = []
+    for each in variants_of_projection(context.projection(step, activation), context, activation):
         prepare, multiply = each.kernels
         if each.needs == AMX.needs and matrix_attends(**facts):
             first = instance(matrix_attention, AMX, **facts, y_in_scratch=True, planes=multiply.facts["planes"])
         else:
             first = of_level[prepare.facts["isa"]]
         reading = (with_roles(call, x=attended) for call in each.kernels)
-        rows.append(replace(each, kernels=(first, *reading)))
-    return rows
+        variants.append(replace(each, kernels=(first, *reading)))
+    return variants
 
 
 def ragged_attention_calls(context: CpuContext, *, heads: Heads, **facts: Any) -> dict[Level, KernelCall]:

@@ -1,4 +1,4 @@
-"""The variants of every op on CUDA: its numbers, and the rows of projections.
+"""The variants of every op on CUDA: its numbers, and the variants of projections.
 
 `tuning.py` has the sizes of projections.
 """
@@ -19,7 +19,7 @@ from nearfar.compiler.kernels.projection import Projection
 from nearfar.targets import gpu_variants
 from nearfar.targets.context import Context
 from nearfar.targets.gpu_attention import AttentionNumbers
-from nearfar.targets.gpu_variants import GpuNumbers, tile_row
+from nearfar.targets.gpu_variants import GpuNumbers, tile_variant
 from nearfar.targets.variant import Variant, kernel
 
 from .nvrtc import DEFAULT_ARCH
@@ -47,9 +47,9 @@ TILE = TileShape(64, 64, 16, 256)
 
 
 def variants_of(step: Step, context: Context, arch: str = DEFAULT_ARCH) -> tuple[Variant, ...]:
-    """The rows of one step on GPUs of an architecture, in the order in which a runtime tries them."""
+    """The variants of one step on GPUs of an architecture, in the order in which a runtime tries them."""
     numbers = replace(NUMBERS, attention=attention_numbers(arch))
-    return gpu_variants.variants_of(step, context, numbers, partial(projection_rows, tuning=tuning_for(arch)))
+    return gpu_variants.variants_of(step, context, numbers, partial(projection_variants, tuning=tuning_for(arch)))
 
 
 def attention_numbers(arch: str = DEFAULT_ARCH) -> AttentionNumbers:
@@ -58,23 +58,23 @@ def attention_numbers(arch: str = DEFAULT_ARCH) -> AttentionNumbers:
     )
 
 
-def projection_rows(facts: Projection, activation: str, tuning: Tuning) -> list[Variant]:
+def projection_variants(facts: Projection, activation: str, tuning: Tuning) -> list[Variant]:
     """The kernels of one projection: 16-bit activations use tensor cores; float32 activations use float32
     throughout.
     """
-    vectors = vector_rows(facts, tuning)
+    vectors = vector_variants(facts, tuning)
     if activation == "float32" or not supports(facts):
-        return [*vectors, tile_row(facts, TILE)]
+        return [*vectors, tile_variant(facts, TILE)]
     return [
         *vectors,
         *(
-            tensor_core_row(facts, activation, shape, batch)
+            tensor_core_variant(facts, activation, shape, batch)
             for shape, batch in tensor_core_shapes(facts, tuning, activation)
         ),
     ]
 
 
-def vector_rows(facts: Projection, tuning: Tuning) -> list[Variant]:
+def vector_variants(facts: Projection, tuning: Tuning) -> list[Variant]:
     """Matrix-vector kernels whose copies are asynchronous."""
     return [
         Variant(
@@ -85,7 +85,7 @@ def vector_rows(facts: Projection, tuning: Tuning) -> list[Variant]:
     ]
 
 
-def tensor_core_row(facts: Projection, activation: str, shape: MmaShape | WgmmaShape, batch: int | None) -> Variant:
+def tensor_core_variant(facts: Projection, activation: str, shape: MmaShape | WgmmaShape, batch: int | None) -> Variant:
     """A tensor-core kernel for up to ``batch`` rows, and the kernel that rounds its input."""
     before = kernel(
         rows16,

@@ -1,6 +1,6 @@
-"""The variants of every op on WebGPU: its numbers, and the rows of projections.
+"""The variants of every op on WebGPU: its numbers, and the variants of projections.
 
-To add a faster kernel, write its template in `compiler/kernels/` and add a row above the plain one.
+To add a faster kernel, write its template in `compiler/kernels/` and add a variant above the plain one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ from nearfar.compiler.kernels.projection import Projection
 from nearfar.targets import gpu_variants
 from nearfar.targets.context import Context
 from nearfar.targets.gpu_attention import AttentionNumbers
-from nearfar.targets.gpu_variants import VECTOR_TEMPLATES, GpuNumbers, few_rows, tile_row, vector_row, vector_shape
+from nearfar.targets.gpu_variants import (
+    VECTOR_TEMPLATES,
+    GpuNumbers,
+    few_rows,
+    tile_variant,
+    vector_shape,
+    vector_variant,
+)
 from nearfar.targets.variant import Variant, kernel
 
 # Bytes of workgroup memory, and buffers of a kernel, that every device has (W3C, WebGPU, 3.6.2).
@@ -53,22 +60,22 @@ LARGE_TILE, SMALL_TILE = TileShape(64, 64, 16, 128), TileShape(32, 32, 32, 64)
 
 
 def variants_of(step: Step, context: Context) -> tuple[Variant, ...]:
-    """The rows of one step, in the order in which a runtime tries them."""
-    return gpu_variants.variants_of(step, context, NUMBERS, projection_rows)
+    """The variants of one step, in the order in which a runtime tries them."""
+    return gpu_variants.variants_of(step, context, NUMBERS, projection_variants)
 
 
-def projection_rows(facts: Projection, activation: str) -> list[Variant]:
+def projection_variants(facts: Projection, activation: str) -> list[Variant]:
     """The kernels of one projection; with float16 activations, also tiles of float16."""
     vector = vector_shape(facts, MIN_TALL_ROWS)
     subgroup = kernel(linear_subgroup, facts=facts, shape=SubgroupShape())
-    rows = [
-        vector_row(facts, vector, NUMBERS),
-        vector_row(facts, replace(vector, threads=64, lanes=vector.lanes // 2, rows=4), NUMBERS),
+    variants = [
+        vector_variant(facts, vector, NUMBERS),
+        vector_variant(facts, replace(vector, threads=64, lanes=vector.lanes // 2, rows=4), NUMBERS),
         Variant((subgroup,), when=few_rows(facts, NUMBERS), needs=("subgroups", "subgroup_id")),
     ]
     many: Condition = [">", facts.batch, MIN_WIDE_TILE_ROWS if facts.weight_rows >= WIDE else MIN_NARROW_TILE_ROWS]
     for tile, when in ((LARGE_TILE, many), (SMALL_TILE, None)):
         if activation == "float16":
-            rows.append(tile_row(facts, replace(tile, dtype="float16"), when, needs=("shader-f16",)))
-        rows.append(tile_row(facts, tile, when))
-    return rows
+            variants.append(tile_variant(facts, replace(tile, dtype="float16"), when, needs=("shader-f16",)))
+        variants.append(tile_variant(facts, tile, when))
+    return variants

@@ -183,7 +183,7 @@ def variants_for(facts: Projection, tuning: Tuning, batch: int) -> Iterator[tupl
     from nearfar.compiler.kernels.cuda.linear_async import linear_async
     from nearfar.compiler.kernels.cuda.linear_mma import MmaShape
     from nearfar.targets.cuda.tuning import tensor_core_shapes, vector_shape, vector_shapes
-    from nearfar.targets.cuda.variants import NUMBERS, tensor_core_row
+    from nearfar.targets.cuda.variants import NUMBERS, tensor_core_variant
     from nearfar.targets.variant import Variant, kernel
 
     if batch <= NUMBERS.max_vector_rows:
@@ -202,7 +202,7 @@ def variants_for(facts: Projection, tuning: Tuning, batch: int) -> Iterator[tupl
         if shape.splits == 1 or batch <= shape.max_batch:
             is_chosen = shape == chosen and batch > NUMBERS.max_vector_rows
             name = "mma" if isinstance(shape, MmaShape) else "wgmma"
-            yield {"kernel": name, **asdict(shape)}, is_chosen, tensor_core_row(facts, "float16", shape, None)
+            yield {"kernel": name, **asdict(shape)}, is_chosen, tensor_core_variant(facts, "float16", shape, None)
 
 
 def mma_candidates(facts: Projection, tuning: Tuning, batch: int) -> Iterator[MmaShape]:

@@ -25,7 +25,7 @@ from nearfar.compiler.quant.kernel_format import weight_format
 from nearfar.targets.variant import Variant
 from nearfar.targets.webgpu.lower import wgsl
 from nearfar.targets.webgpu.runner import round_up, spread
-from nearfar.targets.webgpu.variants import projection_rows
+from nearfar.targets.webgpu.variants import projection_variants
 
 ROOT = Path(__file__).resolve().parents[2]
 # The projections of a layer of Qwen3-0.6B, and its head.
@@ -75,7 +75,7 @@ def cases_of(shape: str, size: int, quantization: str) -> list[dict[str, Any]]:
     facts = Projection("S", columns, outputs, weight_format(fmt), "float32", "float32", load=[NORM])
     sizes = {"x": 4 * size * columns, "load0_weight": 4 * columns, "y": 4 * size * outputs}
     sizes |= {f"weight.{name}": outputs * plane.row_bytes for name, plane in planes.items()}
-    rows = [row for row in projection_rows(facts, "float16") if holds(row.when, {"S": size})]
+    rows = [row for row in projection_variants(facts, "float16") if holds(row.when, {"S": size})]
     return [case_of(row, {"S": size}, sizes, 2 * size * outputs * columns) for row in rows]
 
 

@@ -21,7 +21,7 @@ from nearfar.compiler.runtime.errors import UnsupportedModel
 from nearfar.targets.context import Context
 from nearfar.targets.cuda.source import cuda
 from nearfar.targets.cuda.variants import attention_numbers
-from nearfar.targets.gpu_attention import AttentionNumbers, attention_rows
+from nearfar.targets.gpu_attention import AttentionNumbers, attention_variants
 from nearfar.targets.variant import Variant, for_activations
 from nearfar.targets.webgpu.lower import wgsl
 from nearfar.targets.webgpu.variants import ATTENTION as WEBGPU
@@ -97,7 +97,7 @@ def rows_of(
         roles["sinks"] = "sinks"
     graph.add(op.removeprefix("joint "), roles, name="y", **attrs)
     plan = make_plan(graph)
-    return attention_rows(plan.steps[0], Context(plan, quant.by_name("q4f16"), activations), numbers)
+    return attention_variants(plan.steps[0], Context(plan, quant.by_name("q4f16"), activations), numbers)
 
 
 def templates(row: Variant) -> list[str]:

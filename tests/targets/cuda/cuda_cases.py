@@ -32,7 +32,7 @@ from nearfar.compiler.kernels.prepare_heads import rope_append
 from nearfar.targets.context import Context
 from nearfar.targets.cuda.source import max_dynamic_bytes
 from nearfar.targets.cuda.variants import attention_numbers, variants_of
-from nearfar.targets.gpu_attention import stored_rows
+from nearfar.targets.gpu_attention import stored_variants
 from nearfar.targets.variant import Variant, kernel
 
 # For each sequence, the number of cached tokens and of new tokens: one, ends of tiles of 64, tiles of several
@@ -168,7 +168,7 @@ def attention_mma_case(facts: Facts, rows: int = 64) -> Case:
 def mixed_case(facts: Facts) -> Case:
     """The variant that CUDA chooses for batches of all kinds of sequences."""
     append = kernel(rope_append, heads=facts.heads, preparation=facts.preparation)
-    rows = stored_rows(facts.heads, facts.scores, attention_numbers("sm_86"), (append,))
+    rows = stored_variants(facts.heads, facts.scores, attention_numbers("sm_86"), (append,))
 
     def build() -> list[Kernel]:
         dims = ({"S": sum(new for _, new in batch), "B": len(batch), "T": 600} for batch in MIXED)
