@@ -93,6 +93,20 @@ test.each([
   expect(await complete).toMatchObject(result);
 });
 
+test.each([
+  [500, "circuit_open"],
+  [429, "far_failed"],
+  [503, "far_failed"],
+  [529, "far_failed"],
+])("status %i of the server and its circuit", async (status, reason) => {
+  const { nf } = await setUp({
+    policy: { mode: "prefer-far", retries: 0, breaker: { failures: 1, open_ms: 60_000 } },
+    far: [{ status }, { status }],
+  });
+  await nf.chat.completions.create({ messages: MESSAGES });
+  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "near", reason });
+});
+
 const CONTEXT_FULL = {
   status: 400,
   error: { message: "the maximum context length is 128 tokens", code: "context_length_exceeded" },

@@ -58,6 +58,7 @@ withRunner("limits equal the requested ones", () => {
     tokens: 64,
     splitsTexts: true,
     sequences: 3,
+    states: 0,
     groups: [{ pages: 20, window: Infinity }],
     pageSize: 16,
     context: 256,

@@ -12,6 +12,9 @@ export interface Failure {
   readonly waitMs: number | null;
 }
 
+/** The server, or a proxy in front of it, is overloaded. */
+const OVERLOADED: readonly unknown[] = [429, 503, 529];
+
 /** Errors that every request to the far side would get, so near may well answer. */
 const SERVER_FAULTS: Readonly<Record<string, FailureKind>> = {
   wrong_key: "unauthorized",
@@ -36,6 +39,6 @@ function kindOf(side: Side, error: NearfarError, status: unknown): FailureKind {
   if (side === "far" && status === 404) return "server";
   if (error instanceof RequestError) return SERVER_FAULTS[String(error.details.code)] ?? "request";
   if (!(error instanceof Unavailable)) return side === "near" ? "device" : "server";
-  if (status === 429 || status === 503) return "overloaded";
+  if (OVERLOADED.includes(status)) return "overloaded";
   return typeof status === "number" || error.details.retryable !== true ? "server" : "connection";
 }

@@ -18,7 +18,7 @@ export type SwitchReason =
   | "far_timeout";
 export type TimerName = "near_first_token" | "far_first_token" | "between_tokens" | "hedge";
 /**
- * connection: no connection, or it broke. overloaded: 429 or 503. server: another 5xx, or a response that is not in
+ * connection: no connection, or it broke. overloaded: 429, 503 or 529. server: another 5xx, or a response that is not in
  * OpenAI's form. unauthorized: 401 or 403. request: the side rejects the request as wrong (another 4xx). device: lost,
  * or out of memory.
  */
@@ -59,7 +59,7 @@ export interface End {
 
 /**
  * The side failed and sends nothing more. retryable: the same request may succeed if it is sent again (no connection,
- * 429, 503).
+ * 429, 503, 529).
  */
 export interface Failed {
   readonly type: "failed";
