@@ -1,10 +1,9 @@
-// The chat: its turns, the sides that can answer them, which turns are private, and the stored conversation.
+// The chat: the sides that can answer its turns, which turns are private, and the stored conversation.
 
 import type { Engine } from "../src/index.js";
 import { Unavailable } from "../src/index.js";
 import type { AnswerView } from "./answer_view.js";
-import type { Attachment } from "./attachments.js";
-import { AttachmentTray, withAttachments } from "./attachments.js";
+import { AttachmentTray } from "./attachments.js";
 import type { BundleFacts } from "./bundle_facts.js";
 import type { Conversation, SavedTurn } from "./conversations.js";
 import { titleOf } from "./conversations.js";
@@ -15,7 +14,7 @@ import { hostOf } from "./far_address.js";
 import { FarForm } from "./far_form.js";
 import { withoutOldest } from "./fit_messages.js";
 import { History } from "./history.js";
-import type { AnswerEnd, Answerer, ChatMessage, EngineInfo, Model, Settings } from "./model.js";
+import type { AnswerEnd, Answerer, EngineInfo, Model, Settings } from "./model.js";
 import type { Near, NearNotice } from "./near_notice.js";
 import { Network } from "./network.js";
 import { isContextFull } from "./problem_words.js";
@@ -25,16 +24,9 @@ import { SettingsForm } from "./settings.js";
 import { SideControls } from "./side_controls.js";
 import type { Sides } from "./sides.js";
 import { connectSides } from "./sides.js";
+import type { Turn } from "./turns.js";
+import { Turns } from "./turns.js";
 import { View } from "./view.js";
-
-/** A question, and the view with its answer so far. */
-interface Turn {
-  readonly question: string;
-  readonly attachments: readonly Attachment[];
-  /** Whether it must stay on this device. */
-  readonly private: boolean;
-  readonly view: AnswerView;
-}
 
 interface Far {
   readonly host: string;
@@ -43,7 +35,7 @@ interface Far {
 
 export class Chat {
   readonly #settings = new SettingsForm();
-  readonly #turns: Turn[] = [];
+  readonly #turns = new Turns();
   readonly #tray = new AttachmentTray(() => {
     this.#draft.changed();
   });
@@ -252,15 +244,15 @@ export class Chat {
     if (isStored) view.restore(answer, unfinished === true);
     // A message that was typed without a server connected was not meant for a server. A stored one knows this already.
     const turn: Turn = { question, attachments, private: isPrivate || (!isStored && this.#far === null), view };
-    this.#turns.push(turn);
+    this.#turns.add(turn);
     return turn;
   }
 
   private async editTurn(view: AnswerView): Promise<void> {
     this.#running.abort();
     await this.#answered;
-    const index = this.#turns.findIndex((turn) => turn.view === view);
-    const turn = this.#turns[index];
+    const index = this.#turns.indexOf(view);
+    const turn = this.#turns.at(index);
     if (turn === undefined) return;
     this.edit(index);
     this.#view.type(turn.question);
@@ -269,17 +261,17 @@ export class Chat {
 
   private edit(index: number | null): void {
     this.#edited = index;
-    this.#view.editing(index === null ? null : (this.#turns[index]?.view ?? null));
+    this.#view.editing(index === null ? null : (this.#turns.at(index)?.view ?? null));
     if (index === null) this.#tray.set([]);
   }
 
   private truncate(index: number): void {
-    for (const { view } of this.#turns.splice(index)) this.#view.remove(view);
+    for (const { view } of this.#turns.removeFrom(index)) this.#view.remove(view);
   }
 
   /** Answer the last question, after ``prepare`` has emptied its answer or left its text to be continued. */
   private again(prepare: (view: AnswerView) => void): void {
-    const turn = this.#turns.at(-1);
+    const turn = this.#turns.last;
     const settings = this.#settings.read();
     if (turn === undefined || settings === null) return;
     this.edit(null);
@@ -291,7 +283,7 @@ export class Chat {
   private async clear(): Promise<void> {
     this.#running.abort();
     await this.#answered;
-    this.#turns.length = 0;
+    this.#turns.removeFrom(0);
     this.#saved.switchTo();
     this.#system.value = "";
     this.edit(null);
@@ -350,20 +342,14 @@ export class Chat {
 
   /** What is stored of the conversation on this device; null if it is empty. */
   private content(): Content | null {
-    const [first] = this.#turns;
+    const first = this.#turns.at(0);
     if (first === undefined) return null;
     return {
       title: titleOf(first.question),
       model: this.info?.model ?? null,
       system: this.#system.value,
       locked: this.#controls.private,
-      turns: this.#turns.map((turn) => ({
-        question: turn.question,
-        attachments: turn.attachments,
-        private: turn.private,
-        answer: turn.view.written,
-        ...(turn === this.#answering || turn.view.isInterrupted ? { unfinished: true } : {}),
-      })),
+      turns: this.#turns.saved(this.#answering),
     };
   }
 
@@ -388,7 +374,7 @@ export class Chat {
 
   /** Show an answer as it arrives. If a side reports that the conversation is too long, drop the oldest turns. */
   private async follow(turn: Turn, settings: Settings, signal: AbortSignal): Promise<AnswerEnd> {
-    const all = this.messages();
+    const all = this.#turns.messages(this.#system.value.trim());
     const begun = turn.view.written;
     for (let dropped = 0; ; dropped++) {
       const messages = withoutOldest(all, dropped) ?? all;
@@ -412,10 +398,9 @@ export class Chat {
     }
   }
 
-  /** Show the first turn that the model still reads. The model has never read turns without an answer. */
+  /** Show the first turn that the model still reads. */
   private forget(dropped: number): void {
-    const read = this.#turns.filter((turn) => turn === this.#turns.at(-1) || turn.view.text !== "");
-    const first = read[dropped];
+    const first = this.#turns.read(dropped);
     if (first !== undefined) this.#view.forget(first.view, dropped);
   }
 
@@ -426,27 +411,7 @@ export class Chat {
   }
 
   private showCarried(): void {
-    if (this.#far !== null)
-      this.#controls.setCarried(this.#turns.some((turn) => turn.private && turn.view.text !== ""));
-  }
-
-  /** The conversation without questions that were not answered, except for the last one, whose answer may have begun. */
-  private messages(): readonly ChatMessage[] {
-    const last = this.#turns.at(-1);
-    const system = this.#system.value.trim();
-    const carried = this.#turns.some((turn) => turn.private);
-    const turns = this.#turns.flatMap((turn): ChatMessage[] => {
-      const question: ChatMessage = {
-        role: "user",
-        content: withAttachments(turn.question, turn.attachments),
-        private: turn.private,
-      };
-      // A model continues its own text, reasoning included, and reads earlier answers without reasoning.
-      const content = turn === last ? turn.view.written : turn.view.text;
-      if (content !== "") return [question, { role: "assistant", content, private: turn.private }];
-      return turn === last ? [question] : [];
-    });
-    return system === "" ? turns : [{ role: "system", content: system, private: carried }, ...turns];
+    if (this.#far !== null) this.#controls.setCarried(this.#turns.carriesPrivate);
   }
 }
 
