@@ -32,9 +32,10 @@ from .check import DIMS
 
 FOLDER = Path(__file__).parents[2] / "web/src/runtime"
 NULL = {"type": "null"}
-# No data for these types: the page checks the first three by code, and does not read the others, because the plan has
-# what follows from them.
-WITHOUT_DATA = {"Expr", "Condition", "TemplateTree", "RopeSpec", "StateSpec", "DenseSpec", "ExpertSpec"}
+# The page checks these types by code.
+WITHOUT_DATA = {"Expr", "Condition", "TemplateTree"}
+# The page does not read the fields of these types, because the plan has what follows from them.
+UNREAD = {"RopeSpec", "StateSpec", "DenseSpec", "ExpertSpec"}
 HEADER = """\
 // The bundle's manifest. Written by compiler/bundle/schema.py from manifest.py and entries.py there: edit those files.
 
@@ -110,7 +111,8 @@ def checks() -> str:
     _, schema = models_json_schema(
         [(manifest.Manifest, "serialization"), (manifest.ExportManifest, "serialization")], ref_template="{model}"
     )
-    return declared_json({name: each for name, each in schema["$defs"].items() if name not in WITHOUT_DATA})
+    definitions = {name: each for name, each in schema["$defs"].items() if name not in WITHOUT_DATA}
+    return declared_json({**definitions, **{name: {"type": "object"} for name in UNREAD & definitions.keys()}})
 
 
 def declared_json(definitions: Mapping[str, Any]) -> str:

@@ -116,8 +116,6 @@ const OWN: Readonly<Record<string, FaultOf>> = {
   TemplateTree: tree,
   FileName: matching(types.FileName, "a plain name"),
   Sha256: matching(types.Sha256, "a SHA-256"),
-  RopeSpec: () => null,
-  DenseSpec: () => null,
 };
 const read = typeReader((type, inner) => {
   const [fault, declared] = [OWN[type], TYPES[type]];
