@@ -1,9 +1,12 @@
-"""Tiny models of Gemma 3, Gemma 4 and Phi-3 generate the same greedy tokens on numpy and in headless Chromium."""
+"""Tiny models generate the same greedy tokens on numpy and in headless Chromium: families whose layers differ, with
+experts, and with recurrent layers.
+"""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from decoder_families import TOKENS, new_family, randomize, save
@@ -24,7 +27,11 @@ MAX_TOKENS = 24
 # Added to the factors of norms behind sub-layers.
 MORE_BEHIND = 20
 # Sharper attention, so that a token's position matters.
-SETTINGS: dict[str, dict[str, int]] = {"gemma3_text": {"query_pre_attn_scalar": 4}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {"query_pre_attn_scalar": 4},
+    # With experts on the second layer alone, answers repeat less.
+    "qwen3_moe": {"num_hidden_layers": 2, "mlp_only_layers": [0]},
+}
 TIMEOUT_MS = 180_000
 SCRIPT = """async ([bundle, promptIds, maxTokens]) => {
     const { Engine } = await import("./nearfar.js");
@@ -66,7 +73,15 @@ def site(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # no
 # Their windows are shorter than a page. Phi-3's context requires its long rotation.
 # test_tables_in_store.py runs Gemma 4 as well.
 @pytest.mark.parametrize(
-    "family", ["gemma3_text", pytest.param("gemma4_text", marks=pytest.mark.exhaustive), "phi3_long"]
+    "family",
+    [
+        "gemma3_text",
+        pytest.param("gemma4_text", marks=pytest.mark.exhaustive),
+        "phi3_long",
+        "qwen3_moe",
+        "qwen3_5_text",
+        pytest.param("lfm2", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_numpy_and_chromium_agree(family: str, site: Path, browser: Browser, tmp_path: Path) -> None:
     make_talkative(family, tmp_path)

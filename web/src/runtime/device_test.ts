@@ -2,6 +2,7 @@
 
 import type { EncodersModule } from "../encoders/index.js";
 import { BundleError } from "../errors.js";
+import type { Batch } from "./batch.js";
 import { variantName } from "./choices.js";
 import type { Front } from "./choices.js";
 import { importEncoders } from "./import_encoders.js";
@@ -41,7 +42,12 @@ export function deviceTest(manifest: Manifest, encoders?: EncodersModule): Devic
         const tested = {
           numPages: runner.limits.groups.map(({ pages }) => pages),
           forwardLogits: runner.forwardLogits.bind(runner),
-          mostLikely: async (batch: Parameters<Runner["submit"]>[0]) => (await runner.submit(batch)).tokenIds[0] ?? -1,
+          sample: async (batch: Batch) => {
+            let logits: Float32Array = new Float32Array();
+            const onLogits = (row: Float32Array): void => void (logits = row);
+            const { tokenIds } = await runner.submit(batch, { onLogits });
+            return [logits, tokenIds[0] ?? -1] as const;
+          },
           choose: runner.choose.bind(runner),
         };
         const options = optionsOf(runner, prompt, activation, front);
