@@ -89,22 +89,25 @@ class HybridLayer(Layer):
         width, states = sizes.heads * sizes.value_dim, sizes.groups * sizes.key_dim
         ends = [0, width, 2 * width, 2 * width + states, 2 * width + 2 * states]
         ranges = list(zip(ends, [*ends[1:], ends[-1] + sizes.heads], strict=True))
-        z, xbc, dt = (
-            self._rows_of(f"{module}.{name}_proj", f"{module}.in_proj", own, x, bias=sizes.bias)
-            for name, own in (("z", ranges[:1]), ("xbc", ranges[1:4]), ("dt", ranges[4:]))
-        )
+        # The op gates its result, unless a norm is between them.
+        names = {"z": ranges[:1], "dt": ranges[4:]} if sizes.norm == "before" else {"zdt": [ranges[0], ranges[4]]}
+        projected = {
+            name: self._rows_of(f"{module}.{name}_proj", f"{module}.in_proj", own, x, bias=sizes.bias)
+            for name, own in {"xbc": ranges[1:4], **names}.items()
+        }
         inputs = {
-            "xbc": self._causal_conv(f"{module}.conv1d", xbc, width + 2 * states, "silu"),
-            "dt": dt,
+            "xbc": self._causal_conv(f"{module}.conv1d", projected["xbc"], width + 2 * states, "silu"),
+            "dt": projected["dt" if sizes.norm == "before" else "zdt"],
             "vectors": self._vectors(f"{module}.vectors", [f"{module}.{name}" for name in ("A_log", "D", "dt_bias")]),
             **self._state("matrix", (sizes.heads, sizes.value_dim, sizes.key_dim)),
         }
-        mixed = graph.add("ssm_scan", inputs, name=f"{self._here}.mixed")
+        starts = {} if sizes.norm == "before" else {"z_start": 0, "dt_start": width}
+        mixed = graph.add("ssm_scan", inputs, name=f"{self._here}.mixed", **starts)
+        if sizes.norm != "none":
+            mixed = self._group_norm(f"{module}.norm", mixed, width)
         if sizes.norm == "before":
-            mixed = self._group_norm(f"{module}.norm", mixed, width)
-        mixed = graph.add("gate", {"gate": z, "up": mixed}, name=f"{self._here}.mixed_gated", activation="silu")
-        if sizes.norm == "after":
-            mixed = self._group_norm(f"{module}.norm", mixed, width)
+            gate = {"gate": projected["z"], "up": mixed}
+            mixed = graph.add("gate", gate, name=f"{self._here}.mixed_gated", activation="silu")
         return self._output(f"{module}.out_proj", mixed, width, bias=sizes.bias)
 
     def _group_norm(self, module: str, x: str, width: int) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..ir.expr import Expr
 from .builder import Array, Kernel, KernelBuilder, Scalar, all_of, exp, guard_below, log, maximum, rsqrt, select
-from .maths import float32, sigmoid
+from .maths import float32, sigmoid, silu
 
 # Outputs of a workgroup, and elements of the state that a thread keeps; more if there would be more than 8 parts.
 OUTPUTS, KEPT, MAX_PARTS = 32, 32, 8
@@ -92,6 +92,7 @@ def ssm_scan(
     state_dim: int,
     stride: int,
     dt_start: int,
+    z_start: int | None,
 ) -> Kernel:
     kernel, width = KernelBuilder(name), heads * head_dim
     xbc = kernel.buffer("xbc", (rows, width + 2 * groups * state_dim), "float32")
@@ -108,7 +109,11 @@ def ssm_scan(
         kept = kernel.let("kept", exp(float32(0) - exp(vectors[scan.head]) * step))
         x = kernel.let("x", xbc[row, scan.head * head_dim + scan.output])
         taken = kernel.let("taken", step * x)
-        return Change(kept, taken, kept * sums.query_state + sums.query_key * taken + vectors[heads + scan.head] * x)
+        y = kept * sums.query_state + sums.query_key * taken + vectors[heads + scan.head] * x
+        if z_start is None:
+            return Change(kept, taken, y)
+        z = kernel.let("z", dt[row, z_start + scan.head * head_dim + scan.output])
+        return Change(kept, taken, y * silu(z))
 
     scan.run(vector, change, lambda index, output: (scan.head, output, index))
     return kernel.finish()

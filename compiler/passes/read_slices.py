@@ -14,7 +14,7 @@ STARTS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
         "causal_conv": ("x", ("start",)),
         "gated_delta": ("ab", ("a_start", "b_start")),
-        "ssm_scan": ("dt", ("dt_start",)),
+        "ssm_scan": ("dt", ("dt_start", "z_start")),
     }
 )
 
@@ -28,7 +28,8 @@ def read_slices(graph: Graph) -> Graph:
         part = makers.get(node.inputs[role])
         if part is None or not is_plain_slice(graph, part):
             continue
-        attrs = {**node.attrs, **{start: node.attr(start) + part.attrs["start"] for start in starts}}
+        here = {start: node.attr(start) for start in starts if node.attr(start) is not None}
+        attrs = {**node.attrs, **{start: at + part.attrs["start"] for start, at in here.items()}}
         replaced[id(node)] = replace(node, inputs={**node.inputs, role: part.inputs["x"]}, attrs=attrs)
         replaced[id(part)] = None
     return graph.replace(replaced)

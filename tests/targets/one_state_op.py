@@ -23,6 +23,7 @@ def state_graphs() -> Iterator[tuple[str, str, Build]]:
     yield "gated_delta", "wide", partial(gated_delta, 40, 33, wide=20, a_start=3, b_start=9)
     yield "ssm_scan", "plain", partial(ssm_scan, 7, 5)
     yield "ssm_scan", "wide", partial(ssm_scan, 33, 40, wide=20, dt_start=11)
+    yield "ssm_scan", "gated", partial(ssm_scan, 33, 40, wide=210, dt_start=3, z_start=10)
 
 
 def causal_conv(taps: int, *, bias: bool = False, wide: int = 0, **attrs: Any) -> Graph:

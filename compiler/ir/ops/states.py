@@ -140,6 +140,8 @@ def infer_ssm_scan(shapes: Shapes, attrs: Attrs) -> Type:
     groups, rest = divmod(columns - heads * head_dim, 2 * state_dim)
     fits = rest == 0 and groups > 0 and heads % groups == 0
     fits = fits and has_columns(shapes["dt"], rows, attrs["dt_start"], heads)
+    if attrs["z_start"] is not None:
+        fits = fits and has_columns(shapes["dt"], rows, attrs["z_start"], heads * head_dim)
     require(fits and shapes["vectors"] == (3 * heads,), "ssm_scan", shapes)
     return (rows, heads * head_dim), "float32"
 
@@ -153,6 +155,8 @@ def ssm_scan(inputs: Inputs, attrs: Attrs) -> Array:
 
         h = h * exp(-exp(a_log) * dt) + outer(dt * x, B)
         y = h @ C + d * x
+
+    With ``z_start``, y is then gated: times silu(z), the H * P columns beside dt from there on.
     """
     xbc, (_, heads, head_dim, state_dim) = inputs["xbc"], inputs["state"].shape
     width = heads * head_dim
@@ -172,8 +176,9 @@ def ssm_scan(inputs: Inputs, attrs: Attrs) -> Array:
         return memory
 
     over_sequences(inputs, run)
-    result: Array = y + d[:, None] * x
-    return result.reshape(len(xbc), -1)
+    result: Array = (y + d[:, None] * x).reshape(len(xbc), -1)
+    start = attrs["z_start"]
+    return result if start is None else result * silu(inputs["dt"][:, start : start + width])
 
 
 def ssm_scan_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
@@ -254,7 +259,7 @@ OPS = {
         infer_ssm_scan,
         ssm_scan,
         inputs={"xbc": FLOAT32, "dt": FLOAT32, "vectors": VECTOR, **ROWS},
-        attrs={"dt_start": count(0)},
+        attrs={"dt_start": count(0), "z_start": count(None)},
         facts=ssm_scan_facts,
         checks=(check_state,),
         states=("state",),

@@ -209,6 +209,7 @@ def ssm_scan(
     state_dim: int,
     stride: int,
     dt_start: int,
+    z_start: int | None,
 ) -> Kernel:
     """One task: one head of one sequence. Its state is changed in the slot where it is written."""
     kernel, width = CpuKernelBuilder(name), heads * head_dim
@@ -250,7 +251,16 @@ def ssm_scan(
                         rest[0] = rest[0] + sum_of_lanes(new[0] * c)
 
                 each_vector(kernel, state_dim, LANES, scan)
-                y[row, head * head_dim + element] = sum_of_lanes(sums[0]) + rest[0] + vectors[heads + head] * x
+                column = kernel.let("column", head * head_dim + element)
+                y[row, column] = sum_of_lanes(sums[0]) + rest[0] + vectors[heads + head] * x
+            if z_start is not None:
+
+                def gate(column: Scalar, lanes: int) -> None:
+                    here = ramp(head * head_dim + column, lanes)
+                    z = kernel.let("z", dt[row, ramp(z_start + head * head_dim + column, lanes)])
+                    y[row, here] = y[row, here] * ACTIVATIONS["silu"](z)
+
+                each_vector(kernel, head_dim, LANES, gate)
     return kernel.finish()
 
 

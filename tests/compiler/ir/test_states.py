@@ -20,7 +20,7 @@ LENGTH = 23
 SIZES: dict[str, tuple[dict[str, int], dict[str, int], tuple[int, ...]]] = {
     "causal_conv": ({"x": 5}, {"weight": 15, "bias": 5}, (2, 5)),
     "gated_delta": ({"qkv": 2 * 2 * 3 + 4 * 5, "ab": 8}, {"vectors": 8}, (4, 3, 5)),
-    "ssm_scan": ({"xbc": 4 * 3 + 2 * 2 * 5, "dt": 4}, {"vectors": 12}, (4, 3, 5)),
+    "ssm_scan": ({"xbc": 4 * 3 + 2 * 2 * 5, "dt": 16}, {"vectors": 12}, (4, 3, 5)),
 }
 
 
@@ -44,7 +44,7 @@ def run(op: str, state: Array, parts: Sequence[tuple[int, int, int, int]], *, se
         for role in SIZES[op][0]
     }
     known = {role: arrays[role] for role in ("state_slots", "seq_starts", "positions")}
-    attrs = {"a_start": 0, "b_start": 4} if op == "gated_delta" else {}
+    attrs = {"gated_delta": {"a_start": 0, "b_start": 4}, "ssm_scan": {"z_start": 4}}.get(op, {})
     y = OPS[op].run({**rows, **case(op)[1], **known, "state": state}, attrs)
     assert y is not None
     return np.split(y, arrays["seq_starts"][1:-1])
@@ -86,7 +86,8 @@ def loops(op: str) -> tuple[Array, Array]:
                 for first, size in ((3 * head, 3), (12 + head // 2 * 5, 5), (22 + head // 2 * 5, 5))
             )
             own[:] = own * np.exp(-np.exp(x["vectors"][head]) * dt) + np.outer(dt * own_x, b)
-            results.append(own @ c + x["vectors"][4 + head] * own_x)
+            z = x["dt"][row, 4 + 3 * head :][:3]
+            results.append((own @ c + x["vectors"][4 + head] * own_x) * z / (1 + np.exp(-z)))
     return np.array(results).reshape(LENGTH, -1), memory
 
 

@@ -457,9 +457,9 @@ def state_cases() -> Iterator[StepCase]:
         inputs |= {"vectors": ("vector", 12), "state": ("float32", "Z", 6, key_dim, value_dim), **rows}
         attrs = {"a_start": 3, "b_start": 9}
         yield StepCase(f"gated_delta_{key_dim}", "gated_delta", inputs, attrs, batches)
-        inputs = {"xbc": ("float32", "S", 6 * value_dim + 2 * 2 * key_dim), "dt": ("float32", "S", 20)}
+        inputs = {"xbc": ("float32", "S", 6 * value_dim + 2 * 2 * key_dim), "dt": ("float32", "S", 20 + 6 * value_dim)}
         inputs |= {"vectors": ("vector", 18), "state": ("float32", "Z", 6, value_dim, key_dim), **rows}
-        yield StepCase(f"ssm_scan_{key_dim}", "ssm_scan", inputs, {"dt_start": 11}, batches)
+        yield StepCase(f"ssm_scan_{key_dim}", "ssm_scan", inputs, {"dt_start": 11, "z_start": 18}, batches)
 
 
 def sampling_cases() -> Iterator[StepCase]:
