@@ -231,6 +231,19 @@ WRITTEN: dict[str, dict[str, Any]] = {
 }
 # Sizes of states that do not fill a tile.
 MAMBA = {"mamba_n_heads": 6, "mamba_d_state": 10, "mamba_n_groups": 2, "mamba_chunk_size": 8}
+GRANITE_4: dict[str, Any] = {
+    **MAMBA,
+    "mamba_expand": 1,
+    "mamba_n_groups": 1,
+    "num_local_experts": 0,
+    "shared_intermediate_size": 70,
+    "layer_types": ["mamba", "attention", "mamba"],
+    "tie_word_embeddings": True,
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+}
 # As FAMILIES, those with a state for each sequence, which only some targets compute.
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_h1": (
@@ -251,21 +264,11 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
             "ssm_out_multiplier": 0.24,
         },
     ),
-    "granitemoehybrid": (
+    "granitemoehybrid": ("GraniteMoeHybrid", GRANITE_4),
+    # Experts beside the feed-forward.
+    "granitemoehybrid_experts": (
         "GraniteMoeHybrid",
-        {
-            **MAMBA,
-            "mamba_expand": 1,
-            "mamba_n_groups": 1,
-            "num_local_experts": 0,
-            "shared_intermediate_size": 70,
-            "layer_types": ["mamba", "attention", "mamba"],
-            "tie_word_embeddings": True,
-            "embedding_multiplier": 12.0,
-            "attention_multiplier": 0.3,
-            "residual_multiplier": 0.22,
-            "logits_scaling": 8.0,
-        },
+        {**GRANITE_4, "num_local_experts": 5, "num_experts_per_tok": 3, "intermediate_size": 38},
     ),
     "lfm2": (
         "Lfm2",

@@ -1,5 +1,5 @@
-"""Granite 4 without experts: Granite 3 whose layers have Mamba-2 instead of attention, except a few. Granite Team
-2025.
+"""Granite 4: Granite 3 whose layers have Mamba-2 instead of attention, except a few, and may have experts beside the
+feed-forward. Granite Team 2025.
 """
 
 from __future__ import annotations
@@ -8,31 +8,39 @@ from dataclasses import replace
 from functools import partial
 
 from ..formats.config import ConfigReader
-from ..ir.spec import ModelSpec
-from . import decoder, mamba_config
+from ..ir.spec import ExpertSpec, ModelSpec
+from . import decoder, expert_config, granitemoe, mamba_config
 from .decoder_config import listed_layer_types, read_num_layers
 from .granite import read_granite_config
 from .hybrid import HybridLayer
 
 __all__ = ["forward", "read_config"]
 
-LAYOUT = decoder.DecoderLayout(
+LAYOUT = replace(
+    granitemoe.LAYOUT,
     fused={
         "shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj"),
         "shared_mlp.output_linear": ("mlp.down_proj",),
-    }
+    },
 )
-# Those of experts, of which there are none.
-HARMLESS = mamba_config.HARMLESS | {"init_method", "intermediate_size_of_experts", "num_experts_per_tok"}
+HARMLESS = mamba_config.HARMLESS | expert_config.HARMLESS | {"init_method", "intermediate_size_of_experts"}
 MAMBA = ("mamba", "linear_attention")
 
-forward = partial(decoder.forward, layout=LAYOUT, layers=HybridLayer)
+
+class GraniteLayer(HybridLayer):
+    def _mixture(self, normed: str) -> str:
+        """Experts and the feed-forward side by side."""
+        inputs = {"a": self._dense(normed), "b": super()._mixture(normed)}
+        return self._graph.add("add", inputs, name=f"{self._here}.dense_and_experts")
+
+
+forward = partial(decoder.forward, layout=LAYOUT, layers=GraniteLayer)
 
 
 def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "granitemoehybrid"."""
-    config.expect("num_local_experts", 0)
     config.expect("normalization_function", "rmsnorm")
+    experts = _read_experts(config)
     config = config.renamed(
         {
             "intermediate_size": "intermediate_size_of_experts",
@@ -49,7 +57,15 @@ def read_config(config: ConfigReader) -> ModelSpec:
     spec = read_granite_config(config, default_eps=1e-6, harmless=HARMLESS)
     return replace(
         spec,
+        experts=experts,
         mixers=tuple("mamba2" if kind in MAMBA else "attention" for kind in kinds),
         states=states,
         unrotated=() if rotates else tuple(range(num_layers)),
     )
+
+
+def _read_experts(config: ConfigReader) -> ExpertSpec | None:
+    if config.integer("num_local_experts", minimum=0) == 0:
+        config.ignore("num_experts_per_tok")
+        return None
+    return expert_config.read_experts(config, "num_local_experts", router="softmax_chosen")
