@@ -1,10 +1,13 @@
 """Tiny models generate the same greedy tokens on numpy and in headless Chromium: families whose layers differ, with
-experts, and with recurrent layers.
+experts, and with recurrent layers, whose sessions keep their states.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,12 @@ from decoder_families import TOKENS, new_family, randomize, save
 from gguf import GGMLQuantizationType as Type
 from gguf_files import WIDER, make_gguf
 from light_bundle import few_kernels, lighten
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, BrowserContext, Page
 from static_site import serve
+from tokenizers import Tokenizer
 
 from nearfar.compiler.browser.page_server import PAGE
+from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.ir.sampling import Sampler
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.generate import generate
@@ -42,6 +47,19 @@ SCRIPT = """async ([bundle, promptIds, maxTokens]) => {
     engine.destroy();
     return [ids, selfTest.state];
 }"""
+SESSION_SCRIPT = """import { Engine } from "./nearfar.js";
+window.engine = await Engine.load("./qwen3_5_text/", { tuning: false, selfTest: "never" });
+window.ask = async (session, text, maxTokens) => {
+    const ids = [];
+    let last = null;
+    for await (const event of session.generate(text, { maxTokens, temperature: 0 })) {
+        if (event.type === "token") ids.push(event.tokenId);
+        last = event;
+    }
+    return { ids, prompt: session.messages.slice(0, -1).map(({ content }) => content).join(""), ...last.timings };
+};
+document.body.dataset.state = "ready";
+"""
 
 
 def make_talkative(family: str, folder: Path) -> None:
@@ -59,7 +77,9 @@ def make_talkative(family: str, folder: Path) -> None:
                 parameter.add_(MORE_BEHIND)
     save(model, folder)
     # No token ends its answers.
-    (folder / "tokenizer_config.json").unlink()
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    del settings["eos_token"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +87,26 @@ def site(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # no
     site = tmp_path_factory.mktemp("decoders")
     shutil.copy(PAGE.parent / "nearfar.js", site)
     (site / "index.html").write_text("<!doctype html><title>decoders</title>")
+    (site / "session.html").write_text('<!doctype html><body><script type="module" src="session.js"></script>')
+    (site / "session.js").write_text(SESSION_SCRIPT)
     return site
+
+
+@pytest.fixture(scope="module")
+def bundle_of(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bundle]:
+    """Compiles a family's tiny model into the site, once."""
+
+    @cache
+    def compiled(family: str) -> Bundle:
+        checkpoint = tmp_path_factory.mktemp(family)
+        make_talkative(family, checkpoint)
+        options = CompileOptions(quantization="f32", context=128, activations=("float32",))
+        with few_kernels():
+            bundle = compile_model(str(checkpoint), site / family, options)
+        lighten(bundle.path, self_test=True)
+        return bundle
+
+    return compiled
 
 
 # Their windows are shorter than a page. Phi-3's context requires its long rotation.
@@ -83,16 +122,14 @@ def site(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # no
         pytest.param("lfm2", marks=pytest.mark.exhaustive),
     ],
 )
-def test_numpy_and_chromium_agree(family: str, site: Path, browser: Browser, tmp_path: Path) -> None:
-    make_talkative(family, tmp_path)
-    options = CompileOptions(quantization="f32", context=128, activations=("float32",))
-    with few_kernels():
-        bundle = compile_model(str(tmp_path), site / family, options)
+def test_numpy_and_chromium_agree(
+    family: str, site: Path, browser: Browser, bundle_of: Callable[[str], Bundle]
+) -> None:
+    bundle = bundle_of(family)
     expected = list(generate(ReferenceRunner(bundle), TOKENS, MAX_TOKENS, Sampler()))
     assert len(expected) == MAX_TOKENS
     # An answer that repeats one token would reveal few errors.
     assert len(set(expected)) > MAX_TOKENS // 4
-    lighten(bundle.path, self_test=True)
     page = browser.new_page()
     page.set_default_timeout(TIMEOUT_MS)
     with serve(site) as url:
@@ -100,6 +137,52 @@ def test_numpy_and_chromium_agree(family: str, site: Path, browser: Browser, tmp
         found, state = page.evaluate(SCRIPT, [f"./{family}/", TOKENS, MAX_TOKENS])
     page.close()
     assert (found, state) == (expected, "passed")
+
+
+def test_clones_and_saved_sessions_go_on_from_the_states_of_a_recurrent_model(
+    site: Path, browser: Browser, bundle_of: Callable[[str], Bundle]
+) -> None:
+    bundle = bundle_of("qwen3_5_text")
+    context = browser.new_context()
+    context.set_default_timeout(TIMEOUT_MS)
+    with serve(site) as url:
+        first, second = (open_session_page(context, url) for _ in range(2))
+        begin = """async () => {
+            const session = window.engine.createSession();
+            const question = "a question whose state is not one of a page's border";
+            // The answer's one token is not computed, so the text that it becomes does not matter.
+            const started = await window.ask(session, question, 1);
+            await session.save("kept");
+            const fork = session.clone();
+            const answers = await Promise.all([
+                window.ask(session, "go on", 8),
+                window.ask(fork, "something else", 8),
+            ]);
+            return [started, ...answers];
+        }"""
+        started, *answers = first.evaluate(begin)
+        restore = """async () => {
+            const session = window.engine.createSession();
+            await session.restore("kept");
+            return window.ask(session, "go on", 8);
+        }"""
+        answers.append(second.evaluate(restore))
+    context.close()
+    assert started["promptTokens"] % bundle.manifest.page_size > 0
+    tokenizer = Tokenizer.from_file(str(bundle.path / "tokenizer.json"))
+    for answer in answers:
+        prompt = tokenizer.encode("<s>" + answer["prompt"], add_special_tokens=False).ids
+        assert answer["ids"] == list(generate(ReferenceRunner(bundle), prompt, 8, Sampler()))
+        # Nothing of the first question is computed again.
+        assert answer["cachedTokens"] == started["promptTokens"]
+    assert answers[0]["ids"] == answers[2]["ids"] != answers[1]["ids"]
+
+
+def open_session_page(context: BrowserContext, url: str) -> Page:
+    page = context.new_page()
+    page.goto(f"{url}session.html")
+    page.wait_for_selector("body[data-state=ready]", state="attached")
+    return page
 
 
 @pytest.mark.exhaustive
