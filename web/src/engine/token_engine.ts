@@ -11,7 +11,7 @@ import { Answer, generatedToken } from "./answer.js";
 import { checkRequest } from "./check_request.js";
 import { Gate } from "./gate.js";
 import { Lookahead } from "./lookahead.js";
-import { PageTable, pageTables } from "./pages.js";
+import { PageTable } from "./pages.js";
 import type { AnswerEnd, GeneratedToken, TokenRequest, TokenSource } from "./request.js";
 import { Scheduler } from "./scheduler.js";
 import type { RetainedSequence } from "./sequence.js";
@@ -215,13 +215,17 @@ export class TokenEngine implements TokenSource {
     return true;
   }
 
-  /** A page of each group that no sequence uses until it is returned; null if one sequence may need all of them. */
+  /**
+   * A page of each group, and last a slot of a model's states, that no sequence uses until they are returned; null if one
+   * sequence may need all of them: of slots, the one that it reads and the one that it writes.
+   */
   lendPages(): readonly number[] | null {
     const { config, kv } = this.#scheduler;
-    // Tuning has no state to write to.
-    if (kv.states !== null || config.groups.some((group) => group.pages <= pagesOfSequence(group, config))) return null;
+    const { groups, states = 0 } = config;
+    if (groups.some((group) => group.pages <= pagesOfSequence(group, config)) || (states > 0 && states < 3))
+      return null;
     kv.start(this.#borrower, { length: 0, path: [], known: 0 });
-    return kv.reserve(this.#borrower, 1) ? pageTables(this.#borrower).flatMap(({ pages }) => pages) : null;
+    return kv.reserve(this.#borrower, 1) ? this.#borrower.tables.flatMap(({ live }) => live) : null;
   }
 
   returnPages(): void {

@@ -6,7 +6,7 @@ import type { PagesByGroup } from "./page_groups.js";
 
 /**
  * A batch of new tokens of one sequence, which follow ``start`` cached tokens in ``pages``. ``sample``: whether to
- * sample the token after the last one.
+ * sample the token after the last one. ``state``: the slot of its states, if the model has them.
  */
 export function sequenceBatch(
   tokenIds: readonly number[],
@@ -14,10 +14,11 @@ export function sequenceBatch(
   pages: PagesByGroup,
   pageSize: number,
   sample: boolean,
+  state = 0,
 ): Batch {
   const batch = emptyBatch();
   addTokens(batch, tokenIds, start, pages, pageSize);
-  batch.state_slots.push(0, 0);
+  batch.state_slots.push(state, state);
   if (sample) sampleLast(batch);
   return batch;
 }

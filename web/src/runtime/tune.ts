@@ -28,7 +28,7 @@ export interface TimedRunner {
 
 export interface TuneOptions {
   readonly choices: Choices;
-  /** A page of each group that no sequence uses during tuning. */
+  /** A page of each group that no sequence uses during tuning; and last, a slot of a model's states. */
   readonly pages: readonly number[];
   /** Resolves when the device has no other work. */
   readonly idle: () => Promise<void>;
@@ -185,7 +185,7 @@ function batchOf(
       index < firstWritten ? index % pages : (own[group] ?? 0),
     ),
   );
-  return sequenceBatch(new Array<number>(tokens).fill(0), start, tables, pageSize, true);
+  return sequenceBatch(new Array<number>(tokens).fill(0), start, tables, pageSize, true, own[groups.length]);
 }
 
 /** What identifies a device in a tuning record, which holds the measurements on an adapter. */

@@ -59,6 +59,8 @@ test.each(["preempted", "lost"].flatMap((how) => [0, 6, 9].map((states) => [how,
     // A device that is lost after some steps, again and again; and pages for fewer sequences than may run.
     const runner = (): FakeRunner => new FakeRunner({ ...LIMITS, states }, how === "lost" ? 7 : Infinity);
     const engine = engineOn(runner(), () => Promise.resolve(runner()));
+    // Tuning holds a page, and a slot for states.
+    if (how === "preempted") expect(engine.lendPages()).toHaveLength(states > 0 ? 2 : 1);
     const together = await Promise.all(mixedRequests(60).map((request) => answer(engine, request)));
     expect(together.map(({ ids }) => ids)).toEqual(alone);
     const { preemptions, recoveries } = engine.counts;

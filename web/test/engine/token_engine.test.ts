@@ -170,6 +170,21 @@ test("a page is lent only if a sequence that fills the context does not need it"
   engine.returnPages();
 });
 
+test("a slot for states is lent only if a sequence that continues a snapshot does not need it", async () => {
+  const limits = { ...LIMITS, sequences: 1, context: 16, groups: onePool(5) };
+  expect(engineOn(new FakeRunner({ ...limits, states: 2 })).lendPages()).toBeNull();
+  const engine = engineOn(new FakeRunner({ ...limits, states: 3 }));
+  expect(engine.lendPages()).toHaveLength(2);
+  const retained = newConversation();
+  const { ids } = await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 1 }, retained));
+  const promptIds = [...PROMPT, ...ids, 3];
+  const next = await collect(engine.generateTokens({ promptIds, maxTokens: 4 }, retained));
+  expect(next.ids).toEqual(answerOf(promptIds, 4, 16).tokens);
+  // The state of the last page border is read: there is no slot for that of the end.
+  expect(next.completion.cachedTokens).toBe(8);
+  engine.returnPages();
+});
+
 test("leaving the loop ends the answer", async () => {
   const runner = new FakeRunner({ ...LIMITS, context: 64 });
   const engine = engineOn(runner);

@@ -63,7 +63,7 @@ class FakeRunner implements TimedRunner {
 function options(changes: Partial<TuneOptions> = {}): TuneOptions {
   return {
     choices: NO_CHOICES,
-    pages: [63, 9],
+    pages: [63, 9, 5],
     idle: () => Promise.resolve(),
     signal: new AbortController().signal,
     ...changes,
@@ -115,6 +115,7 @@ test("tuning writes only to its borrowed pages, and reads pages of the pools", a
     expect(batch.page_ids.length).toBe(Math.ceil(contextOf(batch) / 16));
     expect(Math.max(...batch.page_ids)).toBeLessThan(64);
     expect(new Set(batch.window_slots?.map((slot) => slot >> 4))).toEqual(new Set([9]));
+    expect(batch.state_slots).toEqual([5, 5]);
     expect(batch.window_page_ids?.length).toBe(batch.page_ids.length);
     expect(Math.max(...(batch.window_page_ids ?? []))).toBeLessThan(10);
   }
