@@ -116,6 +116,7 @@ def test_gemma_4_is_read_as_it_was_published_and_as_transformers_saves_it(
         ({"num_kv_shared_layers": 31}, "'num_kv_shared_layers' is 31, so no earlier layer of type 'full_attention'"),
         ({"vocab_size_per_layer_input": 262143}, "'vocab_size_per_layer_input' is less than 'vocab_size'"),
         ({"enable_moe_block": True}, "'num_experts' is missing"),
+        ({"enable_moe_block": True, "num_experts": 2, "top_k_experts": 3}, "is 3, but there are 2 experts"),
         ({"use_bidirectional_attention": "all"}, "'use_bidirectional_attention' is 'all'"),
     ],
 )
