@@ -31,9 +31,10 @@ from .spec_facts import (
 )
 
 SCALINGS = ("none", "linear", "llama3", "yarn", "longrope", "dynamic")
-# The fields that every model or `Model.computes` considers.
+# The fields that `require_known`, every model or `Model.computes` considers.
 CONSIDERED = frozenset({
     "qkv_bias", "output_bias", "mlp_bias", "qk_norm", "windows", "activation", "bos_token_id", "eos_token_ids",
+    "experts",
 })  # fmt: skip
 PLAIN = {
     field.name: field.default
@@ -69,7 +70,8 @@ def require_known(spec: ModelSpec, activation: str = "float32") -> Model:
     model = MODELS.get(spec.model_type)
     states = sorted({*spec.mixers} - {"attention"})
     found = f"; layers of {', '.join(states)}" if states else ""
-    found += ("; experts" if spec.experts else "") if model is None else unread_fields(spec, model)
+    found += "; experts" if spec.experts else ""
+    found += unread_fields(spec, model) if model else ""
     if (
         model is None
         or found

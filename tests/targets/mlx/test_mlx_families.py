@@ -55,7 +55,7 @@ REFUSED = {
     "granite_swa": "head size 24",
     "nemotron": "activation relu2",
     "phi": "activation gelu_tanh",
-    **dict.fromkeys(WITH_EXPERTS, "experts"),
+    **dict.fromkeys(WITH_EXPERTS, "; experts[;)]"),
     "llama_yarn": "activation gelu_tanh",
     "llama_yarn_mscale": "rotated with scaling yarn",
 }
