@@ -28,7 +28,7 @@ from nearfar.compiler.kernels.fold import operands_of
 from nearfar.compiler.kernels.linear_subgroup import linear_subgroup
 from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
 from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, power_of_two
-from nearfar.compiler.kernels.matrix_state import gated_delta, ssm_scan
+from nearfar.compiler.kernels.matrix_state import MAX_OUTPUTS, gated_delta, ssm_scan
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.kernels.ragged_attention import ragged_attention
 from nearfar.compiler.kernels.ragged_attention_linear import fused_shape, ragged_attention_linear, reads_positions
@@ -306,6 +306,15 @@ def embed_positions_kernel(step: Step, context: Context, activation: str) -> Ker
     return kernel(embed_positions, **position_tables(step, context, embed_positions))
 
 
+def gated_delta_kernel(step: Step, context: Context, activation: str) -> KernelCall:
+    facts = context.facts(step, gated_delta, activation)
+    if facts["value_dim"] > MAX_OUTPUTS:
+        raise UnsupportedModel(
+            f"gated_delta: heads of {facts['value_dim']} values; kernels of this target normalize {MAX_OUTPUTS} at most"
+        )
+    return kernel(gated_delta, **facts)
+
+
 # The ops whose one kernel depends on nothing but the facts that they declare.
 TEMPLATES: dict[str, Template] = {
     **dict.fromkeys(ELEMENTWISE, elementwise),
@@ -319,10 +328,10 @@ TEMPLATES: dict[str, Template] = {
     "route": route,
     "combine": combine,
     "causal_conv": causal_conv,
-    "gated_delta": gated_delta,
     "ssm_scan": ssm_scan,
 }
 KERNELS: dict[str, Callable[[Step, Context, str], KernelCall]] = {
     "embed": embed_kernel,
     "embed_positions": embed_positions_kernel,
+    "gated_delta": gated_delta_kernel,
 }

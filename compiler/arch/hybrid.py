@@ -5,12 +5,12 @@ The modules of a mixer have the names of transformers. `ir/ops/states.py` define
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ..ir.graph import Parameter, Source, Value
 from ..ir.pages import STATE_SLOTS, STATES
 from ..ir.spec import StateSpec
-from .decoder import BATCH_INPUTS, Layer, norm, vector
+from .decoder import BATCH_INPUTS, Layer, vector
 
 # Rows [start, stop) of a module's weight.
 Range = tuple[int, int]
@@ -69,19 +69,27 @@ class HybridLayer(Layer):
         """A convolution, the gated delta rule, and a norm of each head that is gated. Yang et al. 2024."""
         graph, spec, sizes, module = self._graph, self._spec, self._sizes, "linear_attn"
         keys, values = sizes.groups * sizes.key_dim, sizes.heads * sizes.value_dim
-        rows = {"qkv": 2 * keys + values, "z": values}
-        self._rows |= {f"{module}.in_proj_{name}": count for name, count in rows.items()}
-        qkv, z = (self._linear(f"{module}.in_proj_{name}", x, spec.hidden_size, bias=False) for name in rows)
+        width = self._rows[f"{module}.in_proj_qkv"] = 2 * keys + values
+        qkv = self._linear(f"{module}.in_proj_qkv", x, spec.hidden_size, bias=False)
+        rows = {
+            f"{module}.in_proj_a": sizes.heads,
+            f"{module}.in_proj_b": sizes.heads,
+            f"{module}.in_proj_z": values,
+        }
+        vectors = {
+            f"{module}.A_log": sizes.heads,
+            f"{module}.dt_bias": sizes.heads,
+            f"{module}.norm.weight": sizes.value_dim,
+        }
         inputs = {
-            "qkv": self._causal_conv(f"{module}.conv1d", qkv, rows["qkv"], "silu"),
-            "ab": self._stacked(f"{module}.in_proj_ab", [f"{module}.in_proj_{name}" for name in "ab"], x, sizes.heads),
-            "vectors": self._vectors(f"{module}.vectors", [f"{module}.{name}" for name in ("A_log", "dt_bias")]),
+            "qkv": self._causal_conv(f"{module}.conv1d", qkv, width, "silu"),
+            "abz": self._stacked(f"{module}.in_proj_abz", rows, x),
+            "vectors": self._vectors(f"{module}.vectors", vectors),
             **self._state("matrix", (sizes.heads, sizes.key_dim, sizes.value_dim)),
         }
-        mixed = graph.add("gated_delta", inputs, name=f"{self._here}.mixed", a_start=0, b_start=sizes.heads)
-        mixed = norm(graph, f"{self._module}.{module}.norm", mixed, sizes.value_dim, spec.rms_norm_eps)
-        gated = graph.add("gate", {"gate": z, "up": mixed}, name=f"{self._here}.mixed_gated", activation="silu")
-        return self._output(f"{module}.out_proj", gated, values, bias=False)
+        attrs = {"a_start": 0, "b_start": sizes.heads, "z_start": 2 * sizes.heads, "eps": spec.rms_norm_eps}
+        mixed = graph.add("gated_delta", inputs, name=f"{self._here}.mixed", **attrs)
+        return self._output(f"{module}.out_proj", mixed, values, bias=False)
 
     def _mamba2(self, x: str) -> str:
         """A convolution, the scan of the states, and a gate, with a norm in front of it or behind it. Dao & Gu 2024."""
@@ -98,7 +106,9 @@ class HybridLayer(Layer):
         inputs = {
             "xbc": self._causal_conv(f"{module}.conv1d", projected["xbc"], width + 2 * states, "silu"),
             "dt": projected["dt" if sizes.norm == "before" else "zdt"],
-            "vectors": self._vectors(f"{module}.vectors", [f"{module}.{name}" for name in ("A_log", "D", "dt_bias")]),
+            "vectors": self._vectors(
+                f"{module}.vectors", {f"{module}.{name}": sizes.heads for name in ("A_log", "D", "dt_bias")}
+            ),
             **self._state("matrix", (sizes.heads, sizes.value_dim, sizes.key_dim)),
         }
         starts = {} if sizes.norm == "before" else {"z_start": 0, "dt_start": width}
@@ -147,18 +157,18 @@ class HybridLayer(Layer):
             inputs[role] = parameter
         return self._graph.add("linear", inputs, name=f"{self._module}.{name}.out", dtype=dtype)
 
-    def _stacked(self, name: str, modules: Iterable[str], x: str, rows: int) -> str:
-        """One projection by the weights of modules with ``rows`` rows each."""
+    def _stacked(self, name: str, modules: Mapping[str, int], x: str) -> str:
+        """One projection by the weights of modules with these numbers of rows."""
         parameter, columns = f"{self._module}.{name}.weight", self._spec.hidden_size
-        sources = tuple(Source(f"{self._module}.{module}.weight", 0, rows) for module in modules)
+        sources = tuple(Source(f"{self._module}.{module}.weight", 0, rows) for module, rows in modules.items())
         self._graph.parameters[parameter] = Parameter(parameter, sources, columns)
         inputs = {"x": x, "weight": parameter}
         return self._graph.add("linear", inputs, name=f"{self._module}.{name}.out", dtype="float32")
 
-    def _vectors(self, name: str, tensors: Iterable[str]) -> str:
-        """One vector of a number for each head from each tensor."""
-        parameter, heads = f"{self._module}.{name}", self._sizes.heads
-        sources = tuple(Source(f"{self._module}.{tensor}", 0, heads) for tensor in tensors)
+    def _vectors(self, name: str, tensors: Mapping[str, int]) -> str:
+        """One vector of tensors of these sizes."""
+        parameter = f"{self._module}.{name}"
+        sources = tuple(Source(f"{self._module}.{tensor}", 0, size) for tensor, size in tensors.items())
         self._graph.parameters[parameter] = Parameter(parameter, sources, None)
         return parameter
 

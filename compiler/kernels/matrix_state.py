@@ -1,7 +1,8 @@
 """gated_delta and ssm_scan, row after row: a state of each sequence and head is a matrix that decays, and to which an
 outer product is added.
 
-One workgroup: up to 32 outputs of a head of one sequence, for all its new rows.
+One workgroup: up to 32 outputs of a head of one sequence, for all its new rows; all outputs of a head of gated_delta,
+which are normalized together.
 One thread: one output and a part of the dim over which the state is summed; it keeps that part of the state in
 registers. For each row, threads share the row's vectors and sum their parts in workgroup memory.
 """
@@ -14,10 +15,12 @@ from dataclasses import dataclass
 
 from ..ir.expr import Expr
 from .builder import Array, Kernel, KernelBuilder, Scalar, all_of, exp, guard_below, log, maximum, rsqrt, select
-from .maths import float32, sigmoid, silu
+from .maths import float32, rms_factor, sigmoid, silu
 
 # Outputs of a workgroup, and elements of the state that a thread keeps; more if there would be more than 8 parts.
 OUTPUTS, KEPT, MAX_PARTS = 32, 32, 8
+# The outputs of a head of gated_delta: a workgroup has no more threads.
+MAX_OUTPUTS = OUTPUTS * MAX_PARTS
 # See `ops.states.L2_EPS`.
 L2_EPS = 1e-6
 
@@ -55,13 +58,15 @@ def gated_delta(
     stride: int,
     a_start: int,
     b_start: int,
+    z_start: int,
+    eps: float,
 ) -> Kernel:
     kernel, keys = KernelBuilder(name), key_heads * key_dim
     width = 2 * keys + heads * value_dim
     qkv = kernel.buffer("qkv", (rows, width), "float32")
-    ab = kernel.buffer("ab", (rows, stride), "float32")
-    vectors = kernel.buffer("vectors", (2 * heads,), "float32")
-    scan = Scan(kernel, rows, heads, (heads, key_dim, value_dim), key_dim, value_dim)
+    abz = kernel.buffer("abz", (rows, stride), "float32")
+    vectors = kernel.buffer("vectors", (2 * heads + value_dim,), "float32")
+    scan = Scan(kernel, rows, heads, (heads, key_dim, value_dim), key_dim, value_dim, -(-value_dim // OUTPUTS))
 
     def vector(row: Scalar, index: Scalar, *, is_query: bool) -> Scalar:
         first = scan.head // (heads // key_heads) * key_dim
@@ -69,14 +74,16 @@ def gated_delta(
 
     def change(row: Scalar, sums: Sums) -> Change:
         key, query = (kernel.let("unit", rsqrt(each + float32(L2_EPS))) for each in (sums.key_key, sums.query_query))
-        decay = exp(vectors[scan.head]) * softplus(kernel, ab[row, a_start + scan.head] + vectors[heads + scan.head])
+        decay = exp(vectors[scan.head]) * softplus(kernel, abz[row, a_start + scan.head] + vectors[heads + scan.head])
         kept = kernel.let("kept", exp(float32(0) - decay))
         value = qkv[row, 2 * keys + scan.head * value_dim + scan.output]
-        beta = sigmoid(kernel.let("beta_input", ab[row, b_start + scan.head]))
+        beta = sigmoid(kernel.let("beta_input", abz[row, b_start + scan.head]))
         # Of the unit key.
         error = kernel.let("error", beta * (value - kept * key * sums.key_state) * key)
-        y = (kept * sums.query_state + sums.query_key * error) * query * float32(key_dim**-0.5)
-        return Change(kept, error, y)
+        y = kernel.let("y", (kept * sums.query_state + sums.query_key * error) * query * float32(key_dim**-0.5))
+        factor = kernel.let("factor", rms_factor(scan.over_outputs(y * y), value_dim, eps))
+        z = kernel.let("z", abz[row, z_start + scan.head * value_dim + scan.output])
+        return Change(kept, error, y * factor * vectors[2 * heads + scan.output] * silu(z))
 
     scan.run(vector, change, lambda index, output: (scan.head, index, output))
     return kernel.finish()
@@ -121,30 +128,38 @@ def ssm_scan(
 
 class Scan:
     """The rows of one sequence and head, with the arguments that both ops share. ``shape`` is that of a slot's state;
-    it is summed over ``summed`` elements for each of ``outputs``.
+    it is summed over ``summed`` elements for each of ``outputs``, of which a workgroup computes ``turns`` times 32.
     """
 
     def __init__(
-        self, kernel: KernelBuilder, rows: Expr, heads: int, shape: tuple[int, ...], summed: int, outputs: int
+        self,
+        kernel: KernelBuilder,
+        rows: Expr,
+        heads: int,
+        shape: tuple[int, ...],
+        summed: int,
+        outputs: int,
+        turns: int = 1,
     ) -> None:
         self._kernel, self._summed, self._outputs = kernel, summed, outputs
-        self._kept = max(KEPT, -(-summed // MAX_PARTS))
+        self._lanes = turns * OUTPUTS
+        self._kept = max(KEPT, -(-summed // max(1, MAX_PARTS // turns)))
         self._parts = -(-summed // self._kept)
         self._state = kernel.buffer("state", ("Z", *shape), "float32", write=True)
         slots = kernel.buffer("state_slots", ("B", 2), "int32")
         seq_starts = kernel.buffer("seq_starts", (["add", "B", 1],), "int32")
         positions = kernel.buffer("positions", (rows,), "int32")
         self._y = kernel.buffer("y", (rows, heads * outputs), "float32", write=True)
-        blocks = -(-outputs // OUTPUTS)
+        blocks = -(-outputs // self._lanes)
         group, sequence = kernel.grid(heads * blocks, "B")
-        self._thread = kernel.threads(OUTPUTS * self._parts)
+        self._thread = kernel.threads(self._lanes * self._parts)
         self.head = kernel.let("head", group // blocks)
-        lane = kernel.let("lane", self._thread % OUTPUTS)
-        place = kernel.let("place", group % blocks * OUTPUTS + lane)
-        self._is_output = guard_below(place, outputs, OUTPUTS)
+        lane = kernel.let("lane", self._thread % self._lanes)
+        place = kernel.let("place", group % blocks * self._lanes + lane)
+        self._is_output = guard_below(place, outputs, self._lanes)
         # Threads beyond the last output compute it again and store nothing.
         self.output = place if self._is_output is True else kernel.let("output", select(place < outputs, place, 0))
-        self._lane, self._part = lane, kernel.let("part", self._thread // OUTPUTS)
+        self._lane, self._part = lane, kernel.let("part", self._thread // self._lanes)
         self._begin, self._end = (kernel.let("bound", seq_starts[sequence + behind]) for behind in range(2))
         self._read, self._write = (kernel.let("state_slot", slots[sequence, which]) for which in range(2))
         self._continues = kernel.let("first_position", positions[self._begin]) > 0
@@ -159,7 +174,7 @@ class Scan:
         of an output is in its slot.
         """
         kernel, parts, kept = self._kernel, self._parts, self._kept
-        threads = OUTPUTS * parts
+        threads = self._lanes * parts
         own = kernel.local("own", kept, "float32", fill=0)
         with kernel.when(self._continues), kernel.loop("index", kept) as index, self._is_mine(index) as at:
             own[index] = self._state[(self._read, *place(at, self.output))]
@@ -188,6 +203,17 @@ class Scan:
         with kernel.when(self._is_output), kernel.loop("index", kept) as index, self._is_mine(index) as at:
             self._state[(self._write, *place(at, self.output))] = own[index]
 
+    def over_outputs(self, value: Scalar) -> Scalar:
+        """The sum over all outputs of a head, which must be those of one workgroup."""
+        shared = self._kernel.shared("of_outputs", (self._lanes,), "float32")
+        with self._kernel.when(self._part == 0):
+            shared[self._lane] = value
+        self._kernel.barrier()
+        total = self._kernel.local("total_of_outputs", 1, "float32", fill=0)
+        with self._kernel.loop("output", self._outputs) as output:
+            total[0] = total[0] + shared[output]
+        return total[0]
+
     def _row_sums(self, own: Array, vectors: list[Array], partials: Array) -> Sums:
         kernel, first = self._kernel, self._part * self._kept
         sums = kernel.local("sums", 5, "float32", fill=0)
@@ -202,7 +228,7 @@ class Scan:
         for at in range(5):
             total = partials[at, self._lane]
             for part in range(1, self._parts):
-                total = total + partials[at, part * OUTPUTS + self._lane]
+                total = total + partials[at, part * self._lanes + self._lane]
             totals.append(kernel.let("total", total))
         return Sums(*totals)
 

@@ -13,7 +13,7 @@ from .fuse import is_plain_slice
 STARTS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
         "causal_conv": ("x", ("start",)),
-        "gated_delta": ("ab", ("a_start", "b_start")),
+        "gated_delta": ("abz", ("a_start", "b_start", "z_start")),
         "ssm_scan": ("dt", ("dt_start", "z_start")),
     }
 )

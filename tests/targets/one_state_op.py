@@ -20,7 +20,8 @@ def state_graphs() -> Iterator[tuple[str, str, Build]]:
     yield "causal_conv", "bias_silu", partial(causal_conv, 4, bias=True, activation="silu")
     yield "causal_conv", "long", partial(causal_conv, 7, wide=5, start=3)
     yield "gated_delta", "plain", partial(gated_delta, 5, 7)
-    yield "gated_delta", "wide", partial(gated_delta, 40, 33, wide=20, a_start=3, b_start=9)
+    yield "gated_delta", "wide", partial(gated_delta, 40, 33, wide=220, a_start=3, b_start=9, z_start=15)
+    yield "gated_delta", "large", partial(gated_delta, 128, 128, wide=780, z_start=12)
     yield "ssm_scan", "plain", partial(ssm_scan, 7, 5)
     yield "ssm_scan", "wide", partial(ssm_scan, 33, 40, wide=20, dt_start=11)
     yield "ssm_scan", "gated", partial(ssm_scan, 33, 40, wide=210, dt_start=3, z_start=10)
@@ -36,16 +37,17 @@ def causal_conv(taps: int, *, bias: bool = False, wide: int = 0, **attrs: Any) -
     return graph.ends(graph.add("causal_conv", inputs, name="y", **attrs))
 
 
-def gated_delta(key_dim: int, value_dim: int, *, wide: int = 12, a_start: int = 0, b_start: int = 6) -> Graph:
-    """Six heads, of which two share a key. a and b are in ``wide`` columns."""
+def gated_delta(key_dim: int, value_dim: int, *, wide: int = 54, **starts: int) -> Graph:
+    """Six heads, of which two share a key. a, b and z are in ``wide`` columns."""
     graph, heads = Builder(), 6
     inputs = {
         "qkv": graph.value("qkv", ("S", 2 * 3 * key_dim + heads * value_dim)),
-        "ab": graph.value("ab", ("S", wide)),
-        "vectors": graph.vector("vectors", 2 * heads),
+        "abz": graph.value("abz", ("S", wide)),
+        "vectors": graph.vector("vectors", 2 * heads + value_dim),
         **state_of_sequences(graph, (heads, key_dim, value_dim)),
     }
-    return graph.ends(graph.add("gated_delta", inputs, name="y", a_start=a_start, b_start=b_start))
+    attrs = {"a_start": 0, "b_start": 6, "z_start": 12, "eps": 1e-5, **starts}
+    return graph.ends(graph.add("gated_delta", inputs, name="y", **attrs))
 
 
 def ssm_scan(head_dim: int, state_dim: int, *, wide: int = 6, **attrs: Any) -> Graph:

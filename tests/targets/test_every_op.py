@@ -7,12 +7,14 @@ import importlib
 import pytest
 from graph_builder import Build
 from one_op import graphs
+from one_state_op import gated_delta
 
 from nearfar.compiler import quant
 from nearfar.compiler.bundle.check_kernels import check_facts
 from nearfar.compiler.ir.ops import OPS, Use
 from nearfar.compiler.ir.plan import Plan, Step, make_plan
 from nearfar.compiler.names import TARGETS
+from nearfar.compiler.runtime.errors import UnsupportedModel
 from nearfar.targets.context import Context
 from nearfar.targets.cpu.levels import by_name
 from nearfar.targets.cpu.variants import CpuContext
@@ -45,6 +47,18 @@ def test_the_last_row_of_every_op_runs_anywhere(target: str, build: Build) -> No
                     # Otherwise a bundle with the kernel would not open.
                     bindings = [binding(each.role, each.access) for each in built.bindings]
                     check_facts(call.name, step.op, use_of(plan, step), call.plain_facts(), bindings)
+
+
+@pytest.mark.parametrize("target", ["webgpu", "cuda"])
+def test_heads_wider_than_a_workgroup_are_refused_by_name(target: str) -> None:
+    variants = importlib.import_module(f"nearfar.targets.{target}.variants")
+    steps = {}
+    for value_dim in (256, 257):
+        plan = make_plan(gated_delta(4, value_dim, wide=12 + 6 * value_dim, z_start=12))
+        steps[value_dim] = plan.steps[-1], context_of(target, plan, ("float32",))
+    assert variants.variants_of(*steps[256])
+    with pytest.raises(UnsupportedModel, match="gated_delta: heads of 257 values; kernels of this target"):
+        variants.variants_of(*steps[257])
 
 
 def use_of(plan: Plan, step: Step) -> Use:

@@ -18,6 +18,7 @@ from ..expr import Expr
 from ..pages import STATE_SLOTS, STATES
 from .elementwise import sigmoid, silu
 from .op import (
+    EPS,
     FLOAT32,
     INTEGERS,
     VECTOR,
@@ -81,23 +82,24 @@ def infer_gated_delta(shapes: Shapes, attrs: Attrs) -> Type:
     assert isinstance(dv, int)
     key_heads, rest = divmod(columns - heads * dv, 2 * dk)
     fits = rest == 0 and key_heads > 0 and heads % key_heads == 0
-    of_rows = all(has_columns(shapes["ab"], rows, attrs[f"{name}_start"], heads) for name in ("a", "b"))
-    require(fits and shapes["vectors"] == (2 * heads,) and of_rows, "gated_delta", shapes)
+    widths = {"a": heads, "b": heads, "z": heads * dv}
+    of_rows = all(has_columns(shapes["abz"], rows, attrs[f"{name}_start"], size) for name, size in widths.items())
+    require(fits and shapes["vectors"] == (2 * heads + dv,) and of_rows, "gated_delta", shapes)
     return (rows, heads * dv), "float32"
 
 
 def gated_delta(inputs: Inputs, attrs: Attrs) -> Array:
     """The gated delta rule: a memory S (dk, dv) of each value head decays, and is corrected towards the value of a key.
-    Yang et al. 2024.
+    Then an RMS norm of each head, and a gate. Yang et al. 2024.
 
-    qkv (S, 2 * nk * dk + nv * dv): queries, keys and values of nk and nv heads, ab (S, M): a and b, nv columns from
-    ``a_start`` and from ``b_start`` on, vectors (2 * nv,): a_log, then dt_bias, state (Z, nv, dk, dv) -> (S, nv * dv).
-    Value head h reads key head h // (nv / nk). Queries and keys are scaled to length 1, queries then by dk^-1/2. For
-    each row::
+    qkv (S, 2 * nk * dk + nv * dv): queries, keys and values of nk and nv heads, abz (S, M): a, b and z, nv, nv and
+    nv * dv columns from ``a_start``, ``b_start`` and ``z_start`` on, vectors (2 * nv + dv,): a_log, dt_bias, and the
+    weights of the norm, state (Z, nv, dk, dv) -> (S, nv * dv). Value head h reads key head h // (nv / nk). Queries and
+    keys are scaled to length 1, queries then by dk^-1/2. For each row::
 
         S *= exp(-exp(a_log) * softplus(a + dt_bias))
         S += outer(k, sigmoid(b) * (v - k @ S))
-        y = q @ S
+        y = rms_norm(q @ S) * silu(z)
     """
     qkv, (_, heads, dk, dv) = inputs["qkv"], inputs["state"].shape
     width = (qkv.shape[1] - heads * dv) // 2
@@ -105,8 +107,9 @@ def gated_delta(inputs: Inputs, attrs: Attrs) -> Array:
     q, k = (unit(part.reshape(len(qkv), -1, dk)).repeat(group, axis=1) for part in np.split(qkv[:, : 2 * width], 2, 1))
     q = q * np.float32(dk**-0.5)
     v = qkv[:, 2 * width :].reshape(len(qkv), heads, dv)
-    a, b = (inputs["ab"][:, attrs[f"{name}_start"] :][:, :heads] for name in ("a", "b"))
-    a_log, dt_bias = np.split(inputs["vectors"], 2)
+    a, b = (inputs["abz"][:, attrs[f"{name}_start"] :][:, :heads] for name in ("a", "b"))
+    z = inputs["abz"][:, attrs["z_start"] :][:, : heads * dv]
+    a_log, dt_bias, weight = np.split(inputs["vectors"], (heads, 2 * heads))
     kept = np.exp(-np.exp(a_log) * softplus(a + dt_bias))
     beta = sigmoid(b)
     y = np.empty((len(qkv), heads, dv), np.float32)
@@ -120,13 +123,15 @@ def gated_delta(inputs: Inputs, attrs: Attrs) -> Array:
         return memory
 
     over_sequences(inputs, run)
-    return y.reshape(len(qkv), -1)
+    y /= np.sqrt(np.mean(y * y, axis=-1, keepdims=True) + np.float32(attrs["eps"]))
+    result: Array = (y * weight).reshape(len(qkv), -1) * silu(z)
+    return result
 
 
 def gated_delta_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
     (rows, columns), (_, heads, dk, dv) = use.shapes["qkv"], use.shapes["state"]
     key_heads = (columns - heads * dv) // (2 * dk)  # type: ignore[operator]
-    sizes = {"key_heads": key_heads, "key_dim": dk, "value_dim": dv, "stride": use.shapes["ab"][1]}
+    sizes = {"key_heads": key_heads, "key_dim": dk, "value_dim": dv, "stride": use.shapes["abz"][1]}
     return {"rows": rows, "heads": heads, **sizes, **use.attrs}
 
 
@@ -249,8 +254,8 @@ OPS = {
     "gated_delta": Op(
         infer_gated_delta,
         gated_delta,
-        inputs={"qkv": FLOAT32, "ab": FLOAT32, "vectors": VECTOR, **ROWS},
-        attrs={"a_start": count(0), "b_start": count(0)},
+        inputs={"qkv": FLOAT32, "abz": FLOAT32, "vectors": VECTOR, **ROWS},
+        attrs={"a_start": count(), "b_start": count(), "z_start": count(), "eps": EPS},
         facts=gated_delta_facts,
         checks=(check_state,),
         states=("state",),

@@ -107,12 +107,14 @@ def gated_delta(
     stride: int,
     a_start: int,
     b_start: int,
+    z_start: int,
+    eps: float,
 ) -> Kernel:
     """One task: one head of one sequence. Its state is changed in the slot where it is written."""
     kernel, keys = CpuKernelBuilder(name), key_heads * key_dim
     qkv = kernel.buffer("qkv", (rows, 2 * keys + heads * value_dim), "float32")
-    ab = kernel.buffer("ab", (rows, stride), "float32")
-    vectors = kernel.buffer("vectors", (2 * heads,), "float32")
+    abz = kernel.buffer("abz", (rows, stride), "float32")
+    vectors = kernel.buffer("vectors", (2 * heads + value_dim,), "float32")
     sequences = Sequences(kernel, rows, (heads, key_dim, value_dim))
     y = kernel.buffer("y", (rows, heads * value_dim), "float32", write=True)
     state = sequences.state
@@ -153,9 +155,9 @@ def gated_delta(
                 for name, each in (("query_square", query), ("key_square", key_of))
             ]
             overlap = dot("overlap", query, key_of)
-            decay = rate * softplus(kernel, ab[row, a_start + head] + vectors[heads + head])
+            decay = rate * softplus(kernel, abz[row, a_start + head] + vectors[heads + head])
             kept = stored(kernel, "kept", exp(kernel.let("exponent", number(0, "float32") - decay)))
-            beta = stored(kernel, "beta", sigmoid(kernel.let("beta_input", ab[row, b_start + head])))
+            beta = stored(kernel, "beta", sigmoid(kernel.let("beta_input", abz[row, b_start + head])))
 
             def clear(column: Scalar, lanes: int) -> None:
                 for sums in (query_sums, key_sums):
@@ -186,6 +188,20 @@ def gated_delta(
                 key_sums[here] = error
 
             each_vector(kernel, value_dim, isa.lanes, change)
+            squares = kernel.local("squares", 1, "float32", fill=0)
+            with kernel.loop("column", value_dim) as column:
+                each_y = kernel.let("each_y", y[row, head * value_dim + column])
+                squares[0] = squares[0] + each_y * each_y
+            mean = squares[0] * number(1 / value_dim, "float32")
+            scale = stored(kernel, "scale", one / square_root(mean + number(eps, "float32")))
+
+            def normed(column: Scalar, lanes: int) -> None:
+                here = ramp(head * value_dim + column, lanes)
+                z = kernel.let("z", abz[row, ramp(z_start + head * value_dim + column, lanes)])
+                factors = splat(scale, lanes) * vectors[ramp(2 * heads + column, lanes)]
+                y[row, here] = y[row, here] * factors * ACTIVATIONS["silu"](z)
+
+            each_vector(kernel, value_dim, isa.lanes, normed)
             with kernel.loop("at", key_dim) as at:
                 factor = kernel.let("factor", key_of(at))
 

@@ -19,7 +19,7 @@ LENGTH = 23
 # Op -> the rows' inputs with their columns, the parameters with their sizes, the state of a sequence.
 SIZES: dict[str, tuple[dict[str, int], dict[str, int], tuple[int, ...]]] = {
     "causal_conv": ({"x": 5}, {"weight": 15, "bias": 5}, (2, 5)),
-    "gated_delta": ({"qkv": 2 * 2 * 3 + 4 * 5, "ab": 8}, {"vectors": 8}, (4, 3, 5)),
+    "gated_delta": ({"qkv": 2 * 2 * 3 + 4 * 5, "abz": 28}, {"vectors": 13}, (4, 3, 5)),
     "ssm_scan": ({"xbc": 4 * 3 + 2 * 2 * 5, "dt": 16}, {"vectors": 12}, (4, 3, 5)),
 }
 
@@ -44,8 +44,12 @@ def run(op: str, state: Array, parts: Sequence[tuple[int, int, int, int]], *, se
         for role in SIZES[op][0]
     }
     known = {role: arrays[role] for role in ("state_slots", "seq_starts", "positions")}
-    attrs = {"gated_delta": {"a_start": 0, "b_start": 4}, "ssm_scan": {"z_start": 4}}.get(op, {})
-    y = OPS[op].run({**rows, **case(op)[1], **known, "state": state}, attrs)
+    attrs: dict[str, dict[str, float]] = {
+        "causal_conv": {},
+        "gated_delta": {"a_start": 0, "b_start": 4, "z_start": 8, "eps": 1e-5},
+        "ssm_scan": {"z_start": 4},
+    }
+    y = OPS[op].run({**rows, **case(op)[1], **known, "state": state}, attrs[op])
     assert y is not None
     return np.split(y, arrays["seq_starts"][1:-1])
 
@@ -74,11 +78,13 @@ def loops(op: str) -> tuple[Array, Array]:
                 q, k = (x["qkv"][row, first + head // 2 * 3 :][:3] for first in (0, 6))
                 q, k = (each / np.sqrt(each @ each + 1e-6) for each in (q, k))
                 own *= np.exp(
-                    -np.exp(x["vectors"][head]) * np.log1p(np.exp(x["ab"][row, head] + x["vectors"][4 + head]))
+                    -np.exp(x["vectors"][head]) * np.log1p(np.exp(x["abz"][row, head] + x["vectors"][4 + head]))
                 )
                 error = x["qkv"][row, 12 + 5 * head :][:5] - k @ own
-                own += np.outer(k, error / (1 + np.exp(-x["ab"][row, 4 + head])))
-                results.append(q @ own / np.sqrt(3))
+                own += np.outer(k, error / (1 + np.exp(-x["abz"][row, 4 + head])))
+                result, z = q @ own / np.sqrt(3), x["abz"][row, 8 + 5 * head :][:5]
+                result = result / np.sqrt(np.mean(result**2) + 1e-5) * x["vectors"][8:]
+                results.append(result * z / (1 + np.exp(-z)))
                 continue
             dt = np.log1p(np.exp(x["dt"][row, head] + x["vectors"][8 + head]))
             own_x, b, c = (

@@ -453,9 +453,9 @@ def state_cases() -> Iterator[StepCase]:
         inputs |= {"bias": ("vector", columns)} if attrs else {}
         yield StepCase(f"causal_conv_{taps}", "causal_conv", inputs, attrs, batches)
     for key_dim, value_dim in ((5, 7), (40, 33)):
-        inputs = {"qkv": ("float32", "S", 2 * 3 * key_dim + 6 * value_dim), "ab": ("float32", "S", 20)}
-        inputs |= {"vectors": ("vector", 12), "state": ("float32", "Z", 6, key_dim, value_dim), **rows}
-        attrs = {"a_start": 3, "b_start": 9}
+        inputs = {"qkv": ("float32", "S", 2 * 3 * key_dim + 6 * value_dim), "abz": ("float32", "S", 20 + 6 * value_dim)}
+        inputs |= {"vectors": ("vector", 12 + value_dim), "state": ("float32", "Z", 6, key_dim, value_dim), **rows}
+        attrs = {"a_start": 3, "b_start": 9, "z_start": 17, "eps": 1e-5}
         yield StepCase(f"gated_delta_{key_dim}", "gated_delta", inputs, attrs, batches)
         inputs = {"xbc": ("float32", "S", 6 * value_dim + 2 * 2 * key_dim), "dt": ("float32", "S", 20 + 6 * value_dim)}
         inputs |= {"vectors": ("vector", 18), "state": ("float32", "Z", 6, value_dim, key_dim), **rows}
