@@ -28,6 +28,7 @@ from nearfar.targets.onnx.rows_graph import read_graph
 
 # Every layer has keys and values of its own.
 LOADED = [name for name in FAMILIES if name not in ("gemma4_text", *WITH_EXPERTS)]
+UNKNOWN_TO_TRANSFORMERS_JS = ("granite_swa",)
 TEXT = "Near and far, all the same."
 
 
@@ -71,9 +72,10 @@ def test_genai_continues_a_text_beyond_the_windows(name: str, cases: Mapping[str
 
 
 def test_transformers_js_continues_a_text_with_every_family(node: str, cases: Mapping[str, Case]) -> None:
-    answers = answers_of_transformers_js(node, [case.folder for case in cases.values()], TEXT)
+    known = {name: case for name, case in cases.items() if name not in UNKNOWN_TO_TRANSFORMERS_JS}
+    answers = answers_of_transformers_js(node, [case.folder for case in known.values()], TEXT)
     prompt = list(Tokenizer.from_file(str(cases["llama_yarn"].folder / "tokenizer.json")).encode(TEXT).ids)
-    for (name, case), answer in zip(cases.items(), answers, strict=True):
+    for (name, case), answer in zip(known.items(), answers, strict=True):
         assert answer.get("prompt") == prompt, (name, answer)
         assert answer["tokens"] == Session(case.folder).greedy(prompt, COUNT), name
 

@@ -123,7 +123,7 @@ def rms_norm_case(
     width = width or columns
     flags = {"centered": centered, "bias": bias, "residual": residual}
     store = [{"op": "add"}] if residual else []
-    norm = {"op": "rms_norm", "eps": eps, "centered": centered, "bias": bias, "row": None}
+    norm = {"op": "rms_norm", "eps": eps, "centered": centered, "bias": bias, "row": None, "groups": 1}
     name = "_".join([f"rms_norm_{columns}_{width}_{x_dtype}_{y_dtype}", *(flag for flag, on in flags.items() if on)])
 
     def run(size: int) -> Run:
