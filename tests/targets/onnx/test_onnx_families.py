@@ -28,7 +28,7 @@ from nearfar.targets.onnx.rows_graph import read_graph
 
 # Every layer has keys and values of its own.
 LOADED = [name for name in FAMILIES if name not in ("gemma4_text", *WITH_EXPERTS)]
-UNKNOWN_TO_TRANSFORMERS_JS = ("granite_swa",)
+UNKNOWN_TO_TRANSFORMERS_JS = ("granite_swa", "nemotron")
 TEXT = "Near and far, all the same."
 
 
