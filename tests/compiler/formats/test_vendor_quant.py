@@ -234,7 +234,12 @@ PROJECTION = "model.layers.0.self_attn.q_proj"
         ("nvfp4", {"weight_scale": None}, CheckpointError, "weight_scale is missing"),
         ("nvfp4", {"pre_quant_scale": torch.ones(128)}, UnsupportedModel, "multiplies the module's input"),
         ("mxfp4", {"weight_scales": None}, CheckpointError, "weight_scales is missing"),
-        ("mxfp4", {"weight_blocks": torch.zeros(2, 3, 4, 16, dtype=torch.uint8)}, CheckpointError, r"expected U8 of \[2, 3, 4\]"),
+        (
+            "mxfp4",
+            {"weight_blocks": torch.zeros(2, 3, 4, 16, dtype=torch.uint8)},
+            CheckpointError,
+            r"expected U8 of \[2, 3, 4\]",
+        ),
         ("torchao int4", {"_weight_scale": None}, CheckpointError, "_weight_scale is missing"),
         ("torchao int4", {"_weight_act_pre_scale": torch.ones(1)}, UnsupportedModel, "Int4Tensor with act_pre_scale"),
         ("torchao int4", {"_weight_scale": torch.ones(3, 128)}, CheckpointError, "expected F32"),
