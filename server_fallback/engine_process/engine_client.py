@@ -43,7 +43,7 @@ class EngineClient:
     """
 
     def __init__(self) -> None:
-        # None while there is none.
+        # None while the engine is not connected.
         self._connection: Connection | None = None
         self._opened: Opened | None = None
         # The reason why requests are refused.
