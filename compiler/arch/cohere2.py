@@ -10,7 +10,7 @@ from functools import partial
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from . import decoder
-from .decoder_config import even_head_dim, read_activation, read_decoder_config, read_layer_types, windows_of
+from .decoder_config import even_head_dim, read_decoder_config, read_layer_types, windows_of
 
 __all__ = ["forward", "read_config"]
 
@@ -38,16 +38,12 @@ def read_config(config: ConfigReader) -> ModelSpec:
     # transformers does not read it.
     config.expect("head_dim", head_dim, None)
     kinds = read_layer_types(config, pattern=lambda layer: (layer + 1) % every == 0)
-    window = config.optional_integer("sliding_window") if config.has("sliding_window") else 4096
-    attention_bias = config.flag("attention_bias", default=False)
+    window = config.optional_integer("sliding_window", absent=4096)
     logit_scale = config.number("logit_scale", default=0.0625)
     spec = read_decoder_config(
         config,
-        num_kv_heads=config.optional_integer("num_key_value_heads") or config.integer("num_attention_heads"),
         head_dim=head_dim,
-        activation=read_activation(config, "hidden_act", "silu"),
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        bias_keys=("attention_bias",),
         windows=windows_of(config, kinds, window),
         tied=True,
         default_eps=1e-5,

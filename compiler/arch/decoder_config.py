@@ -6,6 +6,7 @@ Defaults are those of transformers. A size without a safe default is required.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from ..formats.classifier import OF_TEXTS, OF_TOKENS
 from ..formats.config import ConfigReader
@@ -17,6 +18,8 @@ from .rope_config import DEFAULT_ROPE_THETA, RopeSizes, longest_context, read_ro
 # read.
 MAX_LAYERS = 10_000
 
+BiasKey = Literal["attention_bias", "mlp_bias"]
+
 # The names of activations in config.json -> in `ops.op.ACTIVATIONS`.
 ACTIVATION_NAMES = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh",
@@ -27,9 +30,10 @@ ACTIVATION_NAMES = {
 def read_decoder_config(
     config: ConfigReader,
     *,
-    num_kv_heads: int,
-    head_dim: int | None,
-    activation: str = "silu",
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    activation: str | None = None,
+    bias_keys: tuple[BiasKey, ...] = (),
     qkv_bias: bool = False,
     output_bias: bool = False,
     mlp_bias: bool = False,
@@ -45,14 +49,17 @@ def read_decoder_config(
     eps_key: str = "rms_norm_eps",
     harmless: frozenset[str] = frozenset(),
 ) -> ModelSpec:
-    """The spec of a decoder. The arguments are values that each architecture reads in its own way.
+    """The spec of a decoder. The arguments are values that an architecture reads in its own way; without them, the keys
+    are those of Llama.
 
-    ``head_dim`` None: hidden_size / num_attention_heads. ``ropes``: the rotation of "full_attention" and
-    "sliding_attention", None if all layers have the one of 'rope_theta' and 'rope_parameters'. ``rotates_parts``: the
-    architecture supports 'partial_rotary_factor'; ``rope_ignored`` are keys of its section that do not matter.
-    ``default_rotated``, ``default_theta``, ``tied`` and ``default_eps``
-    apply to absent keys. ``eps_key``: the key of the norms' epsilon. ``harmless``: the architecture's own keys that do
-    not change the logits.
+    ``num_kv_heads`` None: 'num_key_value_heads', without it 'num_attention_heads'. ``head_dim`` None: 'head_dim',
+    without it hidden_size / num_attention_heads. ``activation`` None: 'hidden_act', without it "silu". ``bias_keys``:
+    the flags that the architecture has, of which 'attention_bias' is about all four projections of the attention;
+    ``qkv_bias`` and the like are for other keys. ``ropes``: the rotation of "full_attention" and "sliding_attention",
+    None if all layers have the one of 'rope_theta' and 'rope_parameters'. ``rotates_parts``: the architecture supports
+    'partial_rotary_factor'; ``rope_ignored`` are keys of its section that do not matter. ``default_rotated``,
+    ``default_theta``, ``tied`` and ``default_eps`` apply to absent keys. ``eps_key``: the key of the norms' epsilon.
+    ``harmless``: the architecture's own keys that do not change the logits.
 
     Reads all keys and finishes the reader. Raises CheckpointError for wrong values, and UnsupportedModel for values
     that need mathematics that we do not compile.
@@ -61,6 +68,8 @@ def read_decoder_config(
     model_type = config.text("model_type")
     hidden_size = config.integer("hidden_size")
     num_heads = config.integer("num_attention_heads")
+    num_kv_heads = num_kv_heads or config.optional_integer("num_key_value_heads") or num_heads
+    flags = {key: config.flag(key, default=False) for key in bias_keys}
     vocab_size = config.integer("vocab_size")
     max_position_embeddings = config.integer("max_position_embeddings")
     if num_heads % num_kv_heads:
@@ -68,7 +77,7 @@ def read_decoder_config(
             "num_key_value_heads",
             f"'num_attention_heads' is {num_heads}, not a multiple of 'num_key_value_heads', which is {num_kv_heads}",
         )
-    head_dim = even_head_dim(config, head_dim)
+    head_dim = even_head_dim(config, head_dim or config.optional_integer("head_dim"))
     sizes = RopeSizes(
         head_dim, max_position_embeddings, rotates_parts, default_rotated, default_theta, ignored=rope_ignored
     )
@@ -93,10 +102,10 @@ def read_decoder_config(
         rope=rope,
         window_rope=window_rope,
         tie_word_embeddings=config.flag("tie_word_embeddings", default=tied),
-        activation=activation,
-        qkv_bias=qkv_bias,
-        output_bias=output_bias,
-        mlp_bias=mlp_bias,
+        activation=activation or read_activation(config, "hidden_act", "silu"),
+        qkv_bias=flags.get("attention_bias", qkv_bias),
+        output_bias=flags.get("attention_bias", output_bias),
+        mlp_bias=flags.get("mlp_bias", mlp_bias),
         qk_norm=qk_norm,
         windows=windows,
         causal=causal,
@@ -124,7 +133,7 @@ def read_sliding_window(config: ConfigReader, *, default: int | None) -> tuple[i
 
     ``default`` is for an absent key.
     """
-    window = config.optional_integer("sliding_window") if config.has("sliding_window") else default
+    window = config.optional_integer("sliding_window", absent=default)
     return () if window is None else (window,) * read_num_layers(config)
 
 
@@ -139,7 +148,7 @@ def read_layer_windows(config: ConfigReader) -> tuple[int | None, ...]:
     window = None
     if config.flag("use_sliding_window", default=False):
         # transformers' defaults for absent keys.
-        window = config.optional_integer("sliding_window") if config.has("sliding_window") else 4096
+        window = config.optional_integer("sliding_window", absent=4096)
     config.ignore("sliding_window")
     first_layer = config.integer("max_window_layers", minimum=0, default=28)
     slides = [kind == "sliding_attention" for kind in layer_types] or [

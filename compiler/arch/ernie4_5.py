@@ -7,7 +7,7 @@ from functools import partial
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from . import decoder
-from .decoder_config import read_activation, read_decoder_config
+from .decoder_config import read_decoder_config
 
 __all__ = ["forward", "read_config"]
 
@@ -20,9 +20,7 @@ def read_config(config: ConfigReader) -> ModelSpec:
     use_bias = config.flag("use_bias", default=False)
     return read_decoder_config(
         config,
-        num_kv_heads=config.optional_integer("num_key_value_heads") or config.integer("num_attention_heads"),
-        head_dim=config.optional_integer("head_dim") if config.has("head_dim") else 128,
-        activation=read_activation(config, "hidden_act", "silu"),
+        head_dim=config.optional_integer("head_dim", absent=128),
         qkv_bias=use_bias,
         output_bias=use_bias,
         mlp_bias=use_bias,

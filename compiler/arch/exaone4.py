@@ -10,7 +10,7 @@ from functools import partial
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from . import decoder
-from .decoder_config import read_activation, read_decoder_config, read_layer_types, windows_of
+from .decoder_config import read_decoder_config, read_layer_types, windows_of
 
 __all__ = ["forward", "read_config"]
 
@@ -26,7 +26,7 @@ forward = partial(decoder.forward, layout=LAYOUT)
 
 def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "exaone4"."""
-    window = config.optional_integer("sliding_window") if config.has("sliding_window") else 4096
+    window = config.optional_integer("sliding_window", absent=4096)
     if config.has("layer_types"):
         # Then it is a description, such as "LLLG".
         config.ignore("sliding_window_pattern")
@@ -37,8 +37,6 @@ def read_config(config: ConfigReader) -> ModelSpec:
     spec = read_decoder_config(
         config,
         num_kv_heads=config.integer("num_key_value_heads"),
-        head_dim=config.optional_integer("head_dim"),
-        activation=read_activation(config, "hidden_act", "silu"),
         qk_norm=True,
         windows=windows_of(config, kinds, window),
         default_eps=1e-5,

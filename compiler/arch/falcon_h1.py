@@ -11,7 +11,7 @@ from functools import partial
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec, StateSpec
 from . import decoder, mamba_config
-from .decoder_config import read_activation, read_decoder_config
+from .decoder_config import read_decoder_config
 from .hybrid import HybridLayer
 
 __all__ = ["forward", "read_config"]
@@ -38,13 +38,9 @@ def read_config(config: ConfigReader) -> ModelSpec:
         config.number(key, default=1.0) for key in ("embedding_multiplier", "lm_head_multiplier")
     )
     factors = _read_factors(config, states)
-    mlp_bias = config.flag("mlp_bias", default=False)
     spec = read_decoder_config(
         config,
-        num_kv_heads=config.optional_integer("num_key_value_heads") or config.integer("num_attention_heads"),
-        head_dim=config.optional_integer("head_dim"),
-        activation=read_activation(config, "hidden_act", "silu"),
-        mlp_bias=mlp_bias,
+        bias_keys=("mlp_bias",),
         default_eps=1e-5,
         harmless=mamba_config.HARMLESS,
     )

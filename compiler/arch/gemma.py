@@ -24,14 +24,12 @@ def read_config(config: ConfigReader) -> ModelSpec:
     # ones says; transformers does not read that key.
     activation = read_activation(config, "hidden_act", "gelu_pytorch_tanh")
     config.expect("hidden_activation", None, "gelu_pytorch_tanh")
-    attention_bias = config.flag("attention_bias", default=False)
     spec = read_decoder_config(
         config,
         num_kv_heads=config.integer("num_key_value_heads"),
         head_dim=even_head_dim(config, config.integer("head_dim", default=256)),
         activation="gelu_tanh" if activation == "gelu" else activation,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        bias_keys=("attention_bias",),
         tied=True,
         default_eps=1e-6,
     )

@@ -23,14 +23,13 @@ def read_config(config: ConfigReader) -> ModelSpec:
     config.expect("use_bidirectional_attention", False)
     kinds = read_layer_types(config, pattern=lambda layer: layer % 2 == 1)
     numbers = read_gemma_numbers(config, attention_cap=50.0, logit_cap=30.0)
-    window = config.optional_integer("sliding_window") if config.has("sliding_window") else 4096
-    attention_bias = config.flag("attention_bias", default=False)
+    window = config.optional_integer("sliding_window", absent=4096)
     spec = read_decoder_config(
         config,
         num_kv_heads=config.integer("num_key_value_heads"),
         head_dim=even_head_dim(config, config.integer("head_dim", default=256)),
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        activation=numbers["activation"],
+        bias_keys=("attention_bias",),
         windows=windows_of(config, kinds, window),
         tied=True,
         default_eps=1e-6,

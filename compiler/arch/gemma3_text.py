@@ -42,9 +42,8 @@ def read_config(config: ConfigReader) -> ModelSpec:
     kinds = read_layer_types(config, pattern=lambda layer: (layer + 1) % every == 0)
     head_dim = even_head_dim(config, config.integer("head_dim", default=256))
     numbers = read_gemma_numbers(config, attention_cap=None, logit_cap=None)
-    attention_bias = config.flag("attention_bias", default=False)
     context = config.integer("max_position_embeddings")
-    window = config.optional_integer("sliding_window") if config.has("sliding_window") else 4096
+    window = config.optional_integer("sliding_window", absent=4096)
     bidirectional = config.optional_flag("use_bidirectional_attention") or False
     if bidirectional and window is not None:
         # Half of the tokens are on each side, and the token itself is one more.
@@ -53,8 +52,8 @@ def read_config(config: ConfigReader) -> ModelSpec:
         config,
         num_kv_heads=config.integer("num_key_value_heads"),
         head_dim=head_dim,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        activation=numbers["activation"],
+        bias_keys=("attention_bias",),
         qk_norm=True,
         windows=windows_of(config, kinds, window),
         ropes=read_layer_ropes(

@@ -66,7 +66,6 @@ def read_config(config: ConfigReader, defaults: Mapping[str, Any] = DEFAULTS) ->
     window_kv_heads = config.integer("num_key_value_heads")
     shares_values = config.flag("attention_k_eq_v", default=False)
     head_dim, kv_heads = _full_heads(config, kinds, window_kv_heads, shares_values=shares_values)
-    attention_bias = config.flag("attention_bias", default=False)
     intermediate, wide = config.integer("intermediate_size"), config.flag("use_double_wide_mlp", default=False)
     shared = config.integer("num_kv_shared_layers", minimum=0)
     _require_sources(config, kinds, shared)
@@ -85,8 +84,7 @@ def read_config(config: ConfigReader, defaults: Mapping[str, Any] = DEFAULTS) ->
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         activation=activation,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        bias_keys=("attention_bias",),
         qk_norm=True,
         windows=windows_of(config, kinds, config.integer("sliding_window")),
         ropes=_read_ropes(config, head_dim, window_head_dim),

@@ -49,4 +49,4 @@ def as_bfloat16(value: float) -> float:
 
 
 def _cap(config: ConfigReader, key: str, default: float | None) -> float | None:
-    return config.optional_number(key) if config.has(key) else default
+    return config.optional_number(key, absent=default)

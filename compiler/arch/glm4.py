@@ -7,7 +7,7 @@ from functools import partial
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from . import decoder
-from .decoder_config import read_activation, read_decoder_config
+from .decoder_config import read_decoder_config
 
 __all__ = ["forward", "read_config"]
 
@@ -27,7 +27,6 @@ def read_config(config: ConfigReader) -> ModelSpec:
         config,
         num_kv_heads=config.integer("num_key_value_heads", default=2),
         head_dim=config.integer("head_dim", default=128),
-        activation=read_activation(config, "hidden_act", "silu"),
         qkv_bias=config.flag("attention_bias", default=True),
         rotates_parts=True,
         default_rotated=0.5,

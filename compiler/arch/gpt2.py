@@ -10,7 +10,7 @@ from functools import partial
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from . import decoder
-from .decoder_config import read_activation, read_decoder_config
+from .decoder_config import even_head_dim, read_activation, read_decoder_config
 
 __all__ = ["forward", "read_config"]
 
@@ -50,7 +50,7 @@ def read_config(config: ConfigReader) -> ModelSpec:
     spec = read_decoder_config(
         config.with_defaults({"intermediate_size": inner}),
         num_kv_heads=heads,
-        head_dim=None,
+        head_dim=even_head_dim(config, None),
         activation=activation,
         qkv_bias=True,
         output_bias=True,

@@ -11,7 +11,7 @@ from typing import Any
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from . import decoder
-from .decoder_config import read_activation, read_decoder_config, read_layer_types, windows_of
+from .decoder_config import read_decoder_config, read_layer_types, windows_of
 from .expert_config import HARMLESS, read_experts
 from .experts import ExpertNames
 
@@ -44,7 +44,7 @@ def read_config(config: ConfigReader) -> ModelSpec:
     rotates = config.has("rope_parameters") or config.has("rope_scaling") or config.has("rope_theta")
     config = config.with_defaults({key: DEFAULTS[key] for key in DEFAULTS if key != "rope_parameters" or not rotates})
     kinds = read_layer_types(config, pattern=lambda layer: layer % 2 == 1)
-    window = config.optional_integer("sliding_window") if config.has("sliding_window") else 128
+    window = config.optional_integer("sliding_window", absent=128)
     bias = config.flag("attention_bias", default=True)
     experts = read_experts(
         config,
@@ -59,8 +59,6 @@ def read_config(config: ConfigReader) -> ModelSpec:
     spec = read_decoder_config(
         config,
         num_kv_heads=config.integer("num_key_value_heads"),
-        head_dim=config.optional_integer("head_dim"),
-        activation=read_activation(config, "hidden_act", "silu"),
         qkv_bias=bias,
         output_bias=bias,
         windows=windows_of(config, kinds, window),

@@ -8,7 +8,7 @@ from typing import Any
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from .decoder import forward
-from .decoder_config import read_activation, read_decoder_config
+from .decoder_config import read_decoder_config
 
 __all__ = ["forward", "read_config", "read_granite_config"]
 
@@ -20,19 +20,13 @@ def read_config(config: ConfigReader) -> ModelSpec:
 
 def read_granite_config(config: ConfigReader, **fields: Any) -> ModelSpec:
     """The spec of a Granite. ``fields``: further arguments of `read_decoder_config`."""
-    attention_bias = config.flag("attention_bias", default=False)
     attention_scale, embedding_scale, residual_scale, logits_scaling = (
         config.number(key, default=1.0)
         for key in ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
     )
     spec = read_decoder_config(
         config,
-        num_kv_heads=config.optional_integer("num_key_value_heads") or config.integer("num_attention_heads"),
-        head_dim=config.optional_integer("head_dim"),
-        activation=read_activation(config, "hidden_act", "silu"),
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
-        mlp_bias=config.flag("mlp_bias", default=False),
+        bias_keys=("attention_bias", "mlp_bias"),
         **fields,
     )
     return replace(

@@ -19,7 +19,7 @@ __all__ = ["forward", "read_config"]
 def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "granite_swa"."""
     kinds = read_layer_types(config, pattern=lambda layer: layer % 4 == 0)
-    window = config.optional_integer("sliding_window") if config.has("sliding_window") else 128
+    window = config.optional_integer("sliding_window", absent=128)
     thetas = config.optional_numbers("layer_rope_theta")
     spec = read_granite_config(config, windows=windows_of(config, kinds, window), tied=True, default_eps=1e-5)
     return with_layer_thetas(config, replace(spec, sinks=True), thetas)

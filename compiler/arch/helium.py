@@ -7,7 +7,7 @@ from functools import partial
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from . import decoder
-from .decoder_config import even_head_dim, read_activation, read_decoder_config
+from .decoder_config import even_head_dim, read_decoder_config
 
 __all__ = ["forward", "read_config"]
 
@@ -21,9 +21,8 @@ def read_config(config: ConfigReader) -> ModelSpec:
         config,
         num_kv_heads=config.integer("num_key_value_heads"),
         head_dim=head_dim,
-        activation=read_activation(config, "hidden_act", "silu"),
         qkv_bias=config.flag("attention_bias", default=False),
-        mlp_bias=config.flag("mlp_bias", default=False),
+        bias_keys=("mlp_bias",),
         default_theta=100_000.0,
         default_eps=1e-8,
     )

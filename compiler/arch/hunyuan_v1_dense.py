@@ -9,7 +9,7 @@ from functools import partial
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from . import decoder
-from .decoder_config import even_head_dim, read_activation, read_decoder_config
+from .decoder_config import even_head_dim, read_decoder_config
 from .rope_config import RopeSizes, read_rope
 
 __all__ = ["forward", "read_config"]
@@ -41,14 +41,10 @@ def read_config(config: ConfigReader) -> ModelSpec:
     head_dim = even_head_dim(config, config.optional_integer("head_dim"))
     config.expect("attention_head_dim", head_dim, None)
     rope = read_rope(config, RopeSizes(head_dim, config.integer("max_position_embeddings"), reads_alpha=True))
-    attention_bias = config.flag("attention_bias", default=False)
     return read_decoder_config(
         config,
-        num_kv_heads=config.optional_integer("num_key_value_heads") or config.integer("num_attention_heads"),
         head_dim=head_dim,
-        activation=read_activation(config, "hidden_act", "silu"),
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        bias_keys=("attention_bias",),
         qk_norm=True,
         ropes={"full_attention": rope, "sliding_attention": rope},
         default_eps=1e-5,

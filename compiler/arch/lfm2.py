@@ -8,7 +8,7 @@ from functools import partial
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec, StateSpec
 from . import decoder
-from .decoder_config import listed_layer_types, read_decoder_config, read_num_layers
+from .decoder_config import even_head_dim, listed_layer_types, read_decoder_config, read_num_layers
 from .hybrid import HybridLayer
 
 __all__ = ["forward", "read_config"]
@@ -60,7 +60,8 @@ def read_config(config: ConfigReader, harmless: frozenset[str] = frozenset()) ->
     spec = read_decoder_config(
         config,
         num_kv_heads=config.integer("num_key_value_heads"),
-        head_dim=None,
+        head_dim=even_head_dim(config, None),
+        activation="silu",
         qk_norm=True,
         default_theta=1_000_000.0,
         tied=True,

@@ -42,20 +42,19 @@ def read_config(config: ConfigReader) -> ModelSpec:
     config.expect("use_sandwich_norm", True)
     config.expect("use_attention_gate", True)
     num_layers, conv_bias = read_num_layers(config), config.flag("conv_bias", default=False)
-    attention_bias = config.flag("attention_bias", default=False)
     kinds = listed_layer_types(config, num_layers, "conv", "sliding_attention", "full_attention") or tuple(
         "full_attention" if layer % 4 == 2 else "sliding_attention" if layer % 4 == 0 and layer else "conv"
         for layer in range(num_layers)
     )
     head_dim = even_head_dim(config, config.integer("head_dim", default=128))
-    window = config.optional_integer("sliding_window") if config.has("sliding_window") else 256
+    window = config.optional_integer("sliding_window", absent=256)
     taps = config.integer("conv_L_cache", default=7, minimum=2)
     spec = read_decoder_config(
         config,
         num_kv_heads=config.integer("num_key_value_heads"),
         head_dim=head_dim,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        activation="silu",
+        bias_keys=("attention_bias",),
         qk_norm=True,
         windows=windows_of(config, kinds, window),
         ropes=_read_ropes(config, head_dim),

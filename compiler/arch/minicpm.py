@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from .decoder import forward
-from .decoder_config import read_activation, read_decoder_config, read_num_layers
+from .decoder_config import read_decoder_config, read_num_layers
 
 __all__ = ["forward", "read_config"]
 
@@ -16,16 +16,11 @@ __all__ = ["forward", "read_config"]
 def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "minicpm"."""
     # A mixture of experts and sparse attention have keys of their own, which are refused.
-    attention_bias = config.flag("attention_bias", default=False)
     embedding_scale, depth = config.number("scale_emb", default=1.0), config.number("scale_depth", default=1.0)
     base = config.integer("dim_model_base", default=1)
     spec = read_decoder_config(
         config,
-        num_kv_heads=config.optional_integer("num_key_value_heads") or config.integer("num_attention_heads"),
-        head_dim=config.optional_integer("head_dim"),
-        activation=read_activation(config, "hidden_act", "silu"),
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        bias_keys=("attention_bias",),
         tied=True,
         default_eps=1e-6,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from .decoder import forward
-from .decoder_config import even_head_dim, read_activation, read_decoder_config, read_sliding_window
+from .decoder_config import even_head_dim, read_decoder_config, read_sliding_window
 from .rope_config import RopeSizes, read_rope
 
 __all__ = ["forward", "read_config"]
@@ -26,15 +26,13 @@ def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "ministral3"."""
     if not any(map(config.has, ("rope_parameters", "rope_scaling", "rope_theta"))):
         config = config.with_defaults({"rope_parameters": ROPE})
-    head_dim = even_head_dim(config, config.optional_integer("head_dim") if config.has("head_dim") else 128)
+    head_dim = even_head_dim(config, config.optional_integer("head_dim", absent=128))
     ignored = frozenset({"max_position_embeddings"})
     sizes = RopeSizes(head_dim, config.integer("max_position_embeddings"), scales_queries=True, ignored=ignored)
     rope = read_rope(config, sizes)
     return read_decoder_config(
         config,
-        num_kv_heads=config.optional_integer("num_key_value_heads") or config.integer("num_attention_heads"),
         head_dim=head_dim,
-        activation=read_activation(config, "hidden_act", "silu"),
         windows=read_sliding_window(config, default=None),
         ropes={"full_attention": rope, "sliding_attention": rope},
         default_eps=1e-5,

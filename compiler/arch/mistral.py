@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from .decoder import forward
-from .decoder_config import read_activation, read_decoder_config, read_sliding_window
+from .decoder_config import read_decoder_config, read_sliding_window
 
 __all__ = ["forward", "read_config"]
 
@@ -14,11 +14,7 @@ def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "mistral"."""
     return read_decoder_config(
         config,
-        activation=read_activation(config, "hidden_act", "silu"),
         # transformers assumes 8 for an absent key; null means the number of query heads.
-        num_kv_heads=(config.optional_integer("num_key_value_heads") or config.integer("num_attention_heads"))
-        if config.has("num_key_value_heads")
-        else 8,
-        head_dim=config.optional_integer("head_dim"),
+        num_kv_heads=config.optional_integer("num_key_value_heads", absent=8),
         windows=read_sliding_window(config, default=4096),
     )

@@ -20,17 +20,12 @@ forward = partial(decoder.forward, layout=LAYOUT)
 
 def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "nemotron"."""
-    attention_bias = config.flag("attention_bias", default=False)
     # The name of 'partial_rotary_factor' in the first releases.
     config = config.renamed({"rope_percent": "partial_rotary_factor"})
     return read_decoder_config(
         config,
-        num_kv_heads=config.optional_integer("num_key_value_heads") or config.integer("num_attention_heads"),
-        head_dim=config.optional_integer("head_dim"),
         activation=read_activation(config, "hidden_act", "relu2"),
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
-        mlp_bias=config.flag("mlp_bias", default=False),
+        bias_keys=("attention_bias", "mlp_bias"),
         rotates_parts=True,
         default_rotated=0.5,
         default_eps=1e-5,

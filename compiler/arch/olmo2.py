@@ -9,7 +9,7 @@ from functools import partial
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from . import decoder
-from .decoder_config import read_activation, read_decoder_config
+from .decoder_config import read_decoder_config
 
 __all__ = ["LAYOUT", "forward", "read_config"]
 
@@ -26,14 +26,9 @@ forward = partial(decoder.forward, layout=LAYOUT)
 
 def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "olmo2"."""
-    attention_bias = config.flag("attention_bias", default=False)
     return read_decoder_config(
         config,
-        num_kv_heads=config.optional_integer("num_key_value_heads") or config.integer("num_attention_heads"),
-        head_dim=config.optional_integer("head_dim"),
-        activation=read_activation(config, "hidden_act", "silu"),
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        bias_keys=("attention_bias",),
         qk_norm=True,
         default_eps=1e-5,
     )

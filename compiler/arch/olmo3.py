@@ -10,7 +10,7 @@ from functools import partial
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from . import decoder
-from .decoder_config import even_head_dim, read_activation, read_decoder_config, read_layer_types, windows_of
+from .decoder_config import even_head_dim, read_decoder_config, read_layer_types, windows_of
 from .olmo2 import LAYOUT
 from .rope_config import RopeSizes, read_layer_ropes
 
@@ -24,21 +24,15 @@ forward = partial(decoder.forward, layout=LAYOUT)
 def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "olmo3"."""
     kinds = read_layer_types(config, pattern=lambda layer: (layer + 1) % 4 == 0)
-    attention_bias = config.flag("attention_bias", default=False)
     head_dim = even_head_dim(config, config.optional_integer("head_dim"))
     sizes = RopeSizes(head_dim, config.integer("max_position_embeddings"), default_theta=THETA)
     local = replace(sizes, default_theta=config.optional_number("rope_theta") or THETA)
     return read_decoder_config(
         config,
-        num_kv_heads=config.optional_integer("num_key_value_heads") or config.integer("num_attention_heads"),
         head_dim=head_dim,
-        activation=read_activation(config, "hidden_act", "silu"),
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        bias_keys=("attention_bias",),
         qk_norm=True,
-        windows=windows_of(
-            config, kinds, config.optional_integer("sliding_window") if config.has("sliding_window") else 4096
-        ),
+        windows=windows_of(config, kinds, config.optional_integer("sliding_window", absent=4096)),
         ropes=read_layer_ropes(config, sizes, local),
         default_eps=1e-5,
     )

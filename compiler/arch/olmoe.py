@@ -10,7 +10,7 @@ from functools import partial
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from . import decoder
-from .decoder_config import read_activation, read_decoder_config
+from .decoder_config import read_decoder_config
 from .expert_config import HARMLESS, read_experts
 
 __all__ = ["forward", "read_config"]
@@ -22,17 +22,12 @@ forward = partial(decoder.forward, layout=LAYOUT)
 
 def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "olmoe"."""
-    attention_bias = config.flag("attention_bias", default=False)
     normalized = config.flag("norm_topk_prob", default=False)
     experts = read_experts(config, "num_experts", "num_local_experts", normalized=normalized)
     clip = config.optional_number("clip_qkv")
     spec = read_decoder_config(
         config,
-        num_kv_heads=config.optional_integer("num_key_value_heads") or config.integer("num_attention_heads"),
-        head_dim=config.optional_integer("head_dim"),
-        activation=read_activation(config, "hidden_act", "silu"),
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        bias_keys=("attention_bias",),
         qk_norm=True,
         default_eps=1e-5,
         harmless=HARMLESS,

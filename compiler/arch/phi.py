@@ -36,7 +36,6 @@ def read_config(config: ConfigReader) -> ModelSpec:
     config.expect("head_dim", head_dim, None)
     return read_decoder_config(
         config,
-        num_kv_heads=config.optional_integer("num_key_value_heads") or config.integer("num_attention_heads"),
         head_dim=head_dim,
         activation=read_activation(config, "hidden_act", "gelu_new"),
         qkv_bias=True,

@@ -9,7 +9,7 @@ from functools import partial
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from . import decoder
-from .decoder_config import read_activation, read_decoder_config, read_sliding_window
+from .decoder_config import even_head_dim, read_decoder_config, read_sliding_window
 
 __all__ = ["forward", "read_config"]
 
@@ -33,9 +33,7 @@ def read_config(config: ConfigReader) -> ModelSpec:
     config.expect("full_attn_mod", 1)
     return read_decoder_config(
         config,
-        activation=read_activation(config, "hidden_act", "silu"),
-        num_kv_heads=config.optional_integer("num_key_value_heads") or config.integer("num_attention_heads"),
-        head_dim=None,
+        head_dim=even_head_dim(config, None),
         windows=read_sliding_window(config, default=None),
         rotates_parts=True,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from .decoder import forward
-from .decoder_config import read_activation, read_decoder_config, read_layer_windows
+from .decoder_config import read_decoder_config, read_layer_windows
 
 __all__ = ["forward", "read_config"]
 
@@ -14,9 +14,7 @@ def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "qwen2"."""
     return read_decoder_config(
         config,
-        activation=read_activation(config, "hidden_act", "silu"),
         num_kv_heads=config.integer("num_key_value_heads"),
         windows=read_layer_windows(config),
-        head_dim=config.optional_integer("head_dim"),
         qkv_bias=True,
     )

@@ -7,22 +7,19 @@ from __future__ import annotations
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from .decoder import forward
-from .decoder_config import read_activation, read_decoder_config, read_layer_windows
+from .decoder_config import read_decoder_config, read_layer_windows
 
 __all__ = ["forward", "read_config"]
 
 
 def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "qwen3"."""
-    attention_bias = config.flag("attention_bias", default=False)
     return read_decoder_config(
         config,
-        activation=read_activation(config, "hidden_act", "silu"),
         num_kv_heads=config.integer("num_key_value_heads"),
         windows=read_layer_windows(config),
         # transformers assumes 128 for an absent key; null means hidden_size / num_attention_heads.
-        head_dim=config.optional_integer("head_dim") if config.has("head_dim") else 128,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        head_dim=config.optional_integer("head_dim", absent=128),
+        bias_keys=("attention_bias",),
         qk_norm=True,
     )

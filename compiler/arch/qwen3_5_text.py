@@ -10,7 +10,7 @@ from functools import partial
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec, StateSpec
 from . import decoder
-from .decoder_config import listed_layer_types, read_activation, read_decoder_config, read_num_layers
+from .decoder_config import listed_layer_types, read_decoder_config, read_num_layers
 from .hybrid import HybridLayer
 
 __all__ = ["forward", "read_config"]
@@ -46,7 +46,6 @@ def read_config(config: ConfigReader) -> ModelSpec:
     kinds = listed_layer_types(config, num_layers, "linear_attention", "full_attention") or tuple(
         "linear_attention" if (layer + 1) % every else "full_attention" for layer in range(num_layers)
     )
-    attention_bias = config.flag("attention_bias", default=False)
     states = StateSpec(
         taps=config.integer("linear_conv_kernel_dim", default=4, minimum=2),
         heads=config.integer("linear_num_value_heads", default=32),
@@ -64,9 +63,7 @@ def read_config(config: ConfigReader) -> ModelSpec:
         config,
         num_kv_heads=config.integer("num_key_value_heads", default=4),
         head_dim=config.integer("head_dim", default=256),
-        activation=read_activation(config, "hidden_act", "silu"),
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        bias_keys=("attention_bias",),
         qk_norm=True,
         rotates_parts=True,
         default_rotated=0.25,

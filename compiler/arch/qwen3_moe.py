@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from .decoder import forward
-from .decoder_config import read_activation, read_decoder_config, read_num_layers
+from .decoder_config import read_decoder_config, read_num_layers
 from .expert_config import HARMLESS, read_experts
 
 __all__ = ["forward", "read_config"]
@@ -17,7 +17,6 @@ def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "qwen3_moe"."""
     config.expect("use_sliding_window", False)
     config.ignore("sliding_window", "max_window_layers")
-    attention_bias = config.flag("attention_bias", default=False)
     experts = read_experts(
         config,
         "num_experts",
@@ -28,11 +27,8 @@ def read_config(config: ConfigReader) -> ModelSpec:
     )
     spec = read_decoder_config(
         config,
-        activation=read_activation(config, "hidden_act", "silu"),
         num_kv_heads=config.integer("num_key_value_heads"),
-        head_dim=config.optional_integer("head_dim"),
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        bias_keys=("attention_bias",),
         qk_norm=True,
         harmless=HARMLESS,
     )
@@ -41,6 +37,6 @@ def read_config(config: ConfigReader) -> ModelSpec:
 
 def _dense_layers(config: ConfigReader) -> tuple[int, ...]:
     """The layers in 'mlp_only_layers', and those that are not every 'decoder_sparse_step'-th."""
-    step = config.integer("decoder_sparse_step") if config.has("decoder_sparse_step") else 1
+    step = config.integer("decoder_sparse_step", default=1)
     named = config.integers("mlp_only_layers") or ()
     return tuple(layer for layer in range(read_num_layers(config)) if layer in named or (layer + 1) % step)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from .decoder import forward
-from .decoder_config import read_activation, read_decoder_config, read_layer_types, read_num_layers, windows_of
+from .decoder_config import read_decoder_config, read_layer_types, read_num_layers, windows_of
 
 __all__ = ["forward", "read_config"]
 
@@ -28,15 +28,9 @@ def read_config(config: ConfigReader) -> ModelSpec:
     uses_windows = config.flag("use_sliding_window", default=False)
     window = config.optional_integer("sliding_window")
     kinds = read_layer_types(config, pattern=lambda layer: not uses_windows or window is None or bool(rotated[layer]))
-    attention_bias = config.flag("attention_bias", default=False)
     spec = read_decoder_config(
         config,
-        num_kv_heads=config.optional_integer("num_key_value_heads") or config.integer("num_attention_heads"),
-        head_dim=config.optional_integer("head_dim"),
-        activation=read_activation(config, "hidden_act", "silu"),
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
-        mlp_bias=config.flag("mlp_bias", default=False),
+        bias_keys=("attention_bias", "mlp_bias"),
         windows=windows_of(config, kinds, window),
         default_theta=2_000_000.0,
         tied=True,

@@ -7,7 +7,7 @@ from functools import partial
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from . import decoder
-from .decoder_config import read_activation, read_decoder_config
+from .decoder_config import even_head_dim, read_decoder_config
 
 __all__ = ["forward", "read_config"]
 
@@ -22,8 +22,7 @@ def read_config(config: ConfigReader) -> ModelSpec:
     return read_decoder_config(
         config,
         num_kv_heads=config.integer("num_key_value_heads", default=32),
-        head_dim=None,
-        activation=read_activation(config, "hidden_act", "silu"),
+        head_dim=even_head_dim(config, None),
         qkv_bias=config.flag("use_qkv_bias", default=False),
         rotates_parts=True,
         default_rotated=0.25,

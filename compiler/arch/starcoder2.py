@@ -30,7 +30,6 @@ def read_config(config: ConfigReader) -> ModelSpec:
     return read_decoder_config(
         config,
         num_kv_heads=config.integer("num_key_value_heads", default=2),
-        head_dim=config.optional_integer("head_dim"),
         activation=read_activation(config, "hidden_act", "gelu_pytorch_tanh"),
         qkv_bias=biases,
         output_bias=biases,

@@ -50,9 +50,11 @@ class ConfigReader:
             raise self._wrong(key, value, "a positive integer" if minimum == 1 else f"an integer of at least {minimum}")
         return int(value)
 
-    def optional_integer(self, key: str, *, minimum: int = 1) -> int | None:
-        """Like `integer`; an absent key and null give None."""
-        return None if self._is_null(key) else self.integer(key, minimum=minimum)
+    def optional_integer(self, key: str, *, minimum: int = 1, absent: int | None = None) -> int | None:
+        """Like `integer`; null gives None, and an absent key ``absent``."""
+        if self._is_null(key):
+            return None if self.has(key) else absent
+        return self.integer(key, minimum=minimum)
 
     def number(self, key: str, *, default: float | None = None, or_zero: bool = False) -> float:
         """A finite number above zero, or zero if ``or_zero``; an absent key gives the default, or is an error without a
@@ -64,9 +66,11 @@ class ConfigReader:
             raise self._wrong(key, value, "a finite number above zero" + (", or zero" if or_zero else ""))
         return float(value)
 
-    def optional_number(self, key: str) -> float | None:
-        """Like `number`; an absent key and null give None."""
-        return None if self._is_null(key) else self.number(key)
+    def optional_number(self, key: str, *, absent: float | None = None) -> float | None:
+        """Like `number`; null gives None, and an absent key ``absent``."""
+        if self._is_null(key):
+            return None if self.has(key) else absent
+        return self.number(key)
 
     def flag(self, key: str, *, default: bool | None = None) -> bool:
         """true or false; an absent key gives the default, or is an error without a default."""

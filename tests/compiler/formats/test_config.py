@@ -39,7 +39,9 @@ def test_values_of_the_right_type_are_returned_unchanged() -> None:
 def test_defaults_replace_only_absent_keys() -> None:
     config = ConfigReader({"size": None})
     assert config.integer("absent", default=4) == 4
-    assert config.optional_integer("size") is None
+    assert config.optional_integer("size", absent=4) is None
+    assert config.optional_integer("window", absent=4) == 4
+    assert config.optional_number("cap", absent=0.5) == 0.5
     assert config.flag("gone", default=False) is False
     with pytest.raises(CheckpointError, match=r"'size' is null \(null\), expected a positive integer"):
         config.integer("size", default=4)
