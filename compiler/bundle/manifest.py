@@ -197,6 +197,12 @@ class Manifest(Description):
         return self.weights | self.host_weights
 
     @property
+    def expert_weights(self) -> set[str]:
+        """The weights that have rows for each of several experts, of which a step reads those of the chosen ones."""
+        steps = (step for plan in self.plans.values() for step in plan.steps if step.op == "expert_linear")
+        return {step.inputs[role] for step in steps for role in ("weight", "bias") if role in step.inputs}
+
+    @property
     def inputs(self) -> dict[str, InputEntry]:
         """The inputs of all plans, by name. States, constants and buffers are joined in the same way."""
         return union(plan.inputs for plan in self.plans.values())

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from nearfar.compiler.names import TARGETS
-from nearfar.compiler.runtime.errors import DeviceError
+from nearfar.compiler.runtime.errors import DeviceError, RequestError
 from nearfar.targets.host_memory import host_memory_bytes
 
 # The default limits for keys and values: a share of the machine's memory, or of the memory of a GPU that holds nothing
@@ -66,11 +66,18 @@ def default_arch(target: str) -> str | None:
 
 def kv_memory_bytes(target: str, weight_bytes: int, context_bytes: int) -> int:
     """The memory for keys and values of a model on a device beside its weights. One sequence with a full context needs
-    ``context_bytes``.
+    ``context_bytes``. Raises RequestError for weights that a GPU cannot hold; it holds all experts of a mixture.
     """
     gpu = find_gpu() if target == "cuda" else None
     if gpu is not None:
-        return max(0, int(gpu.memory_bytes * GPU_SHARE) - weight_bytes)
+        most = int(gpu.memory_bytes * GPU_SHARE)
+        if weight_bytes > most:
+            raise RequestError(
+                f"the weights take {weight_bytes:,} bytes, and the GPU has {gpu.memory_bytes:,}, of which a model gets "
+                f"{most:,}; compile with fewer bits, or serve with --target cpu, which reads experts from their files",
+                param="model",
+            )
+        return most - weight_bytes
     return min(int(host_memory_bytes() * HOST_SHARE), max(HOST_KV_BYTES, context_bytes))
 
 

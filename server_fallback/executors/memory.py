@@ -29,9 +29,17 @@ class MemoryPlan:
 
 
 def weight_bytes(manifest: Manifest | ExportManifest) -> int:
+    """The bytes of weights that must be in memory. A CPU maps those of experts from their files, and the system drops
+    the pages that it needs for other purposes; those that a token reads count.
+    """
     if isinstance(manifest, ExportManifest):
         return manifest.model_bytes()
-    return sum(plane.size for weight in manifest.weights.values() for plane in weight.planes)
+    sizes = {name: sum(plane.size for plane in weight.planes) for name, weight in manifest.weights.items()}
+    experts = manifest.spec.experts
+    if manifest.target != "cpu" or experts is None:
+        return sum(sizes.values())
+    mapped = sum(sizes.pop(name) for name in manifest.expert_weights)
+    return sum(sizes.values()) + mapped * experts.chosen // experts.number
 
 
 def context_bytes(manifest: Manifest | ExportManifest, tokens: int) -> int:

@@ -2,7 +2,9 @@
 
 With pages of 4 kB, a CPU that streams through weights spends a tenth of its time on address lookups. But the system
 can drop mapped pages when it needs memory, and processes that run one bundle share them; copies have neither property.
-So weights are copied by default only if they fill at most half of the available memory.
+So weights are copied by default only if they fill at most half of the available memory. Those of experts stay mapped:
+a page of an expert is read from the file when a token first chooses the expert, and a mixture may be larger than the
+memory.
 """
 
 from __future__ import annotations
@@ -49,18 +51,22 @@ def weight_planes(bundle: Bundle) -> Planes:
         for name, weight in manifest.weights.items()
         for plane in weight.planes
     }
-    streamed = streamed_planes(manifest)
+    wanted = requested_memory()
+    streamed = streamed_planes(manifest, experts=wanted == COPIED)
     size = sum(aligned_size(plane.size) for plane in streamed.values())
-    return {**mapped, **copied_planes(bundle, streamed, size)} if copies(size) else mapped
+    return {**mapped, **copied_planes(bundle, streamed, size)} if copies(size, wanted) else mapped
 
 
-def copies(size: int) -> bool:
-    """Whether ``size`` bytes of weights are copied: as NEARFAR_WEIGHTS requests, or if there are huge pages and enough
-    memory.
-    """
+def requested_memory() -> str:
+    """COPIED or MAPPED as NEARFAR_WEIGHTS requests; "" if it is not set. Raises RequestError for another value."""
     wanted = os.environ.get(WEIGHTS_VARIABLE, "")
     if wanted not in ("", COPIED, MAPPED):
         raise RequestError(f"{WEIGHTS_VARIABLE}={wanted}: must be {COPIED} or {MAPPED}")
+    return wanted
+
+
+def copies(size: int, wanted: str) -> bool:
+    """Whether ``size`` bytes of weights are copied: as requested, or if there are huge pages and enough memory."""
     if wanted:
         return wanted == COPIED
     return has_huge_pages() and size <= COPIED_SHARE * available_bytes()
@@ -71,8 +77,10 @@ def has_huge_pages() -> bool:
     return HUGE_PAGES.is_file() and "[never]" not in HUGE_PAGES.read_text()
 
 
-def streamed_planes(manifest: Manifest) -> dict[str, PlaneEntry]:
-    """The planes that a batch reads completely. Of a table that only embeds tokens, it reads a few rows."""
+def streamed_planes(manifest: Manifest, *, experts: bool) -> dict[str, PlaneEntry]:
+    """The planes that a batch reads completely, and those of ``experts``, of which it reads some. Of a table that only
+    embeds tokens, it reads a few rows.
+    """
     read = {
         name
         for plan in manifest.plans.values()
@@ -80,6 +88,7 @@ def streamed_planes(manifest: Manifest) -> dict[str, PlaneEntry]:
         if step.op != "embed"
         for name in step.inputs.values()
     }
+    read -= set() if experts else manifest.expert_weights
     return {
         f"{name}.{plane.name}": plane
         for name, weight in manifest.weights.items()

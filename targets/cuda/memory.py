@@ -124,6 +124,12 @@ class DeviceMemory:
 
     def _upload_weights(self, bundle: Bundle) -> None:
         files = {index: self._manifest.shards[index] for index in sorted(shards_of(self._manifest.weights))}
+        needed, free = sum(shard.size for shard in files.values()), self._driver.available_bytes()
+        if needed > free:
+            raise DeviceError(
+                f"{bundle.path}: the weights, all experts included, take {needed:,} bytes, and {free:,} of the GPU's "
+                "memory are free; free some, or compile with fewer bits or for the cpu target"
+            )
         shards = {index: self._driver.allocate(shard.size) for index, shard in files.items()}
         largest = max(shard.size for shard in files.values())
         stages = [self._driver.allocate_pinned(min(PIECE_BYTES, largest)) for _ in range(2)]

@@ -154,7 +154,8 @@ def test_a_gpu_is_the_default_and_its_memory_is_shared_out(monkeypatch: pytest.M
     assert devices.default_target() == "cuda"
     assert (devices.default_arch("cuda"), devices.default_arch("cpu")) == ("sm_90", None)
     assert devices.kv_memory_bytes("cuda", 10 * 10**9, 0) == 54 * 10**9
-    assert devices.kv_memory_bytes("cuda", 100 * 10**9, 0) == 0
+    with pytest.raises(RequestError, match="take 100,000,000,000 bytes, and the GPU has 80,000,000,000"):
+        devices.kv_memory_bytes("cuda", 100 * 10**9, 0)
     assert devices.models_memory_bytes("cuda") == 72 * 10**9
 
 

@@ -11,7 +11,7 @@ import pytest
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.targets.cpu import weight_memory
-from nearfar.targets.cpu.weight_memory import COPIED, HUGE_PAGE, MAPPED, copies, weight_planes
+from nearfar.targets.cpu.weight_memory import COPIED, HUGE_PAGE, MAPPED, copies, requested_memory, weight_planes
 
 GB = 10**9
 
@@ -70,16 +70,16 @@ def test_weights_are_copied_if_they_fill_half_of_the_available_memory_at_most(
     setting = tmp_path / "enabled"
     monkeypatch.setattr(weight_memory, "HUGE_PAGES", setting)
     # Copies in pages of 4 kB would gain nothing.
-    assert not copies(GB)
+    assert not copies(GB, requested_memory())
     setting.write_text("always madvise [never]\n")
-    assert not copies(GB)
+    assert not copies(GB, requested_memory())
     setting.write_text("always [madvise] never\n")
-    assert copies(5 * GB)
-    assert not copies(5 * GB + HUGE_PAGE)
+    assert copies(5 * GB, requested_memory())
+    assert not copies(5 * GB + HUGE_PAGE, requested_memory())
     monkeypatch.setenv("NEARFAR_WEIGHTS", "copied")
-    assert copies(100 * GB)
+    assert copies(100 * GB, requested_memory())
     monkeypatch.setenv("NEARFAR_WEIGHTS", "mapped")
-    assert not copies(GB)
+    assert not copies(GB, requested_memory())
     monkeypatch.setenv("NEARFAR_WEIGHTS", "huge")
     with pytest.raises(RequestError, match="NEARFAR_WEIGHTS=huge: must be copied or mapped"):
-        copies(GB)
+        copies(GB, requested_memory())

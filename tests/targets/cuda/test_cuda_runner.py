@@ -195,6 +195,16 @@ def test_every_sequence_of_a_batch_has_its_own_adapter_in_graphs_too(
         assert relative_error(mine[0], mine[1]) > F32
 
 
+def test_weights_beyond_the_free_memory_are_refused_with_both_sizes(
+    cuda_bundle: Path, emulated_cuda: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, driver = open_bundle(cuda_bundle), EmulatedDriver(emulated_cuda)
+    monkeypatch.setattr(driver, "available_bytes", lambda: 1000)
+    size = sum(shard.size for shard in bundle.manifest.shards)
+    with pytest.raises(DeviceError, match=f"take {size:,} bytes, and 1,000 of the GPU's memory are free"):
+        CudaRunner(bundle, limits=LIMITS, driver=driver)
+
+
 def test_submitted_work_cannot_be_cancelled(runner: CudaRunner) -> None:
     futures = [runner.submit(make_batch([Chunk([1], 0, [0], [0])], 16)) for _ in range(6)]
     assert not any(future.cancel() for future in futures)
