@@ -111,9 +111,11 @@ def facts(report: Report) -> Table:
         ]
         rows["quantization"] = "\n".join([f"the checkpoint's, activations {report.activation}", *lines])
     rows |= {
+        **({"states": f"{megabytes(report.state_bytes)} per sequence, of any length"} if report.state_bytes else {}),
         **({"code": NATIVE_CODE} if report.target in NATIVE_TARGETS else {}),
         **host_facts(report),
-        "weights read": f"{megabytes(report.weight_bytes_per_token)} per token",
+        "read per token": f"{megabytes(report.weight_bytes_per_token)} of weights; "
+        f"{megabytes(report.bytes_per_token_at_context)} with keys, values and states at {report.context:,} tokens",
         "dispatches": dispatches(report),
     }
     for name, value in rows.items():

@@ -5,7 +5,7 @@ token.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
@@ -31,12 +31,14 @@ class Report:
 
     ``weight_bytes`` are all weights, ``host_weight_bytes`` those of them that stay on the host and do not count as
     runtime memory. ``kv_bytes_per_token`` are those of all layers, ``kv_bytes`` the pages for ``context`` tokens, of
-    which layers with a window hold only those within it. ``runtime_memory_bytes`` is weights, ``kv_bytes``, tables, and
-    plan buffers for prefill chunks of one sequence. ``dispatches_per_token`` is the count for one sequence at its
-    start, ``dispatches_at_context`` for one of ``context`` tokens. ``weight_bytes_per_token`` are those that a decoded
-    token reads: of experts those chosen, of tables one row. ``weight_formats``: the number of weights and their
-    bytes in each format; vectors are "f32". ``tool_calls`` is the name of the format of tool calls; None if the chat
-    template has none that is known.
+    which layers with a window hold only those within it. ``state_bytes`` are one sequence's states of recurrent layers,
+    whatever its length. ``runtime_memory_bytes`` is weights, ``kv_bytes``, ``state_bytes``, tables, and plan buffers
+    for prefill chunks of one sequence. ``dispatches_per_token`` is the count for one sequence at its start,
+    ``dispatches_at_context`` for one of ``context`` tokens. ``weight_bytes_per_token`` are those that a decoded token
+    reads: of experts those chosen, of tables one row. ``bytes_per_token_at_context`` adds the keys and values that each
+    layer's attention sees behind ``context`` tokens, and the states, which are read and written. ``weight_formats``:
+    the number of weights and their bytes in each format; vectors are "f32". ``tool_calls`` is the name of the format of
+    tool calls; None if the chat template has none that is known.
     """
 
     model: str
@@ -51,9 +53,11 @@ class Report:
     host_weight_bytes: int
     kv_bytes_per_token: int
     kv_bytes: int
+    state_bytes: int
     runtime_memory_bytes: int
     weight_formats: dict[str, dict[str, int]]
     weight_bytes_per_token: int
+    bytes_per_token_at_context: int
     dispatches_per_token: int
     dispatches_at_context: int
     kernels: int
@@ -147,16 +151,22 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
         elements = math.prod(evaluate(extent, dims) for extent in entry.shape)
         return elements * ITEM_BYTES[chosen if entry.dtype == "activation" else entry.dtype]
 
+    def page_bytes(names: Iterable[str]) -> int:
+        return sum(size(manifest.states[name], dict.fromkeys(PAGE_DIMS, 1)) for name in names)
+
     weights, on_host = (
         sum(plane.size for weight in table.values() for plane in weight.planes)
         for table in (manifest.weights, manifest.host_weights)
     )
-    kv = [state for state in manifest.states.values() if state.shape[0] in PAGE_DIMS]
-    kv_bytes = sum(map(size, kv))
-    page_bytes = sum(size(state, dict.fromkeys(PAGE_DIMS, 1)) for state in kv)
-    slots = [state for state in manifest.states.values() if state.shape[0] not in PAGE_DIMS]
+    pages = [name for name, state in manifest.states.items() if state.shape[0] in PAGE_DIMS]
+    kv_bytes = sum(size(manifest.states[name]) for name in pages)
+    seen = keys_seen(manifest, context)
+    kv_bytes_seen = sum(page_bytes([name]) * count for name, count in seen) // manifest.page_size
+    state_bytes = sum(map(size, manifest.sequence_states.values()))
+    slots = [state for name, state in manifest.states.items() if name not in pages]
     passing = (*manifest.buffers.values(), *manifest.inputs.values(), *manifest.scratch.values(), *slots)
     others = sum(map(size, passing))
+    weights_read = weight_bytes_per_token(manifest)
     tables = sum(math.prod(constant.shape) * 4 for constant in manifest.constants.values())
     return Report(
         model=manifest.model,
@@ -169,11 +179,13 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
         parameters=sum(math.prod(weight.shape) for weight in manifest.stored_weights.values()),
         weight_bytes=weights + on_host,
         host_weight_bytes=on_host,
-        kv_bytes_per_token=page_bytes // manifest.page_size,
+        kv_bytes_per_token=page_bytes(pages) // manifest.page_size,
         kv_bytes=kv_bytes,
+        state_bytes=state_bytes,
         runtime_memory_bytes=weights + kv_bytes + others + tables,
         weight_formats=weight_formats(manifest),
-        weight_bytes_per_token=weight_bytes_per_token(manifest),
+        weight_bytes_per_token=weights_read,
+        bytes_per_token_at_context=weights_read + kv_bytes_seen + 2 * state_bytes,
         dispatches_per_token=dispatches_per_token(manifest, chosen, 1),
         dispatches_at_context=dispatches_per_token(manifest, chosen, context),
         kernels=len(manifest.kernels),
@@ -222,6 +234,15 @@ def share_read(plan: PlanEntry, step: StepEntry, role: str, rows: int) -> Fracti
     chosen = plan.buffers[step.inputs["chosen"]].shape[1]
     assert isinstance(chosen, int)
     return Fraction(chosen, step.attrs["experts"])
+
+
+def keys_seen(manifest: Manifest, context: int) -> list[tuple[str, int]]:
+    """The pages that each attention step of the first plan reads, and the number of keys that it sees in them at the
+    end of a context. Layers that share keys each read them.
+    """
+    steps = manifest.plan(manifest.plan_names[0]).steps
+    readers = [step for step in steps if step.op == "attention"]
+    return [(step.inputs["kv"], min(context, step.attrs.get("window") or context)) for step in readers]
 
 
 def dispatches_per_token(manifest: Manifest, activation: str, context: int) -> int:

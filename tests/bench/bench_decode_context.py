@@ -91,21 +91,20 @@ def measure(model: str, target: str, folders: Mapping[str, Path], rounds: int) -
     for kv, runner in runners.items():
         assert isinstance(runner, PlanRunner)
         title = f"{model}, {runner.manifest.quantization}, keys and values {kv}, on {runner.device}"
-        token_bytes = kv_bytes_a_token(runner.manifest, np.dtype(runner.activation).itemsize)
-        results[title] = rows_of(runner.manifest, token_bytes, [taken[kv, each] for each in POSITIONS])
+        results[title] = rows_of(runner.manifest, runner.activation, [taken[kv, each] for each in POSITIONS])
         runner.close()
     return results
 
 
 def rows_of(
-    manifest: Manifest, token_bytes: int, taken: Sequence[Sequence[tuple[float, float]]]
+    manifest: Manifest, activation: str, taken: Sequence[Sequence[tuple[float, float]]]
 ) -> list[dict[str, Any]]:
     """The medians at each length, and their ratios to the first."""
-    weights = make_report(manifest).weight_bytes
+    reports = [make_report(manifest, context=position + 1, activation=activation) for position in POSITIONS]
     figures = np.array(
         [
-            [*np.median(times, axis=0), (weights + (position + 1) * token_bytes) / 1e6]
-            for position, times in zip(POSITIONS, taken, strict=True)
+            [*np.median(times, axis=0), report.bytes_per_token_at_context / 1e6]
+            for report, times in zip(reports, taken, strict=True)
         ]
     )
     rows: list[dict[str, Any]] = []
@@ -115,16 +114,6 @@ def rows_of(
             row |= {name: f"{value:.4g}", f"x {name}": f"{ratio:.2f}"}
         rows.append(row)
     return rows
-
-
-def kv_bytes_a_token(manifest: Manifest, activation_bytes: int) -> int:
-    """Bytes of all layers' keys and values for one token."""
-    total = 0
-    for name in manifest.page_states(0):
-        state = manifest.states[name]
-        elements = int(np.prod([extent for extent in state.shape if isinstance(extent, int)]))
-        total += elements * (activation_bytes if state.dtype == "activation" else np.dtype(state.dtype).itemsize)
-    return total // manifest.page_size
 
 
 if __name__ == "__main__":

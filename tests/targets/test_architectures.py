@@ -196,6 +196,10 @@ def test_a_family_runs_on_every_kernel_target(
         assert relative_error(poisoned(runner), expected[32:]) < F32
     if family == "qwen3_moe":
         require_chosen_bytes(bundle)
+    if family == "qwen3_5_text":
+        require_state_bytes(runner)
+    if target == "webgpu":
+        require_dispatches(runner)
     if family == "gemma4_text":
         require_table_on_host(target, bundle, runner)
         assert relative_error(sampled_in_part(runner), expected[[3, 12, 26, 39, 38, 40, 39]]) < F32
@@ -261,6 +265,33 @@ def require_chosen_bytes(bundle: Bundle) -> None:
     # Targets pad the embedding by whole tiles, so a row's share need not be a whole number of bytes.
     others = sum(sizes.values()) - experts - embedding
     assert report.weight_bytes_per_token == math.ceil(others + Fraction(3 * experts, 5) + Fraction(embedding, rows))
+
+
+def require_state_bytes(runner: PlanRunner) -> None:
+    """Check that a token reads and writes the states of its sequence, and reads the keys and values before it."""
+    manifest, context = runner.manifest, 100
+    layouts = [runner.layout(state, runner.largest) for state in manifest.sequence_states.values()]
+    state_bytes = sum(math.prod(layout.shape[1:]) * np.dtype(layout.dtype).itemsize for layout in layouts)
+    # The last of four layers has attention.
+    kv_bytes = 2 * manifest.spec.num_kv_heads * manifest.spec.head_dim * 4
+    report = make_report(manifest, context=context)
+    assert (report.state_bytes, report.kv_bytes_per_token) == (state_bytes, kv_bytes)
+    moved = context * kv_bytes + 2 * state_bytes
+    assert report.bytes_per_token_at_context == report.weight_bytes_per_token + moved
+
+
+def require_dispatches(runner: PlanRunner) -> None:
+    """Check that a runner launches as many kernels for a token as the report counts."""
+    launch, launched = runner._launches, []  # type: ignore[attr-defined]
+
+    def counted(plan: str, dims: Mapping[str, int]) -> Iterator[Any]:
+        for pipeline, group, grid in launch(plan, dims):
+            launched.append(all(grid))
+            yield pipeline, group, grid
+
+    runner._launches = counted  # type: ignore[attr-defined]
+    runner.forward(make_batch([chunk_of(runner, TOKENS[:1], 0, [0], [0])], 16))
+    assert sum(launched) == make_report(runner.manifest).dispatches_per_token
 
 
 def require_table_on_host(target: str, bundle: Bundle, runner: PlanRunner) -> None:

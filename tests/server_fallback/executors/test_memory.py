@@ -41,6 +41,9 @@ def test_layers_with_a_window_get_the_pages_of_their_window(windowed_bundle: Pat
     report = make_report(manifest)
     assert report.kv_bytes == context_bytes(manifest, 64) == 16 * full + window_pages * window
     assert report.kv_bytes_per_token == (full + window) // manifest.page_size
+    # Two of three layers of each kind have pages; the third one reads those of another layer.
+    read = 3 * (256 * full // 2 + 11 * window // 2) // manifest.page_size
+    assert report.bytes_per_token_at_context - report.weight_bytes_per_token == read
     # With less memory, all sequences still get their windows, unless the full layers of one sequence would not fit.
     small = plan_memory(manifest, sequences=3, tokens=64, kv_bytes=25 * full + 3 * window_pages * window)
     assert (small.limits.pages, small.limits.window_pages) == (25, 3 * window_pages)
