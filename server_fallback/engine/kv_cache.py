@@ -117,10 +117,13 @@ class KvCache:
         return True
 
     def row_end(self, sequence: Sequence, end: int) -> int:
-        """Where a row of several known tokens ends instead of at ``end``, so that its state can be kept: where the
-        tokens leave those of other sequences in the cache, or at the last page border before the next token is sampled.
+        """Where a row of several tokens that starts in the prompt ends instead of at ``end``, so that its state can be
+        kept: where the tokens leave those of other sequences in the cache, or at the last page border before the next
+        token is sampled.
         """
         start, border = sequence.computed, self._border(end - (end == sequence.length))
+        if start >= len(sequence.prompt):
+            return end
         if start < sequence.branch < border:
             return sequence.branch
         return border if border > start else end

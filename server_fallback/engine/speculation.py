@@ -40,7 +40,8 @@ class Guess(NamedTuple):
     @staticmethod
     def of(sequence: Sequence, sampling: ResolvedSampling, tokens: int, context: int) -> Guess | None:
         """At most ``tokens`` drafts; None if the sequence cannot use any now."""
-        if sequence.in_flight > 0 or sequence.missing > 1:
+        # After refused drafts, a model with states computes tokens again. A few of them leave room for further drafts.
+        if sequence.in_flight > 0 or sequence.missing > (tokens if sequence.generated > 0 else 1):
             return None
         # One token comes without a guess.
         most = min(tokens, context - len(sequence.tokens))

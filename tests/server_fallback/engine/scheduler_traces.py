@@ -9,13 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hash_model import STOP, VOCAB, fold
+from hash_model import STOP, VOCAB, fold, next_token
 
+from nearfar.compiler.ir.sampling import DEFAULT_SAMPLING
 from nearfar.compiler.runtime.page_groups import PageGroup, pages_of_sequence
 from nearfar.server_fallback.engine.config import SchedulerConfig
 from nearfar.server_fallback.engine.pages import Pages
+from nearfar.server_fallback.engine.resolved_sampling import resolve_sampling
 from nearfar.server_fallback.engine.scheduler import Scheduler
 from nearfar.server_fallback.engine.sequence import Sequence, SequenceParams
+from nearfar.server_fallback.engine.speculation import Guess
 from nearfar.server_fallback.engine.step import Row, Step
 
 
@@ -129,11 +132,17 @@ def run_trace(
         Sequence(
             id,
             request["prompt"],
-            SequenceParams(request["max_tokens"], frozenset({STOP}), prompt_logprobs=request.get("prompt_logprobs", 0)),
+            SequenceParams(
+                request["max_tokens"],
+                frozenset({STOP}),
+                lockstep="drafts" in request,
+                prompt_logprobs=request.get("prompt_logprobs", 0),
+            ),
             request.get("priority", 0),
         )
         for id, request in enumerate(requests)
     ]
+    drafts = [list(request.get("drafts", [])) for request in requests]
     open_steps: list[tuple[Step, Callable[[], list[int]]]] = []
     steps: list[dict[str, Any]] = []
     last = max((max(request["at"], request.get("abort") or 0) for request in requests), default=0)
@@ -144,7 +153,12 @@ def run_trace(
                 scheduler.add(sequence)
             if request.get("abort") == tick and request["at"] < tick:
                 scheduler.finish(sequence, "stop")
-        while len(open_steps) < config["depth"] and (step := scheduler.next()) is not None:
+        while len(open_steps) < config["depth"]:
+            for sequence in scheduler.running:
+                guess(sequence, drafts[sequence.id], own.context)
+            step = scheduler.next()
+            if step is None:
+                break
             open_steps.append((step, device.taken(step)))
             steps.append(record_of(step))
             require_step(scheduler, step)
@@ -159,6 +173,27 @@ def run_trace(
         {"tokens": sequence.tokens[len(sequence.prompt) :], "finish": sequence.finish_reason} for sequence in sequences
     ]
     return {"steps": steps, "outputs": outputs, "scheduler": scheduler}
+
+
+def guess(sequence: Sequence, turns: list[list[int]], context: int) -> None:
+    """Give a sequence its next drafts if it can use any. ``turns`` are used in turn: how many drafts, and how many of
+    the first ones are right.
+    """
+    count, right = turns[0] if turns else (0, 0)
+    useful = Guess.of(sequence, resolve_sampling(DEFAULT_SAMPLING), count, context)
+    if useful is None:
+        return
+    turns.append(turns.pop(0))
+    sequence.drafts = drafts_of(sequence, useful.most, right)
+
+
+def drafts_of(sequence: Sequence, count: int, right: int) -> list[int]:
+    """``count`` drafts, of which the first ``right`` are the tokens that come next."""
+    shift, tokens = shift_of(sequence.params.adapter), list(sequence.tokens)
+    for index in range(count):
+        token = next_token([token + shift for token in tokens])
+        tokens.append(token if index < right else (token + 1) % VOCAB)
+    return tokens[len(sequence.tokens) :]
 
 
 def record_of(step: Step) -> dict[str, Any]:

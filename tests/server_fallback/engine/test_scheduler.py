@@ -12,7 +12,7 @@ from scheduler_traces import config_of, require_pages, run_trace
 from nearfar.server_fallback.engine.scheduler import Scheduler
 from nearfar.server_fallback.engine.sequence import Sequence, SequenceParams
 
-NAMES = ("scheduler.json", "scheduler_windows.json", "scheduler_states.json")
+NAMES = ("scheduler.json", "scheduler_windows.json", "scheduler_states.json", "scheduler_drafts.json")
 FILES = [Path(__file__).parents[2] / "conformance" / name for name in NAMES]
 TRACES = [trace for file in FILES for trace in json.loads(file.read_text())["traces"]]
 

@@ -11,7 +11,7 @@ from hash_model import STOP, VOCAB, next_token
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from scheduler_traces import HashDevice, config_of, pools_of, require_pages, require_step, shift_of
+from scheduler_traces import HashDevice, config_of, drafts_of, pools_of, require_pages, require_step, shift_of
 
 from nearfar.compiler.runtime.page_groups import PageGroup, pages_of_sequence
 from nearfar.server_fallback.engine.config import SchedulerConfig
@@ -145,11 +145,7 @@ class Scheduling(RuleBasedStateMachine):
         """Build a step with ``drafts`` for sequences in lockstep. The first ``right`` drafts are correct."""
         for sequence in self.scheduler.running:
             if sequence.params.lockstep and sequence.in_flight == 0:
-                shift, tokens = shift_of(sequence.params.adapter), list(sequence.tokens)
-                for index in range(drafts):
-                    token = next_token([token + shift for token in tokens])
-                    tokens.append(token if index < right else (token + 1) % VOCAB)
-                sequence.drafts = tokens[len(sequence.tokens) :]
+                sequence.drafts = drafts_of(sequence, drafts, right)
         step = self.scheduler.next()
         if step is not None:
             require_step(self.scheduler, step)

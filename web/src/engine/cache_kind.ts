@@ -63,11 +63,19 @@ export interface CacheKind {
   /** The same for a sequence that starts from a prefix, with the units that must not be evicted for it. */
   admission: (prefix: Prefix, length: number) => number;
   /** How many units `reserve` takes. */
-  missing: (holder: Holder, start: number, length: number) => number;
-  /** Let a holder compute its positions from ``start`` up to ``length``. The units must be free. */
-  reserve: (holder: Holder, start: number, length: number) => void;
+  missing: (holder: Holder, start: number, length: number, known: number) => number;
+  /**
+   * Let a holder compute its positions from ``start`` up to ``length``; those from ``known`` on are drafts, which
+   * `rewind` may take back. The units must be free.
+   */
+  reserve: (holder: Holder, start: number, length: number, known: number) => void;
   /** Release what no position from ``length`` on reads. */
   trim: (holder: Holder, length: number) => void;
+  /**
+   * Take back what follows ``length`` tokens, as drafts were refused. Returns how many of these need not be computed
+   * again.
+   */
+  rewind: (holder: Holder, length: number) => number;
   /** Release everything. */
   drop: (holder: Holder) => void;
   /** Retain in a node what the holder has of its page ``index``, which ends after ``length`` tokens. */

@@ -53,7 +53,7 @@ export class KvCache {
   /** Call before a row is scheduled: releases what is no longer read, and uses pages that others have filled meanwhile. */
   prepare(sequence: Sequence): void {
     const { computed, tokens, missing } = sequence;
-    // If a stop token is read, the sequence is continued from its known tokens.
+    // After a stop token or a wrong draft, the sequence continues from its known tokens.
     for (const kind of this.kinds) kind.trim(sequence, Math.min(computed, tokens.length));
     if (missing === 1 || computed % this.config.pageSize > 0) return;
     const prefix = this.findPrefix(sequence);
@@ -69,28 +69,27 @@ export class KvCache {
    * if there is too little room.
    */
   reserve(sequence: Sequence, length: number): boolean {
-    const { computed: start, params } = sequence;
+    const { computed: start, length: known, params, prompt, branch } = sequence;
     // The last page of a conversation is continued, not copied, unless another one starts from it.
     if (params.retained?.isShared === false) this.#detach(sequence, start);
-    while (this.kinds.some((kind) => kind.missing(sequence, start, length) > kind.free + kind.idle.size)) {
+    while (this.kinds.some((kind) => kind.missing(sequence, start, length, known) > kind.free + kind.idle.size)) {
       if (!this.#detach(sequence, start, true)) return false;
     }
     for (const kind of this.kinds) {
-      while (kind.missing(sequence, start, length) > kind.free) this.prefixes.evict(kind);
-      kind.reserve(sequence, start, length);
+      while (kind.missing(sequence, start, length, known) > kind.free) this.prefixes.evict(kind);
+      kind.reserve(sequence, start, length, known);
     }
-    const { length: known, prompt, branch } = sequence;
     if (this.#keepsStates && known === prompt.length && (start === branch || start === this.#border(known - 1)))
       this.#shareState(sequence, start);
     return true;
   }
 
   /**
-   * Where a row of several known tokens ends instead of at ``end``, so that its state can be kept: where the tokens leave
-   * those of other sequences in the cache, or at the last page border before the next token is sampled.
+   * Where a row that starts in the prompt ends instead of at ``end``, so that its state can be kept: where the tokens
+   * leave those of other sequences in the cache, or at the last page border before the next token is sampled.
    */
-  rowEnd({ computed, branch, length }: Sequence, end: number): number {
-    if (!this.#keepsStates || end === computed + 1) return end;
+  rowEnd({ computed, branch, length, prompt }: Sequence, end: number): number {
+    if (!this.#keepsStates || end === computed + 1 || computed >= prompt.length) return end;
     const border = this.#border(end === length ? end - 1 : end);
     if (computed < branch && branch < border) return branch;
     return border > computed ? border : end;
@@ -109,6 +108,15 @@ export class KvCache {
   cachePages(sequence: Sequence): void {
     const full = Math.floor(Math.min(sequence.computed, sequence.tokens.length) / this.config.pageSize);
     if (full > sequence.path.length) this.prefixes.insert(sequence, full);
+  }
+
+  /** Take back the refused drafts that follow the first ``length`` tokens. */
+  rewind(sequence: Sequence, length: number): void {
+    if (length >= sequence.computed) return;
+    sequence.computed = Math.min(...this.kinds.map((kind) => kind.rewind(sequence, length)));
+    for (const pool of this.pages) pool.rewind(sequence, sequence.computed);
+    // A page that is computed again is inserted again.
+    sequence.path.splice(Math.floor(sequence.computed / this.config.pageSize));
   }
 
   /** Release what a sequence holds; the cache retains the full pages, and of a conversation the last page too. */

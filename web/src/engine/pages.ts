@@ -88,6 +88,12 @@ export class Pages extends Units implements CacheKind {
     }
   }
 
+  rewind(holder: Holder, length: number): number {
+    const { pages } = this.#table(holder);
+    while (pages.length > this.#pagesFor(length)) this.release(pages.pop() ?? -1);
+    return length;
+  }
+
   drop(holder: Holder): void {
     const table = this.#table(holder);
     const cached = table.live.filter((page) => this.nodes.has(page));

@@ -16,13 +16,15 @@ import { OpenStep, samplesAnswer } from "./step.js";
 
 /**
  * ``maxTokens`` is the maximum number of positions in a step, ``maxSequences`` that of running sequences. The pages of
- * each group must be enough for one sequence of ``context`` tokens, as `pagesOfSequence` counts them.
+ * each group must be enough for one sequence of ``context`` tokens, as `pagesOfSequence` counts them. A step samples at
+ * most ``maxRows`` rows, by default one per sequence; further rows can check drafts.
  */
 export interface SchedulerConfig {
   readonly pageSize: number;
   readonly groups: readonly PageGroup[];
   readonly maxTokens: number;
   readonly maxSequences: number;
+  readonly maxRows?: number;
   readonly context: number;
   /**
    * The slots for states of recurrent layers, 0 if the model has none, as by default. Those beyond ``maxSequences`` are
@@ -36,6 +38,11 @@ export class Scheduler {
   // Both by rank.
   readonly running: Sequence[] = [];
   readonly waiting: Sequence[] = [];
+  /** The drafts that were checked, and those that were right. */
+  drafted = 0;
+  accepted = 0;
+  readonly #maxRows: number;
+  readonly #maxDrafts: number;
   readonly #slots: number[];
   #stepNumber = 0;
   #openSteps = 0;
@@ -46,8 +53,11 @@ export class Scheduler {
   #draining = false;
 
   constructor(readonly config: SchedulerConfig) {
+    const { maxSequences, maxTokens, maxRows = maxSequences } = config;
     this.kv = new KvCache(config);
-    this.#slots = Array.from({ length: config.maxSequences }, (_, index) => config.maxSequences - 1 - index);
+    this.#maxRows = maxRows;
+    this.#maxDrafts = Math.max(0, Math.min(maxRows, maxTokens) - maxSequences);
+    this.#slots = Array.from({ length: maxSequences }, (_, index) => maxSequences - 1 - index);
   }
 
   /** Queue a sequence. Its tokens must fit the context, unless it has a context shift. */
@@ -62,7 +72,7 @@ export class Scheduler {
   next(): Step | null {
     if (this.#draining && this.#openSteps > 0) return null;
     this.#draining = false;
-    const step = new OpenStep(this.#stepNumber, this.config.maxTokens);
+    const step = new OpenStep(this.#stepNumber, this.config.maxTokens, this.#maxDrafts);
     this.#decode(step);
     this.#admit(step);
     this.#prefill(step);
@@ -148,9 +158,19 @@ export class Scheduler {
     if (length <= 0 || !this.#reserve(step, sequence, start + length)) return;
     const sample = length === missing ? 1 : 0;
     const numSampled = Math.max(0, length - unsampled);
-    promptLogprobs.schedule(numSampled - sample);
-    step.add({ sequence, start, length, numSampled, promptLogprobs: numSampled - sample });
-    sequence.computed = start + length;
+    const logprobRows = numSampled - sample;
+    promptLogprobs.schedule(logprobRows);
+    if (logprobRows > 0) step.draftBudget = Math.max(0, Math.min(step.draftBudget, this.#freeRows(step) - logprobRows));
+    const drafts = sample === 1 && sequence.drafts.length > 0 ? this.#takeDrafts(step, sequence, length) : [];
+    step.add({
+      sequence,
+      start,
+      length: length + drafts.length,
+      numSampled: numSampled + drafts.length,
+      promptLogprobs: logprobRows,
+      drafts,
+    });
+    sequence.computed = start + length + drafts.length;
     sequence.inFlight += sample;
     sequence.lastStep = step.number;
     this.kv.cachePages(sequence);
@@ -161,7 +181,16 @@ export class Scheduler {
    * is not in it.
    */
   #freeRows(step: OpenStep): number {
-    return this.config.maxSequences - step.numSampled - (this.running.length - step.rows.length);
+    return this.#maxRows - step.numSampled - (this.running.length - step.rows.length);
+  }
+
+  /** The drafts that the step checks after ``count`` positions of a sequence. They may evict cached pages at most. */
+  #takeDrafts(step: OpenStep, sequence: Sequence, count: number): readonly number[] {
+    const end = sequence.computed + count;
+    let drafts = sequence.takeDrafts(Math.min(step.draftBudget, step.budget - count, this.config.context - end));
+    while (!this.kv.reserve(sequence, end + drafts.length)) drafts = drafts.slice(0, -1);
+    step.draftBudget -= drafts.length;
+    return drafts;
   }
 
   /** Start the first waiting sequence, preempting those of lower priority. False if it has to wait. */
@@ -252,7 +281,7 @@ export class Scheduler {
 
   /** Read the sampled tokens of a row. ``first`` is the index of the first of them among the step's. */
   #commitRow(row: Row, tokenIds: ArrayLike<number>, first: number, events: SchedulerEvent[]): void {
-    const { sequence, promptLogprobs } = row;
+    const { sequence, promptLogprobs, drafts } = row;
     if (promptLogprobs > 0) {
       sequence.promptLogprobs.commit(promptLogprobs);
       // A row at position p is about the token at p + 1.
@@ -263,20 +292,31 @@ export class Scheduler {
       );
     }
     if (!samplesAnswer(row)) return;
-    const sample = first + promptLogprobs;
-    const tokenId = tokenIds[sample] ?? -1;
     sequence.inFlight--;
+    const sample = first + promptLogprobs;
+    const wrong = drafts.findIndex((draft, index) => draft !== tokenIds[sample + index]);
+    const accepted = wrong < 0 ? drafts.length : wrong;
+    this.kv.rewind(sequence, sequence.computed - (drafts.length - accepted));
+    this.drafted += drafts.length;
+    this.accepted += accepted;
+    for (let index = 0; index <= accepted; index++)
+      if (!this.#append(sequence, tokenIds[sample + index] ?? -1, sample + index, events)) return;
+  }
+
+  /** Read a sampled token. False if it ends the sequence. */
+  #append(sequence: Sequence, tokenId: number, sample: number, events: SchedulerEvent[]): boolean {
     if (sequence.params.stopTokenIds.has(tokenId)) {
       this.finish(sequence, "stop");
       events.push({ type: "finished", sequence, end: { tokenId, sample } });
-      return;
+      return false;
     }
     sequence.tokens.push(tokenId);
     sequence.generated++;
     this.kv.cachePages(sequence);
     events.push({ type: "token", sequence, tokenId, sample });
-    if (!sequence.isComplete(this.config.context)) return;
+    if (!sequence.isComplete(this.config.context)) return true;
     this.finish(sequence, "length");
     events.push({ type: "finished", sequence });
+    return false;
   }
 }

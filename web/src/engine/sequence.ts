@@ -43,7 +43,10 @@ export interface SequenceParams {
   readonly stopTokenIds: ReadonlySet<number>;
   /** Null ends the answer when the context is full. */
   readonly contextShift: ContextShift | null;
-  /** The next token cannot be scheduled before the last one is read, because a constraint's mask depends on it. */
+  /**
+   * The next token cannot be scheduled before the last one is read, because a constraint's mask or the drafts depend on
+   * it.
+   */
   readonly lockstep: boolean;
   /** How many tokens at the end of the prompt get a log-probability. */
   readonly promptLogprobs: number;
@@ -85,6 +88,8 @@ export class Sequence {
   slot = -1;
   /** The last step with rows of this sequence; -1 for none. */
   lastStep = -1;
+  /** Guesses at its next tokens; the next step checks them and clears the list. */
+  drafts: readonly number[] = [];
   readonly promptLogprobs: PromptLogprobRows;
 
   constructor(
@@ -122,6 +127,22 @@ export class Sequence {
   isReady(context: number): boolean {
     const { maxTokens, lockstep } = this.params;
     return this.generated + this.inFlight < maxTokens && this.computed < context && !(lockstep && this.inFlight > 0);
+  }
+
+  /** How many drafts it can use now, at most ``most``. */
+  useful(most: number, { context }: { readonly context: number }): number {
+    const { missing, tokens, generated, params } = this;
+    // After refused drafts, a model with states computes tokens again. A few of them leave room for further drafts.
+    if (this.inFlight > 0 || missing > (generated > 0 ? most : 1)) return 0;
+    // One token comes without a guess.
+    return Math.max(0, Math.min(most, context - tokens.length, params.maxTokens - generated - 1));
+  }
+
+  /** The first ``limit`` drafts, fewer near the end of the answer; the others are dropped. */
+  takeDrafts(limit: number): readonly number[] {
+    const drafts = this.drafts.slice(0, Math.max(0, Math.min(limit, this.params.maxTokens - this.generated - 1)));
+    this.drafts = [];
+    return drafts;
   }
 
   /** Whether all tokens are generated, or no position remains at which the last one could be computed. */

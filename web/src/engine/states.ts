@@ -2,9 +2,9 @@
 //
 // A state cannot go back, so a prefix is usable only where a snapshot of its state was kept. Nothing is copied for one: a
 // row reads one slot and may write another, and the slot that it has read is the snapshot then, which no row writes. A
-// running sequence holds a slot of its own, and at most one snapshot: the state from which it began, or that of the last
-// page border. The slots beyond one for each sequence are the budget of snapshots; those that only the prefix cache uses
-// are evicted, the one not used for longest first.
+// running sequence holds a slot of its own, and at most one snapshot: the state from which it began, that of the last page
+// border, or that before its drafts. The slots beyond one for each sequence are the budget of snapshots; those that only
+// the prefix cache uses are evicted, the one not used for longest first.
 
 import type { CacheKind, Holder, Node, Prefix } from "./cache_kind.js";
 import { Units, isRemoved } from "./cache_kind.js";
@@ -68,15 +68,16 @@ export class States extends Units implements CacheKind {
     return 0;
   }
 
-  missing(holder: Holder, start: number): number {
+  missing(holder: Holder, start: number, length: number, known: number): number {
     const table = this.#table(holder);
+    const keeps = this.#keeps(table, start, length > known);
     // Only a conversation that is read from a file may find no slot.
-    return (this.#keeps(table, start) && !this.#isAlone(table)) || (table.slot < 0 && super.free === 0) ? 1 : 0;
+    return (keeps && !this.#isAlone(table)) || (table.slot < 0 && super.free === 0) ? 1 : 0;
   }
 
-  reserve(holder: Holder, start: number): void {
+  reserve(holder: Holder, start: number, length: number, known: number): void {
     const table = this.#table(holder);
-    if (this.#keeps(table, start)) this.#keep(table, start);
+    if (this.#keeps(table, start, length > known)) this.#keep(table, start);
     // The state of a page border is retained for the cache, until the sequence stops or comes to the next border.
     else if (table.length !== start && (table.length % this.pageSize > 0 || this.nodes.has(table.source)))
       this.#releaseSource(table);
@@ -87,6 +88,11 @@ export class States extends Units implements CacheKind {
 
   trim(): void {
     // All of a state is read.
+  }
+
+  /** The sequence continues after the state before its drafts. */
+  rewind(holder: Holder): number {
+    return Math.max(0, this.#table(holder).length);
   }
 
   drop(holder: Holder): void {
@@ -142,10 +148,13 @@ export class States extends Units implements CacheKind {
     return (tables[this.index] as StateTable | undefined) ?? new StateTable();
   }
 
-  /** Whether a row leaves the state before it as a snapshot: at a page border, if there is room for one. */
-  #keeps(table: StateTable, start: number): boolean {
-    if (table.slot < 0 || start === 0 || start === table.length || start % this.pageSize > 0) return false;
-    return this.free > 0 || this.idle.size > 0 || this.#isAlone(table);
+  /**
+   * Whether a row leaves the state before it as a snapshot: before drafts, and at a page border if there is room for one.
+   */
+  #keeps(table: StateTable, start: number, drafts: boolean): boolean {
+    if (table.slot < 0 || start === 0 || start === table.length) return false;
+    const hasRoom = this.free > 0 || this.idle.size > 0 || this.#isAlone(table);
+    return drafts || (start % this.pageSize === 0 && hasRoom);
   }
 
   #keep(table: StateTable, position: number): void {

@@ -6,8 +6,8 @@ import type { Sequence } from "./sequence.js";
 
 /**
  * ``length`` positions of a sequence, from ``start`` on; the last ``numSampled`` of them are sampled. The first
- * ``promptLogprobs`` sampled positions give log-probabilities of the prompt's own tokens. The last one, if it is not
- * among these, samples the answer.
+ * ``promptLogprobs`` sampled positions give log-probabilities of the prompt's own tokens. The others sample the answer:
+ * one token after the last known one, and one after each of the ``drafts``, which are the last positions then.
  */
 export interface Row {
   readonly sequence: Sequence;
@@ -15,6 +15,7 @@ export interface Row {
   readonly length: number;
   readonly numSampled: number;
   readonly promptLogprobs: number;
+  readonly drafts: readonly number[];
 }
 
 /** Whether a row samples the answer. */
@@ -34,7 +35,9 @@ export interface Step {
   readonly preempted: readonly Sequence[];
 }
 
-/** A step being built. ``budget`` positions still fit; ``numSampled`` rows are sampled so far. */
+/**
+ * A step being built. ``budget`` positions and ``draftBudget`` drafts still fit; ``numSampled`` rows are sampled so far.
+ */
 export class OpenStep {
   readonly rows: Row[] = [];
   numSampled = 0;
@@ -42,6 +45,7 @@ export class OpenStep {
   constructor(
     readonly number: number,
     public budget: number,
+    public draftBudget: number,
   ) {}
 
   add(row: Row): void {

@@ -26,7 +26,10 @@ function choosing(tokenId: number, vocabSize: number): readonly number[] {
   return settingsRow({ temperature: FLAT, draw: (tokenId + 0.5) / vocabSize });
 }
 
-/** Call it before any later commit: a token that has not been read back is referred to by its slot. */
+/**
+ * Call it before any later commit: a token that has not been read back is referred to by its slot. Rows that check drafts
+ * leave no token in their slot, because only the host knows how many drafts are right.
+ */
 export function stepBatch(
   step: Step,
   pageSize: number,
@@ -34,9 +37,10 @@ export function stepBatch(
   samplingOf: (sequence: Sequence) => RowSampling,
 ): Batch {
   const batch = emptyBatch();
-  for (const { sequence, start, length, numSampled, promptLogprobs } of step.rows) {
+  for (const { sequence, start, length, numSampled, promptLogprobs, drafts } of step.rows) {
     const { tokens, slot } = sequence;
-    const tokenIds = Array.from({ length }, (_, index) => tokens[start + index] ?? -1 - slot);
+    const known = [...tokens.slice(start, start + length), ...drafts];
+    const tokenIds = Array.from({ length }, (_, index) => known[index] ?? -1 - slot);
     const pages = pageTables(sequence).map((table) => table.pages);
     addTokens(batch, tokenIds, start, pages, pageSize, sequence.params.adapter?.slot);
     const state = sequence.tables.at(-1);
@@ -53,11 +57,11 @@ export function stepBatch(
       const { sampling, masked } = samplingOf(sequence);
       const { counts, bias, mask } = SAMPLE_FLAGS;
       batch.sample_slots.push(
-        slot,
+        drafts.length > 0 ? -1 : slot,
         (sampling.penalizes ? counts : 0) | (sampling.logitBias === null ? 0 : bias) | (masked ? mask : 0),
       );
       // This step's token already counts as in flight.
-      const draw = drawAt(sampling.seed, sequence.generated + sequence.inFlight - 1);
+      const draw = drawAt(sampling.seed, sequence.generated + sequence.inFlight - 1 + index - promptLogprobs);
       batch.sample_settings.push(...settingsRow({ ...sampling, draw }));
     }
   }
