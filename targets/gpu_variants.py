@@ -149,9 +149,9 @@ def attention_linear_variants(
     ]
     heads, scores = context.heads_of(step, activation, 1), context.facts(step, ragged_attention, activation)["scores"]
     shape = fused_shape(heads, numbers.attention.max_shared_bytes)
-    # Without x, but with qkv, seq_starts and perhaps positions.
-    buffers = num_buffers(facts) + 1 + reads_positions(scores)
-    if shape is None or buffers > numbers.max_buffers or not numbers.max_fused_rows:
+    # Without x, but with qkv, seq_starts, and perhaps positions and biases.
+    buffers = num_buffers(facts) + 1 + reads_positions(scores) + (scores.distances > 0)
+    if shape is None or scores.sinks or buffers > numbers.max_buffers or not numbers.max_fused_rows:
         return variants
     fused = kernel(ragged_attention_linear, heads=heads, scores=scores, facts=facts, shape=shape)
     return [Variant((fused,), when=["<=", "S", numbers.max_fused_rows]), *variants]

@@ -36,6 +36,11 @@ OF_DISTILBERT = {
 }
 # Two positions belong to padding and to what is before it.
 OF_ROBERTA = {**SIZES, "max_position_embeddings": CONTEXT + 2, "pad_token_id": 1, "type_vocab_size": 1}
+OF_MPNET = {
+    **SIZES,
+    "max_position_embeddings": CONTEXT + 2,
+    "pad_token_id": 1,
+}
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1, "cls_token_id": 1, "sep_token_id": 1}
 # A window of 5 tokens on each side.
 OF_MODERNBERT = {**SIZES, **IDS, "num_hidden_layers": 4, "local_attention": 10}
@@ -72,6 +77,7 @@ FAMILIES = {
     ),
     "gte": Family("Gte", SIZES),
     "modernbert": Family("ModernBert", OF_MODERNBERT),
+    "mpnet": Family("MPNet", OF_MPNET),
     # EmbeddingGemma: 3 tokens on each side.
     "gemma3_text": Family("Gemma3Text", OF_GEMMA, labels_tokens=False),
     "nomic_bert": Family("NomicBert", {**SIZES, "hidden_act": "silu"}),

@@ -133,10 +133,17 @@ class EncoderGraph:
         return self.graph.add("gate", inputs, name=f"{gate}.gated", activation=self.spec.activation)
 
     def attention(
-        self, layer: int, qkv: str, *, qk_norm: str | None = None, name: str = "", scale: float | None = None
+        self,
+        layer: int,
+        qkv: str,
+        *,
+        qk_norm: str | None = None,
+        name: str = "",
+        scale: float | None = None,
+        distance_bias: str | None = None,
     ) -> str:
         """Attention over the heads of a joint projection, which are rotated if the layer rotates, and normalized first
-        by the parameter ``qk_norm`` if there is one.
+        by the parameter ``qk_norm`` if there is one. ``distance_bias``: the parameter that is added to scores.
         """
         graph, spec = self.graph, self.spec
         num_kv_heads, head_dim = spec.heads_of(layer)
@@ -150,7 +157,7 @@ class EncoderGraph:
         rows = {"positions": self.input("positions"), "seq_starts": self.input("seq_starts")}
         return graph.add(
             "ragged_attention",
-            {"qkv": qkv, **rows},
+            {"qkv": qkv, **rows, "distance_bias": distance_bias},
             name=name or f"layers.{layer}.attended",
             causal=spec.causal,
             # A window as long as the context has no effect.

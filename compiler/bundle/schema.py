@@ -20,6 +20,7 @@ from ..ir.rotary_pairs import RotaryPairs
 from ..ir.spec import (
     ClassifierSpec,
     DenseSpec,
+    DistanceSpec,
     EmbeddingSpec,
     ExpertSpec,
     ModelSpec,
@@ -35,7 +36,7 @@ NULL = {"type": "null"}
 # The page checks these types by code.
 WITHOUT_DATA = {"Expr", "Condition", "TemplateTree"}
 # The page does not read the fields of these types, because the plan has what follows from them.
-UNREAD = {"RopeSpec", "StateSpec", "DenseSpec", "ExpertSpec"}
+UNREAD = {"RopeSpec", "StateSpec", "DenseSpec", "ExpertSpec", "DistanceSpec"}
 HEADER = """\
 // The bundle's manifest. Written by compiler/bundle/schema.py from manifest.py and entries.py there: edit those files.
 
@@ -61,6 +62,7 @@ def typescript() -> str:
         RopeSpec,
         StateSpec,
         ExpertSpec,
+        DistanceSpec,
         ModelSpec,
         DenseSpec,
         PromptSpec,

@@ -30,6 +30,7 @@ from . import (
 from .checkpoint import ActivationScales, Checkpoint, Tensor
 from .classifier import read_classifier
 from .config import ConfigReader, require_skippable
+from .distance_tensors import with_distance_tensors
 from .encoder_tensors import dense_tensors, encoder_tensors, encoder_tokenizer
 from .expert_stacks import with_matrices
 from .gpt2_tensors import gpt2_tensors
@@ -165,6 +166,7 @@ def _open_encoder(path: Path, spec: ModelSpec, encoder: Encoder) -> Checkpoint:
         embedding = replace(embedding, dimensions=read_matryoshka(config, str(config_path), embedding.size))
     tensors: Mapping[str, Tensor] = encoder_tensors(_read_tensors(path), encoder.PREFIX)
     require_sizes(config_path, spec, tensors)
+    tensors = with_distance_tensors(tensors, spec)
     folders = () if vectors is None else vectors.dense_folders
     lowercases = vectors is not None and vectors.lowercases
     return Checkpoint(

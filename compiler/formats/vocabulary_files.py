@@ -22,6 +22,9 @@ END = "<|endoftext|>"
 BERT_TOKENS = {
     "unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]",
 }  # fmt: skip
+MPNET_TOKENS = {
+    "unk_token": "[UNK]", "sep_token": "</s>", "pad_token": "<pad>", "cls_token": "<s>", "mask_token": "<mask>",
+}  # fmt: skip
 ROBERTA_TOKENS = {
     "bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>", "unk_token": "<unk>",
     "pad_token": "<pad>", "mask_token": "<mask>",
@@ -77,8 +80,18 @@ def _qwen2(config: TokenizerConfig) -> dict[str, Any]:
 def _roberta(config: TokenizerConfig) -> dict[str, Any]:
     ids, merges = _vocabulary(config.path)
     first, last = (_special(config, key, ids, VOCABULARY) for key in ("cls_token", "sep_token"))
-    around = {"type": "RobertaProcessing", "sep": last, "cls": first, "trim_offsets": True, "add_prefix_space": False}
-    return {**byte_level(WORDS["gpt-2"], ids, merges), "post_processor": around}
+    return {**byte_level(WORDS["gpt-2"], ids, merges), "post_processor": _between(first, last)}
+
+
+def _between(first: tuple[str, int], last: tuple[str, int]) -> dict[str, Any]:
+    """What puts special tokens around a text, and two between those of a pair."""
+    return {"type": "RobertaProcessing", "sep": last, "cls": first, "trim_offsets": True, "add_prefix_space": False}
+
+
+def _mpnet(config: TokenizerConfig) -> dict[str, Any]:
+    content = _bert(config)
+    around = content["post_processor"]
+    return {**content, "post_processor": _between(around["cls"], around["sep"])}
 
 
 def _bert(config: TokenizerConfig) -> dict[str, Any]:
@@ -113,11 +126,15 @@ BYTE_LEVEL = {
     "Qwen2Tokenizer": Rules(dict.fromkeys(("unk_token", "eos_token", "pad_token"), END), _qwen2),
     "RobertaTokenizer": Rules(ROBERTA_TOKENS, _roberta),
 }
-WORDPIECE = dict.fromkeys(("BertTokenizer", "DistilBertTokenizer"), Rules(BERT_TOKENS, _bert))
+WORDPIECE = {
+    **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer"), Rules(BERT_TOKENS, _bert)),
+    "MPNetTokenizer": Rules(MPNET_TOKENS, _mpnet),
+}
 # The classes of models (transformers, models/auto/tokenization_auto.py).
 CLASSES = {
     **dict.fromkeys(("bert", "distilbert", "nomic_bert"), "BertTokenizer"),
     **dict.fromkeys(("qwen2", "qwen2_5_vl", "qwen2_vl", "qwen3", "qwen3_vl"), "Qwen2Tokenizer"),
+    "mpnet": "MPNetTokenizer",
     "roberta": "RobertaTokenizer",
 }
 

@@ -106,7 +106,7 @@ class Preparation:
 @dataclass(frozen=True, slots=True)
 class Scores:
     """score = softcap * tanh(scale * q k / softcap), for the keys that a row sees; see `ops.attention`. ``sinks``:
-    whether each head has a sink.
+    whether each head has a sink. ``distances``: the number of those that have a bias, 0 without biases.
     """
 
     scale: float
@@ -114,8 +114,9 @@ class Scores:
     softcap: float | None = None
     causal: bool = True
     sinks: bool = False
+    distances: int = 0
 
     @property
     def bends(self) -> bool:
         """Whether a score is more than the scaled product of a query and a key."""
-        return self.softcap is not None
+        return self.softcap is not None or self.distances > 0

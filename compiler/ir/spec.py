@@ -12,6 +12,9 @@ from typing import Any, Literal
 
 from .expr import Count, Natural
 
+# The keys of the largest tile or page of a kernel for complete texts. Kernels read complete tiles.
+KEY_TILE = 64
+
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
@@ -91,6 +94,16 @@ class ExpertSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class DistanceSpec:
+    """The distances of keys and rows that change scores of attention: their ``buckets``, and ``max_distance``, from
+    which on all are in the last bucket.
+    """
+
+    buckets: Count
+    max_distance: Count
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder with grouped-query attention and a gated feed-forward, or an encoder. Sizes in elements.
 
@@ -110,7 +123,8 @@ class ModelSpec:
     ``causal``: a token sees no later one. If not, a window w restricts it to the tokens less than w away in both
     directions. Encoders may have a table of positions, whose row ``first_position`` is that of a text's first token,
     and embeddings of ``num_token_types`` types of tokens, such as those of a query and a passage. ``rms_norm_eps`` is
-    that of their norms. Their tables have rows of ``embedding_size`` elements unless it is None.
+    that of their norms. Their tables have rows of ``embedding_size`` elements unless it is None. ``distances``: None if
+    scores do not depend on how far a key is from a row.
 
     ``qkv_limit``: queries, keys and values are clipped to it, before the rotation. ``sinks``: each query head of a
     decoder has a sink; see `ops.attention`. ``keys_are_values``: the values of layers without a window are their keys
@@ -161,6 +175,7 @@ class ModelSpec:
     first_position: Natural = 0
     num_token_types: Natural = 0
     embedding_size: Count | None = None
+    distances: DistanceSpec | None = None
     mixers: tuple[Mixer, ...] = ()
     states: StateSpec | None = None
     factors: Mapping[str, float] = field(default_factory=dict)
@@ -184,6 +199,11 @@ class ModelSpec:
         if self.window(layer) is None:
             return self.num_kv_heads, self.head_dim
         return self.window_num_kv_heads or self.num_kv_heads, self.window_head_dim or self.head_dim
+
+    @property
+    def num_distances(self) -> int:
+        """Those from a row to a key of the longest text, or to one that fills up a tile of keys."""
+        return 2 * (self.max_position_embeddings + KEY_TILE) - 1
 
     @property
     def largest_head_dim(self) -> int:

@@ -18,7 +18,7 @@ from .batch_rows import BatchRows, Tiling
 from .builder import Array, Kernel, KernelBuilder, Scalar, all_of, cast, maximum, minimum, number, select
 from .new_heads import query_rows
 from .pages import Pages
-from .scores import LOWEST, before_keys, capped, scaled, sees, weight
+from .scores import LOWEST, before_keys, capped, distance_bias, scaled, sees, weight
 from .vectors import splat, sum_lanes
 
 # Vectors of each key in workgroup memory at a time.
@@ -98,6 +98,7 @@ class TileAttention:
         self.kernel, self.heads, self.facts, self.options = kernel, heads, scores, options
         self.q, self.pages, tiling = q, pages, Tiling(options.rows, few)
         self.sinks = kernel.buffer("sinks", (heads.num_heads,), "float32") if scores.sinks else None
+        self.bias = distance_bias(kernel, heads, scores)
         declare = partial(kernel.buffer, "y") if scratch is None else partial(kernel.scratch, scratch)
         self.y = declare(("S", heads.num_heads, heads.vectors), heads.stored_dtype, write=True)
 
@@ -206,6 +207,8 @@ class TileAttention:
                     key = self.score_key + j * self.key_groups
                     seen = sees(self.facts, first_key + key, position, own.last)
                     score = capped(kernel, self.facts, sum_lanes(self.dots[i * self.score_keys + j], self.heads.lanes))
+                    if self.bias is not None:
+                        score = score + self.bias.of(self.head, position, first_key + key)
                     self.scores[row, key] = select(seen, score, number(LOWEST, "float32"))
         kernel.barrier()
 

@@ -29,7 +29,7 @@ from .builder import (
     truncated_quotient,
 )
 from .projection import Projection, ProjectionArguments
-from .scores import LOWEST, capped, first_key, last_key, scaled, weight
+from .scores import LOWEST, capped, distance_bias, first_key, last_key, scaled, weight
 from .vector_parts import dot_products, load_blocks
 from .vectors import splat, sum_lanes
 
@@ -72,8 +72,8 @@ def fused_shape(heads: Heads, max_shared_bytes: int) -> FusedShape | None:
 
 
 def reads_positions(scores: Scores) -> bool:
-    """Whether the keys that a row sees depend on its position."""
-    return scores.causal or scores.window is not None
+    """Whether the keys that a row sees, or their scores, depend on its position."""
+    return scores.causal or scores.window is not None or scores.distances > 0
 
 
 def ragged_attention_linear(name: str, *, heads: Heads, scores: Scores, facts: Projection, shape: FusedShape) -> Kernel:
@@ -94,6 +94,7 @@ class FusedAttention:
         self.qkv = kernel.buffer("qkv", (["mul", "S", self.row_vectors],), heads.stored_dtype)
         self.positions = kernel.buffer("positions", ("S",), "int32") if reads_positions(scores) else None
         self.seq_starts = kernel.buffer("seq_starts", (["add", "B", 1],), "int32")
+        self.bias = distance_bias(kernel, heads, scores)
         self.arguments = ProjectionArguments(kernel, facts, blocks=True, reads_x=False)
         block, _ = kernel.grid(["ceildiv", "S", shape.rows])
         self.thread = kernel.threads(shape.threads)
@@ -128,6 +129,7 @@ class FusedAttention:
         row_index, head = kernel.let("row_index", item % self.shape.rows), kernel.let("head", item // self.shape.rows)
         row = kernel.let("row", minimum(self.first_row + row_index, kernel.size("S") - 1))
         start, first, end = self._keys_of(row)
+        position = None if self.positions is None else kernel.let("own_position", self.positions[row])
         # Registers, because TVM would repeat the arithmetic of an index in each use.
         places = kernel.local("places", BLOCK_KEYS + 1, "int32")
         places[BLOCK_KEYS] = row * self.row_vectors + head * vectors
@@ -152,6 +154,8 @@ class FusedAttention:
                     dots[i] = dots[i] + product if v else product
             for i in range(BLOCK_KEYS):
                 score = capped(kernel, self.scores, sum_lanes(dots[i]))
+                if self.bias is not None and position is not None:
+                    score = score + self.bias.of(head, position, minimum(key + i, end - 1))
                 weights[i] = select(key + i < end, score, number(LOWEST, "float32"))
             scores = [weights[i] for i in range(BLOCK_KEYS)]
             new = kernel.let("new_largest", reduce(maximum, scores, largest[0]))

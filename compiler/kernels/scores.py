@@ -32,6 +32,22 @@ def capped(kernel: KernelBuilder, scores: Scores, score: Scalar) -> Scalar:
     return score if scores.softcap is None else soft_capped(kernel, scores.softcap, score)
 
 
+class DistanceBias:
+    """The biases of scores by the distance of key and row; see `ops.attention.distance_biases`."""
+
+    def __init__(self, kernel: KernelBuilder, heads: Heads, scores: Scores) -> None:
+        self._distances = scores.distances
+        self._bias = kernel.buffer("distance_bias", (heads.num_heads * scores.distances,), "float32")
+
+    def of(self, head: Scalar, position: Scalar, key: Scalar) -> Scalar:
+        """That of a key with the row at a position. ``key`` may be one that fills up a tile."""
+        return self._bias[head * self._distances + self._distances // 2 + key - position]
+
+
+def distance_bias(kernel: KernelBuilder, heads: Heads, scores: Scores) -> DistanceBias | None:
+    return DistanceBias(kernel, heads, scores) if scores.distances else None
+
+
 def weight(score: Scalar, largest: Scalar) -> Scalar:
     """exp(score - largest): the weight of a key, and the factor of sums whose largest score so far was ``score``.
 

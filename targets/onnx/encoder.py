@@ -164,6 +164,8 @@ def add_ragged_attention(emitter: Emitter, node: Node) -> None:
     if kv_heads < num_heads:
         parts |= {part: repeated(emitter, parts[part], kv_heads, num_heads, head_dim, f"{y}.{part}") for part in "kv"}
     bias = attention_bias(builder, emitter.activation, node.attr("window"), causal=node.attr("causal"))
+    if "distance_bias" in node.inputs:
+        bias = with_distance_bias(emitter, node.inputs["distance_bias"], num_heads, bias)
     scale = node.attr("scale")
     emitter.names[y] = builder.add(
         "MultiHeadAttention",
@@ -174,6 +176,21 @@ def add_ragged_attention(emitter: Emitter, node: Node) -> None:
         **({} if scale is None else {"scale": scale}),
     )
     emitter.reshaped.add(y)
+
+
+def with_distance_bias(emitter: Emitter, bias: str, num_heads: int, mask: str) -> str:
+    """A mask of `attention_bias`, plus each head's biases of distances: (batch, H, sequence, sequence). Layers with the
+    same biases share it.
+    """
+    builder, name = emitter.builder, f"{mask}.{bias}"
+    if any(name in node.output for node in builder.nodes):
+        return name
+    add, integers = builder.add, builder.integers
+    (size,) = emitter.graph.parameters[bias].shape
+    distances = size // num_heads
+    of_head = add("Reshape", [emitter.vector(bias), integers(num_heads, distances)], f"{bias}.of_head")
+    places = add("Sub", [integers(distances // 2), "distances"], f"{bias}.places")
+    return add("Add", [add("Gather", [of_head, places], f"{bias}.gathered", axis=1), mask], name)
 
 
 def repeated(emitter: Emitter, x: str, kv_heads: int, num_heads: int, head_dim: int, y: str) -> str:
@@ -194,7 +211,9 @@ ENCODER_FORMS: dict[str, Form] = {
     ),
     "rope_heads": Form(add_rope_heads, ("head_dim", "num_kv_heads", "eps"), ("table", "qk_norm")),
     "ragged_attention": Form(
-        add_ragged_attention, ("head_dim", "num_kv_heads", "causal", "window", "scale", "softcap")
+        add_ragged_attention,
+        ("head_dim", "num_kv_heads", "causal", "window", "scale", "softcap"),
+        ("distance_bias",),
     ),
     "pool_rows": Form(add_pool_rows, ("mode",)),
 }

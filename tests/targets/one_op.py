@@ -21,6 +21,8 @@ from nearfar.compiler.ir.sampling import Settings
 # Columns of x, outputs of a projection, size of the vocabulary; sizes of heads and pages.
 COLUMNS, OUTPUTS, VOCAB = 37, 45, 51
 HEADS, KV_HEADS, HEAD_DIM, PAGE = 4, 2, 24, 16
+# More than those of the longest text's tokens.
+DISTANCES = 2 * 400 - 1
 # Experts, of which each row has some.
 EXPERTS, CHOSEN = 5, 3
 DTYPES: tuple[DType, ...] = ("float32", "activation")
@@ -42,9 +44,11 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     bent: dict[str, Any] = {"window": 5, "softcap": 30.0, "scale": 0.2}
     yield "ragged_attention", "window", partial(over_texts, "ragged_attention", causal=False, **bent)
     yield "ragged_attention", "causal", partial(over_texts, "ragged_attention")
+    yield "ragged_attention", "distances", partial(over_texts, "ragged_attention", causal=False, more=True)
     fused: dict[str, Any] = {"output": OUTPUTS, "causal": False}
     yield "ragged_attention", "linear_plain", partial(over_texts, "ragged_attention", residual=True, **fused)
     yield "ragged_attention", "linear_window", partial(over_texts, "ragged_attention", **(fused | bent))
+    yield "ragged_attention", "linear_distances", partial(over_texts, "ragged_attention", more=True, **fused)
     yield "ragged_attention", "linear_causal", partial(over_texts, "ragged_attention", output=130)
     yield "take_rows", "plain", take_rows
     for x_dtype, dtype in product(DTYPES, DTYPES):
@@ -170,9 +174,11 @@ def pool_rows(mode: str) -> Graph:
     )
 
 
-def over_texts(op: str, *, rotary_dim: int = 0, output: int = 0, residual: bool = False, **attrs: Any) -> Graph:
+def over_texts(
+    op: str, *, rotary_dim: int = 0, output: int = 0, residual: bool = False, more: bool = False, **attrs: Any
+) -> Graph:
     """An op on the joint projection of queries, keys and values of complete texts. ``output``: the outputs of an op
-    that projects, which has a bias then.
+    that projects, which has a bias then. ``more``: scores have sinks, and biases of distances.
     """
     graph = Builder()
     inputs = {
@@ -181,6 +187,9 @@ def over_texts(op: str, *, rotary_dim: int = 0, output: int = 0, residual: bool 
     }
     if op != "rope_heads":
         inputs["seq_starts"] = graph.value("seq_starts", (["add", "B", 1],), "int32")
+    if more:
+        inputs["distance_bias"] = graph.vector("distance_bias", HEADS * DISTANCES)
+        inputs["sinks"] = graph.vector("sinks", HEADS)
     if output:
         inputs |= {"weight": graph.matrix("weight", output, HEADS * HEAD_DIM), "bias": graph.vector("bias", output)}
     if residual:

@@ -42,12 +42,15 @@ def runner_of(target: str, bundle: Bundle, request: pytest.FixtureRequest) -> Pl
     return CudaRunner(bundle, limits=LIMITS, driver=EmulatedDriver(request.getfixturevalue("emulated_cuda")))
 
 
-@pytest.mark.parametrize("target", ["webgpu", "cpu", "cuda"])
+# The scores of MPNet have biases.
+@pytest.mark.parametrize(("family", "target"), [
+    ("bert", "webgpu"), ("bert", "cpu"), ("bert", "cuda"), ("mpnet", "webgpu"), ("mpnet", "cpu"),
+])  # fmt: skip
 def test_vectors_are_those_of_transformers(
-    target: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    family: str, target: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan_runner, "FIRST_TOKENS", 16)
-    model = make_encoder("bert", "mean_tokens", tmp_path / "checkpoint", **SIZES, num_hidden_layers=2)
+    model = make_encoder(family, "mean_tokens", tmp_path / "checkpoint", **SIZES, num_hidden_layers=2)
     options = CompileOptions(
         target=target, quantization="f32", context=CONTEXT, activations=("float32",), self_test=False
     )

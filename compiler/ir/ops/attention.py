@@ -190,8 +190,9 @@ def attention(inputs: Inputs, attrs: Attrs) -> Array:
     Query head h reads kv head h // (H / K). The row at position p sees the keys at positions up to and including p. If
     the attribute causal is false, it sees all positions of its sequence, up to its last new token. A ``window`` w
     restricts it to the positions strictly between p - w and p + w. A ``scale`` of None means 1 / sqrt(D); a ``softcap``
-    of None leaves the scores unchanged. ``sinks`` are scores of one more key a head, which has no value. Vaswani et al.
-    2017; paged: Kwon et al. 2023; sinks: gpt-oss.
+    of None leaves the scores unchanged. ``sinks`` are scores of one more key a head, which has no value. A
+    ``distance_bias`` is added to scores; see `distance_biases`. Vaswani et al. 2017; paged: Kwon et al. 2023; sinks:
+    gpt-oss.
     """
     kv, head_dim = inputs["kv"], head_dim_of(inputs["kv"].shape, attrs)
     q, *new = prepare(inputs, attrs, head_dim, kv.shape[2] * head_dim)
@@ -263,6 +264,10 @@ def attention_weights(sequence: Sequence, inputs: Inputs, attrs: Attrs) -> Seque
     if attrs["softcap"] is not None:
         bent = np.tanh(scores / np.float32(attrs["softcap"]))
         scores, bend = np.float32(attrs["softcap"]) * bent, 1 - bent * bent
+    if "distance_bias" in inputs:
+        heads = num_kv_heads * group
+        biases = distance_biases(inputs["distance_bias"], heads, inputs["positions"][sequence.rows], length)
+        scores += biases.reshape(num_kv_heads, group, -1, length).swapaxes(1, 2).reshape(scores.shape)
     scores[:, np.repeat(~seen, group, axis=0)] = -np.inf
     largest = scores.max(axis=-1, keepdims=True)
     rest = np.float32(0)
@@ -274,6 +279,18 @@ def attention_weights(sequence: Sequence, inputs: Inputs, attrs: Attrs) -> Seque
     weights = np.exp(scores - largest)
     weights /= weights.sum(axis=-1, keepdims=True) + rest
     return SequenceWeights(values, weights, scale, bend)
+
+
+def distance_biases(bias: Array, num_heads: int, positions: Array, length: int) -> Array:
+    """What is added to the scores (H, rows, length) of rows at these positions: of a head by the key's distance.
+    Raffel et al. 2020.
+
+    bias (H * N,) has the N = 2r - 1 distances key - row of each head, from 1 - r to r - 1.
+    """
+    of_head = bias.reshape(num_heads, -1)
+    distances: Array = np.arange(length)[None, :] - positions[:, None]
+    biases: Array = of_head[:, distances + of_head.shape[1] // 2]
+    return biases
 
 
 def visible(positions: Array, length: int, attrs: Attrs) -> Array:
@@ -290,7 +307,8 @@ def scale_of(head_dim: int, attrs: Attrs) -> np.float32:
 def score_facts(use: Use, head_dim: int) -> Mapping[str, Any]:
     """How a step computes its scores."""
     given = {name: use.attrs[name] for name in SCORES}
-    return {"scores": Scores(**{**given, "scale": float(scale_of(head_dim, given))}, sinks="sinks" in use.shapes)}
+    given |= {"scale": float(scale_of(head_dim, given)), "sinks": "sinks" in use.shapes}
+    return {"scores": Scores(**given)}
 
 
 SCORES = {

@@ -6,11 +6,13 @@ The rows of a batch are those of its texts, one text after the other.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from ..spec import KEY_TILE
 from .attention import (
     PREPARING,
     ROWS,
@@ -124,7 +126,12 @@ def rope_heads(inputs: Inputs, attrs: Attrs) -> Array:
 
 
 def infer_ragged_attention(shapes: Shapes, attrs: Attrs) -> Type:
-    columns = require_joint("ragged_attention", shapes, attrs) * attrs["head_dim"]
+    heads = require_joint("ragged_attention", shapes, attrs)
+    columns = heads * attrs["head_dim"]
+    require(shapes.get("sinks", (heads,)) == (heads,), "ragged_attention", shapes)
+    if "distance_bias" in shapes:
+        (size,) = shapes["distance_bias"]
+        require(isinstance(size, int) and size % heads == 0 and size // heads % 2 == 1, "ragged_attention", shapes)
     if "weight" not in shapes:
         require("bias" not in shapes and not attrs["store"], "ragged_attention", shapes)
         return (shapes["qkv"][0], columns), "activation"
@@ -140,7 +147,7 @@ def ragged_attention(inputs: Inputs, attrs: Attrs) -> Array:
     store(result @ weight.T + bias).
 
     qkv (S, (H + 2K) * D) holds the heads of q, then those of k, then those of v; positions (S,), seq_starts (B+1,),
-    weight (N, H * D), bias (N,) -> (S, H * D), or (S, N).
+    sinks (H,), distance_bias as in `distance_biases`, weight (N, H * D), bias (N,) -> (S, H * D), or (S, N).
     """
     num_kv_heads, head_dim = attrs["num_kv_heads"], attrs["head_dim"]
     heads = inputs["qkv"].astype(np.float32).reshape(len(inputs["qkv"]), -1, head_dim)
@@ -158,11 +165,21 @@ def ragged_attention(inputs: Inputs, attrs: Attrs) -> Array:
 
 def ragged_attention_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
     facts = {**joint_facts(use, bound), **score_facts(use, use.attrs["head_dim"])}
+    if "distance_bias" in use.shapes:
+        facts["scores"] = replace(facts["scores"], distances=use.shapes["distance_bias"][0] // facts["num_heads"])
     if "weight" not in use.shapes:
         return facts
     outputs, columns = use.shapes["weight"]
     parts = {"bias": "bias" in use.shapes, "load": [], "store": STORE.facts(use.shapes, use.attrs)}
     return {**facts, "batch": "S", "columns": columns, "outputs": outputs, "width": 0, "offset": 0, **parts}
+
+
+def check_distances(use: Use, sizes: Sizes) -> None:
+    """There is a bias for every distance of two tokens, and of a token from the keys that fill up a tile."""
+    if "distance_bias" in use.shapes:
+        (size,), heads = use.shapes["distance_bias"], require_joint("ragged_attention", use.shapes, use.attrs)
+        needed = 2 * (sizes.context + KEY_TILE) - 1
+        require_use(isinstance(size, int) and size // heads >= needed, f"has biases of fewer than {needed} distances")
 
 
 def infer_pool_rows(shapes: Shapes, attrs: Attrs) -> Type:
@@ -209,11 +226,11 @@ OPS = {
         infer_ragged_attention,
         ragged_attention,
         inputs={"qkv": ACTIVATION, **ROWS},
-        optional={"weight": MATRIX, "bias": VECTOR},
+        optional={"sinks": VECTOR, "distance_bias": VECTOR, "weight": MATRIX, "bias": VECTOR},
         attrs={**HEADS, **SCORES, "store": STORE.attr},
         of_parts=STORE.roles,
         facts=ragged_attention_facts,
-        checks=(check_joint,),
+        checks=(check_joint, check_distances),
     ),
     "pool_rows": Op(
         infer_pool_rows,

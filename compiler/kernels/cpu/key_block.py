@@ -44,6 +44,19 @@ class Range:
         return 0 if isinstance(self.start, int) else truncated_quotient(self.start, size)
 
 
+class DistanceBias:
+    """The biases of scores by the distance of key and row; see `ops.attention.distance_biases`."""
+
+    def __init__(self, kernel: CpuKernelBuilder, heads: Heads, scores: Scores, positions: Array) -> None:
+        self._distances, self._positions = scores.distances, positions
+        self._bias = kernel.buffer("distance_bias", (heads.num_heads * scores.distances,), "float32")
+
+    def of(self, row: Scalar, head: Scalar, first_key: Scalar, lanes: int) -> Scalar:
+        """Those of a row with neighbouring keys, which may be some that fill up a page."""
+        none = head * self._distances + self._distances // 2
+        return self._bias[ramp(none + first_key - self._positions[row], lanes)]
+
+
 class BlockScores(ABC):
     """The scores of ``count`` queries with a block's keys, and the values weighted by them. ``rows`` are allocated, at
     least ``count``.
@@ -110,8 +123,10 @@ class KeyBlock(BlockScores):
         products: KeyProducts,
         page_ids: Array | None,
         count: int,
+        bias: DistanceBias | None = None,
     ) -> None:
         super().__init__(kernel, heads, scores, count, count)
+        self._bias = bias
         self._isa, self._softcap = isa, scores.softcap
         self._pages, self._products, self._page_ids = pages, products, page_ids
         # A page's keys or values of one head have 2 or 4 KB, which is too short for the processor's own prefetcher, so
@@ -143,13 +158,14 @@ class KeyBlock(BlockScores):
             following = [self._page(first_page, block, minimum(index + at_once, num_pages - 1)) for index in indices]
             # The vectors of a page's keys, as many at a time as registers hold sums.
             for group in self._groups():
-                self._score_group(queries, group, kv_head, indices, num_pages, pages, following)
+                self._score_group(queries, group, kv_head, block, indices, num_pages, pages, following)
 
     def _score_group(
         self,
         queries: Queries,
         group: range,
         kv_head: Scalar,
+        block: Scalar,
         indices: Sequence[Scalar],
         num_pages: Scalar,
         pages: Sequence[Scalar],
@@ -182,8 +198,11 @@ class KeyBlock(BlockScores):
                         if self._softcap is not None:
                             score = kernel.let("score", score / like(score, self._softcap))
                             score = like(score, self._softcap) * tanh(score)
-                        place = group[i] * BLOCK + indices[p] * page_size + part * lanes
-                        self._scores[ramp(place, lanes)] = score
+                        key = indices[p] * page_size + part * lanes
+                        if self._bias is not None:
+                            row, head = own[i]
+                            score = score + self._bias.of(row, head, block * BLOCK + key, lanes)
+                        self._scores[ramp(group[i] * BLOCK + key, lanes)] = score
 
     def _prefetch(self, pages: Sequence[Scalar], following: Sequence[Scalar], kv_head: Scalar, step: Scalar) -> None:
         """Prefetch the keys of the ``following`` pages, and the values of ``pages`` if they are quantized."""

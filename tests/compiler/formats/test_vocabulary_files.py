@@ -31,6 +31,7 @@ WORD_PIECES: Mapping[str, Mapping[str, Any]] = {
     "BertTokenizer": {},
     "BertTokenizerFast": {"do_lower_case": False, "strip_accents": False, "tokenize_chinese_chars": False},
     "DistilBertTokenizer": {"strip_accents": True},
+    "MPNetTokenizer": {},
 }
 
 
@@ -52,7 +53,7 @@ def word_piece_model() -> Any:
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "<pad>", "</s>", "<mask>"]
     tokenizer.train(
         [str(CORPUS)], trainers.WordPieceTrainer(vocab_size=600, special_tokens=specials, show_progress=False)
     )

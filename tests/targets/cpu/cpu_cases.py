@@ -411,6 +411,8 @@ def text_cases() -> Iterator[StepCase]:
         heads = {"head_dim": head_dim, "num_kv_heads": kv_heads}
         qkv: Inputs = {"qkv": ("activation", "S", (group + 2) * kv_heads * head_dim), "positions": ("int32", "S")}
         inputs = {**qkv, **starts}
+        if head_dim == 12:
+            inputs |= {"sinks": ("vector", kv_heads), "distance_bias": ("vector", kv_heads * (2 * 334 - 1))}
         name = f"ragged_attention_{head_dim}"
         yield StepCase(name, "ragged_attention", inputs, {**heads, **scores}, given(texts, inputs), activation)
         inputs = {**inputs, "weight": ("matrix", 37, group * kv_heads * head_dim), "bias": ("vector", 37)}
