@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from typing import TypeAlias
 
 from nearfar.compiler.ir.expr import Condition
@@ -19,6 +20,8 @@ from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.add_lora import add_lora
 from nearfar.compiler.kernels.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.causal_conv import causal_conv
+from nearfar.compiler.kernels.chunk_products import gated_delta_products, ssm_scan_products
+from nearfar.compiler.kernels.chunk_scan import gated_delta_chunks, gated_delta_output, outputs_of, ssm_scan_chunks
 from nearfar.compiler.kernels.cuda.linear_async import linear_async
 from nearfar.compiler.kernels.elementwise import elementwise, slice_columns, take_rows, zeros
 from nearfar.compiler.kernels.embed import embed
@@ -43,8 +46,8 @@ from nearfar.compiler.kernels.top_merge import top_merge
 from nearfar.compiler.runtime.errors import UnsupportedModel
 
 from .context import Context, position_tables
+from .gpu_attention import FEW_ROWS, AttentionNumbers, attention_variants, ragged_variants
 from .gpu_attention import OPS as ATTENTION_OPS
-from .gpu_attention import AttentionNumbers, attention_variants, ragged_variants
 from .split import behind, split
 from .variant import KernelCall, Template, Variant, for_activations, kernel, no_kernel, with_roles
 
@@ -105,6 +108,8 @@ def activation_variants(
         return sample_variants(step, context, numbers)
     if step.op == "top_logprobs":
         return top_logprobs_variants(step, context)
+    if step.op in STATES:
+        return state_variants(step, context, activation)
     if step.op in TEMPLATES:
         template = TEMPLATES[step.op]
         return (Variant((kernel(template, **context.facts(step, template, activation)),)),)
@@ -306,13 +311,28 @@ def embed_positions_kernel(step: Step, context: Context, activation: str) -> Ker
     return kernel(embed_positions, **position_tables(step, context, embed_positions))
 
 
-def gated_delta_kernel(step: Step, context: Context, activation: str) -> KernelCall:
-    facts = context.facts(step, gated_delta, activation)
-    if facts["value_dim"] > MAX_OUTPUTS:
+# --- states ---
+
+
+def state_variants(step: Step, context: Context, activation: str) -> Sequence[Variant]:
+    """The variants of a gated_delta or ssm_scan: row after row for few new rows; chunks for the sequences that have
+    more, whatever else is in the batch.
+    """
+    rows, *chunks = STATES[step.op]
+    facts = {template: context.facts(step, template, activation) for template in (rows, *chunks)}
+    own = facts[rows]
+    if own.get("value_dim", 0) > MAX_OUTPUTS:
         raise UnsupportedModel(
-            f"gated_delta: heads of {facts['value_dim']} values; kernels of this target normalize {MAX_OUTPUTS} at most"
+            f"{step.op}: heads of {own['value_dim']} values; kernels of this target normalize {MAX_OUTPUTS} at most"
         )
-    return kernel(gated_delta, **facts)
+    plain = Variant((kernel(rows, **own),))
+    if outputs_of(own["key_dim" if "key_dim" in own else "state_dim"]) is None:
+        return (plain,)
+    calls = [
+        kernel(template, **facts[template], **({"few": FEW_ROWS} if "few" in signature(template).parameters else {}))
+        for template in (*chunks, rows)
+    ]
+    return (replace(plain, when=["<", ["sub", "S", "B"], FEW_ROWS]), Variant(tuple(calls)), plain)
 
 
 # The ops whose one kernel depends on nothing but the facts that they declare.
@@ -328,10 +348,13 @@ TEMPLATES: dict[str, Template] = {
     "route": route,
     "combine": combine,
     "causal_conv": causal_conv,
-    "ssm_scan": ssm_scan,
+}
+# The kernel that goes row after row, then those of chunks.
+STATES: dict[str, tuple[Template, ...]] = {
+    "gated_delta": (gated_delta, gated_delta_products, gated_delta_chunks, gated_delta_output),
+    "ssm_scan": (ssm_scan, ssm_scan_products, ssm_scan_chunks),
 }
 KERNELS: dict[str, Callable[[Step, Context, str], KernelCall]] = {
     "embed": embed_kernel,
     "embed_positions": embed_positions_kernel,
-    "gated_delta": gated_delta_kernel,
 }

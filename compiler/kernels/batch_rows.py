@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ..ir.expr import Expr
 from ..ir.heads import Heads, Scores
 from .builder import (
+    Array,
     KernelBuilder,
     Scalar,
     Subgroup,
@@ -64,6 +65,13 @@ class Tiling:
         """The first slot of a sequence."""
         before = minimum(sequence, truncated_quotient(first_row - sequence, self.few)) if self.few else sequence
         return truncated_quotient(first_row, self.rows) + before
+
+    def sequence_of(self, kernel: KernelBuilder, slot: Scalar, seq_starts: Array) -> Scalar:
+        """The sequence whose tile is in a slot: the last one that starts at or before it."""
+        started = kernel.local("started", 1, "int32", fill=0)
+        with kernel.loop("other", kernel.size("B")) as other:
+            started[0] = started[0] + select(self.start(other, seq_starts[other]) <= slot, 1, 0)
+        return kernel.let("sequence", started[0] - 1)
 
 
 class BatchRows:

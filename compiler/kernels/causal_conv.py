@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..ir.expr import Expr
 from .batch_rows import Tiling
-from .builder import Kernel, KernelBuilder, Scalar, guard_below, minimum, select
+from .builder import Kernel, KernelBuilder, Scalar, guard_below, minimum
 from .maths import ACTIVATION_FUNCTIONS
 
 THREADS = 64
@@ -34,11 +34,7 @@ def causal_conv(
     block, slot = kernel.grid(-(-columns // THREADS), tiling.slots)
     column = kernel.let("column", block * THREADS + kernel.threads(THREADS))
 
-    # The tile's sequence is the last one that starts at or before the slot.
-    started = kernel.local("started", 1, "int32", fill=0)
-    with kernel.loop("other", kernel.size("B")) as other:
-        started[0] = started[0] + select(tiling.start(other, seq_starts[other]) <= slot, 1, 0)
-    sequence = kernel.let("sequence", started[0] - 1)
+    sequence = tiling.sequence_of(kernel, slot, seq_starts)
     begin, end = (kernel.let("bound", seq_starts[sequence + behind]) for behind in range(2))
     first = kernel.let("first", begin + (slot - tiling.start(sequence, begin)) * tile_rows)
 

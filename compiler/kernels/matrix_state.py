@@ -5,6 +5,8 @@ One workgroup: up to 32 outputs of a head of one sequence, for all its new rows;
 which are normalized together.
 One thread: one output and a part of the dim over which the state is summed; it keeps that part of the state in
 registers. For each row, threads share the row's vectors and sum their parts in workgroup memory.
+
+With ``few``, sequences with more new rows are left to the kernels of `chunk_scan.py`.
 """
 
 from __future__ import annotations
@@ -60,13 +62,15 @@ def gated_delta(
     b_start: int,
     z_start: int,
     eps: float,
+    few: int | None = None,
 ) -> Kernel:
     kernel, keys = KernelBuilder(name), key_heads * key_dim
     width = 2 * keys + heads * value_dim
     qkv = kernel.buffer("qkv", (rows, width), "float32")
     abz = kernel.buffer("abz", (rows, stride), "float32")
     vectors = kernel.buffer("vectors", (2 * heads + value_dim,), "float32")
-    scan = Scan(kernel, rows, heads, (heads, key_dim, value_dim), key_dim, value_dim, -(-value_dim // OUTPUTS))
+    turns = -(-value_dim // OUTPUTS)
+    scan = Scan(kernel, rows, heads, (heads, key_dim, value_dim), key_dim, value_dim, turns, few=few)
 
     def vector(row: Scalar, index: Scalar, *, is_query: bool) -> Scalar:
         first = scan.head // (heads // key_heads) * key_dim
@@ -100,12 +104,13 @@ def ssm_scan(
     stride: int,
     dt_start: int,
     z_start: int | None,
+    few: int | None = None,
 ) -> Kernel:
     kernel, width = KernelBuilder(name), heads * head_dim
     xbc = kernel.buffer("xbc", (rows, width + 2 * groups * state_dim), "float32")
     dt = kernel.buffer("dt", (rows, stride), "float32")
     vectors = kernel.buffer("vectors", (3 * heads,), "float32")
-    scan = Scan(kernel, rows, heads, (heads, head_dim, state_dim), state_dim, head_dim)
+    scan = Scan(kernel, rows, heads, (heads, head_dim, state_dim), state_dim, head_dim, few=few)
 
     def vector(row: Scalar, index: Scalar, *, is_query: bool) -> Scalar:
         first = width + scan.head // (heads // groups) * state_dim
@@ -140,6 +145,8 @@ class Scan:
         summed: int,
         outputs: int,
         turns: int = 1,
+        *,
+        few: int | None,
     ) -> None:
         self._kernel, self._summed, self._outputs = kernel, summed, outputs
         self._lanes = turns * OUTPUTS
@@ -160,7 +167,10 @@ class Scan:
         # Threads beyond the last output compute it again and store nothing.
         self.output = place if self._is_output is True else kernel.let("output", select(place < outputs, place, 0))
         self._lane, self._part = lane, kernel.let("part", self._thread // self._lanes)
-        self._begin, self._end = (kernel.let("bound", seq_starts[sequence + behind]) for behind in range(2))
+        self._begin, end = (kernel.let("bound", seq_starts[sequence + behind]) for behind in range(2))
+        length = kernel.let("length", end - self._begin)
+        self._length = length if few is None else kernel.let("length", select(length <= few, length, 0))
+        self._is_output = self._is_output if few is None else all_of(self._is_output, self._length > 0)
         self._read, self._write = (kernel.let("state_slot", slots[sequence, which]) for which in range(2))
         self._continues = kernel.let("first_position", positions[self._begin]) > 0
 
@@ -182,7 +192,7 @@ class Scan:
         padded = parts * kept
         vectors = [kernel.shared(f"{name}_row", (padded,), "float32") for name in ("query", "key")]
         partials = kernel.shared("partials", (5, threads), "float32")
-        with kernel.loop("step", self._end - self._begin) as step:
+        with kernel.loop("step", self._length) as step:
             row = kernel.let("row", self._begin + step)
             for shared, is_query in zip(vectors, (True, False), strict=True):
                 with kernel.loop("turn", -(-padded // threads)) as turn:

@@ -19,12 +19,13 @@ def state_graphs() -> Iterator[tuple[str, str, Build]]:
     yield "causal_conv", "plain", partial(causal_conv, 3)
     yield "causal_conv", "bias_silu", partial(causal_conv, 4, bias=True, activation="silu")
     yield "causal_conv", "long", partial(causal_conv, 7, wide=5, start=3)
-    yield "gated_delta", "plain", partial(gated_delta, 5, 7)
-    yield "gated_delta", "wide", partial(gated_delta, 40, 33, wide=220, a_start=3, b_start=9, z_start=15)
+    yield "gated_delta", "plain", partial(gated_delta, 20, 33, wide=220, a_start=3, b_start=9, z_start=15)
+    yield "gated_delta", "small", partial(gated_delta, 5, 7)
     yield "gated_delta", "large", partial(gated_delta, 128, 128, wide=780, z_start=12)
-    yield "ssm_scan", "plain", partial(ssm_scan, 7, 5)
-    yield "ssm_scan", "wide", partial(ssm_scan, 33, 40, wide=20, dt_start=11)
-    yield "ssm_scan", "gated", partial(ssm_scan, 33, 40, wide=210, dt_start=3, z_start=10)
+    yield "gated_delta", "deep", partial(gated_delta, 136, 9, wide=66)
+    yield "ssm_scan", "plain", partial(ssm_scan, 33, 20, wide=210, dt_start=3, z_start=10)
+    yield "ssm_scan", "small", partial(ssm_scan, 7, 5)
+    yield "ssm_scan", "deep", partial(ssm_scan, 9, 136, wide=20, dt_start=11)
 
 
 def causal_conv(taps: int, *, bias: bool = False, wide: int = 0, **attrs: Any) -> Graph:
