@@ -46,8 +46,8 @@ from nearfar.compiler.kernels.top_merge import top_merge
 from nearfar.compiler.runtime.errors import UnsupportedModel
 
 from .context import Context, position_tables
-from .gpu_attention import FEW_ROWS, AttentionNumbers, attention_variants, ragged_variants
 from .gpu_attention import OPS as ATTENTION_OPS
+from .gpu_attention import AttentionNumbers, attention_variants, ragged_variants
 from .split import behind, split
 from .variant import KernelCall, Template, Variant, for_activations, kernel, no_kernel, with_roles
 
@@ -60,6 +60,9 @@ MIN_PAIRS_OF_EXPERT = 4
 EXPERT_TILE = TileShape(32, 32, 32, 64)
 # A weight matrix of at least this many rows has enough workgroups with four rows per thread.
 MIN_TALL_EXPERT = 8192
+# Sequences with at most this many new rows are processed row after row. A longer one needs scratch for a whole chunk,
+# so this bounds the scratch of a batch.
+FEW_STATE_ROWS = 16
 # From this many logits on, many workgroups share a row; fewer are not worth the second dispatch.
 MIN_SHARED_COLUMNS = 8192
 
@@ -328,11 +331,9 @@ def state_variants(step: Step, context: Context, activation: str) -> Sequence[Va
     plain = Variant((kernel(rows, **own),))
     if outputs_of(own["key_dim" if "key_dim" in own else "state_dim"]) is None:
         return (plain,)
-    calls = [
-        kernel(template, **facts[template], **({"few": FEW_ROWS} if "few" in signature(template).parameters else {}))
-        for template in (*chunks, rows)
-    ]
-    return (replace(plain, when=["<", ["sub", "S", "B"], FEW_ROWS]), Variant(tuple(calls)), plain)
+    few = {each: {"few": FEW_STATE_ROWS} if "few" in signature(each).parameters else {} for each in facts}
+    calls = tuple(kernel(each, **facts[each], **few[each]) for each in (*chunks, rows))
+    return (replace(plain, when=["<", ["sub", "S", "B"], FEW_STATE_ROWS]), Variant(calls), plain)
 
 
 # The ops whose one kernel depends on nothing but the facts that they declare.

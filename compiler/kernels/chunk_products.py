@@ -51,15 +51,11 @@ THREADS, OWN = SIDE * SIDE, CHUNK // SIDE
 PADDED = CHUNK + 4
 # Elements below the diagonal.
 TRIANGLE = CHUNK * (CHUNK - 1) // 2
-# Rows of a chunk's scratch behind its matrices: factors of the query and of the key with the old state, of the key with
-# the new one, and the product of the decays up to a row.
-QUERY, KEY, NEXT, KEPT = range(4)
-FACTORS = 4
-
-
-def scratch_rows(*, solves: bool) -> int:
-    """Rows of 64 elements of a chunk's scratch: P, T if the op solves, and the factors."""
-    return CHUNK * (1 + solves) + FACTORS
+# A chunk's scratch: the elements of P on and below the diagonal, those of T transposed above it, and a row of each of
+# these factors: of the query and of the key with the old state, of the key with the new one, the product of the decays
+# up to a row, and T's diagonal.
+QUERY, KEY, NEXT, KEPT, WEIGHT = range(CHUNK, CHUNK + 5)
+SCRATCH_ROWS = CHUNK + 5
 
 
 def gated_delta_products(
@@ -137,8 +133,7 @@ class ChunkProducts:
         tiling = Tiling(CHUNK, few)
         self._kernel, self._solves = kernel, solves
         seq_starts = kernel.buffer("seq_starts", (["add", "B", 1],), "int32")
-        shape = (tiling.slots, heads, scratch_rows(solves=solves), CHUNK)
-        self._made = kernel.scratch("chunks", shape, "float32", write=True)
+        self._made = kernel.scratch("chunks", (tiling.slots, heads, SCRATCH_ROWS, CHUNK), "float32", write=True)
         self.head, self._slot = kernel.grid(heads, tiling.slots)
         self._thread = kernel.threads(THREADS)
         self._row, self._column = kernel.let("side", self._thread // SIDE), kernel.let("side", self._thread % SIDE)
@@ -215,23 +210,24 @@ class ChunkProducts:
         """The factors of rows: of queries and keys with the old state, and of keys with the new one, without decays."""
         row, before, last = self._thread, self._before[0], CHUNK - 1
         with self._kernel.when(row < CHUNK):
-            self._factor(QUERY, row, before * query(row))
-            self._factor(KEY, row, before * key(row))
-            self._factor(KEPT, row, before)
-            self._factor(NEXT, row, following(row))
+            self._store(QUERY, row, before * query(row))
+            self._store(KEY, row, before * key(row))
+            self._store(KEPT, row, before)
+            self._store(WEIGHT, row, self.weights[row])
+            self._store(NEXT, row, following(row))
             with self._kernel.when(row < last):
-                self._factor(NEXT, row, following(row) * self._triangle[below_diagonal(last, row)])
+                self._store(NEXT, row, following(row) * self._triangle[below_diagonal(last, row)])
 
     def store_outputs(self, factor: Callable[[Scalar, Scalar], Scalar], more: Scalar | None = None) -> None:
         """P, whose elements are ``factor(i, j)`` * (q[i] . k[j]) * D[i, j]; ``more`` is added to the diagonal."""
 
-        def element(i: Scalar, j: Scalar, own: int, decay: Scalar | None) -> Scalar:
-            value = self._products[0][own] * factor(i, j)
-            if decay is None:
-                return value if more is None else value + more
-            return value * decay
-
-        self._store_matrix(0, element)
+        kernel, products = self._kernel, self._products[0]
+        for i, j, own in self._elements():
+            with kernel.when(i == j):
+                value = products[own] * factor(i, j)
+                self._store(i, j, value if more is None else value + more)
+            with kernel.when(j < i):
+                self._store(i, j, products[own] * factor(i, j) * self._triangle[below_diagonal(i, j)])
 
     def store_solution(self, factor: Callable[[Scalar, Scalar], Scalar]) -> None:
         """T, from A = ``factor(i, j)`` * (k[i] . k[j]) * D[i, j]."""
@@ -243,10 +239,9 @@ class ChunkProducts:
         kernel.barrier()
         for size in (2**level for level in range(CHUNK.bit_length() - 1)):
             self._invert_blocks(size)
-        self._store_matrix(
-            CHUNK,
-            lambda i, j, own, inverse: self.weights[j] if inverse is None else self.weights[j] * inverse,  # noqa: ARG005
-        )
+        for i, j, _ in self._elements():
+            with kernel.when(j < i):
+                self._store(j, i, self.weights[j] * triangle[below_diagonal(i, j)])
 
     def _invert_blocks(self, size: int) -> None:
         """The lower left blocks of all blocks of twice the size, of which those of this size are inverted."""
@@ -291,23 +286,8 @@ class ChunkProducts:
             for b in range(OWN):
                 yield i, self._kernel.let("j", self._column + b * SIDE), a * OWN + b
 
-    def _store_matrix(self, first: int, element: Callable[..., Scalar]) -> None:
-        """The matrix in the chunk's scratch from row ``first`` on. ``element(i, j, own, below)`` has the triangle's
-        element below the diagonal, and None on it.
-        """
-        kernel = self._kernel
-        for i, j, own in self._elements():
-            with kernel.when(j > i):
-                self._made[self._slot, self.head, first + i, j] = float32(0)
-            with kernel.when(i == j):
-                self._made[self._slot, self.head, first + i, j] = element(i, j, own, None)
-            with kernel.when(j < i):
-                below = self._triangle[below_diagonal(i, j)]
-                self._made[self._slot, self.head, first + i, j] = element(i, j, own, below)
-
-    def _factor(self, which: int, row: Scalar, value: Scalar) -> None:
-        first = CHUNK * (1 + self._solves)
-        self._made[self._slot, self.head, first + which, row] = value
+    def _store(self, row: Scalar | int, column: Scalar, value: Scalar) -> None:
+        self._made[self._slot, self.head, row, column] = value
 
 
 def below_diagonal(i: Scalar, j: Scalar) -> Scalar:

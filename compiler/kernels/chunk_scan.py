@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from ..ir.expr import Expr
 from .batch_rows import Tiling
 from .builder import Array, Kernel, KernelBuilder, Scalar, all_of, guard_below, minimum, select
-from .chunk_products import CHUNK, KEPT, KEY, NEXT, PADDED, QUERY, scratch_rows
+from .chunk_products import CHUNK, KEPT, KEY, NEXT, PADDED, QUERY, SCRATCH_ROWS, WEIGHT
 from .maths import float32, rms_factor, silu
 
 # Threads of a workgroup: along the outputs, and along the rows or the elements of the state.
@@ -22,7 +22,6 @@ LANES, LINES = 8, 16
 THREADS = LANES * LINES
 # Columns of a matrix in workgroup memory at a time.
 PIECE = 8
-MATRIX, SOLUTION = 0, CHUNK
 # The float32 of a workgroup's state.
 MAX_STATE = 2048
 # The threads that norm a head.
@@ -144,7 +143,7 @@ class ChunkScan:
         slots = kernel.buffer("state_slots", ("B", 2), "int32")
         seq_starts = kernel.buffer("seq_starts", (["add", "B", 1],), "int32")
         positions = kernel.buffer("positions", (rows,), "int32")
-        self._made = kernel.scratch("chunks", (tiling.slots, heads, scratch_rows(solves=solves), CHUNK), "float32")
+        self._made = kernel.scratch("chunks", (tiling.slots, heads, SCRATCH_ROWS, CHUNK), "float32")
         self._y = kernel.buffer("y", (rows, heads * outputs), "float32", write=True)
         blocks = -(-outputs // width)
         group, sequence = kernel.grid(heads * blocks, "B")
@@ -202,11 +201,15 @@ class ChunkScan:
         def key(row: Scalar, at: Scalar) -> Scalar:
             return vector(first + row, at, is_query=False)
 
-        def factor(which: int, row: Scalar) -> Scalar:
-            return made[slot, head, CHUNK * (1 + self._solves) + which, row]
+        def factor(which: int, row: Scalar | int) -> Scalar:
+            return made[slot, head, which, row]
 
-        def matrix(start: int) -> Callable[[Scalar, Scalar], Scalar]:
-            return lambda row, at: made[slot, head, start + row, at]
+        def products(row: Scalar, at: Scalar) -> Scalar:
+            return select(at <= row, made[slot, head, row, at], float32(0))
+
+        def solution(row: Scalar, at: Scalar) -> Scalar:
+            below = select(at < row, made[slot, head, at, row], float32(0))
+            return select(at == row, made[slot, head, WEIGHT, row], below)
 
         of_query, *of_key = self._product([query, key][: 1 + self._solves], self._own, self._summed, count)
         for row, column, own in self._rows():
@@ -218,11 +221,11 @@ class ChunkScan:
                 self._changes[row, column] = each - of_key[0][own] * factor(KEY, row) if of_key else each
         kernel.barrier()
         if self._solves:
-            (solved,) = self._product([matrix(SOLUTION)], self._changes, CHUNK, CHUNK)
+            (solved,) = self._product([solution], self._changes, CHUNK, CHUNK)
             for row, column, own in self._rows():
                 self._changes[row, column] = solved[own]
             kernel.barrier()
-        (within,) = self._product([matrix(MATRIX)], self._changes, CHUNK, CHUNK)
+        (within,) = self._product([products], self._changes, CHUNK, CHUNK)
         for row, column, own in self._rows():
             output = kernel.let("output", self._first_output + column)
             with kernel.when(all_of(row < count, guard_below(output, self._outputs, self._width))):

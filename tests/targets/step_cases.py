@@ -43,8 +43,8 @@ DIMS = {"N": 4, "M": 2, "R": 5, "B": 3, "Z": 5}
 # The slots of the sequences' states: one is written where it was read, and two read the same one.
 STATE_SLOTS = [[4, 4], [1, 0], [1, 3]]
 SIZES = (3, 33)
-# For ops with a state: chunks of 64 rows, of which the last one is short or full, behind and before single rows.
-STATE_SIZES = (3, 33, 138, 74)
+# For ops with a state: a text of several chunks of 64 rows, of which the last one is short or full, between short ones.
+STATE_SIZES = (3, 33, 150, 74)
 
 VariantsOf = Callable[[Step, Context], Sequence[Variant]]
 

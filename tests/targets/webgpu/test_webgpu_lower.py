@@ -13,11 +13,13 @@ import pytest
 from case_selection import selected
 from kernel_cases import all_cases
 from kernel_harness import validate
+from step_cases import step_cases
 
 from nearfar.compiler import quant
 from nearfar.compiler.arch import by_model_type
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.formats import load
+from nearfar.compiler.ir.ops.states import OPS as STATES
 from nearfar.compiler.ir.plan import make_plan
 from nearfar.compiler.passes import run_passes
 from nearfar.targets.context import Context
@@ -43,7 +45,10 @@ def sources(request: pytest.FixtureRequest, compile_tiny: Callable[..., Path]) -
         bundle = open_bundle(compile_tiny(checkpoint, quantization))
         for name, kernel in bundle.manifest.kernels.items():
             found[name] = ((bundle.path / kernel.file).read_text(), kernel.entry)
-    for case in (case for case in selected("webgpu", all_cases()).values() if request.param or not case.exhaustive):
+    # The checkpoints have no states.
+    states = (case for case in step_cases(variants_of, "q4f16", ("float32",)) if case.name.startswith(tuple(STATES)))
+    cases = (*selected("webgpu", all_cases()).values(), *states)
+    for case in (case for case in cases if request.param or not case.exhaustive):
         for lowered in map(wgsl, case.kernels()):
             found[f"case/{case.name}/{lowered.kernel.name}"] = (lowered.text, lowered.entry)
     return found
