@@ -208,7 +208,8 @@ async def embed(sides: Sides, request: EmbeddingRequest, situation: Situation, c
     if not await sides.reserve_request():
         raise sides.refusal(replace(decision, side=None, reason="budget"), situation, embeds=True)
     answer = await far.embed(request, call)
-    await sides.pay(answer.usage.prompt_tokens, 0)
+    usage = {"prompt_tokens": answer.usage.prompt_tokens, "completion_tokens": 0}
+    await sides.pay({"usage": usage, "tokens": 0, "refused": False})
     return answer
 
 

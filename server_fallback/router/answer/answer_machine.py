@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from nearfar.compiler.runtime.errors import NearfarError
 from nearfar.compiler.shared.script import SharedScript
 
 from ...schema.route import Side
@@ -28,14 +29,25 @@ class WatchedToken(NamedTuple):
     alternatives: Sequence[float] | None = None
 
 
+class Failure(NamedTuple):
+    """What an error of a side means: its kind, whether the side may be asked again, and when."""
+
+    kind: str
+    retryable: bool
+    wait_ms: float
+
+
 class AnswerMachine:
     """``side`` writes, or is the first to be asked; with ``reason`` and ``switched_at`` it is the answer's route.
 
     ``rules`` are those of `Policy.answer_rules`. ``watched``: the rules of the watch; without them, near's answer never
-    escalates. ``doubts``: a token has made an escalation likely. Used in one thread, and closed after the answer.
+    escalates, nor after ``max_tokens``. ``doubts``: a token has made an escalation likely. Used in one thread, and
+    closed after the answer.
     """
 
-    def __init__(self, rules: Mapping[str, Any], watched: Escalation | None = None) -> None:
+    def __init__(
+        self, rules: Mapping[str, Any], watched: Escalation | None = None, max_tokens: int | None = None
+    ) -> None:
         self.watched = watched
         self.phase: Phase = "choosing"
         self.side: Side | None = None
@@ -43,7 +55,8 @@ class AnswerMachine:
         self.switched_at: int | None = None
         self.doubts = False
         self._script = SharedScript.of_thread()
-        self._id: int = self._script.ask("openAnswer", rules, None if watched is None else watched.model_dump())
+        watch = None if watched is None else {**watched.model_dump(), "max_tokens": max_tokens}
+        self._id: int = self._script.ask("openAnswer", rules, watch)
 
     def step(self, event: Event) -> Sequence[Effect]:
         """The effects of an event: none after the end, or for an event of an attempt that no longer runs."""
@@ -67,6 +80,18 @@ class AnswerMachine:
         self.doubts = answer["doubts"]
         reason: str | None = answer["reason"]
         return reason
+
+    def failure(self, side: Side, error: Mapping[str, Any], spread: float) -> Failure:
+        """What a `side_error` means. ``spread``: a random number from 0 to 1."""
+        return Failure(**self._script.ask("answerFailure", self._id, side, error, spread))
+
+    def fail_error(self, fail: Effect) -> NearfarError:
+        """The error of the effect "fail" for which no side reported one."""
+        try:
+            self._script.ask("failAnswer", self._id, fail)
+        except NearfarError as error:
+            return error
+        raise AssertionError("an answer that failed has an error")
 
     def timed_side(self, timer: str) -> Side | None:
         """The side that a timer waits for; None for the hedge timer."""

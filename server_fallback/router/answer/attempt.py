@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
-
-from nearfar.compiler.runtime.errors import NearfarError
 
 from ...schema.common import Usage
 from ...schema.route import Side
 from ..sides.answer_piece import AnswerPiece
 from .answer_machine import Event
 
-# The wait before a second attempt is between half of this and all of it. It doubles with each further attempt.
-RETRY_SECONDS = 0.1
-
 
 @dataclass(eq=False, slots=True)
 class Attempt:
     """``number`` counts the attempts of this side in this answer from 1; 0 is a request before the decision. ``start``
     is the offset in the answer, in characters, at which this attempt continues. ``sent``: the request really left.
-    ``refused``: nothing came back, so it cost nothing.
+    ``refused``: it failed before anything came back. ``held``: it began before the decision.
 
     ``num_tokens`` and ``ids`` describe what the side sent; if a server does not list its tokens, pieces of text count.
     ``prompt_logprobs`` belong to the last tokens of the prompt, if they were requested and the side reports them.
@@ -37,6 +31,7 @@ class Attempt:
     task: asyncio.Task[None] | None = None
     sent: bool = False
     refused: bool = False
+    held: bool = False
     first_token_seconds: float | None = None
     num_tokens: int = 0
     ids: list[int] = field(default_factory=list)
@@ -52,6 +47,12 @@ class Attempt:
         """An event of the answer machine about this attempt."""
         return {"type": kind, "side": self.side, "attempt": self.number, **fields}
 
+    @property
+    def output(self) -> dict[str, Any]:
+        """A FarOutput of `web/src/shared/decision/costs.ts`."""
+        usage = None if self.usage is None else self.usage.model_dump(exclude_none=True)
+        return {"usage": usage, "tokens": self.num_tokens, "refused": self.refused}
+
     def record(self, piece: AnswerPiece) -> None:
         if piece.has_content and self.first_token_seconds is None:
             self.first_token_seconds = monotonic() - self.requested_at
@@ -65,12 +66,3 @@ class Attempt:
     def stop(self) -> None:
         if self.task is not None:
             self.task.cancel()
-
-
-def retry_seconds(number: int, error: NearfarError | None) -> float:
-    """The wait before attempt ``number`` after an error. It is random, so that requests that failed together do not
-    return together, and at least as long as the server requires.
-    """
-    requested = error.details.get("retry_after_seconds") if error is not None else None
-    spread: float = RETRY_SECONDS * 2 ** (number - 2) * random.uniform(0.5, 1.0)
-    return max(spread, float(requested)) if isinstance(requested, int | float) else spread

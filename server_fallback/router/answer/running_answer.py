@@ -9,6 +9,7 @@ generator of `chunks` ends all attempts, and returns when they have ended.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
@@ -26,13 +27,13 @@ from ..decision.decide import Choice
 from ..decision.policy import Escalation
 from ..decision.situation import Message, Situation
 from ..sides.answer_piece import AnswerPiece, Chunk, Form
-from ..sides.continued import continued, limits, resuming
+from ..sides.continued import continued, limits, request_facts
 from ..sides.sides import Sides
 from ..sides.texts import conversation_of
 from .answer_machine import AnswerMachine, Effect, Event, WatchedToken
-from .attempt import Attempt, retry_seconds
+from .attempt import Attempt
 from .continuation import far_continuation
-from .failures import client_error, failure_of
+from .failures import side_error
 from .shown import Shown
 from .signals import SIGNAL_TOKENS, near_signals
 from .timers import Due, Timers
@@ -69,7 +70,9 @@ class RunningAnswer:
         self._current: dict[Side, Attempt] = {}
         self._timers = Timers(self._updates.put_nowait)
         self._warm_up: WarmUp | None = None
+        # The last error of each side, and the seconds before the side is asked again.
         self._errors: dict[Side, NearfarError] = {}
+        self._waits: dict[Side, float] = {}
         self._shown = Shown()
         self._over = False
         self._choice: Choice
@@ -157,13 +160,12 @@ class RunningAnswer:
         decision, policy = self._choice.decision, self._sides.policy
         assert decision.side is not None
         watched = policy.escalation if policy.escalation.then != "never" and not decision.private else None
-        dialect = None if self._sides.far is None else self._sides.far.far.dialect
         rules = policy.answer_rules(
             private=decision.private,
-            resumes=resuming(self._request, dialect),
-            reports_cache=dialect not in (None, "openai"),
+            **request_facts(self._request),
+            dialect=None if self._sides.far is None else self._sides.far.far.dialect,
         )
-        self._machine = AnswerMachine(rules, watched)
+        self._machine = AnswerMachine(rules, watched, min(limits(self._request).values(), default=None))
         if decision.side == "far" and "near" in self._current:
             self._current.pop("near").stop()
             self._held.clear()
@@ -214,17 +216,14 @@ class RunningAnswer:
             and self._watched.failing_schema
         ):
             yield {"type": "escalate", "reason": "escalated_schema"}, None
-        kind, retryable = failure_of(side, error, self._sides.policy.timeouts)
-        yield attempt.event("failed", kind=kind, retryable=retryable), None
+        failure = self._running.failure(side, side_error(error), random.random())
+        self._waits[side] = failure.wait_ms / 1000
+        yield attempt.event("failed", kind=failure.kind, retryable=failure.retryable), None
 
     def _check_piece(self, attempt: Attempt, piece: AnswerPiece) -> Event | None:
         """Whether the last piece gives reason to end near's answer, or to doubt it."""
         machine = self._running
         if machine.watched is None or attempt.side != "near" or machine.side != "near" or machine.phase != "running":
-            return None
-        limit = min(limits(self._request).values(), default=None)
-        if limit is not None and self._shown.num_tokens >= limit:
-            # No tokens remain that far could write better.
             return None
         tokens = [
             WatchedToken(token.token, token.logprob, [top.logprob for top in token.top_logprobs] or None)
@@ -270,8 +269,8 @@ class RunningAnswer:
             case {"type": "finish", "finish_reason": finish_reason}:
                 return self._finish(finish_reason)
             case {"type": "fail", "side": side}:
-                error = None if side is None else self._errors.get(side)
-                raise client_error(effect, self._sides.policy.timeouts, error)
+                known = None if side is None or effect["kind"] == "timeout" else self._errors.get(side)
+                raise known or self._running.fail_error(effect)
             case {"type": "emit" | "switch"}:
                 # The route of the next chunk reports the switch.
                 pass
@@ -283,12 +282,9 @@ class RunningAnswer:
         before = self._current.get(side)
         if before is not None and before.number == 0:
             # Near began before the decision.
-            before.number = number
+            before.number, before.held = number, True
             return
-        wait = 0.0
-        if before is not None and not before.started and before.side in self._errors:
-            wait = retry_seconds(number, self._errors[side])
-        self._start_attempt(side, number, continue_from, wait)
+        self._start_attempt(side, number, continue_from, self._waits.pop(side, 0.0))
 
     def _start_attempt(self, side: Side, number: int, continue_from: str | None, wait_seconds: float = 0.0) -> Attempt:
         if side == "far" and self._warm_up is not None:
@@ -304,6 +300,7 @@ class RunningAnswer:
         received = False
         try:
             await asyncio.sleep(wait_seconds)
+            attempt.requested_at = monotonic()
             stream = await self._stream(attempt, continue_from)
             async with aclosing(stream):
                 async for piece in stream:
@@ -361,10 +358,11 @@ class RunningAnswer:
         side, shown = self._running.side, self._shown
         assert side is not None
         attempt = self._current[side]
-        usage = shown.usage(attempt, self._situation.near.prompt_tokens)
-        if len(self._attempts) == 1 and attempt.first_token_seconds is not None:
-            total_seconds = monotonic() - attempt.requested_at
-            self._sides.record_finished(side, usage, attempt.first_token_seconds, total_seconds)
+        usage = shown.usage(attempt)
+        # The time of a held answer is not the time of its generation.
+        if not attempt.held and attempt.first_token_seconds is not None:
+            seconds = attempt.first_token_seconds, monotonic() - attempt.requested_at
+            self._sides.record_finished(side, attempt.usage, attempt.num_tokens, *seconds)
         self._sides.record_conversation(side, self._conversation(), shown.text_with_calls)
         return list(self._form.last_chunks(finish_reason, usage, self._route(), first=shown.route is None))
 
@@ -395,12 +393,7 @@ class RunningAnswer:
             *(attempt.task for attempt in self._attempts if attempt.task is not None), return_exceptions=True
         )
         for attempt in self._attempts:
-            if attempt.sent and not attempt.refused:
-                usage = attempt.usage
-                # If a server does not report its usage, it is estimated from what arrived.
-                prompt_tokens = usage.prompt_tokens if usage is not None else self._situation.far.prompt_tokens or 0
-                await self._sides.pay(
-                    prompt_tokens, usage.completion_tokens if usage is not None else attempt.num_tokens
-                )
+            if attempt.sent:
+                await self._sides.pay(attempt.output, self._situation.far.prompt_tokens)
         if self._warm_up is not None:
             await self._warm_up.ended()

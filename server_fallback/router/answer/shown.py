@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from nearfar.compiler.shared.script import SharedScript
+
 from ...schema.chat import ToolCallDelta
 from ...schema.common import Usage
 from ...schema.fold import fold_calls
@@ -44,21 +46,10 @@ class Shown:
         is_near_alone = len(writers) == 1 and writers[0].side == "near" and writers[0].start == 0
         return writers[0] if is_near_alone else None
 
-    def usage(self, last: Attempt, prompt_tokens: int | None) -> Usage:
-        """The usage of the answer that ``last`` completes. ``prompt_tokens``: near's count of the request's prompt, for
-        an answer that several attempts wrote, because the prompt of a continuation includes the answer so far.
-        """
+    def usage(self, last: Attempt) -> Usage:
+        """The usage of the answer that ``last`` completes."""
         # A server that breaks off after the end may not have reported any usage.
-        usage = last.usage or usage_of(0, last.num_tokens)
-        earlier_tokens = sum(tokens for each, tokens in self.tokens.items() if each is not last)
-        if last.start == 0 and earlier_tokens == 0:
-            return usage
-        return usage_of(prompt_tokens or usage.prompt_tokens, earlier_tokens + usage.completion_tokens)
-
-
-def usage_of(prompt_tokens: int, completion_tokens: int) -> Usage:
-    return Usage(
-        prompt_tokens=prompt_tokens,
-        completion_tokens=completion_tokens,
-        total_tokens=prompt_tokens + completion_tokens,
-    )
+        usage = None if last.usage is None else last.usage.model_dump(exclude_none=True)
+        earlier = sum(tokens for each, tokens in self.tokens.items() if each is not last)
+        total = SharedScript.of_thread().ask("totalUsage", usage, last.num_tokens, earlier)
+        return Usage.model_validate(total)

@@ -45,7 +45,7 @@ class WarmUp:
         """After `stop`: wait until it has ended, and pay for it."""
         await asyncio.gather(self._task, return_exceptions=True)
         if self._usage is not None:
-            await self._sides.pay(self._usage.prompt_tokens, self._usage.completion_tokens)
+            await self._sides.pay({"usage": self._usage.model_dump(), "tokens": 0, "refused": False})
 
     async def _run(self) -> None:
         sides = self._sides

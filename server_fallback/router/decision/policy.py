@@ -8,7 +8,7 @@ contradictions are errors; nothing is ignored.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -19,7 +19,6 @@ from pydantic import Field
 from nearfar.compiler.runtime.errors import RequestError, reason_of
 from nearfar.compiler.shared.script import SharedScript
 
-from ...schema.route import Side
 from .predictor import Components, Count, PolicyPart, Predictor
 from .privacy import PrivateCheck
 from .situation import Thermal
@@ -214,11 +213,8 @@ class Policy(PolicyPart):
             answer = script.ask(name, self.key, *values)
         return answer
 
-    def answer_rules(self, *, private: bool, resumes: Sequence[Side], reports_cache: bool) -> dict[str, Any]:
-        """The rules of an answer. ``resumes``: the sides that can continue a given text. ``reports_cache``: far's
-        server reports what of a prompt it has in its cache.
-        """
-        facts = {"private": private, "resumes": resumes, "reports_cache": reports_cache}
+    def answer_rules(self, **facts: Any) -> dict[str, Any]:
+        """The rules of an answer. ``facts``: AnswerFacts of `web/src/shared/router/answer_machine.ts`."""
         rules: dict[str, Any] = self.ask("rulesOf", facts)
         return rules
 

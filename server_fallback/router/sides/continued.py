@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...executors.dialect import Dialect
+from pydantic import BaseModel
+
 from ...schema.chat import ChatCompletionRequest, Message, TextFormat
 from ...schema.common import GenerationRequest
 from ...schema.completions import CompletionRequest
-from ...schema.route import Side
 from ...text.response_format import structured_outputs
 
 # The fields that both kinds of requests have.
@@ -75,15 +75,14 @@ def continues_as_tokens(request: ChatCompletionRequest | CompletionRequest) -> b
     )
 
 
-def resuming(request: ChatCompletionRequest | CompletionRequest, dialect: Dialect | None) -> tuple[Side, ...]:
-    """The sides that can continue an answer. ``dialect``: far's; None without a far side."""
+def request_facts(request: ChatCompletionRequest | CompletionRequest) -> dict[str, Any]:
+    """What the rules of an answer depend on (AnswerFacts of `web/src/shared/router/answer_machine.ts`)."""
+    form = "structured" if structured(request) else None
     if isinstance(request, CompletionRequest):
-        # A prompt of near's token ids would be another text for far.
-        return ("near", "far") if isinstance(request.prompt, str) else ()
-    # A grammar would start over in the middle of the text.
-    if structured(request):
-        return ()
-    return ("near",) if dialect in (None, "openai") else ("near", "far")
+        return {"prompt": "text" if isinstance(request.prompt, str) else "ids", "format": form, "tool_choice": None}
+    choice = request.tool_choice
+    named = choice.model_dump() if isinstance(choice, BaseModel) else choice
+    return {"prompt": "chat", "format": form, "tool_choice": named}
 
 
 def sets_template_variables(request: ChatCompletionRequest) -> bool:

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from time import monotonic
+from typing import Any
 
 from nearfar.compiler.runtime.errors import NearfarError, RequestError, Unavailable
 from nearfar.compiler.shared.script import SharedScript
@@ -230,30 +231,30 @@ class Sides:
             await asyncio.to_thread(self._ledger.add, requests=1)
             return True
 
-    async def pay(self, prompt_tokens: int, completion_tokens: int) -> None:
-        tokens = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
-        usd = SharedScript.of_thread().ask("usdOf", self.policy.price.model_dump(), tokens)
+    async def pay(self, output: Mapping[str, Any], prompt_tokens: int | None = None) -> None:
+        """Pay for a request to far. ``output``: a FarOutput of `web/src/shared/decision/costs.ts`. ``prompt_tokens``:
+        those that are expected.
+        """
+        price = {"price": self.policy.price.model_dump()}
+        usd = SharedScript.of_thread().ask("paidUsd", price, output, prompt_tokens)
         if self._ledger is not None and usd > 0:
             await asyncio.to_thread(self._ledger.add, usd=usd)
 
-    def record_finished(self, side: Side, usage: Usage, first_token_seconds: float, total_seconds: float) -> None:
-        """Record an answer that one side wrote from beginning to end.
-
-        The time in the side's queue does not count towards its speed.
-        """
-        queue_seconds = (usage.queue_ms or 0.0) / 1000
-        cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details is not None else 0
+    def record_finished(
+        self, side: Side, usage: Usage | None, num_tokens: int, first_token_seconds: float, total_seconds: float
+    ) -> None:
+        """Record a part of an answer that ended well. Seconds count from its request."""
         model = self.far.model if side == "far" and self.far is not None else None
         finished = {
-            "computed_tokens": max(0, usage.prompt_tokens - cached),
-            "completion_tokens": usage.completion_tokens,
-            "first_token_seconds": max(0.0, first_token_seconds - queue_seconds),
-            "total_seconds": max(0.0, total_seconds - queue_seconds),
+            "usage": None if usage is None else usage.model_dump(exclude_none=True),
+            "tokens": num_tokens,
+            "first_token_seconds": first_token_seconds,
+            "total_seconds": total_seconds,
             "round_trip_seconds": model.round_trip_seconds if model is not None else None,
         }
         self._speeds[side] = SharedScript.of_thread().ask("speedAfter", self._speeds[side], finished)
-        if side == "near":
-            self._near_queue_seconds = queue_seconds
+        if side == "near" and usage is not None:
+            self._near_queue_seconds = (usage.queue_ms or 0.0) / 1000
 
     def record_conversation(self, side: Side, conversation: Sequence[WrittenMessage], answer: str) -> None:
         """Record a conversation. The side that wrote the end of an answer has computed all of it."""

@@ -8,7 +8,6 @@ import pytest
 from fake_openai import Reply, text_chunks
 from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, ask, completion, hybrid, outcome, policy, run
 
-from nearfar.server_fallback.router.answer import attempt
 from nearfar.server_fallback.router.decision.privacy import PrivateCheck
 from nearfar.server_fallback.router.decision.situation import Situation
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk
@@ -28,11 +27,6 @@ PREDICTOR = {
     "far": {"weights": [0.0], "bias": 2.0},
     "calibration": {"near": [1.0, 0.0], "far": [1.0, 0.0]},
 }
-
-
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempt, "RETRY_SECONDS", 0.001)
 
 
 def continuing(*texts: str) -> FakeFar:

@@ -11,15 +11,9 @@ from fake_openai import Received, Reply, text_chunks
 from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, ask, completion, hybrid, outcome, policy, run
 
 from nearfar.compiler.runtime.errors import DeviceError, NearfarError, RequestError, Unavailable
-from nearfar.server_fallback.router.answer import attempt
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk
 
 LOST = DeviceError("the device is lost")
-
-
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempt, "RETRY_SECONDS", 0.001)
 
 
 def in_turn(*replies: Reply) -> FakeFar:

@@ -9,14 +9,8 @@ from fake_openai import Reply, chunk, text_chunks
 from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, ask, outcome, policy
 
 from nearfar.compiler.runtime.errors import DeviceError
-from nearfar.server_fallback.router.answer import attempt
 
 LOST = DeviceError("the device is lost")
-
-
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempt, "RETRY_SECONDS", 0.001)
 
 
 def reasoned(*parts: dict[str, str]) -> Reply:

@@ -134,8 +134,8 @@ def test_the_wait_in_fars_queue_does_not_count_towards_fars_speed(usage: dict[st
 def test_queue_time_is_subtracted_for_either_side() -> None:
     sides = Sides(None, None, Policy.read(policy("auto")))
     usage = Usage(prompt_tokens=500, completion_tokens=11, total_tokens=511, queue_ms=1500)
-    sides.record_finished("far", usage, 2.0, 3.0)
-    sides.record_finished("near", usage.model_copy(update={"queue_ms": None}), 2.0, 3.0)
+    sides.record_finished("far", usage, 11, 2.0, 3.0)
+    sides.record_finished("near", usage.model_copy(update={"queue_ms": None}), 11, 2.0, 3.0)
     speeds = [
         (sides._speeds[side]["prefill_tokens_per_second"], sides._speeds[side]["decode_tokens_per_second"])
         for side in ("far", "near")

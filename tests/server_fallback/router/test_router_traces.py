@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from nearfar.compiler.runtime.errors import NearfarError, QueueFull, RequestError, Unavailable
 from nearfar.server_fallback.router.answer.answer_machine import AnswerMachine, WatchedToken
+from nearfar.server_fallback.router.answer.failures import side_error
 from nearfar.server_fallback.router.decision.policy import Escalation, Policy
 
 GIVEN = json.loads((Path(__file__).parents[2] / "conformance/router_traces.json").read_text())
+CHAT = {"private": False, "prompt": "chat", "format": None, "tool_choice": None, "dialect": "nearfar"}
 RULES = Policy.read(
     {
         "version": 1,
@@ -21,12 +24,14 @@ RULES = Policy.read(
         "timeouts": {"near_first_token_ms": 900, "far_first_token_ms": 700, "between_tokens_ms": 500},
         "escalation": {"warm": "never"},
     }
-).answer_rules(private=False, resumes=("near", "far"), reports_cache=True)
+).answer_rules(**CHAT)
 
 
 @contextmanager
-def machine_of(rules: Mapping[str, Any], watched: Escalation | None = None) -> Iterator[AnswerMachine]:
-    machine = AnswerMachine({**RULES, **rules}, watched)
+def machine_of(
+    rules: Mapping[str, Any], watched: Escalation | None = None, max_tokens: int | None = None
+) -> Iterator[AnswerMachine]:
+    machine = AnswerMachine({**RULES, **rules}, watched, max_tokens)
     yield machine
     machine.close()
 
@@ -43,7 +48,9 @@ NOTHING_WATCHED = {"min_mean_logprob": None, "max_mean_entropy": None, "repetiti
 
 @pytest.mark.parametrize("case", GIVEN["watch"], ids=lambda case: case["name"])
 def test_the_watch_returns_the_reasons_and_doubts_of_a_case(case: dict[str, Any]) -> None:
-    with machine_of({}, Escalation.model_validate({**NOTHING_WATCHED, **case["rules"]})) as machine:
+    rules = dict(case["rules"])
+    max_tokens = rules.pop("max_tokens", None)
+    with machine_of({}, Escalation.model_validate({**NOTHING_WATCHED, **rules}), max_tokens) as machine:
         heard = [(machine.watch([WatchedToken(*token)]), machine.doubts) for token in case["tokens"]]
     assert heard == list(zip(case["reasons"], case["doubts"], strict=True))
 
@@ -53,6 +60,43 @@ def test_the_entropy_of_an_impossible_token_is_zero() -> None:
     with machine_of({}, watched) as machine:
         assert machine.watch([WatchedToken("a", float("-inf"), [0.0, float("-inf")])]) == "escalated_logprob"
         assert machine.watch([WatchedToken("a", 0.0, [0.0, float("-inf")])]) is None
+
+
+@pytest.mark.parametrize("row", GIVEN["failures"], ids=lambda row: row["name"])
+def test_a_failure_is_judged(row: dict[str, Any]) -> None:
+    side, retries = row["side"], row["tries"]
+    with machine_of({"retries": retries}) as machine:
+        machine.step({"type": "start", "side": side, "reason": "prefer", "standby": False})
+        for attempt in range(1, retries):
+            failed = {"side": side, "attempt": attempt, "kind": "connection", "retryable": True}
+            machine.step({"type": "failed", **failed})
+        assert machine.failure(side, row["error"], 0.0)._asdict() == row["failure"]
+
+
+@pytest.mark.parametrize(
+    ("error", "known"),
+    [
+        (
+            QueueFull("full", status=429, retry_after_seconds=1.5),
+            {"error": "queue_full", "status": 429, "retryable": True, "retry_after_ms": 1500},
+        ),
+        (Unavailable("gone"), {"error": "unavailable", "retryable": True}),
+        (
+            RequestError("which?", code="unknown_model", param="model"),
+            {"error": "request_error", "code": "unknown_model", "retryable": False},
+        ),
+    ],
+)
+def test_a_failure_is_judged_by_what_the_error_says(error: NearfarError, known: dict[str, object]) -> None:
+    assert side_error(error) == known
+
+
+@pytest.mark.parametrize("row", GIVEN["fails"], ids=lambda row: row["fail"]["reason"])
+def test_an_answer_that_no_side_explains_has_an_error(row: dict[str, Any]) -> None:
+    with machine_of({}) as machine:
+        error = machine.fail_error(row["fail"])
+    assert isinstance(error, Unavailable)
+    assert (error.message, error.details["code"]) == (row["message"], row["fail"]["reason"])
 
 
 def test_a_closed_answer_takes_no_event() -> None:

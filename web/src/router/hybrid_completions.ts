@@ -10,7 +10,7 @@ import { rulesOf } from "../shared/router/answer_machine.js";
 import { withTimeout } from "./sides/clock.js";
 import { choose } from "../shared/decision/decide.js";
 import { lastUserText } from "../shared/decision/features.js";
-import { fitsFormat, isConstrained } from "./answer/format_check.js";
+import { fitsFormat } from "./answer/format_check.js";
 import { HeldAnswer } from "./answer/held_answer.js";
 import type { NearSide } from "./sides/near.js";
 import type { PrefixMessage } from "../shared/decision/prefix_memory.js";
@@ -20,7 +20,7 @@ import { readRequest } from "./request.js";
 import type { Routing, SituatedChoice } from "./routing.js";
 import type { AnswerItem } from "./answer/running_answer.js";
 import type { Side as AnsweringSide, SideRequest } from "./sides/sides.js";
-import { textOf } from "./sides/sides.js";
+import { remainingLimit, textOf } from "./sides/sides.js";
 import type { Situation } from "../shared/decision/situation.js";
 import { warmUp } from "./answer/warm_up.js";
 import { Watch } from "../shared/router/watch.js";
@@ -120,15 +120,18 @@ export class HybridCompletions {
     };
     // The time of a held answer is not the time of its generation.
     const learns = (side: Side): boolean => side === "far" || held === null;
+    const { params } = request;
     const job: Parameters<Routing["run"]>[1] = {
-      params: request.params,
+      params,
       rules: this.#rules(request, decision.private),
       sides,
       warm: (until) => this.#warm(request, until),
-      watch: isWatched ? new Watch(policy.escalation) : null,
-      fits: isWatched ? fitsFormat(request.params) : null,
+      watch: isWatched
+        ? new Watch({ ...policy.escalation, max_tokens: remainingLimit({ params, from: null }).max_tokens ?? null })
+        : null,
+      fits: isWatched ? fitsFormat(params) : null,
       logprobs,
-      shownAlternatives: request.params.logprobs === true ? (request.params.top_logprobs ?? 0) : null,
+      shownAlternatives: params.logprobs === true ? (params.top_logprobs ?? 0) : null,
       signal,
     };
     yield* this.#remembered(request, this.#routing.run(choice, job, learns));
@@ -254,10 +257,9 @@ export class HybridCompletions {
 
   #rules({ params }: HybridRequest, isPrivate: boolean): Rules {
     const { policy, far } = this.#routing.wiring;
-    const isOpenAi = far?.dialect === "openai";
-    // A grammar starts over with each side, so no side can continue an answer that another one began under it.
-    const resumes: readonly Side[] = isConstrained(params) ? [] : isOpenAi ? ["near"] : ["near", "far"];
-    return rulesOf(policy, { private: isPrivate, resumes, reports_cache: !isOpenAi });
+    const { response_format: format, tool_choice } = params;
+    const facts = { private: isPrivate, prompt: "chat", format: format?.type ?? null, tool_choice } as const;
+    return rulesOf(policy, { ...facts, dialect: far?.dialect ?? null });
   }
 
   /** Near guesses only if it may and far was chosen, not for a far side that takes over from near. */

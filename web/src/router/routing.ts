@@ -1,13 +1,14 @@
 // Routing: what all requests of a Hybrid share. It chooses a side for a request, and runs the answer over both sides;
 // meanwhile it keeps the records of the sides and today's costs.
 
+import { Unavailable } from "../errors.js";
 import { unlessAborted } from "../runtime/abort.js";
 import { Circuit } from "./answer/side_record.js";
-import type { AnswerItem, AnswerJob, Part } from "./answer/running_answer.js";
+import type { AnswerItem, AnswerJob } from "./answer/running_answer.js";
 import { runAnswer } from "./answer/running_answer.js";
 import { SideRecord, rates } from "./answer/side_record.js";
 import type { Ledger } from "./budget.js";
-import { usdOf } from "../shared/decision/costs.js";
+import { isSpent, paidUsd } from "../shared/decision/costs.js";
 import type { Choice } from "../shared/decision/decide.js";
 import { choose } from "../shared/decision/decide.js";
 import type { Decision, Side } from "../shared/decision/decision.js";
@@ -127,6 +128,8 @@ export class Routing {
     const { ledger, policy, far, clock } = this.wiring;
     const observer: AnswerJob["observer"] = {
       requested: (side) => {
+        if (side === "far" && isSpent(policy.budget, ledger.today()))
+          throw new Unavailable("far: today's budget for it is spent", { code: "budget" });
         this.records[side].circuit.begin();
         if (side === "far") ledger.add({ requests: 1 });
       },
@@ -135,7 +138,7 @@ export class Routing {
       },
       ended: (side, part) => {
         this.records[side].circuit.ended();
-        if (side === "far") ledger.add({ usd: costOf(part, situation.far.prompt_tokens ?? 0, policy) });
+        if (side === "far") ledger.add({ usd: paidUsd(policy, part, situation.far.prompt_tokens) });
         if (part.complete && learns(side))
           this.records[side].learn(part, side === "far" ? (far?.roundTripSeconds ?? null) : null);
       },
@@ -146,14 +149,6 @@ export class Routing {
   seconds(): number {
     return this.wiring.clock.now() / 1000;
   }
-}
-
-/**
- * In US dollars. For a part that was broken off, the tokens that arrived and the expected prompt count; if no token
- * arrived, it cost nothing.
- */
-function costOf({ usage, tokens }: Part, expectedPrompt: number, { price }: Policy): number {
-  return usdOf(price, usage ?? { prompt_tokens: tokens === 0 ? 0 : expectedPrompt, completion_tokens: tokens });
 }
 
 /** Whether near could answer if its model were loaded. */

@@ -4,7 +4,7 @@
 import { BundleError, NearfarError, RequestError, Unavailable, messageOf } from "../errors.js";
 import type { TemplateParts } from "./chat.js";
 import { renderChat } from "./chat.js";
-import { isSpent, spentOn, usdOf } from "./decision/costs.js";
+import { isSpent, paidUsd, spentOn } from "./decision/costs.js";
 import { refusal } from "./decision/decision.js";
 import { textFeatures, textTerms } from "./decision/features.js";
 import type { NearSignals } from "./decision/near_signals.js";
@@ -19,7 +19,16 @@ import { speedAfter } from "./decision/speed.js";
 import { notText, unreadableKind } from "./file_kinds.js";
 import type { ServerSource } from "./grammar/rules.js";
 import { sourceRules } from "./grammar/rules.js";
-import { answerTimedSide, closeAnswer, openAnswer, stepAnswer, watchAnswer } from "./router/answers.js";
+import {
+  answerFailure,
+  answerTimedSide,
+  closeAnswer,
+  failAnswer,
+  openAnswer,
+  stepAnswer,
+  watchAnswer,
+} from "./router/answers.js";
+import { totalUsage } from "./router/usage.js";
 import { LACKING_METHODS } from "./template/attributes.js";
 import { wrongPart } from "./template/check_tree.js";
 import { FILTERS, OPEN_FILTERS } from "./template/filters.js";
@@ -127,13 +136,16 @@ Object.assign(globalThis, {
     spentOn: overJson(spentOn),
     notText: overJson(notText),
     unreadableKind: overJson(unreadableKind),
-    usdOf: overJson(usdOf),
+    paidUsd: overJson(paidUsd),
     patternSource: overJson(patternSource),
     privateTexts,
     openAnswer: overJson(openAnswer),
     stepAnswer: overJson(stepAnswer),
     watchAnswer: overJson(watchAnswer),
+    answerFailure: overJson(answerFailure),
+    failAnswer: overJson(failAnswer),
     answerTimedSide: overJson(answerTimedSide),
     closeAnswer: overJson(closeAnswer),
+    totalUsage: overJson(totalUsage),
   },
 });

@@ -2,8 +2,10 @@
 
 import { readFileSync } from "node:fs";
 
-import type { Rules } from "../../src/shared/router/answer_machine.js";
+import type { AnswerFacts, Rules } from "../../src/shared/router/answer_machine.js";
 import { rulesOf } from "../../src/shared/router/answer_machine.js";
+import type { FarOutput } from "../../src/shared/decision/costs.js";
+import type { Price } from "../../src/shared/decision/policy_schema.js";
 import { parsePolicy } from "../../src/shared/decision/policy.js";
 import type { Decision, Scores } from "../../src/shared/decision/decision.js";
 import type { Finished, Speed } from "../../src/shared/decision/speed.js";
@@ -30,6 +32,13 @@ interface Vectors {
     readonly features: Readonly<Record<string, number>>;
     readonly terms: readonly string[];
   }[];
+  readonly price: Price;
+  readonly paid: readonly {
+    readonly name: string;
+    readonly output: FarOutput;
+    readonly prompt: number | null;
+    readonly usd: number;
+  }[];
   readonly speeds: readonly { readonly name: string; readonly finished: readonly Finished[]; readonly speed: Speed }[];
 }
 
@@ -42,8 +51,17 @@ export function situationOf(changes: Changes): Situation {
   return { ...base, ...changes, near: { ...base.near, ...changes.near }, far: { ...base.far, ...changes.far } };
 }
 
+/** A public chat for a far side that is `nearfar serve`. */
+export const CHAT: AnswerFacts = {
+  private: false,
+  prompt: "chat",
+  format: null,
+  tool_choice: null,
+  dialect: "nearfar",
+};
+
 /** The rules of an answer by a policy without an escalation. */
 export const DEFAULT_RULES: Rules = rulesOf(
   parsePolicy({ version: 1, mode: "prefer-near", escalation: { warm: "never" } }),
-  { private: false, resumes: ["near", "far"], reports_cache: true },
+  CHAT,
 );

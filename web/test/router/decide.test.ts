@@ -4,6 +4,7 @@ import fc from "fast-check";
 import { expect, test } from "vitest";
 
 import { RequestError } from "../../src/errors.js";
+import { paidUsd } from "../../src/shared/decision/costs.js";
 import { decide } from "../../src/shared/decision/decide.js";
 import { textTerms, textFeatures } from "../../src/shared/decision/features.js";
 import { parsePolicy } from "../../src/shared/decision/policy.js";
@@ -54,6 +55,10 @@ test.each(VECTORS.features)("features of '$text'", ({ text, features, terms }) =
 
 test.each(VECTORS.speeds)("speed: $name", ({ finished, speed }) => {
   expectNumbers({ ...finished.reduce(speedAfter, UNKNOWN_SPEED) }, { ...speed });
+});
+
+test.each(VECTORS.paid)("paid: $name", ({ output, prompt, usd }) => {
+  expect(paidUsd(VECTORS, output, prompt)).toBeCloseTo(usd, 12);
 });
 
 test("parsing a parsed policy again changes nothing", () => {

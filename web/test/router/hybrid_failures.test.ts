@@ -151,6 +151,20 @@ test("nothing is sent to a far side whose known context is too short", async () 
   expect(far.chats).toEqual([]);
 });
 
+test("far does not take over once today's budget is spent", async () => {
+  const { nf, far, ledger } = await setUp({
+    policy: { budget: { far_requests_per_day: 1 } },
+    scripts: [{ text: "near, ", then: new DeviceError("lost") }],
+  });
+  const reading = async (): Promise<void> => {
+    // The budget is spent, by another page, while near writes.
+    for await (const _ of await nf.chat.completions.create({ messages: MESSAGES, stream: true }))
+      ledger.add({ requests: 1 });
+  };
+  await expect(reading()).rejects.toMatchObject({ details: { code: "budget" } });
+  expect(far.chats).toEqual([]);
+});
+
 test("near answers if the server stays silent", async () => {
   const { nf, far, clock } = await setUp({
     policy: { mode: "prefer-far", timeouts: { far_first_token_ms: 500 } },

@@ -3,10 +3,16 @@
 import { readFileSync } from "node:fs";
 import { describe, expect, test } from "vitest";
 
-import type { Rules } from "../../src/shared/router/answer_machine.js";
-import { begin, step } from "../../src/shared/router/answer_machine.js";
-import { DEFAULT_RULES } from "./cases.js";
-import type { Effect, EscalationReason, Event } from "../../src/shared/router/events.js";
+import type { Side } from "../../src/shared/decision/decision.js";
+import { parsePolicy } from "../../src/shared/decision/policy.js";
+import type { AnswerFacts, Rules } from "../../src/shared/router/answer_machine.js";
+import { begin, rulesOf, step } from "../../src/shared/router/answer_machine.js";
+import { CHAT, DEFAULT_RULES } from "./cases.js";
+import type { Effect, EscalationReason, Event, Fail } from "../../src/shared/router/events.js";
+import type { Failure, SideError } from "../../src/shared/router/failures.js";
+import { failError, failureOf } from "../../src/shared/router/failures.js";
+import type { Usage } from "../../src/shared/router/usage.js";
+import { totalUsage } from "../../src/shared/router/usage.js";
 import type { WatchRules } from "../../src/shared/router/watch.js";
 import { Watch } from "../../src/shared/router/watch.js";
 
@@ -23,6 +29,27 @@ interface Given {
     readonly reasons: readonly (EscalationReason | null)[];
     readonly doubts: readonly boolean[];
   }[];
+  readonly failures: readonly {
+    readonly name: string;
+    readonly side: Side;
+    readonly tries: number;
+    readonly error: SideError;
+    readonly failure: Failure;
+  }[];
+  readonly fails: readonly { readonly fail: Pick<Fail, "side" | "reason">; readonly message: string }[];
+  readonly rules: readonly {
+    readonly name: string;
+    readonly facts: Partial<AnswerFacts>;
+    readonly resumes: readonly Side[];
+    readonly warm: string;
+  }[];
+  readonly usage: readonly {
+    readonly name: string;
+    readonly usage: Usage | null;
+    readonly counted: number;
+    readonly earlier: number;
+    readonly total: Usage;
+  }[];
 }
 
 const GIVEN = JSON.parse(
@@ -35,6 +62,7 @@ const UNWATCHED: WatchRules = {
   max_mean_entropy: null,
   repetition: null,
   failing_schema: true,
+  max_tokens: null,
 };
 
 describe("the answer machine", () => {
@@ -45,6 +73,31 @@ describe("the answer machine", () => {
       expect(given).toEqual(effects);
       state = next;
     }
+  });
+});
+
+describe("what else both drivers are told", () => {
+  const state = begin(BASE);
+
+  test.each(GIVEN.failures)("of a failure: $name", ({ side, tries, error, failure }) => {
+    const asked = { ...state, [side]: { ...state[side], tries } };
+    expect(failureOf(side, error, asked, 0)).toEqual(failure);
+    // With any other random number the wait is at most twice as long.
+    expect(failureOf(side, error, asked, 1).wait_ms).toBe(Math.max(50 * 2 ** tries, failure.wait_ms));
+  });
+
+  test.each(GIVEN.fails)("of an error that no side reported: $fail.reason", ({ fail, message }) => {
+    expect(failError(fail, state)).toMatchObject({ code: "unavailable", message, details: { code: fail.reason } });
+  });
+
+  test.each(GIVEN.rules)("of a request: $name", ({ facts, ...expected }) => {
+    const policy = parsePolicy({ version: 1, mode: "prefer-near" });
+    const { resumes, warm } = rulesOf(policy, { ...CHAT, ...facts });
+    expect({ resumes, warm }).toMatchObject({ resumes: expected.resumes, warm: expected.warm });
+  });
+
+  test.each(GIVEN.usage)("of usage: $name", ({ usage, counted, earlier, total }) => {
+    expect(totalUsage(usage, counted, earlier)).toEqual(total);
   });
 });
 

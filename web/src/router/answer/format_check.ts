@@ -19,11 +19,6 @@ export function fitsFormat({ response_format: format }: PlainParams): ((text: st
   }
 }
 
-/** Whether a grammar constrains the answer from its first token on. */
-export function isConstrained({ response_format: format, tool_choice: choice }: PlainParams): boolean {
-  return (format !== undefined && format.type !== "text") || choice === "required" || typeof choice === "object";
-}
-
 function parsed(text: string): unknown {
   try {
     return JSON.parse(text);

@@ -8,14 +8,16 @@ import type {
   CompletionUsage,
   Route,
 } from "../../api/types.js";
-import { Unavailable } from "../../errors.js";
+import { NearfarError, Unavailable } from "../../errors.js";
 import type { Rules, State } from "../../shared/router/answer_machine.js";
 import { begin, step, timedSide } from "../../shared/router/answer_machine.js";
 import type { Clock } from "../sides/clock.js";
 import type { Decision } from "../../shared/decision/decision.js";
 import type { Side } from "../../shared/decision/decision.js";
 import type { Effect, Event, Fail, TimerName } from "../../shared/router/events.js";
-import { failureOf } from "./failure.js";
+import type { SideError } from "../../shared/router/failures.js";
+import { failError, failureOf } from "../../shared/router/failures.js";
+import { totalUsage } from "../../shared/router/usage.js";
 import { ShownAnswer } from "./shown_answer.js";
 import type { AnswerSoFar, PlainParams, Side as AnsweringSide } from "../sides/sides.js";
 import type { Watch } from "../../shared/router/watch.js";
@@ -39,6 +41,8 @@ export interface Part {
   readonly usage: CompletionUsage | null;
   /** It was not broken off. */
   readonly complete: boolean;
+  /** The side failed before it sent anything. */
+  readonly refused: boolean;
 }
 
 export interface AnswerJob {
@@ -66,9 +70,6 @@ export interface AnswerJob {
 export type AnswerItem =
   | { readonly type: "chunk"; readonly chunk: ChatCompletionChunk }
   | { readonly type: "withdraw" };
-
-/** The wait before a second attempt is between half of this and all of it. */
-const RETRY_MS = 100;
 
 /** ``ended``: its finish_reason, once that has arrived. */
 type OpenPart = { -readonly [K in keyof Part]: Part[K] } & {
@@ -101,7 +102,9 @@ export async function* runAnswer(job: AnswerJob): AsyncGenerator<AnswerItem, voi
 class RunningAnswer {
   #state: State;
   readonly #parts: Partial<Record<Side, OpenPart>> = {};
+  /** The last error of each side, and the wait before the side is asked again. */
   readonly #errors: Partial<Record<Side, unknown>> = {};
+  readonly #waitsMs = { near: 0, far: 0 };
   readonly #timers = new Map<TimerName, () => void>();
   /** Aborts the warm-up. */
   readonly #warming = new AbortController();
@@ -180,7 +183,7 @@ class RunningAnswer {
         this.#shown.switched();
         return;
       case "finish":
-        this.#shown.finish(effect.finish_reason as ChatFinishReason, totalUsage(this.#parts[effect.side]));
+        this.#shown.finish(effect.finish_reason as ChatFinishReason, this.#usage(this.#parts[effect.side]));
         this.#close({});
         return;
       case "fail":
@@ -232,16 +235,19 @@ class RunningAnswer {
       tokens: 0,
       usage: null,
       complete: false,
+      refused: false,
       from,
       controller,
       ended: null,
     };
-    const earlier = this.#errors[side];
+    const waitMs = this.#waitsMs[side];
+    this.#waitsMs[side] = 0;
     this.#parts[side] = part;
     let isRequested = false;
     try {
-      if (attempt > 1 && earlier !== undefined) await this.#waitToRetry(side, earlier, signal);
+      if (waitMs > 0) await this.#wait(waitMs, signal);
       signal.throwIfAborted();
+      part.requestedAt = clock.now();
       const chunks = sides[side].answer({ params, from, logprobs: logprobs[side], signal });
       observer.requested(side);
       isRequested = true;
@@ -263,20 +269,17 @@ class RunningAnswer {
         this.#ended(side, attempt, part.ended);
         return;
       }
+      part.refused = part.firstAt === null;
+      const { kind, retryable, wait_ms } = failureOf(side, sideError(error), this.#state, Math.random());
       this.#errors[side] = error;
-      const { kind, retryable, waitMs } = failureOf(side, error);
-      const inTime = waitMs === null || waitMs < this.job.rules[`${side}_first_token_ms`];
-      this.#send({ type: "failed", side, attempt, kind, retryable: retryable && inTime });
+      this.#waitsMs[side] = wait_ms;
+      this.#send({ type: "failed", side, attempt, kind, retryable });
     } finally {
       if (isRequested) observer.ended(side, part);
     }
   }
 
-  /**
-   * Waits as long as the side requires, or a random time, so that requests that failed together do not return together.
-   */
-  async #waitToRetry(side: Side, error: unknown, signal: AbortSignal): Promise<void> {
-    const milliseconds = failureOf(side, error).waitMs ?? RETRY_MS * (0.5 + Math.random() / 2);
+  async #wait(milliseconds: number, signal: AbortSignal): Promise<void> {
     await new Promise<void>((resolve) => {
       const cancel = this.job.clock.after(milliseconds, resolve);
       signal.addEventListener("abort", () => {
@@ -342,14 +345,13 @@ class RunningAnswer {
     return { side: side ?? "near", reason, scores: { ...decision.scores }, switched_at: switchedAt };
   }
 
-  #errorOf({ side, kind, reason }: Fail): unknown {
-    if (kind === "timeout" && side !== null)
-      return new Unavailable(`The ${side} side sent nothing for too long; try again, or raise the policy's timeouts`, {
-        code: reason,
-      });
-    const error = side === null ? undefined : this.#errors[side];
-    if (error !== undefined) return error;
-    return new Unavailable(`Nobody can answer: ${reason}`, { code: reason });
+  #errorOf(fail: Fail): unknown {
+    const known = fail.side === null || fail.kind === "timeout" ? undefined : this.#errors[fail.side];
+    return known ?? failError(fail, this.#state);
+  }
+
+  #usage(part: OpenPart | undefined): CompletionUsage {
+    return totalUsage(part?.usage ?? null, part?.tokens ?? 0, part?.from?.tokens ?? 0);
   }
 
   #push(item: AnswerItem): void {
@@ -367,11 +369,6 @@ class RunningAnswer {
   }
 }
 
-/** The usage of the complete answer, as the last side counts it: the text that it continued was part of its prompt. */
-function totalUsage(part: OpenPart | undefined): CompletionUsage {
-  const earlier = part?.from?.tokens ?? 0;
-  const counted = part?.usage ?? { prompt_tokens: 0, completion_tokens: part?.tokens ?? 0 };
-  const prompt = Math.max(0, counted.prompt_tokens - (part?.usage === null ? 0 : earlier));
-  const completion = counted.completion_tokens + earlier;
-  return { ...counted, prompt_tokens: prompt, completion_tokens: completion, total_tokens: prompt + completion };
+function sideError(error: unknown): SideError {
+  return error instanceof NearfarError ? { error: error.code, ...error.details } : {};
 }

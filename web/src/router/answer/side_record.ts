@@ -21,18 +21,14 @@ export class SideRecord {
     return this.circuit.admits ? this.circuit.state : "open";
   }
 
-  /**
-   * Records a part of an answer that ended well. The time in a queue does not count towards the side's speed; the queue
-   * is reported separately.
-   */
+  /** Records a part of an answer that ended well. */
   learn({ requestedAt, firstAt, lastAt, tokens, usage }: Part, roundTripSeconds: number | null): void {
-    if (firstAt === null || lastAt === null || usage === null) return;
-    const startedAt = requestedAt + Math.max(0, usage.queue_ms ?? 0);
+    if (firstAt === null || lastAt === null) return;
     this.#speed = speedAfter(this.#speed, {
-      computed_tokens: Math.max(0, usage.prompt_tokens - (usage.prompt_tokens_details?.cached_tokens ?? 0)),
-      completion_tokens: Math.max(tokens, usage.completion_tokens),
-      first_token_seconds: Math.max(0, firstAt - startedAt) / 1000,
-      total_seconds: Math.max(0, lastAt - startedAt) / 1000,
+      usage,
+      tokens,
+      first_token_seconds: (firstAt - requestedAt) / 1000,
+      total_seconds: (lastAt - requestedAt) / 1000,
       round_trip_seconds: roundTripSeconds,
     });
   }

@@ -4,7 +4,7 @@
 
 import type { CompletionUsage } from "../../api/types.js";
 import type { Ledger } from "../budget.js";
-import { isSpent, usdOf } from "../../shared/decision/costs.js";
+import { isSpent, paidUsd } from "../../shared/decision/costs.js";
 import type { FarSide } from "../sides/far.js";
 import type { Policy } from "../../shared/decision/policy.js";
 import type { PrefixMessage } from "../../shared/decision/prefix_memory.js";
@@ -37,7 +37,7 @@ export async function warmUp(
   } catch {
     // Nothing waits for the warm-up.
   } finally {
-    if (usage !== null) ledger.add({ usd: usdOf(policy.price, usage) });
+    if (usage !== null) ledger.add({ usd: paidUsd(policy, { usage, tokens: 0, refused: false }, 0) });
   }
 }
 

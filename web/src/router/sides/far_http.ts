@@ -161,7 +161,7 @@ export class FarHttp {
         status,
       });
     }
-    const hint = retryAfter === null ? {} : { retryAfterMs: retryAfter };
+    const hint = retryAfter === null ? {} : { retry_after_ms: retryAfter };
     return new Unavailable(`${this.#root}: ${message}`, { status, retryable: NOT_NOW.includes(status), ...hint });
   }
 

@@ -1,6 +1,7 @@
 // Costs: how long each side would take, and what far would charge. Unknown values are null.
 
 import type { Budget, Policy, Price } from "./policy_schema.js";
+import type { Usage } from "../router/usage.js";
 import { isObject } from "./schema_check.js";
 import type { FarState, NearState, Situation } from "./situation.js";
 
@@ -37,7 +38,28 @@ export function farUsd({ price }: Policy, situation: Situation): number | null {
   return usdOf(price, { prompt_tokens, completion_tokens: expectedTokens(situation) });
 }
 
-export function usdOf(
+/** The output of a request to far. ``refused``: it failed before far sent anything. */
+export interface FarOutput {
+  /** As far reports it; null if it does not. */
+  readonly usage: Pick<Usage, "prompt_tokens" | "completion_tokens"> | null;
+  readonly tokens: number;
+  readonly refused: boolean;
+}
+
+/**
+ * What far charges for a request. Without a report, the expected prompt and the tokens that arrived count, also of a
+ * request that was cancelled: its prompt may have been computed.
+ */
+export function paidUsd(
+  { price }: Pick<Policy, "price">,
+  { usage, tokens, refused }: FarOutput,
+  prompt: number | null,
+): number {
+  if (refused) return 0;
+  return usdOf(price, usage ?? { prompt_tokens: prompt ?? 0, completion_tokens: tokens });
+}
+
+function usdOf(
   price: Price,
   { prompt_tokens, completion_tokens }: { readonly prompt_tokens: number; readonly completion_tokens: number },
 ): number {

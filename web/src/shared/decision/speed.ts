@@ -3,11 +3,14 @@
 // It averages the time per token and not the rate, because a mean of rates hides the answers that stalled, and these
 // matter most.
 
-/** An answer that ended well. Seconds count from the request, without the time in a queue. */
+import type { Usage } from "../router/usage.js";
+
+/** A part of an answer that ended well. Seconds count from the request. */
 export interface Finished {
-  /** The prompt's tokens that were not in the cache. */
-  readonly computed_tokens: number;
-  readonly completion_tokens: number;
+  /** As the side reports it; null if it does not. */
+  readonly usage: Usage | null;
+  /** The tokens that were counted. */
+  readonly tokens: number;
   readonly first_token_seconds: number;
   readonly total_seconds: number;
   /** Null if it was not measured, and for near. */
@@ -30,15 +33,18 @@ export const UNKNOWN_SPEED: Speed = {
 /** The weight of the newest answer in the mean; the older ones share the rest. */
 const NEWEST_WEIGHT = 0.3;
 
-export function speedAfter(speed: Speed, finished: Finished): Speed {
-  const { first_token_seconds: first, total_seconds: total, round_trip_seconds: roundTrip } = finished;
+/** The time in the side's queue does not count; the queue is reported separately. */
+export function speedAfter(speed: Speed, { usage, tokens, ...times }: Finished): Speed {
+  if (usage === null) return speed;
+  const { round_trip_seconds: roundTrip } = times;
+  const queued = Math.max(0, usage.queue_ms ?? 0) / 1000;
+  const first = Math.max(0, times.first_token_seconds - queued);
+  const total = Math.max(0, times.total_seconds - queued);
+  const computed = Math.max(0, usage.prompt_tokens - (usage.prompt_tokens_details?.cached_tokens ?? 0));
+  const written = Math.max(tokens, usage.completion_tokens);
   return {
-    prefill_tokens_per_second: rate(
-      speed.prefill_tokens_per_second,
-      finished.computed_tokens,
-      first - (roundTrip ?? 0),
-    ),
-    decode_tokens_per_second: rate(speed.decode_tokens_per_second, finished.completion_tokens - 1, total - first),
+    prefill_tokens_per_second: rate(speed.prefill_tokens_per_second, computed, first - (roundTrip ?? 0)),
+    decode_tokens_per_second: rate(speed.decode_tokens_per_second, written - 1, total - first),
     round_trip_seconds: roundTrip === null ? speed.round_trip_seconds : mean(speed.round_trip_seconds, roundTrip),
   };
 }

@@ -49,29 +49,49 @@ export interface Rules {
   readonly hedge_after_ms: number | null;
   /** The number of further attempts of a side before its first token. */
   readonly retries: number;
-  /** Far is never status. */
+  /** Far is never asked. */
   readonly private: boolean;
   /** The sides that can continue a given text; any other side starts over, and the text shown so far is withdrawn. */
   readonly resumes: readonly Side[];
 }
 
-/** ``resumes``: as in Rules. ``reports_cache``: far's server reports what of a prompt it has in its cache. */
+/** The facts about a request and its far side from which the rules of its answer follow. */
 export interface AnswerFacts {
   readonly private: boolean;
-  readonly resumes: readonly Side[];
-  readonly reports_cache: boolean;
+  /** "ids": token ids of near's. */
+  readonly prompt: "chat" | "text" | "ids";
+  /** The type of the answer's format; null for none. */
+  readonly format: string | null;
+  /** As in the request. */
+  readonly tool_choice: unknown;
+  /** Of the far side; null if there is none. */
+  readonly dialect: string | null;
 }
 
 export function rulesOf({ escalation, fallback, timeouts, retries }: Policy, facts: AnswerFacts): Rules {
-  const { reports_cache: reportsCache, ...rest } = facts;
   return {
     then: escalation.then,
-    warm: reportsCache ? escalation.warm : "never",
+    // OpenAI's servers do not report what of a prompt they have in their cache.
+    warm: facts.dialect === "openai" ? "never" : escalation.warm,
     ...fallback,
     ...timeouts,
     retries,
-    ...rest,
+    private: facts.private,
+    resumes: resuming(facts),
   };
+}
+
+/** The sides that can continue an answer that the other one, or they themselves, began. */
+function resuming({ prompt, format, tool_choice: choice, dialect }: AnswerFacts): readonly Side[] {
+  // A grammar starts over with each request, in the middle of the text. Near's token ids are another text for far.
+  if (isConstrained(format, choice) || prompt === "ids") return [];
+  // Every server continues the prompt of a completion; OpenAI's continue no message.
+  return prompt === "chat" && dialect === "openai" ? ["near"] : SIDES;
+}
+
+/** Whether a grammar constrains the answer from its first token on. */
+function isConstrained(format: string | null, choice: unknown): boolean {
+  return (format ?? "text") !== "text" || choice === "required" || (typeof choice === "object" && choice !== null);
 }
 
 /** The status of one side in this answer. */

@@ -4,7 +4,9 @@ import type { Side } from "../decision/decision.js";
 import type { State } from "./answer_machine.js";
 import { begin, step, timedSide } from "./answer_machine.js";
 import type { Rules } from "./answer_machine.js";
-import type { Event, TimerName } from "./events.js";
+import type { Event, Fail, TimerName } from "./events.js";
+import type { Failure, SideError } from "./failures.js";
+import { failError, failureOf } from "./failures.js";
 import { Watch } from "./watch.js";
 import type { WatchRules, WatchedToken } from "./watch.js";
 
@@ -37,6 +39,16 @@ export function watchAnswer(id: number, tokens: readonly WatchedToken[]): object
   const { watch } = answerOf(id);
   const reasons = tokens.map((token) => watch?.add(token) ?? null);
   return { reason: reasons.find((each) => each !== null) ?? null, doubts: watch?.doubts ?? false };
+}
+
+/** As `failureOf`, of a side that still answers. */
+export function answerFailure(id: number, side: Side, error: SideError, random: number): Failure {
+  return failureOf(side, error, answerOf(id).state, random);
+}
+
+/** Throws `failError`. */
+export function failAnswer(id: number, fail: Fail): never {
+  throw failError(fail, answerOf(id).state);
 }
 
 /** The side that a timer waits for; null for the hedge timer. */

@@ -1,5 +1,5 @@
 // The events of one answer, and the effects that its driver must carry out: the input and output of step() in
-// answer_machine.ts. server_fallback/router/answer/events.py declares them for the driver in Python.
+// answer_machine.ts, for the drivers in both languages.
 //
 // Both are plain data with the keys of their JSON form, the same in both languages;
 // tests/conformance/router_traces.json uses it. A side is "near" or "far". attempt counts the attempts of that side in

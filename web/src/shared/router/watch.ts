@@ -10,7 +10,10 @@ import type { Escalation, Repetition } from "../decision/policy_schema.js";
  * The escalation rules of the policy. A window is the last window_tokens tokens; logprobs and entropies (in nats) are
  * means over a window.
  */
-export type WatchRules = Omit<Escalation, "then" | "warm">;
+export type WatchRules = Omit<Escalation, "then" | "warm"> & {
+  /** The limit of the answer's tokens; null for none. After the last one, far could write nothing better. */
+  readonly max_tokens: number | null;
+};
 
 /** A token of the answer. null: not known, so it is in no window. */
 export interface WatchedToken {
@@ -25,6 +28,7 @@ export class Watch {
   readonly #logprobs: number[] = [];
   readonly #entropies: number[] = [];
   readonly #texts: string[] = [];
+  #tokens = 0;
   #doubts = false;
 
   constructor(rules: WatchRules) {
@@ -41,7 +45,9 @@ export class Watch {
 
   /** The reason to escalate after this token, if there is one. */
   add({ text, logprob, alternatives }: WatchedToken): EscalationReason | null {
-    const { window_tokens, min_mean_logprob, max_mean_entropy, repetition } = this.#rules;
+    const { window_tokens, min_mean_logprob, max_mean_entropy, repetition, max_tokens } = this.#rules;
+    this.#tokens++;
+    if (max_tokens !== null && this.#tokens >= max_tokens) return null;
     if (logprob !== null) keep(this.#logprobs, logprob, window_tokens);
     if (alternatives !== null) keep(this.#entropies, entropy(alternatives), window_tokens);
     if (repetition !== null) keep(this.#texts, text, repetition.tokens * repetition.times);
