@@ -9,12 +9,15 @@ from ..builder import Kernel, Scalar, maximum, minimum, number, select
 from ..tir import tirx
 from ..vectors import floats, ramp, splat, sum_of_lanes
 from .activations import ACTIVATIONS, sigmoid
-from .builder import CpuKernelBuilder, Isa, each_vector, pieces
+from .builder import CpuKernelBuilder, Isa, each_vector, pieces, round_up_quotient
 from .math import exp, fused, log, square_root
-from .rows import LANES
+from .rows import LANES, rms_factor
 
 # The columns of a task of causal_conv.
 BLOCK = 128
+# The rows of gated_delta that go through a block of columns, the vectors of a block, and the elements of ssm_scan that
+# read vectors of B and C once.
+ROWS, VECTORS, ELEMENTS = 16, 4, 4
 # See `ops.states.L2_EPS`.
 L2_EPS = 1e-6
 
@@ -37,6 +40,22 @@ class Sequences:
         begin, end = (kernel.let("bound", self._seq_starts[sequence + behind]) for behind in range(2))
         read, write = (kernel.let("state_slot", self._slots[sequence, which]) for which in range(2))
         return begin, end, read, write, kernel.let("first_position", self._positions[begin]) > 0
+
+    def start(
+        self, sequence: Scalar, head: Scalar, shape: tuple[int, int], lanes: int
+    ) -> tuple[Scalar, Scalar, Scalar, Scalar]:
+        """The first row of a sequence, the one behind its last, the slot with the head's matrix before the first row,
+        and the slot to write. A matrix that begins is zeros in the slot to write.
+        """
+        kernel = self._kernel
+        begin, end, read, write, continues = self.of(sequence)
+        with kernel.when(tirx.Not(continues)), kernel.loop("line", shape[0]) as line:
+
+            def clear(column: Scalar, lanes: int) -> None:
+                self.state[write, head, line, ramp(column, lanes)] = splat(number(0, "float32"), lanes)
+
+            each_vector(kernel, shape[1], lanes, clear)
+        return begin, end, kernel.let("start", select(continues, read, write)), write
 
 
 def causal_conv(
@@ -110,114 +129,117 @@ def gated_delta(
     z_start: int,
     eps: float,
 ) -> Kernel:
-    """One task: one head of one sequence. Its state is changed in the slot where it is written."""
+    """One task: one head of one sequence. Its state is changed in the slot where it is written.
+
+    Columns of the state do not depend on each other until their norm. So a block of them, which a cache of 32 KB holds,
+    goes through some rows before the next block does.
+    """
     kernel, keys = CpuKernelBuilder(name), key_heads * key_dim
     qkv = kernel.buffer("qkv", (rows, 2 * keys + heads * value_dim), "float32")
     abz = kernel.buffer("abz", (rows, stride), "float32")
     vectors = kernel.buffer("vectors", (2 * heads + value_dim,), "float32")
     sequences = Sequences(kernel, rows, (heads, key_dim, value_dim))
     y = kernel.buffer("y", (rows, heads * value_dim), "float32", write=True)
-    state = sequences.state
+    state, one = sequences.state, number(1, "float32")
     with kernel.tasks("task", "B", heads) as task:
         sequence, head = kernel.split(task, heads, ("sequence", "head"))
-        begin, end, read, write, continues = sequences.of(sequence)
-        with kernel.loop("key", key_dim) as key:
-
-            def begin_with(column: Scalar, lanes: int) -> None:
-                here = ramp(column, lanes)
-                with kernel.when(continues):
-                    state[write, head, key, here] = state[read, head, key, here]
-                with kernel.when(tirx.Not(continues)):
-                    state[write, head, key, here] = splat(number(0, "float32"), lanes)
-
-            each_vector(kernel, value_dim, isa.lanes, begin_with)
+        begin, end, start, write = sequences.start(sequence, head, (key_dim, value_dim), isa.lanes)
         key_head = kernel.let("key_head", tirx.truncdiv(head, heads // key_heads))
         rate = stored(kernel, "rate", exp(kernel.let("a_log", vectors[head])))
-        query_sums, key_sums = (kernel.local(f"{which}_sums", value_dim, "float32") for which in ("query", "key"))
-        with kernel.loop("step", end - begin) as step:
-            row = kernel.let("row", begin + step)
+        query_scales, key_scales, overlaps, kept, betas = (
+            kernel.local(each, ROWS, "float32") for each in ("query_scales", "key_scales", "overlaps", "kept", "betas")
+        )
 
-            def query(at: Scalar) -> Scalar:
-                return qkv[row, key_head * key_dim + at]
+        def element(row: Scalar, at: Scalar, lanes: int, *, is_key: bool) -> Scalar:
+            return qkv[row, ramp(key_head * key_dim + at + (keys if is_key else 0), lanes)]
 
-            def key_of(at: Scalar) -> Scalar:
-                return qkv[row, keys + key_head * key_dim + at]
+        def prepare(step: Scalar, row: Scalar) -> None:
+            def pairs(at: Scalar, lanes: int) -> list[tuple[Scalar, Scalar]]:
+                query, key = (kernel.let("each", element(row, at, lanes, is_key=is_key)) for is_key in (False, True))
+                return [(query, query), (key, key), (query, key)]
 
-            def dot(name: str, one: Callable[[Scalar], Scalar], other: Callable[[Scalar], Scalar]) -> Scalar:
-                total = kernel.local(name, 1, "float32", fill=0)
-                with kernel.loop("at", key_dim) as at:
-                    total[0] = total[0] + one(at) * other(at)
-                return kernel.let(f"{name}_total", total[0])
-
-            one = number(1, "float32")
-            units = [
-                kernel.let("unit", one / square_root(dot(name, each, each) + number(L2_EPS, "float32")))
-                for name, each in (("query_square", query), ("key_square", key_of))
-            ]
-            overlap = dot("overlap", query, key_of)
+            squares = sums_of_products(kernel, pairs, 3, key_dim)
+            for scales, square in zip((query_scales, key_scales), squares, strict=False):
+                scales[step] = one / square_root(square + number(L2_EPS, "float32"))
+            overlaps[step] = squares[2]
             decay = rate * softplus(kernel, abz[row, a_start + head] + vectors[heads + head])
-            kept = stored(kernel, "kept", exp(kernel.let("exponent", number(0, "float32") - decay)))
-            beta = stored(kernel, "beta", sigmoid(kernel.let("beta_input", abz[row, b_start + head])))
+            kept[step] = exp(kernel.let("exponent", number(0, "float32") - decay))
+            betas[step] = sigmoid(kernel.let("beta_input", abz[row, b_start + head]))
 
-            def clear(column: Scalar, lanes: int) -> None:
-                for sums in (query_sums, key_sums):
-                    sums[ramp(column, lanes)] = splat(number(0, "float32"), lanes)
-
-            each_vector(kernel, value_dim, isa.lanes, clear)
+        def walk(first: Scalar, count: Scalar, column: Scalar, lanes: int, vectors_: int) -> None:
+            """Some vectors of columns through a piece's rows, in memory of their own: in the state they would share few
+            sets of the cache, because its rows are a power of two apart.
+            """
+            heres = [ramp(column + index * lanes, lanes) for index in range(vectors_)]
+            own = kernel.local(f"own{lanes}_{vectors_}", key_dim * vectors_, floats(lanes))
+            source = kernel.let("source", select(first > begin, write, start))
             with kernel.loop("at", key_dim) as at:
-                factors = [kernel.let("factor", each(at)) for each in (query, key_of)]
+                for index, here in enumerate(heres):
+                    own[at * vectors_ + index] = state[source, head, at, here]
+            with kernel.loop("step", count) as step:
+                row = kernel.let("row", first + step)
+                sums = [
+                    kernel.local(f"{which}_sums{lanes}", vectors_, floats(lanes), fill=0) for which in ("query", "key")
+                ]
+                with kernel.loop("at", key_dim) as at:
+                    factors = [kernel.let("factor", element(row, at, 1, is_key=is_key)) for is_key in (False, True)]
+                    for index in range(vectors_):
+                        old = kernel.let("old", own[at * vectors_ + index])
+                        for total, factor in zip(sums, factors, strict=True):
+                            total[index] = fused(old, splat(factor, lanes), total[index])
+                decay = kernel.let("decay", kept[step])
+                key_scale = kernel.let("key_scale", key_scales[step])
+                scale = kernel.let("scale", query_scales[step] * number(key_dim**-0.5, "float32"))
+                for index in range(vectors_):
+                    place = head * value_dim + column + index * lanes
+                    value = qkv[row, ramp(2 * keys + place, lanes)]
+                    known = sums[1][index] * splat(decay * key_scale, lanes)
+                    error = kernel.let("error", (value - known) * splat(betas[step] * key_scale, lanes))
+                    made = sums[0][index] * splat(decay, lanes) + error * splat(overlaps[step], lanes)
+                    y[row, ramp(place, lanes)] = made * splat(scale, lanes)
+                    sums[1][index] = error
+                with kernel.loop("at", key_dim) as at:
+                    factor = kernel.let("factor", element(row, at, 1, is_key=True))
+                    for index in range(vectors_):
+                        old = own[at * vectors_ + index] * splat(decay, lanes)
+                        own[at * vectors_ + index] = fused(sums[1][index], splat(factor, lanes), old)
+            with kernel.loop("at", key_dim) as at:
+                for index, here in enumerate(heres):
+                    state[write, head, at, here] = own[at * vectors_ + index]
 
-                def add(column: Scalar, lanes: int) -> None:
-                    here = ramp(column, lanes)
-                    old = kernel.let("old", state[write, head, at, here])
-                    for sums, factor in zip((query_sums, key_sums), factors, strict=True):
-                        sums[here] = fused(old, splat(factor, lanes), sums[here])
+        def norm(row: Scalar) -> None:
+            def own(column: Scalar, lanes: int) -> Scalar:
+                return y[row, ramp(head * value_dim + column, lanes)]
 
-                each_vector(kernel, value_dim, isa.lanes, add)
+            scale = rms_factor(kernel, own, value_dim, eps)
 
-            def change(column: Scalar, lanes: int) -> None:
-                """key_sums becomes what the state changes by, for each element of the key."""
-                here = ramp(column, lanes)
-                value = qkv[row, ramp(2 * keys + head * value_dim + column, lanes)]
-                known = key_sums[here] * splat(kept * units[1], lanes)
-                error = kernel.let("error", (value - known) * splat(beta * units[1], lanes))
-                total = query_sums[here] * splat(kept, lanes) + error * splat(overlap, lanes)
-                y[row, ramp(head * value_dim + column, lanes)] = total * splat(
-                    units[0] * number(key_dim**-0.5, "float32"), lanes
-                )
-                key_sums[here] = error
-
-            each_vector(kernel, value_dim, isa.lanes, change)
-            squares = kernel.local("squares", 1, "float32", fill=0)
-            with kernel.loop("column", value_dim) as column:
-                each_y = kernel.let("each_y", y[row, head * value_dim + column])
-                squares[0] = squares[0] + each_y * each_y
-            mean = squares[0] * number(1 / value_dim, "float32")
-            scale = stored(kernel, "scale", one / square_root(mean + number(eps, "float32")))
-
-            def normed(column: Scalar, lanes: int) -> None:
-                here = ramp(head * value_dim + column, lanes)
+            def store(column: Scalar, lanes: int) -> None:
                 z = kernel.let("z", abz[row, ramp(z_start + head * value_dim + column, lanes)])
                 factors = splat(scale, lanes) * vectors[ramp(2 * heads + column, lanes)]
-                y[row, here] = y[row, here] * factors * ACTIVATIONS["silu"](z)
+                y[row, ramp(head * value_dim + column, lanes)] = own(column, lanes) * factors * ACTIVATIONS["silu"](z)
 
-            each_vector(kernel, value_dim, isa.lanes, normed)
-            with kernel.loop("at", key_dim) as at:
-                factor = kernel.let("factor", key_of(at))
+            each_vector(kernel, value_dim, isa.lanes, store)
 
-                def update(column: Scalar, lanes: int) -> None:
-                    here = ramp(column, lanes)
-                    old = state[write, head, at, here] * splat(kept, lanes)
-                    state[write, head, at, here] = fused(key_sums[here], splat(factor, lanes), old)
-
-                each_vector(kernel, value_dim, isa.lanes, update)
+        with kernel.loop("piece", round_up_quotient(end - begin, ROWS)) as piece:
+            first = kernel.let("first", begin + piece * ROWS)
+            count = kernel.let("count", minimum(end - first, ROWS))
+            with kernel.loop("step", count) as step:
+                prepare(step, kernel.let("row", first + step))
+            block = VECTORS * isa.lanes
+            with kernel.loop("block", value_dim // block) as index:
+                walk(first, count, kernel.let("column", index * block), isa.lanes, VECTORS)
+            done = value_dim // block * block
+            for offset, lanes in pieces(value_dim - done, isa.lanes):
+                walk(first, count, done + offset, lanes, 1)
+            with kernel.loop("step", count) as step:
+                norm(kernel.let("row", first + step))
     return kernel.finish()
 
 
 def ssm_scan(
     name: str,
     *,
-    isa: Isa,  # noqa: ARG001
+    isa: Isa,
     rows: Expr,
     heads: int,
     groups: int,
@@ -237,38 +259,42 @@ def ssm_scan(
     state = sequences.state
     with kernel.tasks("task", "B", heads) as task:
         sequence, head = kernel.split(task, heads, ("sequence", "head"))
-        begin, end, read, write, continues = sequences.of(sequence)
+        begin, end, start, write = sequences.start(sequence, head, (head_dim, state_dim), isa.lanes)
         group = kernel.let("group", tirx.truncdiv(head, heads // groups))
         rate = stored(kernel, "rate", exp(kernel.let("a_log", vectors[head])))
         with kernel.loop("step", end - begin) as step:
             row = kernel.let("row", begin + step)
+            source = kernel.let("source", select(step > 0, write, start))
             time = softplus(kernel, dt[row, dt_start + head] + vectors[2 * heads + head])
             kept = stored(kernel, "kept", exp(kernel.let("exponent", number(0, "float32") - rate * time)))
-            # The first row reads the old state, unless the sequence begins.
-            has_state = kernel.let("has_state", select(continues, step >= 0, step > 0))
-            source = kernel.let("source", select(step > 0, write, read))
-            with kernel.loop("element", head_dim) as element:
-                x = kernel.let("x", xbc[row, head * head_dim + element])
-                taken = kernel.let("taken", time * x)
-                sums = kernel.local("sums", 1, floats(LANES), fill=0)
-                rest = kernel.local("rest", 1, "float32", fill=0)
 
-                def scan(column: Scalar, lanes: int) -> None:
-                    here, first = ramp(column, lanes), width + group * state_dim + column
-                    b, c = (xbc[row, ramp(first + which * groups * state_dim, lanes)] for which in range(2))
-                    new = kernel.local(f"new{lanes}", 1, floats(lanes))
-                    new[0] = b * splat(taken, lanes)
-                    with kernel.when(has_state):
-                        new[0] = fused(state[source, head, element, here], splat(kept, lanes), new[0])
-                    state[write, head, element, here] = new[0]
-                    if lanes == LANES:
-                        sums[0] = fused(new[0], c, sums[0])
-                    else:
-                        rest[0] = rest[0] + sum_of_lanes(new[0] * c)
+            def scan(first: Scalar, count: int) -> None:
+                """Some elements, whose outputs are sums of products with C."""
+                elements = [kernel.let("element", first + index) for index in range(count)]
+                xs = [kernel.let("x", xbc[row, head * head_dim + element]) for element in elements]
 
-                each_vector(kernel, state_dim, LANES, scan)
-                column = kernel.let("column", head * head_dim + element)
-                y[row, column] = sum_of_lanes(sums[0]) + rest[0] + vectors[heads + head] * x
+                def pairs(column: Scalar, lanes: int) -> list[tuple[Scalar, Scalar]]:
+                    here, place = ramp(column, lanes), width + group * state_dim + column
+                    b, c = (
+                        kernel.let("each", xbc[row, ramp(place + which * groups * state_dim, lanes)])
+                        for which in range(2)
+                    )
+                    found = []
+                    for element, x in zip(elements, xs, strict=True):
+                        old = state[source, head, element, here]
+                        new = kernel.let("new", fused(old, splat(kept, lanes), b * splat(time * x, lanes)))
+                        state[write, head, element, here] = new
+                        found.append((new, c))
+                    return found
+
+                sums = sums_of_products(kernel, pairs, count, state_dim)
+                for element, x, total in zip(elements, xs, sums, strict=True):
+                    y[row, head * head_dim + element] = total + vectors[heads + head] * x
+
+            with kernel.loop("block", head_dim // ELEMENTS) as block:
+                scan(block * ELEMENTS, ELEMENTS)
+            for element in range(head_dim // ELEMENTS * ELEMENTS, head_dim):
+                scan(element, 1)
             if z_start is not None:
 
                 def gate(column: Scalar, lanes: int) -> None:
@@ -278,6 +304,29 @@ def ssm_scan(
 
                 each_vector(kernel, head_dim, LANES, gate)
     return kernel.finish()
+
+
+def sums_of_products(
+    kernel: CpuKernelBuilder,
+    pairs: Callable[[Scalar, int], list[tuple[Scalar, Scalar]]],
+    count: int,
+    size: int,
+) -> list[Scalar]:
+    """Sums over ``size`` elements, in the same order at every level, of ``count`` products; ``pairs`` returns the
+    factors of a vector of elements.
+    """
+    sums = kernel.local("sums", count, floats(LANES), fill=0)
+    rest = kernel.local("rest", count, "float32", fill=0)
+
+    def add(at: Scalar, lanes: int) -> None:
+        for index, (one, other) in enumerate(pairs(at, lanes)):
+            if lanes == LANES:
+                sums[index] = fused(one, other, sums[index])
+            else:
+                rest[index] = rest[index] + sum_of_lanes(one * other)
+
+    each_vector(kernel, size, LANES, add)
+    return [kernel.let("sum", sum_of_lanes(sums[index]) + rest[index]) for index in range(count)]
 
 
 def softplus(kernel: CpuKernelBuilder, x: Scalar) -> Scalar:

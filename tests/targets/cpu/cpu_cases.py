@@ -454,7 +454,7 @@ def state_cases() -> Iterator[StepCase]:
         inputs |= {"state": ("float32", "Z", taps - 1, columns), **rows}
         inputs |= {"bias": ("vector", columns)} if attrs else {}
         yield StepCase(f"causal_conv_{taps}", "causal_conv", inputs, attrs, batches)
-    for key_dim, value_dim in ((5, 7), (40, 33)):
+    for key_dim, value_dim in ((5, 7), (40, 70)):
         inputs = {"qkv": ("float32", "S", 2 * 3 * key_dim + 6 * value_dim), "abz": ("float32", "S", 20 + 6 * value_dim)}
         inputs |= {"vectors": ("vector", 12 + value_dim), "state": ("float32", "Z", 6, key_dim, value_dim), **rows}
         attrs = {"a_start": 3, "b_start": 9, "z_start": 17, "eps": 1e-5}
