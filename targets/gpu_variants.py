@@ -159,7 +159,13 @@ def attention_linear_variants(
     shape = fused_shape(heads, numbers.attention.max_shared_bytes)
     # Without x, but with qkv, seq_starts, and perhaps positions and biases.
     buffers = num_buffers(facts) + 1 + reads_positions(scores) + (scores.distances > 0)
-    if shape is None or scores.sinks or buffers > numbers.max_buffers or not numbers.max_fused_rows:
+    if (
+        shape is None
+        or scores.sinks
+        or scores.distance_heads
+        or buffers > numbers.max_buffers
+        or not numbers.max_fused_rows
+    ):
         return variants
     fused = kernel(ragged_attention_linear, heads=heads, scores=scores, facts=facts, shape=shape)
     return [Variant((fused,), when=["<=", "S", numbers.max_fused_rows]), *variants]

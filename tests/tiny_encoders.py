@@ -36,6 +36,18 @@ OF_DISTILBERT = {
 }
 # Two positions belong to padding and to what is before it.
 OF_ROBERTA = {**SIZES, "max_position_embeddings": CONTEXT + 2, "pad_token_id": 1, "type_vocab_size": 1}
+# All distances beyond 20 are one.
+OF_DEBERTA = {
+    **SIZES,
+    "relative_attention": True,
+    "position_buckets": 12,
+    "max_relative_positions": 20,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
 OF_MPNET = {
     **SIZES,
     "max_position_embeddings": CONTEXT + 2,
@@ -70,6 +82,7 @@ class Family:
 FAMILIES = {
     "albert": Family("Albert", {**SIZES, "embedding_size": 20}),
     "bert": Family("Bert"),
+    "deberta-v2": Family("DebertaV2", OF_DEBERTA),
     "distilbert": Family("DistilBert", OF_DISTILBERT),
     "electra": Family("Electra", {**SIZES, "embedding_size": 20}),
     "eurobert": Family(

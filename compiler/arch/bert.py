@@ -6,6 +6,7 @@ MiniLM, E5, BGE and GTE are BERTs of other sizes. RoBERTa has the same layers.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 
 from ..formats.config import ConfigReader
 from ..ir.graph import Graph
@@ -37,12 +38,21 @@ def encode(spec: ModelSpec, context: int, task: EmbeddingSpec | ClassifierSpec, 
     return finish(encoder, x, task, head)
 
 
-def add_layer(encoder: EncoderGraph, layer: int, x: str) -> str:
+def add_layer(
+    encoder: EncoderGraph,
+    layer: int,
+    x: str,
+    *,
+    names: Sequence[str] = ("query", "key", "value"),
+    more: Mapping[str, str] | None = None,
+) -> str:
+    """``names``: those of the projections of attention; ``more``: further inputs of attention."""
     here, hidden = f"encoder.layer.{layer}", encoder.spec.hidden_size
     attention = f"{here}.attention"
-    modules = [(f"{attention}.self.{name}", hidden) for name in ("query", "key", "value")]
+    modules = [(f"{attention}.self.{name}", hidden) for name in names]
     qkv = encoder.linear(modules, x, f"{attention}.self.qkv", dtype="activation")
-    projected = encoder.linear([(f"{attention}.output.dense", hidden)], encoder.attention(layer, qkv))
+    attended = encoder.attention(layer, qkv, more=more)
+    projected = encoder.linear([(f"{attention}.output.dense", hidden)], attended)
     x = encoder.norm(f"{attention}.output.LayerNorm", encoder.add(projected, x, f"{here}.after_attention"))
     size, activation = encoder.spec.intermediate_size, encoder.spec.activation
     inner = encoder.linear([(f"{here}.intermediate.dense", size)], x, activation=activation)

@@ -6,7 +6,7 @@ weights have on disk. `finish` adds what makes vectors or scores of the rows of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ir.graph import Constant, Graph, Parameter, Source, Value
@@ -140,10 +140,10 @@ class EncoderGraph:
         qk_norm: str | None = None,
         name: str = "",
         scale: float | None = None,
-        distance_bias: str | None = None,
+        more: Mapping[str, str] | None = None,
     ) -> str:
         """Attention over the heads of a joint projection, which are rotated if the layer rotates, and normalized first
-        by the parameter ``qk_norm`` if there is one. ``distance_bias``: the parameter that is added to scores.
+        by the parameter ``qk_norm`` if there is one. ``more``: further inputs by role, which change scores.
         """
         graph, spec = self.graph, self.spec
         num_kv_heads, head_dim = spec.heads_of(layer)
@@ -157,7 +157,7 @@ class EncoderGraph:
         rows = {"positions": self.input("positions"), "seq_starts": self.input("seq_starts")}
         return graph.add(
             "ragged_attention",
-            {"qkv": qkv, **rows, "distance_bias": distance_bias},
+            {"qkv": qkv, **rows, **(more or {})},
             name=name or f"layers.{layer}.attended",
             causal=spec.causal,
             # A window as long as the context has no effect.

@@ -28,7 +28,6 @@ KINDS = {
 REASONS = {
     "apertus": "its activation (xIELU) has parameters of its own in every layer",
     "deberta": "its attention scores distances by both texts and positions",
-    "deberta-v2": "its attention scores distances by both texts and positions",
     "deepseek_v2": "its keys and values are stored compressed (latent attention), with heads of two sizes",
     "deepseek_v3": "its keys and values are stored compressed (latent attention), with heads of two sizes",
     "embedding_gemma2_text": "its layers read the embedding through a block of their own, and a projection follows",

@@ -39,7 +39,7 @@ def encode(spec: ModelSpec, context: int, task: EmbeddingSpec | ClassifierSpec) 
         here = f"encoder.layer.{layer}"
         modules = [(f"{here}.attention.attn.{name}", hidden) for name in "qkv"]
         qkv = encoder.linear(modules, x, f"{here}.attention.attn.qkv", dtype="activation")
-        attended = encoder.attention(layer, qkv, distance_bias=bias)
+        attended = encoder.attention(layer, qkv, more={"distance_bias": bias})
         projected = encoder.linear([(f"{here}.attention.attn.o", hidden)], attended)
         x = encoder.norm(f"{here}.attention.LayerNorm", encoder.add(projected, x, f"{here}.after_attention"))
         inner = encoder.linear([(f"{here}.intermediate.dense", spec.intermediate_size)], x, activation=spec.activation)

@@ -106,7 +106,8 @@ class Preparation:
 @dataclass(frozen=True, slots=True)
 class Scores:
     """score = softcap * tanh(scale * q k / softcap), for the keys that a row sees; see `ops.attention`. ``sinks``:
-    whether each head has a sink. ``distances``: the number of those that have a bias, 0 without biases.
+    whether each head has a sink. ``distances``: the number of those that change scores, 0 if none do: by a
+    bias, or with ``distance_heads`` by heads of so many rows.
     """
 
     scale: float
@@ -115,6 +116,7 @@ class Scores:
     causal: bool = True
     sinks: bool = False
     distances: int = 0
+    distance_heads: int = 0
 
     @property
     def bends(self) -> bool:

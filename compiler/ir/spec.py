@@ -96,7 +96,7 @@ class ExpertSpec:
 @dataclass(frozen=True, slots=True)
 class DistanceSpec:
     """The distances of keys and rows that change scores of attention: their ``buckets``, and ``max_distance``, from
-    which on all are in the last bucket.
+    which on all are in the last bucket. `formats/distance_tensors.py` computes the bucket of a distance.
     """
 
     buckets: Count

@@ -18,7 +18,7 @@ from .batch_rows import BatchRows, Tiling
 from .builder import Array, Kernel, KernelBuilder, Scalar, all_of, cast, maximum, minimum, number, select
 from .new_heads import query_rows
 from .pages import Pages
-from .scores import LOWEST, before_keys, capped, distance_bias, scaled, sees, weight
+from .scores import LOWEST, before_keys, capped, distance_bias, distance_heads, scaled, sees, weight
 from .vectors import splat, sum_lanes
 
 # Vectors of each key in workgroup memory at a time.
@@ -98,7 +98,7 @@ class TileAttention:
         self.kernel, self.heads, self.facts, self.options = kernel, heads, scores, options
         self.q, self.pages, tiling = q, pages, Tiling(options.rows, few)
         self.sinks = kernel.buffer("sinks", (heads.num_heads,), "float32") if scores.sinks else None
-        self.bias = distance_bias(kernel, heads, scores)
+        self.bias, self.by_distance = distance_bias(kernel, heads, scores), distance_heads(kernel, heads, scores)
         declare = partial(kernel.buffer, "y") if scratch is None else partial(kernel.scratch, scratch)
         self.y = declare(("S", heads.num_heads, heads.vectors), heads.stored_dtype, write=True)
 
@@ -176,6 +176,7 @@ class TileAttention:
         kernel = self.kernel
         for i in range(self.score_rows * self.score_keys):
             self.dots[i] = 0
+        distance_rows = self._distance_rows(first_key)
         with kernel.loop("part", padded_vectors(self.heads) // KEY_VECTORS) as part:
             kernel.barrier()
             self._load_key_part(part, first_key, count)
@@ -189,10 +190,30 @@ class TileAttention:
                     row = self._row_of_score(i)
                     if self.row_groups * self.score_rows != self.options.rows:
                         row = minimum(row, self.options.rows - 1)
-                    own_query = kernel.let("own_query", self.queries[row, part * KEY_VECTORS + vector_in_key])
+                    vector = part * KEY_VECTORS + vector_in_key
+                    own_query = kernel.let("own_query", self.queries[row, vector])
                     for j in range(self.score_keys):
                         here = i * self.score_keys + j
                         self.dots[here] = self.dots[here] + own_query * own_keys[j]
+                        if self.by_distance is not None and distance_rows is not None:
+                            more = self.by_distance.product(
+                                own_query, own_keys[j], self.head, distance_rows[here], vector
+                            )
+                            self.dots[here] = self.dots[here] + more
+
+    def _distance_rows(self, first_key: Scalar) -> Array | None:
+        """The row of heads for the distance of each score of the thread."""
+        if self.by_distance is None:
+            return None
+        kernel, own = self.kernel, self.own
+        rows = kernel.local("distance_rows_of_scores", self.score_rows * self.score_keys, "int32")
+        for i in range(self.score_rows):
+            row = minimum(self._row_of_score(i), own.count - 1)
+            position = kernel.let("position", self.batch.positions[own.first_row + row])
+            for j in range(self.score_keys):
+                key = first_key + self.score_key + j * self.key_groups
+                rows[i * self.score_keys + j] = self.by_distance.row_of(position, key)
+        return rows
 
     def mask_scores(self, first_key: Scalar) -> None:
         """Store the scores of keys that rows see, and the lowest score for the others. Rows behind the tile's last see

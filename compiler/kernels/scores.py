@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..ir.expr import Expr
 from ..ir.heads import Heads, Scores
-from .builder import Array, KernelBuilder, Scalar, all_of, exp, maximum, minimum, number
+from .builder import Array, KernelBuilder, Scalar, all_of, cast, exp, maximum, minimum, number
 from .maths import soft_capped
 from .vectors import splat
 
@@ -45,7 +45,34 @@ class DistanceBias:
 
 
 def distance_bias(kernel: KernelBuilder, heads: Heads, scores: Scores) -> DistanceBias | None:
-    return DistanceBias(kernel, heads, scores) if scores.distances else None
+    return DistanceBias(kernel, heads, scores) if scores.distances and not scores.distance_heads else None
+
+
+class DistanceHeads:
+    """The heads by which distances change scores; see `ops.attention.distance_products`."""
+
+    def __init__(self, kernel: KernelBuilder, heads: Heads, scores: Scores) -> None:
+        self._heads, self._scores = heads, scores
+        shape = (2, heads.num_heads, scores.distance_heads, heads.vectors)
+        self._vectors = kernel.buffer("distance_heads", shape, heads.vector_dtype)
+        self._rows = kernel.buffer("distance_rows", (scores.distances,), "float32")
+
+    def row_of(self, position: Scalar, key: Scalar) -> Scalar:
+        """That of a key's distance from the row at a position. ``key`` may be one that fills up a tile."""
+        row = cast(self._rows[self._scores.distances // 2 + key - position], "int32")
+        return minimum(maximum(row, 0), self._scores.distance_heads - 1)
+
+    def product(self, query: Scalar, key: Scalar, head: Scalar, row: Scalar, vector: Scalar) -> Scalar:
+        """What a vector of a scaled query and one of a key add to a score, besides their own product. Both are zeros
+        beyond the last vector.
+        """
+        vector = minimum(vector, self._heads.vectors - 1)
+        for_query, for_key = (self._vectors[part, head, row, vector] for part in range(2))
+        return query * for_query + key * scaled(self._heads, self._scores, for_key)
+
+
+def distance_heads(kernel: KernelBuilder, heads: Heads, scores: Scores) -> DistanceHeads | None:
+    return DistanceHeads(kernel, heads, scores) if scores.distance_heads else None
 
 
 def weight(score: Scalar, largest: Scalar) -> Scalar:

@@ -13,7 +13,12 @@ that.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+
 from nearfar.compiler.ir.graph import Node
+from nearfar.compiler.ir.ops.attention import scale_of
 from nearfar.compiler.ir.ops.encoders import require_joint
 from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
 from nearfar.compiler.runtime.errors import UnsupportedModel
@@ -167,6 +172,8 @@ def add_ragged_attention(emitter: Emitter, node: Node) -> None:
     if "distance_bias" in node.inputs:
         bias = with_distance_bias(emitter, node.inputs["distance_bias"], num_heads, bias)
     scale = node.attr("scale")
+    if "distance_heads" in node.inputs:
+        bias = with_distance_products(emitter, node, parts, bias)
     emitter.names[y] = builder.add(
         "MultiHeadAttention",
         [parts["q"], parts["k"], parts["v"], "", "", bias],
@@ -193,6 +200,49 @@ def with_distance_bias(emitter: Emitter, bias: str, num_heads: int, mask: str) -
     return add("Add", [add("Gather", [of_head, places], f"{bias}.gathered", axis=1), mask], name)
 
 
+def with_distance_products(emitter: Emitter, node: Node, parts: Mapping[str, str], mask: str) -> str:
+    """A mask of `attention_bias`, plus the scaled products of queries and keys with the heads for their distances:
+    (batch, H, sequence, sequence).
+    """
+    builder, y, head_dim, num_heads = (
+        emitter.builder,
+        node.outputs["y"],
+        node.attr("head_dim"),
+        node.attr("num_kv_heads"),
+    )
+    add, integers = builder.add, builder.integers
+    rows = node.inputs["distance_rows"]
+    (distances,) = emitter.graph.parameters[rows].shape
+    if f"{rows}.chosen" not in emitter.names:
+        places = add("Sub", [integers(distances // 2), "distances"], f"{rows}.places")
+        of_pairs = add("Gather", [emitter.vector(rows), places], f"{rows}.of_pairs", axis=0)
+        emitter.names[f"{rows}.chosen"] = add("Cast", [of_pairs], f"{rows}.chosen", to=ELEMENT_TYPES["int64"])
+    stored = emitter.vector(node.inputs["distance_heads"])
+    stored = add("Reshape", [stored, integers(2, num_heads, -1, head_dim)], f"{y}.distance_heads")
+    tables = add("Transpose", [stored], f"{y}.distance_columns", perm=[0, 1, 3, 2])
+    scale = builder.constant(
+        f"{y}.scale", np.array(scale_of(head_dim, {"scale": node.attr("scale")}), emitter.activation)
+    )
+    total = mask
+    for index, part in enumerate("qk"):
+        name = f"{y}.{part}_distances"
+        table = add("Gather", [tables, integers(index)], f"{name}.table", axis=0)
+        heads = add("Reshape", [parts[part], integers(0, 0, num_heads, head_dim)], f"{name}.heads")
+        heads = add("Transpose", [heads], f"{name}.by_head", perm=[0, 2, 1, 3])
+        products = add("MatMul", [heads, table], f"{name}.products")
+        chosen = emitter.names[f"{rows}.chosen"]
+        if part == "k":
+            chosen = add("Transpose", [chosen], f"{name}.chosen", perm=[1, 0])
+        shape = add("Shape", [products], f"{name}.shape", end=3)
+        shape = add("Concat", [shape, add("Shape", [chosen], f"{name}.length", start=1)], f"{name}.whole", axis=0)
+        chosen = add("Expand", [chosen, shape], f"{name}.everywhere")
+        gathered = add("GatherElements", [products, chosen], f"{name}.gathered", axis=3)
+        if part == "k":
+            gathered = add("Transpose", [gathered], f"{name}.by_row", perm=[0, 1, 3, 2])
+        total = add("Add", [total, add("Mul", [gathered, scale], f"{name}.scaled")], f"{name}.total")
+    return total
+
+
 def repeated(emitter: Emitter, x: str, kv_heads: int, num_heads: int, head_dim: int, y: str) -> str:
     """Keys or values of kv heads (batch, sequence, K * D), repeated for the query heads that read them."""
     add, integers = emitter.builder.add, emitter.builder.integers
@@ -213,7 +263,7 @@ ENCODER_FORMS: dict[str, Form] = {
     "ragged_attention": Form(
         add_ragged_attention,
         ("head_dim", "num_kv_heads", "causal", "window", "scale", "softcap"),
-        ("distance_bias",),
+        ("distance_bias", "distance_heads", "distance_rows"),
     ),
     "pool_rows": Form(add_pool_rows, ("mode",)),
 }

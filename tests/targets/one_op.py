@@ -45,6 +45,7 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "ragged_attention", "window", partial(over_texts, "ragged_attention", causal=False, **bent)
     yield "ragged_attention", "causal", partial(over_texts, "ragged_attention")
     yield "ragged_attention", "distances", partial(over_texts, "ragged_attention", causal=False, more=True)
+    yield "ragged_attention", "distance_heads", partial(over_texts, "ragged_attention", window=9, distance_rows=7)
     fused: dict[str, Any] = {"output": OUTPUTS, "causal": False}
     yield "ragged_attention", "linear_plain", partial(over_texts, "ragged_attention", residual=True, **fused)
     yield "ragged_attention", "linear_window", partial(over_texts, "ragged_attention", **(fused | bent))
@@ -175,14 +176,23 @@ def pool_rows(mode: str) -> Graph:
 
 
 def over_texts(
-    op: str, *, rotary_dim: int = 0, output: int = 0, residual: bool = False, more: bool = False, **attrs: Any
+    op: str,
+    *,
+    rotary_dim: int = 0,
+    output: int = 0,
+    residual: bool = False,
+    more: bool = False,
+    distance_rows: int = 0,
+    **attrs: Any,
 ) -> Graph:
     """An op on the joint projection of queries, keys and values of complete texts. ``output``: the outputs of an op
-    that projects, which has a bias then. ``more``: scores have sinks, and biases of distances.
+    that projects, which has a bias then. ``more``: scores have sinks, and biases of distances. ``distance_rows``: the
+    number of heads for distances; each query head has its own keys then.
     """
     graph = Builder()
+    kv_heads = HEADS if distance_rows else KV_HEADS
     inputs = {
-        "qkv": graph.value("qkv", ("S", (HEADS + 2 * KV_HEADS) * HEAD_DIM), "activation"),
+        "qkv": graph.value("qkv", ("S", (HEADS + 2 * kv_heads) * HEAD_DIM), "activation"),
         "positions": graph.value("positions", ("S",), "int32"),
     }
     if op != "rope_heads":
@@ -190,6 +200,9 @@ def over_texts(
     if more:
         inputs["distance_bias"] = graph.vector("distance_bias", HEADS * DISTANCES)
         inputs["sinks"] = graph.vector("sinks", HEADS)
+    if distance_rows:
+        inputs["distance_heads"] = graph.vector("distance_heads", 2 * HEADS * distance_rows * HEAD_DIM)
+        inputs["distance_rows"] = graph.vector("distance_rows", DISTANCES)
     if output:
         inputs |= {"weight": graph.matrix("weight", output, HEADS * HEAD_DIM), "bias": graph.vector("bias", output)}
     if residual:
@@ -198,7 +211,7 @@ def over_texts(
         inputs["table"] = rope_table(graph, rotary_dim)
     if "eps" in attrs:
         inputs["qk_norm"] = graph.vector("qk_norm", 2 * HEAD_DIM)
-    return graph.ends(graph.add(op, inputs, name="y", head_dim=HEAD_DIM, num_kv_heads=KV_HEADS, **attrs))
+    return graph.ends(graph.add(op, inputs, name="y", head_dim=HEAD_DIM, num_kv_heads=kv_heads, **attrs))
 
 
 def take_rows() -> Graph:

@@ -190,8 +190,8 @@ def attention(inputs: Inputs, attrs: Attrs) -> Array:
     Query head h reads kv head h // (H / K). The row at position p sees the keys at positions up to and including p. If
     the attribute causal is false, it sees all positions of its sequence, up to its last new token. A ``window`` w
     restricts it to the positions strictly between p - w and p + w. A ``scale`` of None means 1 / sqrt(D); a ``softcap``
-    of None leaves the scores unchanged. ``sinks`` are scores of one more key a head, which has no value. A
-    ``distance_bias`` is added to scores; see `distance_biases`. Vaswani et al. 2017; paged: Kwon et al. 2023; sinks:
+    of None leaves the scores unchanged. ``sinks`` are scores of one more key a head, which has no value. Distances may
+    change scores: see `distance_biases` and `distance_products`. Vaswani et al. 2017; paged: Kwon et al. 2023; sinks:
     gpt-oss.
     """
     kv, head_dim = inputs["kv"], head_dim_of(inputs["kv"].shape, attrs)
@@ -268,6 +268,8 @@ def attention_weights(sequence: Sequence, inputs: Inputs, attrs: Attrs) -> Seque
         heads = num_kv_heads * group
         biases = distance_biases(inputs["distance_bias"], heads, inputs["positions"][sequence.rows], length)
         scores += biases.reshape(num_kv_heads, group, -1, length).swapaxes(1, 2).reshape(scores.shape)
+    if "distance_heads" in inputs:
+        scores += scale * distance_products(queries, sequence.keys, inputs, inputs["positions"][sequence.rows])
     scores[:, np.repeat(~seen, group, axis=0)] = -np.inf
     largest = scores.max(axis=-1, keepdims=True)
     rest = np.float32(0)
@@ -291,6 +293,25 @@ def distance_biases(bias: Array, num_heads: int, positions: Array, length: int) 
     distances: Array = np.arange(length)[None, :] - positions[:, None]
     biases: Array = of_head[:, distances + of_head.shape[1] // 2]
     return biases
+
+
+def distance_products(queries: Array, keys: Array, inputs: Inputs, positions: Array) -> Array:
+    """What is added to the products (H, rows, T) of queries (rows, H * D) and keys (H, T, D): those of the query, and
+    of the key, with heads for their distance. He et al. 2021 (DeBERTa).
+
+    distance_heads (2 * H * M * D,) has M heads for queries and M for keys of each head, and distance_rows (N,) has the
+    one of each of the N distances of `distance_biases`.
+    """
+    num_heads, length, head_dim = keys.shape
+    for_queries, for_keys = inputs["distance_heads"].reshape(2, num_heads, -1, head_dim)
+    distances: Array = np.arange(length)[None, :] - positions[:, None]
+    rows = np.clip(inputs["distance_rows"], 0, for_queries.shape[1] - 1).astype(np.int64)
+    chosen = np.broadcast_to(rows[distances + len(rows) // 2], (num_heads, *distances.shape))
+    by_query = queries.reshape(-1, num_heads, head_dim).swapaxes(0, 1) @ for_queries.swapaxes(1, 2)
+    by_key = keys @ for_keys.swapaxes(1, 2)
+    products: Array = np.take_along_axis(by_query, chosen, axis=2)
+    products += np.take_along_axis(by_key, chosen.swapaxes(1, 2), axis=2).swapaxes(1, 2)
+    return products
 
 
 def visible(positions: Array, length: int, attrs: Attrs) -> Array:

@@ -132,6 +132,12 @@ def infer_ragged_attention(shapes: Shapes, attrs: Attrs) -> Type:
     if "distance_bias" in shapes:
         (size,) = shapes["distance_bias"]
         require(isinstance(size, int) and size % heads == 0 and size // heads % 2 == 1, "ragged_attention", shapes)
+    require(("distance_heads" in shapes) == ("distance_rows" in shapes), "ragged_attention", shapes)
+    if "distance_heads" in shapes:
+        (size,), (distances,) = shapes["distance_heads"], shapes["distance_rows"]
+        fits = isinstance(size, int) and size % (2 * columns) == 0 and isinstance(distances, int) and distances % 2 == 1
+        plain = heads == attrs["num_kv_heads"] and "distance_bias" not in shapes
+        require(fits and plain, "ragged_attention", shapes)
     if "weight" not in shapes:
         require("bias" not in shapes and not attrs["store"], "ragged_attention", shapes)
         return (shapes["qkv"][0], columns), "activation"
@@ -147,7 +153,8 @@ def ragged_attention(inputs: Inputs, attrs: Attrs) -> Array:
     store(result @ weight.T + bias).
 
     qkv (S, (H + 2K) * D) holds the heads of q, then those of k, then those of v; positions (S,), seq_starts (B+1,),
-    sinks (H,), distance_bias as in `distance_biases`, weight (N, H * D), bias (N,) -> (S, H * D), or (S, N).
+    sinks (H,), weight (N, H * D), bias (N,) -> (S, H * D), or (S, N). distance_bias is as in `distance_biases`,
+    distance_heads and distance_rows as in `distance_products`.
     """
     num_kv_heads, head_dim = attrs["num_kv_heads"], attrs["head_dim"]
     heads = inputs["qkv"].astype(np.float32).reshape(len(inputs["qkv"]), -1, head_dim)
@@ -167,6 +174,9 @@ def ragged_attention_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
     facts = {**joint_facts(use, bound), **score_facts(use, use.attrs["head_dim"])}
     if "distance_bias" in use.shapes:
         facts["scores"] = replace(facts["scores"], distances=use.shapes["distance_bias"][0] // facts["num_heads"])
+    if "distance_heads" in use.shapes:
+        rows = use.shapes["distance_heads"][0] // (2 * facts["num_heads"] * facts["head_dim"])
+        facts["scores"] = replace(facts["scores"], distances=use.shapes["distance_rows"][0], distance_heads=rows)
     if "weight" not in use.shapes:
         return facts
     outputs, columns = use.shapes["weight"]
@@ -175,11 +185,11 @@ def ragged_attention_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
 
 
 def check_distances(use: Use, sizes: Sizes) -> None:
-    """There is a bias for every distance of two tokens, and of a token from the keys that fill up a tile."""
-    if "distance_bias" in use.shapes:
-        (size,), heads = use.shapes["distance_bias"], require_joint("ragged_attention", use.shapes, use.attrs)
-        needed = 2 * (sizes.context + KEY_TILE) - 1
-        require_use(isinstance(size, int) and size // heads >= needed, f"has biases of fewer than {needed} distances")
+    """There are numbers for every distance of two tokens, and of a token from the keys that fill up a tile."""
+    needed, heads = 2 * (sizes.context + KEY_TILE) - 1, require_joint("ragged_attention", use.shapes, use.attrs)
+    for role, each in (("distance_bias", heads), ("distance_rows", 1)):
+        (size,) = use.shapes.get(role, (needed * each,))
+        require_use(isinstance(size, int) and size // each >= needed, f"has a {role} of fewer than {needed} distances")
 
 
 def infer_pool_rows(shapes: Shapes, attrs: Attrs) -> Type:
@@ -226,7 +236,14 @@ OPS = {
         infer_ragged_attention,
         ragged_attention,
         inputs={"qkv": ACTIVATION, **ROWS},
-        optional={"sinks": VECTOR, "distance_bias": VECTOR, "weight": MATRIX, "bias": VECTOR},
+        optional={
+            "sinks": VECTOR,
+            "distance_bias": VECTOR,
+            "distance_heads": VECTOR,
+            "distance_rows": VECTOR,
+            "weight": MATRIX,
+            "bias": VECTOR,
+        },
         attrs={**HEADS, **SCORES, "store": STORE.attr},
         of_parts=STORE.roles,
         facts=ragged_attention_facts,

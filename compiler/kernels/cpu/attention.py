@@ -20,7 +20,7 @@ from ..builder import Array, Kernel, Scalar, cast, maximum, minimum, number, sel
 from ..vectors import floats, ramp, with_lanes
 from .builder import CpuKernelBuilder, Isa, pieces, round_up_quotient
 from .hadamard import rotate
-from .key_block import BLOCK, BlockScores, DistanceBias, KeyBlock, Range, Running
+from .key_block import BLOCK, BlockScores, DistanceBias, DistanceHeads, KeyBlock, Range, Running
 from .key_products import Queries, key_products
 from .new_heads import NewHeads
 from .pages import Pages
@@ -132,7 +132,10 @@ class Arguments:
         self._page_ids: Array | None = None
         self._declare()
         self._sinks = kernel.buffer("sinks", (heads.num_heads,), "float32") if scores.sinks else None
-        self._bias = DistanceBias(kernel, heads, scores, self._positions) if scores.distances else None
+        by_distance = DistanceHeads if scores.distance_heads else DistanceBias
+        changes = by_distance(kernel, heads, scores, self._positions) if scores.distances else None
+        self._bias = changes if isinstance(changes, DistanceBias) else None
+        self._by_distance = changes if isinstance(changes, DistanceHeads) else None
         rows = (heads.rows, heads.num_heads, heads.head_dim)
         declare = partial(kernel.buffer, "y") if result is None else partial(kernel.scratch, result)
         self._y: Array = declare(rows, heads.activation, write=True)
@@ -220,7 +223,9 @@ class Arguments:
 
     def key_block(self, count: int) -> BlockScores:
         pages = (self._pages, self._products, self._page_ids)
-        return KeyBlock(self.kernel, self.isa, self._stored_heads, self._scores, *pages, count, self._bias)
+        return KeyBlock(
+            self.kernel, self.isa, self._stored_heads, self._scores, *pages, count, self._bias, self._by_distance
+        )
 
     def running(self, query_heads: list[Scalar]) -> Running:
         """The state of a query of each of these heads, before all blocks."""

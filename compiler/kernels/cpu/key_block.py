@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...ir.heads import Heads, Scores
-from ..builder import Array, Scalar, maximum, minimum, number, select, truncated_quotient
+from ..builder import Array, Scalar, cast, maximum, minimum, number, select, truncated_quotient
 from ..vectors import floats, largest_of_lanes, like, ramp, splat, sum_of_lanes
 from .builder import CpuKernelBuilder, Isa, pieces, round_up_quotient
-from .key_products import KeyProducts, Queries
+from .key_products import FloatProducts, KeyProducts, Queries
 from .math import falling_exp, fused, tanh
 from .pages import Pages
 from .rows import LANES
@@ -55,6 +55,35 @@ class DistanceBias:
         """Those of a row with neighbouring keys, which may be some that fill up a page."""
         none = head * self._distances + self._distances // 2
         return self._bias[ramp(none + first_key - self._positions[row], lanes)]
+
+
+class DistanceHeads:
+    """The heads by which distances change scores; see `ops.attention.distance_products`. In scratch, those for keys are
+    scaled, and elements of neighbouring distances are side by side.
+    """
+
+    def __init__(self, kernel: CpuKernelBuilder, heads: Heads, scores: Scores, positions: Array) -> None:
+        self._kernel, self._heads, self._scores, self._positions = kernel, heads, scores, positions
+        shape = (2, heads.num_heads, scores.distance_heads, heads.head_dim)
+        self._stored = kernel.buffer("distance_heads", shape, "float32")
+        self._rows = kernel.buffer("distance_rows", (scores.distances,), "float32")
+        shape = (2, heads.num_heads, heads.head_dim, scores.distances)
+        self._elements = kernel.scratch("distance_elements", shape, "float32", write=True)
+
+    def prepare(self) -> None:
+        """Write the scratch; each task processes one distance."""
+        kernel, heads, last = self._kernel, self._heads, self._scores.distance_heads - 1
+        with kernel.tasks("distance", self._scores.distances) as distance:
+            row = kernel.let("row", minimum(maximum(cast(self._rows[distance], "int32"), 0), last))
+            with kernel.loop("head", heads.num_heads) as head, kernel.loop("element", heads.head_dim) as element:
+                for part, factor in enumerate((1.0, self._scores.scale)):
+                    value = self._stored[part, head, row, element] * number(factor, "float32")
+                    self._elements[part, head, element, distance] = value
+
+    def of(self, row: Scalar, head: Scalar, element: Scalar, first_key: Scalar, lanes: int) -> tuple[Scalar, Scalar]:
+        """An element of those for a row's query, and for the key, of neighbouring keys."""
+        distance = ramp(self._scores.distances // 2 + first_key - self._positions[row], lanes)
+        return self._elements[0, head, element, distance], self._elements[1, head, element, distance]
 
 
 class BlockScores(ABC):
@@ -124,9 +153,10 @@ class KeyBlock(BlockScores):
         page_ids: Array | None,
         count: int,
         bias: DistanceBias | None = None,
+        by_distance: DistanceHeads | None = None,
     ) -> None:
         super().__init__(kernel, heads, scores, count, count)
-        self._bias = bias
+        self._bias, self._by_distance = bias, by_distance
         self._isa, self._softcap = isa, scores.softcap
         self._pages, self._products, self._page_ids = pages, products, page_ids
         # A page's keys or values of one head have 2 or 4 KB, which is too short for the processor's own prefetcher, so
@@ -138,6 +168,8 @@ class KeyBlock(BlockScores):
 
     def compute(self, queries: Queries, kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range) -> None:
         self._score(queries, kv_head, first_page, block, keys)
+        if self._by_distance is not None:
+            self._add_products(self._by_distance, queries, kv_head, first_page, block, keys)
         with self._kernel.loop("query", self.count) as query:
             self._weigh(query, keys)
         self._add_values(kv_head, first_page, block, keys)
@@ -203,6 +235,38 @@ class KeyBlock(BlockScores):
                             row, head = own[i]
                             score = score + self._bias.of(row, head, block * BLOCK + key, lanes)
                         self._scores[ramp(group[i] * BLOCK + key, lanes)] = score
+
+    def _add_products(
+        self,
+        by_distance: DistanceHeads,
+        queries: Queries,
+        kv_head: Scalar,
+        first_page: Scalar,
+        block: Scalar,
+        keys: Range,
+    ) -> None:
+        """Add to the scores the products with the heads for distances. All queries are of one head."""
+        kernel, lanes, page_size, products = self._kernel, self._lanes, self._heads.page_size, self._products
+        assert isinstance(products, FloatProducts)
+        rows, (_, head) = kernel.local("query_rows", self.count, "int32"), queries[0]
+        for i, (row, _) in enumerate(queries):
+            rows[i] = row
+        start = keys.start_in(lanes)
+        with (
+            kernel.loop("query", self.count) as query,
+            kernel.loop("part", round_up_quotient(keys.stop, lanes) - start) as part,
+        ):
+            row, key = kernel.let("query_row", rows[query]), kernel.let("first_key", (start + part) * lanes)
+            page_index, in_page = kernel.split(key, page_size, ("page_index", "in_page"))
+            page = self._page(first_page, block, page_index)
+            total = kernel.local("total", 1, floats(lanes), fill=0)
+            with kernel.loop("element", self._heads.head_dim) as element:
+                for_query, for_key = by_distance.of(row, head, element, block * BLOCK + key, lanes)
+                stored = self._pages.key(page, kv_head, in_page, element, lanes)
+                mine = splat(products.query(row, head, element), lanes)
+                total[0] = fused(stored, for_key, fused(mine, for_query, total[0]))
+            place = ramp(query * BLOCK + key, lanes)
+            self._scores[place] = self._scores[place] + total[0]
 
     def _prefetch(self, pages: Sequence[Scalar], following: Sequence[Scalar], kv_head: Scalar, step: Scalar) -> None:
         """Prefetch the keys of the ``following`` pages, and the values of ``pages`` if they are quantized."""

@@ -88,6 +88,10 @@ class FloatProducts:
         for start, lanes in pieces(self._heads.head_dim, self._isa.lanes):
             self._q[row, head, ramp(start, lanes)] = query[ramp(start, lanes)]
 
+    def query(self, row: Scalar, head: Scalar, element: Scalar) -> Scalar:
+        """An element of a scaled query."""
+        return self._q[row, head, element]
+
     def start(self, queries: Queries) -> list[Scalar]:
         return [number(0, self.dtype) for _ in queries]
 

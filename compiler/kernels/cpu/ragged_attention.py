@@ -95,6 +95,8 @@ class RaggedArguments(Arguments):
                         self._store_query(at.row, head, stored)
             with self._heads_of_page(at) as kv_head:
                 self._store_keys(kv_head, at.page, at.first_row, at.stop - 1)
+        if self._by_distance is not None:
+            self._by_distance.prepare()
 
     @contextmanager
     def _each_row(self) -> Iterator[RowOfPage]:

@@ -213,6 +213,21 @@ def test_what_would_change_the_results_is_refused_by_name(values: dict[str, Any]
     assert isinstance(error.value, CheckpointError | UnsupportedModel)
 
 
+@pytest.mark.parametrize(("family", "values", "message"), [
+    ("deberta-v2", {"conv_kernel_size": 3}, "'conv_kernel_size' is 3"),
+    ("deberta-v2", {"pos_att_type": "c2p"}, "'pos_att_type' is 'c2p'"),
+    ("deberta-v2", {"position_biased_input": True}, "'position_biased_input' is true"),
+    ("mpnet", {"relative_attention_num_buckets": 64}, "'relative_attention_num_buckets' is 64"),
+])  # fmt: skip
+def test_other_scores_by_distance_are_refused(
+    family: str, values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    make_encoder(family, "mean_tokens", tmp_path)
+    write_json(tmp_path / "config.json", **values)
+    with pytest.raises(UnsupportedModel, match=message):
+        open_checkpoint(tmp_path)
+
+
 def test_batches_of_incomplete_texts_are_refused(tmp_path: Path) -> None:
     make_encoder("bert", "mean_tokens", tmp_path / "checkpoint")
     bundle, runner = compiled(tmp_path / "checkpoint", tmp_path)

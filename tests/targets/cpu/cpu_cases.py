@@ -404,6 +404,7 @@ def text_cases() -> Iterator[StepCase]:
         yield StepCase(name, "embed_positions", inputs, attrs, given(texts, inputs), quantization=quantization)
     shapes: tuple[tuple[int, int, int, dict[str, Any], str], ...] = (
         (12, 3, 1, {"causal": False}, "float32"),
+        (20, 2, 1, {"causal": False, "window": 40}, "float32"),
         (32, 2, 2, {"causal": False, "window": 5, "softcap": 20.0, "scale": 0.2}, "float16"),
         (64, 1, 3, {"scale": 0.2}, "float32"),
     )
@@ -413,6 +414,9 @@ def text_cases() -> Iterator[StepCase]:
         inputs = {**qkv, **starts}
         if head_dim == 12:
             inputs |= {"sinks": ("vector", kv_heads), "distance_bias": ("vector", kv_heads * (2 * 334 - 1))}
+        if head_dim == 20:
+            inputs["distance_heads"] = ("vector", 2 * kv_heads * 5 * head_dim)
+            inputs["distance_rows"] = ("vector", 2 * 334 - 1)
         name = f"ragged_attention_{head_dim}"
         yield StepCase(name, "ragged_attention", inputs, {**heads, **scores}, given(texts, inputs), activation)
         inputs = {**inputs, "weight": ("matrix", 37, group * kv_heads * head_dim), "bias": ("vector", 37)}

@@ -58,7 +58,7 @@ export interface ExpertSpec {
   readonly shift: number;
 }
 
-/** The distances of keys and rows that change scores of attention: their ``buckets``, and ``max_distance``, from which on all are in the last bucket. */
+/** The distances of keys and rows that change scores of attention: their ``buckets``, and ``max_distance``, from which on all are in the last bucket. `formats/distance_tensors.py` computes the bucket of a distance. */
 export interface DistanceSpec {
   readonly buckets: number;
   readonly max_distance: number;
