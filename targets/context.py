@@ -40,18 +40,17 @@ class Context:
         return stored_dtype(activation) if found == "activation" else found
 
     def dtypes(self, step: Step, activation: str) -> dict[str, str]:
-        """The dtypes of x and y, in the form that templates accept."""
-        return {
-            "x_dtype": self.dtype_of(step.inputs["x"], activation),
-            "y_dtype": self.dtype_of(step.outputs["y"], activation),
-        }
+        """The dtypes of x and y and of what a gate multiplies, in the form that templates accept."""
+        read = {"x": "x_dtype", "up": "up_dtype"}
+        own = {name: self.dtype_of(step.inputs[role], activation) for role, name in read.items() if role in step.inputs}
+        return {**own, "y_dtype": self.dtype_of(step.outputs["y"], activation)}
 
     def facts(self, step: Step, template: Callable[..., Any], activation: str) -> dict[str, Any]:
         """The facts of a step that a template names, as the step's op declares them."""
         op, names = OPS[step.op], signature(template).parameters
         shapes = {role: self.plan.shape_of(name) for role, name in step.inputs.items()}
         facts = op.facts(Use(op, shapes, {}, op.complete(step.attrs)), Bound(names, step.inputs, step.outputs))
-        known = {**facts, **(self.dtypes(step, activation) if "x" in step.inputs else {})}
+        known = {**facts, **(self.dtypes(step, activation) if step.inputs.keys() & {"x", "up"} else {})}
         return {name: value for name, value in known.items() if name in names}
 
     def rows_and_columns(self, name: str) -> tuple[Expr, int]:
@@ -64,6 +63,10 @@ class Context:
         """That of a linear or expert_linear, or of a ragged_attention, whose input is the attention's result."""
         own: dict[str, Any] = {"x_dtype": stored_dtype(activation), **self.facts(step, Projection, activation)}
         own |= {"y_dtype": self.dtype_of(step.outputs["y"], activation)}
+        # A projection stores at most one gate whose dtype is not float32: that of an attention's result.
+        up_dtypes = {self.dtype_of(name, activation) for role, name in step.inputs.items() if role.endswith("_up")}
+        assert len(up_dtypes) <= 1, step.inputs
+        own |= {"up_dtype": each for each in up_dtypes}
         own |= {"experts": Experts(**own["experts"])} if "experts" in own else {}
         return Projection(**own, weight=self.weight_format(step.inputs["weight"]))
 

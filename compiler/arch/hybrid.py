@@ -38,11 +38,8 @@ class HybridLayer(Layer):
         attended, gate = super()._attended(x, page_size), self._attention_gate(x)
         if gate is None:
             return attended
-        graph, columns = self._graph, self._spec.num_heads * self._head_dim
-        attrs = {"start": 0, "stop": columns, "dtype": "float32"}
-        attended = graph.add("slice_columns", {"x": attended}, name=f"{self._here}.attended_float32", **attrs)
         inputs = {"gate": gate, "up": attended}
-        return graph.add("gate", inputs, name=f"{self._here}.attended_gated", activation="sigmoid")
+        return self._graph.add("gate", inputs, name=f"{self._here}.attended_gated", activation="sigmoid")
 
     def _attention_gate(self, x: str) -> str | None:  # noqa: ARG002
         """(S, H * D): the sigmoids of these are what the attention's result is multiplied by; None for no gate."""

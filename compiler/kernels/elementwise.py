@@ -23,11 +23,12 @@ def elementwise(
     part: Part,
     x_dtype: str = "float32",
     y_dtype: str = "float32",
+    up_dtype: str = "float32",
     isa: Isa | None = None,
 ) -> Kernel:
     """An op of `ir/ops/elementwise.py`."""
     kernel = builder(name, isa)
-    elements = Elements(kernel, CPU_MATHS if isa else MATHS, part, rows, columns, x_dtype)
+    elements = Elements(kernel, CPU_MATHS if isa else MATHS, part, rows, columns, x_dtype, up_dtype)
     y = kernel.buffer("y", (rows, columns), y_dtype, write=True)
     return filled(kernel, y, rows, columns, elements.at, threads=128)
 

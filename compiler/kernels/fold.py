@@ -26,7 +26,7 @@ class Maths:
 
 class Fold:
     """``parts`` of results (rows, columns). Their inputs are buffers of the kernel, whose roles begin with ``role``, in
-    which "{}" stands for a part's index.
+    which "{}" stands for a part's index. ``up_dtype`` is that of what a gate multiplies.
     """
 
     def __init__(
@@ -37,10 +37,11 @@ class Fold:
         rows: Expr,
         columns: int,
         role: str = "store{}_",
+        up_dtype: str = "float32",
     ) -> None:
         self._kernel, self._maths, self._parts = kernel, maths, parts
         self._operands = [
-            kernel.buffer(f"{role.format(index)}{name}", shape, "float32")
+            kernel.buffer(f"{role.format(index)}{name}", shape, up_dtype if name == "up" else "float32")
             for index, part in enumerate(parts)
             for name, shape in operands_of(part, rows, columns).items()
         ]
@@ -68,7 +69,8 @@ class Fold:
             case "activate":
                 return maths.activations[part["activation"]](kernel.let("before_activation", value))
             case "gate":
-                return self._gated(part, value, next(operands)[row, ramp(column + part["start"], lanes)])
+                up = next(operands)[row, ramp(column + part["start"], lanes)]
+                return self._gated(part, value, cast(up, with_lanes("float32", lanes)))
             case "gate_halves":
                 return self._gated(part, value, up)
             case "clip":
@@ -117,11 +119,20 @@ def operands_of(part: Part, rows: Expr, columns: int) -> dict[str, tuple[Expr, .
 class Elements:
     """An op on elements that is a step of its own: its first input (rows, columns), and the results."""
 
-    def __init__(self, kernel: KernelBuilder, maths: Maths, part: Part, rows: Expr, columns: int, x_dtype: str) -> None:
+    def __init__(
+        self,
+        kernel: KernelBuilder,
+        maths: Maths,
+        part: Part,
+        rows: Expr,
+        columns: int,
+        x_dtype: str,
+        up_dtype: str = "float32",
+    ) -> None:
         self._halves, self._columns = part["op"] == "gate_halves", columns
         role = {"add": "a", "gate": "gate"}.get(part["op"], "x")
         self._x = kernel.buffer(role, (rows, 2 * columns if self._halves else columns), x_dtype)
-        self._fold = Fold(kernel, maths, [part], rows, columns, role="")
+        self._fold = Fold(kernel, maths, [part], rows, columns, role="", up_dtype=up_dtype)
 
     def at(self, row: Scalar, column: Scalar, lanes: int = 1) -> Scalar:
         """The results of a row from ``column`` on."""

@@ -37,7 +37,7 @@ class Projection:
 
     x (batch, columns); weight (outputs, columns), or (2 * outputs, columns) if it is ``gated``, because ``store``
     begins with gate_halves. ``width`` 0 means that the result has only these outputs. With ``experts``, the batch is
-    all pairs, and the sizes are those of one expert.
+    all pairs, and the sizes are those of one expert. ``up_dtype`` is that of what a gate of ``store`` multiplies.
     """
 
     batch: Expr
@@ -46,6 +46,7 @@ class Projection:
     weight: WeightFormat
     x_dtype: str
     y_dtype: str
+    up_dtype: str = "float32"
     bias: bool = False
     load: Sequence[Part] = ()
     store: Sequence[Part] = ()
@@ -159,7 +160,7 @@ class ProjectionArguments:
         self.first_row: Scalar | int = 0
         bias_length = facts.total_width if facts.experts is None and not facts.gated else facts.all_weight_rows
         self._bias = kernel.buffer("bias", (bias_length,), "float32") if facts.bias else None
-        self._store = Fold(kernel, MATHS, facts.store, rows, facts.total_width)
+        self._store = Fold(kernel, MATHS, facts.store, rows, facts.total_width, up_dtype=facts.up_dtype)
         self._y: Array = kernel.buffer("y", (rows, facts.total_width), facts.y_dtype, write=True)
         for index, each in enumerate(self.loads):
             each.declare_result(kernel, index)

@@ -66,6 +66,44 @@ LLAMA_3_2_1B = Shapes(
         },
     },
 )  # fmt: skip
+LFM2_1_2B = Shapes(
+    "LFM2-1.2B",
+    {
+        "model_type": "lfm2", "vocab_size": 65536, "hidden_size": 2048, "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8, "block_ff_dim": 12288, "block_auto_adjust_ff_dim": True,
+        "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256, "tie_embedding": True,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14], "conv_L_cache": 3, "conv_bias": False,
+        "rope_theta": 1000000.0,
+        "norm_eps": 1e-05, "max_position_embeddings": 128000,
+    },
+)  # fmt: skip
+QWEN3_5_0_8B = Shapes(
+    "Qwen3.5-0.8B",
+    {
+        "model_type": "qwen3_5_text", "vocab_size": 248320, "hidden_size": 1024, "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2, "head_dim": 256, "intermediate_size": 3584, "tie_word_embeddings": True,
+        "full_attention_interval": 4, "linear_num_value_heads": 16, "linear_num_key_heads": 16,
+        "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25},
+        "rms_norm_eps": 1e-06, "max_position_embeddings": 262144, "hidden_act": "silu", "attention_bias": False,
+        "attn_output_gate": True,
+    },
+)  # fmt: skip
+# The layers of Qwen3-30B-A3B with an eighth of its experts, half of those chosen, and fewer layers.
+MIXTURE = Shapes(
+    "mixture-16x4",
+    {
+        "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048, "num_hidden_layers": 20,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 6144, "tie_word_embeddings": True,
+        "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 768, "norm_topk_prob": True,
+        "decoder_sparse_step": 1, "mlp_only_layers": [],
+        "rope_theta": 1000000.0,
+        "rms_norm_eps": 1e-06, "max_position_embeddings": 40960, "hidden_act": "silu", "attention_bias": False,
+    },
+)  # fmt: skip
 # The layers and heads of Qwen2-0.5B with a quarter to an eighth of the width: the calls per token are the same, and a
 # CPU is fast enough.
 QWEN2_NARROW = Shapes(
@@ -80,8 +118,14 @@ QWEN2_NARROW = Shapes(
 )
 
 
+# Models with states or experts, by their names.
+HYBRIDS = {shapes.name: shapes for shapes in (LFM2_1_2B, QWEN3_5_0_8B, MIXTURE)}
+
+
 def published(name: str) -> Shapes:
-    """The shapes of a model of `arch/published/`, such as "gemma-3-1b-it"."""
+    """The shapes of a model of `arch/published/`, such as "gemma-3-1b-it", or of one of HYBRIDS."""
+    if name in HYBRIDS:
+        return HYBRIDS[name]
     folder = Path(str(files("nearfar.compiler.arch") / "published"))
     names = sorted(path.stem for path in folder.glob("*.json"))
     if name not in names:

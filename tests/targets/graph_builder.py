@@ -33,9 +33,13 @@ class Builder(Graph):
         return name
 
     def declare(self, parts: Parts) -> dict[str, str]:
-        """The inputs of what a projection loads and stores, by role: vectors have one dimension."""
+        """The inputs of what a projection loads and stores, by role: vectors have one dimension. A gate multiplies
+        activations.
+        """
         return {
-            role: self.vector(role, shape[0]) if isinstance(shape[0], int) else self.value(role, shape)
+            role: self.vector(role, shape[0])
+            if isinstance(shape[0], int)
+            else self.value(role, shape, "activation" if role.endswith("_up") else "float32")
             for role, shape in parts.shapes.items()
         }
 

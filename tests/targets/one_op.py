@@ -275,7 +275,8 @@ def activate(activation: str) -> Graph:
 
 def gate(activation: str, start: int = 0, **attrs: float) -> Graph:
     graph = Builder()
-    inputs = {"gate": graph.value("gate", ("S", COLUMNS)), "up": graph.value("up", ("S", COLUMNS + 2 * start))}
+    up = graph.value("up", ("S", COLUMNS + 2 * start), "activation" if start else "float32")
+    inputs = {"gate": graph.value("gate", ("S", COLUMNS)), "up": up}
     return graph.ends(graph.add("gate", inputs, name="y", activation=activation, start=start, **attrs))
 
 

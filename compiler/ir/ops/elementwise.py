@@ -145,7 +145,7 @@ def gate(inputs: Inputs, attrs: Attrs) -> Array:
     2020.
     """
     columns = slice(attrs["start"], attrs["start"] + inputs["gate"].shape[1])
-    return gated(inputs["gate"].astype(np.float32), inputs["up"][:, columns], attrs)
+    return gated(inputs["gate"].astype(np.float32), inputs["up"][:, columns].astype(np.float32), attrs)
 
 
 def gated(gate: Array, up: Array, attrs: Attrs) -> Array:
@@ -231,7 +231,7 @@ OPS = {
         "fake_quantize", infer_fake_quantize, fake_quantize, {"x": FLOATS}, scale=positive(), dtype=DTYPE
     ),
     "activate": elementwise("activate", infer_same, activate, {"x": FLOAT32}, activation=ACTIVATION),
-    "gate": elementwise("gate", infer_gate, gate, {"gate": FLOAT32, "up": FLOAT32}, **GATING, start=count(0)),
+    "gate": elementwise("gate", infer_gate, gate, {"gate": FLOAT32, "up": FLOATS}, **GATING, start=count(0)),
     "gate_halves": elementwise("gate_halves", infer_gate_halves, gate_halves, {"x": FLOAT32}, **GATING),
     "clip": elementwise("clip", infer_fake_quantize, clip, {"x": FLOATS}, limit=positive(), dtype=DTYPE),
     "soft_cap": elementwise("soft_cap", infer_same, soft_cap, {"x": FLOAT32}, scale=positive(1.0), cap=positive(None)),

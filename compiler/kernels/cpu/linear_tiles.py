@@ -99,7 +99,7 @@ class Result:
         self._first_bias: Scalar | int = 0 if facts.gated or chosen is not None else facts.offset
         bias_length = facts.all_weight_rows if facts.gated or chosen is not None else facts.total_width
         self._bias = kernel.buffer("bias", (bias_length,), "float32") if facts.bias else None
-        self._fold = Fold(kernel, MATHS, facts.store, facts.batch, facts.total_width)
+        self._fold = Fold(kernel, MATHS, facts.store, facts.batch, facts.total_width, up_dtype=facts.up_dtype)
         self._y: Array = kernel.buffer("y", (facts.batch, facts.total_width), facts.y_dtype, write=True)
         if self._apart:
             self._sums = kernel.scratch("sums", (facts.batch, self.outputs), "float32", write=True)

@@ -192,8 +192,8 @@ def row_cases() -> Iterator[StepCase]:
         )
         yield on_rows(f"activate_{activation}", "activate", {"x": ("float32", "S", columns)}, attrs)
         yield gate_case(f"gate_halves_{activation}", "gate_halves", {"x": ("float32", "R", 2 * (columns + 2))}, attrs)
-    wide: Inputs = {"gate": ("float32", "S", 33), "up": ("float32", "S", 41)}
-    yield gate_case("gate_wide", "gate", wide, {"start": 5})
+    wide: Inputs = {"gate": ("float32", "S", 33), "up": ("activation", "S", 41)}
+    yield on_rows("gate_wide", "gate", wide, {"start": 5}, "float16")
     oss = {"limit": 2.0, "slope": 1.702, "shift": 1.0}
     yield gate_case("gate_limited", "gate", {**wide, "up": ("float32", "S", 33)}, oss)
     yield gate_case("gate_halves_limited", "gate_halves", {"x": ("float32", "S", 66)}, oss)

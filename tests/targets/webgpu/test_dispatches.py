@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from checkpoints import QWEN2_0_5B, QWEN3_0_6B, Shapes
+from checkpoints import LFM2_1_2B, MIXTURE, QWEN2_0_5B, QWEN3_0_6B, QWEN3_5_0_8B, Shapes
 
 from nearfar.compiler import quant
 from nearfar.compiler.arch import bert, by_model_type
@@ -26,7 +26,16 @@ PAGE_SIZE, CONTEXT = 16, 4096
 ONE_TOKEN = {"S": 1, "B": 1, "R": 1, "N": 1, "A": 0, "W": 0, "DR": 0, "G": 0, "P": 8, "L": 8}
 
 
-@pytest.mark.parametrize(("shapes", "short", "long"), [(QWEN2_0_5B, 124, 148), (QWEN3_0_6B, 144, 172)])
+@pytest.mark.parametrize(
+    ("shapes", "short", "long"),
+    [
+        (QWEN2_0_5B, 124, 148),
+        (QWEN3_0_6B, 144, 172),
+        (LFM2_1_2B, 94, 100),
+        (QWEN3_5_0_8B, 148, 154),
+        (MIXTURE, 166, 186),
+    ],
+)
 def test_a_token_takes_as_many_dispatches_as_ever(shapes: Shapes, short: int, long: int) -> None:
     spec = by_model_type(shapes.config["model_type"]).read_config(ConfigReader(shapes.config))
     # Many workgroups sample a row with a temperature; one workgroup then merges their results.
