@@ -66,7 +66,7 @@ class Context:
         # A projection stores at most one gate whose dtype is not float32: that of an attention's result.
         up_dtypes = {self.dtype_of(name, activation) for role, name in step.inputs.items() if role.endswith("_up")}
         assert len(up_dtypes) <= 1, step.inputs
-        own |= {"up_dtype": each for each in up_dtypes}
+        own |= {"up_dtype": up_dtypes.pop()} if up_dtypes else {}
         own |= {"experts": Experts(**own["experts"])} if "experts" in own else {}
         return Projection(**own, weight=self.weight_format(step.inputs["weight"]))
 
