@@ -7,14 +7,15 @@ The converter itself and llama.cpp's own reader gave the same results for these 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import numpy.typing as npt
-from decoder_families import CONFIGS, FAMILIES, PLAIN_FAMILIES, write
+from decoder_families import CONFIGS, FAMILIES, HYBRIDS, PLAIN_FAMILIES, write
 from gguf import GGMLQuantizationType as Type
 from safetensors.numpy import load_file
 from tiny_models import SIZES
@@ -26,6 +27,7 @@ WIDE = {
 }  # fmt: skip
 # The same for blocks of 256.
 WIDER = {**WIDE, "hidden_size": 256, "num_attention_heads": 8}
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3}
 # Architecture -> (transformers' family, its configuration besides the sizes).
 MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -43,15 +45,31 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "phi2": ("Phi", {}),
     "seed_oss": ("SeedOss", {"attention_bias": True}),
     "starcoder2": ("Starcoder2", {}),
+    "qwen3moe": ("Qwen3Moe", {**EXPERTS, "moe_intermediate_size": 96, "norm_topk_prob": True}),
+    "olmoe": ("Olmoe", EXPERTS),
+    "granitemoe": FAMILIES["granitemoe"],
+    "gpt-oss": ("GptOss", {**FAMILIES["gpt_oss"][1], "initial_context_length": 64}),
+    "lfm2": ("Lfm2", {**HYBRIDS["lfm2"][1], "conv_bias": False, "block_auto_adjust_ff_dim": False}),
+    "lfm2moe": ("Lfm2Moe", {**HYBRIDS["lfm2_moe"][1], "moe_intermediate_size": 96, "routed_scaling_factor": 1.0}),
+    # Values of 2 heads for each head of keys.
+    "qwen35": (
+        "Qwen3_5",
+        {
+            **HYBRIDS["qwen3_5_text"][1],
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 32,
+        },
+    ),
     # Every fourth layer does not rotate.
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}),
 }
 # Architectures whose heads have the hidden size divided by their number.
-WHOLE_HEADS = ("minicpm", "phi2", "phi3", "qwen2")
+WHOLE_HEADS = ("granitemoe", "lfm2", "lfm2moe", "minicpm", "olmoe", "phi2", "phi3", "qwen2")
 # Architectures whose rows of q and k are in the order in which llama.cpp rotates them.
-INTERLEAVED = ("granite", "llama", "minicpm", "smollm3")
+INTERLEAVED = ("granite", "granitemoe", "llama", "minicpm", "smollm3")
 # Architectures whose norms are stored plus one.
-SHIFTED = ("gemma", "gemma2", "gemma3", "nemotron")
+SHIFTED = ("gemma", "gemma2", "gemma3", "nemotron", "qwen35")
 # The keys of the epsilon of LayerNorms.
 CENTERED = {"nemotron": "norm_eps", "phi2": "layer_norm_eps", "starcoder2": "norm_epsilon"}
 
@@ -74,7 +92,10 @@ def make_gguf(
     settings = {**SIZES, **config, **sizes}
     if architecture in WHOLE_HEADS:
         del settings["head_dim"]
-    elif architecture in ("gemma2", "gemma3"):
+    if architecture == "olmoe":
+        # llama.cpp expects a norm of keys that is as wide as that of queries.
+        settings["num_key_value_heads"] = settings["num_attention_heads"]
+    if architecture in ("gemma2", "gemma3"):
         settings["query_pre_attn_scalar"] = settings["head_dim"]
     torch.manual_seed(len(architecture))
     config_class = getattr(transformers, CONFIGS.get(family, f"{family}Config"))
@@ -96,18 +117,22 @@ def write_gguf(
         writer.add_key_value(name, value, value_type(value))
     enum = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(enum, config["num_hidden_layers"])
-    for name, tensor in load_file(folder / "model.safetensors").items():
+    for name, tensor in converted(load_file(folder / "model.safetensors"), config):
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
-        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        theirs = NAMES.get(name.rpartition("layers.")[2].partition(".")[2]) or names.get_name(
+            name, try_suffixes=(".weight", ".bias")
+        )
         assert theirs is not None, name
+        theirs = theirs.format(bid=re.search(r"layers\.(\d+)", name)[1]) if "{bid}" in theirs else theirs
         if architecture in INTERLEAVED and ("q_proj" in name or "k_proj" in name):
             heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
             tensor = tensor.reshape(heads, 2, len(tensor) // heads // 2, *tensor.shape[1:]).swapaxes(1, 2)
             tensor = tensor.reshape(-1, *tensor.shape[3:])
-        if architecture in SHIFTED and name.endswith("norm.weight"):
+        if architecture in SHIFTED and name.endswith("norm.weight") and "linear_attn" not in name:
             tensor = tensor + 1
-        kind = stored(theirs) if tensor.ndim == 2 else Type.F32
+        is_matrix = tensor.ndim > 1 and "conv" not in theirs and not theirs.endswith(("bias", "ffn_gate_inp.weight"))
+        kind = stored(theirs) if is_matrix else Type.F32
         data = np.ascontiguousarray(tensor, np.float32)
         writer.add_tensor(theirs, blocks(data, kind), raw_dtype=None if kind == Type.F32 else kind)
     writer.write_header_to_file()
@@ -115,6 +140,73 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+# Names that the converter changes before it looks them up.
+NAMES = {
+    "linear_attn.dt_bias": "blk.{bid}.ssm_dt.bias",
+    "self_attn.sinks": "blk.{bid}.attn_sinks.weight",
+    "feed_forward.expert_bias": "blk.{bid}.exp_probs_b.bias",
+    "linear_attn.A_log": "blk.{bid}.ssm_a",
+}
+
+
+def converted(tensors: Mapping[str, Arrays], config: Mapping[str, Any]) -> Iterator[tuple[str, Arrays]]:
+    """The tensors as the converter's classes of each family change them."""
+    stacks: dict[str, list[Arrays]] = {}
+    for name, tensor in tensors.items():
+        module = name.rpartition(".layers.")[2].partition(".")[2]
+        if separate := re.fullmatch(r"(.*\.experts)\.\d+\.(\w+\.weight)", name):
+            stack = stacks.setdefault(f"{separate[1]}.{separate[2]}", [])
+            stack.append(tensor)
+            if len(stack) == (config.get("num_experts") or config["num_local_experts"]):
+                # The name map has those of LFM2's experts without a prefix.
+                stem = separate[1].removeprefix("model.") if "feed_forward" in name else separate[1]
+                yield f"{stem}.{separate[2]}", np.stack(stack)
+        elif module == "block_sparse_moe.input_linear.weight":
+            stem = name.removesuffix("input_linear.weight")
+            # The name map has those of Mixtral's experts.
+            for part, half in zip(("w1", "w3"), np.split(tensor, 2, axis=1), strict=True):
+                yield f"{stem}experts.{part}.weight", half
+        elif module.startswith("mlp.experts.gate_up_proj"):
+            matrix = tensor if module.endswith("bias") else tensor.swapaxes(1, 2)
+            kind = "bias" if module.endswith("bias") else "weight"
+            stem = name.partition("gate_up_proj")[0]
+            yield f"{stem}gate_proj.{kind}", matrix[:, ::2]
+            yield f"{stem}up_proj.{kind}", matrix[:, 1::2]
+        elif module == "mlp.experts.down_proj":
+            yield f"{name}.weight", tensor.swapaxes(1, 2)
+        elif module == "mlp.experts.down_proj_bias":
+            yield name.replace("_bias", ".bias"), tensor
+        elif "conv.conv" in name:
+            yield name, tensor.squeeze(1)
+        elif "linear_attn" in name:
+            yield name, with_tiled_heads(module.removeprefix("linear_attn."), tensor, config)
+        else:
+            yield name, tensor
+
+
+def with_tiled_heads(module: str, tensor: Arrays, config: Mapping[str, Any]) -> Arrays:
+    """A tensor of a gated delta rule: heads of values that share a key are not neighbours in a file."""
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    size, first = config["linear_value_head_dim"], 2 * keys * config["linear_key_head_dim"]
+
+    def tiled(rows: Arrays, size: int) -> Arrays:
+        return rows.reshape(keys, values // keys, size, -1).swapaxes(0, 1).reshape(rows.shape)
+
+    match module:
+        case "A_log":
+            return -np.exp(tiled(tensor, 1))
+        case "dt_bias" | "in_proj_a.weight" | "in_proj_b.weight":
+            return tiled(tensor, 1)
+        case "in_proj_z.weight":
+            return tiled(tensor, size)
+        case "in_proj_qkv.weight" | "conv1d.weight":
+            rows = tensor.reshape(len(tensor), -1)
+            return np.concatenate([rows[:first], tiled(rows[first:], size)])
+        case "out_proj.weight":
+            return np.ascontiguousarray(tiled(np.ascontiguousarray(tensor.T), size).T)
+    return tensor
 
 
 def value_type(value: Any) -> gguf.GGUFValueType:
@@ -166,11 +258,15 @@ def add_sizes(writer: Any, architecture: str, config: Mapping[str, Any]) -> None
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    kinds = config.get("layer_types") or []
+    kv_heads = config["num_key_value_heads"]
+    writer.add_head_count_kv([0 if kind == "conv" else kv_heads for kind in kinds] if "conv" in kinds else kv_heads)
+    add_experts(writer, architecture, config)
+    add_states(writer, architecture, config)
     if architecture in CENTERED:
         writer.add_layer_norm_eps(config[CENTERED[architecture]])
     else:
-        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        writer.add_layer_norm_rms_eps(config.get("norm_eps") or config["rms_norm_eps"])
     if architecture not in WHOLE_HEADS:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
@@ -183,17 +279,50 @@ def add_sizes(writer: Any, architecture: str, config: Mapping[str, Any]) -> None
             writer.add_rope_scaling_factor(factor)
     else:
         writer.add_rope_dimension_count(int(head_dim * rotation.get("partial_rotary_factor", 1)))
-    if architecture in ("gemma2", "gemma3"):
+    if architecture in ("gemma2", "gemma3", "gpt-oss"):
         writer.add_sliding_window(config["sliding_window"])
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if architecture == "granite":
+    if architecture in ("granite", "granitemoe"):
         writer.add_attention_scale(config["attention_multiplier"])
-    if architecture in ("granite", "minicpm"):
+    if architecture in ("granite", "granitemoe", "minicpm"):
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
+
+
+def add_experts(writer: Any, architecture: str, config: Mapping[str, Any]) -> None:
+    experts = config.get("num_experts") or config.get("num_local_experts")
+    if not experts:
+        return
+    writer.add_expert_count(experts)
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    if size := config.get("moe_intermediate_size") or (architecture == "gpt-oss" and config["intermediate_size"]):
+        writer.add_expert_feed_forward_length(size)
+    if architecture == "lfm2moe":
+        writer.add_leading_dense_block_count(config["num_dense_layers"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if architecture == "gpt-oss":
+        rope = config["rope_parameters"]
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+
+
+def add_states(writer: Any, architecture: str, config: Mapping[str, Any]) -> None:
+    if architecture in ("lfm2", "lfm2moe"):
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+    if architecture == "qwen35":
+        writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+        writer.add_ssm_state_size(config["linear_key_head_dim"])
+        writer.add_ssm_group_count(config["linear_num_key_heads"])
+        writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
+        writer.add_ssm_inner_size(config["linear_num_value_heads"] * config["linear_value_head_dim"])
+        writer.add_full_attention_interval(3)
+        writer.add_rope_dimension_sections([11, 11, 10, 0])
 
 
 def add_byte_tokenizer(writer: Any, vocab_size: int) -> None:

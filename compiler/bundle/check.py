@@ -19,6 +19,7 @@ from .. import quant
 from ..ir.expr import COMPARISONS, MAX_COUNT, MAX_INTEGER, OPERATORS, Condition, Expr
 from ..ir.spec import ExpertSpec, RopeSpec
 from ..names import EXPORTS
+from ..quant.dense import Dense
 from ..quant.layout import stored_shape
 from ..runtime.errors import BundleError, QuantizationError
 from ..shared.script import SharedScript
@@ -256,10 +257,14 @@ def check_weight(where: str, weight: WeightEntry, manifest: Manifest) -> None:
         require(weight.layout == "rows", where, "is a vector, whose layout must be rows")
     else:
         rows, columns = weight.shape
-        planes = form_of(where, weight.quantization).planes(columns)
+        form = form_of(where, weight.quantization)
+        planes = form.planes(columns)
         expected = {plane.name: (plane.dtype, stored_shape(weight.layout, rows, plane.columns)) for plane in planes}
         require(
-            weight.quantization == manifest.quantization or weight.quantization not in quant.NAMES,
+            weight.quantization == manifest.quantization
+            or weight.quantization not in quant.NAMES
+            # The architecture does not let routers be rounded.
+            or isinstance(form, Dense),
             where,
             f"has quantization {weight.quantization}, but the bundle has {manifest.quantization}",
         )

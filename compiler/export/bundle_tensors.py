@@ -47,8 +47,21 @@ class BundleTensor:
     form: WeightForm | None
     pieces: tuple[Piece, ...]
 
+    @property
+    def has_factor(self) -> bool:
+        """Whether the bundle's values are those of the checkpoint, multiplied by a factor."""
+        return any(piece.source.factor != 1 for piece in self.pieces)
+
+    @property
+    def as_stored(self) -> BundleTensor:
+        """The tensor of a checkpoint whose values already contain the factors."""
+        pieces = tuple(replace(each, source=replace(each.source, factor=1.0)) for each in self.pieces)
+        return replace(self, pieces=pieces)
+
     def planes(self, rows: Rows) -> Mapping[str, Array]:
-        """The planes of neighbouring rows of a matrix, in the order of ``rows``; int8 scales as float32."""
+        """The planes of neighbouring rows of a matrix, in the order of ``rows``, with the factors; int8 scales as
+        float32.
+        """
         assert self.form is not None
         names = [plane.name for plane in self.form.planes(self.shape[1])]
         planes = self._read(

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -19,25 +20,19 @@ import numpy.typing as npt
 
 from ..bundle.folder import Bundle
 from ..bundle.new_folder import new_file
-from ..formats.gguf.architectures import (
-    ARCHITECTURES,
-    LONG_FACTORS,
-    ROPE_FACTORS,
-    SHORT_FACTORS,
-    GgufArchitecture,
-    architecture_for,
-    file_name,
-)
+from ..formats.gguf.architectures import ARCHITECTURES, architecture_for, relations_of
+from ..formats.gguf.attention import ROTATION
+from ..formats.gguf.block_types import BLOCK_TYPES
 from ..formats.gguf.checkpoint import open_gguf, read_model
-from ..formats.gguf.tensors import Interleaved
-from ..formats.gguf.write_metadata import model_metadata, rotation_tensors
+from ..formats.gguf.relations import Axes, Relation, Rows, Values
+from ..formats.gguf.tensors import moves_groups
+from ..formats.gguf.write_metadata import model_metadata, rotation_tensors, written_spec
 from ..formats.gguf.write_tokenizer import NO_TOKENIZER, tokenizer_metadata
-from ..formats.gguf.writer import NewTensor, Value, write_header, write_tensors
-from ..ir.spec import ModelSpec
+from ..formats.gguf.writer import NUMBER_OF, NewTensor, Value, write_header, write_tensors
 from ..runtime.errors import QuantizationError, UnsupportedModel
 from ..runtime.text.tokenizer import Tokenizer
 from ..runtime.text.tokenizer_files import TokenizerFiles
-from .bundle_tensors import BundleTensor, Rows, bundle_tensors
+from .bundle_tensors import BundleTensor, bundle_tensors
 from .gguf_types import Exact, Inexact, Read, exact_type
 from .same_model import differences
 
@@ -46,9 +41,7 @@ Note = Callable[[str], None]
 Progress = Callable[[int, int], None]
 
 # Numbers of "general.file_type", by the type of most weights.
-FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9}
-_ROTATED = re.compile(r"blk\.\d+\.attn_[qk]\.(weight|bias)")
-ROTATION = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
+FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "MXFP4": 38}
 # Architectures in which llama.cpp lets every token see all others, for any window of the model.
 WITHOUT_WINDOWS = ("llama", "phi3")
 
@@ -93,7 +86,7 @@ def export_gguf(
         "general.type": "model",
         "general.file_type": FILE_TYPES[kinds.most_common(1)[0][0]],
         "general.quantization_version": 2,
-        **model_metadata(name, spec),
+        **model_metadata(name, written_spec(spec)),
     }
     if options.tokenizer:
         files = bundle.tokenizer_files()
@@ -131,48 +124,103 @@ def model_name(model: str, architecture: str, metadata: Mapping[str, Value]) -> 
 
 def plan_tensors(bundle: Bundle, name: str, fallback: Fallback | None, note: Note) -> list[NewTensor]:
     """The file's tensors: those outside of the layers first."""
-    spec, architecture = bundle.manifest.spec, ARCHITECTURES[name]
+    spec = written_spec(bundle.manifest.spec)
+    tensors = bundle_tensors(bundle)
+    if spec != bundle.manifest.spec:
+        tensors = {each: tensor.as_stored for each, tensor in tensors.items()}
+    relations = {tensor: each for each in relations_of(ARCHITECTURES[name], spec) for tensor in each.tensors}
     planned = [
         NewTensor(each, values.shape, "F32", lambda start, stop, values=values: values[start:stop])  # type: ignore[misc]
         for each, values in rotation_tensors(name, spec).items()
     ]
     inexact: list[tuple[BundleTensor, Inexact]] = []
-    for theirs, tensor in bundle_tensors(bundle).items():
-        ours = file_name(architecture, theirs)
-        if ours is None:
+    for theirs in tensors:
+        relation = relations.get(theirs)
+        missing = theirs if relation is None else next((each for each in relation.tensors if each not in tensors), None)
+        if relation is None or missing is not None:
             raise UnsupportedModel(
-                f"{bundle.path}: GGUF has no name for tensor {theirs} of a {name} model", tensor=theirs
+                f"{bundle.path}: GGUF has no name for tensor {missing} of a {name} model", tensor=missing
             )
-        stored = exact_type(tensor)
-        if isinstance(stored, Inexact):
-            inexact.append((tensor, stored))
-            stored = fallback_type(tensor, fallback)
-        elif tensor.form is None and architecture.norm_shift and ours.endswith("norm.weight"):
-            stored = replace(stored, read=shifted(tensor))
-        planned.append(
-            NewTensor(ours, tensor.shape, stored.kind, read_file_rows(ours, stored.read, architecture, spec))
-        )
+        if theirs == relation.tensors[0]:
+            planned += plan_relation(relation, [tensors[each] for each in relation.tensors], fallback, inexact)
     if inexact:
         report_inexact(bundle, inexact, fallback, note)
     return sorted(planned, key=lambda tensor: (tensor.name.startswith("blk."), tensor.name.startswith("output")))
 
 
-def shifted(tensor: BundleTensor) -> Read:
-    """Norms plus one."""
-    return lambda rows: tensor.rows(rows, 1.0)
+def plan_relation(
+    relation: Relation,
+    tensors: Sequence[BundleTensor],
+    fallback: Fallback | None,
+    inexact: list[tuple[BundleTensor, Inexact]],
+) -> Iterator[NewTensor]:
+    """The file's tensors of a relation. Adds what no type holds exactly to ``inexact``."""
+    if relation.values != "same":
+        stored = [Exact("F32", partial(changed_rows, each, relation.values)) for each in tensors]
+    else:
+        stored = []
+        for tensor in tensors:
+            exact = exact_type(tensor)
+            if isinstance(exact, Exact) and relation.columns is not None:
+                exact = with_columns(exact, relation.columns, tensor.shape[1])
+            if isinstance(exact, Inexact):
+                inexact.append((tensor, exact))
+                exact = fallback_type(tensor, fallback)
+                if relation.columns is not None:
+                    moved = with_columns(exact, relation.columns, tensor.shape[1])
+                    assert isinstance(moved, Exact)
+                    exact = moved
+            stored.append(exact)
+    kinds = {each.kind for each in stored}
+    assert len(kinds) == 1, f"{relation.files[0]} has parts in several types"
+    rows, *columns = tensors[0].shape
+    size = rows * len(tensors) // len(relation.files)
+    shape = (size, *columns) if relation.first is None else (relation.first, size // relation.first, *columns)
+    # A row of the file is an element of a vector, or several.
+    unit = shape[-1] if not columns and len(shape) > 1 else 1
+    for index, file in enumerate(relation.files):
+        read = partial(read_file_rows, relation, rows, [each.read for each in stored], index * size, unit)
+        yield NewTensor(file, shape, kinds.copy().pop(), read)
 
 
 def read_file_rows(
-    name: str, read: Read, architecture: GgufArchitecture, spec: ModelSpec
-) -> Callable[[int, int], npt.NDArray[np.generic]]:
-    """Rows in the order of the file."""
-    order = Interleaved(spec.head_dim) if architecture.interleaved and _ROTATED.fullmatch(name) else None
+    relation: Relation, size: int, reads: Sequence[Read], first: int, unit: int, start: int, stop: int
+) -> npt.NDArray[np.generic]:
+    """Rows [start, stop) of a file's tensor, whose first row is row ``first`` of the relation, in ``unit`` elements
+    each. ``reads`` give those of the checkpoint's tensors, which have ``size`` rows each.
+    """
+    places: Rows = np.arange(first + start * unit, first + stop * unit)
+    if relation.rows is not None:
+        places = relation.rows.in_checkpoint(places)
+    tensor, row = np.divmod(places, size)
+    parts = {index: reads[index](row[tensor == index]) for index in np.unique(tensor)}
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    some = next(iter(parts.values()))
+    result = np.empty((len(places), *some.shape[1:]), some.dtype)
+    for index, part in parts.items():
+        result[tensor == index] = part
+    return result
 
-    def rows(start: int, stop: int) -> npt.NDArray[np.generic]:
-        places: Rows = np.arange(start, stop)
-        return read(places if order is None else order.in_checkpoint(places))
 
-    return rows
+def changed_rows(tensor: BundleTensor, values: Values, rows: Rows) -> npt.NDArray[np.generic]:
+    """Rows of a vector as a file stores them."""
+    return tensor.rows(rows, 1.0) if values == "plus_one" else -np.exp(tensor.rows(rows))
+
+
+def with_columns(stored: Exact, columns: Axes, count: int) -> Exact | Inexact:
+    """The matrix with columns in the order of a file, which may not divide blocks."""
+    elements = BLOCK_TYPES[NUMBER_OF[stored.kind]].elements
+    moved = columns.in_checkpoint(np.arange(count))
+    if not moves_groups(moved, elements):
+        return Inexact(f"its columns are in the order of heads there, which divides blocks of {elements}")
+    blocks = moved[::elements] // elements
+
+    def read(rows: Rows) -> npt.NDArray[np.generic]:
+        data = stored.read(rows)
+        return data.reshape(len(data), len(blocks), -1)[:, blocks].reshape(data.shape)
+
+    return Exact(stored.kind, read)
 
 
 def fallback_type(tensor: BundleTensor, fallback: Fallback | None) -> Exact:
@@ -221,7 +269,7 @@ def rounding_error(tensor: BundleTensor) -> float:
 
 def check_model(path: Path, bundle: Bundle) -> None:
     """Read the model of the file's header. Raises UnsupportedModel if it is not the bundle's."""
-    spec, read = bundle.manifest.spec, read_model(path)
+    spec, read = written_spec(bundle.manifest.spec), read_model(path)
     # llama.cpp does not round the factor of Gemma's embedding to the dtype of the training.
     rounded = abs(read.embedding_scale / spec.embedding_scale - 1) < 2**-8
     ignored = ("model_type", "embedding_scale") if rounded else ("model_type",)

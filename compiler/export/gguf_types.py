@@ -4,7 +4,8 @@
     w = (code - z) * s              the same types, if the differences fit: integers, too
     w = code * s + b                Q4_1, Q5_1
 
-Scales and biases are float16 there, for blocks of 32; a larger group's are repeated.
+Scales and biases are float16 there, for blocks of 32; a larger group's are repeated. Codes of FP4 whose scales are
+powers of two are MXFP4.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats.gguf.block_types import Bytes
-from ..formats.gguf.pack_blocks import ELEMENTS, pack_blocks
+from ..formats.gguf.pack_blocks import ELEMENTS, mxfp4, pack_blocks
+from ..formats.small_floats import FP4_CODES
 from ..quant import ROW, Codes, WeightForm
 from ..quant.dense import Dense
 from .bundle_tensors import BundleTensor, Rows
@@ -24,6 +26,8 @@ from .bundle_tensors import BundleTensor, Rows
 # The bits of the types without and with a bias, the smallest first.
 CENTRED = ((4, "Q4_0"), (5, "Q5_0"), (8, "Q8_0"))
 BIASED = ((4, "Q4_1"), (5, "Q5_1"))
+# The form of FP4 in blocks.
+FP4 = Codes(5, ELEMENTS)
 # Rows whose scales are checked at once.
 CHECKED_ROWS = 4096
 
@@ -48,15 +52,19 @@ class Inexact:
 def exact_type(tensor: BundleTensor) -> Exact | Inexact:
     """Reads the scales of a quantized matrix, but not its codes."""
     form = tensor.form
-    if form is None:
+    if form is None or (isinstance(form, Dense) and form.dtype == "float32"):
         return Exact("F32", tensor.rows)
+    if tensor.has_factor:
+        return Inexact("its weights are multiplied by a factor that llama.cpp multiplies by, too")
     if isinstance(form, Dense):
-        return Exact("F32", tensor.rows) if form.dtype == "float32" else Exact("F16", halves(tensor))
+        return Exact("F16", halves(tensor))
     codes = as_codes(form)
     if tensor.shape[1] % ELEMENTS:
         return Inexact(f"its rows of {tensor.shape[1]} weights are not whole blocks of {ELEMENTS}")
     if codes.group != ROW and codes.group % ELEMENTS:
         return Inexact(f"its scales are for {codes.group} weights, and those of GGUF's types for {ELEMENTS} or more")
+    if codes == FP4 and is_mxfp4(tensor):
+        return Exact("MXFP4", lambda rows: mxfp4(codes.codes(tensor.planes(rows)), exponents_of(tensor, rows)))
     ranges = offset_range(tensor, codes)
     if ranges is None:
         return Inexact(f"its scales or offsets are not float16 numbers, as those of GGUF's types of {ELEMENTS} weights")
@@ -70,6 +78,21 @@ def exact_type(tensor: BundleTensor) -> Exact | Inexact:
         found = next((kind for bits, kind in CENTRED if -(1 << bits - 1) <= least and most < 1 << bits - 1), None)
         problem = f"its codes minus their zero points are from {least} to {most}, which do not fit 8 bits"
     return Inexact(problem) if found is None else Exact(found, packed(tensor, codes, found))
+
+
+def is_mxfp4(tensor: BundleTensor) -> bool:
+    """Whether all codes are values of FP4, and all scales powers of two. Reads the codes, too."""
+    values = np.isin(np.arange(256), FP4_CODES)
+    for start in range(0, tensor.shape[0], CHECKED_ROWS):
+        planes = tensor.planes(np.arange(start, min(start + CHECKED_ROWS, tensor.shape[0])))
+        if (np.frexp(planes["s"])[0] != 0.5).any() or not values[FP4.codes(planes)].all():
+            return False
+    return True
+
+
+def exponents_of(tensor: BundleTensor, rows: Rows) -> Bytes:
+    """Those of MXFP4's blocks. A code is twice the value of FP4."""
+    return (np.frexp(tensor.planes(rows)["s"])[1] + 127).astype(np.uint8)
 
 
 def as_codes(form: WeightForm) -> Codes:

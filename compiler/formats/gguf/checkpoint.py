@@ -43,7 +43,7 @@ def open_gguf(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     tokenizer, ends = read_tokenizer(metadata, config["vocab_size"])
     config |= {"eos_token_id": list(ends), "bos_token_id": metadata.optional_integer("tokenizer.ggml.bos_token_id")}
     spec = spec_of(config, path)
-    tensors = read_tensors(architecture, metadata, container)
+    tensors = read_tensors(architecture, spec, metadata, container)
     require_sizes(path, spec, tensors)
     return Checkpoint(path, spec, tensors, tokenizer, config)
 

@@ -44,6 +44,15 @@ class Metadata:
             raise self._wrong(key, value, "an integer, the same for all layers")
         return value
 
+    def of_layers(self, key: str, default: int | None = None) -> list[int]:
+        """An integer of at least 0 for each of the layers, which may share one."""
+        layers, value = self.size("block_count"), self._take(key, default)
+        if not isinstance(value, np.ndarray):
+            return [self.integer(key, default)] * layers
+        if len(value) != layers or value.dtype.kind not in "iu" or value.min() < 0:
+            raise self._wrong(key, value, f"an integer for each of {layers} layers")
+        return [int(each) for each in value]
+
     def number(self, key: str, default: float | None = None) -> float:
         value = self._take(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -105,6 +114,11 @@ class Metadata:
                 f"{', '.join(map(repr, values))}",
                 file=str(self.path), key=key,
             )  # fmt: skip
+
+    def expect_unread(self, key: str, *values: object) -> None:
+        """As `expect`, unless the key was read."""
+        if self._full(key) not in self._read:
+            self.expect(key, *values)
 
     def finish(self) -> None:
         """Raises UnsupportedModel for a key of the architecture that was neither read nor skipped, RequestError for one

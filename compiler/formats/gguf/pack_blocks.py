@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from ..small_floats import FP4_CODES
 from .block_types import Bytes
 
 ELEMENTS = 32
@@ -58,6 +59,15 @@ def q5_1(codes: Bytes, scales: Halves, biases: Halves | None) -> Bytes:
 
 def q8_0(codes: Bytes, scales: Halves, _: Halves | None) -> Bytes:
     return np.concatenate([factor_bytes(scales), codes ^ np.uint8(128)], axis=-1)
+
+
+def mxfp4(codes: Bytes, exponents: npt.NDArray[np.uint8]) -> Bytes:
+    """Codes (n, K) of FP4_CODES and the exponents (n, K / 32) of their powers of two, as rows (n, bytes)."""
+    numbers = np.zeros(256, np.uint8)
+    # -0 and 0 have one code.
+    numbers[FP4_CODES[::-1]] = np.arange(len(FP4_CODES), dtype=np.uint8)[::-1]
+    grouped = numbers[codes].reshape(len(codes), -1, ELEMENTS)
+    return np.concatenate([exponents[..., None], nibble_bytes(grouped)], axis=-1).reshape(len(codes), -1)
 
 
 PACKS: Mapping[str, Pack] = {"Q4_0": q4_0, "Q4_1": q4_1, "Q5_0": q5_0, "Q5_1": q5_1, "Q8_0": q8_0}

@@ -6,16 +6,26 @@ Properties that no key expresses are left out here. A caller must read the file 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ...ir.rope import inverse_frequencies
-from ...ir.spec import ModelSpec
-from .architectures import ARCHITECTURES, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from ...ir.spec import ModelSpec, StateSpec
+from .architectures import ARCHITECTURES
+from .attention import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from .mixtures import SIGMOID, SOFTMAX_CHOSEN
 from .writer import Value
 
 Floats = npt.NDArray[np.float32]
+
+
+def written_spec(spec: ModelSpec) -> ModelSpec:
+    """The spec of the model whose weights are those of a bundle, which contain the factors of projections. Experts are
+    multiplied by the factor of residuals when their results are added.
+    """
+    return spec if spec.experts is not None else replace(spec, residual_scale=1.0, factors={})
 
 
 def model_metadata(architecture: str, spec: ModelSpec) -> dict[str, Value]:
@@ -33,6 +43,7 @@ def model_metadata(architecture: str, spec: ModelSpec) -> dict[str, Value]:
         "rope.dimension_count": spec.rope.rotary_dim or spec.head_dim,
         "rope.freq_base": spec.rope.theta,
         **scaling(spec),
+        **experts(spec),
         **(OWN[architecture](spec) if architecture in OWN else {}),
     }
     return {f"{architecture}.{key}": value for key, value in values.items() if value is not None}
@@ -56,6 +67,15 @@ def scaling(spec: ModelSpec) -> dict[str, Value | None]:
             "rope.scaling.attn_factor": rope.attention_factor,
         }
     return {}
+
+
+def experts(spec: ModelSpec) -> dict[str, Value | None]:
+    if spec.experts is None:
+        return {}
+    return {
+        "expert_count": spec.experts.number,
+        "expert_used_count": spec.experts.chosen,
+    }
 
 
 def rotation_tensors(architecture: str, spec: ModelSpec) -> dict[str, Floats]:
@@ -117,7 +137,58 @@ def minicpm(spec: ModelSpec) -> dict[str, Value | None]:
     }
 
 
+def qwen3moe(spec: ModelSpec) -> dict[str, Value | None]:
+    assert spec.experts is not None
+    return {"expert_feed_forward_length": spec.experts.intermediate_size}
+
+
+def gpt_oss(spec: ModelSpec) -> dict[str, Value | None]:
+    return {
+        **qwen3moe(spec),
+        "attention.sliding_window": window_of(spec),
+        "expert_gating_func": SOFTMAX_CHOSEN,
+    }
+
+
+def lfm2(spec: ModelSpec) -> dict[str, Value | None]:
+    assert spec.states is not None
+    heads = [spec.num_kv_heads if mixer == "attention" else 0 for mixer in spec.mixers]
+    return {"attention.head_count_kv": np.array(heads, np.int32), "shortconv.l_cache": spec.states.taps}
+
+
+def lfm2moe(spec: ModelSpec) -> dict[str, Value | None]:
+    assert spec.experts is not None
+    return {
+        **lfm2(spec),
+        **qwen3moe(spec),
+        "leading_dense_block_count": len(spec.experts.dense_layers),
+        "expert_gating_func": SIGMOID,
+    }
+
+
+def qwen35(spec: ModelSpec) -> dict[str, Value | None]:
+    assert spec.states is not None
+    full = [layer for layer, mixer in enumerate(spec.mixers) if mixer == "attention"]
+    return {
+        # Positions by time, height and width, which are equal in a text.
+        "rope.dimension_sections": np.array([11, 11, 10, 0], np.int32),
+        "full_attention_interval": full[0] + 1 if full else spec.num_layers + 1,
+        **delta_sizes(spec.states),
+    }
+
+
+def delta_sizes(states: StateSpec) -> dict[str, Value | None]:
+    return {
+        "ssm.conv_kernel": states.taps,
+        "ssm.state_size": states.key_dim,
+        "ssm.group_count": states.groups,
+        "ssm.time_step_rank": states.heads,
+        "ssm.inner_size": states.heads * states.value_dim,
+    }
+
+
 OWN: Mapping[str, Callable[[ModelSpec], dict[str, Value | None]]] = {
     "llama": llama, "gemma2": gemma2, "gemma3": gemma3, "phi3": phi3, "granite": granite,
-    "minicpm": minicpm, "starcoder2": llama,
+    "minicpm": minicpm, "starcoder2": llama, "granitemoe": granite, "gpt-oss": gpt_oss, "lfm2": lfm2,
+    "qwen3moe": qwen3moe, "lfm2moe": lfm2moe, "qwen35": qwen35,
 }  # fmt: skip

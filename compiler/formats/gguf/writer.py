@@ -27,7 +27,9 @@ Value = str | bool | int | float | Sequence[str] | npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class NewTensor:
-    """A tensor of a type of BLOCK_TYPES. ``rows(start, stop)`` gives bytes: rows of a matrix, elements of a vector."""
+    """A tensor of a type of BLOCK_TYPES. ``rows(start, stop)`` gives the bytes of rows of its last axis, or of elements
+    of a vector.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -70,7 +72,8 @@ def write_tensors(
     with path.open("r+b") as file:
         for tensor, offset in tensors:
             file.seek(offset)
-            rows, columns = tensor.shape[0], math.prod(tensor.shape[1:])
+            columns = 1 if len(tensor.shape) == 1 else tensor.shape[-1]
+            rows = math.prod(tensor.shape) // columns
             step = max(1, BLOCK_ELEMENTS // columns)
             for start in range(0, rows, step):
                 stop = min(start + step, rows)

@@ -34,13 +34,13 @@ Bundles = Callable[[str, str, str], Bundle]
 
 @pytest.fixture(scope="module")
 def bundles(compile_light: CompileTiny, tmp_path_factory: pytest.TempPathFactory) -> Bundles:
-    """A bundle (name, quantization, target) for 256 tokens with few kernels: a tiny checkpoint, or gemma3, phi2,
-    phi3 or demo.
+    """A bundle (name, quantization, target) for 256 tokens with few kernels: a tiny checkpoint (qwen3, llama_wide), a
+    model of MODELS, or demo.
     """
     folder = shared_folder(tmp_path_factory, "exported")
 
     def make(name: str, quantization: str, target: str) -> Bundle:
-        if name not in ("gemma3", "phi2", "phi3", "demo"):
+        if name == "qwen3" or name.endswith("_wide"):
             return open_bundle(compile_light(name, quantization, target=target, self_test=False))
 
         def compile_it(path: Path) -> None:
@@ -60,7 +60,9 @@ def bundles(compile_light: CompileTiny, tmp_path_factory: pytest.TempPathFactory
 
 def logprobs_of(runner: ReferenceRunner, tokens: list[int]) -> np.ndarray[Any, Any]:
     """Those after each token (S, V)."""
-    batch = make_batch([Chunk(tokens, 0, range(16), range(len(tokens)))], runner.manifest.page_size)
+    state = (0, 0) if runner.manifest.spec.states is not None else None
+    chunk = Chunk(tokens, 0, range(16), range(len(tokens)), state=state)
+    batch = make_batch([chunk], runner.manifest.page_size)
     logits = runner.forward(batch).logits.astype(np.float64)
     logits -= logits.max(axis=1, keepdims=True)
     return np.asarray(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))
@@ -83,7 +85,16 @@ def open_llama(file: Path) -> Any:
         ("gemma3", "q4f16", "webgpu"),
         ("phi3", "q4f16", "webgpu"),
         ("phi2", "q4f16", "webgpu"),
+        # Weights that contain the factor of residuals.
+        ("granite", "q4f16", "webgpu"),
         ("llama_wide", "f32", "webgpu"),
+        ("qwen3moe", "q4f16", "webgpu"),
+        ("olmoe", "f32", "webgpu"),
+        ("granitemoe", "f32", "webgpu"),
+        ("gpt-oss", "f32", "webgpu"),
+        ("lfm2", "q4f16", "webgpu"),
+        ("lfm2moe", "f32", "webgpu"),
+        ("qwen35", "q4f16", "webgpu"),
         ("demo", "q4f16", "cpu"),
     ],
 )
@@ -170,8 +181,8 @@ def test_what_gguf_cannot_express_is_refused(bundles: Bundles, tmp_path: Path) -
         spec = dataclasses.replace(bundle.manifest.spec, **values)
         return dataclasses.replace(bundle, manifest=bundle.manifest.model_copy(update={"spec": spec}))
 
-    with pytest.raises(UnsupportedModel, match=r"its residual_scale is 0\.5, but a file has 1\.0"):
-        export_gguf(changed(residual_scale=0.5), out, GgufOptions())
+    with pytest.raises(UnsupportedModel, match=r"its embedding_scale is 0\.5, but a file has 1\.0"):
+        export_gguf(changed(embedding_scale=0.5), out, GgufOptions())
     with pytest.raises(UnsupportedModel, match="a cohere2 model cannot be exported as GGUF"):
         export_gguf(changed(model_type="cohere2"), out, GgufOptions())
     assert not list(tmp_path.iterdir())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -10,11 +12,12 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 from gguf_files import SCALES, random_blocks
 
-from nearfar.compiler.formats.checkpoint import StoredMatrix
+from nearfar.compiler.formats.checkpoint import DequantizedMatrix, StoredMatrix, Tensor
 from nearfar.compiler.formats.gguf.block_types import BlockType
-from nearfar.compiler.formats.gguf.container import StoredTensor
+from nearfar.compiler.formats.gguf.container import Container, StoredTensor
+from nearfar.compiler.formats.gguf.relations import Axes, Relation, halves_of_experts, interleaved
 from nearfar.compiler.formats.gguf.table_types import TYPES
-from nearfar.compiler.formats.gguf.tensors import GgufTensor, Interleaved, as_tensor
+from nearfar.compiler.formats.gguf.tensors import related_tensors
 
 ROWS, COLUMNS = 24, 768
 # The types that the package reads.
@@ -48,12 +51,16 @@ def stored(kind: Type, folder: Path) -> tuple[StoredTensor, np.ndarray]:
     return StoredTensor("w", (ROWS, COLUMNS), TYPES[kind.value], path, 7), expected
 
 
+def matrix_of(tensor: StoredTensor, **order: Any) -> Tensor:
+    return related_tensors(Relation(("w",), ("w",), **order), Container(tensor.path, {}, {"w": tensor}))["w"]
+
+
 @pytest.mark.parametrize("number", PACKAGED)
 def test_weights_are_those_of_the_package(number: int, tmp_path: Path) -> None:
     kind = Type(number)
     tensor, expected = stored(kind, tmp_path)
     assert tensor.row_bytes * ROWS == (tmp_path / f"{kind.name}.bin").stat().st_size - 7
-    matrix = as_tensor("w", tensor)
+    matrix = matrix_of(tensor)
     assert matrix.shape == (ROWS, COLUMNS)
     assert isinstance(matrix, StoredMatrix) == (kind not in (Type.F32, Type.F16, Type.BF16))
     # A weight is one product and one sum in both.
@@ -65,10 +72,40 @@ def test_rows_of_heads_are_read_in_the_order_of_the_checkpoint(number: int, tmp_
     tensor, expected = stored(Type(number), tmp_path)
     # Two heads of 12 rows: the converter stores rows of the order (heads, 2, pairs) as (heads, pairs, 2).
     original = expected.reshape(2, 6, 2, COLUMNS).swapaxes(1, 2).reshape(ROWS, COLUMNS)
-    matrix = as_tensor("w", tensor, Interleaved(12))
-    np.testing.assert_array_equal(matrix.rows(0, ROWS), GgufTensor("w", tensor, Interleaved(12)).rows(0, ROWS))
+    matrix = matrix_of(tensor, rows=interleaved(2, 12))
     for start, stop in ((0, ROWS), (5, 6), (7, 19)):
         np.testing.assert_allclose(matrix.rows(start, stop), original[start:stop], atol=1e-5)
+
+
+@pytest.mark.parametrize("number", [0, 2, 12, 14])
+def test_columns_of_heads_are_read_in_the_order_of_the_checkpoint(number: int, tmp_path: Path) -> None:
+    tensor, expected = stored(Type(number), tmp_path)
+    for size in (96, 8):
+        # 2 groups of heads are stored with the first heads of both in front.
+        heads = COLUMNS // size // 2
+        original = expected.reshape(ROWS, heads, 2, size).swapaxes(1, 2).reshape(ROWS, COLUMNS)
+        matrix = matrix_of(tensor, columns=Axes((2, heads, size), (1, 0, 2)))
+        # Heads of 8 divide groups that share a scale.
+        kinds = StoredMatrix, DequantizedMatrix
+        assert number == 0 or isinstance(matrix, kinds[size == 8])
+        np.testing.assert_allclose(matrix.rows(5, 19), original[5:19], atol=1e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("alternate", [False, True])
+def test_rows_of_experts_come_from_two_stacks(alternate: bool, tmp_path: Path) -> None:
+    files, weights = {}, []
+    for name in ("ffn_gate_exps", "ffn_up_exps"):
+        (tmp_path / name).mkdir()
+        tensor, expected = stored(Type.Q8_0, tmp_path / name)
+        weights.append(np.roll(expected, len(files), axis=0) * 2 ** len(files))
+        tensor.path.write_bytes(bytes(7) + gguf.quants.quantize(weights[-1], Type.Q8_0).tobytes())
+        files[f"{name}.weight"] = replace(tensor, name=f"{name}.weight", shape=(4, 6, COLUMNS))
+        weights[-1] = gguf.quants.dequantize(gguf.quants.quantize(weights[-1], Type.Q8_0), Type.Q8_0)
+    relation = halves_of_experts("both", 4, 6, alternate=alternate)
+    both = related_tensors(relation, Container(tmp_path, {}, files))["both"]
+    halves = np.stack([each.reshape(4, 6, COLUMNS) for each in weights], axis=2 if alternate else 1)
+    assert isinstance(both, StoredMatrix)
+    np.testing.assert_allclose(both.rows(5, 43), halves.reshape(48, COLUMNS)[5:43], atol=1e-5)
 
 
 @pytest.mark.parametrize(("kind", "bits"), [(TYPES[41], 1), (TYPES[42], 2), (TYPES[42].other, 2)])
@@ -85,7 +122,7 @@ def test_weights_of_one_and_two_bits_are_those_of_ggml(kind: BlockType, bits: in
         expected[row, block, element] = (2 * code - 1 if bits == 1 else code - 1) * np.float32(scales[row, block])
     path = tmp_path / "blocks.bin"
     path.write_bytes(data.tobytes())
-    matrix = as_tensor("w", StoredTensor("w", (2, 256), kind, path, 0))
+    matrix = matrix_of(StoredTensor("w", (2, 256), kind, path, 0))
     np.testing.assert_array_equal(matrix.rows(0, 2), expected.reshape(2, 256))
 
 
