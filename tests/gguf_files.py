@@ -1,7 +1,8 @@
 """Writes tiny GGUF files with the package gguf, as llama.cpp's convert_hf_to_gguf.py does.
 
 The converter itself and llama.cpp's own reader gave the same results for these families on 2026-11-24 (llama-cpp-python
-0.3.36); for gemma, minicpm, nemotron, phi2, seed_oss and starcoder2 the reader did on 2026-11-28.
+0.3.36); for gemma, minicpm, nemotron, phi2, seed_oss and starcoder2 the reader did on 2026-11-28, and that of xllamacpp
+2026.10.11549 for qwen3moe, lfm2 and qwen35.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def write_gguf(
             name, try_suffixes=(".weight", ".bias")
         )
         assert theirs is not None, name
-        theirs = theirs.format(bid=re.search(r"layers\.(\d+)", name)[1]) if "{bid}" in theirs else theirs
+        theirs = theirs.format(bid=name.rpartition("layers.")[2].partition(".")[0])
         if architecture in INTERLEAVED and ("q_proj" in name or "k_proj" in name):
             heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
             tensor = tensor.reshape(heads, 2, len(tensor) // heads // 2, *tensor.shape[1:]).swapaxes(1, 2)

@@ -115,7 +115,7 @@ def read_config(architecture: GgufArchitecture, metadata: Metadata, container: C
         "vocab_size": embedding.shape[0],
         "hidden_size": metadata.size("embedding_length"),
         "intermediate_size": metadata.size("feed_forward_length"),
-        "num_hidden_layers": metadata.size("block_count"),
+        "num_hidden_layers": metadata.layers,
         architecture.eps: metadata.positive(architecture.eps_key),
         "max_position_embeddings": metadata.size("context_length"),
         "tie_word_embeddings": "output.weight" not in container.tensors,

@@ -40,7 +40,7 @@ def gemma(metadata: Metadata, large_layers: int) -> Config:
     """
     heads, hidden, _ = head_sizes(metadata)
     head_dim = metadata.size("attention.key_length", 256)
-    is_large = metadata.integer("block_count") == large_layers
+    is_large = metadata.layers == large_layers
     return {
         "query_pre_attn_scalar": hidden // heads if is_large else head_dim,
         "sliding_window": metadata.size("attention.sliding_window"),
@@ -86,7 +86,7 @@ def granite(metadata: Metadata, container: Container) -> Config:
 
 def minicpm(metadata: Metadata, container: Container) -> Config:
     # The defaults are the constants of llama.cpp for files without these keys, which are those of MiniCPM-2B.
-    hidden, depth = metadata.size("embedding_length"), math.sqrt(metadata.size("block_count"))
+    hidden, depth = metadata.size("embedding_length"), math.sqrt(metadata.layers)
     return {
         **biases(container),
         "scale_emb": metadata.positive("embedding_scale", 12.0),

@@ -44,7 +44,7 @@ def lfm2(metadata: Metadata, _: Container) -> Config:
 def lfm2moe(metadata: Metadata, container: Container) -> Config:
     return {
         **lfm2(metadata, container),
-        **expert_config(metadata, "num_experts", SIGMOID),
+        **expert_config(metadata, container, "num_experts", SIGMOID),
         "moe_intermediate_size": metadata.size("expert_feed_forward_length"),
         "num_dense_layers": metadata.integer("leading_dense_block_count"),
         "norm_topk_prob": True,
@@ -72,12 +72,11 @@ def lfm2_experts(spec: ModelSpec) -> Iterator[Relation]:
 
 def qwen35(metadata: Metadata, container: Container) -> Config:
     # The layers behind the others predict several tokens ahead; they are not compiled.
-    layers = metadata.size("block_count") - metadata.integer("nextn_predict_layers", 0)
+    layers = metadata.layers - metadata.integer("nextn_predict_layers", 0)
     every = metadata.size("full_attention_interval", 4)
-    recurrent = (
-        metadata.of_layers("attention.recurrent_layers", 0) if metadata.has("attention.recurrent_layers") else None
-    )
-    kinds = [bool(recurrent[layer]) if recurrent else (layer + 1) % every != 0 for layer in range(layers)]
+    kinds = [(layer + 1) % every != 0 for layer in range(layers)]
+    if metadata.has("attention.recurrent_layers"):
+        kinds = [bool(each) for each in metadata.of_layers("attention.recurrent_layers")[:layers]]
     # A text has one position for each token.
     metadata.ignore("rope.dimension_sections")
     heads = metadata.size("ssm.time_step_rank")

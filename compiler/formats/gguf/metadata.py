@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...arch.decoder_config import MAX_LAYERS
 from ...runtime.errors import CheckpointError, RequestError, UnsupportedModel
 from ..config import IGNORE
 from .container import Container
@@ -44,12 +45,19 @@ class Metadata:
             raise self._wrong(key, value, "an integer, the same for all layers")
         return value
 
+    @property
+    def layers(self) -> int:
+        value = self.size("block_count")
+        if value > MAX_LAYERS:
+            raise self._wrong("block_count", value, f"at most {MAX_LAYERS}")
+        return value
+
     def of_layers(self, key: str, default: int | None = None) -> list[int]:
         """An integer of at least 0 for each of the layers, which may share one."""
-        layers, value = self.size("block_count"), self._take(key, default)
+        layers, value = self.layers, self._take(key, default)
         if not isinstance(value, np.ndarray):
             return [self.integer(key, default)] * layers
-        if len(value) != layers or value.dtype.kind not in "iu" or value.min() < 0:
+        if len(value) != layers or value.dtype.kind not in "iub" or value.min() < 0:
             raise self._wrong(key, value, f"an integer for each of {layers} layers")
         return [int(each) for each in value]
 

@@ -21,9 +21,13 @@ Config = dict[str, Any]
 SOFTMAX, SIGMOID, SOFTMAX_CHOSEN = 1, 2, 3
 
 
-def expert_config(metadata: Metadata, key: str, *routers: int) -> Config:
+def expert_config(metadata: Metadata, container: Container, key: str, *routers: int) -> Config:
     """``key``: that of the number of experts in config.json; ``routers``: the functions that an architecture has."""
     number, chosen = metadata.size("expert_count"), metadata.size("expert_used_count")
+    stack = next((each for name, each in container.tensors.items() if name.endswith("ffn_down_exps.weight")), None)
+    if stack is None or stack.shape[0] != number:
+        found = "no tensor has experts" if stack is None else f"tensor {stack.name!r} has {stack.shape[0]}"
+        raise metadata.corrupt(f"'{metadata.architecture}.expert_count' is {number}, but {found}")
     if chosen > number:
         raise metadata.corrupt(f"'{metadata.architecture}.expert_used_count' is {chosen}, of {number} experts")
     metadata.expect("expert_gating_func", *routers)
@@ -36,33 +40,33 @@ def qwen3moe(metadata: Metadata, container: Container) -> Config:
     default = max(1, metadata.size("feed_forward_length") // metadata.size("expert_used_count"))
     metadata.expect("expert_weights_norm", True)
     return {
-        **expert_config(metadata, "num_experts", SOFTMAX),
+        **expert_config(metadata, container, "num_experts", SOFTMAX),
         "moe_intermediate_size": metadata.size("expert_feed_forward_length", default),
         "norm_topk_prob": True,
         "attention_bias": "blk.0.attn_q.bias" in container.tensors,
     }
 
 
-def olmoe(metadata: Metadata, _: Container) -> Config:
+def olmoe(metadata: Metadata, container: Container) -> Config:
     metadata.expect("expert_weights_norm", False)
-    return {**expert_config(metadata, "num_experts", SOFTMAX), "norm_topk_prob": False}
+    return {**expert_config(metadata, container, "num_experts", SOFTMAX), "norm_topk_prob": False}
 
 
 def granitemoe(metadata: Metadata, container: Container) -> Config:
-    return {**granite(metadata, container), **expert_config(metadata, "num_local_experts", SOFTMAX)}
+    return {**granite(metadata, container), **expert_config(metadata, container, "num_local_experts", SOFTMAX)}
 
 
 def gpt_oss(metadata: Metadata, container: Container) -> Config:
-    layers, rope = metadata.size("block_count"), rotation(metadata, container, head_sizes(metadata)[2])
+    rope = rotation(metadata, container, head_sizes(metadata)[2])
     # llama.cpp rounds the ends of the rotation's ramp; the model was trained with those that are not rounded.
     scaling = {"rope_scaling": {**rope["rope_scaling"], "truncate": False}} if "rope_scaling" in rope else {}
     metadata.expect("attention.sliding_window_pattern", 2)
     return {
-        **expert_config(metadata, "num_local_experts", SOFTMAX_CHOSEN),
+        **expert_config(metadata, container, "num_local_experts", SOFTMAX_CHOSEN),
         **scaling,
         "intermediate_size": metadata.size("expert_feed_forward_length"),
         "sliding_window": metadata.size("attention.sliding_window"),
-        "layer_types": [("full" if layer % 2 else "sliding") + "_attention" for layer in range(layers)],
+        "layer_types": [("full" if layer % 2 else "sliding") + "_attention" for layer in range(metadata.layers)],
     }
 
 

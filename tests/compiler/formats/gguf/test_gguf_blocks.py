@@ -93,7 +93,8 @@ def test_columns_of_heads_are_read_in_the_order_of_the_checkpoint(number: int, t
 
 @pytest.mark.parametrize("alternate", [False, True])
 def test_rows_of_experts_come_from_two_stacks(alternate: bool, tmp_path: Path) -> None:
-    files, weights = {}, []
+    files: dict[str, StoredTensor] = {}
+    weights: list[np.ndarray] = []
     for name in ("ffn_gate_exps", "ffn_up_exps"):
         (tmp_path / name).mkdir()
         tensor, expected = stored(Type.Q8_0, tmp_path / name)
