@@ -70,13 +70,31 @@ OF_GEMMA = {
 }
 
 
+# A window of 6 tokens on each side, and a stretched rotation.
+OF_PRIVACY_FILTER = {
+    **OF_DECODERS,
+    "head_dim": 20,
+    "sliding_window": 6,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 3,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 32.0,
+        "truncate": False,
+        "original_max_position_embeddings": 16,
+    },
+}
+
+
 @dataclass(frozen=True)
 class Family:
-    """``name``: transformers' name of the family. ``labels_tokens``: it has a class that does."""
+    """``name``: transformers' name of the family. ``labels_tokens``, ``labels_texts``: it has a class that does."""
 
     name: str
     sizes: dict[str, Any] = field(default_factory=lambda: SIZES)
     labels_tokens: bool = True
+    labels_texts: bool = True
 
 
 FAMILIES = {
@@ -94,6 +112,7 @@ FAMILIES = {
     # EmbeddingGemma: 3 tokens on each side.
     "gemma3_text": Family("Gemma3Text", OF_GEMMA, labels_tokens=False),
     "nomic_bert": Family("NomicBert", {**SIZES, "hidden_act": "silu"}),
+    "openai_privacy_filter": Family("OpenAIPrivacyFilter", OF_PRIVACY_FILTER, labels_texts=False),
     "qwen3": Family("Qwen3", OF_DECODERS),
     "roberta": Family("Roberta", OF_ROBERTA),
     "xlm-roberta": Family("XLMRoberta", OF_ROBERTA),

@@ -41,10 +41,16 @@ forward = partial(decoder.forward, layout=LAYOUT)
 
 def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "gpt_oss"."""
+    kinds = read_layer_types(config, pattern=lambda layer: layer % 2 == 1)
+    return read_gpt_oss(config, windows_of(config, kinds, config.optional_integer("sliding_window", absent=128)))
+
+
+def read_gpt_oss(
+    config: ConfigReader, windows: tuple[int | None, ...], *, harmless: frozenset[str] = frozenset()
+) -> ModelSpec:
+    """The spec of a model with these windows."""
     rotates = config.has("rope_parameters") or config.has("rope_scaling") or config.has("rope_theta")
     config = config.with_defaults({key: DEFAULTS[key] for key in DEFAULTS if key != "rope_parameters" or not rotates})
-    kinds = read_layer_types(config, pattern=lambda layer: layer % 2 == 1)
-    window = config.optional_integer("sliding_window", absent=128)
     bias = config.flag("attention_bias", default=True)
     experts = read_experts(
         config,
@@ -61,10 +67,10 @@ def read_config(config: ConfigReader) -> ModelSpec:
         num_kv_heads=config.integer("num_key_value_heads"),
         qkv_bias=bias,
         output_bias=bias,
-        windows=windows_of(config, kinds, window),
+        windows=windows,
         default_theta=150_000.0,
         default_eps=1e-5,
         # The number of experts of a token and the original length again, under older names.
-        harmless=HARMLESS | {"experts_per_token", "initial_context_length"},
+        harmless=HARMLESS | harmless | {"experts_per_token", "initial_context_length"},
     )
     return replace(spec, experts=experts, sinks=True)

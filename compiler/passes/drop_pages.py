@@ -17,9 +17,11 @@ from .stack import stack_siblings
 ROWS = "rows"
 INPUTS = ("token_ids", "positions", "seq_starts")
 ATTENTION = {
-    "inputs": ("qkv", *PREPARING, "kv", "slots", "positions", "seq_starts", "page_indptr", "page_ids"),
+    "inputs": ("qkv", *PREPARING, "kv", "slots", "positions", "seq_starts", "page_indptr", "page_ids", "sinks"),
     "attrs": (*(SCORES.keys() - {"causal"}), "eps"),
 }
+# The inputs that an attention has with and without pages.
+RAGGED = ("qkv", "positions", "seq_starts", "sinks")
 # The stored form of a tensor of the checkpoint; None if it holds floats.
 FormOf = Callable[[str], str | None]
 
@@ -55,7 +57,7 @@ def is_stored_alike(graph: Graph, linear: Node, form_of: FormOf) -> bool:
 
 def without_pages(attention: Node, heads: Mapping[str, object], *, causal: bool) -> list[Node]:
     """The norms and the rotation of q and k in the joint projection, if there are any, and the attention."""
-    inputs = {role: attention.inputs[role] for role in ("qkv", "positions", "seq_starts")}
+    inputs = {role: name for role, name in attention.inputs.items() if role in RAGGED}
     attrs = {**attention.attrs, **heads}
     eps = {"eps": attrs.pop("eps")} if "eps" in attrs else {}
     prepared = {role: name for role, name in attention.inputs.items() if role in PREPARING}

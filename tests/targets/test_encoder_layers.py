@@ -42,10 +42,11 @@ def runner_of(target: str, bundle: Bundle, request: pytest.FixtureRequest) -> Pl
     return CudaRunner(bundle, limits=LIMITS, driver=EmulatedDriver(request.getfixturevalue("emulated_cuda")))
 
 
-# The scores of MPNet have biases, and DeBERTa's further products.
+# The scores of MPNet have biases, DeBERTa's further products. OpenAI's privacy filter has sinks and experts.
 @pytest.mark.parametrize(("family", "target"), [
     ("bert", "webgpu"), ("bert", "cpu"), ("bert", "cuda"), ("mpnet", "webgpu"), ("mpnet", "cpu"),
     ("deberta-v2", "webgpu"), ("deberta-v2", "cpu"),
+    ("openai_privacy_filter", "webgpu"), ("openai_privacy_filter", "cpu"),
 ])  # fmt: skip
 def test_vectors_are_those_of_transformers(
     family: str, target: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
@@ -67,7 +68,7 @@ def test_vectors_are_those_of_transformers(
         assert relative_error(vector, rows_of(model, text).mean(axis=0)) < F32, len(text)
     if target == "webgpu":
         # One kernel for few rows, which has no products with heads of distances.
-        assert sum(name.startswith(FUSED) for name in bundle.manifest.kernels) == (family != "deberta-v2")
+        assert sum(name.startswith(FUSED) for name in bundle.manifest.kernels) == (family in ("bert", "mpnet"))
         if family == "bert":
             # Four a layer; the lookups of tokens and of positions, the last norm, and the pooling.
             assert make_report(bundle.manifest).dispatches_at_context == 4 * 2 + 4

@@ -58,7 +58,10 @@ def test_a_decoder_that_is_not_causal_sees_complete_texts(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("family", "head"), [
     (family, head)
     for family, own in FAMILIES.items()
-    for head in ("ForSequenceClassification", *["ForTokenClassification"] * own.labels_tokens)
+    for head in (
+        *["ForSequenceClassification"] * own.labels_texts,
+        *["ForTokenClassification"] * own.labels_tokens,
+    )
 ])  # fmt: skip
 def test_scores_are_transformers_logits(family: str, head: str, tmp_path: Path) -> None:
     model = make_encoder(family, head, tmp_path / "checkpoint", num_labels=3)

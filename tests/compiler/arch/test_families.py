@@ -42,7 +42,7 @@ def test_an_unknown_model_type_is_refused_with_the_known_ones(name: str) -> None
         ("zamba2", r"with recurrent states, .* does not compile it, nor one near it\. To request it, open an issue "),
         ("qwen3_next", "with recurrent states, .* is 'qwen3_moe'"),
         ("mamba", "with recurrent states, .* is 'mamba2'"),
-        ("deberta-v2", "It is an encoder of text, which generates none, .* is 'bert'"),
+        ("deberta", "It is an encoder of text, which generates none, .* is 'deberta-v2'"),
         ("roberta-prelayernorm", "an encoder of text, .* is 'roberta'"),
         ("t5", r"It is an encoder with a decoder, .*, nor one near it\."),
         ("qwen3_vl_moe", "It is a model of images beside text, .* is the text model of 'qwen3_vl'"),

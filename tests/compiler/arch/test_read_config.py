@@ -91,6 +91,7 @@ OWN_SIZES: dict[str, dict[str, object]] = {
     "gpt_oss": {"num_local_experts": 5, "num_experts_per_tok": 3},
     "granitemoe": {"num_local_experts": 5, "num_experts_per_tok": 3},
     "lfm2_moe": {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+    "openai_privacy_filter": {"num_local_experts": 5, "num_experts_per_tok": 3},
     "olmoe": {"num_experts": 5, "num_experts_per_tok": 3},
     "qwen3_moe": {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
     "mamba2": {"num_heads": 8, "head_dim": 8, "num_attention_heads": 8, "num_key_value_heads": None},
