@@ -16,7 +16,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -188,10 +188,12 @@ def timed(work: Callable[[], object], clock: Clock = time.perf_counter) -> float
 
 
 class Ours:
-    def __init__(self, bundle: Bundle, threads: int, activation: str) -> None:
+    """``allowed``: the features of the machine that kernels may use; None for all."""
+
+    def __init__(self, bundle: Bundle, threads: int, activation: str, allowed: Collection[str] | None = None) -> None:
         pages = CONTEXT // bundle.manifest.page_size
         limits = Limits(tokens=PROMPT, sequences=SEQUENCES, rows=SEQUENCES, pages=SEQUENCES * pages)
-        self._runner = CpuRunner(bundle, limits=limits, threads=threads, activation=activation)
+        self._runner = CpuRunner(bundle, limits=limits, threads=threads, activation=activation, allowed=allowed)
         self._logits = np.zeros(0, np.float32)
         self._pages = [list(range(i * pages, (i + 1) * pages)) for i in range(SEQUENCES)]
 
@@ -208,7 +210,17 @@ class Ours:
     def _forward(self, sequences: range | list[int], start: int, tokens: int) -> None:
         page_size = self._runner.manifest.page_size
         used = -(-(start + tokens) // page_size)
-        chunks = [Chunk(token_ids(i, start, tokens), start, self._pages[i][:used], [tokens - 1]) for i in sequences]
+        has_states = bool(self._runner.manifest.sequence_states)
+        chunks = [
+            Chunk(
+                token_ids(i, start, tokens),
+                start,
+                self._pages[i][:used],
+                [tokens - 1],
+                state=(i, i) if has_states else None,
+            )
+            for i in sequences
+        ]
         self._logits = self._runner.forward(make_batch(chunks, page_size)).logits[-1]
 
 
