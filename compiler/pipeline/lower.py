@@ -11,6 +11,7 @@ import json
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,17 @@ def kept_for(kernels: Sequence[Kernel], target: dict[str, Any], compile_now: Cal
 
     key: list[str | bytes] = [
         f"TVM {tvm.__version__}, LLVM {tvm.target.codegen.llvm_version_major()}",
-        Path(__file__).read_bytes(),
+        own_source(),
         json.dumps(target),
     ]
     for kernel in kernels:
         key += [kernel.name, repr(kernel.bindings), tvm.ir.save_json(kernel.function)]
     return KernelCache.of_user().kept(key, compile_now)
+
+
+@cache
+def own_source() -> bytes:
+    return Path(__file__).read_bytes()
 
 
 def lower_now(kernel: Kernel, target: dict[str, Any]) -> LoweredKernel:

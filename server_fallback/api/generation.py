@@ -6,6 +6,7 @@ Each is a `Kind`: how its body is read, its chunks are written and added up. Ano
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -23,7 +24,6 @@ from ..schema.pipeline import StepTime
 from ..schema.routed import RoutedChatRequest, RoutedCompletionRequest
 from ..text.output import Answering, Changed, Chunks, ChunkT, Encode, Fold, Output
 from .answer_record import AnswerRecord
-from .encode import answer_json, chunk_json
 from .errors import ApiError, WriteError, openai_error
 from .exchange import Exchange, exchange_of
 from .json_body import printable
@@ -185,6 +185,21 @@ def data_events(body: GenerationRequest) -> Callable[[ChatCompletionChunk | Comp
 def read_chat(body: ChatCompletionRequest) -> ChatCompletionRequest:
     check_calls(body.messages)
     return body
+
+
+def answer_json(answer: ChatCompletion | Completion) -> bytes:
+    return _json(answer.model_dump(mode="json"))
+
+
+def chunk_json(chunk: ChatCompletionChunk | CompletionChunk, include_usage: bool) -> bytes | None:
+    """None if there is nothing to send: the chunk holds only the usage, which was not requested."""
+    if not chunk.choices and not include_usage:
+        return None
+    return _json(chunk.model_dump(mode="json", exclude=None if include_usage else {"usage"}))
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
 
 
 CHAT: Kind[ChatCompletionRequest, ChatCompletionChunk, ChatCompletion] = Kind(

@@ -91,7 +91,8 @@ def _without_null(schema: dict[str, Any]) -> None:
 Value = TypeVar("Value")
 # A field of an answer that is left out instead of null.
 LeftOut = Annotated[Value | None, Field(exclude_if=lambda value: value is None, json_schema_extra=_without_null)]
-# A field of an answer that is sent, null or not, if the request asks for it. `api/encode.py` leaves it out otherwise.
+# A field of an answer that is sent, null or not, if the request asks for it. Otherwise `api/generation.py` leaves
+# it out.
 IfRequested = Annotated[Value, Field(exclude_if=lambda _: False)]
 
 

@@ -15,7 +15,7 @@ from nearfar.compiler.ir.rope import rope_table
 from nearfar.compiler.runtime.errors import UnsupportedModel
 
 from .attention import attend
-from .gates import gated
+from .framework import load_mlx
 from .pages import Pages, Span
 from .weights import Weight
 
@@ -185,3 +185,30 @@ class Forward:
 
     def _of(self, node: Node, x: Any) -> Any:
         return x.astype(self._dtype if node.attrs["dtype"] == "activation" else self._mx.float32)
+
+
+def gated(activation: str, gate: Any, up: Any) -> Any:
+    """Float32 arrays of the same shape; ``activation`` is one of `ops.op.ACTIVATIONS`."""
+    return activated(activation, gate) * up
+
+
+def activated(activation: str, x: Any) -> Any:
+    mx = load_mlx()
+    match activation:
+        case "silu":
+            return x * mx.sigmoid(x)
+        case "gelu":
+            return 0.5 * x * (1 + mx.erf(x / 2**0.5))
+        case "gelu_tanh":
+            return 0.5 * x * (1 + mx.tanh((2 / mx.pi) ** 0.5 * (x + 0.044715 * x * x * x)))
+        case "relu2":
+            return mx.square(mx.maximum(x, 0))
+        case "relu":
+            return mx.maximum(x, 0)
+        case "tanh":
+            return mx.tanh(x)
+        case "sigmoid":
+            return mx.sigmoid(x)
+        case "none":
+            return x
+    raise AssertionError(f"activation {activation} is not declared")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearfar.server_fallback.api.encode import chunk_json
+from nearfar.server_fallback.api.generation import chunk_json
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk, ChunkChoice, Delta
 from nearfar.server_fallback.schema.completions import CompletionChunk, CompletionChunkChoice
 

@@ -20,7 +20,7 @@ from opened_upstreams import with_upstream
 from streams import FRESH, Encoded, Streamed, always, never, sometimes
 
 from nearfar.compiler.runtime.errors import DeviceError
-from nearfar.server_fallback.api.encode import chunk_json
+from nearfar.server_fallback.api.generation import chunk_json
 from nearfar.server_fallback.engine.item_queue import ItemQueue
 from nearfar.server_fallback.engine.request import (
     AnswerEnd,

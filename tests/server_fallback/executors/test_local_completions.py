@@ -12,7 +12,7 @@ from fake_source import END, FakeSource, alternatives_of, executor, text_model
 from local_requests import complete, run
 
 from nearfar.compiler.runtime.errors import RequestError
-from nearfar.server_fallback.api.encode import answer_json
+from nearfar.server_fallback.api.generation import answer_json
 from nearfar.server_fallback.engine.request import GeneratedToken, PromptLogprobs, TokenLogprob, TokenRequest
 from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.text.prompt_tokens import named_logprobs

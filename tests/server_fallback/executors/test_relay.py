@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearfar.compiler.runtime.errors import DeviceError, NearfarError, RequestError, Unavailable
-from nearfar.server_fallback.api.encode import chunk_json
+from nearfar.server_fallback.api.generation import chunk_json
 from nearfar.server_fallback.executors.event_template import MARK
 from nearfar.server_fallback.executors.relay import Relay
 from nearfar.server_fallback.executors.upstream import make_upstream
