@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 from graph_builder import Build, Builder
+from one_expert_op import expert_graphs
 from one_state_op import state_graphs
 from projection_parts import parts_of
 
@@ -23,8 +24,6 @@ COLUMNS, OUTPUTS, VOCAB = 37, 45, 51
 HEADS, KV_HEADS, HEAD_DIM, PAGE = 4, 2, 24, 16
 # More than those of the longest text's tokens.
 DISTANCES = 2 * 400 - 1
-# Experts, of which each row has some.
-EXPERTS, CHOSEN = 5, 3
 DTYPES: tuple[DType, ...] = ("float32", "activation")
 
 
@@ -101,16 +100,7 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "scale_rows", "plain", scale_rows
     for x_dtype, dtype in (("float32", "activation"), ("activation", "float32")):
         yield "clip", f"{x_dtype}_{dtype}", partial(clip, x_dtype, dtype)
-    yield "route", "softmax", partial(route, normalized=True)
-    yield "route", "sigmoid", partial(route, router="sigmoid", scale=2.5, bias=True)
-    yield "route", "softmax_chosen", partial(route, router="softmax_chosen", scales=True)
-    yield "expert_linear", "shared_rows", expert_linear
-    yield "expert_linear", "gated", partial(expert_linear, gated="silu", norm=True, bias=True)
-    yield "expert_linear", "own_rows", partial(expert_linear, "activation", own_rows=True, bias=True)
-    yield "expert_linear", "aligned", partial(expert_linear, outputs=48, gated="gelu_tanh", bias=True, limit=2.0)
-    yield "expert_linear", "first_part", partial(expert_linear, outputs=32, columns=OUTPUTS, offset=7, bias=True)
-    yield "combine", "plain", combine
-    yield "combine", "residual", partial(combine, residual=True)
+    yield from expert_graphs()
     yield "soft_cap", "capped", partial(soft_cap, 5.0)
     yield "soft_cap", "scaled", partial(soft_cap, None)
     for op in ("rope", "append_kv", "attention"):
@@ -369,56 +359,6 @@ def linear(
     if keeps_norm:
         graph.outputs["normed"] = "y.load0"
     return graph.ends(y)
-
-
-def route(*, bias: bool = False, scales: bool = False, **attrs: Any) -> Graph:
-    graph = Builder()
-    inputs = {
-        "logits": graph.value("logits", ("S", EXPERTS)),
-        "bias": graph.vector("bias", EXPERTS) if bias else None,
-        "scales": graph.vector("scales", EXPERTS) if scales else None,
-    }
-    graph.outputs["weights"] = "y.weights"
-    return graph.ends(graph.add("route", inputs, name="y", chosen=CHOSEN, **attrs))
-
-
-def expert_linear(
-    x_dtype: DType = "float32",
-    *,
-    outputs: int = OUTPUTS,
-    own_rows: bool = False,
-    norm: bool = False,
-    bias: bool = False,
-    gated: str | None = None,
-    columns: int | None = None,
-    offset: int = 0,
-    limit: float | None = None,
-) -> Graph:
-    """``own_rows``: x has a row for each pair."""
-    graph = Builder()
-    pairs, rows = ["mul", "S", CHOSEN], outputs * (2 if gated else 1)
-    parts = parts_of(
-        COLUMNS, outputs, norm_eps=1e-3 if norm else None, gated=gated is not None, activation=gated or "", limit=limit
-    )
-    inputs = {
-        "x": graph.value("x", (pairs if own_rows else "S", COLUMNS), x_dtype),
-        "weight": graph.matrix("weight", EXPERTS * rows, COLUMNS),
-        "chosen": graph.add("route", {"logits": graph.value("logits", ("S", EXPERTS))}, name="chosen", chosen=CHOSEN),
-        "bias": graph.vector("bias", EXPERTS * rows) if bias else None,
-        **graph.declare(parts),
-    }
-    own = {"experts": EXPERTS, "columns": columns, "offset": offset, "dtype": "float32", **parts.attrs}
-    return graph.ends(graph.add("expert_linear", inputs, name="y", **own))
-
-
-def combine(*, residual: bool = False) -> Graph:
-    graph = Builder()
-    inputs = {
-        "x": graph.value("x", (["mul", "S", CHOSEN], COLUMNS)),
-        "weights": graph.value("weights", ("S", CHOSEN)),
-        "store0_b": graph.value("residual", ("S", COLUMNS)) if residual else None,
-    }
-    return graph.ends(graph.add("combine", inputs, name="y", store=[{"op": "add"}] if residual else []))
 
 
 def in_stream(optional: tuple[str, ...], *, gated: bool = False) -> Graph:

@@ -12,7 +12,8 @@ from dataclasses import replace
 import numpy as np
 from case_arrays import nothing, random
 from kernel_harness import Case, Run
-from one_op import EXPERTS, graphs
+from one_expert_op import EXPERTS
+from one_op import graphs
 
 from nearfar.compiler import quant
 from nearfar.compiler.ir.expr import evaluate

@@ -52,6 +52,8 @@ STATES = {
     **dict.fromkeys(states.OPS, ("state",)),
 }
 PARAMETERS = ("matrix", "vector", "rope")
+# The kind or dtype of each input of a step, then its shape.
+Inputs = dict[str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 import pytest
-from cpu_cases import Inputs, inputs_of
-from cpu_steps import Batch, Run, StepCase, StepLibrary, run_of
+from cpu_cases import inputs_of
+from cpu_steps import Batch, Inputs, Run, StepCase, StepLibrary, run_of
 from projection_parts import parts_of
 from tolerances import F32, INT8, relative_error
 

@@ -1,0 +1,105 @@
+"""The cases of ops that read the rows of sequences: over complete texts, and with a state for each sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from cpu_steps import Batch, Inputs, StepCase
+
+from nearfar.compiler.ir.ops.encoders import POOLINGS
+
+EPS = 1e-6
+
+
+def text_cases() -> Iterator[StepCase]:
+    """The ops of models without pages: texts of one token, of several tiles and blocks of keys, and of a page."""
+
+    def of_texts(lengths: Sequence[int]) -> Batch:
+        starts = np.cumsum([0, *lengths]).astype(np.int32)
+        positions = np.concatenate([np.arange(length) for length in lengths]).astype(np.int32)
+        types = positions % 2
+        arrays = {"seq_starts": starts, "positions": positions, "token_types": types}
+        return Batch({"S": int(starts[-1]), "B": len(lengths)}, arrays)
+
+    texts = [of_texts(lengths) for lengths in ((1,), (3, 1, 16, 33), (17, 270, 2))]
+    starts: Inputs = {"seq_starts": ("int32", ["add", "B", 1])}
+
+    def given(batches: Sequence[Batch], inputs: Inputs) -> list[Batch]:
+        return [
+            Batch(each.dims, {role: each.arrays[role] for role in inputs if role in each.arrays}) for each in batches
+        ]
+
+    for mode in POOLINGS:
+        inputs: Inputs = {"x": ("float32", "S", 37), **starts}
+        yield StepCase(f"pool_rows_{mode}", "pool_rows", inputs, {"mode": mode}, given(texts, inputs))
+    for columns, quantization, attrs in ((37, "f32", {"first_position": 2}), (72, "q4f16", {})):
+        inputs = {"x": ("float32", "S", columns), "positions": ("int32", "S"), "token_types": ("int32", "S")}
+        inputs |= {"position_table": ("matrix", 280, columns), "type_table": ("matrix", 2, columns)}
+        name = f"embed_positions_{columns}_{quantization}"
+        yield StepCase(name, "embed_positions", inputs, attrs, given(texts, inputs), quantization=quantization)
+    shapes: tuple[tuple[int, int, int, dict[str, Any], str], ...] = (
+        (12, 3, 1, {"causal": False}, "float32"),
+        (20, 2, 1, {"causal": False, "window": 40}, "float32"),
+        (32, 2, 2, {"causal": False, "window": 5, "softcap": 20.0, "scale": 0.2}, "float16"),
+        (64, 1, 3, {"scale": 0.2}, "float32"),
+    )
+    for head_dim, kv_heads, group, scores, activation in shapes:
+        heads = {"head_dim": head_dim, "num_kv_heads": kv_heads}
+        qkv: Inputs = {"qkv": ("activation", "S", (group + 2) * kv_heads * head_dim), "positions": ("int32", "S")}
+        inputs = {**qkv, **starts}
+        if head_dim == 12:
+            inputs |= {"sinks": ("vector", kv_heads), "distance_bias": ("vector", kv_heads * (2 * 334 - 1))}
+        if head_dim == 20:
+            inputs["distance_heads"] = ("vector", 2 * kv_heads * 5 * head_dim)
+            inputs["distance_rows"] = ("vector", 2 * 334 - 1)
+        name = f"ragged_attention_{head_dim}"
+        yield StepCase(name, "ragged_attention", inputs, {**heads, **scores}, given(texts, inputs), activation)
+        inputs = {**inputs, "weight": ("matrix", 37, group * kv_heads * head_dim), "bias": ("vector", 37)}
+        inputs |= {"store0_b": ("float32", "S", 37)} if head_dim == 12 else {}
+        rounding, quantization = ("float32", "f32") if head_dim > 12 else ("int8", "q8f16")
+        own = {**heads, **scores, "store": [{"op": "add"}] if head_dim == 12 else []}
+        name, batches = f"ragged_attention_linear_{head_dim}", given(texts, inputs)
+        # It has the attention of `ragged_attention_64`, and the projection of the case with 32.
+        exhaustive = head_dim == 64
+        yield StepCase(name, "ragged_attention", inputs, own, batches, rounding, quantization, exhaustive=exhaustive)
+        inputs = {**qkv, "table": ("rope", 280, head_dim // 4, 2), "qk_norm": ("vector", 2 * head_dim)}
+        yield StepCase(
+            f"rope_heads_{head_dim}", "rope_heads", inputs, {**heads, "eps": EPS}, given(texts, inputs), activation
+        )
+
+
+def state_cases() -> Iterator[StepCase]:
+    """The ops with a state for each sequence: of a sequence's first row, of one that is continued, and of two that read
+    one slot.
+    """
+    batches = []
+    for lengths in ((1,), (1, 3, 21)):
+        starts = np.cumsum([0, *lengths]).astype(np.int32)
+        befores = (0, 3, 1)[-len(lengths) :]
+        positions = [np.arange(length) + before for length, before in zip(lengths, befores, strict=True)]
+        arrays = {
+            "seq_starts": starts,
+            "positions": np.concatenate(positions).astype(np.int32),
+            "state_slots": np.array([[4, 4], [1, 0], [1, 3]][-len(lengths) :], np.int32),
+        }
+        batches.append(Batch({"S": int(starts[-1]), "B": len(lengths), "Z": 5}, arrays))
+    rows: Inputs = {
+        "state_slots": ("int32", "B", 2),
+        "seq_starts": ("int32", ["add", "B", 1]),
+        "positions": ("int32", "S"),
+    }
+    for taps, columns, attrs in ((3, 37, {}), (7, 300, {"start": 5, "activation": "silu"})):
+        inputs: Inputs = {"x": ("float32", "S", columns + 9), "weight": ("vector", taps * columns)}
+        inputs |= {"state": ("float32", "Z", taps - 1, columns), **rows}
+        inputs |= {"bias": ("vector", columns)} if attrs else {}
+        yield StepCase(f"causal_conv_{taps}", "causal_conv", inputs, attrs, batches)
+    for key_dim, value_dim in ((5, 7), (40, 70)):
+        inputs = {"qkv": ("float32", "S", 2 * 3 * key_dim + 6 * value_dim), "abz": ("float32", "S", 20 + 6 * value_dim)}
+        inputs |= {"vectors": ("vector", 12 + value_dim), "state": ("float32", "Z", 6, key_dim, value_dim), **rows}
+        attrs = {"a_start": 3, "b_start": 9, "z_start": 17, "eps": 1e-5}
+        yield StepCase(f"gated_delta_{key_dim}", "gated_delta", inputs, attrs, batches)
+        inputs = {"xbc": ("float32", "S", 6 * value_dim + 2 * 2 * key_dim), "dt": ("float32", "S", 20 + 6 * value_dim)}
+        inputs |= {"vectors": ("vector", 18), "state": ("float32", "Z", 6, value_dim, key_dim), **rows}
+        yield StepCase(f"ssm_scan_{key_dim}", "ssm_scan", inputs, {"dt_start": 11, "z_start": 18}, batches)
