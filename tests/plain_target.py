@@ -47,9 +47,10 @@ def compile_plain(
     self_test: bool = False,
     lora_rank: int = 0,
     kv: KvName = "activation",
+    adapter: str | None = None,
 ) -> Bundle:
     options = CompileOptions(
-        quantization=quantization, context=context, self_test=self_test, lora_rank=lora_rank, kv=kv
+        quantization=quantization, context=context, self_test=self_test, lora_rank=lora_rank, kv=kv, adapter=adapter
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nearfar.compiler.pipeline.compile.load_target", lambda _: PlainTarget())

@@ -107,6 +107,7 @@ FAMILIES = {
         "EuroBert", {**SIZES, "num_key_value_heads": 3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
     ),
     "gte": Family("Gte", SIZES),
+    "jina_embeddings_v3": Family("JinaEmbeddingsV3", {**SIZES, "pad_token_id": 1}),
     "modernbert": Family("ModernBert", OF_MODERNBERT),
     "mpnet": Family("MPNet", OF_MPNET),
     # EmbeddingGemma: 3 tokens on each side.

@@ -25,8 +25,8 @@ DECODERS = (
 HYBRIDS = ("falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "lfm3", "mamba2", "qwen3_5_text")
 SUPPORTED = tuple(sorted((*DECODERS, *HYBRIDS)))
 ENCODERS = (
-    "albert", "bert", "deberta-v2", "distilbert", "electra", "eurobert", "gte", "modernbert", "mpnet", "new",
-    "nomic_bert", "roberta", "xlm-roberta",
+    "albert", "bert", "deberta-v2", "distilbert", "electra", "eurobert", "gte", "jina_embeddings_v3",
+    "modernbert", "mpnet", "new", "nomic_bert", "roberta", "xlm-roberta",
 )  # fmt: skip
 
 

@@ -33,7 +33,6 @@ REASONS = {
     "embedding_gemma2_text": "its layers read the embedding through a block of their own, and a projection follows",
     "gemma3n_text": "it has several residual streams (AltUp), and its feed-forwards keep their largest elements only",
     "gpt_neox": "queries, keys and values alternate by head in one matrix, and sub-layers side by side have own norms",
-    "jina_embeddings_v3": "each of its tasks has an adapter of all matrices, without which its vectors are worse",
     "muse_glimmer_text": "its attention's results have a gate for each element, and its norms two epsilons",
     "olmo": "its norms have no factors, and queries, keys and values are limited",
 }

@@ -48,6 +48,7 @@ from .sentence_transformers import (
     with_activation,
 )
 from .spec_against_tensors import choose_head, require_sizes
+from .task_adapters import with_adapters
 from .tokenizer_files import read_tokenizer_files
 
 SINGLE_FILE = "model.safetensors"
@@ -165,6 +166,7 @@ def _open_encoder(path: Path, spec: ModelSpec, encoder: Encoder) -> Checkpoint:
     if embedding is not None:
         embedding = replace(embedding, dimensions=read_matryoshka(config, str(config_path), embedding.size))
     tensors: Mapping[str, Tensor] = encoder_tensors(_read_tensors(path), encoder.PREFIX)
+    tensors = with_adapters(tensors, config, str(config_path))
     require_sizes(config_path, spec, tensors)
     tensors = with_distance_tensors(tensors, spec)
     folders = () if vectors is None else vectors.dense_folders

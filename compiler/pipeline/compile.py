@@ -24,6 +24,7 @@ from ..bundle.tuning import check_tuning, read_tuning
 from ..calibration.record import QUALITY_FILE
 from ..formats import load
 from ..formats.checkpoint import Checkpoint
+from ..formats.task_adapters import for_adapter
 from ..ir.kv_format import kv_format
 from ..ir.plan import join_plans, make_plan, union
 from ..ir.spec import ModelSpec
@@ -125,7 +126,7 @@ def prepare(model: str, options: CompileOptions, progress: Progress, note: Note)
     """Raises CheckpointError, UnsupportedModel or RequestError."""
     check_options(options)
     progress("read", 0, 1)
-    checkpoint = for_task(load(model, options.ignore_keys), options.task)
+    checkpoint = for_task(for_adapter(load(model, options.ignore_keys), options.adapter), options.task)
     for text in (*checkpoint.notes, *chat_notes(checkpoint.tokenizer)):
         note(text)
     progress("read", 1, 1)

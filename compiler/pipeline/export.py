@@ -21,6 +21,7 @@ from ..bundle.manifest import FORMAT_VERSION, MANIFEST_FILE, ExportManifest
 from ..bundle.new_folder import new_folder
 from ..formats import load
 from ..formats.checkpoint import Checkpoint
+from ..formats.task_adapters import for_adapter
 from ..ir.graph import Graph
 from ..measure.vector_loss import loss_notes
 from ..runtime.errors import RequestError, UnsupportedModel
@@ -88,7 +89,9 @@ def prepare_export(model: str, options: CompileOptions, progress: Progress, note
     if options.quantization is not None:
         quant.by_name(options.quantization, options.group_size)
     progress("read", 0, 1)
-    checkpoint = for_task(load(model, options.ignore_keys), options.task).with_float_scales
+    checkpoint = for_task(
+        for_adapter(load(model, options.ignore_keys), options.adapter), options.task
+    ).with_float_scales
     for text in (*checkpoint.notes, *chat_notes(checkpoint.tokenizer)):
         note(text)
     progress("read", 1, 1)

@@ -54,6 +54,9 @@ class CompileOptions(ModelOptions):
     task: Task | None = None
     """what the model is for; rerank makes a reranker of a language model that answers yes or no, such as Qwen3-Reranker
     (default: what its files say)"""
+    adapter: Annotated[str | None, Flag(metavar="NAME")] = None
+    """the task whose adapter becomes part of the model, if it has one for each task (Jina Embeddings 3), such as
+    retrieval.query"""
     arch: Annotated[str | None, Flag(metavar="ARCH")] = None
     """the architecture to compile kernels for, if the target needs one: for cpu, x86_64 or aarch64; for cuda, such as
     sm_90, or sm_90-cuda12 for drivers older than 580 (default: the target's)"""

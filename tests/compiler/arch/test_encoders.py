@@ -17,6 +17,7 @@ from tolerances import F32, relative_error
 
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.formats.huggingface import open_checkpoint
+from nearfar.compiler.formats.task_adapters import for_adapter
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch, make_text_batch
 from nearfar.compiler.runtime.encoding import Text, classify, embed, encode
 from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, RequestError, UnsupportedModel
@@ -108,6 +109,48 @@ def test_gtes_own_code_writes_other_names_and_stretches_the_rotation(tmp_path: P
     write_json(folder / "config.json", rope_scaling={**ntk, "mixed_b": 0.5})
     with pytest.raises(UnsupportedModel, match="'mixed_b' is"):
         open_checkpoint(folder)
+
+
+def test_the_adapter_of_a_task_is_added_to_every_matrix(tmp_path: Path) -> None:
+    import transformers
+    from safetensors.numpy import load_file, save_file
+
+    folder, tasks, rank = tmp_path / "checkpoint", ["retrieval.query", "separation"], 2
+    make_encoder("jina_embeddings_v3", "mean_tokens", folder)
+    rng = np.random.default_rng(5)
+    stored, merged = {}, {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        merged[name] = tensor
+        if tensor.ndim < 2:
+            stored[f"roberta.{name}"] = tensor
+            continue
+        a, b = (
+            rng.normal(size=(2, *shape)).astype(np.float32) for shape in ((rank, tensor.shape[1]), (len(tensor), rank))
+        )
+        merged[name] = tensor + b[1] @ a[1] / rank
+        stem = f"roberta.{name.removesuffix('.weight')}.parametrizations.weight"
+        # Those of tables are stored the other way round.
+        parts = (b, a) if "embeddings" in name else (a, b)
+        stored |= {f"{stem}.original": tensor, f"{stem}.0.lora_A": parts[0], f"{stem}.0.lora_B": parts[1]}
+    save_file(merged, folder / "model.safetensors", {"format": "pt"})
+    model = transformers.JinaEmbeddingsV3Model.from_pretrained(folder, dtype="float32").eval()
+    save_file(stored, folder / "model.safetensors")
+    rotation = {"position_embedding_type": "rotary", "rotary_emb_base": 20000.0, "rope_parameters": None}
+    adapters = {"lora_adaptations": tasks, "lora_alpha": 1, "lora_rank": rank}
+    write_json(folder / "config.json", model_type="xlm-roberta", **rotation, **adapters)
+    write_json(folder / "config_sentence_transformers.json", prompts={name: f"{name}: " for name in tasks})
+    checkpoint = open_checkpoint(folder)
+    for adapter, message in (
+        (None, "one of its adapters with --adapter: retrieval.query, separation"),
+        ("x", "no .* 'x'"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            for_adapter(checkpoint, adapter)
+    bundle = compile_plain(folder, tmp_path / "bundle", "f32", CONTEXT, self_test=False, adapter=tasks[1])
+    assert bundle.manifest.embedding is not None
+    assert bundle.manifest.embedding.default_prompt == tasks[1]
+    (found,) = encode(ReferenceRunner(bundle, limits=Limits(sequences=5, tokens=100)), [Text(TEXTS[4])])
+    assert relative_error(found, rows_of(model, TEXTS[4]).mean(axis=0)) < F32
 
 
 @pytest.mark.parametrize("family", ["bert", "nomic_bert"])
