@@ -35,6 +35,7 @@ const laterFiles = (folder) => [
   outside("onnx-outside", /\/onnx\/index\.js$/, `${folder}/onnx.js`),
   outside("encoders-outside", /\/encoders\/index\.js$/, `${folder}/encoders.js`),
   outside("adapters-outside", /\/adapters\/index\.js$/, `${folder}/adapters.js`),
+  outside("drafts-outside", /\/drafts\/index\.js$/, `${folder}/drafts.js`),
 ];
 // A page that passes an engine to Hybrid does not need another one, and few use speculation or embeddings.
 const hybridOutside = [
@@ -107,9 +108,9 @@ async function buildServiceWorker() {
     .sort();
   const hash = createHash("sha256");
   for (const file of files) hash.update(file).update(await readFile(`dist/page/${file}`));
-  // The grammar compiler, the ONNX runner and PDF.js are large and rarely used, the page loads no adapters, and it does
+  // The grammar compiler, the ONNX runner and PDF.js are large and rarely used, the page loads no adapters and no drafts, and it does
   // not show the licenses. The documents page needs PDF.js and the reader of Word documents.
-  const cached = files.filter((file) => !/^(?:adapters|grammar|onnx|read_pdf|read_docx)-|^LICENSES/.test(file));
+  const cached = files.filter((file) => !/^(?:adapters|drafts|grammar|onnx|read_pdf|read_docx)-|^LICENSES/.test(file));
   const encodings = (await readdir("dist/page/pdf/cmaps")).filter((name) => name.endsWith(".bcmap")).sort();
   const documents = [
     ...files.filter((file) => /^read_(?:pdf|docx)-/.test(file)),
@@ -137,6 +138,7 @@ const built = await Promise.all([
   build({ ...browser, entryPoints: { speculation: "src/router/speculation.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { hybrid_encoding: "src/router/hybrid_encoding.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { adapters: "src/adapters/index.ts" }, outdir: "dist" }),
+  build({ ...browser, entryPoints: { drafts: "src/drafts/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { encoders: "src/encoders/index.ts" }, outdir: "dist" }),
   build({
     ...browser,

@@ -88,6 +88,8 @@ class Answer:
             time_to_first_token_seconds=(self._first_token or now) - self._arrived,
             total_seconds=now - self._arrived,
             end_token=self.end_token,
+            drafted_tokens=sequence.drafted,
+            accepted_tokens=sequence.accepted,
         )
 
 

@@ -119,7 +119,8 @@ FinishReason = Literal["stop", "length"]
 @dataclass(frozen=True, slots=True)
 class AnswerEnd:
     """How an answer ended. ``cached_tokens`` are those of the prompt that were in a cache; ``end_token`` is the sampled
-    token that ended the answer and is not part of it, if one did.
+    token that ended the answer and is not part of it, if one did. ``drafted_tokens`` are guesses that were checked,
+    ``accepted_tokens`` those that were right.
 
     Times are in seconds since the request arrived; ``queue_seconds`` until its first token was submitted to the device.
     """
@@ -132,6 +133,8 @@ class AnswerEnd:
     time_to_first_token_seconds: float
     total_seconds: float
     end_token: GeneratedToken | None = None
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class TokenSource(Protocol):

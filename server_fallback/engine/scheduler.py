@@ -312,8 +312,9 @@ class Scheduler:
         if row.drafts:
             accepted = row.num_accepted(token_ids)
             self.kv.rewind(sequence, sequence.computed - (len(row.drafts) - accepted))
-            self.drafted += len(row.drafts)
-            self.accepted += accepted
+            for counts in (self, sequence):
+                counts.drafted += len(row.drafts)
+                counts.accepted += accepted
             token_ids = token_ids[: accepted + 1]
         last = first + len(token_ids) - 1
         for sample, token_id in enumerate(token_ids, first):

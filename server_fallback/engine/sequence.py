@@ -125,6 +125,9 @@ class Sequence:
     last_step: int = -1
     # Between the scheduler's `hold` and `release`: it gets no rows.
     is_held: bool = False
+    # Its drafts that were checked, and those that were right.
+    drafted: int = 0
+    accepted: int = 0
     # Guesses at its next tokens; the next step checks them and clears the list.
     drafts: list[int] = field(default_factory=list)
     prompt_logprobs: PromptLogprobRows = field(init=False)

@@ -190,6 +190,12 @@ class PromptTokensDetails(Reply):
 
 class CompletionTokensDetails(Reply):
     reasoning_tokens: int = 0
+    """For models that reason: the tokens up to the end of the reasoning, including its markers."""
+    accepted_prediction_tokens: LeftOut[int] = None
+    """Drafts that were right, of which several are checked at once: all other tokens took a pass of the model each.
+    Missing if no drafts were checked.
+    """
+    rejected_prediction_tokens: LeftOut[int] = None
 
 
 class Usage(Reply):
@@ -199,7 +205,7 @@ class Usage(Reply):
     prompt_tokens_details: LeftOut[PromptTokensDetails] = None
     """Missing if a stop string or an interrupt ended the answer, because the engine then does not report the count."""
     completion_tokens_details: LeftOut[CompletionTokensDetails] = None
-    """For models that reason: the tokens up to the end of the reasoning, including its markers."""
+    """Missing if the model does not reason and no drafts were checked."""
     queue_ms: LeftOut[float] = None
     """Extension of `nearfar serve`: how long the answer waited until its first tokens were passed to the device, the
     longest wait of several answers. Missing if unknown.

@@ -43,7 +43,6 @@ def usage_of(requests: Sequence[TokenRequest], ends: Sequence[ChoiceEnd], n: int
     completion_tokens = sum(end.completion_tokens for end in ends)
     completions = [end.completion for end in ends[::n]]
     cached = [completion.cached_tokens for completion in completions if completion is not None]
-    reasoned = [end.reasoning_tokens for end in ends if end.reasoning_tokens is not None]
     waits = [end.completion.queue_seconds for end in ends if end.completion is not None]
     return Usage(
         prompt_tokens=prompt_tokens,
@@ -53,6 +52,21 @@ def usage_of(requests: Sequence[TokenRequest], ends: Sequence[ChoiceEnd], n: int
         prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(cached))
         if len(cached) == len(completions)
         else None,
-        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=sum(reasoned)) if reasoned else None,
+        completion_tokens_details=_details(ends),
         queue_ms=round(1000 * max(waits, default=0.0), 3) if len(waits) == len(ends) else None,
+    )
+
+
+def _details(ends: Sequence[ChoiceEnd]) -> CompletionTokensDetails | None:
+    """None if no answer reasons, and no drafts were checked."""
+    reasoned = [end.reasoning_tokens for end in ends if end.reasoning_tokens is not None]
+    completions = [end.completion for end in ends if end.completion is not None]
+    drafted = sum(completion.drafted_tokens for completion in completions)
+    accepted = sum(completion.accepted_tokens for completion in completions)
+    if not reasoned and drafted == 0:
+        return None
+    return CompletionTokensDetails(
+        reasoning_tokens=sum(reasoned),
+        accepted_prediction_tokens=accepted if drafted > 0 else None,
+        rejected_prediction_tokens=drafted - accepted if drafted > 0 else None,
     )

@@ -47,6 +47,19 @@ SCRIPT = """async ([bundle, promptIds, maxTokens]) => {
     engine.destroy();
     return [ids, selfTest.state];
 }"""
+DRAFT_SCRIPT = """async ([bundle, draft, promptIds, maxTokens]) => {
+    const { Engine } = await import("./nearfar.js");
+    const engine = await Engine.load(bundle, { tuning: false, selfTest: "never", ...(draft && { draft }) });
+    const answer = async (sampling) => {
+        const ids = [];
+        for await (const { tokenId } of engine.generateTokens({ promptIds, maxTokens, sampling })) ids.push(tokenId);
+        return ids;
+    };
+    const answers = await Promise.all([answer({}), answer({ temperature: 1, seed: 7 })]);
+    const { draftedTokens, acceptedTokens } = engine.counts;
+    engine.destroy();
+    return [answers, draftedTokens, acceptedTokens];
+}"""
 SESSION_SCRIPT = """import { Engine } from "./nearfar.js";
 window.engine = await Engine.load("./qwen3_5_text/", { tuning: false, selfTest: "never" });
 window.ask = async (session, text, maxTokens) => {
@@ -85,7 +98,8 @@ def make_talkative(family: str, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def site(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
     site = tmp_path_factory.mktemp("decoders")
-    shutil.copy(PAGE.parent / "nearfar.js", site)
+    for script in ("nearfar.js", "drafts.js"):
+        shutil.copy(PAGE.parent / script, site)
     (site / "index.html").write_text("<!doctype html><title>decoders</title>")
     (site / "session.html").write_text('<!doctype html><body><script type="module" src="session.js"></script>')
     (site / "session.js").write_text(SESSION_SCRIPT)
@@ -137,6 +151,28 @@ def test_numpy_and_chromium_agree(
         found, state = page.evaluate(SCRIPT, [f"./{family}/", TOKENS, MAX_TOKENS])
     page.close()
     assert (found, state) == (expected, "passed")
+
+
+def test_drafts_of_any_quality_leave_a_recurrent_models_tokens_as_they_are(
+    site: Path, browser: Browser, bundle_of: Callable[[str], Bundle]
+) -> None:
+    """The draft is the model itself, which has states to go back to, or another one, whose guesses are refused."""
+    expected = list(generate(ReferenceRunner(bundle_of("qwen3_5_text")), TOKENS, MAX_TOKENS, Sampler()))
+    bundle_of("qwen3_moe")
+    page = browser.new_page()
+    page.set_default_timeout(TIMEOUT_MS)
+    with serve(site) as url:
+        page.goto(url)
+        plain, right, wrong = (
+            page.evaluate(DRAFT_SCRIPT, ["./qwen3_5_text/", draft, TOKENS, MAX_TOKENS])
+            for draft in (None, "./qwen3_5_text/", "./qwen3_moe/")
+        )
+    page.close()
+    answers, drafted, _ = plain
+    assert (answers[0], drafted) == (expected, 0)
+    assert right[0] == wrong[0] == answers
+    assert right[2] > 0.9 * right[1] > 0
+    assert wrong[2] < 0.5 * wrong[1]
 
 
 def test_clones_and_saved_sessions_go_on_from_the_states_of_a_recurrent_model(

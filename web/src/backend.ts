@@ -1,6 +1,7 @@
 // A backend: a bundle on a device, ready to answer. WebGPU's is a runner that has passed its self-test on this device;
 // onnx_backend.ts opens ONNX Runtime's.
 
+import type { Drafter } from "./engine/speculation.js";
 import type { StepRunner } from "./engine/step_runner.js";
 import type { TextRunner } from "./engine/step_runner.js";
 import type { TunedEngine } from "./engine/tuner.js";
@@ -30,6 +31,8 @@ export interface BackendInfo {
 
 export interface Backend {
   readonly runner: StepRunner & TextRunner;
+  /** What guesses the next tokens, if anything does. */
+  readonly drafter?: Drafter;
   readonly info: BackendInfo;
   /** Measures faster variants while ``engine`` is idle; null if there is nothing to choose. */
   startTuning(engine: TunedEngine): Tuner | null;
@@ -52,9 +55,9 @@ export async function openWebGpu(
   options: TrustOptions & MemoryOptions,
   opening: Opening,
 ): Promise<Backend> {
-  const { maxSequences, maxBatchTokens, pages, maxAdapters, stateSnapshots, memoryBudget } = options;
+  const { maxSequences, maxBatchTokens, pages, maxAdapters, stateSnapshots, draftTokens, memoryBudget } = options;
   const { onTest, ...rest } = opening;
-  const sizes = { maxSequences, maxBatchTokens, pages, maxAdapters, stateSnapshots, memoryBudget };
+  const sizes = { maxSequences, maxBatchTokens, pages, maxAdapters, stateSnapshots, draftTokens, memoryBudget };
   const trusted = await openTrusted(bundle, options, { ...sizes, ...rest }, onTest);
   const { runner, device, selfTest } = trusted;
   return {

@@ -95,6 +95,7 @@ export class Engine implements EngineWithSessions {
       { vocabSize, endTokenIds, generates: opened === undefined },
       () => this.#replaceRunner(),
       this.#gate,
+      () => this.#backend.drafter,
     );
     this.#tuned = opened?.engine ?? this.#tokens;
     this.#tuner = backend.startTuning(this.#tuned);

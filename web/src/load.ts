@@ -6,7 +6,8 @@ import { check, isA, isObject, readParams, shown, signal } from "./api/params.js
 import type { Backend, Opening } from "./backend.js";
 import { openWebGpu } from "./backend.js";
 import type { EncodersModule } from "./encoders/index.js";
-import { DeviceError, RequestError } from "./errors.js";
+import type * as drafts from "./drafts/index.js";
+import { DeviceError, RequestError, messageOf } from "./errors.js";
 import type { GrammarModule } from "./grammar/index.js";
 import { openOnnx, planOnnx } from "./onnx_backend.js";
 import type { OnnxOptions } from "./onnx/options.js";
@@ -80,6 +81,12 @@ export interface LoadOptions extends TrustOptions, MemoryOptions {
    * address.
    */
   readonly crossOriginStorage?: CrossOriginStorage | undefined;
+  /**
+   * What guesses the next tokens, of which the model checks several at once, so that answers take fewer of its steps and
+   * are the same: the bundle of a smaller model with the same tokenizer, or "ngram" for the tokens that followed the last
+   * ones earlier in the text. Imports drafts.js.
+   */
+  readonly draft?: BundleAddress | undefined;
   /** The ONNX Runtime that runs ONNX bundles. */
   readonly onnx?: OnnxOptions | undefined;
   /** `encoders` of "@nearfar/web/encoders". Needed by scripts that cannot import it later, such as service workers. */
@@ -97,6 +104,8 @@ const LOAD_OPTIONS: Checks = {
     'true, false, "*" or a list of origins',
     (value) => typeof value === "boolean" || value === "*" || isA("string[]", value),
   ),
+  draft: check('an address, a source or "ngram"', (value) => typeof value === "string" || isObject(value)),
+  draftTokens: "integer 1..",
   onnx: "object",
   encoders: "object",
   grammar: "object",
@@ -137,6 +146,9 @@ export interface Loaded {
   readonly sessions?: SessionStorage | undefined;
 }
 
+/** The default number of drafts of a sequence that a step checks. */
+const DRAFT_TOKENS = 4;
+
 /** A bundle whose manifest has been read. The function that opened it closes it. */
 interface Candidate extends Bundle<AnyManifest> {
   readonly address: BundleAddress;
@@ -155,12 +167,20 @@ const ABORT_GRACE_MS = 100;
  * DeviceError states for each bundle why it does not run.
  */
 export async function load(bundles: BundleAddress | readonly BundleAddress[], unchecked: LoadOptions): Promise<Loaded> {
-  const options = readParams(unchecked, LOAD_OPTIONS);
+  const options = optionsOf(unchecked);
   requireSecureContext();
   const discard = ({ backend }: Loaded): void => {
     backend.destroy();
   };
   return unlessAborted(loadFirst(bundles, options), options.signal, discard, ABORT_GRACE_MS);
+}
+
+/** The options with the number of drafts, if there are any. Throws RequestError. */
+function optionsOf(unchecked: LoadOptions): LoadOptions {
+  const options = readParams(unchecked, LOAD_OPTIONS);
+  if (options.draft !== undefined) return { draftTokens: DRAFT_TOKENS, ...options };
+  if (options.draftTokens === undefined) return options;
+  throw new RequestError("draftTokens needs a draft; give the address of one", { param: "draftTokens" });
 }
 
 async function loadFirst(bundles: BundleAddress | readonly BundleAddress[], options: LoadOptions): Promise<Loaded> {
@@ -228,7 +248,7 @@ async function loadCandidate(
   if (checkFirst) await planManifest(manifest, options);
   const makesVectors = manifest.embedding !== null || manifest.classifier !== null;
   const encoders = makesVectors ? (options.encoders ?? (await importEncoders())) : null;
-  const loaded = await loadFrom(candidate, signal, options);
+  const loaded = await withDraft(manifest, options, signal, (draft) => loadFrom(candidate, draft, signal, options));
   // If the store cannot record this, the next load only checks the network again.
   await stored?.finish().catch(() => undefined);
   const reopen = async (until: AbortSignal): Promise<Backend> => {
@@ -237,12 +257,10 @@ async function loadCandidate(
       // A lost device takes its adapter with it.
       const others = { ...options, adapter: undefined };
       const source = crossOriginSource(again ?? sourceOf(address), options.crossOriginStorage ?? isAddress(address));
-      return await openBackend({ manifest, source }, others, {
-        signal: until,
-        onBytes: nothing,
-        onKernel: nothing,
-        onTest: nothing,
-      });
+      const opening = { signal: until, onBytes: nothing, onKernel: nothing, onTest: nothing };
+      return await withDraft(manifest, options, until, (draft) =>
+        openBackend({ manifest, source }, draft, others, opening),
+      );
     } finally {
       await again?.close().catch(() => undefined);
     }
@@ -255,7 +273,7 @@ async function loadCandidate(
  * the signal's reason.
  */
 export async function plan(address: BundleAddress, unchecked: LoadOptions): Promise<MemoryPlan> {
-  const options = readParams(unchecked, LOAD_OPTIONS);
+  const options = optionsOf(unchecked);
   const { signal = new AbortController().signal } = options;
   const planned = loadManifest(sourceOf(address), signal).then((manifest) => planManifest(manifest, options));
   return unlessAborted(planned, signal);
@@ -267,18 +285,56 @@ async function planManifest(manifest: AnyManifest, options: LoadOptions): Promis
   return planMemory(manifest, chooseActivation(manifest, adapter.features), options);
 }
 
+/** The bundle of a draft, null if the text itself is the draft, undefined without drafts. */
+type Draft = Candidate | null | undefined;
+
+/** Calls ``use`` with the draft of a model. Throws RequestError for a draft that cannot guess its tokens. */
+async function withDraft<T>(
+  model: AnyManifest,
+  options: LoadOptions,
+  signal: AbortSignal,
+  use: (draft: Draft) => Promise<T>,
+): Promise<T> {
+  const { draft: address } = options;
+  if (address === undefined) return use(undefined);
+  if (isExport(model) || model.embedding !== null || model.classifier !== null)
+    throw new RequestError(`${model.model} cannot check drafts; leave out draft, or use a WebGPU bundle for text`, {
+      param: "draft",
+    });
+  if (address === "ngram") return use(null);
+  const { requireSameTokens } = await draftsModule();
+  const draft = await openCandidate(address, signal, { ...options, onProgress: undefined });
+  try {
+    requireSameTokens(model, draft.manifest);
+    const used = await use(draft);
+    await draft.stored?.finish().catch(() => undefined);
+    return used;
+  } finally {
+    await draft.stored?.close().catch(() => undefined);
+  }
+}
+
+/** Throws DeviceError if drafts.js cannot be imported. */
+async function draftsModule(): Promise<typeof drafts> {
+  return import("./drafts/index.js").catch((error: unknown) => {
+    throw new DeviceError(`drafts.js cannot be loaded (${messageOf(error)}); serve it beside the other files`);
+  });
+}
+
 async function openBackend(
   { manifest, source }: Bundle<AnyManifest>,
+  draft: Draft,
   options: LoadOptions,
   opening: Opening,
 ): Promise<Backend> {
-  return isExport(manifest)
-    ? openOnnx({ manifest, source }, options, opening)
-    : openWebGpu({ manifest, source }, options, opening);
+  if (isExport(manifest)) return openOnnx({ manifest, source }, options, opening);
+  if (draft === undefined) return openWebGpu({ manifest, source }, options, opening);
+  return (await draftsModule()).openWithDrafts(openWebGpu, { manifest, source }, draft, options, opening);
 }
 
 async function loadFrom(
   opened: Candidate,
+  draft: Draft,
   signal: AbortSignal,
   options: LoadOptions,
 ): Promise<Omit<Loaded, "reopen" | "reason">> {
@@ -288,7 +344,10 @@ async function loadFrom(
     progress = { ...progress, ...change };
     options.onProgress?.(progress);
   };
-  const totalBytes = filesToLoad(manifest).reduce((sum, { size }) => sum + size, 0);
+  // The tokenizer of a draft is the model's.
+  const weights = draft && !isExport(draft.manifest) ? draft.manifest.shards : [];
+  const totalBytes = [...filesToLoad(manifest), ...weights].reduce((sum, { size }) => sum + size, 0);
+  await draft?.stored?.begin(draft.manifest);
   let downloads = stored === null || (await stored.begin(manifest)) > 0;
   const onBytes: OnBytes = (count, origin) => {
     if (origin === "network") downloads = true;
@@ -313,7 +372,7 @@ async function loadFrom(
     report({ phase: "self-test", selfTestRuns });
   };
   const [backend, tokenizer] = await Promise.allSettled([
-    openBackend(opened, options, { signal: either, onBytes, onKernel, onTest }).catch(stop),
+    openBackend(opened, draft, options, { signal: either, onBytes, onKernel, onTest }).catch(stop),
     loadTokenizer(opened, either, onBytes).catch(stop),
   ]);
   if (backend.status === "fulfilled" && tokenizer.status === "fulfilled") {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,15 @@ from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.draft_model import DraftModel
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.ngram_drafter import NgramDrafter
-from nearfar.server_fallback.engine.request import GeneratedToken, TokenRequest
+from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine.resolved_sampling import resolve_sampling
 from nearfar.server_fallback.engine.sequence import Sequence as EngineSequence
 from nearfar.server_fallback.engine.speculation import Guess, Speculation
 from nearfar.server_fallback.engine.stats import EngineStats
 from nearfar.server_fallback.engine.step_runner import StepRunner
 from nearfar.server_fallback.engine.token_engine import TokenEngine
+from nearfar.server_fallback.text.answers import usage_of
+from nearfar.server_fallback.text.choice import ChoiceEnd
 
 LIMITS = Limits(tokens=24, sequences=4, rows=20, pages=24)
 
@@ -160,7 +163,18 @@ def test_log_probabilities_are_those_of_the_tokens_that_were_checked() -> None:
             item async for item in engine.generate(TokenRequest([13, 2, 3, 13, 10, 1, 5, 13, 1, 14], 8, logprobs=1))
         ]
         assert len(tokens) > 5
-        assert engine.stats().accepted_tokens > 0
+        stats, end = engine.stats(), tokens[-1]
+        assert isinstance(end, AnswerEnd)
+        assert (end.drafted_tokens, end.accepted_tokens) == (stats.drafted_tokens, stats.accepted_tokens)
+        assert stats.accepted_tokens > 0
+        request = TokenRequest([1])
+        usage = usage_of([request], [ChoiceEnd("length", end.completion_tokens, end)], 1)
+        assert usage.completion_tokens_details is not None
+        assert usage.completion_tokens_details.accepted_prediction_tokens == end.accepted_tokens
+        rejected = usage.completion_tokens_details.rejected_prediction_tokens
+        assert rejected == end.drafted_tokens - end.accepted_tokens
+        unchecked = replace(end, drafted_tokens=0, accepted_tokens=0)
+        assert usage_of([request], [ChoiceEnd("length", 1, unchecked)], 1).completion_tokens_details is None
         for token in tokens:
             if isinstance(token, GeneratedToken):
                 assert token.logprob == -token.token_id

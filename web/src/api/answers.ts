@@ -118,11 +118,24 @@ function costOf(
     completion_tokens: completionTokens,
     total_tokens: promptTokens + completionTokens,
     ...(cachedTokens === null ? {} : { prompt_tokens_details: { cached_tokens: cachedTokens } }),
-    ...(ends[0]?.reasoningTokens != null && {
-      completion_tokens_details: { reasoning_tokens: ends.reduce((sum, end) => sum + (end?.reasoningTokens ?? 0), 0) },
-    }),
+    ...detailsOf(ends),
   };
   return { usage, timings: timingsOf(start, first, performance.now(), completionTokens) };
+}
+
+/** Nothing if no answer reasons, and no drafts were checked. */
+function detailsOf(ends: readonly (ChoiceEnd | undefined)[]): Pick<CompletionUsage, "completion_tokens_details"> {
+  const total = (name: "reasoningTokens" | "draftedTokens" | "acceptedTokens"): number =>
+    ends.reduce((sum, end) => sum + (end?.[name] ?? 0), 0);
+  const drafted = total("draftedTokens");
+  const accepted = total("acceptedTokens");
+  if (ends[0]?.reasoningTokens == null && drafted === 0) return {};
+  return {
+    completion_tokens_details: {
+      reasoning_tokens: total("reasoningTokens"),
+      ...(drafted > 0 && { accepted_prediction_tokens: accepted, rejected_prediction_tokens: drafted - accepted }),
+    },
+  };
 }
 
 function timingsOf(start: number, first: number, end: number, tokens: number): CompletionTimings {

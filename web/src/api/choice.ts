@@ -35,6 +35,9 @@ export interface ChoiceEnd {
   readonly cachedTokens: number | null;
   /** The tokens up to the end of the reasoning, including the markers; null for a model that does not reason. */
   readonly reasoningTokens: number | null;
+  /** Drafts that were checked, and those that were right; missing if none was checked. */
+  readonly draftedTokens?: number | undefined;
+  readonly acceptedTokens?: number | undefined;
 }
 
 /** Where an answer begins, and how the model reasons. */
@@ -77,9 +80,12 @@ export async function* answerChoice(
   const prompt = new PromptTokens(request, form.listsPrompt === true && (request.promptLogprobs ?? 0) > 0);
   const tokens = request.maxTokens === 0 ? promptOnly(source, prompt.request) : source.generateTokens(prompt.request);
   let completionTokens = 0;
-  const end = (finishReason: ChoiceEnd["finishReason"], count: number, cachedTokens: number | null): ChoiceEnd => {
-    return { finishReason, completionTokens: count, cachedTokens, reasoningTokens: reasoning && parser.tokens };
-  };
+  const stoppedEarly = (): ChoiceEnd => ({
+    finishReason: "stop",
+    completionTokens,
+    cachedTokens: null,
+    reasoningTokens: reasoning && parser.tokens,
+  });
   const next = async (): Promise<IteratorResult<GeneratedToken, AnswerEnd | null>> => {
     try {
       return await tokens.next();
@@ -106,9 +112,7 @@ export async function* answerChoice(
           ids: ended ? [ended.tokenId] : [],
           ...(value && prompt.take()),
         };
-        if (value === null) return end("stop", completionTokens, null);
-        const { finishReason, completionTokens: count, cachedTokens } = value;
-        return end(stopStrings.stopped ? "stop" : finishReason, count, cachedTokens);
+        return { ...stoppedEarly(), ...value, ...(stopStrings.stopped && { finishReason: "stop" }) };
       }
       completionTokens++;
       const text = stream.feed(value.tokenId);
@@ -122,7 +126,7 @@ export async function* answerChoice(
       const { stopped } = stopStrings;
       const listed = spans.release(visible, { isLast: stopped, stopped });
       yield { reasoning: reasoningText, text: visible, tokens: listed, ids: [value.tokenId], ...prompt.take() };
-      if (stopped) return end("stop", completionTokens, null);
+      if (stopped) return stoppedEarly();
     }
   } finally {
     await tokens.return({

@@ -9,8 +9,8 @@ export interface CompletionUsage {
   total_tokens: number;
   /** Missing if a stop string or an interrupt ended the answer, because the engine then does not report the count. */
   prompt_tokens_details?: { cached_tokens: number };
-  /** For models that reason: the tokens up to the end of the reasoning, including its markers. */
-  completion_tokens_details?: { reasoning_tokens: number };
+  /** Missing if the model does not reason and no drafts were checked. */
+  completion_tokens_details?: { reasoning_tokens: number; accepted_prediction_tokens?: number; rejected_prediction_tokens?: number };
   /** Extension of `nearfar serve`: how long the answer waited until its first tokens were passed to the device, the longest wait of several answers. Missing if unknown. */
   queue_ms?: number;
 }

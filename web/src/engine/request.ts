@@ -92,6 +92,9 @@ export interface AnswerEnd {
   /** How many of the prompt's tokens were in a cache. */
   readonly cachedTokens: number;
   readonly completionTokens: number;
+  /** Drafts that were checked, and those that were right; missing if none was checked. */
+  readonly draftedTokens?: number | undefined;
+  readonly acceptedTokens?: number | undefined;
   /** The sampled token that ended the answer and is not part of it, if one did. */
   readonly endToken?: GeneratedToken | undefined;
 }

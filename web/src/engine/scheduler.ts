@@ -297,8 +297,10 @@ export class Scheduler {
     const wrong = drafts.findIndex((draft, index) => draft !== tokenIds[sample + index]);
     const accepted = wrong < 0 ? drafts.length : wrong;
     this.kv.rewind(sequence, sequence.computed - (drafts.length - accepted));
-    this.drafted += drafts.length;
-    this.accepted += accepted;
+    for (const counts of [this, sequence]) {
+      counts.drafted += drafts.length;
+      counts.accepted += accepted;
+    }
     for (let index = 0; index <= accepted; index++)
       if (!this.#append(sequence, tokenIds[sample + index] ?? -1, sample + index, events)) return;
   }

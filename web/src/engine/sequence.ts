@@ -88,6 +88,9 @@ export class Sequence {
   slot = -1;
   /** The last step with rows of this sequence; -1 for none. */
   lastStep = -1;
+  /** Its drafts that were checked, and those that were right. */
+  drafted = 0;
+  accepted = 0;
   /** Guesses at its next tokens; the next step checks them and clears the list. */
   drafts: readonly number[] = [];
   readonly promptLogprobs: PromptLogprobRows;

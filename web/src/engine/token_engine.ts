@@ -14,11 +14,13 @@ import { Lookahead } from "./lookahead.js";
 import { PageTable } from "./pages.js";
 import type { AnswerEnd, GeneratedToken, TokenRequest, TokenSource } from "./request.js";
 import { Scheduler } from "./scheduler.js";
+import type { Drafter, Guess } from "./speculation.js";
 import type { RetainedSequence } from "./sequence.js";
 import { PLAIN, Sequence, newConversation } from "./sequence.js";
 import { StateTable } from "./states.js";
 import type { SchedulerEvent, Step } from "./step.js";
 import { samplesAnswer } from "./step.js";
+import { penalizes } from "./resolved_sampling.js";
 import { stepBatch } from "./step_batch.js";
 import type { StepRunner } from "./step_runner.js";
 
@@ -31,6 +33,9 @@ export interface EngineCounts {
   /** Snapshots of recurrent layers' states in the prefix cache now, and sequences that continued after one. */
   readonly stateSnapshots: number;
   readonly stateHits: number;
+  /** Drafts that were checked, and those that were right. */
+  readonly draftedTokens: number;
+  readonly acceptedTokens: number;
 }
 
 /** The properties of a model that the engine needs. */
@@ -71,6 +76,8 @@ export class TokenEngine implements TokenSource {
   /** Holds the pages that are lent. */
   readonly #borrower = new Sequence(-1, [], PLAIN);
   #runner: StepRunner;
+  /** Whether the drafter works. Without it, answers continue token by token. */
+  #drafts = true;
   #failure: Error | null = null;
   #running = false;
   #nextId = 0;
@@ -81,16 +88,26 @@ export class TokenEngine implements TokenSource {
     private readonly model: TokenModel,
     private readonly replaceRunner: ReplaceRunner | null = null,
     private readonly gate = new Gate(),
+    private readonly drafter: () => Drafter | undefined = () => undefined,
   ) {
-    const { pageSize, groups, tokens, sequences, context, states = 0 } = runner.limits;
+    const { pageSize, groups, tokens, sequences, rows = sequences, context, states = 0 } = runner.limits;
     this.#runner = runner;
     this.#lookahead = new Lookahead(runner.stepsInFlight);
-    this.#scheduler = new Scheduler({ pageSize, groups, maxTokens: tokens, maxSequences: sequences, context, states });
+    this.#scheduler = new Scheduler({
+      pageSize,
+      groups,
+      maxTokens: tokens,
+      maxSequences: sequences,
+      maxRows: rows,
+      context,
+      states,
+    });
   }
 
   get counts(): EngineCounts {
-    const { states } = this.#scheduler.kv;
-    return { ...this.#counts, stateSnapshots: states?.cached ?? 0, stateHits: states?.hits ?? 0 };
+    const { kv, drafted: draftedTokens, accepted: acceptedTokens } = this.#scheduler;
+    const { cached: stateSnapshots = 0, hits: stateHits = 0 } = kv.states ?? {};
+    return { ...this.#counts, stateSnapshots, stateHits, draftedTokens, acceptedTokens };
   }
 
   get runner(): StepRunner {
@@ -123,7 +140,7 @@ export class TokenEngine implements TokenSource {
     const { promptIds, maxTokens = Infinity, priority, whenFull } = request;
     const stopTokenIds = new Set([...this.model.endTokenIds, ...(request.stopTokenIds ?? [])]);
     const contextShift = typeof whenFull === "object" ? whenFull : null;
-    const lockstep = (request.constraint ?? request.logitProcessor) !== undefined;
+    const lockstep = (request.constraint ?? request.logitProcessor) !== undefined || this.#speculates(request);
     const promptLogprobs = this.#runner.samplesAnyRow ? (request.promptLogprobs ?? 0) : 0;
     const sequence = new Sequence(
       this.#nextId++,
@@ -242,6 +259,7 @@ export class TokenEngine implements TokenSource {
   #end(answer: Answer, error: unknown = null): void {
     if (!this.#answers.delete(answer.sequence)) return;
     this.#scheduler.finish(answer.sequence, "stop");
+    this.drafter()?.forget(answer.sequence);
     answer.end(error);
   }
 
@@ -268,7 +286,9 @@ export class TokenEngine implements TokenSource {
           open.length <
             ([...this.#answers.values()].some(({ request }) => request.logitProcessor) ? 1 : this.#lookahead.depth)
         ) {
-          const step = this.#scheduler.next();
+          const guesses = this.#guesses();
+          if (guesses.length > 0) await this.gate.through(() => this.#draft(guesses));
+          const step = this.#next();
           if (step === null) break;
           open.push({ step, result: this.gate.through(() => this.#submit(step)) });
         }
@@ -292,6 +312,43 @@ export class TokenEngine implements TokenSource {
         for (const { result } of open.splice(0)) result.catch(() => undefined);
         if (!(await this.#recover(error))) return;
       }
+    }
+  }
+
+  /**
+   * Whether drafts of an answer are checked: not if the device updates its slot once a step, for penalties, a bias or a
+   * mask, and not if old tokens are dropped.
+   */
+  #speculates({ constraint, logitProcessor, whenFull, sampling = {} }: TokenRequest): boolean {
+    const isPlain = (constraint ?? logitProcessor) === undefined && typeof whenFull !== "object";
+    return this.drafter() !== undefined && isPlain && !penalizes(sampling) && (sampling.logitBias?.size ?? 0) === 0;
+  }
+
+  /** The sequences that can use drafts now. */
+  #guesses(): readonly Guess[] {
+    const { config, running } = this.#scheduler;
+    const { maxSequences, maxRows = maxSequences } = config;
+    if (!this.#drafts || maxRows === maxSequences) return [];
+    return running.flatMap((sequence) => {
+      const { request, sampling } = this.#answerOf(sequence);
+      const most = this.#speculates(request) ? sequence.useful(maxRows / maxSequences - 1, config) : 0;
+      return most > 0 ? [{ sequence, sampling, most }] : [];
+    });
+  }
+
+  /** The next step; null if there is none, or the engine was paused while it drafted. */
+  #next(): Step | null {
+    return this.gate.isClosed ? null : this.#scheduler.next();
+  }
+
+  /** If the drafter's device fails, answers continue without drafts until the model is loaded again. */
+  async #draft(guesses: readonly Guess[]): Promise<void> {
+    try {
+      await this.drafter()?.draft(guesses);
+    } catch (error) {
+      if (!(error instanceof DeviceError)) throw error;
+      this.#drafts = false;
+      for (const { sequence } of guesses) sequence.drafts = [];
     }
   }
 
@@ -400,6 +457,7 @@ export class TokenEngine implements TokenSource {
       const runner = this.#runner;
       this.adapters?.restore((...args) => runner.writeState?.(...args));
       this.#scheduler.reset();
+      this.#drafts = true;
       this.#counts.recoveries++;
       return true;
     } catch (final) {

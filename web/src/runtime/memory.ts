@@ -48,6 +48,8 @@ export interface PoolOptions {
    * other conversations, beside the states of the sequences that run; 4 by default.
    */
   readonly stateSnapshots?: number | undefined;
+  /** The number of drafts of a sequence that a step checks; 0 by default. */
+  readonly draftTokens?: number | undefined;
 }
 
 /** The limits of a batch, and the sizes of the model and its pools. */
@@ -56,8 +58,10 @@ export interface RunnerLimits {
   readonly tokens: number;
   /** Whether the tokens of a text may be in several batches; false for an encoder, which reads it at once. */
   readonly splitsTexts?: boolean;
-  /** The maximum number of sequences, sampled rows, and slots. */
+  /** The maximum number of sequences and slots. */
   readonly sequences: number;
+  /** The maximum number of sampled rows; by default one for each sequence. More of them can check drafts. */
+  readonly rows?: number;
   /** The pools of pages. */
   readonly groups: readonly PageGroup[];
   /** The number of tokens in a page. */
@@ -86,31 +90,35 @@ export function limitsOf(
     pages,
     maxAdapters = MAX_ADAPTERS,
     stateSnapshots = STATE_SNAPSHOTS,
+    draftTokens = 0,
   }: PoolOptions,
 ): RunnerLimits {
   const { context, page_size: pageSize, spec } = manifest;
   const isRecurrent = Object.values(planOf(manifest).states).some(({ shape }) => shape[0] === STATE_DIM);
   const isPaged = planOf(manifest).inputs.page_ids !== undefined;
   const maxSequences = sequences ?? (isPaged ? MAX_SEQUENCES : MAX_TEXTS);
-  const tokens = Math.max(PREFILL_CHUNK, maxSequences, isPaged ? 0 : Math.max(context, maxBatchTokens));
+  const rows = maxSequences * (1 + draftTokens);
+  const tokens = Math.max(PREFILL_CHUNK, rows, isPaged ? 0 : Math.max(context, maxBatchTokens));
   const sizes = { context, pageSize, maxTokens: tokens };
   const groups = isPaged ? pageGroups(manifest, sizes, maxSequences, pages) : [];
   return {
     tokens,
     splitsTexts: isPaged,
     sequences: maxSequences,
+    rows,
     groups,
     pageSize,
     context: isPaged ? Math.min(context, (pages ?? Infinity) * pageSize) : context,
     vocabSize: spec.vocab_size,
     adapters: manifest.lora === null ? 0 : maxAdapters,
-    states: isRecurrent ? maxSequences + stateSnapshots : 0,
+    // While drafts are checked, the state before them is retained.
+    states: isRecurrent ? maxSequences * (draftTokens > 0 ? 2 : 1) + stateSnapshots : 0,
   };
 }
 
 /** The dims of the largest batch. */
 export function capacityOf(manifest: Manifest, options: PoolOptions): Dims {
-  const { tokens: S, sequences: B, groups, adapters: M = 0, states: Z = 0 } = limitsOf(manifest, options);
+  const { tokens: S, sequences: B, rows: R = B, groups, adapters: M = 0, states: Z = 0 } = limitsOf(manifest, options);
   const T = manifest.context;
   // A page that sequences share is listed for each of them.
   const L = Math.ceil(T / manifest.page_size) * B;
@@ -122,11 +130,11 @@ export function capacityOf(manifest: Manifest, options: PoolOptions): Dims {
     P,
     ...(PW === undefined ? {} : { PW, LW: L }),
     B,
-    R: B,
+    R,
     N: B,
-    A: B,
-    W: B,
-    DR: B,
+    A: R,
+    W: R,
+    DR: R,
     M,
     Z,
     G: M > 0 ? S : 0,

@@ -111,7 +111,7 @@ export class Runner {
     this.refused = parts.refused;
     // The host must know the tokens of a step to gather their rows.
     this.stepsInFlight = tables.size > 0 ? 1 : STEPS_IN_FLIGHT;
-    const [numLogits, numOthers] = results.sizes(limits.sequences, limits.tokens);
+    const [numLogits, numOthers] = results.sizes(limits.rows ?? limits.sequences, limits.tokens);
     this.#steps = new Staging(allocator, "step", numOthers * 4, STEPS_IN_FLIGHT);
     this.#logits = new Staging(allocator, "logits", numLogits * 4);
     this.#health = new Health(open.device);

@@ -22,7 +22,11 @@ export type { WorkerLike } from "./connection.js";
  * The LoadOptions that can be sent to a worker. A device and modules cannot be sent. ONNX Runtime is passed
  * as the address of its module.
  */
-export interface ConnectOptions extends Omit<LoadOptions, "gpu" | "adapter" | "encoders" | "grammar" | "onnx"> {
+export interface ConnectOptions extends Omit<
+  LoadOptions,
+  "gpu" | "adapter" | "draft" | "encoders" | "grammar" | "onnx"
+> {
+  readonly draft?: string | URL | undefined;
   readonly onnx?: (Omit<OnnxOptions, "runtime"> & { readonly runtime: string | URL }) | undefined;
 }
 
@@ -60,8 +64,12 @@ export async function connectEngine(
   const absolute = (address: string | URL): string =>
     new URL(address, typeof document === "undefined" ? undefined : document.baseURI).href;
   const addresses = (typeof bundle === "string" || bundle instanceof URL ? [bundle] : bundle).map(absolute);
-  const { onnx } = options;
-  const sent = onnx === undefined ? options : { ...options, onnx: { ...onnx, runtime: absolute(onnx.runtime) } };
+  const { onnx, draft } = options;
+  const sent = {
+    ...options,
+    ...(draft !== undefined && { draft: draft === "ngram" ? draft : absolute(draft) }),
+    ...(onnx !== undefined && { onnx: { ...onnx, runtime: absolute(onnx.runtime) } }),
+  };
   try {
     await hello(options.signal);
     const info = (await remote.call(["load"], [addresses, sent])) as EngineApi["info"];

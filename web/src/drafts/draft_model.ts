@@ -1,0 +1,163 @@
+// Drafts from a smaller model with the same tokens. It has its own pages and states, and samples with the large model's
+// settings and random numbers, so that both choose the same token as often as possible.
+
+import type { Holder } from "../engine/cache_kind.js";
+import { PageTable, Pages } from "../engine/pages.js";
+import { drawAt } from "../engine/resolved_sampling.js";
+import type { Sequence } from "../engine/sequence.js";
+import type { Drafter, Guess } from "../engine/speculation.js";
+import type { StepRunner } from "../engine/step_runner.js";
+import type { OpenBatch } from "../runtime/batch.js";
+import { addTokens, emptyBatch, settingsRow } from "../runtime/batch.js";
+import type { StepResult } from "../runtime/results.js";
+
+/** What the small model has of a sequence: its pages hold ``computed`` known tokens, followed by most of ``guessed``. */
+class Draft implements Holder {
+  readonly tables: readonly PageTable[];
+  computed = 0;
+  guessed: readonly number[] = [];
+
+  constructor(
+    readonly slot: number,
+    groups: number,
+  ) {
+    this.tables = Array.from({ length: groups }, () => new PageTable());
+  }
+
+  /** Count accepted guesses as computed; the others will be overwritten. The last guess was not computed. */
+  learn(tokens: readonly number[]): void {
+    for (const guess of this.guessed.slice(0, -1)) {
+      // The last token is always computed again, because its logits are needed.
+      if (this.computed + 1 >= tokens.length || tokens[this.computed] !== guess) break;
+      this.computed++;
+    }
+    this.guessed = [];
+  }
+}
+
+interface Ready {
+  readonly guess: Guess;
+  readonly draft: Draft;
+}
+
+/** The runner's pages must hold all sequences that speculate at once; a sequence without room gets no drafts. */
+export class DraftModel implements Drafter {
+  readonly #kinds: readonly Pages[];
+  readonly #slots: number[];
+  readonly #drafts = new Map<Sequence, Draft>();
+  /** A model with states has two slots for each sequence: after its known tokens, and after its guesses. */
+  readonly #isRecurrent: boolean;
+
+  constructor(private readonly runner: StepRunner) {
+    const { groups, context, pageSize, tokens: maxTokens, sequences, states = 0 } = runner.limits;
+    this.#kinds = groups.map((group, index) => new Pages(index, group, { context, pageSize, maxTokens }));
+    this.#isRecurrent = states > 0;
+    this.#slots = Array.from({ length: sequences }, (_, slot) => slot);
+  }
+
+  /**
+   * A sequence gets no drafts until the small model has read it completely; it reads one batch of prompts at a time.
+   */
+  async draft(guesses: readonly Guess[]): Promise<void> {
+    const ready: Ready[] = [];
+    const batch = emptyBatch();
+    let room = this.runner.limits.tokens;
+    for (const guess of guesses) {
+      const { sequence, most } = guess;
+      const { tokens } = sequence;
+      const own = this.#drafts.get(sequence);
+      // Nothing was checked since the last guesses.
+      sequence.drafts = own?.computed === tokens.length ? own.guessed.slice(0, most) : [];
+      if (sequence.drafts.length > 0 || room === 0) continue;
+      const draft = this.#draftOf(guess);
+      if (draft === null) continue;
+      // A state cannot go back to the last accepted guess: known tokens are read again.
+      if (this.#isRecurrent) draft.guessed = [];
+      draft.learn(tokens);
+      const part = tokens.slice(draft.computed, draft.computed + room);
+      room -= part.length;
+      this.#add(batch, guess, draft, part, draft.computed, 0, draft.computed + part.length === tokens.length);
+      draft.computed += part.length;
+      if (draft.computed === tokens.length) ready.push({ guess, draft });
+    }
+    if (batch.token_ids.length === 0) return;
+    // Sampled tokens stay on the device until all steps are submitted, unless the runner waits for each step.
+    const results = [this.runner.submit(batch)];
+    for (let index = 1; ready.some(({ guess }) => guess.most > index); index++) {
+      const earlier = ready.filter(({ guess }) => guess.most > index - 1);
+      const known = this.runner.stepsInFlight === 1 ? (await results.at(-1))?.tokenIds : undefined;
+      const next = emptyBatch();
+      earlier.forEach(({ guess, draft }, row) => {
+        if (guess.most > index)
+          this.#add(next, guess, draft, [known?.[row] ?? -1 - draft.slot], draft.computed + index - 1, index, true);
+      });
+      results.push(this.runner.submit(next));
+    }
+    const read = await allOf(results);
+    read.forEach(({ tokenIds }, index) => {
+      ready
+        .filter(({ guess }) => guess.most > index)
+        .forEach(({ guess, draft }, row) => {
+          draft.guessed = guess.sequence.drafts = [...guess.sequence.drafts, tokenIds[row] ?? -1];
+        });
+    });
+  }
+
+  forget(sequence: Sequence): void {
+    const draft = this.#drafts.get(sequence);
+    if (draft === undefined) return;
+    this.#drafts.delete(sequence);
+    this.#slots.push(draft.slot);
+    for (const kind of this.#kinds) kind.drop(draft);
+  }
+
+  /** What the small model has of a sequence, with pages for its next guesses; null if there is no room for them. */
+  #draftOf({ sequence, most }: Guess): Draft | null {
+    const { tokens: maxTokens, context } = this.runner.limits;
+    const length = sequence.tokens.length + most - 1;
+    const [slot] = this.#slots;
+    const known = this.#drafts.get(sequence);
+    if (length > context || (known === undefined && slot === undefined)) return null;
+    const draft = known ?? new Draft(slot ?? -1, this.#kinds.length);
+    const start = draft.computed;
+    // The tokens of a long prompt are read in several batches.
+    const end = Math.min(length, start + maxTokens + most - 1);
+    for (const kind of this.#kinds) kind.trim(draft, start);
+    if (this.#kinds.some((kind) => kind.missing(draft, start, end) > kind.free)) return null;
+    for (const kind of this.#kinds) kind.reserve(draft, start, end);
+    if (known === undefined) {
+      this.#slots.shift();
+      this.#drafts.set(sequence, draft);
+    }
+    return draft;
+  }
+
+  /** Add tokens of a sequence; if ``samples``, the last row is sampled like token ``index`` of the answer from now on. */
+  #add(
+    batch: OpenBatch,
+    { sequence, sampling }: Guess,
+    { slot, tables }: Draft,
+    tokenIds: readonly number[],
+    start: number,
+    index: number,
+    samples: boolean,
+  ): void {
+    const { pageSize, sequences } = this.runner.limits;
+    const pages = tables.map((table) => table.pages);
+    addTokens(batch, tokenIds, start, pages, pageSize);
+    const guessed = slot + sequences;
+    if (this.#isRecurrent) batch.state_slots.push(index > 1 ? guessed : slot, index > 0 ? guessed : slot);
+    if (!samples) return;
+    batch.sample_rows.push(batch.token_ids.length - 1);
+    batch.sample_slots.push(slot, 0);
+    batch.sample_settings.push(
+      ...settingsRow({ ...sampling, draw: drawAt(sampling.seed, sequence.generated + index) }),
+    );
+  }
+}
+
+/** All results. If one fails, the others are awaited too, so that nothing is under way any more. */
+async function allOf(results: readonly Promise<StepResult>[]): Promise<readonly StepResult[]> {
+  await Promise.allSettled(results);
+  return Promise.all(results);
+}

@@ -1,0 +1,79 @@
+// Opens a model together with what guesses its tokens: a smaller model with the same tokens, or the text itself.
+
+import type { Backend, Opening, openWebGpu } from "../backend.js";
+import { RequestError } from "../errors.js";
+import type { AnyManifest } from "../runtime/any_manifest.js";
+import { isExport } from "../runtime/any_manifest.js";
+import type { Bundle } from "../runtime/bundle.js";
+import { DraftModel } from "./draft_model.js";
+import { NgramDrafter } from "./ngram_drafter.js";
+
+/** Throws RequestError unless a draft has the tokens of the model, and runs through WebGPU as it does. */
+export function requireSameTokens(model: AnyManifest, draft: AnyManifest): void {
+  const refuse = (found: string, wanted: string): never => {
+    throw new RequestError(
+      `The draft ${draft.model} ${found}, ${model.model} ${wanted}; use a draft with the same tokenizer, or "ngram"`,
+      { param: "draft" },
+    );
+  };
+  if (isExport(draft) || draft.embedding !== null || draft.classifier !== null)
+    return refuse("is not a bundle for WebGPU that generates text", "needs one");
+  const size = draft.spec.vocab_size;
+  if (size !== model.spec.vocab_size) refuse(`has ${size} tokens`, `has ${model.spec.vocab_size}`);
+  const [own, other] = [model, draft].map(
+    ({ files, tokenizer }) => files.find(({ file }) => file === tokenizer.file)?.sha256 ?? "",
+  );
+  if (own !== other) refuse(`has the tokenizer ${other}`, `has ${own}`);
+}
+
+/**
+ * Open a bundle and its draft, which is null for drafts from the text. ``open`` opens one of them. Throws its errors; then
+ * both devices are free.
+ */
+export async function openWithDrafts(
+  open: typeof openWebGpu,
+  bundle: Bundle,
+  draft: Bundle<AnyManifest> | null,
+  options: Parameters<typeof openWebGpu>[1],
+  opening: Opening,
+): Promise<Backend> {
+  if (draft === null) return { ...(await open(bundle, options, opening)), drafter: new NgramDrafter() };
+  const { maxSequences = 4 } = options;
+  // An adapter opens one device only. The budget and the pages are those of the model.
+  const small = {
+    ...options,
+    adapter: undefined,
+    draftTokens: undefined,
+    memoryBudget: undefined,
+    pages: undefined,
+    stateSnapshots: maxSequences,
+  };
+  // If one of the two fails, the other stops.
+  const failed = new AbortController();
+  const signal = AbortSignal.any([opening.signal, failed.signal]);
+  const stop = (error: unknown): never => {
+    failed.abort(error);
+    throw error;
+  };
+  const [large, other] = await Promise.allSettled([
+    open(bundle, options, { ...opening, signal }).catch(stop),
+    open(draft as Bundle, small, { ...opening, signal, onKernel: nothing, onTest: nothing }).catch(stop),
+  ]);
+  if (large.status === "fulfilled" && other.status === "fulfilled") {
+    const [{ value: backend }, { value: guesser }] = [large, other];
+    return {
+      ...backend,
+      drafter: new DraftModel(guesser.runner),
+      destroy: () => {
+        backend.destroy();
+        guesser.destroy();
+      },
+    };
+  }
+  for (const each of [large, other]) if (each.status === "fulfilled") each.value.destroy();
+  throw failed.signal.reason as Error;
+}
+
+function nothing(): void {
+  // Only the model's own kernels and self-test are reported.
+}

@@ -1,0 +1,64 @@
+// Loading a model with a draft, on Dawn in Node: what is refused, and what the usage counts.
+
+import { describe, expect, test } from "vitest";
+
+import { requireSameTokens } from "../../src/drafts/index.js";
+import { RequestError } from "../../src/errors.js";
+import { Engine } from "../../src/index.js";
+import { dawn } from "../../tools/dawn.js";
+import { bytesOf, lettersBundle, memorySource } from "../letters_bundle.js";
+import { vectorLetters } from "../vector_letters.js";
+
+const gpu = dawn();
+const hasAdapter = (await gpu.requestAdapter()) !== null;
+const letters = lettersBundle();
+
+test.each([
+  ["has 9 tokens, LETTERS has 8", { spec: { ...letters.manifest.spec, vocab_size: 9 } }],
+  [
+    "has the tokenizer 77, LETTERS has [0-9a-f]{64}",
+    { files: letters.manifest.files.map((file) => ({ ...file, sha256: "77" })) },
+  ],
+  ["is not a bundle for WebGPU that generates text", vectorLetters()],
+])("a draft that %s is refused by name", (message, changes) => {
+  const model = { ...letters.manifest, model: "LETTERS" };
+  requireSameTokens(model, letters.manifest);
+  const { manifest } = lettersBundle(changes);
+  const check = (): void => {
+    requireSameTokens(model, { ...manifest, model: "OTHER" });
+  };
+  expect(check).toThrow(RequestError);
+  expect(check).toThrow(new RegExp(`The draft OTHER ${message}.*; use a draft with the same tokenizer`));
+});
+
+test("options that need each other are refused before anything is loaded", async () => {
+  const bundle = memorySource({ ...letters.files, "manifest.json": bytesOf("{}") });
+  await expect(Engine.load(bundle, { draftTokens: 3 })).rejects.toThrow("draftTokens needs a draft");
+  await expect(Engine.load(bundle, { draft: "ngram", draftTokens: 0 })).rejects.toThrow("draftTokens is 0");
+  const embeds = memorySource(lettersBundle(vectorLetters()).files);
+  await expect(Engine.load(embeds, { gpu, draft: "ngram" })).rejects.toThrow("cannot check drafts");
+});
+
+describe.skipIf(!hasAdapter)("on a device", () => {
+  test("the usage counts the drafts of a model, and a lost device gets both models again", async () => {
+    const loading = (): Promise<Engine> =>
+      Engine.load(memorySource(letters.files), { gpu, draft: memorySource(letters.files), draftTokens: 3 });
+    const engine = await loading();
+    const ask = { prompt: "b", max_tokens: 12, temperature: 0 } as const;
+    const plain = await Engine.load(memorySource(letters.files), { gpu });
+    const expected = await plain.completions.create(ask);
+    expect(expected.usage.completion_tokens_details).toBeUndefined();
+    plain.destroy();
+    for (let turn = 0; turn < 2; turn++) {
+      const { choices, usage } = await engine.completions.create(ask);
+      expect(choices[0]?.text).toBe(expected.choices[0]?.text);
+      const { accepted_prediction_tokens: accepted = 0, rejected_prediction_tokens: rejected = 0 } =
+        usage.completion_tokens_details ?? {};
+      expect(accepted).toBeGreaterThan(0);
+      expect(rejected).toBeLessThanOrEqual(3);
+      // The next answer loads both again.
+      expect(engine.unload()).toBe(true);
+    }
+    engine.destroy();
+  });
+});

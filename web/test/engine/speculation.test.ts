@@ -1,0 +1,184 @@
+// Speculative decoding: answers are the same as without it, whatever the drafts are; and the drafts themselves.
+
+import { expect, test } from "vitest";
+
+import { DraftModel } from "../../src/drafts/draft_model.js";
+import { NgramDrafter } from "../../src/drafts/ngram_drafter.js";
+import { resolveSampling } from "../../src/engine/resolved_sampling.js";
+import { PLAIN, Sequence, forkOf, newConversation } from "../../src/engine/sequence.js";
+import type { Drafter, Guess } from "../../src/engine/speculation.js";
+import { TokenEngine } from "../../src/engine/token_engine.js";
+import { DeviceError } from "../../src/errors.js";
+import type { RunnerLimits } from "../../src/runtime/memory.js";
+import { PROMPT, answer, collect, engineOn, onePool } from "./engine_set_up.js";
+import { STOP, VOCAB, answerOf } from "./fake_model.js";
+import { FakeRunner } from "./fake_runner.js";
+import { mixedRequests } from "./mixed_requests.js";
+
+const LIMITS: RunnerLimits = {
+  tokens: 24,
+  sequences: 4,
+  rows: 20,
+  groups: onePool(24),
+  pageSize: 4,
+  context: 64,
+  vocabSize: VOCAB,
+};
+
+function speculating(runner: FakeRunner, drafter: Drafter): TokenEngine {
+  const model = { vocabSize: VOCAB, endTokenIds: [STOP] };
+  const replace = (): Promise<FakeRunner> => Promise.resolve(new FakeRunner(runner.limits));
+  return new TokenEngine(runner, model, replace, undefined, () => drafter);
+}
+
+/** A small model that differs from the large one in many tokens: with an adapter in slot -1 each token counts as another. */
+function otherModel(limits: RunnerLimits): FakeRunner {
+  const runner = new FakeRunner(limits);
+  runner.adapters.set(-1, 1);
+  return runner;
+}
+
+/** Guesses that are right and wrong in turn, known from the answers. */
+class Guesser implements Drafter {
+  #turn = 0;
+
+  constructor(private readonly right: (guess: Guess) => readonly number[]) {}
+
+  draft(guesses: readonly Guess[]): Promise<void> {
+    for (const guess of guesses) {
+      const right = this.right(guess).slice(0, guess.most);
+      const count = this.#turn++ % 4;
+      guess.sequence.drafts = right.map((id, index) => (index < count ? id : (id + 1) % VOCAB));
+    }
+    return Promise.resolve();
+  }
+
+  forget(): void {
+    // It has nothing of a sequence.
+  }
+}
+
+// Fewer pages and slots than sequences could need, and prompts longer than a batch.
+const SMALL = { ...LIMITS, tokens: 10, sequences: 3, rows: 3 };
+const DRAFTERS: Readonly<Record<string, () => Drafter>> = {
+  "the text": () => new NgramDrafter(),
+  "a small model": () => new DraftModel(new FakeRunner(SMALL)),
+  "a recurrent small model": () => new DraftModel(new FakeRunner({ ...SMALL, states: 6 })),
+  "a model that is wrong": () => new DraftModel(otherModel(SMALL)),
+};
+
+test.each(Object.keys(DRAFTERS).flatMap((name) => [0, 9].map((states) => [name, states] as const)))(
+  "61 mixed requests with drafts of %s, with %i slots for states, are answered as each alone",
+  async (name, states) => {
+    const alone: (readonly number[])[] = [];
+    for (const request of mixedRequests(61)) alone.push((await answer(engineOn(new FakeRunner(LIMITS)), request)).ids);
+    const engine = speculating(new FakeRunner({ ...LIMITS, states }), DRAFTERS[name]?.() ?? new NgramDrafter());
+    const noise = mixedRequests(20).map(async (request, index) => {
+      const tokens = engine.generateTokens(request);
+      for (let read = 0; read <= index % 4; read++) await tokens.next();
+      await tokens.return(undefined as never);
+    });
+    const together = await Promise.all(mixedRequests(61).map((request) => answer(engine, request)));
+    await Promise.all(noise);
+    expect(together.map(({ ids }) => ids)).toEqual(alone);
+    const { draftedTokens, acceptedTokens } = engine.counts;
+    expect(draftedTokens).toBeGreaterThan(0);
+    if (name.endsWith("small model")) expect(acceptedTokens / draftedTokens).toBeGreaterThan(0.9);
+    if (name.endsWith("wrong")) expect(acceptedTokens / draftedTokens).toBeLessThan(0.5);
+  },
+);
+
+test("right drafts save steps, and the usage counts them", async () => {
+  const runner = new FakeRunner(LIMITS);
+  const small = new FakeRunner(LIMITS);
+  const { ids, completion } = await answer(speculating(runner, new DraftModel(small)), { maxTokens: 11 });
+  expect(ids).toEqual(answerOf(PROMPT, 11, 64).tokens);
+  // The first token comes from the prompt, then five a step.
+  expect(runner.batches.map(({ sample_rows }) => sample_rows.length)).toEqual([1, 5, 5]);
+  expect(completion).toMatchObject({ draftedTokens: 8, acceptedTokens: 8 });
+  // The small model reads the prompt and the first token, then the tokens that it did not compute itself.
+  expect(small.batches.map(({ token_ids }) => token_ids.filter((id) => id >= 0).length)).toEqual([
+    11, 0, 0, 0, 2, 0, 0, 0,
+  ]);
+});
+
+test("what was not checked is guessed only once", async () => {
+  const sequence = new Sequence(0, PROMPT, PLAIN);
+  const small = new FakeRunner(LIMITS);
+  const drafter = new DraftModel(small);
+  const guess = { sequence, sampling: resolveSampling({}, VOCAB), most: 3 };
+  await drafter.draft([guess]);
+  const first = [...sequence.drafts];
+  expect(first).toEqual(answerOf(PROMPT, 3, 64).tokens);
+  await drafter.draft([guess]);
+  expect(sequence.drafts).toEqual(first);
+  expect(small.batches).toHaveLength(3);
+});
+
+test.each([0, 9])("conversations and forks with drafts continue alike, with %i slots for states", async (states) => {
+  const answers = new Map<string, readonly number[]>();
+  const guesser = new Guesser(({ sequence: { tokens, prompt } }) => {
+    const key = prompt.join();
+    if (!answers.has(key)) answers.set(key, answerOf(prompt, 30, 64).tokens);
+    return answers.get(key)?.slice(tokens.length - prompt.length) ?? [];
+  });
+  const engine = speculating(new FakeRunner({ ...LIMITS, states }), guesser);
+  const retained = newConversation();
+  const first = await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 9 }, retained));
+  expect(first.ids).toEqual(answerOf(PROMPT, 9, 64).tokens);
+  const clone = forkOf(retained);
+  const promptIds = [...PROMPT, ...first.ids, 3];
+  const turns = [
+    [promptIds, retained],
+    [[...promptIds, 4], clone],
+    [[...promptIds, 5], forkOf(clone)],
+  ] as const;
+  const next = await Promise.all(
+    turns.map(([ids, own]) => collect(engine.generateTokens({ promptIds: ids, maxTokens: 9 }, own))),
+  );
+  next.forEach(({ ids, completion }, index) => {
+    expect(ids).toEqual(answerOf(turns[index]?.[0] ?? [], 9, 64).tokens);
+    expect(completion.cachedTokens).toBeGreaterThan(8);
+  });
+  expect(engine.counts.acceptedTokens).toBeGreaterThan(0);
+  expect(engine.counts.acceptedTokens).toBeLessThan(engine.counts.draftedTokens);
+});
+
+test("requests with penalties, biases, masks or old tokens that go do not speculate", async () => {
+  const engine = speculating(new FakeRunner(LIMITS), new DraftModel(new FakeRunner(LIMITS)));
+  for (const request of [
+    { sampling: { repetitionPenalty: 1.5 } },
+    { sampling: { logitBias: new Map([[3, 1]]) } },
+    { whenFull: { keep: 4 } },
+    { logitProcessor: () => undefined },
+  ])
+    expect((await answer(engine, request)).ids).toEqual((await answer(engineOn(new FakeRunner(LIMITS)), request)).ids);
+  expect(engine.counts.draftedTokens).toBe(0);
+});
+
+test("a small model whose device fails leaves the answers as they are", async () => {
+  const engine = speculating(new FakeRunner(LIMITS), new DraftModel(new FakeRunner(LIMITS, 6)));
+  const { ids } = await answer(engine, { maxTokens: 20 });
+  expect(ids).toEqual(answerOf(PROMPT, 20, 64).tokens);
+  expect(engine.counts.draftedTokens).toBe(4);
+  const broken: Drafter = { draft: () => Promise.reject(new DeviceError("lost")), forget: () => undefined };
+  const others = await Promise.all(
+    mixedRequests(8).map((request) => answer(speculating(new FakeRunner(LIMITS), broken), request)),
+  );
+  expect(others).toHaveLength(8);
+});
+
+test("the text guesses the tokens that followed its last tokens before", async () => {
+  const drafter = new NgramDrafter();
+  const sequence = new Sequence(0, [1, 2, 3, 4, 5, 9, 2, 3], PLAIN);
+  const guess = { sequence, sampling: resolveSampling({}, VOCAB), most: 3 };
+  await drafter.draft([guess]);
+  expect(sequence.drafts).toEqual([4, 5, 9]);
+  // Longer matches take precedence: 9 followed the last 2, 3, but 7 followed 9, 2, 3.
+  sequence.tokens.push(7, 2, 3, 9, 9, 2, 3);
+  await drafter.draft([guess]);
+  expect(sequence.drafts).toEqual([7, 2, 3]);
+  sequence.tokens.push(8);
+  await drafter.draft([guess]);
+  expect(sequence.drafts).toEqual([]);
+});
