@@ -1,6 +1,7 @@
 """The table of the models that compile: for each published configuration its size, cost and targets.
 
-`arch/published/` holds the configurations, as they were published or with the published values.
+`arch/published/` holds the configurations, as they were published or with the published values. Those of models with
+states and of `lfm2_moe` are written from memory; transformers counts as many parameters as were published for LFM2.
 """
 
 from __future__ import annotations
@@ -102,6 +103,8 @@ def _kv_bytes(spec: ModelSpec) -> int:
     windows = [window for window in spec.windows if window is not None and window < context]
     pages = 0
     for layer in (layer for layer in range(spec.num_layers) if spec.kv_layer(layer) == layer):
+        if "attention" not in spec.mixer(layer):
+            continue
         window, (heads, head_dim) = spec.window(layer), spec.heads_of(layer)
         largest = None if window is None or window >= context else max(windows)
         pages += pages_of_sequence(largest, context, PAGE_SIZE, PREFILL_CHUNK) * heads * head_dim
