@@ -55,6 +55,8 @@ RECIPE := PYTHONPATH=tests $(BIN)/python -m demo_model
 # Debian's apt has a lock, for which each set-up waits, so that two do not fail at the same time.
 APT := apt-get -o DPkg::Lock::Timeout=300
 CHROMIUM := $(or $(shell command -v chromium),$(shell command -v chromium-browser),$(shell command -v google-chrome))
+# Chromium without its own windows, in which tests load pages with less CPU time; not every distribution has it.
+HEADLESS := $(shell command -v chromium-headless-shell)
 # lavapipe is a Vulkan driver that runs on every CPU; without a GPU, tests of the Python runner need it.
 VULKAN := $(firstword $(wildcard /usr/share/vulkan/icd.d/*.json))
 # This comes with Debian's chromium; without a GPU, Dawn in Node runs on it.
@@ -336,6 +338,7 @@ vulkan:
 # Both packages at once, because only one apt can run at a time.
 packages:
 	$(if $(and $(CHROMIUM),$(VULKAN)),,$(call install,chromium mesa-vulkan-drivers libvulkan1))
+	-$(if $(HEADLESS),,$(call install,chromium-headless-shell))
 
 # Install Debian packages if we may; otherwise print the command.
 define install

@@ -331,12 +331,14 @@ def browser(chromium: str, request: pytest.FixtureRequest) -> Iterator[Browser]:
 
     from nearfar.compiler.browser.chromium import FLAGS
 
+    # Chromium without its own windows computes our pages with a quarter less of CPU time.
+    executable = shutil.which("chromium-headless-shell") or chromium
     stash = request.config.stash
     if BROWSER in stash and not stash[BROWSER][1].is_connected():
         close_browser(stash)
     if BROWSER not in stash:
         playwright = sync_playwright().start()
-        stash[BROWSER] = playwright, playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
+        stash[BROWSER] = playwright, playwright.chromium.launch(executable_path=executable, args=list(FLAGS))
     browser = stash[BROWSER][1]
     yield browser
     # The next file finds it as new.
