@@ -236,7 +236,7 @@ class Graph:
                 if name in known:
                     graph.parameters[name] = known[name]
             results = [self.values.get(name) for name in node.outputs.values()]
-            same_inputs = all(graph.find(name) is self.find(name) for name in node.inputs.values())
+            same_inputs = all(graph.find(name) == self.find(name) for name in node.inputs.values())
             # A node of this graph was checked when it was appended, and its results depend on its inputs alone.
             if id(node) in own and same_inputs and None not in results:
                 graph._append(node, (value for value in results if value is not None))

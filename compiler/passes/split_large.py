@@ -7,7 +7,10 @@ each.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from ..ir.graph import Graph, Node, Parameter, Source
 from ..ir.ops.projections import stores_halves
@@ -69,19 +72,24 @@ def part_starts(matrix: Parameter, stacked: int, quantization: Quantization, max
 def take_rows(parameter: Parameter, index: int, start: int, stop: int, stacked: int) -> Parameter:
     """Rows [start, stop) of each matrix that is stacked in a parameter, as a parameter of its own."""
     rows = parameter.rows // stacked
+    ends = row_ends(parameter.sources)
     sources: list[Source] = []
     for matrix in range(stacked):
-        sources += slice_sources(parameter.sources, matrix * rows + start, matrix * rows + stop)
+        sources += slice_sources(parameter.sources, ends, matrix * rows + start, matrix * rows + stop)
     return replace(parameter, name=f"{parameter.name}.part{index}", sources=tuple(sources))
 
 
-def slice_sources(sources: tuple[Source, ...], start: int, stop: int) -> list[Source]:
-    sliced = []
-    first = 0
-    for source in sources:
-        length = source.stop - source.start
-        low, high = max(start - first, 0), min(stop - first, length)
-        if low < high:
-            sliced.append(replace(source, start=source.start + low, stop=source.start + high))
-        first += length
-    return sliced
+def row_ends(sources: Iterable[Source]) -> list[int]:
+    """The row of a parameter at which each of its sources ends."""
+    return list(accumulate(source.stop - source.start for source in sources))
+
+
+def slice_sources(sources: Sequence[Source], ends: Sequence[int], start: int, stop: int) -> Iterator[Source]:
+    """The sources of rows [start, stop); ``ends`` are their `row_ends`."""
+    for index in range(bisect_right(ends, start), len(sources)):
+        source, last = sources[index], ends[index]
+        first = last - (source.stop - source.start)
+        if first >= stop:
+            return
+        low, high = max(start - first, 0), min(stop - first, last - first)
+        yield replace(source, start=source.start + low, stop=source.start + high)

@@ -34,7 +34,7 @@ from ..bundle.entries import SelfTestEntry, SelfTestRow
 from ..bundle.folder import Bundle
 from ..ir.graph import Graph, Parameter, Source
 from ..ir.kv_format import kv_format
-from ..passes.split_large import slice_sources
+from ..passes.split_large import row_ends, slice_sources
 from ..quant.base import FloatArray
 from ..runtime.batch import DERIVED_INPUTS, Chunk, make_batch
 from ..runtime.errors import CheckpointError
@@ -195,7 +195,8 @@ def packed_rows(reference: Reference) -> Read:
             row = stop
 
     def read(parameter: Parameter, start: int, stop: int) -> FloatArray:
-        parts = [part for source in slice_sources(parameter.sources, start, stop) for part in read_source(source)]
+        sources = slice_sources(parameter.sources, row_ends(parameter.sources), start, stop)
+        parts = [part for source in sources for part in read_source(source)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     return read
