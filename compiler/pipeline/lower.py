@@ -2,24 +2,40 @@
 
 Only this file uses TVM's compiler passes, so an upgrade of TVM touches one place. Templates use only TVM's script
 builder (`kernels/builder.py`). What was lowered before is in the `KernelCache`, under a key of the functions, TVM's
-version and this file.
+version and this file; what a bundle's calls of templates gave, also under one of the facts and of all our sources,
+because building the functions takes longer than everything else in a compile whose kernels are known.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from ..kernels.builder import Kernel
+from ..kernels.builder import Binding, Kernel
 from .kernel_cache import KernelCache
 
 # The prefix by which TVM FFI's loader finds a library's functions.
 OBJECT_PREFIX = "__tvm_ffi_"
+
+
+PACKAGE = Path(__file__).parents[2]
+
+
+class Call(Protocol):
+    """A call of a template: its name and its facts determine the kernel that it builds."""
+
+    @property
+    def name(self) -> str: ...
+
+    def plain_facts(self) -> Mapping[str, Any]: ...
+
+    def build(self) -> Kernel: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +54,68 @@ def lower(kernel: Kernel, target: dict[str, Any]) -> LoweredKernel:
     """Lower a kernel for a TVM target such as ``{"kind": "webgpu", "max_num_threads": 256}``."""
     kept = json.loads(kept_for([kernel], target, lambda: json.dumps(asdict(lower_now(kernel, target))).encode()))
     return LoweredKernel(kept["source"], kept["entry"], tuple(kept["buffers"]), tuple(kept["scalars"]))
+
+
+def lower_call(call: Call, target: dict[str, Any]) -> tuple[Kernel, LoweredKernel]:
+    """As `lower`, of the kernel that a call builds. The kernel that is returned has no function."""
+
+    def build_and_lower() -> bytes:
+        kernel = call.build()
+        return json.dumps([described(kernel), asdict(lower(kernel, target))]).encode()
+
+    kernel, kept = json.loads(kept_for_calls([call], target, build_and_lower))
+    return restored(kernel), LoweredKernel(
+        kept["source"], kept["entry"], tuple(kept["buffers"]), tuple(kept["scalars"])
+    )
+
+
+def lower_calls_object(
+    calls: Sequence[Call], target: dict[str, Any], on_call: Callable[[int], None]
+) -> tuple[list[Kernel], bytes]:
+    """As `lower_object`, of the kernels that calls build, which are returned without their functions. ``on_call`` gets
+    the index of each call before it builds.
+    """
+
+    def build_and_lower() -> bytes:
+        kernels = []
+        for index, call in enumerate(calls):
+            on_call(index)
+            kernels.append(call.build())
+        return json.dumps(list(map(described, kernels))).encode() + b"\n" + lower_object(kernels, target)
+
+    head, _, compiled = kept_for_calls(calls, target, build_and_lower).partition(b"\n")
+    return [restored(each) for each in json.loads(head)], compiled
+
+
+def described(kernel: Kernel) -> dict[str, Any]:
+    """A kernel as JSON, without its function."""
+    return asdict(replace(kernel, function=None))
+
+
+def restored(values: Mapping[str, Any]) -> Kernel:
+    bindings = tuple(Binding(**each) for each in values["bindings"])
+    x, y = values["grid"]
+    return Kernel(**{**values, "bindings": bindings, "grid": (x, y), "scalars": tuple(values["scalars"])})
+
+
+def kept_for_calls(calls: Sequence[Call], target: dict[str, Any], compile_now: Callable[[], bytes]) -> bytes:
+    """The result of lowering what these calls build for a target, from the cache or lowered now."""
+    facts = [json.dumps([call.name, call.plain_facts()]) for call in calls]
+    return KernelCache.of_user().kept([sources_key(), json.dumps(target), *facts], compile_now)
+
+
+@cache
+def sources_key() -> bytes:
+    """A hash of what a call's kernel depends on besides its facts: all files of the compiler and its targets, and the
+    version of TVM.
+    """
+    import tvm
+
+    files = [file for folder in ("compiler", "targets") for file in (PACKAGE / folder).rglob("*.[pc]*")]
+    digest = sha256(f"TVM {tvm.__version__}, LLVM {tvm.target.codegen.llvm_version_major()}".encode())
+    for file in sorted(file for file in files if file.suffix in (".py", ".cuh")):
+        digest.update(f"{file.relative_to(PACKAGE)} ".encode() + sha256(file.read_bytes()).digest())
+    return digest.digest()
 
 
 def kept_for(kernels: Sequence[Kernel], target: dict[str, Any], compile_now: Callable[[], bytes]) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from nearfar.compiler.bundle.entries import ActivationEntry
 from nearfar.compiler.ir.plan import Plan
 from nearfar.compiler.kernels.builder import Kernel
-from nearfar.compiler.pipeline.lower import OBJECT_PREFIX, lower_object
+from nearfar.compiler.pipeline.lower import OBJECT_PREFIX, lower_calls_object
 from nearfar.compiler.pipeline.target import LoweredPlan
 from nearfar.compiler.quant import Quantization
 from nearfar.compiler.quant.layout import Layout
@@ -56,18 +56,17 @@ def lower_plan(
 def compile_library(arch: Arch, calls: Mapping[str, KernelCall], progress: Progress) -> Compiled:
     """Build the kernels and compile them into one library."""
     # LLVM and the linker take as long as building the kernels does.
-    total = 2 * len(calls)
-    built: dict[str, Kernel] = {}
-    for done, (name, call) in enumerate(calls.items()):
-        progress(done, total)
-        built[name] = call.build()
-    objects, done = [], len(calls)
+    total, done = 2 * len(calls), 0
+    objects, built = [], dict[str, Kernel]()
     for level in arch.levels:
-        of_level = [built[name] for name, call in calls.items() if call.facts["isa"] == level.isa]
+        of_level = [call for call in calls.values() if call.facts["isa"] == level.isa]
         if of_level:
-            progress(done, total)
-            objects.append(lower_object(of_level, tvm_target(arch, level)))
-            done += len(of_level)
+            kernels, compiled = lower_calls_object(
+                of_level, tvm_target(arch, level), lambda index, done=done: progress(done + index, total)
+            )
+            objects.append(compiled)
+            built |= {kernel.name: kernel for kernel in kernels}
+            done += 2 * len(of_level)
     file = f"kernels/{arch.name}.so"
     library = link(objects, arch.triple)
     progress(total, total)

@@ -19,7 +19,7 @@ from nearfar.targets.variant import KernelCall
 
 from .arch import parse_arch
 from .nvrtc import check_arch, compile_cubin
-from .source import CudaKernel, cuda, source_file
+from .source import CudaKernel, cuda_of_call, source_file
 from .variants import variants_of
 
 # Kernels index with 32-bit integers, and the smallest element is a word.
@@ -62,7 +62,7 @@ def compile_kernels(arch: str, calls: Mapping[str, KernelCall], progress: Progre
     lowered: dict[str, CudaKernel] = {}
     for done, (name, call) in enumerate(calls.items()):
         progress(done, total)
-        lowered[name] = cuda(call.build(), parse_arch(arch).gpu)
+        lowered[name] = cuda_of_call(call, parse_arch(arch).gpu)
     parts = {f"kernels/{arch}_{part}": list(lowered)[part::PARTS] for part in range(min(PARTS, len(lowered)))}
     sources = {part: source_file(lowered[name] for name in names) for part, names in parts.items()}
     files = {f"{part}.cu": source.encode() for part, source in sources.items()}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from nearfar.compiler.ir.expr import Expr
 from nearfar.compiler.kernels.builder import NUM_SUBGROUPS, SUBGROUP_ID, Kernel
 from nearfar.compiler.kernels.cuda.functions import WAIT, device_source, functions_source
-from nearfar.compiler.pipeline.lower import lower
+from nearfar.compiler.pipeline.lower import Call, LoweredKernel, lower, lower_call
 
 # The limits of every GPU from sm_80 on (CUDA programming guide, technical specifications). A kernel can declare 48 KB
 # of shared memory; a launch can add more, 99 KB at least.
@@ -68,10 +68,16 @@ def max_dynamic_bytes(arch: str) -> int:
 
 def cuda(kernel: Kernel, arch: str) -> CudaKernel:
     """One kernel as CUDA C++. A kernel that exceeds the limits is a bug in its template."""
-    assert kernel.workgroup_size <= MAX_THREADS, (kernel.name, kernel.workgroup_size)
-    assert kernel.shared_bytes <= max_dynamic_bytes(arch), (kernel.name, kernel.shared_bytes, arch)
-    assert kernel.workgroup_size % WARP == 0 or not kernel.subgroups, (kernel.name, kernel.workgroup_size)
-    target = {
+    return corrected(kernel, lower(kernel, tvm_target(arch)), arch)
+
+
+def cuda_of_call(call: Call, arch: str) -> CudaKernel:
+    """As `cuda`, of the kernel that a call of a template builds."""
+    return corrected(*lower_call(call, tvm_target(arch)), arch)
+
+
+def tvm_target(arch: str) -> dict[str, object]:
+    return {
         "kind": "cuda",
         "arch": arch,
         "max_num_threads": MAX_THREADS,
@@ -79,7 +85,13 @@ def cuda(kernel: Kernel, arch: str) -> CudaKernel:
         "max_shared_memory_per_block": max_dynamic_bytes(arch),
         "thread_warp_size": WARP,
     }
-    lowered = lower(kernel, target)
+
+
+def corrected(kernel: Kernel, lowered: LoweredKernel, arch: str) -> CudaKernel:
+    """A lowered kernel, which must be within the limits, without the errors of TVM's output."""
+    assert kernel.workgroup_size <= MAX_THREADS, (kernel.name, kernel.workgroup_size)
+    assert kernel.shared_bytes <= max_dynamic_bytes(arch), (kernel.name, kernel.shared_bytes, arch)
+    assert kernel.workgroup_size % WARP == 0 or not kernel.subgroups, (kernel.name, kernel.workgroup_size)
     # The last of two occurrences: TVM declares a function before it defines it, after its own prelude.
     text = lowered.source[lowered.source.rindex('extern "C" __global__') :].strip()
     for pattern, replacement in REPLACEMENTS:

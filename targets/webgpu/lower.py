@@ -11,7 +11,7 @@ from nearfar.compiler.bundle.entries import ActivationEntry
 from nearfar.compiler.ir.expr import Expr
 from nearfar.compiler.ir.plan import Plan
 from nearfar.compiler.kernels.builder import NUM_SUBGROUPS, SUBGROUP_ID, Kernel
-from nearfar.compiler.pipeline.lower import lower
+from nearfar.compiler.pipeline.lower import LoweredKernel, lower, lower_call
 from nearfar.compiler.pipeline.target import LoweredPlan
 from nearfar.compiler.quant import Quantization
 from nearfar.compiler.quant.layout import Layout
@@ -76,7 +76,7 @@ def compile_kernels(calls: Mapping[str, KernelCall], progress: Progress) -> Comp
     files, kernels = {}, {}
     for done, (name, call) in enumerate(calls.items()):
         progress(done, len(calls))
-        shader = wgsl(call.build())
+        shader = checked(*lower_call(call, TVM_TARGET))
         file = f"kernels/{name}.wgsl"
         files[file] = shader.text.encode()
         kernels[name] = source_of(call, shader.kernel, file, shader.entry, shader.buffers, shader.uniforms)
@@ -86,7 +86,11 @@ def compile_kernels(calls: Mapping[str, KernelCall], progress: Progress) -> Comp
 
 def wgsl(kernel: Kernel) -> WgslKernel:
     """One kernel as WGSL. A kernel that exceeds the limits is a bug in its template."""
-    lowered = lower(kernel, TVM_TARGET)
+    return checked(kernel, lower(kernel, TVM_TARGET))
+
+
+def checked(kernel: Kernel, lowered: LoweredKernel) -> WgslKernel:
+    """A lowered kernel, which must be within the limits."""
     assert len(lowered.buffers) <= MAX_STORAGE_BUFFERS, (kernel.name, lowered.buffers)
     assert kernel.workgroup_size <= MAX_THREADS, (kernel.name, kernel.workgroup_size)
     assert kernel.shared_bytes <= MAX_SHARED_BYTES, (kernel.name, kernel.shared_bytes)

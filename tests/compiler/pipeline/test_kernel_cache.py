@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,10 @@ from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.elementwise import elementwise
 from nearfar.compiler.pipeline import lower as lowering
 from nearfar.compiler.pipeline.kernel_cache import FOLDERS, KernelCache
-from nearfar.compiler.pipeline.lower import lower, lower_object
+from nearfar.compiler.pipeline.lower import lower, lower_call, lower_calls_object, lower_object
 from nearfar.targets.cpu.levels import AVX2
 from nearfar.targets.cuda.nvrtc import Nvrtc, compile_cubin
+from nearfar.targets.variant import KernelCall, kernel, with_roles
 from nearfar.targets.webgpu.lower import TVM_TARGET
 
 
@@ -27,9 +29,16 @@ def never(*_: object) -> bytes:
 
 
 def gate(activation: str) -> Kernel:
+    return elementwise("gate", "S", 64, part(activation))
+
+
+def part(activation: str) -> dict[str, Any]:
     shapes = {"gate": ("S", 64), "up": ("S", 64)}
-    part = facts_of_part("gate", OPS["gate"], OPS["gate"].complete({"activation": activation}), shapes)
-    return elementwise("gate", "S", 64, part)
+    return facts_of_part("gate", OPS["gate"], OPS["gate"].complete({"activation": activation}), shapes)
+
+
+def call(activation: str, rows: str, **facts: Any) -> KernelCall:
+    return kernel(elementwise, rows=rows, columns=64, part=part(activation), **facts)
 
 
 def add(columns: int) -> Kernel:
@@ -107,23 +116,70 @@ def test_a_folder_that_cannot_be_written_is_an_empty_cache(tmp_path: Path) -> No
 def test_a_kernel_is_lowered_once_for_a_template_a_target_and_a_compiler(kernels: Path) -> None:
     import tvm
 
-    kernel = gate("silu")
-    fresh = lower(kernel, TVM_TARGET)
+    silu = gate("silu")
+    fresh = lower(silu, TVM_TARGET)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lowering, "lower_now", never)
-        assert lower(kernel, TVM_TARGET) == fresh
+        assert lower(silu, TVM_TARGET) == fresh
         # An edited template writes another function under the same name.
         edited = gate("relu")
-        another_role = replace(kernel, bindings=tuple(each.renamed({"up": "other"}) for each in kernel.bindings))
-        for other, target in ((edited, TVM_TARGET), (another_role, TVM_TARGET), (kernel, {**TVM_TARGET, "tag": "x"})):
+        another_role = replace(silu, bindings=tuple(each.renamed({"up": "other"}) for each in silu.bindings))
+        for other, target in ((edited, TVM_TARGET), (another_role, TVM_TARGET), (silu, {**TVM_TARGET, "tag": "x"})):
             with pytest.raises(AssertionError, match="compiled again"):
                 lower(other, target)
         patch.setattr(tvm, "__version__", "another")
         with pytest.raises(AssertionError, match="compiled again"):
-            lower(kernel, TVM_TARGET)
+            lower(silu, TVM_TARGET)
     assert len(files(kernels)) == 1
     assert lower(edited, TVM_TARGET).source != fresh.source
     assert lower(another_role, TVM_TARGET).buffers == ("gate", "other", "y")
+
+
+def test_what_a_call_of_a_template_gives_is_kept_for_its_facts_and_our_sources(kernels: Path) -> None:
+    gpu, cpu = call("silu", "S"), call("silu", "S", isa=AVX2.isa)
+    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "opt-level": 0}
+    built, fresh = lower_call(gpu, TVM_TARGET)
+    (on_cpu,), compiled = lower_calls_object([cpu], target, lambda _: None)
+    assert len(files(kernels)) == 4
+    # They have no function, but everything that a bundle lists.
+    assert built == replace(gpu.build(), function=None)
+    assert on_cpu == replace(cpu.build(), function=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KernelCall, "build", never)
+        assert lower_call(gpu, TVM_TARGET) == (built, fresh)
+        assert lower_calls_object([cpu], target, never) == ([on_cpu], compiled)
+        for other, used in (
+            (call("relu", "S"), TVM_TARGET),
+            (with_roles(gpu, up="other"), TVM_TARGET),
+            (gpu, {**TVM_TARGET, "tag": "x"}),
+        ):
+            with pytest.raises(AssertionError, match="compiled again"):
+                lower_call(other, used)
+        patch.setattr(lowering, "sources_key", lambda: b"an edited template")
+        with pytest.raises(AssertionError, match="compiled again"):
+            lower_call(gpu, TVM_TARGET)
+        with pytest.raises(AssertionError, match="compiled again"):
+            lower_calls_object([cpu], target, lambda _: None)
+
+
+def test_an_edited_file_of_the_compiler_or_a_target_gives_another_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("compiler/kernels/gate.py", "compiler/kernels/cuda/device.cuh", "targets/cpu/variants.py")
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("a = 1")
+    monkeypatch.setattr(lowering, "PACKAGE", tmp_path)
+    key_now = lowering.sources_key.__wrapped__
+    keys = [key_now()]
+    for name in names:
+        (tmp_path / name).write_text("a = 2")
+        keys.append(key_now())
+    (tmp_path / names[0]).rename(tmp_path / "compiler/kernels/other.py")
+    keys.append(key_now())
+    assert len(set(keys)) == len(keys)
+    (tmp_path / "compiler/README.md").touch()
+    assert key_now() == keys[-1]
 
 
 def test_objects_and_cubins_are_compiled_once(kernels: Path, nvrtc: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
