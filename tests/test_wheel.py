@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import venv
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -48,12 +48,15 @@ class Installed:
     has_test_packages: bool
     """Whether this environment's packages are there. They can reduce the compiled kernels (`served_demo.py`)."""
 
+    @property
+    def env(self) -> Mapping[str, str]:
+        return WITH_FEW_KERNELS if self.has_test_packages else {}
+
     def nearfar(self, *arguments: str, folder: Path) -> str:
-        return run([self.python.with_name("nearfar"), *arguments], folder)
+        return run([self.python.with_name("nearfar"), *arguments], folder, self.env)
 
     def start(self, *arguments: str, folder: Path, command: str = "serve") -> Served:
-        env = WITH_FEW_KERNELS if self.has_test_packages else {}
-        return start(*arguments, folder=folder, command=command, log=command, python=self.python, env=env)()
+        return start(*arguments, folder=folder, command=command, log=command, python=self.python, env=self.env)()
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +94,9 @@ def installed(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pyt
     venv.create(folder, symlinks=True, with_pip=not here)
     python = folder / "bin/python"
     if here:
-        run([sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel], folder)
+        # Python compiles what the commands import, a small part of the files.
+        pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-compile"]
+        run([*pip, "--no-deps", "--no-index", wheel], folder)
         # Python reads no .pth files in a folder that a .pth file adds, so this environment's nearfar stays unknown.
         (packages,) = folder.glob("lib/*/site-packages")
         (packages / "here.pth").write_text(sysconfig.get_path("purelib"))
@@ -100,12 +105,12 @@ def installed(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pyt
     return Installed(python, has_test_packages=here)
 
 
-def run(command: Sequence[str | Path], folder: Path) -> str:
+def run(command: Sequence[str | Path], folder: Path, env: Mapping[str, str] | None = None) -> str:
     """The output of a command that must succeed, without this machine's settings of pip."""
-    kept = ("HOME", "PATH", "PIP_CERT", "XDG_RUNTIME_DIR", "OMP_NUM_THREADS")
-    env = {name: os.environ[name] for name in kept if name in os.environ}
-    env |= {"PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "COLUMNS": "120"}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    kept = ("HOME", "PATH", "PIP_CERT", "XDG_RUNTIME_DIR", "OMP_NUM_THREADS", "NEARFAR_KERNEL_CACHE")
+    own = {name: os.environ[name] for name in kept if name in os.environ}
+    own |= {"PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "COLUMNS": "120", **(env or {})}
+    done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

@@ -1,5 +1,6 @@
-"""With this folder in PYTHONPATH, Python imports this file when it starts. Bundles for cpu that the process compiles
-have few kernels for one level of instruction sets, as inside `few_kernels` and `one_compilation`.
+"""With this folder in PYTHONPATH, Python imports this file when it starts. Bundles for webgpu and cpu that the
+process compiles have few kernels, for cpu for one level of instruction sets, as inside `few_kernels` and
+`one_compilation`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-LOWERING = "nearfar.targets.cpu.lower"
+LOWERINGS = ("nearfar.targets.cpu.lower", "nearfar.targets.webgpu.lower")
 
 
 class WithFewKernels(MetaPathFinder):
-    """Changes one module when it is imported, so that other processes import neither it nor pytest."""
+    """Changes these modules when one of them is imported, so that other processes import neither it nor pytest."""
 
     def find_spec(
         self,
@@ -24,7 +25,7 @@ class WithFewKernels(MetaPathFinder):
         path: Sequence[str] | None,  # noqa: ARG002
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
-        if fullname != LOWERING:
+        if fullname not in LOWERINGS:
             return None
         sys.meta_path.remove(self)
         spec = find_spec(fullname)
