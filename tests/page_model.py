@@ -1,5 +1,5 @@
-"""A model for tests in a browser whose subject is not its arithmetic: it has one narrow layer, so it loads in a third
-of the time of the other tiny models.
+"""A model and an encoder for tests in a browser whose subject is not their arithmetic: they have one narrow layer, so
+they load in a third of the time of the other tiny models.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from light_bundle import few_kernels
+from light_bundle import few_kernels, lighten
 from made_once import kept_folder, made_once
-from tiny_models import make_checkpoint
+from tiny_models import make_checkpoint, make_embedding_checkpoint
 
 from nearfar.compiler.bundle.manifest import MANIFEST_FILE
 
@@ -47,3 +47,16 @@ def page_bundle(keep: Collection[str] = (), **options: Any) -> Path:
 
     key = hashlib.sha256(f"{sorted(keep)} {chosen}".encode()).hexdigest()[:12]
     return made_once(kept_folder("bundles") / f"{NAME}-{key}", make)
+
+
+def page_encoder() -> Path:
+    """The encoder's bundle, for texts of 128 tokens, with the kernels for texts. Tests must not change it."""
+    from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+
+    def make(folder: Path) -> None:
+        with TemporaryDirectory() as parent, few_kernels(tokens="many"):
+            make_embedding_checkpoint(Path(parent), **SIZES, head_dim=32)
+            compile_model(parent, folder, CompileOptions(quantization="f32", context=128, activations=("float32",)))
+        lighten(folder, tokens="many")
+
+    return made_once(kept_folder("bundles") / "page-encoder", make)

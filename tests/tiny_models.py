@@ -86,27 +86,28 @@ def make_checkpoint(name: str, folder: Path, **sizes: int) -> None:
     write_tokenizer(folder)
 
 
-def make_embedding_checkpoint(folder: Path, head_dim: int = 24) -> None:
+def make_embedding_checkpoint(folder: Path, **sizes: int) -> None:
     """Write an embedding Qwen3 as sentence-transformers does: without head and prefix, last-token pooling, "</s>" after
-    texts.
+    texts. ``sizes`` replace keys of the configuration.
     """
     import torch
     import transformers
 
     torch.manual_seed(5)
-    model = transformers.Qwen3Model(
-        transformers.Qwen3Config(**SIZES, head_dim=head_dim, tie_word_embeddings=True)
-    ).float()
+    config = transformers.Qwen3Config(**{**SIZES, "head_dim": 24, "tie_word_embeddings": True, **sizes})
+    model = transformers.Qwen3Model(config).float()
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn_like(parameter)
             parameter.copy_(parameter + noise * 0.1 if parameter.ndim == 1 else noise / parameter.shape[1] ** 0.5)
     model.save_pretrained(folder)
     write_tokenizer(folder, ends_texts=True)
-    write_modules(folder)
+    write_modules(folder, width=config.hidden_size)
 
 
-def write_modules(folder: Path, pooling: str = "lasttoken", behind: tuple[str, ...] = ("Normalize",)) -> None:
+def write_modules(
+    folder: Path, pooling: str = "lasttoken", behind: tuple[str, ...] = ("Normalize",), width: int = 72
+) -> None:
     """Write the files that sentence-transformers adds to a checkpoint."""
     names = ("Transformer", "Pooling", *behind)
     paths = [f"{index}_{name}" if index else "" for index, name in enumerate(names)]
@@ -120,7 +121,7 @@ def write_modules(folder: Path, pooling: str = "lasttoken", behind: tuple[str, .
     }
     (folder / "1_Pooling").mkdir(exist_ok=True)
     (folder / "1_Pooling/config.json").write_text(
-        json.dumps({"word_embedding_dimension": 72, **flags, "include_prompt": True})
+        json.dumps({"word_embedding_dimension": width, **flags, "include_prompt": True})
     )
 
 

@@ -18,10 +18,9 @@ from typing import Any
 
 import pytest
 from chat_pages import open_page
-from conftest import CompileTiny
 from light_bundle import lighten
 from page_looks import AXE, DESK, NAMELESS, PHONE, SCREENSHOTS, look
-from page_model import page_bundle
+from page_model import page_bundle, page_encoder
 from pdf_files import pdf_of
 from playwright.sync_api import Browser, Page
 from pypdf import PdfWriter
@@ -156,17 +155,11 @@ def far() -> Iterator[Far]:
 
 
 @pytest.fixture(scope="module")
-def opened(
-    browser: Browser,
-    compile_light: CompileTiny,
-    far: Far,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Opened]:
+def opened(browser: Browser, far: Far, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
     folder = tmp_path_factory.mktemp("documents")
-    sources = {"near": page_bundle(), "encoder": compile_light("embedding", "q4f16", context=128)}
-    for name, bundle in sources.items():
+    for name, bundle in (("near", page_bundle()), ("encoder", page_encoder())):
         shutil.copytree(bundle, folder / name)
-        lighten(folder / name)
+    lighten(folder / "near")
     (folder / "policy.json").write_text(json.dumps(POLICY))
     problems: list[str] = []
     page = open_page(browser, problems)

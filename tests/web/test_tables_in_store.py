@@ -51,7 +51,9 @@ def site(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # no
     site = tmp_path_factory.mktemp("tables")
     shutil.copy(PAGE.parent / "nearfar.js", site)
     (site / "index.html").write_text("<!doctype html><title>tables</title>")
-    make_family("gemma4_text", site / "checkpoint")
+    # The last two of the layers read keys and values of the first two.
+    layers = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    make_family("gemma4_text", site / "checkpoint", **layers)
     with few_kernels():
         compile_model(str(site / "checkpoint"), site / "bundle", CompileOptions(quantization="q4f32", context=128))
     return site
