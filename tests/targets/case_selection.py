@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -45,11 +45,21 @@ def names_of(cases: Mapping[str, Selectable]) -> list[Any]:
     ]
 
 
+def usual_or_exhaustive(names: Iterable[str], usual: Collection[str]) -> list[Any]:
+    """The names as parameters: only `make test-all` runs those that are not ``usual``."""
+    return [name if name in usual else pytest.param(name, marks=pytest.mark.exhaustive) for name in names]
+
+
 def chosen(request: pytest.FixtureRequest, cases: Mapping[str, C], *always: str, test: str = "") -> dict[str, C]:
     """The cases that a test of the requesting module runs in this session, and those that it names itself. ``test``:
     only those that tests whose names start so run.
     """
+    names = {*names_in(request, test), *always}
+    return {name: case for name, case in cases.items() if name in names}
+
+
+def names_in(request: pytest.FixtureRequest, test: str = "") -> set[Any]:
+    """The names that tests of the requesting module get in this session."""
     items = [item for item in request.session.items if item.path == request.path and item.name.startswith(test)]
     calls = [getattr(item, "callspec", None) for item in items]
-    names = {call.params.get("name") for call in calls if call is not None}
-    return {name: case for name, case in cases.items() if name in names or name in always}
+    return {call.params.get("name") for call in calls if call is not None}

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from case_selection import names_in, usual_or_exhaustive
 from decoder_families import FAMILIES, TOKENS, WITH_EXPERTS, make_family
 from onnx_session import Session
 from ragged import chunked_logits
@@ -28,6 +29,13 @@ from nearfar.targets.onnx.rows_graph import read_graph
 
 # Every layer has keys and values of its own.
 LOADED = [name for name in FAMILIES if name not in ("gemma4_text", *WITH_EXPERTS)]
+# They have every block: LayerNorms, without 1 and with biases; sub-layers side by side; soft caps; windows and two
+# tables of rotations; interleaved pairs of a part of a head; multipliers; sinks; the square of ReLU and an ungated
+# GELU; norms of whole queries and keys; scaled queries; YaRN; a gated GELU; a long rotation.
+USUAL = (
+    "cohere2", "gemma2", "gemma3_text", "glm4", "granite", "granite_swa", "nemotron", "olmo3", "phi", "ministral3",
+    "llama_yarn", "phi3_long",
+)  # fmt: skip
 UNKNOWN_TO_TRANSFORMERS_JS = ("granite_swa", "nemotron")
 TEXT = "Near and far, all the same."
 
@@ -39,17 +47,18 @@ class Case:
 
 
 @pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Case]:
-    """Each family's folder, with transformers' logits."""
+def cases(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Mapping[str, Case]:
+    """The folder of each family of this session, with transformers' logits."""
     found = {}
-    for name in LOADED:
+    names = names_in(request)
+    for name in (name for name in LOADED if name in names or name in USUAL):
         folder = tmp_path_factory.mktemp(name)
         logits = make_family(name, folder / "checkpoint")
         found[name] = Case(export(folder), logits)
     return found
 
 
-@pytest.mark.parametrize("name", LOADED)
+@pytest.mark.parametrize("name", usual_or_exhaustive(LOADED, USUAL))
 def test_logits_are_those_of_transformers(name: str, cases: Mapping[str, Case]) -> None:
     case = cases[name]
     runner = open_runner("onnx", open_any(case.folder), Limits(tokens=64, rows=64, sequences=2))
@@ -57,7 +66,7 @@ def test_logits_are_those_of_transformers(name: str, cases: Mapping[str, Case]) 
     assert relative_error(chunked_logits(runner, TOKENS, 5), case.logits) < 1e-5
 
 
-@pytest.mark.parametrize("name", LOADED)
+@pytest.mark.parametrize("name", usual_or_exhaustive(LOADED, USUAL))
 def test_genai_continues_a_text_beyond_the_windows(name: str, cases: Mapping[str, Case]) -> None:
     import onnxruntime_genai
 
