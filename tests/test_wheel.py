@@ -95,8 +95,8 @@ def installed(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pyt
     python = folder / "bin/python"
     if here:
         # Python compiles what the commands import, a small part of the files.
-        pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-compile"]
-        run([*pip, "--no-deps", "--no-index", wheel], folder)
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-compile"]
+        run([*pip, "--no-deps", "--no-index", str(wheel)], folder)
         # Python reads no .pth files in a folder that a .pth file adds, so this environment's nearfar stays unknown.
         (packages,) = folder.glob("lib/*/site-packages")
         (packages / "here.pth").write_text(sysconfig.get_path("purelib"))

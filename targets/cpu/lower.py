@@ -5,6 +5,7 @@ sets.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from nearfar.compiler.bundle.entries import ActivationEntry
 from nearfar.compiler.ir.plan import Plan
@@ -61,8 +62,9 @@ def compile_library(arch: Arch, calls: Mapping[str, KernelCall], progress: Progr
     for level in arch.levels:
         of_level = [call for call in calls.values() if call.facts["isa"] == level.isa]
         if of_level:
+            progress(done, total)
             kernels, compiled = lower_calls_object(
-                of_level, tvm_target(arch, level), lambda index, done=done: progress(done + index, total)
+                of_level, tvm_target(arch, level), partial(progress_from, progress, done, total)
             )
             objects.append(compiled)
             built |= {kernel.name: kernel for kernel in kernels}
@@ -82,6 +84,10 @@ def compile_library(arch: Arch, calls: Mapping[str, KernelCall], progress: Progr
         for name, call in calls.items()
     }
     return Compiled({file: library}, sources)
+
+
+def progress_from(progress: Progress, start: int, total: int, done: int) -> None:
+    progress(start + done, total)
 
 
 def tvm_target(arch: Arch, level: Level) -> dict[str, object]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from light_bundle import few_kernels
 
 from nearfar.compiler.bundle.entries import VariantEntry
 from nearfar.compiler.bundle.folder import open_bundle
@@ -28,13 +29,16 @@ def record(folder: Path, name: str = "record.json", **changes: Any) -> Path:
 def test_records_are_stored_in_the_manifest_in_their_order(
     tiny_checkpoints: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    plain = compile_model(str(tiny_checkpoints["qwen3"]), tmp_path / "plain", CompileOptions(context=64)).manifest
+    checkpoint = str(tiny_checkpoints["qwen3"])
+    with few_kernels(tokens="any"):
+        plain = compile_model(checkpoint, tmp_path / "plain", CompileOptions(context=64)).manifest
     assert plain.tuning == []
     name, rows = next((name, rows) for name, rows in plain.variants.items() if len(rows) > 1)
     tuned = {name: [{"when": ["==", "S", 1], "variant": "+".join(rows[-1].kernels)}]}
     files = [record(tmp_path, "a.json", variants=tuned), record(tmp_path, "b.json", activation="float32")]
-    arguments = ["compile", str(tiny_checkpoints["qwen3"]), "-o", str(tmp_path / "tuned"), "--context", "64", "--json"]
-    assert main([*arguments, "--tuning", *map(str, files)]) == 0
+    arguments = ["compile", checkpoint, "-o", str(tmp_path / "tuned"), "--context", "64", "--json"]
+    with few_kernels(tokens="any"):
+        assert main([*arguments, "--tuning", *map(str, files)]) == 0
     shipped = open_bundle(tmp_path / "tuned").manifest.tuning
     assert [entry.model_dump(mode="json") for entry in shipped] == [json.loads(file.read_text()) for file in files]
 
@@ -43,7 +47,7 @@ def test_a_record_of_another_bundle_is_refused_and_leaves_nothing(
     tiny_checkpoints: Mapping[str, Path], tmp_path: Path
 ) -> None:
     file = record(tmp_path, variants={"elsewhere": [{"when": None, "variant": "x"}]})
-    with pytest.raises(RequestError, match=f"{file}: variants 'elsewhere' is not in this bundle"):
+    with few_kernels(), pytest.raises(RequestError, match=f"{file}: variants 'elsewhere' is not in this bundle"):
         compile_model(str(tiny_checkpoints["llama"]), tmp_path / "bundle", CompileOptions(context=64, tuning=(file,)))
     assert list(tmp_path.iterdir()) == [file]
 

@@ -30,7 +30,7 @@ from nearfar.compiler.ir.ops import OPS, Array, states
 from nearfar.compiler.ir.plan import Buffer, Plan, Step
 from nearfar.compiler.ir.rope import rope_table
 from nearfar.compiler.kernels.builder import Kernel
-from nearfar.compiler.pipeline.lower import OBJECT_PREFIX, lower_object
+from nearfar.compiler.pipeline.lower import OBJECT_PREFIX, lower_calls_object
 from nearfar.compiler.quant.layout import store_rows
 from nearfar.compiler.runtime.variant import stored_dtype
 from nearfar.targets.cpu.levels import AMX, ARCHS, AVX2, NEON, Arch, Level, by_name, features
@@ -219,14 +219,18 @@ class StepLibrary:
     def calls(self) -> dict[str, KernelCall]:
         return {call.name: call for case in self.cases for _, row in case.runnable() for call in row.kernels}
 
-    @cached_property
+    @property
     def kernels(self) -> dict[str, Kernel]:
-        return {name: call.build() for name, call in self.calls.items()}
+        return self.compiled[0]
+
+    @cached_property
+    def compiled(self) -> tuple[dict[str, Kernel], list[bytes]]:
+        return objects_of(ARCH, self.calls)
 
     @cached_property
     def library(self) -> Library:
         file = self.folder / "kernels.so"
-        file.write_bytes(link(objects_of(ARCH, self.calls, self.kernels), ARCH.triple))
+        file.write_bytes(link(self.compiled[1], ARCH.triple))
         library = Library(file)
         library.start_threads(2)
         return library
@@ -270,18 +274,21 @@ class StepLibrary:
         return self.library.prepare(calls), np.array(scalars, np.int64), arrays
 
 
-def objects_of(arch: Arch, calls: Mapping[str, KernelCall], kernels: Mapping[str, Kernel]) -> list[bytes]:
-    """An object file for each level and template, so that a change of one template compiles few. A level of another
-    architecture is compiled for the base level of this one.
+def objects_of(arch: Arch, calls: Mapping[str, KernelCall]) -> tuple[dict[str, Kernel], list[bytes]]:
+    """The kernels by name, without their functions, and an object file for each level and template, so that a change of
+    one template compiles few. A level of another architecture is compiled for the base level of this one.
     """
-    grouped: dict[tuple[Level, str], list[Kernel]] = {}
-    for name, call in calls.items():
-        grouped.setdefault((level_of(call), call.template.__name__), []).append(kernels[name])
-
-    def target_of(level: Level) -> dict[str, object]:
-        return tvm_target(arch, level if level in arch.levels else replace(AVX2, name=level.name))
-
-    return [lower_object(group, target_of(level)) for (level, _), group in grouped.items()]
+    grouped: dict[tuple[Level, str], list[KernelCall]] = {}
+    for call in calls.values():
+        grouped.setdefault((level_of(call), call.template.__name__), []).append(call)
+    kernels: dict[str, Kernel] = {}
+    objects = []
+    for (level, _), group in grouped.items():
+        target = tvm_target(arch, level if level in arch.levels else replace(AVX2, name=level.name))
+        built, compiled = lower_calls_object(group, target, lambda _: None)
+        kernels |= {kernel.name: kernel for kernel in built}
+        objects.append(compiled)
+    return kernels, objects
 
 
 def runs_on(row: Variant, dims: Mapping[str, int]) -> bool:

@@ -109,8 +109,8 @@ def test_the_kernels_of_every_op_compile_for_aarch64() -> None:
     # One kernel of each template for each level.
     of_templates = {(call.template, call.facts["isa"]): call for row in rows for call in row.kernels}
     calls = {call.name: call for call in of_templates.values()}
-    kernels = {name: call.build() for name, call in calls.items()}
-    library = link(objects_of(arch, calls, kernels), arch.triple)
+    _, objects = objects_of(arch, calls)
+    library = link(objects, arch.triple)
     for name in calls:
         assert f"\0__tvm_ffi_{name}\0".encode() in library, name
 
