@@ -77,6 +77,7 @@ def logits_with_adapter(
     for name, values in read_adapter(adapter, compiled.manifest).items():
         runner.write_state(name, 0, values)
     pages = range(-(-len(token_ids) // compiled.manifest.page_size))
-    chunk = Chunk(token_ids, 0, pages, range(len(token_ids)), adapter=0)
+    # Models without states do not read the slots.
+    chunk = Chunk(token_ids, 0, pages, range(len(token_ids)), adapter=0, state=(0, 0))
     logits: npt.NDArray[np.float32] = runner.forward(make_batch([chunk], compiled.manifest.page_size)).logits
     return logits

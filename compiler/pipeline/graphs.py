@@ -33,6 +33,12 @@ def graphs_of(checkpoint: Checkpoint, context: int, *, page_size: int = PAGE_SIZ
     name = EMBED if isinstance(task, EmbeddingSpec) else CLASSIFY
     if encoder is not None:
         return {name: encoder.encode(spec, context, task)}
+    if spec.states is not None:
+        raise UnsupportedModel(
+            f"{checkpoint.path}: this {spec.model_type} model has recurrent layers, of which vectors and scores are "
+            "not supported; compile it without its modules.json to generate text, or give another model",
+            model_type=spec.model_type,
+        )
     paged = by_model_type(spec.model_type).forward(spec, page_size, context, embeds=True)
     paged = round_activations(paged, checkpoint)
     # A factor by position applies only to long contexts, but it must not decide whether a plan has pages.

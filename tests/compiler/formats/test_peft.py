@@ -1,4 +1,4 @@
-"""Adapters that PEFT wrote, against the logits that PEFT computes with them."""
+"""Adapters that PEFT wrote, against the logits that PEFT computes with them; and of layers with states."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_adapters import MLP, SELF_ATTENTION, logits_with_adapter
+from decoder_families import make_family
+from tiny_adapters import MLP, SELF_ATTENTION, adapted_logits, logits_with_adapter, make_adapter
 from tolerances import F32, relative_error
 
 # PEFT still reads names that transformers will remove.
@@ -43,3 +44,18 @@ def test_logits_are_those_of_peft(config: dict[str, Any], tiny_checkpoints: Mapp
     found = logits_with_adapter(checkpoint, tmp_path / "adapter", tmp_path / "bundle", TOKENS, "f32")
     assert relative_error(found, expected) < F32
     assert relative_error(without, expected) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("family", "modules"),
+    [
+        ("qwen3_5_text", ("q_proj", "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")),
+        ("granitemoehybrid", ("in_proj", "out_proj")),
+    ],
+)
+def test_projections_beside_a_state_accept_adapters(family: str, modules: tuple[str, ...], tmp_path: Path) -> None:
+    make_family(family, tmp_path / "checkpoint")
+    deltas = make_adapter(tmp_path / "adapter", tmp_path / "checkpoint", modules, rank=3, alpha=5, seed=1)
+    assert {module.rsplit(".", 1)[1] for module in deltas} == set(modules)
+    found = logits_with_adapter(tmp_path / "checkpoint", tmp_path / "adapter", tmp_path / "bundle", TOKENS, "f32")
+    assert relative_error(found, adapted_logits(tmp_path / "checkpoint", deltas, TOKENS)) < F32

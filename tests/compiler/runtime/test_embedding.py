@@ -86,6 +86,13 @@ def test_layers_that_need_pages_make_the_vector_of_the_last_token_in_chunks(tmp_
         compile_plain(tmp_path / "checkpoint", tmp_path / "mean", "f32", 64)
 
 
+def test_vectors_of_recurrent_layers_are_refused_by_name(tmp_path: Path) -> None:
+    make_family("qwen3_5_text", tmp_path / "checkpoint")
+    write_modules(tmp_path / "checkpoint", behind=())
+    with pytest.raises(UnsupportedModel, match=r"this qwen3_5_text model has recurrent layers, of which vectors"):
+        compile_plain(tmp_path / "checkpoint", tmp_path / "bundle", "f32", 64)
+
+
 @pytest.mark.usefixtures("vulkan")
 @pytest.mark.parametrize("activation", ["float32", "float16"])
 def test_on_wgpu_vectors_of_a_ragged_batch_are_those_of_each_text_alone(
