@@ -34,6 +34,7 @@ const laterFiles = (folder) => [
   outside("grammar-outside", /\/grammar\/index\.js$/, `${folder}/grammar.js`),
   outside("onnx-outside", /\/onnx\/index\.js$/, `${folder}/onnx.js`),
   outside("encoders-outside", /\/encoders\/index\.js$/, `${folder}/encoders.js`),
+  outside("experts-outside", /\/experts\/index\.js$/, `${folder}/experts.js`),
   outside("adapters-outside", /\/adapters\/index\.js$/, `${folder}/adapters.js`),
   outside("drafts-outside", /\/drafts\/index\.js$/, `${folder}/drafts.js`),
 ];
@@ -139,6 +140,7 @@ const built = await Promise.all([
   build({ ...browser, entryPoints: { hybrid_encoding: "src/router/hybrid_encoding.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { adapters: "src/adapters/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { drafts: "src/drafts/index.ts" }, outdir: "dist" }),
+  build({ ...browser, entryPoints: { experts: "src/experts/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { encoders: "src/encoders/index.ts" }, outdir: "dist" }),
   build({
     ...browser,

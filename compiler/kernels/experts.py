@@ -169,7 +169,7 @@ class Groups:
 
 
 def group_pairs(name: str, experts: Experts, tile_rows: int) -> Kernel:
-    """Group pairs by expert, in their order, in tiles of ``tile_rows``.
+    """Group pairs by expert, in their order, in tiles of ``tile_rows``. Pairs without an expert are in no tile.
 
     One workgroup. One thread: the pairs of one expert in one segment of all pairs; with more than 256 experts, of
     several experts. It counts them, waits until the starts of all tiles are known, and writes them.
@@ -197,7 +197,7 @@ def group_pairs(name: str, experts: Experts, tile_rows: int) -> Kernel:
         with kernel.loop("offset", maximum(last - first, 0)) as offset:
             pair = first + offset
             token, of_token = truncated_quotient(pair, experts.chosen), pair % experts.chosen
-            with kernel.when(experts.index(chosen[token, of_token]) == expert):
+            with kernel.when(chosen[token, of_token] == expert):
                 body(pair)
 
     def count(pair: Scalar) -> None:  # noqa: ARG001

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..ir.expr import Expr
-from .builder import Array, Kernel, KernelBuilder, Scalar, guard_below
+from .builder import Array, Kernel, KernelBuilder, Scalar, all_of, guard_below, select
 from .maths import rms_factor
 from .projection import Projection, ProjectionArguments
 from .vector_parts import InputTile, dot_products, load_blocks
@@ -54,7 +54,8 @@ def linear_vector(name: str, facts: Projection, shape: VectorShape) -> Kernel:
 
     sums = kernel.local("sums", rows * halves, "float32", fill=0)
     tile = InputTile(kernel, arguments, thread, threads, blocks, steps, x_row, column_block == 0)
-    with kernel.loop("step", steps) as step:
+    rounds = steps if facts.experts is None else kernel.let("steps", select(arguments.has_expert, steps, 0))
+    with kernel.loop("step", rounds) as step:
         # The weights are loaded while the workgroup reads its input: nothing before the second barrier waits for them.
         mine = [i * lanes + lane for i in range(shape.unroll)]
         clamp = facts.outputs % outputs != 0
@@ -79,7 +80,8 @@ def linear_vector(name: str, facts: Projection, shape: VectorShape) -> Kernel:
         results = [result * inverse[0] for result in results]
     output = kernel.let("output", column_block * outputs + thread)
     with kernel.when(guard_below(thread, outputs, threads)):
-        arguments.store(kernel, row, output, results, guard_below(output, facts.outputs, outputs))
+        exists = guard_below(output, facts.outputs, outputs)
+        arguments.store(kernel, row, output, results, all_of(exists, arguments.has_expert))
     return kernel.finish()
 
 

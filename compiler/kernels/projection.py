@@ -18,6 +18,9 @@ from .vectors import lane_of, vector
 class Experts:
     """The experts of a projection that has a weight for each of ``count``, as `ops.experts.expert_linear` defines it:
     ``tokens`` rows have ``chosen`` of them each. ``shares_rows``: the pairs of a token read the same row of x.
+
+    A GPU may hold some experts at a time: then ``chosen`` are their places among the weights, a pair whose expert is
+    elsewhere has -1, and kernels leave its row of the result as it is.
     """
 
     count: int
@@ -156,8 +159,9 @@ class ProjectionArguments:
             if facts.experts is None or not reads_chosen
             else kernel.buffer("chosen", (facts.experts.tokens, facts.experts.chosen), "int32")
         )
-        # The first row of the weights, and of the bias, of the expert at hand.
+        # The first row of the weights, and of the bias, of the expert at hand; whether there is one.
         self.first_row: Scalar | int = 0
+        self.has_expert: Scalar | bool = True
         bias_length = facts.total_width if facts.experts is None and not facts.gated else facts.all_weight_rows
         self._bias = kernel.buffer("bias", (bias_length,), "float32") if facts.bias else None
         self._store = Fold(kernel, MATHS, facts.store, rows, facts.total_width, up_dtype=facts.up_dtype)
@@ -176,7 +180,9 @@ class ProjectionArguments:
         if experts is None or self._chosen is None:
             return row
         token = kernel.let("token", truncated_quotient(row, experts.chosen))
-        self.read_expert(kernel, experts.index(self._chosen[token, row - token * experts.chosen]))
+        expert = kernel.let("expert", self._chosen[token, row - token * experts.chosen])
+        self.has_expert = expert >= 0
+        self.read_expert(kernel, experts.index(expert))
         return token if experts.shares_rows else row
 
     def read_expert(self, kernel: KernelBuilder, expert: Scalar) -> None:

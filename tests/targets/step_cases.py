@@ -31,14 +31,14 @@ OWN_CASES = (
     "sample",
     "top_logprobs",
 )
-# Integer inputs by name: token ids, rows to select, adapters, experts.
+# Integer inputs by name: token ids, rows to select, adapters, experts, which a pair may lack.
 LIMITS = {
     "token_ids": (0, 40),
     "sampled": (0, 40),
     "rows": (0, 3),
     "adapters": (-1, 2),
     "token_types": (0, 2),
-    "chosen": (0, EXPERTS),
+    "chosen": (-1, EXPERTS),
 }
 DIMS = {"N": 4, "M": 2, "R": 5, "B": 3, "Z": 5}
 # The slots of the sequences' states: one is written where it was read, and two read the same one.

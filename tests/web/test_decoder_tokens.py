@@ -35,7 +35,7 @@ MORE_BEHIND = 20
 SETTINGS: dict[str, dict[str, Any]] = {
     "gemma3_text": {"query_pre_attn_scalar": 4},
     # With experts on the second layer alone, answers repeat less.
-    "qwen3_moe": {"num_hidden_layers": 2, "mlp_only_layers": [0]},
+    "qwen3_moe": {"num_hidden_layers": 2, "mlp_only_layers": [0], "num_experts": 8, "num_experts_per_tok": 2},
 }
 TIMEOUT_MS = 180_000
 SCRIPT = """async ([bundle, promptIds, maxTokens]) => {
@@ -59,6 +59,18 @@ DRAFT_SCRIPT = """async ([bundle, draft, promptIds, maxTokens]) => {
     const { draftedTokens, acceptedTokens } = engine.counts;
     engine.destroy();
     return [answers, draftedTokens, acceptedTokens];
+}"""
+EXPERTS_SCRIPT = """async ([bundle, promptIds, maxTokens, sizes]) => {
+    const { Engine } = await import("./nearfar.js");
+    const found = [];
+    for (const expertMemory of sizes) {
+        const engine = await Engine.load(bundle, { tuning: false, selfTest: "always", expertMemory });
+        const ids = [];
+        for await (const { tokenId } of engine.generateTokens({ promptIds, maxTokens })) ids.push(tokenId);
+        found.push({ ids, ...engine.info, ...engine.counts });
+        engine.destroy();
+    }
+    return found;
 }"""
 SESSION_SCRIPT = """import { Engine } from "./nearfar.js";
 window.engine = await Engine.load("./qwen3_5_text/", { tuning: false, selfTest: "never" });
@@ -98,7 +110,7 @@ def make_talkative(family: str, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def site(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
     site = tmp_path_factory.mktemp("decoders")
-    for script in ("nearfar.js", "drafts.js"):
+    for script in ("nearfar.js", "drafts.js", "experts.js"):
         shutil.copy(PAGE.parent / script, site)
     (site / "index.html").write_text("<!doctype html><title>decoders</title>")
     (site / "session.html").write_text('<!doctype html><body><script type="module" src="session.js"></script>')
@@ -173,6 +185,38 @@ def test_drafts_of_any_quality_leave_a_recurrent_models_tokens_as_they_are(
     assert right[0] == wrong[0] == answers
     assert right[2] > 0.9 * right[1] > 0
     assert wrong[2] < 0.5 * wrong[1]
+
+
+def test_a_mixture_generates_the_same_tokens_whatever_part_of_its_experts_is_on_the_device(
+    site: Path, browser: Browser, bundle_of: Callable[[str], Bundle]
+) -> None:
+    bundle = bundle_of("qwen3_moe")
+    experts = bundle.manifest.spec.experts
+    assert experts is not None
+    weights = bundle.manifest.weights
+    sizes = [sum(plane.size for plane in weights[name].planes) for name in bundle.manifest.expert_weights]
+    of_one = sum(sizes) // experts.number
+    expected = list(generate(ReferenceRunner(bundle), TOKENS, MAX_TOKENS, Sampler()))
+    page = browser.new_page()
+    page.set_default_timeout(TIMEOUT_MS)
+    # Those that a token chooses, some more, all but one, and all.
+    held = [experts.chosen, experts.chosen + 1, experts.number - 1, experts.number]
+    with serve(site) as url:
+        page.goto(url)
+        found = page.evaluate(EXPERTS_SCRIPT, ["./qwen3_moe/", TOKENS, MAX_TOKENS, [of_one * count for count in held]])
+    page.close()
+    assert [each["ids"] for each in found] == [expected] * len(held)
+    assert [each["selfTest"]["state"] for each in found] == ["passed"] * len(held)
+    *parts, whole = found
+    assert whole["experts"] is None
+    reads = []
+    for count, each in zip(held, parts, strict=False):
+        assert each["weightBytes"] == whole["weightBytes"] - of_one * (experts.number - count)
+        counts = each["experts"]
+        assert counts["bytesRead"] == counts["reads"] * of_one
+        assert counts["hits"] > 0
+        reads.append(counts["reads"])
+    assert reads[0] > reads[1] > reads[2] > experts.chosen
 
 
 def test_clones_and_saved_sessions_go_on_from_the_states_of_a_recurrent_model(

@@ -17,7 +17,7 @@ import { isExport } from "./runtime/any_manifest.js";
 import type { Bundle } from "./runtime/bundle.js";
 import { bundleId, filesToLoad } from "./runtime/bundle.js";
 import { chooseActivation, findAdapter, requireSecureContext } from "./runtime/device.js";
-import { importEncoders } from "./runtime/import_encoders.js";
+import { importEncoders } from "./runtime/import_later.js";
 import { loadManifest } from "./runtime/load_manifest.js";
 import type { MemoryOptions, MemoryPlan } from "./runtime/memory_plan.js";
 import { planMemory } from "./runtime/memory_plan.js";
@@ -121,6 +121,7 @@ const LOAD_OPTIONS: Checks = {
   maxAdapters: "integer 1..",
   stateSnapshots: "integer 0..",
   memoryBudget: "number 0<..",
+  expertMemory: "number 0<..",
 } satisfies Record<keyof LoadOptions, Check>;
 
 export interface Loaded {

@@ -1,6 +1,6 @@
 // A bundle's folder on disk, as a source.
 
-import { createReadStream } from "node:fs";
+import { createReadStream, openAsBlob } from "node:fs";
 import { access } from "node:fs/promises";
 import { join } from "node:path";
 import { Readable } from "node:stream";
@@ -11,6 +11,8 @@ import type { Source } from "../src/runtime/source.js";
 export function folderSource(folder: string): Source {
   return {
     location: folder,
+    // Parts of a file are read from the folder itself.
+    stored: ({ file }) => openAsBlob(join(folder, file)),
     async open(file, signal) {
       const path = join(folder, file);
       try {

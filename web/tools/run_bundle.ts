@@ -1,8 +1,9 @@
 // Runs a bundle in Node and prints the result as JSON: {token_ids, target, reason, activation, dispatches_per_token,
-// adapter, self_test}. WebGPU bundles run on Dawn, ONNX bundles on onnxruntime-node. Given several bundles, it runs the
+// adapter, total_bytes, computed_tokens, experts, self_test}. WebGPU bundles run on Dawn, ONNX bundles on onnxruntime-node. Given several bundles, it runs the
 // first one that this machine can run.
 //
-//     node dist/tools/run_bundle.js BUNDLE ... --tokens 1,2,3 [--max-tokens 64]
+//     node dist/tools/run_bundle.js BUNDLE ... --tokens 1,2,3 [--max-tokens 64] [--expert-memory BYTES]
+//         [--memory-budget BYTES]
 
 import { parseArgs } from "node:util";
 
@@ -11,23 +12,32 @@ import { NearfarError } from "../src/errors.js";
 import { dawn } from "./dawn.js";
 import { folderSource } from "./folder_source.js";
 
-const USAGE = "usage: run_bundle BUNDLE ... --tokens 1,2,3 [--max-tokens 64]";
+const USAGE =
+  "usage: run_bundle BUNDLE ... --tokens 1,2,3 [--max-tokens 64] [--expert-memory BYTES] [--memory-budget BYTES]";
 
 async function main(): Promise<void> {
   const { values, positionals } = parseArgs({
     allowPositionals: true,
-    options: { tokens: { type: "string" }, "max-tokens": { type: "string", default: "64" } },
+    options: {
+      tokens: { type: "string" },
+      "max-tokens": { type: "string", default: "64" },
+      "expert-memory": { type: "string" },
+      "memory-budget": { type: "string" },
+    },
   });
   if (positionals.length === 0 || values.tokens === undefined) throw new Error(USAGE);
   const promptIds = values.tokens.split(",").map(Number);
   const engine = await Engine.load(positionals.map(folderSource), {
     gpu: dawn(),
     onnx: { runtime: () => import("onnxruntime-node") },
+    expertMemory: numberOf(values["expert-memory"]),
+    memoryBudget: numberOf(values["memory-budget"]),
   });
   const tokenIds: number[] = [];
   for await (const { tokenId } of engine.generateTokens({ promptIds, maxTokens: Number(values["max-tokens"]) }))
     tokenIds.push(tokenId);
-  const { target, reason, activation, dispatchesPerToken, adapter, selfTest } = engine.info;
+  const { target, reason, activation, dispatchesPerToken, adapter, selfTest, totalBytes } = engine.info;
+  const { computedTokens, experts } = engine.counts;
   console.log(
     JSON.stringify({
       token_ids: tokenIds,
@@ -36,6 +46,9 @@ async function main(): Promise<void> {
       activation,
       dispatches_per_token: dispatchesPerToken,
       adapter,
+      total_bytes: totalBytes,
+      computed_tokens: computedTokens,
+      experts,
       self_test: {
         state: selfTest.state,
         switched_off: selfTest.switchedOff,
@@ -44,6 +57,10 @@ async function main(): Promise<void> {
     }),
   );
   engine.destroy();
+}
+
+function numberOf(text: string | undefined): number | undefined {
+  return text === undefined ? undefined : Number(text);
 }
 
 main().then(

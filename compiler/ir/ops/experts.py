@@ -124,17 +124,22 @@ def expert_linear(inputs: Inputs, attrs: Attrs) -> Array:
 
     x (S, K), or (S * chosen, K) with a row for each pair; weight (experts * N, K), bias (experts * N,), chosen
     (S, chosen) -> (S * chosen, N). See `projections.linear` for ``load``, ``store`` and weights that are split: a
-    part has the same rows of all experts, and so has its bias.
+    part has the same rows of all experts, and so has its bias. The row of a pair with the expert -1 remains what it
+    was, so that a GPU which holds some of the experts at a time can compute the pairs in turns.
     """
     weight, chosen = inputs["weight"], inputs["chosen"].reshape(-1)
     x = LOAD.fold(inputs, attrs, inputs["x"].astype(np.float32))
     rows = x if len(x) == len(chosen) else np.repeat(x, inputs["chosen"].shape[1], axis=0)
     each = len(weight) // attrs["experts"]
     part = np.zeros((len(chosen), each), np.float32)
-    for expert in np.unique(chosen):
+    for expert in np.unique(chosen[chosen >= 0]):
         here, mine = slice(expert * each, (expert + 1) * each), chosen == expert
         part[mine] = rows[mine] @ weight[here].T + (inputs["bias"][here] if "bias" in inputs else 0)
-    return placed(STORE.fold(inputs, attrs, part, attrs["offset"]), inputs, attrs)
+    y = STORE.fold(inputs, attrs, part, attrs["offset"])
+    first, left_out = attrs["offset"], chosen < 0
+    before = inputs["into"][left_out, first : first + y.shape[1]] if "into" in inputs else None
+    y[left_out] = (np.nan if attrs["columns"] in (None, y.shape[1]) else 0) if before is None else before
+    return placed(y, inputs, attrs)
 
 
 def expert_facts(use: Use, bound: Bound) -> Mapping[str, Any]:

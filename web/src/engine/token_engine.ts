@@ -2,6 +2,7 @@
 // so the device never waits for the host. The scheduler decides what runs when.
 
 import { DeviceError, RequestError } from "../errors.js";
+import type { ExpertCounts } from "../experts/index.js";
 import { IN_PROMPT } from "../runtime/batch.js";
 import { pagesOfSequence } from "../runtime/page_groups.js";
 import type { StepResult } from "../runtime/results.js";
@@ -36,6 +37,11 @@ export interface EngineCounts {
   /** Drafts that were checked, and those that were right. */
   readonly draftedTokens: number;
   readonly acceptedTokens: number;
+  /**
+   * For a mixture whose experts are not all on the device: how often a batch found an expert of a layer there, how often
+   * one was read from its file, and the bytes of these. Null for other models.
+   */
+  readonly experts: ExpertCounts | null;
 }
 
 /** The properties of a model that the engine needs. */
@@ -107,7 +113,8 @@ export class TokenEngine implements TokenSource {
   get counts(): EngineCounts {
     const { kv, drafted: draftedTokens, accepted: acceptedTokens } = this.#scheduler;
     const { cached: stateSnapshots = 0, hits: stateHits = 0 } = kv.states ?? {};
-    return { ...this.#counts, stateSnapshots, stateHits, draftedTokens, acceptedTokens };
+    const experts = this.#runner.expertCounts ?? null;
+    return { ...this.#counts, stateSnapshots, stateHits, draftedTokens, acceptedTokens, experts };
   }
 
   get runner(): StepRunner {

@@ -5,7 +5,7 @@ import { BundleError } from "../errors.js";
 import type { Batch } from "./batch.js";
 import { variantName } from "./choices.js";
 import type { Front } from "./choices.js";
-import { importEncoders } from "./import_encoders.js";
+import { importEncoders } from "./import_later.js";
 import type { Manifest } from "./manifest.js";
 import type { Runner } from "./runner.js";
 import { selfTest } from "./self_test.js";

@@ -47,6 +47,7 @@ export function planExport(
     workingBytes,
     totalBytes,
     pages: count,
+    experts: null,
     context,
     fits: context === manifest.context,
   };

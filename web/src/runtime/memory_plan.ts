@@ -3,6 +3,8 @@
 import { DeviceError } from "../errors.js";
 import { paddedSize } from "./allocator.js";
 import type { Dims } from "./expr.js";
+import type { Mixture } from "./expert_layers.js";
+import { mixtureOf } from "./expert_layers.js";
 import type { Manifest } from "./manifest.js";
 import type { PoolOptions } from "./memory.js";
 import { capacityOf, limitsOf, passingBuffers, sizeBytes } from "./memory.js";
@@ -13,10 +15,19 @@ import type { ActivationDtype } from "./variants.js";
 export interface MemoryOptions extends PoolOptions {
   /**
    * The maximum number of bytes that the model may use on the device. Without ``pages``, all pages that fit into the
-   * budget are allocated, up to the default number.
+   * budget are allocated, up to the default number. If all experts of a mixture do not fit, the device holds those that
+   * fit beside the pages, which then take a quarter of what the other weights leave at most.
    */
   readonly memoryBudget?: number | undefined;
+  /**
+   * The maximum number of bytes of a mixture's experts on the device, at least those that a token chooses. Others are
+   * read from the store when a token chooses them. By default all, or what fits into the budget.
+   */
+  readonly expertMemory?: number | undefined;
 }
+
+/** The largest share of the memory that a mixture's other weights leave for keys and values beside its experts. */
+const KEY_VALUE_SHARE = 0.25;
 
 /** Sizes in bytes. */
 export interface MemoryPlan {
@@ -28,6 +39,8 @@ export interface MemoryPlan {
   readonly workingBytes: number;
   readonly totalBytes: number;
   readonly pages: number;
+  /** The number of experts of each layer that the device holds; null if it holds all weights. */
+  readonly experts: number | null;
   /** The maximum number of tokens of one sequence: the bundle's context, or the capacity of the pages. */
   readonly context: number;
   /** Whether a full context fits into the budget. */
@@ -38,7 +51,7 @@ export interface MemoryPlan {
 export function planMemory(manifest: Manifest, activation: ActivationDtype, options: MemoryOptions = {}): MemoryPlan {
   const { memoryBudget = Infinity } = options;
   const capacity = capacityOf(manifest, options);
-  const weightBytes = Object.values(manifest.weights).reduce(
+  const allWeights = Object.values(manifest.weights).reduce(
     (sum, { planes }) => sum + planes.reduce((total, { size }) => total + paddedSize(size), 0),
     0,
   );
@@ -48,12 +61,17 @@ export function planMemory(manifest: Manifest, activation: ActivationDtype, opti
   // With fewer pages there are at most as many for the layers with a window.
   const windowPages = capacity.PW ?? 0;
   const keyValues = (pages: number): number => pages * pageBytes + Math.min(pages, windowPages) * windowPageBytes;
+  const least = keyValues(options.pages ?? 1);
+  const most = keyValues(options.pages ?? requested);
+  const mixture = mixtureOf(manifest);
+  const experts = mixture && expertsWithin(mixture, memoryBudget - workingBytes - allWeights, least, most, options);
+  const weightBytes = allWeights - (mixture === null ? 0 : (mixture.number - (experts ?? mixture.number)) * mixture.expertBytes);
   const free = memoryBudget - weightBytes - workingBytes;
   const fitting = Math.floor(
     Math.max(free / (pageBytes + windowPageBytes), (free - windowPages * windowPageBytes) / pageBytes),
   );
   if (fitting < (options.pages ?? 1)) {
-    const needed = weightBytes + workingBytes + keyValues(options.pages ?? 1);
+    const needed = weightBytes + workingBytes + least;
     throw new DeviceError(
       `The model takes at least ${megabytes(needed)} MB on the device, ` +
         `the budget is ${megabytes(memoryBudget)} MB; raise it, or use a smaller model`,
@@ -70,14 +88,44 @@ export function planMemory(manifest: Manifest, activation: ActivationDtype, opti
     workingBytes,
     totalBytes,
     pages,
+    experts,
     context,
     fits: context === manifest.context,
   };
 }
 
+/**
+ * How many experts of each layer the device holds; null for all. ``free`` is what all weights leave of the budget,
+ * which is negative if they exceed it. Keys and values need ``least`` bytes and use ``most``.
+ */
+function expertsWithin(
+  { number, chosen, expertBytes }: Mixture,
+  free: number,
+  least: number,
+  most: number,
+  { pages, expertMemory }: MemoryOptions,
+): number | null {
+  const all = number * expertBytes;
+  const share = pages === undefined ? Math.max(least, Math.min(most, (free + all) * KEY_VALUE_SHARE)) : least;
+  const wanted = expertMemory ?? (free >= least ? all : free + all - share);
+  const held = Math.floor(wanted / expertBytes);
+  if (held >= number) return null;
+  if (held < chosen && expertMemory !== undefined)
+    throw new DeviceError(
+      `A token chooses ${chosen} of ${number} experts in each layer, which take ` +
+        `${megabytes(chosen * expertBytes)} MB, expertMemory is ${megabytes(expertMemory)} MB; raise it`,
+      { needed: chosen * expertBytes, expertMemory },
+    );
+  return Math.max(held, chosen);
+}
+
 /** The pool for these options, within the budget. Throws the errors of `planMemory`. */
 export function poolWithin(manifest: Manifest, activation: ActivationDtype, options: MemoryOptions): PoolOptions {
-  const { pages } = planMemory(manifest, activation, options);
+  return poolOf(manifest, planMemory(manifest, activation, options), options);
+}
+
+/** The pool of a plan that has these options. */
+export function poolOf(manifest: Manifest, { pages }: MemoryPlan, options: MemoryOptions): PoolOptions {
   return pages === capacityOf(manifest, options).P ? options : { ...options, pages };
 }
 

@@ -7,6 +7,7 @@ import { DeviceError, RequestError, messageOf } from "../errors.js";
 import { unlessAborted } from "./abort.js";
 import { Allocator } from "./allocator.js";
 import { Arena } from "./arena.js";
+import type { ExpertCache, ExpertCounts } from "../experts/index.js";
 import type { Batch } from "./batch.js";
 import { dimsOf } from "./batch.js";
 import type { Bundle } from "./bundle.js";
@@ -15,22 +16,23 @@ import { NO_CHOICES, variantName } from "./choices.js";
 import type { OpenDevice } from "./device.js";
 import type { Dims } from "./expr.js";
 import { Health } from "./device.js";
+import { mixtureOf } from "./expert_layers.js";
 import type { Send } from "./host_tables.js";
 import { batchInputs, gather } from "./host_tables.js";
+import { importExperts } from "./import_later.js";
 import { KvPages } from "./kv_pages.js";
 import type { Expr, Manifest, VariantEntry } from "./manifest.js";
 import type { RunnerLimits } from "./memory.js";
 import { allocateMemory, capacityOf, limitsOf, Room } from "./memory.js";
 import type { MemoryOptions } from "./memory_plan.js";
-import { poolWithin } from "./memory_plan.js";
+import { planMemory, poolOf } from "./memory_plan.js";
 import type { PageCopies, PagesByGroup } from "./page_groups.js";
-import type { CompiledKernel } from "./pipelines.js";
 import { compileKernels } from "./pipelines.js";
 import { planOf } from "./plan.js";
 import type { Result, ResultOptions, StepResult } from "./results.js";
 import { Results } from "./results.js";
 import type { Dispatch } from "./schedule.js";
-import { Schedule, kernelNames } from "./schedule.js";
+import { Schedule, encodeDispatches, encodePass, kernelNames } from "./schedule.js";
 import { SlotStates } from "./slot_states.js";
 import type { OnBytes } from "./source.js";
 import type { Piece } from "./staging.js";
@@ -75,8 +77,10 @@ interface RunnerParts {
   readonly results: Results;
   readonly buffers: ReadonlyMap<string, GPUBuffer>;
   readonly room: Room;
-  /** The shards of the tables that stay on the host, by number. */
-  readonly tables: ReadonlyMap<number, Blob>;
+  /** The shards of the tables and experts that stay on the host, by number. */
+  readonly files: ReadonlyMap<number, Blob>;
+  /** Null if all experts are on the device. */
+  readonly experts: ExpertCache | null;
   readonly pages: KvPages;
   readonly slotStates: SlotStates;
   readonly limits: RunnerLimits;
@@ -103,14 +107,14 @@ export class Runner {
   #stopwatch: Stopwatch | null = null;
 
   private constructor(parts: RunnerParts) {
-    const { allocator, limits, open, results, tables } = parts;
+    const { allocator, files, limits, open, results } = parts;
     this.#parts = parts;
     this.manifest = parts.manifest;
     this.limits = limits;
     this.rows = parts.rows;
     this.refused = parts.refused;
-    // The host must know the tokens of a step to gather their rows.
-    this.stepsInFlight = tables.size > 0 ? 1 : STEPS_IN_FLIGHT;
+    // The host must know the tokens of a step to gather their rows, and the experts that they choose.
+    this.stepsInFlight = files.size > 0 ? 1 : STEPS_IN_FLIGHT;
     const [numLogits, numOthers] = results.sizes(limits.rows ?? limits.sequences, limits.tokens);
     this.#steps = new Staging(allocator, "step", numOthers * 4, STEPS_IN_FLIGHT);
     this.#logits = new Staging(allocator, "logits", numLogits * 4);
@@ -148,7 +152,13 @@ export class Runner {
     const { manifest, source } = bundle;
     const { device, activation, features } = open;
     const { choices = NO_CHOICES, alternatives = false } = options;
-    const pool = poolWithin(manifest, activation, options);
+    const plan = planMemory(manifest, activation, options);
+    const pool = poolOf(manifest, plan, options);
+    const mixture = plan.experts === null ? null : mixtureOf(manifest);
+    const held = plan.experts ?? 0;
+    const shares = new Map(
+      mixture?.layers.flatMap(({ weights }) => weights.map((name) => [name, held / mixture.number])),
+    );
     const capacity = capacityOf(manifest, pool);
     const selected = selectRows(manifest, activation, features, alternatives ? null : choices, capacity);
     const names = kernelNames(selected);
@@ -158,7 +168,7 @@ export class Runner {
 
     // All memory is allocated before the download starts, so that a model that does not fit fails immediately.
     device.pushErrorScope("out-of-memory");
-    const weights = allocateWeights(allocator, manifest);
+    const weights = allocateWeights(allocator, manifest, shares);
     const weightBytes = allocator.bytes;
     const memory = allocateMemory(allocator, manifest, activation, capacity);
     const limits = limitsOf(manifest, pool);
@@ -169,12 +179,13 @@ export class Runner {
 
     let compiled = 0;
     options.onKernel?.(compiled, names.length);
-    const [{ kernels, refused }, tables] = await Promise.all([
+    const [{ kernels, refused }, files, module] = await Promise.all([
       compileKernels(device, manifest, names, source, signal, () => {
         compiled++;
         options.onKernel?.(compiled, names.length);
       }),
-      loadWeights(device, weights, manifest, source, signal, options.onBytes),
+      loadWeights(device, weights, manifest, shares, source, signal, options.onBytes),
+      mixture && importExperts(),
     ]);
 
     const find = (name: string, plane: string | null): GPUBindingResource | undefined => {
@@ -202,7 +213,20 @@ export class Runner {
       results,
       buffers: memory.buffers,
       room,
-      tables,
+      files,
+      experts:
+        mixture &&
+        (module?.open({
+          mixture,
+          held,
+          maxTokens: limits.tokens,
+          manifest,
+          allocator,
+          weights,
+          buffers: memory.buffers,
+          files,
+        }) ??
+          null),
       pages: new KvPages(allocator, manifest, activation, capacity, memory.buffers),
       slotStates: new SlotStates(allocator, manifest, capacity, memory.buffers),
       limits,
@@ -214,6 +238,11 @@ export class Runner {
         stateBytes: memory.stateBytes,
       },
     });
+  }
+
+  /** Of experts that batches needed; null if all are on the device. */
+  get expertCounts(): ExpertCounts | null {
+    return this.#parts.experts?.counts ?? null;
   }
 
   /** The sizes at present. */
@@ -341,19 +370,18 @@ export class Runner {
     end?: number,
   ): Promise<ArrayBuffer> {
     const dims = this.#accept(batch, alternatives);
-    const { buffers, open, schedule, tables } = this.#parts;
+    const { buffers, experts, files, open, schedule } = this.#parts;
     const { device } = open;
-    // Without tables, the batch is submitted before this returns.
+    // Without files, the batch is submitted before this returns.
     let send: Send | null = null;
-    if (tables.size > 0) send = await gather(this.manifest, planOf(this.manifest), tables, batch.token_ids);
+    if (files.size > 0) send = await gather(this.manifest, planOf(this.manifest), files, batch.token_ids);
     send?.(device.queue, buffers);
     const rows = batch.sample_rows.length;
     const encoder = device.createCommandEncoder();
     const dispatches = schedule.dispatches(dims, start, end);
     this.#put(batch, dispatches, dims);
-    const pass = encoder.beginComputePass();
-    encodeDispatches(pass, dispatches);
-    pass.end();
+    if (experts === null) encodePass(encoder, dispatches);
+    else await this.#health.result(experts.run(schedule, dims, start, end));
     const pieces = results.map((result): Piece => ({
       source: this.#buffer(result),
       size: (result.perToken ? (dims.S ?? 0) : rows) * result.columns * 4,
@@ -422,16 +450,6 @@ export class Runner {
         });
       }
     }
-  }
-}
-
-function encodeDispatches(pass: GPUComputePassEncoder, dispatches: readonly Dispatch[]): void {
-  let current: CompiledKernel | null = null;
-  for (const { kernel, bindGroup, workgroups } of dispatches) {
-    if (kernel !== current) pass.setPipeline(kernel.pipeline);
-    current = kernel;
-    pass.setBindGroup(0, bindGroup);
-    pass.dispatchWorkgroups(...workgroups);
   }
 }
 

@@ -99,6 +99,23 @@ export function kernelNames(rows: ReadonlyMap<string, readonly VariantEntry[]>):
   return [...new Set([...rows.values()].flatMap((list) => list.flatMap((row) => row.kernels)))];
 }
 
+/** Encode dispatches as a compute pass. */
+export function encodePass(encoder: GPUCommandEncoder, dispatches: readonly Dispatch[]): void {
+  const pass = encoder.beginComputePass();
+  encodeDispatches(pass, dispatches);
+  pass.end();
+}
+
+export function encodeDispatches(pass: GPUComputePassEncoder, dispatches: readonly Dispatch[]): void {
+  let current: CompiledKernel | null = null;
+  for (const { kernel, bindGroup, workgroups } of dispatches) {
+    if (kernel !== current) pass.setPipeline(kernel.pipeline);
+    current = kernel;
+    pass.setBindGroup(0, bindGroup);
+    pass.dispatchWorkgroups(...workgroups);
+  }
+}
+
 function dispatchesOf(launches: readonly Launch[], dims: Dims): readonly Dispatch[] {
   const grids = new Map<CompiledKernel, Workgroups | null>();
   return launches.flatMap(({ kernel, bindGroup }) => {

@@ -16,36 +16,58 @@ export function planeKey(weight: string, plane: string): string {
   return `${weight}:${plane}`;
 }
 
-/** A buffer for each plane, by `planeKey`. */
-export function allocateWeights(allocator: Allocator, manifest: Manifest): ReadonlyMap<string, GPUBuffer> {
+/** A buffer for each plane, by `planeKey`; for a part of each of the weights in ``shares``, that share of it. */
+export function allocateWeights(
+  allocator: Allocator,
+  manifest: Manifest,
+  shares: ReadonlyMap<string, number>,
+): ReadonlyMap<string, GPUBuffer> {
   const planes = planesByShard(manifest).flat();
-  return new Map(planes.map(([key, plane]) => [key, allocator.storage(key, plane.size)]));
+  return new Map(
+    planes.map(([key, { size }, weight]) => [key, allocator.storage(key, Math.round(size * (shares.get(weight) ?? 1)))]),
+  );
 }
 
-/** Fill the buffers. Returns the shards of the host weights, by number. */
+/**
+ * Fill the buffers, except those of weights in ``shares``. Returns the shards of these and of the host weights, by
+ * number. A shard of such weights alone is only read if it must be downloaded.
+ */
 export async function loadWeights(
   device: GPUDevice,
   buffers: ReadonlyMap<string, GPUBuffer>,
   manifest: Manifest,
+  shares: ReadonlyMap<string, number>,
   source: Source,
   signal: AbortSignal,
   onBytes?: OnBytes,
 ): Promise<ReadonlyMap<number, Blob>> {
   const planes = planesByShard(manifest);
-  const onHost = new Set(
-    Object.values(manifest.host_weights).flatMap((weight) => weight.planes.map(({ shard }) => shard)),
+  const inFiles = new Set(
+    [...Object.values(manifest.host_weights), ...[...shares.keys()].map((name) => manifest.weights[name])].flatMap(
+      (weight) => weight?.planes.map(({ shard }) => shard) ?? [],
+    ),
   );
-  const tables = new Map<number, Blob>();
+  const files = new Map<number, Blob>();
   await inParallel(manifest.shards, SHARDS, async (shard, index) => {
+    const uploaded = (planes[index] ?? []).filter(([, , weight]) => !shares.has(weight));
+    if (shares.size > 0 && uploaded.length === 0) {
+      // It was checked when it was stored.
+      const stored = await source.stored?.(shard);
+      if (stored) {
+        files.set(index, stored);
+        onBytes?.(shard.size, "store");
+        return;
+      }
+    }
     const bytes = await readFile(source, shard, signal, onBytes);
     signal.throwIfAborted();
-    if (onHost.has(index)) tables.set(index, (await source.stored?.(shard)) ?? new Blob([bytes]));
-    for (const [key, plane] of planes[index] ?? []) {
+    if (inFiles.has(index)) files.set(index, (await source.stored?.(shard)) ?? new Blob([bytes]));
+    for (const [key, plane] of uploaded) {
       const buffer = buffers.get(key);
       if (buffer !== undefined) upload(device, buffer, bytes, plane);
     }
   });
-  return tables;
+  return files;
 }
 
 /** The bytes of the largest plane. */
@@ -56,11 +78,12 @@ export function largestPlane(manifest: Manifest): number {
   );
 }
 
-function planesByShard(manifest: Manifest): readonly (readonly [string, PlaneEntry])[][] {
-  const planes: [string, PlaneEntry][][] = manifest.shards.map(() => []);
+/** The key of each plane, the plane, and the name of its weight. */
+function planesByShard(manifest: Manifest): readonly (readonly [string, PlaneEntry, string])[][] {
+  const planes: [string, PlaneEntry, string][][] = manifest.shards.map(() => []);
   for (const [weight, { planes: own }] of Object.entries(manifest.weights)) {
     for (const plane of own) {
-      planes[plane.shard]?.push([planeKey(weight, plane.name), plane]);
+      planes[plane.shard]?.push([planeKey(weight, plane.name), plane, weight]);
     }
   }
   return planes;
