@@ -65,7 +65,8 @@ export function planMemory(manifest: Manifest, activation: ActivationDtype, opti
   const most = keyValues(options.pages ?? requested);
   const mixture = mixtureOf(manifest);
   const experts = mixture && expertsWithin(mixture, memoryBudget - workingBytes - allWeights, least, most, options);
-  const weightBytes = allWeights - (mixture === null ? 0 : (mixture.number - (experts ?? mixture.number)) * mixture.expertBytes);
+  const weightBytes =
+    allWeights - (mixture === null ? 0 : (mixture.number - (experts ?? mixture.number)) * mixture.expertBytes);
   const free = memoryBudget - weightBytes - workingBytes;
   const fitting = Math.floor(
     Math.max(free / (pageBytes + windowPageBytes), (free - windowPages * windowPageBytes) / pageBytes),

@@ -24,7 +24,10 @@ export function allocateWeights(
 ): ReadonlyMap<string, GPUBuffer> {
   const planes = planesByShard(manifest).flat();
   return new Map(
-    planes.map(([key, { size }, weight]) => [key, allocator.storage(key, Math.round(size * (shares.get(weight) ?? 1)))]),
+    planes.map(([key, { size }, weight]) => [
+      key,
+      allocator.storage(key, Math.round(size * (shares.get(weight) ?? 1))),
+    ]),
   );
 }
 
