@@ -21,7 +21,7 @@ test("a turn takes the experts that are there first, and no more than there are 
   const slots = new ExpertSlots(3);
   slots.take([1, 2]);
   const turn = slots.take([8, 9, 2, 7]);
-  expect([...turn.slots.keys()].sort()).toEqual([2, 8, 9]);
+  expect([...turn.slots.keys()].sort((one, other) => one - other)).toEqual([2, 8, 9]);
   expect(turn.missing).toEqual([8, 9]);
   expect(new Set(turn.slots.values()).size).toBe(3);
   expect(slots.take([7]).missing).toEqual([7]);
