@@ -55,9 +55,19 @@ export async function openWebGpu(
   options: TrustOptions & MemoryOptions,
   opening: Opening,
 ): Promise<Backend> {
-  const { maxSequences, maxBatchTokens, pages, maxAdapters, stateSnapshots, draftTokens, memoryBudget, expertMemory } = options;
+  const { maxSequences, maxBatchTokens, pages, maxAdapters, stateSnapshots, draftTokens, memoryBudget, expertMemory } =
+    options;
   const { onTest, ...rest } = opening;
-  const sizes = { maxSequences, maxBatchTokens, pages, maxAdapters, stateSnapshots, draftTokens, memoryBudget, expertMemory };
+  const sizes = {
+    maxSequences,
+    maxBatchTokens,
+    pages,
+    maxAdapters,
+    stateSnapshots,
+    draftTokens,
+    memoryBudget,
+    expertMemory,
+  };
   const trusted = await openTrusted(bundle, options, { ...sizes, ...rest }, onTest);
   const { runner, device, selfTest } = trusted;
   return {

@@ -56,6 +56,7 @@ const idsOf = (results: readonly StepResult[]): readonly (readonly number[])[] =
 withRunner("limits equal the requested ones", () => {
   expect(runner.limits).toEqual({
     tokens: 64,
+    rows: 3,
     splitsTexts: true,
     sequences: 3,
     states: 0,
