@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from nearfar.compiler.runtime.errors import NearfarError, Unavailable
@@ -14,5 +15,6 @@ def side_error(error: NearfarError) -> dict[str, Any]:
         "error": error.code,
         **{name: error.details[name] for name in ("status", "code") if name in error.details},
         "retryable": isinstance(error, Unavailable),
-        **({"retry_after_ms": wait * 1000} if isinstance(wait, int | float) else {}),
+        # JSON has no infinity.
+        **({"retry_after_ms": min(wait * 1000, sys.float_info.max)} if isinstance(wait, int | float) else {}),
     }

@@ -91,6 +91,13 @@ def test_a_failure_is_judged_by_what_the_error_says(error: NearfarError, known: 
     assert side_error(error) == known
 
 
+def test_a_side_that_requires_the_longest_wait_is_not_asked_again() -> None:
+    with machine_of({"retries": 1}) as machine:
+        machine.step({"type": "start", "side": "far", "reason": "prefer", "standby": False})
+        failure = machine.failure("far", side_error(QueueFull("full", status=429, retry_after_seconds=1e306)), 0.0)
+    assert (failure.kind, failure.retryable) == ("overloaded", False)
+
+
 @pytest.mark.parametrize("row", GIVEN["fails"], ids=lambda row: row["fail"]["reason"])
 def test_an_answer_that_no_side_explains_has_an_error(row: dict[str, Any]) -> None:
     with machine_of({}) as machine:
