@@ -9,12 +9,14 @@ because building the functions takes longer than everything else in a compile wh
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from time import time_ns
 from typing import Any, Protocol
 
 from ..kernels.builder import Binding, Kernel
@@ -25,6 +27,8 @@ OBJECT_PREFIX = "__tvm_ffi_"
 
 
 PACKAGE = Path(__file__).parents[2]
+# Templates are imported with this file.
+IMPORTED_NS = time_ns()
 
 
 class Call(Protocol):
@@ -107,7 +111,8 @@ def kept_for_calls(calls: Sequence[Call], target: dict[str, Any], compile_now: C
 @cache
 def sources_key() -> bytes:
     """A hash of what a call's kernel depends on besides its facts: all files of the compiler and its targets, and the
-    version of TVM.
+    version of TVM. If a file was written after it may have been imported, the key is of this process alone: kernels of
+    the old file must not be those of the new one.
     """
     import tvm
 
@@ -115,6 +120,8 @@ def sources_key() -> bytes:
     digest = sha256(f"TVM {tvm.__version__}, LLVM {tvm.target.codegen.llvm_version_major()}".encode())
     for file in sorted(file for file in files if file.suffix in (".py", ".cuh")):
         digest.update(f"{file.relative_to(PACKAGE)} ".encode() + sha256(file.read_bytes()).digest())
+        if file.stat().st_mtime_ns > IMPORTED_NS:
+            digest.update(os.urandom(32))
     return digest.digest()
 
 

@@ -170,6 +170,8 @@ def test_an_edited_file_of_the_compiler_or_a_target_gives_another_key(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("a = 1")
     monkeypatch.setattr(lowering, "PACKAGE", tmp_path)
+    # As if each call were in a process that has imported the edited files.
+    monkeypatch.setattr(lowering, "IMPORTED_NS", time.time_ns() + 10**12)
     key_now = lowering.sources_key.__wrapped__
     keys = [key_now()]
     for name in names:
@@ -180,6 +182,9 @@ def test_an_edited_file_of_the_compiler_or_a_target_gives_another_key(
     assert len(set(keys)) == len(keys)
     (tmp_path / "compiler/README.md").touch()
     assert key_now() == keys[-1]
+    # A file that is newer than its import may not be what a template was read from.
+    os.utime(tmp_path / names[1], ns=(0, lowering.IMPORTED_NS + 1))
+    assert len({key_now(), key_now(), keys[-1]}) == 3
 
 
 def test_objects_and_cubins_are_compiled_once(kernels: Path, nvrtc: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
