@@ -19,9 +19,7 @@ from .encoder_config import read_encoder_config
 PREFIX = "deberta."
 OTHER_HEADS = re.compile(r"(?:pooler|cls|lm_predictions|mask_predictions|classifier)\..*")
 HEAD = HeadLayout(dense=[("pooler.dense", "gelu")])
-HARMLESS = frozenset(
-    {"cls_dropout", "legacy", "norm_rel_ebd", "pooler_dropout", "pos_dropout", "share_att_key", "conv_act"}
-)
+HARMLESS = frozenset({"cls_dropout", "legacy", "pooler_dropout", "pos_dropout", "conv_act"})
 # The parts of a score: of both texts, and one of each text with the distance.
 TERMS = 3
 PLAIN: Mapping[str, Sequence[object]] = {
@@ -41,6 +39,9 @@ def read_config(config: ConfigReader) -> ModelSpec:
     # A convolution beside the first layer (v2-xlarge, v2-xxlarge).
     config.expect("conv_kernel_size", 0, None)
     config.expect("attention_head_size", None)
+    # They say which tensors the distances have.
+    config.expect("share_att_key", True, False)
+    config.expect("norm_rel_ebd", "layer_norm", "none")
     config.expect("pooler_hidden_act", "gelu")
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     config.expect("pooler_hidden_size", hidden, None)

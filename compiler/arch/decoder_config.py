@@ -118,13 +118,11 @@ def read_decoder_config(
     return spec
 
 
-def read_num_layers(config: ConfigReader) -> int:
+def read_num_layers(config: ConfigReader, key: str = "num_hidden_layers") -> int:
     """Raises CheckpointError for more than MAX_LAYERS."""
-    num_layers = config.integer("num_hidden_layers")
+    num_layers = config.integer(key)
     if num_layers > MAX_LAYERS:
-        raise config.contradiction(
-            "num_hidden_layers", f"'num_hidden_layers' is {num_layers}; the maximum is {MAX_LAYERS}"
-        )
+        raise config.contradiction(key, f"{key!r} is {num_layers}; the maximum is {MAX_LAYERS}")
     return num_layers
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..formats.config import ConfigReader
 from ..formats.harmless_keys import HARMLESS_KEYS
 from ..ir.spec import ModelSpec, RopeSpec
-from .decoder_config import read_activation
+from .decoder_config import read_activation, read_num_layers
 from .rope_config import DEFAULT_ROPE_THETA
 
 # Keys of encoders that do not change their results, besides those of all models.
@@ -62,7 +62,7 @@ def read_encoder_config(
         raise config.contradiction(
             key("hidden_size"), f"{key('hidden_size')!r} is {hidden_size}, not a multiple of {num_heads} heads"
         )
-    positions, num_layers = config.integer("max_position_embeddings"), config.integer(key("num_hidden_layers"))
+    positions, num_layers = config.integer("max_position_embeddings"), read_num_layers(config, key("num_hidden_layers"))
     if positions <= first_position:
         raise config.contradiction(
             "max_position_embeddings", f"'max_position_embeddings' is {positions}, which leaves no position for a token"

@@ -8,6 +8,7 @@ from functools import partial
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from . import decoder, lfm2
+from .decoder_config import read_num_layers
 from .expert_config import HARMLESS, read_experts
 from .experts import ExpertNames
 from .hybrid import HybridLayer
@@ -37,7 +38,7 @@ def read_config(config: ConfigReader) -> ModelSpec:
         router="sigmoid",
         normalized=config.flag("norm_topk_prob", default=True),
         scale=config.number("routed_scaling_factor", default=1.0),
-        dense_layers=tuple(range(dense)),
+        dense_layers=tuple(range(min(dense, read_num_layers(config)))),
         choice_bias=config.flag("use_expert_bias", default=True),
     )
     # Its feed-forwards have the size that the file says.

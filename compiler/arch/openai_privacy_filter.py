@@ -10,6 +10,7 @@ from functools import partial
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from . import decoder
+from .decoder_config import read_num_layers
 from .experts import ExpertNames
 from .gpt_oss import read_gpt_oss
 
@@ -27,7 +28,5 @@ def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "openai_privacy_filter"."""
     # So many tokens on each side, and the token itself.
     window = config.integer("sliding_window", default=128) + 1
-    spec = read_gpt_oss(
-        config, (window,) * config.integer("num_hidden_layers"), harmless=frozenset({"classifier_dropout"})
-    )
+    spec = read_gpt_oss(config, (window,) * read_num_layers(config), harmless=frozenset({"classifier_dropout"}))
     return replace(spec, causal=False)

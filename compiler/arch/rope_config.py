@@ -257,6 +257,10 @@ def _read_longrope(
             )
     factor = section.optional_number("factor") or sizes.max_position_embeddings / original
     scale = section.optional_number("attention_factor")
+    if original == 1:
+        raise section.contradiction(
+            "original_max_position_embeddings", "'original_max_position_embeddings' is 1; expected at least 2"
+        )
     if scale is None:
         scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     return replace(

@@ -6,7 +6,6 @@ unknown key may change the mathematics.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeGuard
 
@@ -18,6 +17,7 @@ from .json_file import json_kind
 IGNORE = "--ignore-key"
 # They say how weights are packed, so without them codes would be read as weights.
 PACKING_KEYS = ("quantization_config", "quantization", "compression_config")
+MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 _FIX = "correct the file or download it again"
 
 
@@ -280,7 +280,8 @@ def is_integer(value: object) -> TypeGuard[int]:
 
 
 def _is_finite(value: float) -> bool:
-    return math.isfinite(float(value))
+    """Whether it is finite in float32, with which models compute."""
+    return abs(float(value)) <= MAX_FLOAT32
 
 
 def _same_json(left: object, right: object) -> bool:

@@ -5,13 +5,15 @@ them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..ir.spec import ModelSpec
+from ..runtime.errors import CheckpointError
 from .checkpoint import Tensor
 
 FloatArray = npt.NDArray[np.float32]
@@ -22,6 +24,8 @@ BUCKETS, BIAS = "encoder.relative_attention_bias.weight", "encoder.distance_bias
 # DeBERTa's embeddings by bucket (M, E), and the vectors of `distance_products`: the second of each layer's attention.
 EMBEDDINGS, ROWS, HEADS = "encoder.rel_embeddings.weight", "encoder.distance_rows", "distance_heads"
 _NORM = "encoder.LayerNorm"
+# The projections of the embeddings as keys and as queries: the layer's, or some for nothing else.
+SHARED, OWN = ("key_proj", "query_proj"), ("pos_key_proj", "pos_query_proj")
 # What else makes DeBERTa's heads, and nothing besides.
 _PROJECTIONS = re.compile(rf"encoder\.layer\.\d+\.attention\.self\.pos_\w+_proj\.\w+|{re.escape(_NORM)}\.\w+")
 
@@ -46,9 +50,13 @@ class MadeTensor:
         return np.ascontiguousarray(self.make().reshape(-1)[start:stop], np.float32)
 
 
-def with_distance_tensors(tensors: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
-    """The tensors, with those that a model with distances reads instead of others. A tensor that is missing is left
-    for the graph to miss.
+def with_distance_tensors(
+    tensors: Mapping[str, Tensor], spec: ModelSpec, config: Mapping[str, Any], where: str
+) -> dict[str, Tensor]:
+    """The tensors, with those that a model with distances reads instead of others. ``where``: the file of ``config``.
+
+    If the buckets' own tensor is missing, that is left for the graph to miss. Raises CheckpointError for another one
+    that is missing or has the wrong shape.
     """
     if spec.distances is None:
         return dict(tensors)
@@ -56,6 +64,7 @@ def with_distance_tensors(tensors: Mapping[str, Tensor], spec: ModelSpec) -> dic
     distances = np.arange(spec.num_distances) - spec.num_distances // 2
     if BUCKETS in tensors:
         stored = tensors[BUCKETS]
+        _require(tensors, {BUCKETS: (buckets, spec.num_heads)}, where)
 
         def biases() -> FloatArray:
             return np.ascontiguousarray(_matrix(stored)[buckets_of(distances, buckets, farthest)].T)
@@ -64,30 +73,48 @@ def with_distance_tensors(tensors: Mapping[str, Tensor], spec: ModelSpec) -> dic
         return left | {BIAS: MadeTensor(BIAS, spec.num_heads * spec.num_distances, biases)}
     if EMBEDDINGS not in tensors:
         return dict(tensors)
+    shares, normalizes = config.get("share_att_key", False), config.get("norm_rel_ebd") == "layer_norm"
+    _require(tensors, {EMBEDDINGS: (buckets, spec.hidden_size)}, where)
+    if normalizes:
+        _require(tensors, {f"{_NORM}.{part}": (spec.hidden_size,) for part in ("weight", "bias")}, where)
     made = {ROWS: MadeTensor(ROWS, spec.num_distances, lambda: log_rows(distances, buckets // 2, farthest))}
     for layer in range(spec.num_layers):
-        name = f"encoder.layer.{layer}.attention.self.{HEADS}"
-        size = 2 * buckets * spec.num_heads * spec.head_dim
-        made[name] = MadeTensor(name, size, _heads(tensors, spec, f"encoder.layer.{layer}.attention.self"))
+        attention = f"encoder.layer.{layer}.attention.self"
+        name, size = f"{attention}.{HEADS}", 2 * buckets * spec.num_heads * spec.head_dim
+        modules = [f"{attention}.{each}" for each in (SHARED if shares else OWN)]
+        for module in modules:
+            sizes = {f"{module}.weight": (spec.hidden_size, spec.hidden_size), f"{module}.bias": (spec.hidden_size,)}
+            _require(tensors, sizes, where)
+        made[name] = MadeTensor(name, size, _heads(tensors, spec, modules, normalizes=normalizes))
     used = {EMBEDDINGS, *(name for name in tensors if _PROJECTIONS.fullmatch(name))}
     return {name: tensor for name, tensor in tensors.items() if name not in used} | made
 
 
-def _heads(tensors: Mapping[str, Tensor], spec: ModelSpec, attention: str) -> Callable[[], FloatArray]:
-    """What makes a layer's heads: the embeddings, which may be normalized, projected as keys (for queries) and as
-    queries (for keys), by projections of their own or by the layer's.
+def _require(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
+    for name, expected in shapes.items():
+        found = tuple(tensors[name].shape) if name in tensors else None
+        if found != expected:
+            what = "is missing" if found is None else f"has the shape {found}"
+            raise CheckpointError(
+                f"{where}: tensor {name} {what}, expected {expected}; download all files again", file=where
+            )
+
+
+def _heads(
+    tensors: Mapping[str, Tensor], spec: ModelSpec, modules: Sequence[str], *, normalizes: bool
+) -> Callable[[], FloatArray]:
+    """What makes a layer's heads: the embeddings, which may be normalized, projected by each of the modules: as keys
+    (for queries) and as queries (for keys).
     """
 
     def make() -> FloatArray:
-        assert spec.distances is not None
-        x = _matrix(tensors[EMBEDDINGS])[: spec.distances.buckets]
-        if f"{_NORM}.weight" in tensors:
+        x = _matrix(tensors[EMBEDDINGS])
+        if normalizes:
             x = x - x.mean(axis=1, keepdims=True)
             x = x / np.sqrt((x * x).mean(axis=1, keepdims=True) + np.float32(spec.rms_norm_eps))
             x = x * _matrix(tensors[f"{_NORM}.weight"]) + _matrix(tensors[f"{_NORM}.bias"])
         parts = []
-        for own, shared in (("pos_key_proj", "key_proj"), ("pos_query_proj", "query_proj")):
-            module = f"{attention}.{own if f'{attention}.{own}.weight' in tensors else shared}"
+        for module in modules:
             y = x @ _matrix(tensors[f"{module}.weight"]).T + _matrix(tensors[f"{module}.bias"])
             parts.append(y.reshape(len(y), spec.num_heads, spec.head_dim).swapaxes(0, 1))
         return np.stack(parts)

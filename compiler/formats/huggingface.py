@@ -168,7 +168,7 @@ def _open_encoder(path: Path, spec: ModelSpec, encoder: Encoder) -> Checkpoint:
     tensors: Mapping[str, Tensor] = encoder_tensors(_read_tensors(path), encoder.PREFIX)
     tensors = with_adapters(tensors, config, str(config_path))
     require_sizes(config_path, spec, tensors)
-    tensors = with_distance_tensors(tensors, spec)
+    tensors = with_distance_tensors(tensors, spec, config, str(config_path))
     folders = () if vectors is None else vectors.dense_folders
     lowercases = vectors is not None and vectors.lowercases
     return Checkpoint(

@@ -248,6 +248,7 @@ def test_the_tokenizer_neither_pads_nor_cuts(tmp_path: Path) -> None:
     ({"position_embedding_type": "relative_key"}, "'position_embedding_type' is 'relative_key'"),
     ({"is_decoder": True}, "'is_decoder' is true"),
     ({"num_attention_heads": 7}, "not a multiple of 7 heads"),
+    ({"num_hidden_layers": 10**12}, "the maximum is 10000"),
     ({"new_maths": 3}, "unknown key 'new_maths' = 3"),
     ({"architectures": ["BertForTokenClassification"], "id2label": {"0": "a", "2": "b"}}, "'id2label' must map"),
 ])  # fmt: skip
@@ -271,6 +272,25 @@ def test_other_scores_by_distance_are_refused(
     make_encoder(family, "mean_tokens", tmp_path)
     write_json(tmp_path / "config.json", **values)
     with pytest.raises(UnsupportedModel, match=message):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(("family", "values", "missing", "message"), [
+    ("deberta-v2", {"position_buckets": 8}, "", "rel_embeddings.weight has the shape .24, 72., expected .16, 72."),
+    ("deberta-v2", {}, "encoder.LayerNorm.weight", "encoder.LayerNorm.weight is missing"),
+    ("deberta-v2", {"share_att_key": False}, "", "layer.0.attention.self.pos_key_proj.weight is missing"),
+    ("mpnet", {"num_attention_heads": 3}, "", "relative_attention_bias.weight has the shape .32, 6., expected .32, 3."),
+])  # fmt: skip
+def test_tensors_of_distances_that_do_not_fit_are_refused(
+    family: str, values: dict[str, Any], missing: str, message: str, tmp_path: Path
+) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    make_encoder(family, "mean_tokens", tmp_path)
+    write_json(tmp_path / "config.json", **values)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({name: each for name, each in tensors.items() if name != missing}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=message):
         open_checkpoint(tmp_path)
 
 

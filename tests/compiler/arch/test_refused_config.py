@@ -57,6 +57,7 @@ def test_unsupported_mathematics_is_refused(config: dict[str, Any], changes: dic
         ({"num_hidden_layers": 0}, "'num_hidden_layers' is 0"),
         ({"num_hidden_layers": 10**9}, "'num_hidden_layers' is 1000000000; the maximum is 10000"),
         ({"num_attention_heads": -32}, "'num_attention_heads' is -32"),
+        ({"rope_theta": 1e39}, "expected a finite number above zero"),
         ({"vocab_size": True}, r"'vocab_size' is true \(boolean\)"),
         ({"rms_norm_eps": 0}, "'rms_norm_eps' is 0"),
         ({"eos_token_id": 128256}, "'eos_token_id' is 128256, outside of the vocabulary of 128256"),

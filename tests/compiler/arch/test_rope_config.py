@@ -74,6 +74,12 @@ def test_longrope_needs_a_factor_for_each_pair(scaling: dict[str, Any], message:
         read(PHI_3_MINI_4K, rope_scaling={"type": "longrope", **scaling})
 
 
+def test_longrope_of_one_position_is_refused() -> None:
+    scaling = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+    with pytest.raises(CheckpointError, match="'original_max_position_embeddings' is 1; expected at least 2"):
+        read(PHI_3_MINI_4K, rope_scaling=scaling, original_max_position_embeddings=1)
+
+
 def test_a_bundles_context_ends_at_longropes_and_is_the_original_one_by_default() -> None:
     scaling = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
     sizes = {"max_position_embeddings": 8192, "original_max_position_embeddings": 2048}
@@ -110,7 +116,7 @@ def test_yarn_stretches_the_original_length_as_qwens_model_card_has_it() -> None
 @pytest.mark.parametrize("kind", ["yarn", "dynamic"])
 def test_a_factor_beyond_all_lengths_is_a_typed_error(kind: str) -> None:
     with pytest.raises(CheckpointError, match="stretches 131072 positions too far"):
-        read(LLAMA_3_2_1B, rope_scaling={"rope_type": kind, "factor": 1e306})
+        read(LLAMA_3_2_1B, rope_scaling={"rope_type": kind, "factor": 1e30})
 
 
 @pytest.mark.parametrize("kind", ["longrope", "dynamic"])
