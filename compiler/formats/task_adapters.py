@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ..runtime.errors import CheckpointError, RequestError
 from .checkpoint import Checkpoint, Tensor
+from .config import ConfigReader
 
 TASKS_KEY = "lora_adaptations"
 _ORIGINAL = re.compile(r"(?P<module>.+)\.parametrizations\.(?P<kind>weight|bias)\.original")
@@ -53,29 +54,30 @@ class AdaptedMatrix:
 
 def with_adapters(tensors: Mapping[str, Tensor], config: Mapping[str, Any], where: str) -> dict[str, Tensor]:
     """The tensors by the names that they have without adapters. Raises CheckpointError for an adapter that is missing
-    or has other sizes.
+    or has other sizes, and for wrong values in config.json.
     """
     found = {name: match for name in tensors if (match := _ORIGINAL.fullmatch(name))}
+    if not found:
+        return dict(tensors)
+    reader = ConfigReader(config, where)
+    factor = reader.number("lora_alpha") / (rank := reader.integer("lora_rank"))
+    count = len(reader.texts(TASKS_KEY))
     adapted: dict[str, Tensor] = {}
     used = set(found)
     for original, match in found.items():
         name, stem = f"{match['module']}.{match['kind']}", original.removesuffix("original")
         parts = [f"{stem}0.lora_{letter}" for letter in "AB"]
         used |= set(parts)
-        alpha, rank, tasks = config.get("lora_alpha"), config.get("lora_rank"), config.get(TASKS_KEY)
-        numbers = isinstance(alpha, int | float) and isinstance(rank, int) and rank > 0
-        if not (numbers and isinstance(tasks, list) and all(part in tensors for part in parts)):
+        missing = next((part for part in parts if part not in tensors), None)
+        if missing is not None:
             raise CheckpointError(
-                f"{where}: tensor {original} has adapters, but 'lora_alpha', 'lora_rank', {TASKS_KEY!r} or the tensors "
-                f"{parts[0]} and {parts[1]} are missing; download all files again",
+                f"{where}: tensor {missing} is missing, which belongs to {original}; download all files again",
                 file=where,
             )
-        assert alpha is not None
-        assert rank is not None
-        matrix = AdaptedMatrix(name, tensors[original], tensors[parts[0]], tensors[parts[1]], alpha / rank)
-        (rows, columns), count = matrix.shape, len(tasks)
+        matrix = AdaptedMatrix(name, tensors[original], tensors[parts[0]], tensors[parts[1]], factor)
+        rows, columns = (*matrix.shape, 0, 0)[:2]
         sizes = ((count, rank, columns), (count, rows, rank)), ((count, rows, rank), (count, rank, columns))
-        if (tuple(matrix.a.shape), tuple(matrix.b.shape)) not in sizes:
+        if len(matrix.shape) != 2 or (tuple(matrix.a.shape), tuple(matrix.b.shape)) not in sizes:
             raise CheckpointError(
                 f"{where}: the adapters of {name} have shapes {matrix.a.shape} and {matrix.b.shape}; expected "
                 f"{count} of rank {rank} for a matrix {matrix.shape}",

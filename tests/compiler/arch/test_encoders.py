@@ -16,8 +16,9 @@ from tiny_models import write_modules
 from tolerances import F32, relative_error
 
 from nearfar.compiler.bundle.folder import Bundle
+from nearfar.compiler.formats.distance_tensors import MadeTensor
 from nearfar.compiler.formats.huggingface import open_checkpoint
-from nearfar.compiler.formats.task_adapters import for_adapter
+from nearfar.compiler.formats.task_adapters import for_adapter, with_adapters
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch, make_text_batch
 from nearfar.compiler.runtime.encoding import Text, classify, embed, encode
 from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, RequestError, UnsupportedModel
@@ -139,6 +140,16 @@ def test_the_adapter_of_a_task_is_added_to_every_matrix(tmp_path: Path) -> None:
     adapters = {"lora_adaptations": tasks, "lora_alpha": 1, "lora_rank": rank}
     write_json(folder / "config.json", model_type="xlm-roberta", **rotation, **adapters)
     write_json(folder / "config_sentence_transformers.json", prompts={name: f"{name}: " for name in tasks})
+    path, name = str(folder / "config.json"), "encoder.layers.0.mixer.Wqkv.parametrizations.weight"
+    rows = {f"{name}.{part}": MadeTensor(part, 3, lambda: np.zeros(3, np.float32)) for part in ("original", "0.lora_A")}
+    for tensors, values, message in (
+        (rows, {"lora_rank": "2"}, "'lora_rank' is '2'"),
+        (rows, {"lora_adaptations": [None]}, "'lora_adaptations' is .* expected a list of strings"),
+        (rows, {}, f"{name}.0.lora_B is missing"),
+        ({**rows, f"{name}.0.lora_B": rows[f"{name}.original"]}, {}, "expected 2 of rank 2 for a matrix"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            with_adapters(tensors, {**adapters, **values}, path)
     checkpoint = open_checkpoint(folder)
     for adapter, message in (
         (None, "one of its adapters with --adapter: retrieval.query, separation"),
