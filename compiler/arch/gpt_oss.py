@@ -22,18 +22,14 @@ LAYOUT = decoder.DecoderLayout(
         router="mlp.router", gate_up=("mlp.experts.gate_up_proj",), down=("mlp.experts.down_proj",), interleaved=True
     )
 )
-# transformers' defaults.
-DEFAULTS: dict[str, Any] = {
-    "head_dim": 64,
-    "rope_parameters": {
-        "rope_type": "yarn",
-        "rope_theta": 150_000.0,
-        "factor": 32.0,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "truncate": False,
-        "original_max_position_embeddings": 4096,
-    },
+# transformers' default.
+DEFAULT_ROPE: dict[str, Any] = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
 }
 
 forward = partial(decoder.forward, layout=LAYOUT)
@@ -49,8 +45,10 @@ def read_gpt_oss(
     config: ConfigReader, windows: tuple[int | None, ...], *, harmless: frozenset[str] = frozenset()
 ) -> ModelSpec:
     """The spec of a model with these windows."""
-    rotates = config.has("rope_parameters") or config.has("rope_scaling") or config.has("rope_theta")
-    config = config.with_defaults({key: DEFAULTS[key] for key in DEFAULTS if key != "rope_parameters" or not rotates})
+    if all(config.section(key) is None for key in ("rope_parameters", "rope_scaling")):
+        # Null is as absent, and 'rope_theta' alone is that of the default rotation.
+        config = config.renamed({"rope_parameters": "rope_scaling"}).with_defaults({"rope_parameters": DEFAULT_ROPE})
+    config = config.with_defaults({"head_dim": 64})
     bias = config.flag("attention_bias", default=True)
     experts = read_experts(
         config,

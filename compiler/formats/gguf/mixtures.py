@@ -59,11 +59,11 @@ def granitemoe(metadata: Metadata, container: Container) -> Config:
 def gpt_oss(metadata: Metadata, container: Container) -> Config:
     rope = rotation(metadata, container, head_sizes(metadata)[2])
     # llama.cpp rounds the ends of the rotation's ramp; the model was trained with those that are not rounded.
-    scaling = {"rope_scaling": {**rope["rope_scaling"], "truncate": False}} if "rope_scaling" in rope else {}
+    scaling = {**rope["rope_scaling"], "truncate": False} if "rope_scaling" in rope else {"rope_type": "default"}
     metadata.expect("attention.sliding_window_pattern", 2)
     return {
         **expert_config(metadata, container, "num_local_experts", SOFTMAX_CHOSEN),
-        **scaling,
+        "rope_scaling": scaling,
         "intermediate_size": metadata.size("expert_feed_forward_length"),
         "sliding_window": metadata.size("attention.sliding_window"),
         "layer_types": [("full" if layer % 2 else "sliding") + "_attention" for layer in range(metadata.layers)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from decoder_families import WRITTEN
@@ -98,9 +99,16 @@ OWN_SIZES: dict[str, dict[str, object]] = {
 }
 
 
-# GPT-2 has other names of sizes.
-@pytest.mark.parametrize("model_type", [name for name in arch.SUPPORTED if name not in (*WRITTEN, "gpt2")])
-def test_the_defaults_are_those_of_transformers(model_type: str, tmp_path: Path) -> None:
+# GPT-2 has other names of sizes. gpt-oss has a default rotation.
+@pytest.mark.parametrize(
+    ("model_type", "values"),
+    [
+        *((name, {}) for name in arch.SUPPORTED if name not in (*WRITTEN, "gpt2")),
+        ("gpt_oss", {"rope_parameters": None}),
+        ("gpt_oss", {"rope_scaling": None, "rope_theta": 9.0}),
+    ],
+)
+def test_the_defaults_are_those_of_transformers(model_type: str, values: dict[str, Any], tmp_path: Path) -> None:
     required = {
         EPS_KEYS.get(model_type, "rms_norm_eps"): 1e-6,
         "model_type": model_type,
@@ -114,6 +122,7 @@ def test_the_defaults_are_those_of_transformers(model_type: str, tmp_path: Path)
         "bos_token_id": 1,
         "eos_token_id": 2,
         **OWN_SIZES.get(model_type, {}),
+        **values,
     }
     transformers_config(required).save_pretrained(tmp_path)
     assert read(required) == read(json.loads((tmp_path / "config.json").read_text()))
