@@ -26,6 +26,7 @@ from nearfar.compiler.ir.sampling import Sampler
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.targets.webgpu import lower
 
 # With the prompt, four full pages and a token of the fifth.
 MAX_TOKENS = 24
@@ -119,16 +120,16 @@ def site(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # no
 
 
 @pytest.fixture(scope="module")
-def bundle_of(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bundle]:
-    """Compiles a family's tiny model into the site, once."""
+def bundle_of(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Bundle]:
+    """Compiles a family's tiny model into a folder of the site, once. The folder has the family's name by default."""
 
     @cache
-    def compiled(family: str) -> Bundle:
+    def compiled(family: str, folder: str = "") -> Bundle:
         checkpoint = tmp_path_factory.mktemp(family)
         make_talkative(family, checkpoint)
         options = CompileOptions(quantization="f32", context=128, activations=("float32",))
         with few_kernels():
-            bundle = compile_model(str(checkpoint), site / family, options)
+            bundle = compile_model(str(checkpoint), site / (folder or family), options)
         lighten(bundle.path, self_test=True)
         return bundle
 
@@ -148,9 +149,7 @@ def bundle_of(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
         pytest.param("lfm2", marks=pytest.mark.exhaustive),
     ],
 )
-def test_numpy_and_chromium_agree(
-    family: str, site: Path, browser: Browser, bundle_of: Callable[[str], Bundle]
-) -> None:
+def test_numpy_and_chromium_agree(family: str, site: Path, browser: Browser, bundle_of: Callable[..., Bundle]) -> None:
     bundle = bundle_of(family)
     expected = list(generate(ReferenceRunner(bundle), TOKENS, MAX_TOKENS, Sampler()))
     assert len(expected) == MAX_TOKENS
@@ -166,7 +165,7 @@ def test_numpy_and_chromium_agree(
 
 
 def test_drafts_of_any_quality_leave_a_recurrent_models_tokens_as_they_are(
-    site: Path, browser: Browser, bundle_of: Callable[[str], Bundle]
+    site: Path, browser: Browser, bundle_of: Callable[..., Bundle]
 ) -> None:
     """The draft is the model itself, which has states to go back to, or another one, whose guesses are refused."""
     expected = list(generate(ReferenceRunner(bundle_of("qwen3_5_text")), TOKENS, MAX_TOKENS, Sampler()))
@@ -188,9 +187,13 @@ def test_drafts_of_any_quality_leave_a_recurrent_models_tokens_as_they_are(
 
 
 def test_a_mixture_generates_the_same_tokens_whatever_part_of_its_experts_is_on_the_device(
-    site: Path, browser: Browser, bundle_of: Callable[[str], Bundle]
+    site: Path, browser: Browser, bundle_of: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle = bundle_of("qwen3_moe")
+    """Its experts, embedding, head and attention's projections exceed a binding, so each is computed in parts."""
+    monkeypatch.setattr(lower, "MAX_BINDING_BYTES", 80_000)
+    bundle = bundle_of("qwen3_moe", "split_mixture")
+    for matrix in ("embed_tokens.weight", "self_attn.qkv_proj.weight", "experts.down.weight", "lm_head.weight"):
+        assert any(f"{matrix}.part1" in name for name in bundle.manifest.weights)
     experts = bundle.manifest.spec.experts
     assert experts is not None
     weights = bundle.manifest.weights
@@ -203,7 +206,9 @@ def test_a_mixture_generates_the_same_tokens_whatever_part_of_its_experts_is_on_
     held = [experts.chosen, experts.chosen + 1, experts.number - 1, experts.number]
     with serve(site) as url:
         page.goto(url)
-        found = page.evaluate(EXPERTS_SCRIPT, ["./qwen3_moe/", TOKENS, MAX_TOKENS, [of_one * count for count in held]])
+        found = page.evaluate(
+            EXPERTS_SCRIPT, ["./split_mixture/", TOKENS, MAX_TOKENS, [of_one * count for count in held]]
+        )
     page.close()
     assert [each["ids"] for each in found] == [expected] * len(held)
     assert [each["selfTest"]["state"] for each in found] == ["passed"] * len(held)
@@ -220,7 +225,7 @@ def test_a_mixture_generates_the_same_tokens_whatever_part_of_its_experts_is_on_
 
 
 def test_clones_and_saved_sessions_go_on_from_the_states_of_a_recurrent_model(
-    site: Path, browser: Browser, bundle_of: Callable[[str], Bundle]
+    site: Path, browser: Browser, bundle_of: Callable[..., Bundle]
 ) -> None:
     bundle = bundle_of("qwen3_5_text")
     context = browser.new_context()

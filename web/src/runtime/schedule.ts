@@ -33,7 +33,7 @@ export type FindBinding = (name: string, plane: string | null) => GPUBindingReso
 export class Schedule {
   #steps: readonly ReadyStep[] = [];
   #choices: Choices = NO_CHOICES;
-  /** The index of the first step that reads the logits. */
+  /** The index of the first step that reads the complete logits. */
   readonly sample: number;
   /** For each step, the rows in the order in which a batch tries them. */
   #arranged: readonly (readonly ReadyRow[])[] = [];
@@ -48,7 +48,9 @@ export class Schedule {
     private readonly uniform: (kernel: string) => GPUBindingResource,
   ) {
     const { steps, outputs } = planOf(manifest);
-    this.sample = steps.findIndex(({ inputs }) => Object.values(inputs).includes(outputs.logits ?? ""));
+    // A part of a split head has the logits as its input too, into which it writes its columns.
+    const hasLogits = (names: StepEntry["inputs"]) => Object.values(names).includes(outputs.logits ?? "");
+    this.sample = steps.findIndex((step) => hasLogits(step.inputs) && !hasLogits(step.outputs));
     this.bind();
   }
 
