@@ -47,6 +47,8 @@ export class DraftModel implements Drafter {
   readonly #drafts = new Map<Sequence, Draft>();
   /** A model with states has two slots for each sequence: after its known tokens, and after its guesses. */
   readonly #isRecurrent: boolean;
+  /** Sequences that have ended while their drafts were made, whose pages are still written. Null between drafts. */
+  #ended: Sequence[] | null = null;
 
   constructor(private readonly runner: StepRunner) {
     const { groups, context, pageSize, tokens: maxTokens, sequences, states = 0 } = runner.limits;
@@ -59,6 +61,16 @@ export class DraftModel implements Drafter {
    * A sequence gets no drafts until the small model has read it completely; it reads one batch of prompts at a time.
    */
   async draft(guesses: readonly Guess[]): Promise<void> {
+    const ended: Sequence[] = (this.#ended = []);
+    try {
+      await this.#draft(guesses);
+    } finally {
+      this.#ended = null;
+      for (const sequence of ended) this.forget(sequence);
+    }
+  }
+
+  async #draft(guesses: readonly Guess[]): Promise<void> {
     const ready: Ready[] = [];
     const batch = emptyBatch();
     let room = this.runner.limits.tokens;
@@ -106,6 +118,10 @@ export class DraftModel implements Drafter {
   forget(sequence: Sequence): void {
     const draft = this.#drafts.get(sequence);
     if (draft === undefined) return;
+    if (this.#ended !== null) {
+      this.#ended.push(sequence);
+      return;
+    }
     this.#drafts.delete(sequence);
     this.#slots.push(draft.slot);
     for (const kind of this.#kinds) kind.drop(draft);

@@ -115,6 +115,23 @@ test("what was not checked is guessed only once", async () => {
   expect(small.batches).toHaveLength(3);
 });
 
+test("a sequence that ends while its drafts are made keeps its pages until they are", async () => {
+  const small = Object.assign(new FakeRunner({ ...LIMITS, sequences: 2 }), { stepsInFlight: 1 });
+  const drafter = new DraftModel(small);
+  const guessOf = (id: number): Guess => ({
+    sequence: new Sequence(id, PROMPT, PLAIN),
+    sampling: resolveSampling({}, VOCAB),
+    most: 3,
+  });
+  const [first, second, third] = [guessOf(0), guessOf(1), guessOf(2)];
+  const drafting = drafter.draft([first, second]);
+  drafter.forget(first.sequence);
+  await drafting;
+  expect(second.sequence.drafts).toEqual(answerOf(PROMPT, 3, 64).tokens);
+  await drafter.draft([third]);
+  expect(third.sequence.drafts).toEqual(answerOf(PROMPT, 3, 64).tokens);
+});
+
 test.each([0, 9])("conversations and forks with drafts continue alike, with %i slots for states", async (states) => {
   const answers = new Map<string, readonly number[]>();
   const guesser = new Guesser(({ sequence: { tokens, prompt } }) => {
