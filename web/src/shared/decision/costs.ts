@@ -47,8 +47,8 @@ export interface FarOutput {
 }
 
 /**
- * What far charges for a request. Without a report, the expected prompt and the tokens that arrived count, also of a
- * request that was cancelled: its prompt may have been computed.
+ * What far charges for a request. Without a report, or with one of impossible counts, the expected prompt and the tokens
+ * that arrived count, also of a request that was cancelled: its prompt may have been computed.
  */
 export function paidUsd(
   { price }: Pick<Policy, "price">,
@@ -56,7 +56,12 @@ export function paidUsd(
   prompt: number | null,
 ): number {
   if (refused) return 0;
-  return usdOf(price, usage ?? { prompt_tokens: prompt ?? 0, completion_tokens: tokens });
+  const reported = usage !== null && isCount(usage.prompt_tokens) && isCount(usage.completion_tokens);
+  return usdOf(price, reported ? usage : { prompt_tokens: prompt ?? 0, completion_tokens: tokens });
+}
+
+function isCount(reported: number): boolean {
+  return Number.isSafeInteger(reported) && reported >= 0;
 }
 
 function usdOf(
