@@ -106,8 +106,8 @@ class Preparation:
 @dataclass(frozen=True, slots=True)
 class Scores:
     """score = softcap * tanh(scale * q k / softcap), for the keys that a row sees; see `ops.attention`. ``sinks``:
-    whether each head has a sink. ``distances``: the number of those that change scores, 0 if none do: by a
-    bias, or with ``distance_heads`` by heads of so many rows.
+    whether each head has a sink. ``distances``: how many distances change a score, 0 if none do. Each
+    adds a bias; or if ``distance_heads`` is not 0, the products with its own of that many projected embeddings.
     """
 
     scale: float
