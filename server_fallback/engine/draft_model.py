@@ -1,7 +1,7 @@
 """Drafts from a smaller model with the same tokens.
 
-The small model has its own pages. It samples with the large model's settings and random numbers, so that both choose
-the same token as often as possible.
+The small model has its own pages and states. It samples with the large model's settings and random numbers, so that
+both choose the same token as often as possible.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from nearfar.compiler.ir.sampling import Settings
 from nearfar.compiler.runtime.batch import Chunk, Output, make_batch
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.page_groups import longest_sequence
 
 from .model import TokenModel
@@ -23,8 +24,8 @@ from .step_runner import StepRunner, device_errors
 
 @dataclass(eq=False, slots=True)
 class Draft:
-    """The small model's state for a sequence: its pages hold ``computed`` known tokens, followed by ``guessed``
-    ones. ``tables``: what it holds of each cache kind.
+    """What the small model has of a sequence: its pages hold ``computed`` known tokens, followed by most of
+    ``guessed``. ``tables``: what it holds of each cache kind.
     """
 
     slot: int
@@ -33,9 +34,8 @@ class Draft:
     guessed: list[int] = field(default_factory=list)
 
     def learn(self, tokens: Items[int]) -> None:
-        """Count accepted drafts as computed; the others will be overwritten."""
-        self.computed = min(self.computed, len(tokens) - 1)
-        for guess in self.guessed:
+        """Count accepted guesses as computed; the others will be overwritten. The last guess was not computed."""
+        for guess in self.guessed[:-1]:
             # The last token is always computed again, because its logits are needed.
             if self.computed + 1 >= len(tokens) or tokens[self.computed] != guess:
                 break
@@ -44,7 +44,9 @@ class Draft:
 
 
 class DraftModel:
-    """A `Drafter` that owns its runner. The runner needs pages for all sequences that speculate at once."""
+    """A `Drafter` that owns its runner. The runner needs pages for all sequences that speculate at once. A model with
+    states needs two slots for each: for the state after its known tokens, and after its guesses.
+    """
 
     def __init__(self, runner: StepRunner, model: TokenModel) -> None:
         self.model = model
@@ -52,20 +54,36 @@ class DraftModel:
         self._context = longest_sequence(runner.groups, model.context, model.page_size, runner.limits.tokens)
         self.reset()
 
+    def require_states(self) -> None:
+        """Raises RequestError if the small model has too few slots for states."""
+        limits = self._runner.limits
+        states, needed = limits.states or 0, 2 * limits.sequences
+        if self.model.is_recurrent and states < needed:
+            raise RequestError(
+                f"the draft model's runner has {states} slots for states; open it with {needed}, two for each sequence"
+            )
+
     def draft(self, guesses: Items[Guess]) -> None:
         """A sequence gets no drafts until the small model has read it completely; it reads one batch of prompts at a
         time.
         """
-        limits = self._runner.limits
-        room, rows = limits.tokens, min(limits.rows, limits.sequences)
+        room = self._runner.limits.tokens
         chunks: list[Chunk] = []
         ready: list[tuple[Guess, Draft]] = []
         for guess in guesses:
             tokens = guess.sequence.tokens
             guess.sequence.drafts = []
-            draft = self._draft_of(guess)
-            if draft is None or room == 0 or len(chunks) == rows:
+            known = self._drafts.get(guess.sequence)
+            if known is not None and known.computed == len(tokens):
+                # Nothing was checked since the last guesses.
+                guess.sequence.drafts = known.guessed[: guess.most]
                 continue
+            draft = self._draft_of(guess) if room > 0 else None
+            if draft is None:
+                continue
+            if self.model.is_recurrent:
+                # A state cannot go back to the last accepted guess: known tokens are read again.
+                draft.guessed = []
             draft.learn(tokens)
             part = tokens[draft.computed : draft.computed + room]
             start = draft.computed
@@ -75,7 +93,7 @@ class DraftModel:
                 chunks.append(self._chunk(guess, draft, part, start, 0))
                 ready.append((guess, draft))
             else:
-                chunks.append(self._chunk_of(draft, part, start))
+                chunks.append(self._chunk_of(draft, part, start, 0))
         if not chunks:
             return
         # Sampled tokens stay on the device until all steps are submitted, unless the model gathers rows for them.
@@ -99,8 +117,7 @@ class DraftModel:
                 # After a token that the small model could not compute, there are no further drafts.
                 if token_id >= 0 and len(guess.sequence.drafts) == index:
                     guess.sequence.drafts.append(token_id)
-                    # The last guess was sampled, but not computed.
-                    draft.guessed = guess.sequence.drafts[: guess.most - 1]
+                    draft.guessed = list(guess.sequence.drafts)
 
     def forget(self, sequence: Sequence) -> None:
         draft = self._drafts.pop(sequence, None)
@@ -128,7 +145,7 @@ class DraftModel:
             return None
         new = draft is None
         draft = draft or Draft(self._slots[-1], [PageTable() for _ in self._kinds])
-        start = min(draft.computed, len(guess.sequence.tokens) - 1)
+        start = draft.computed
         # The tokens of a long prompt are read in several batches.
         end = min(length, start + self._runner.limits.tokens + guess.most - 1)
         for kind in self._kinds:
@@ -145,13 +162,17 @@ class DraftModel:
     def _chunk(self, guess: Guess, draft: Draft, token_ids: list[int], start: int, index: int) -> Chunk:
         """A chunk whose last row is sampled like the answer's token number ``index`` from now on."""
         settings = Settings(*guess.sampling.settings(guess.sequence.generated + index))
-        chunk = self._chunk_of(draft, token_ids, start)
+        chunk = self._chunk_of(draft, token_ids, start, index)
         return replace(chunk, sample=[len(token_ids) - 1], settings=settings, slot=draft.slot)
 
-    @staticmethod
-    def _chunk_of(draft: Draft, token_ids: Items[int], start: int) -> Chunk:
+    def _chunk_of(self, draft: Draft, token_ids: Items[int], start: int, index: int) -> Chunk:
+        """A chunk of known tokens, or with an ``index`` above 0 of the guess number ``index``."""
         pages, *window = (table.pages for table in draft.tables)
-        return Chunk(token_ids, start, pages, window_pages=window[0] if window else None)
+        state = None
+        if self.model.is_recurrent:
+            guessed = draft.slot + self._runner.limits.sequences
+            state = (guessed if index > 1 else draft.slot, guessed if index > 0 else draft.slot)
+        return Chunk(token_ids, start, pages, window_pages=window[0] if window else None, state=state)
 
     def _submit(self, chunks: list[Chunk]) -> Future[Output]:
         with device_errors(self._runner.device):

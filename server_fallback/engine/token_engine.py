@@ -176,9 +176,5 @@ def make_drafter(
             f"the draft model has {draft.model.vocab_size} tokens, the model {model.vocab_size}; use one with the "
             "same tokenizer"
         )
-    if draft.model.is_recurrent:
-        raise RequestError(
-            "the draft model has recurrent layers, whose states cannot go back to the last accepted token; draft with "
-            "a model without them, or with ngram"
-        )
+    draft.require_states()
     return draft

@@ -73,11 +73,10 @@ class LocalOpener:
     async def prepare(self, model: str, name: str | None) -> Opening:
         """Raises BundleError, CheckpointError, RequestError and the other errors of compiling."""
         options = self._options
-        guesses = options.draft_tokens if options.draft is not None else 0
-        planned = await self._planned(model, guesses, options.remote_drafts)
+        planned = await self._planned(model)
         # A model of embeddings or scores has nothing to draft.
         by_model = options.draft not in (None, NGRAM) and planned.bundle.manifest.generates
-        draft = await self._planned(options.draft, 0, 0) if options.draft is not None and by_model else None
+        draft = await self._planned(options.draft, is_draft=True) if options.draft is not None and by_model else None
         name = name or default_name(model)
 
         async def open_it() -> Executor:
@@ -146,15 +145,15 @@ class LocalOpener:
             engine, text, workers=workers, memory_bytes=memory_bytes, device=engine.device, share=share
         )
 
-    async def _planned(self, model: str, guesses: int, remote_drafts: int) -> Planned:
-        """A step checks ``guesses`` tokens of each sequence, and in addition ``remote_drafts``."""
+    async def _planned(self, model: str, *, is_draft: bool = False) -> Planned:
+        """A step checks drafts of each sequence and in addition those of clients. A step of a draft checks none."""
         bundle = await self._bundle(model)
         manifest, options = bundle.manifest, self._options
         require_known_inputs(manifest)
-        if not manifest.generates:
-            guesses = remote_drafts = 0
+        checks = manifest.generates and not is_draft
+        guesses = options.draft_tokens if checks and options.draft is not None else 0
         sequences = options.max_sequences or DEFAULT_SEQUENCES.get(manifest.target, 8)
-        extra_rows = sequences * guesses + remote_drafts
+        extra_rows = sequences * guesses + options.remote_drafts if checks else 0
         tokens = max(STEP_TOKENS.get(manifest.target, 64), sequences + extra_rows)
         if not manifest.generates:
             batching = options.batching
@@ -165,8 +164,8 @@ class LocalOpener:
         kv_bytes = options.kv_memory_bytes or kv_memory_bytes(
             manifest.target, weight_bytes(manifest), context_bytes(manifest, tokens)
         )
-        # While drafts are checked, the state before them is retained.
-        states = sequences * (1 + (guesses > 0)) + options.state_snapshots
+        # While drafts are made or checked, the state before them is retained. A draft has no prefix cache.
+        states = 2 * sequences if is_draft else sequences * (1 + (guesses > 0)) + options.state_snapshots
         adapters = options.max_adapters if isinstance(manifest, Manifest) and manifest.lora is not None else 0
         memory = plan_memory(
             manifest,

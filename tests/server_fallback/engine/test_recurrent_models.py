@@ -64,14 +64,19 @@ async def verified(engine: TokenEngine, prompt: list[int], answer: list[int]) ->
 
 
 def served(
-    runner: ReferenceRunner, prompts: Sequence[list[int]], drafts: Sequence[list[int]] | None
+    runner: ReferenceRunner,
+    prompts: Sequence[list[int]],
+    drafts: Sequence[list[int]] | None,
+    draft: ReferenceRunner | None,
 ) -> tuple[list[list[int]], EngineStats]:
     """The answers to all prompts in two waves, so that the second one finds the prefixes of the first in the cache.
-    With the answers as ``drafts``, by rounds of verification.
+    With the answers as ``drafts``, by rounds of verification; or with the drafts of a model.
     """
 
     async def work() -> tuple[list[list[int]], EngineStats]:
-        engine = TokenEngine(runner, TokenModel.of(runner.manifest))
+        drafter = None if draft is None else DraftModel(draft, TokenModel.of(draft.manifest))
+        config = EngineConfig(speculation=None if draft is None else Speculation("draft"))
+        engine = TokenEngine(runner, TokenModel.of(runner.manifest), config, draft=drafter)
         answers: list[list[int]] = []
         for wave in (range(len(prompts) // 2), range(len(prompts) // 2, len(prompts))):
             if drafts is None:
@@ -99,14 +104,17 @@ def test_mixed_requests_get_the_tokens_of_transformers(family: str, tmp_path: Pa
     second = [*turns, list(first[1]), [*turns[0][:30], 7, 7], [9, 8, 7]]
     expected = [*first_answers, *greedy(tmp_path / "checkpoint", second)]
     bundle = compile_plain(tmp_path / "checkpoint", tmp_path / "bundle", "f32", CONTEXT)
-    for states, drafts in ((4, None), (6, None), (12, None), (12, expected)):
+    for states, drafts in ((4, None), (6, None), (12, None), (12, expected), (12, "of itself")):
         limits = Limits(tokens=32, sequences=4, rows=20, pages=6, states=states)
         runner = ReferenceRunner(bundle, limits=limits, activation="float32")
-        answers, stats = served(runner, [*first, *second], drafts)
+        small = Limits(tokens=20, sequences=3, rows=3, pages=18, states=6)
+        draft = ReferenceRunner(bundle, limits=small, activation="float32") if drafts == "of itself" else None
+        answers, stats = served(runner, [*first, *second], None if isinstance(drafts, str) else drafts, draft)
         assert answers == expected, (states, drafts)
         assert (stats.state_hits > 0) == (states > 4)
         assert stats.preemptions > 0 or drafts is not None
-        assert (stats.drafted_tokens > stats.accepted_tokens > 0) == (drafts is not None)
+        assert (stats.drafted_tokens > stats.accepted_tokens > 0) == isinstance(drafts, list)
+        assert draft is None or stats.accepted_tokens == stats.drafted_tokens > 0
 
 
 def test_the_memory_of_states_is_planned_and_what_states_cannot_do_is_refused(tmp_path: Path) -> None:
@@ -124,7 +132,7 @@ def test_the_memory_of_states_is_planned_and_what_states_cannot_do_is_refused(tm
         plan_memory(manifest, sequences=2, tokens=32, kv_bytes=few.kv_bytes // 2 + 3 * one - 1, states=3)
     runner = ReferenceRunner(bundle, limits=few.limits, activation="float32")
     model = TokenModel.of(manifest)
-    with pytest.raises(RequestError, match="the draft model has recurrent layers"):
+    with pytest.raises(RequestError, match="the draft model's runner has 3 slots for states; open it with 4"):
         TokenEngine(
             ReferenceRunner(bundle, limits=Limits(sequences=1, rows=4)),
             model,

@@ -75,13 +75,20 @@ def speculating(
     return asyncio.run(work())
 
 
-@pytest.mark.parametrize("kind", ["ngram", "draft", "wrong draft"])
+@pytest.mark.parametrize(
+    ("kind", "draft_states"), [("ngram", 0), ("draft", 0), ("draft", 6), ("wrong draft", 0), ("wrong draft", 6)]
+)
+@pytest.mark.parametrize("states", [0, 9])
 @pytest.mark.parametrize("threaded", [False, True])
-def test_mixed_requests_are_answered_as_without_speculation(kind: str, threaded: bool) -> None:
+def test_mixed_requests_are_answered_as_without_speculation(
+    kind: str, draft_states: int, states: int, threaded: bool
+) -> None:
+    """With and without slots for states of the model and of its draft. Pages run out, so sequences are preempted."""
     requests = mixed_requests(60, VOCAB, (1, 3, 4, 9, 17, 30), 16)
-    expected = alone(HashRunner(LIMITS), MODEL, requests)
+    large = replace(LIMITS, pages=16, states=states or None)
+    expected = alone(HashRunner(large), MODEL, requests)
     # Fewer pages and slots than sequences could need, and prompts longer than a batch.
-    small = Limits(tokens=10, sequences=3, rows=3, pages=24)
+    small = Limits(tokens=10, sequences=3, rows=3, pages=24, states=draft_states or None)
     drafts = {
         "ngram": None,
         "draft": HashRunner(small, threaded=threaded),
@@ -89,11 +96,12 @@ def test_mixed_requests_are_answered_as_without_speculation(kind: str, threaded:
     }
     runner = drafts[kind]
     noise = mixed_requests(20, VOCAB, (2, 12), 16)
+    draft_model = replace(MODEL, is_recurrent=draft_states > 0)
     answers, stats = speculating(
-        HashRunner(LIMITS, threaded=threaded),
-        MODEL,
+        HashRunner(large, threaded=threaded),
+        replace(MODEL, is_recurrent=states > 0),
         requests,
-        None if runner is None else DraftModel(runner, MODEL),
+        None if runner is None else DraftModel(runner, draft_model),
         noise,
     )
     assert answers == expected
