@@ -52,15 +52,10 @@ class HybridLayer(Layer):
 
     def _short_conv(self, x: str) -> str:
         """out(c * conv(b * u)) for the thirds b, c and u of one projection. Liquid AI 2025 (LFM2)."""
-        graph, width, bias = self._graph, self._spec.hidden_size, self._sizes.bias
-        b, c, u = (
-            self._rows_of(f"conv.{name}_proj", "conv.in_proj", [(index * width, (index + 1) * width)], x, bias=bias)
-            for index, name in enumerate("bcu")
-        )
-        gated = graph.add("gate", {"gate": b, "up": u}, name=f"{self._here}.conv_input", activation="none")
-        mixed = self._causal_conv("conv.conv", gated, width, "none")
-        gated = graph.add("gate", {"gate": c, "up": mixed}, name=f"{self._here}.conv_gated", activation="none")
-        return self._output("conv.out_proj", gated, width, bias=bias)
+        width, bias = self._spec.hidden_size, self._sizes.bias
+        self._rows["conv.in_proj"] = 3 * width
+        bcu = self._linear("conv.in_proj", x, width, bias=bias)
+        return self._output("conv.out_proj", self._causal_conv("conv.conv", bcu, width, gated=True), width, bias=bias)
 
     def _gated_delta(self, x: str) -> str:
         """A convolution, the gated delta rule, and a norm of each head that is gated. Yang et al. 2024."""
@@ -79,7 +74,7 @@ class HybridLayer(Layer):
             f"{module}.norm.weight": sizes.value_dim,
         }
         inputs = {
-            "qkv": self._causal_conv(f"{module}.conv1d", qkv, width, "silu"),
+            "qkv": self._causal_conv(f"{module}.conv1d", qkv, width, activation="silu"),
             "abz": self._stacked(f"{module}.in_proj_abz", rows, x),
             "vectors": self._vectors(f"{module}.vectors", vectors),
             **self._state("matrix", (sizes.heads, sizes.key_dim, sizes.value_dim)),
@@ -101,7 +96,7 @@ class HybridLayer(Layer):
             for name, own in {"xbc": ranges[1:4], **names}.items()
         }
         inputs = {
-            "xbc": self._causal_conv(f"{module}.conv1d", projected["xbc"], width + 2 * states, "silu"),
+            "xbc": self._causal_conv(f"{module}.conv1d", projected["xbc"], width + 2 * states, activation="silu"),
             "dt": projected["dt" if sizes.norm == "before" else "zdt"],
             "vectors": self._vectors(
                 f"{module}.vectors", {f"{module}.{name}": sizes.heads for name in ("A_log", "D", "dt_bias")}
@@ -122,13 +117,13 @@ class HybridLayer(Layer):
         attrs = {"eps": self._spec.rms_norm_eps, "dtype": "float32", "groups": self._sizes.norm_groups}
         return self._graph.add("rms_norm", inputs, name=f"{self._module}.{module}.out", **attrs)
 
-    def _causal_conv(self, module: str, x: str, columns: int, activation: str) -> str:
+    def _causal_conv(self, module: str, x: str, columns: int, **attrs: object) -> str:
         sizes = self._sizes
         inputs = {"x": x, "weight": self._vector(f"{module}.weight", columns * sizes.taps)}
         if sizes.conv_bias:
             inputs["bias"] = self._vector(f"{module}.bias", columns)
         inputs |= self._state("conv", (sizes.taps - 1, columns))
-        return self._graph.add("causal_conv", inputs, name=f"{self._module}.{module}.out", activation=activation)
+        return self._graph.add("causal_conv", inputs, name=f"{self._module}.{module}.out", **attrs)
 
     def _state(self, name: str, shape: tuple[int, ...]) -> dict[str, str]:
         """Add a state of the layer. Returns the inputs of its op that find a sequence's rows and its state."""

@@ -18,9 +18,18 @@ TILE = 16
 
 
 def causal_conv(
-    name: str, *, rows: Expr, columns: int, taps: int, bias: bool, activation: str, stride: int, start: int
+    name: str,
+    *,
+    rows: Expr,
+    columns: int,
+    taps: int,
+    bias: bool,
+    activation: str,
+    stride: int,
+    start: int,
+    gated: bool,
 ) -> Kernel:
-    """x is columns [start, start + columns) of rows of ``stride``."""
+    """x is columns of rows of ``stride``, from ``start`` on."""
     tile_rows = max(TILE, taps - 1)
     kernel, tiling = KernelBuilder(name), Tiling(tile_rows, few=0)
     x = kernel.buffer("x", (rows, stride), "float32")
@@ -38,12 +47,18 @@ def causal_conv(
     begin, end = (kernel.let("bound", seq_starts[sequence + behind]) for behind in range(2))
     first = kernel.let("first", begin + (slot - tiling.start(sequence, begin)) * tile_rows)
 
+    def part(row: Scalar, index: int) -> Scalar:
+        return x[row, start + index * columns + column]
+
+    def own(row: Scalar) -> Scalar:
+        return part(row, 0) * part(row, 2) if gated else part(row, 0)
+
     with kernel.when(guard_below(column, columns, THREADS)), kernel.when(first < end):
         read, write = (kernel.let("state_slot", slots[sequence, which]) for which in range(2))
         known = kernel.local("known", taps - 1, "float32", fill=0)
         with kernel.when(first > begin):
             for back in range(taps - 1):
-                known[back] = x[first - (taps - 1) + back, start + column]
+                known[back] = own(first - (taps - 1) + back)
         with kernel.when(first == begin), kernel.when(positions[begin] > 0):
             for back in range(taps - 1):
                 known[back] = state[read, back, column]
@@ -51,19 +66,21 @@ def causal_conv(
         for tap in range(taps):
             factors[tap] = weight[column * taps + tap]
         with kernel.loop("step", minimum(end - first, tile_rows)) as step:
-            newest = kernel.let("newest", x[first + step, start + column])
+            row = kernel.let("row", first + step)
+            newest = kernel.let("newest", own(row))
             total: Scalar = newest * factors[taps - 1]
             for back in range(taps - 1):
                 total = total + known[back] * factors[back]
             total = kernel.let("total", total if biases is None else total + biases[column])
-            y[first + step, column] = ACTIVATION_FUNCTIONS[activation](total)
+            result = ACTIVATION_FUNCTIONS[activation](total)
+            y[row, column] = result * part(row, 1) if gated else result
             for back in range(taps - 2):
                 known[back] = known[back + 1]
             known[taps - 2] = newest
         with kernel.when(first == begin):
             with kernel.when(end - begin > tile_rows):
                 for back in range(taps - 1):
-                    known[back] = x[end - (taps - 1) + back, start + column]
+                    known[back] = own(end - (taps - 1) + back)
             for back in range(taps - 1):
                 state[write, back, column] = known[back]
     return kernel.finish()

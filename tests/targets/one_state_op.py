@@ -19,6 +19,7 @@ def state_graphs() -> Iterator[tuple[str, str, Build]]:
     yield "causal_conv", "plain", partial(causal_conv, 3)
     yield "causal_conv", "bias_silu", partial(causal_conv, 4, bias=True, activation="silu")
     yield "causal_conv", "long", partial(causal_conv, 7, wide=5, start=3)
+    yield "causal_conv", "gated", partial(causal_conv, 3, wide=2 * COLUMNS + 5, start=3, gated=True)
     yield "gated_delta", "plain", partial(gated_delta, 20, 33, wide=220, a_start=3, b_start=9, z_start=15)
     yield "gated_delta", "small", partial(gated_delta, 5, 7)
     yield "gated_delta", "large", partial(gated_delta, 128, 128, wide=780, z_start=12)

@@ -46,7 +46,7 @@ L2_EPS: Final = np.float32(1e-6)
 def infer_causal_conv(shapes: Shapes, attrs: Attrs) -> Type:
     (rows, columns), (_, kept, channels) = shapes["x"], shapes["state"]
     require(isinstance(columns, int) and isinstance(channels, int), "causal_conv", shapes)
-    fits = attrs["start"] + channels <= columns and kept != 0
+    fits = attrs["start"] + channels * (3 if attrs["gated"] else 1) <= columns and kept != 0
     fits = fits and shapes["weight"] == (channels * (kept + 1),)  # type: ignore[operator]
     require(fits and shapes.get("bias", (channels,)) == (channels,), "causal_conv", shapes)
     return (rows, channels), "float32"
@@ -56,10 +56,14 @@ def causal_conv(inputs: Inputs, attrs: Attrs) -> Array:
     """Each channel's weighted sum of its last k inputs: y[s] = activation(bias + sum_j weight[:, j] x[s - k + 1 + j]).
 
     x (S, C), weight (C * k,), which is (C, k) row after row, bias (C,), state (Z, k - 1, C): the inputs before a
-    sequence's new rows, oldest first -> (S, C). x may have more columns; those from ``start`` on are read.
+    sequence's new rows, oldest first -> (S, C). x may have more columns; those from ``start`` on are read. If it is
+    ``gated``, x has the columns of b, c and u: the inputs are b * u, and the sums are multiplied by c.
     """
     _, kept, columns = inputs["state"].shape
-    x, k = inputs["x"][:, attrs["start"] : attrs["start"] + columns], kept + 1
+    x, k = inputs["x"][:, attrs["start"] :][:, : 3 * columns if attrs["gated"] else columns], kept + 1
+    if attrs["gated"]:
+        b, c, u = np.split(x, 3, axis=1)
+        x = b * u
     weight, bias = inputs["weight"].reshape(-1, k), inputs.get("bias", np.float32(0))
     y = np.empty_like(x)
 
@@ -70,7 +74,8 @@ def causal_conv(inputs: Inputs, attrs: Attrs) -> Array:
         return known[length:]
 
     over_sequences(inputs, run)
-    return silu(y) if attrs["activation"] == "silu" else y
+    y = silu(y) if attrs["activation"] == "silu" else y
+    return y * c if attrs["gated"] else y
 
 
 def infer_gated_delta(shapes: Shapes, attrs: Attrs) -> Type:
@@ -246,7 +251,7 @@ OPS = {
         causal_conv,
         inputs={"x": FLOAT32, "weight": VECTOR, **ROWS},
         optional={"bias": VECTOR},
-        attrs={"activation": choice("none", "none", "silu"), "start": count(0)},
+        attrs={"activation": choice("none", "none", "silu"), "start": count(0), "gated": choice(False, False, True)},
         facts=causal_conv_facts,
         checks=(check_state,),
         states=("state",),

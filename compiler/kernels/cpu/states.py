@@ -69,6 +69,7 @@ def causal_conv(
     activation: str,
     stride: int,
     start: int,
+    gated: bool,
 ) -> Kernel:
     """One task: a block of columns of one sequence."""
     kernel, blocks = CpuKernelBuilder(name), -(-columns // BLOCK)
@@ -83,6 +84,10 @@ def causal_conv(
 
         def convolve(column: Scalar, lanes: int) -> None:
             here, dtype = ramp(column, lanes), floats(lanes)
+
+            def part(row: Scalar, index: int) -> Scalar:
+                return x[begin + row, ramp(start + index * columns + column, lanes)]
+
             known = kernel.local(f"known{lanes}", taps - 1, dtype, fill=0)
             with kernel.when(continues):
                 for back in range(taps - 1):
@@ -91,12 +96,13 @@ def causal_conv(
             for tap in range(taps):
                 factors[tap] = weight[tirx.Ramp(column * taps + tap, taps, lanes) if lanes > 1 else column * taps + tap]
             with kernel.loop("row", end - begin) as row:
-                newest = kernel.let("newest", x[begin + row, ramp(start + column, lanes)])
+                newest = kernel.let("newest", part(row, 0) * part(row, 2) if gated else part(row, 0))
                 total = newest * factors[taps - 1]
                 for back in range(taps - 1):
                     total = fused(known[back], factors[back], total)
                 total = kernel.let("total", total if biases is None else total + biases[here])
-                y[begin + row, here] = ACTIVATIONS[activation](total)
+                result = ACTIVATIONS[activation](total)
+                y[begin + row, here] = result * part(row, 1) if gated else result
                 for back in range(taps - 2):
                     known[back] = known[back + 1]
                 known[taps - 2] = newest

@@ -90,8 +90,9 @@ def state_cases() -> Iterator[StepCase]:
         "seq_starts": ("int32", ["add", "B", 1]),
         "positions": ("int32", "S"),
     }
-    for taps, columns, attrs in ((3, 37, {}), (7, 300, {"start": 5, "activation": "silu"})):
-        inputs: Inputs = {"x": ("float32", "S", columns + 9), "weight": ("vector", taps * columns)}
+    silu: dict[str, Any] = {"start": 5, "activation": "silu"}
+    for taps, columns, attrs in ((3, 37, {}), (7, 300, silu), (4, 141, {**silu, "gated": True})):
+        inputs: Inputs = {"x": ("float32", "S", 3 * columns + 9), "weight": ("vector", taps * columns)}
         inputs |= {"state": ("float32", "Z", taps - 1, columns), **rows}
         inputs |= {"bias": ("vector", columns)} if attrs else {}
         yield StepCase(f"causal_conv_{taps}", "causal_conv", inputs, attrs, batches)
