@@ -61,6 +61,12 @@ class Tiling:
         partial: Expr = ["sub", ["ceildiv", ["add", ["sub", "S", "B"], 1], self.few], 1] if self.few else "B"
         return ["add", full_tiles, ["min", "B", partial]]
 
+    @property
+    def most_slots(self) -> Expr:
+        """At least as many, and more for a larger batch, as the size of an array must be."""
+        partial: Expr = ["ceildiv", "S", self.few] if self.few else "B"
+        return ["add", ["ceildiv", "S", self.rows], ["min", "B", partial]]
+
     def start(self, sequence: Scalar, first_row: Scalar) -> Scalar:
         """The first slot of a sequence."""
         before = minimum(sequence, truncated_quotient(first_row - sequence, self.few)) if self.few else sequence

@@ -133,7 +133,7 @@ class ChunkProducts:
         tiling = Tiling(CHUNK, few)
         self._kernel, self._solves = kernel, solves
         seq_starts = kernel.buffer("seq_starts", (["add", "B", 1],), "int32")
-        self._made = kernel.scratch("chunks", (tiling.slots, heads, SCRATCH_ROWS, CHUNK), "float32", write=True)
+        self._made = kernel.scratch("chunks", (tiling.most_slots, heads, SCRATCH_ROWS, CHUNK), "float32", write=True)
         self.head, self._slot = kernel.grid(heads, tiling.slots)
         self._thread = kernel.threads(THREADS)
         self._row, self._column = kernel.let("side", self._thread // SIDE), kernel.let("side", self._thread % SIDE)

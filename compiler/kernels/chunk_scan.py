@@ -143,7 +143,7 @@ class ChunkScan:
         slots = kernel.buffer("state_slots", ("B", 2), "int32")
         seq_starts = kernel.buffer("seq_starts", (["add", "B", 1],), "int32")
         positions = kernel.buffer("positions", (rows,), "int32")
-        self._made = kernel.scratch("chunks", (tiling.slots, heads, SCRATCH_ROWS, CHUNK), "float32")
+        self._made = kernel.scratch("chunks", (tiling.most_slots, heads, SCRATCH_ROWS, CHUNK), "float32")
         self._y = kernel.buffer("y", (rows, heads * outputs), "float32", write=True)
         blocks = -(-outputs // width)
         group, sequence = kernel.grid(heads * blocks, "B")

@@ -26,7 +26,7 @@ from tiny_models import CHECKPOINTS
 from tolerances import F16, F32, relative_error
 
 from nearfar.compiler import passes
-from nearfar.compiler.bundle.folder import Bundle
+from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.measure.report import make_report
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.target import load_target
@@ -73,6 +73,8 @@ def opened(target: str, request: pytest.FixtureRequest) -> Iterator[Callable[[Bu
 
     def open_one(bundle: Bundle) -> PlanRunner:
         runner: PlanRunner
+        # Check the manifest, too.
+        bundle = open_bundle(bundle.path)
         if target == "webgpu":
             from nearfar.targets.webgpu.runner import WebGPURunner
 
