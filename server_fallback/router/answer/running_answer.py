@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from time import monotonic
 
-from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError, QueueFull, RequestError, Unavailable
+from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError, QueueFull, Unavailable
 
 from ...executors.executor import Call
 from ...schema.chat import ChatCompletionRequest
@@ -75,6 +75,8 @@ class RunningAnswer:
         self._waits: dict[Side, float] = {}
         self._shown = Shown()
         self._over = False
+        # How near failed before the decision; TimeoutError: its first token was late.
+        self._early_failure: NearfarError | TimeoutError | None = None
         self._choice: Choice
         self._machine: AnswerMachine | None = None
 
@@ -101,15 +103,13 @@ class RunningAnswer:
         choice = await sides.choose(situation, private=await sides.is_private(situation))
         if choice.wants_signals:
             near = self._start_attempt("near", 0, None)
-            failure = await self._hold_first_tokens()
-            if isinstance(failure, NearfarError) and not isinstance(failure, RequestError):
-                # If near cannot begin, it cannot answer.
-                sides.circuits["near"].failed()
-                situation = replace(situation, near=replace(situation.near, available=False))
+            self._early_failure = await self._hold_first_tokens()
+            if self._early_failure is None:
+                signals = near_signals([*self._held_tokens()], near.prompt_logprobs)
+                situation = self._situation = replace(situation, near_signals=signals)
             else:
-                situation = replace(situation, near_signals=near_signals([*self._held_tokens()], near.prompt_logprobs))
+                self._drop_held()
             choice = await sides.choose(situation, private=choice.decision.private)
-            self._situation = situation
         if choice.decision.side is None:
             raise sides.refusal(choice.decision, situation)
         return choice
@@ -135,10 +135,12 @@ class RunningAnswer:
             if not isinstance(update, Due) and isinstance(update[1], AnswerPiece):
                 yield from update[1].tokens
 
-    async def _hold_first_tokens(self) -> Exception | None:
-        """Hold near's output until its first tokens arrive, it ends or its time is over; return the error if near
-        failed.
-        """
+    def _drop_held(self) -> None:
+        self._current.pop("near").stop()
+        self._held.clear()
+
+    async def _hold_first_tokens(self) -> NearfarError | TimeoutError | None:
+        """Hold near's output until its first tokens arrive, it ends or its time is over; return how near failed."""
         num_tokens = 0
         try:
             async with asyncio.timeout(self._sides.policy.timeouts.near_first_token_ms / 1000):
@@ -148,12 +150,10 @@ class RunningAnswer:
                     assert not isinstance(update, Due)
                     output = update[1]
                     if not isinstance(output, AnswerPiece):
-                        return output
+                        return None if output is None else expected(output)
                     num_tokens += output.num_tokens
-        except TimeoutError:
-            if num_tokens == 0:
-                self._current.pop("near").stop()
-                return Unavailable("near: no token came in time", code="near_timeout")
+        except TimeoutError as error:
+            return error if num_tokens == 0 else None
         return None
 
     def _start(self) -> Event:
@@ -167,9 +167,15 @@ class RunningAnswer:
         )
         self._machine = AnswerMachine(rules, watched, min(limits(self._request).values(), default=None))
         if decision.side == "far" and "near" in self._current:
-            self._current.pop("near").stop()
-            self._held.clear()
-        return {"type": "start", "side": decision.side, "reason": decision.reason, "standby": self._choice.standby}
+            self._drop_held()
+        start = {"type": "start", "side": decision.side, "reason": decision.reason, "standby": self._choice.standby}
+        return start if self._early_failure is None else {**start, "near_failed": self._judged(self._early_failure)}
+
+    def _judged(self, early: NearfarError | TimeoutError) -> Mapping[str, object]:
+        """An EarlyFailure of `web/src/shared/router/events.ts`."""
+        if isinstance(early, TimeoutError):
+            return {"kind": "timeout", "retryable": False}
+        return self._failure("near", early)
 
     def _events(self, update: Update) -> Iterator[tuple[Event, AnswerPiece | None]]:
         if isinstance(update, Due):
@@ -203,11 +209,7 @@ class RunningAnswer:
             # A failure after the end changes nothing.
             yield attempt.event("end", finish_reason=attempt.finish_reason), None
             return
-        error = output or Unavailable(f"{side}: its answer stopped before the end; try again")
-        if not isinstance(error, NearfarError) or isinstance(error, DeadlineExceeded):
-            # Either this is a bug of ours, or nobody waits for the answer any longer.
-            raise error
-        self._errors[side] = error
+        error = expected(output or Unavailable(f"{side}: its answer stopped before the end; try again"))
         if (
             side == "near"
             and attempt.started
@@ -216,9 +218,13 @@ class RunningAnswer:
             and self._watched.failing_schema
         ):
             yield {"type": "escalate", "reason": "escalated_schema"}, None
+        yield attempt.event("failed", **self._failure(side, error)), None
+
+    def _failure(self, side: Side, error: NearfarError) -> Mapping[str, object]:
+        """The kind of a failure, and whether the side may be asked again."""
         failure = self._running.failure(side, side_error(error), random.random())
-        self._waits[side] = failure.wait_ms / 1000
-        yield attempt.event("failed", kind=failure.kind, retryable=failure.retryable), None
+        self._errors[side], self._waits[side] = error, failure.wait_ms / 1000
+        return {"kind": failure.kind, "retryable": failure.retryable}
 
     def _check_piece(self, attempt: Attempt, piece: AnswerPiece) -> Event | None:
         """Whether the last piece gives reason to end near's answer, or to doubt it."""
@@ -334,9 +340,9 @@ class RunningAnswer:
         return sides.far_answer(request, call, speculate=self._near_guesses())
 
     def _near_guesses(self) -> bool:
-        """Whether near guesses for far: it may, and it has not been asked for this answer before."""
+        """Whether near guesses for far: it may, did not fail and has not been asked for this answer before."""
         near_was_asked = any(attempt.side == "near" and attempt.number > 0 for attempt in self._attempts)
-        return not near_was_asked and self._choice.may_guess
+        return not near_was_asked and self._early_failure is None and self._choice.may_guess
 
     def _logprobs(self, attempt: Attempt) -> int | None:
         """The log-probabilities that near must report besides those that the client requested."""
@@ -397,3 +403,10 @@ class RunningAnswer:
                 await self._sides.pay(attempt.output, self._situation.far.prompt_tokens)
         if self._warm_up is not None:
             await self._warm_up.ended()
+
+
+def expected(error: Exception) -> NearfarError:
+    """Raises what no other side may answer for: a bug of ours, or that nobody waits for the answer any longer."""
+    if not isinstance(error, NearfarError) or isinstance(error, DeadlineExceeded):
+        raise error
+    return error

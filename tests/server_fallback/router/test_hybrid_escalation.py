@@ -8,6 +8,7 @@ import pytest
 from fake_openai import Reply, text_chunks
 from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, ask, completion, hybrid, outcome, policy, run
 
+from nearfar.compiler.runtime.errors import DeadlineExceeded, DeviceError, NearfarError, QueueFull
 from nearfar.server_fallback.router.decision.privacy import PrivateCheck
 from nearfar.server_fallback.router.decision.situation import Situation
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk
@@ -154,7 +155,7 @@ def test_the_prompt_s_log_probability_decides_if_the_predictor_reads_it() -> Non
 @pytest.mark.parametrize(
     ("near", "expected"),
     [
-        (FakeNear(hangs_at=0), ("far", "far", "near_unavailable", None)),
+        (FakeNear(hangs_at=0), ("far", "far", "near_timeout", None)),
         (FakeNear(hangs_at=2), ("nefar", "far", "near_timeout", 2)),
     ],
 )
@@ -172,3 +173,26 @@ def test_the_decision_waits_for_near_no_longer_than_its_first_token_may_take(
 
     assert outcome(ask(near, far, rules)) == expected
     assert (len(near.requests), near.closed_early) == (1, 1)
+
+
+@pytest.mark.parametrize("bias", [0.0, 10.0], ids=["far is chosen without near's signals", "near is chosen"])
+@pytest.mark.parametrize(
+    ("error", "reason", "requests"),
+    [(DeviceError("lost"), "near_failed", [1, 1]), (QueueFull("full"), "near_failed", [1, 2])],
+)
+def test_near_that_fails_before_the_decision_is_the_reason(
+    error: NearfarError, reason: str, requests: list[int], bias: float
+) -> None:
+    near, far = FakeNear(error=error), FakeFar()
+    predictor = {**PREDICTOR, "near": {"weights": [10.0], "bias": bias}}
+    answer = ask(near, far, policy("auto", quality={"predictor": predictor}))
+    assert outcome(answer) == ("far says", "far", reason, None)
+    # A full queue may soon have room.
+    assert len(near.requests) == requests[bias > 0]
+
+
+def test_an_answer_whose_time_is_over_before_the_decision_is_not_far_s() -> None:
+    far = FakeFar()
+    with pytest.raises(DeadlineExceeded, match="late"):
+        ask(FakeNear(error=DeadlineExceeded("late")), far, policy("auto", quality={"predictor": PREDICTOR}))
+    assert far.generated == []

@@ -18,7 +18,7 @@ import type { Side } from "../shared/decision/decision.js";
 import type { HybridParams, HybridParamsNonStreaming, HybridParamsStreaming, HybridRequest } from "./request.js";
 import { readRequest } from "./request.js";
 import type { Routing, SituatedChoice } from "./routing.js";
-import type { AnswerItem } from "./answer/running_answer.js";
+import type { AnswerItem, AnswerJob } from "./answer/running_answer.js";
 import type { Side as AnsweringSide, SideRequest } from "./sides/sides.js";
 import { remainingLimit, textOf } from "./sides/sides.js";
 import type { Situation } from "../shared/decision/situation.js";
@@ -109,14 +109,16 @@ export class HybridCompletions {
   ): AsyncGenerator<AnswerItem, void, undefined> {
     const { policy, near } = this.#routing.wiring;
     const logprobs = this.#logprobs(request, first);
-    const held = first.wants_signals ? this.#hold(request, logprobs.near, signal) : null;
-    const choice = held === null ? first : await this.#chooseAgain(first, held, signal);
+    const begun = first.wants_signals ? this.#hold(request, logprobs.near, signal) : null;
+    const { choice, held, earlyFailure } =
+      begun === null
+        ? { choice: first, held: null, earlyFailure: null }
+        : await this.#chooseAgain(first, begun, signal);
     const { decision, standby } = choice;
-    if (held !== null && decision.side === "far") held.drop();
     const isWatched = standby && decision.side === "near" && policy.escalation.then !== "never";
     const sides = {
-      near: held !== null && decision.side === "near" ? heldFirst(held, near) : near,
-      far: this.#guarded(this.#farOf(choice)),
+      near: held === null ? near : heldFirst(held, near),
+      far: this.#guarded(this.#farOf(choice, earlyFailure === null)),
     };
     // The time of a held answer is not the time of its generation.
     const learns = (side: Side): boolean => side === "far" || held === null;
@@ -124,6 +126,7 @@ export class HybridCompletions {
     const job: Parameters<Routing["run"]>[1] = {
       params,
       rules: this.#rules(request, decision.private),
+      earlyFailure,
       sides,
       warm: (until) => this.#warm(request, until),
       watch: isWatched
@@ -187,14 +190,28 @@ export class HybridCompletions {
     return this.#inTime(embedder.embed(lastUserText(properties.messages)), signal);
   }
 
-  async #chooseAgain(first: SituatedChoice, held: HeldAnswer, signal: AbortSignal): Promise<SituatedChoice> {
+  /** The decision with near's signals, and its answer if near was chosen; or how near failed. */
+  async #chooseAgain(
+    first: SituatedChoice,
+    held: HeldAnswer,
+    signal: AbortSignal,
+  ): Promise<
+    Required<Pick<AnswerJob, "earlyFailure">> & { readonly choice: SituatedChoice; readonly held: HeldAnswer | null }
+  > {
+    let used = false;
     try {
-      const signals = await this.#inTime(held.signals, signal);
-      const situation = { ...first.situation, near_signals: signals };
-      return { ...choose(this.#routing.wiring.policy, situation, first.decision.private), situation };
-    } catch (error) {
-      held.drop();
-      throw error;
+      const begun = await this.#inTime(held.begun, signal);
+      const late = begun === null && held.signals === null;
+      const earlyFailure = held.failure ?? (late ? "late" : null);
+      const situation = { ...first.situation, near_signals: earlyFailure === null ? held.signals : null };
+      const choice = { ...choose(this.#routing.wiring.policy, situation, first.decision.private), situation };
+      used = earlyFailure === null && choice.decision.side === "near";
+      return { choice, held: used ? held : null, earlyFailure };
+    } finally {
+      if (!used) {
+        held.drop();
+        this.#routing.records.near.circuit.ended();
+      }
     }
   }
 
@@ -215,6 +232,7 @@ export class HybridCompletions {
     const controller = new AbortController();
     const until = anySignal(signal, controller.signal);
     const { policy, near } = this.#routing.wiring;
+    this.#routing.records.near.circuit.begin();
     // Its engine must then compute the prompt's tokens again.
     const wantsPrompt = policy.quality.predictor?.features.includes("prompt_mean_logprob") === true;
     return new HeldAnswer(
@@ -262,10 +280,10 @@ export class HybridCompletions {
     return rulesOf(policy, { ...facts, dialect: far?.dialect ?? null });
   }
 
-  /** Near guesses only if it may and far was chosen, not for a far side that takes over from near. */
-  #farOf(choice: SituatedChoice): AnsweringSide | null {
+  /** Near guesses only if it may and is well, and far was chosen, not for a far side that takes over from near. */
+  #farOf(choice: SituatedChoice, nearIsWell: boolean): AnsweringSide | null {
     const { far } = this.#routing.wiring;
-    return choice.decision.side === "far" && choice.may_guess ? (this.wiring.speculating ?? far) : far;
+    return choice.decision.side === "far" && choice.may_guess && nearIsWell ? (this.wiring.speculating ?? far) : far;
   }
 
   /** The far side, which never receives near's text if that contains something private. */

@@ -3,6 +3,7 @@
 import { expect, test, vi } from "vitest";
 
 import type { ChatCompletionMessageParam, Route } from "../../src/api/types.js";
+import { DeviceError } from "../../src/errors.js";
 import { PrivateCheck } from "../../src/shared/decision/privacy.js";
 import { near, turns } from "./fakes.js";
 import { MESSAGES, QUESTION, SURE, read, routes, setUp, shown } from "./hybrid_set_up.js";
@@ -243,6 +244,27 @@ test("near's first tokens decide if the predictor reads them, and are not comput
   await turns();
   expect([lost.source.requests.length, lost.source.running]).toEqual([1, 0]);
   expect(lost.source.requests[0]?.promptLogprobs).toBeUndefined();
+});
+
+test.each([
+  ["a failure", { text: "", then: new DeviceError("lost") }, "near_failed"],
+  ["its time", { text: "", then: "hang" }, "near_timeout"],
+] as const)("near is asked once if %s ends it before the decision", async (_, script, reason) => {
+  // Without signals near would be chosen.
+  const { nf, source, clock } = await setUp({
+    policy: {
+      mode: "auto",
+      quality: { predictor: BY_FIRST_TOKENS, threshold: 0.1 },
+      timeouts: { near_first_token_ms: 900 },
+      breaker: { failures: 1 },
+    },
+    scripts: [script],
+  });
+  const reading = read(nf);
+  await clock.pass(1000);
+  expect(routes(await reading)[0]).toEqual({ side: "far", reason, at: null });
+  expect([source.requests.length, source.running]).toEqual([1, 0]);
+  expect(routes(await read(nf))[0]?.reason).toBe("circuit_open");
 });
 
 test.each([

@@ -11,10 +11,11 @@ const PROMPT_TOKENS = 32;
 export class HeldAnswer {
   readonly #chunks: ChatCompletionChunk[] = [];
   readonly #iterator: AsyncIterator<ChatCompletionChunk, void, undefined>;
-  #failure: { readonly error: unknown } | null = null;
+  readonly #tokens: FirstToken[] = [];
   #promptLogprobs: readonly number[] = [];
-  /** Null if no token came. The reader of the answer gets the failure. */
-  readonly signals: Promise<NearSignals | null>;
+  #failure: { readonly error: unknown } | null = null;
+  /** Resolves to true once the first tokens are there, or the answer has ended or failed. */
+  readonly begun: Promise<true>;
 
   /**
    * The chunks that ``ask`` returns must end when ``controller`` aborts. It may use its argument to request the
@@ -28,7 +29,17 @@ export class HeldAnswer {
       this.#promptLogprobs = logprobs;
     };
     this.#iterator = ask({ tokens: PROMPT_TOKENS, onLogprobs })[Symbol.asyncIterator]();
-    this.signals = this.#readFirst();
+    this.begun = this.#readFirst();
+  }
+
+  /** Of the tokens so far; null if there is none. */
+  get signals(): NearSignals | null {
+    return this.#tokens.length === 0 ? null : nearSignals(this.#tokens, this.#promptLogprobs);
+  }
+
+  /** The error that ended the answer, if one did. */
+  get failure(): { readonly error: unknown } | null {
+    return this.#failure;
   }
 
   /** The complete answer; to be read once. */
@@ -39,7 +50,7 @@ export class HeldAnswer {
     signal.addEventListener("abort", stop);
     try {
       signal.throwIfAborted();
-      await this.signals;
+      await this.begun;
       yield* this.#chunks;
       if (this.#failure !== null) throw this.#failure.error;
       for (;;) {
@@ -58,19 +69,18 @@ export class HeldAnswer {
     this.controller.abort();
   }
 
-  async #readFirst(): Promise<NearSignals | null> {
-    const tokens: FirstToken[] = [];
+  async #readFirst(): Promise<true> {
     try {
-      while (tokens.length < SIGNAL_TOKENS) {
+      while (this.#tokens.length < SIGNAL_TOKENS) {
         const result = await this.#iterator.next();
         if (result.done === true) break;
         this.#chunks.push(result.value);
         for (const { logprob, top_logprobs: alternatives } of result.value.choices[0]?.logprobs?.content ?? [])
-          tokens.push({ logprob, alternatives: alternatives.map((other) => other.logprob) });
+          this.#tokens.push({ logprob, alternatives: alternatives.map((other) => other.logprob) });
       }
     } catch (error) {
       this.#failure = { error };
     }
-    return tokens.length === 0 ? null : nearSignals(tokens, this.#promptLogprobs);
+    return true;
   }
 }

@@ -15,7 +15,7 @@ import type { Clock } from "../sides/clock.js";
 import type { Decision } from "../../shared/decision/decision.js";
 import type { Side } from "../../shared/decision/decision.js";
 import type { Effect, Event, Fail, TimerName } from "../../shared/router/events.js";
-import type { SideError } from "../../shared/router/failures.js";
+import type { Failure, SideError } from "../../shared/router/failures.js";
 import { failError, failureOf } from "../../shared/router/failures.js";
 import { totalUsage } from "../../shared/router/usage.js";
 import { ShownAnswer } from "./shown_answer.js";
@@ -51,6 +51,8 @@ export interface AnswerJob {
   /** Whether the other side may be asked too. */
   readonly standby: boolean;
   readonly rules: Rules;
+  /** How near failed before the decision; "late": it sent no token in its time. */
+  readonly earlyFailure?: { readonly error: unknown } | "late" | null;
   readonly sides: Readonly<Record<Side, AnsweringSide>>;
   /** Lets far compute the prompt. It never rejects. */
   readonly warm: (signal: AbortSignal) => Promise<void>;
@@ -126,8 +128,10 @@ class RunningAnswer {
   }
 
   start(): void {
-    const { side, reason } = this.job.decision;
-    this.#send({ type: "start", side, reason, standby: this.job.standby });
+    const { decision, standby, earlyFailure: early = null } = this.job;
+    const near_failed =
+      early === "late" ? ({ kind: "timeout", retryable: false } as const) : early && this.#failure("near", early.error);
+    this.#send({ type: "start", side: decision.side, reason: decision.reason, standby, near_failed });
   }
 
   /** Ends the answer if it is not over. */
@@ -270,13 +274,17 @@ class RunningAnswer {
         return;
       }
       part.refused = part.firstAt === null;
-      const { kind, retryable, wait_ms } = failureOf(side, sideError(error), this.#state, Math.random());
-      this.#errors[side] = error;
-      this.#waitsMs[side] = wait_ms;
-      this.#send({ type: "failed", side, attempt, kind, retryable });
+      this.#send({ type: "failed", side, attempt, ...this.#failure(side, error) });
     } finally {
       if (isRequested) observer.ended(side, part);
     }
+  }
+
+  #failure(side: Side, error: unknown): Pick<Failure, "kind" | "retryable"> {
+    const { wait_ms, ...failure } = failureOf(side, sideError(error), this.#state, Math.random());
+    this.#errors[side] = error;
+    this.#waitsMs[side] = wait_ms;
+    return failure;
   }
 
   async #wait(milliseconds: number, signal: AbortSignal): Promise<void> {

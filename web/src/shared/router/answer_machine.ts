@@ -16,11 +16,13 @@
 // - Far computes the prompt ahead (warm) at most once, before it is asked, and never for a private request.
 // - After part of a tool call was shown, there is no switch: the tool would be called twice.
 // - No side continues another side's unfinished reasoning: what was shown is withdrawn.
+// - If near began before the decision and failed, that was its first attempt, and the reason for a far answer.
 // - The text shown remains until another side's first token, so an escalation to a far side that fails loses no text.
 
 import type { Side } from "../decision/decision.js";
 import type { Policy } from "../decision/policy_schema.js";
 import type {
+  EarlyFailure,
   Effect,
   End,
   Escalate,
@@ -192,18 +194,29 @@ function after(state: State, event: Event, effects: Effect[]): State {
   }
 }
 
-function start(state: State, { side, reason, standby }: Start, effects: Effect[]): State {
+function start(state: State, { side, reason, standby, near_failed: early = null }: Start, effects: Effect[]): State {
   if (side === null || (side === "far" && state.rules.private)) {
     effects.push({ type: "fail", side: null, kind: "unavailable", reason: side === null ? reason : "private" });
     return { ...state, phase: "failed" };
   }
-  const next = ask({ ...state, side, reason, standby }, side, effects);
-  if (side === "far") return next;
+  const begun = { ...state, side, reason, standby };
+  const next = early === null ? ask(begun, side, effects) : startWithout(begun, side, early, effects);
+  if (!next.near.live) return next;
   const { hedge_after_ms, warm: when } = state.rules;
   const warmed = when === "always" ? warm(next, effects) : next;
   return hedge_after_ms !== null && maySwitch(warmed, "far")
     ? setTimer(warmed, "hedge", hedge_after_ms, effects)
     : warmed;
+}
+
+/** Start after near's first attempt, which failed before the decision for ``side``. */
+function startWithout(state: State, side: Side, { kind, retryable }: EarlyFailure, effects: Effect[]): State {
+  const why = kind === "timeout" ? "near_timeout" : "near_failed";
+  if (side === "near")
+    return failed({ ...state, near: { ...NOT_ASKED, attempts: 1, tries: 1 } }, side, kind, why, effects, retryable);
+  reportFailure("near", kind, effects);
+  // Far answers requests that near rejects, as it was decided.
+  return ask(kind === "request" ? state : { ...state, reason: why }, side, effects);
 }
 
 function sideEvent(before: State, event: Token | End | Failed, effects: Effect[]): State {
@@ -268,7 +281,7 @@ function failed(
   const other = otherThan(side);
   let state = stopTimer(before, FIRST_TOKEN[side], effects);
   if (status.started) state = stopTimer(state, "between_tokens", effects);
-  if (!HEALTH_NEUTRAL.has(kind)) effects.push({ type: "circuit", side, outcome: "failed" });
+  reportFailure(side, kind, effects);
   if (retryable && kind !== "request" && !status.started && status.tries <= state.rules.retries)
     return ask(state, side, effects, status.tries + 1);
   state = { ...state, [side]: { ...status, live: false, failed: true } };
@@ -281,6 +294,10 @@ function failed(
   state = stopAll(state, effects);
   effects.push({ type: "fail", side, kind, reason });
   return { ...state, phase: "failed" };
+}
+
+function reportFailure(side: Side, kind: FailureKind | "timeout", effects: Effect[]): void {
+  if (!HEALTH_NEUTRAL.has(kind)) effects.push({ type: "circuit", side, outcome: "failed" });
 }
 
 function tick(before: State, timer: TimerName, effects: Effect[]): State {

@@ -34,6 +34,13 @@ export interface Start {
   readonly side: Side | null;
   readonly reason: string;
   readonly standby: boolean;
+  readonly near_failed?: EarlyFailure | null;
+}
+
+/** How near failed that began before the decision, which then had no signals of near's. Null or absent: it did not. */
+export interface EarlyFailure {
+  readonly kind: FailureKind | "timeout";
+  readonly retryable: boolean;
 }
 
 /**

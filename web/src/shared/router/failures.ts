@@ -41,7 +41,7 @@ const RETRY_MS = 100;
 
 /**
  * ``random``: from 0 to 1, so that requests that failed together do not return together. A side that requires a longer
- * wait than the policy gives its first token is not asked again.
+ * wait than the policy gives its first token is not asked again. Before the start, near fails its first attempt.
  */
 export function failureOf(side: Side, error: SideError, { rules, [side]: status }: State, random: number): Failure {
   const fault = side === "far" ? FAR_FAULTS.get(error.code) : undefined;
@@ -54,7 +54,7 @@ export function failureOf(side: Side, error: SideError, { rules, [side]: status 
       (kind === "connection" || kind === "overloaded" || kind === "server") &&
       error.retryable === true &&
       required < rules[`${side}_first_token_ms`],
-    wait_ms: Math.max(RETRY_MS * 2 ** (status.tries - 1) * (0.5 + random / 2), required),
+    wait_ms: Math.max(RETRY_MS * 2 ** (Math.max(1, status.tries) - 1) * (0.5 + random / 2), required),
   };
 }
 
