@@ -27,6 +27,8 @@ export interface BackendInfo {
   readonly weightBytes: number;
   readonly stateBytes: number;
   readonly totalBytes: number;
+  /** What the bundle of a draft takes of ``totalBytes``, if there is one. */
+  readonly draftBytes?: number;
 }
 
 export interface Backend {

@@ -7,6 +7,7 @@ import type { Backend, Opening } from "./backend.js";
 import { openWebGpu } from "./backend.js";
 import type { EncodersModule } from "./encoders/index.js";
 import type * as drafts from "./drafts/index.js";
+import type { Planner } from "./drafts/memory.js";
 import { DeviceError, RequestError, messageOf } from "./errors.js";
 import type { GrammarModule } from "./grammar/index.js";
 import { openOnnx, planOnnx } from "./onnx_backend.js";
@@ -19,6 +20,7 @@ import { bundleId, filesToLoad } from "./runtime/bundle.js";
 import { chooseActivation, findAdapter, requireSecureContext } from "./runtime/device.js";
 import { importEncoders } from "./runtime/import_later.js";
 import { loadManifest } from "./runtime/load_manifest.js";
+import type { Manifest } from "./runtime/manifest.js";
 import type { MemoryOptions, MemoryPlan } from "./runtime/memory_plan.js";
 import { planMemory } from "./runtime/memory_plan.js";
 import { readFile } from "./runtime/read_file.js";
@@ -246,10 +248,12 @@ async function loadCandidate(
   options: LoadOptions,
 ): Promise<Loaded> {
   const { address, stored, manifest } = candidate;
-  if (checkFirst) await planManifest(manifest, options);
+  const loaded = await withDraft(manifest, options, signal, async (draft) => {
+    if (checkFirst) await planManifest(manifest, draft, options);
+    return loadFrom(candidate, draft, signal, options);
+  });
   const makesVectors = manifest.embedding !== null || manifest.classifier !== null;
   const encoders = makesVectors ? (options.encoders ?? (await importEncoders())) : null;
-  const loaded = await withDraft(manifest, options, signal, (draft) => loadFrom(candidate, draft, signal, options));
   // If the store cannot record this, the next load only checks the network again.
   await stored?.finish().catch(() => undefined);
   const reopen = async (until: AbortSignal): Promise<Backend> => {
@@ -276,14 +280,23 @@ async function loadCandidate(
 export async function plan(address: BundleAddress, unchecked: LoadOptions): Promise<MemoryPlan> {
   const options = optionsOf(unchecked);
   const { signal = new AbortController().signal } = options;
-  const planned = loadManifest(sourceOf(address), signal).then((manifest) => planManifest(manifest, options));
+  const planned = loadManifest(sourceOf(address), signal).then((manifest) =>
+    withDraft(manifest, { ...options, store: false }, signal, (draft) => planManifest(manifest, draft, options)),
+  );
   return unlessAborted(planned, signal);
 }
 
-async function planManifest(manifest: AnyManifest, options: LoadOptions): Promise<MemoryPlan> {
+async function planManifest(manifest: AnyManifest, draft: Draft, options: LoadOptions): Promise<MemoryPlan> {
   if (isExport(manifest)) return planOnnx(manifest, options);
-  const adapter = options.adapter ?? (await findAdapter(options.gpu));
-  return planMemory(manifest, chooseActivation(manifest, adapter.features), options);
+  const planned = await planner(options);
+  if (!draft) return planned(manifest, options);
+  return (await draftsModule()).shareMemory(planned, manifest, draft.manifest as Manifest, options).plan;
+}
+
+/** `planMemory` on the adapter of these options. */
+async function planner(options: LoadOptions): Promise<Planner> {
+  const { features } = options.adapter ?? (await findAdapter(options.gpu));
+  return (manifest, memory) => planMemory(manifest, chooseActivation(manifest, features), memory);
 }
 
 /** The bundle of a draft, null if the text itself is the draft, undefined without drafts. */
@@ -330,7 +343,8 @@ async function openBackend(
 ): Promise<Backend> {
   if (isExport(manifest)) return openOnnx({ manifest, source }, options, opening);
   if (draft === undefined) return openWebGpu({ manifest, source }, options, opening);
-  return (await draftsModule()).openWithDrafts(openWebGpu, { manifest, source }, draft, options, opening);
+  const [{ openWithDrafts }, planned] = await Promise.all([draftsModule(), planner(options)]);
+  return openWithDrafts(openWebGpu, planned, { manifest, source }, draft, options, opening);
 }
 
 async function loadFrom(

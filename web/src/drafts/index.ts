@@ -1,12 +1,16 @@
 // Opens a model together with what guesses its tokens: a smaller model with the same tokens, or the text itself.
 
-import type { Backend, Opening, openWebGpu } from "../backend.js";
+import type { Backend, BackendInfo, Opening, openWebGpu } from "../backend.js";
 import { RequestError } from "../errors.js";
 import type { AnyManifest } from "../runtime/any_manifest.js";
 import { isExport } from "../runtime/any_manifest.js";
 import type { Bundle } from "../runtime/bundle.js";
 import { DraftModel } from "./draft_model.js";
+import type { Planner } from "./memory.js";
+import { shareMemory } from "./memory.js";
 import { NgramDrafter } from "./ngram_drafter.js";
+
+export { shareMemory } from "./memory.js";
 
 /** Throws RequestError unless a draft has the tokens of the model, and runs through WebGPU as it does. */
 export function requireSameTokens(model: AnyManifest, draft: AnyManifest): void {
@@ -27,27 +31,20 @@ export function requireSameTokens(model: AnyManifest, draft: AnyManifest): void 
 }
 
 /**
- * Open a bundle and its draft, which is null for drafts from the text. ``open`` opens one of them. Throws its errors; then
- * both devices are free.
+ * Open a bundle and its draft, which is null for drafts from the text. ``open`` opens one of them, and ``plan`` plans its
+ * memory. Throws their errors; then both devices are free.
  */
 export async function openWithDrafts(
   open: typeof openWebGpu,
+  plan: Planner,
   bundle: Bundle,
   draft: Bundle<AnyManifest> | null,
   options: Parameters<typeof openWebGpu>[1],
   opening: Opening,
 ): Promise<Backend> {
   if (draft === null) return { ...(await open(bundle, options, opening)), drafter: new NgramDrafter() };
-  const { maxSequences = 4 } = options;
-  // An adapter opens one device only. The budget and the pages are those of the model.
-  const small = {
-    ...options,
-    adapter: undefined,
-    draftTokens: undefined,
-    memoryBudget: undefined,
-    pages: undefined,
-    stateSnapshots: maxSequences,
-  };
+  const small = draft as Bundle;
+  const shared = shareMemory(plan, bundle.manifest, small.manifest, options);
   // If one of the two fails, the other stops.
   const failed = new AbortController();
   const signal = AbortSignal.any([opening.signal, failed.signal]);
@@ -56,13 +53,19 @@ export async function openWithDrafts(
     throw error;
   };
   const [large, other] = await Promise.allSettled([
-    open(bundle, options, { ...opening, signal }).catch(stop),
-    open(draft as Bundle, small, { ...opening, signal, onKernel: nothing, onTest: nothing }).catch(stop),
+    open(bundle, { ...options, ...shared.large }, { ...opening, signal }).catch(stop),
+    // An adapter opens one device only.
+    open(
+      small,
+      { ...options, ...shared.small, adapter: undefined },
+      { ...opening, signal, onKernel: nothing, onTest: nothing },
+    ).catch(stop),
   ]);
   if (large.status === "fulfilled" && other.status === "fulfilled") {
     const [{ value: backend }, { value: guesser }] = [large, other];
     return {
       ...backend,
+      info: sumOf(backend.info, guesser.info),
       drafter: new DraftModel(guesser.runner),
       destroy: () => {
         backend.destroy();
@@ -72,6 +75,17 @@ export async function openWithDrafts(
   }
   for (const each of [large, other]) if (each.status === "fulfilled") each.value.destroy();
   throw failed.signal.reason as Error;
+}
+
+/** The info of a model with the memory of its draft. */
+function sumOf(info: BackendInfo, { weightBytes, stateBytes, totalBytes }: BackendInfo): BackendInfo {
+  return {
+    ...info,
+    weightBytes: info.weightBytes + weightBytes,
+    stateBytes: info.stateBytes + stateBytes,
+    totalBytes: info.totalBytes + totalBytes,
+    draftBytes: totalBytes,
+  };
 }
 
 function nothing(): void {

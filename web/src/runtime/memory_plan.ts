@@ -38,6 +38,8 @@ export interface MemoryPlan {
   /** Intermediate values, tables, and the states of each sequence. */
   readonly workingBytes: number;
   readonly totalBytes: number;
+  /** What the bundle of a draft takes of ``totalBytes``, if there is one. */
+  readonly draftBytes?: number;
   readonly pages: number;
   /** The number of experts of each layer that the device holds; null if it holds all weights. */
   readonly experts: number | null;

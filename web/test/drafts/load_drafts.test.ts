@@ -40,6 +40,26 @@ test("options that need each other are refused before anything is loaded", async
 });
 
 describe.skipIf(!hasAdapter)("on a device", () => {
+  test("the plan and the info of a model count its draft, and a budget for the model alone is refused", async () => {
+    const source = memorySource(letters.files);
+    const options = { gpu, draftTokens: 3, maxSequences: 2 };
+    const alone = await Engine.plan(source, { ...options, draft: "ngram" });
+    const plan = await Engine.plan(source, { ...options, draft: source });
+    expect(plan.totalBytes).toBe(alone.totalBytes + (plan.draftBytes ?? 0));
+    const engine = await Engine.load(source, { ...options, draft: source });
+    const { weightBytes, stateBytes, totalBytes, draftBytes = 0 } = engine.info;
+    engine.destroy();
+    expect(weightBytes).toBe(plan.weightBytes);
+    expect(weightBytes).toBe(2 * alone.weightBytes);
+    // A device has staging buffers beside what is planned.
+    expect(draftBytes).toBeGreaterThanOrEqual(plan.draftBytes ?? 0);
+    expect(draftBytes).toBeLessThan(totalBytes / 2);
+    expect(stateBytes).toBeGreaterThan(plan.keyValueBytes);
+    expect(totalBytes).toBeGreaterThan(weightBytes + stateBytes);
+    const load = Engine.load(source, { ...options, draft: source, memoryBudget: 0.9 * alone.totalBytes });
+    await expect(load).rejects.toThrow("The model and its draft take at least");
+  });
+
   test("the usage counts the drafts of a model, and a lost device gets both models again", async () => {
     const loading = (): Promise<Engine> =>
       Engine.load(memorySource(letters.files), { gpu, draft: memorySource(letters.files), draftTokens: 3 });
