@@ -70,6 +70,18 @@ OF_GEMMA = {
 }
 
 
+# A window of 5 tokens on each side, and larger heads on full layers.
+OF_GEMMA2 = {
+    **OF_DECODERS,
+    "head_dim": 12,
+    "global_head_dim": 20,
+    "num_global_key_value_heads": 1,
+    "hidden_size_per_layer_input": 14,
+    "embedding_dim": 50,
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 5,
+}
 # A window of 6 tokens on each side, and a stretched rotation.
 OF_PRIVACY_FILTER = {
     **OF_DECODERS,
@@ -106,6 +118,7 @@ FAMILIES = {
     "eurobert": Family(
         "EuroBert", {**SIZES, "num_key_value_heads": 3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
     ),
+    "embedding_gemma2_text": Family("EmbeddingGemma2Text", OF_GEMMA2, labels_tokens=False, labels_texts=False),
     "gte": Family("Gte", SIZES),
     "jina_embeddings_v3": Family("JinaEmbeddingsV3", {**SIZES, "pad_token_id": 1}),
     "modernbert": Family("ModernBert", OF_MODERNBERT),

@@ -316,7 +316,8 @@ class Layer:
 
     def _rope_table(self, rope: RopeSpec) -> str:
         spec, context = self._spec, self._context
-        name = "rope_table" if rope == spec.rope else "window_rope_table"
+        is_common = (rope, self._head_dim) == (spec.rope, spec.head_dim)
+        name = "rope_table" if is_common else "window_rope_table"
         if name not in self._graph.constants:
             frequencies = inverse_frequencies(rope, self._head_dim, context)
             shape = (context, pairs(rope, self._head_dim), 2)

@@ -54,24 +54,30 @@ DEFAULTS: dict[str, Any] = {
 HARMLESS = frozenset({"moe_intermediate_size", "num_experts", "top_k_experts"})
 
 
-def read_config(config: ConfigReader, defaults: Mapping[str, Any] = DEFAULTS) -> ModelSpec:
-    """The spec of a config.json with model_type "gemma4_text"."""
+def read_config(
+    config: ConfigReader, defaults: Mapping[str, Any] = DEFAULTS, *, own_kv_heads: bool = False
+) -> ModelSpec:
+    """The spec of a config.json with model_type "gemma4_text". ``own_kv_heads``: full layers have a number of kv heads
+    of their own even if their values are not their keys. Without 'vocab_size_per_layer_input', layers have no table.
+    """
     config = config.with_defaults(defaults)
     experts = _read_experts(config)
     # Text is causal with "vision" too.
     config.expect("use_bidirectional_attention", None, "vision")
-    num_layers = config.integer("num_hidden_layers")
-    kinds = read_layer_types(config, pattern=lambda layer: (layer + 1) % 6 == 0 or layer == num_layers - 1)
+    kinds = read_layer_types(config, pattern=lambda layer: (layer + 1) % 6 == 0)
+    # As in transformers, whatever the file says.
+    kinds = (*kinds[:-1], "full_attention")
     window_head_dim = even_head_dim(config, config.integer("head_dim"))
     window_kv_heads = config.integer("num_key_value_heads")
     shares_values = config.flag("attention_k_eq_v", default=False)
-    head_dim, kv_heads = _full_heads(config, kinds, window_kv_heads, shares_values=shares_values)
+    head_dim, kv_heads = _full_heads(config, kinds, window_kv_heads, own_kv_heads=own_kv_heads or shares_values)
     intermediate, wide = config.integer("intermediate_size"), config.flag("use_double_wide_mlp", default=False)
     shared = config.integer("num_kv_shared_layers", minimum=0)
     _require_sources(config, kinds, shared)
     per_layer = config.integer("hidden_size_per_layer_input", minimum=0)
     vocab_size = config.integer("vocab_size")
-    if per_layer and config.integer("vocab_size_per_layer_input") < vocab_size:
+    has_table = per_layer > 0 and config.has("vocab_size_per_layer_input")
+    if has_table and config.integer("vocab_size_per_layer_input") < vocab_size:
         raise config.contradiction(
             "vocab_size_per_layer_input",
             f"'vocab_size_per_layer_input' is less than 'vocab_size', which is {vocab_size}: some tokens have no "
@@ -101,7 +107,7 @@ def read_config(config: ConfigReader, defaults: Mapping[str, Any] = DEFAULTS) ->
         num_kv_shared_layers=shared,
         shared_intermediate_size=2 * intermediate if wide and shared else None,
         per_layer_size=per_layer,
-        per_layer_vocab_size=config.integer("vocab_size_per_layer_input") if per_layer else 0,
+        per_layer_vocab_size=config.integer("vocab_size_per_layer_input") if has_table else 0,
         keys_are_values=shares_values,
         experts=experts,
     )
@@ -124,15 +130,15 @@ def _read_ropes(config: ConfigReader, head_dim: int, window_head_dim: int) -> di
 
 
 def _full_heads(
-    config: ConfigReader, kinds: tuple[str, ...], window_kv_heads: int, *, shares_values: bool
+    config: ConfigReader, kinds: tuple[str, ...], window_kv_heads: int, *, own_kv_heads: bool
 ) -> tuple[int, int]:
     """The head size and the number of kv heads of full layers: from 'global_head_dim' and 'num_global_key_value_heads',
     or from 'per_layer_config', as which transformers saves them.
     """
     layers = config.section("per_layer_config")
     head_dim = config.optional_integer("global_head_dim") or 512
-    # It counts only with 'attention_k_eq_v'.
-    kv_heads = config.optional_integer("num_global_key_value_heads") if shares_values else None
+    # In Gemma 4, it counts only with 'attention_k_eq_v'.
+    kv_heads = config.optional_integer("num_global_key_value_heads") if own_kv_heads else None
     config.ignore("num_global_key_value_heads")
     if layers is None:
         return even_head_dim(config, head_dim), kv_heads or window_kv_heads
@@ -170,11 +176,16 @@ def _require_sources(config: ConfigReader, kinds: tuple[str, ...], shared: int) 
         )
 
 
-def forward(spec: ModelSpec, page_size: int, context: int, *, embeds: bool = False) -> Graph:
-    """See `decoder.forward`."""
+def forward(
+    spec: ModelSpec, page_size: int, context: int, *, embeds: bool = False, modules: tuple[str, str] = ("model.", "")
+) -> Graph:
+    """See `decoder.forward`. ``modules`` precede the names of what makes the layers' own inputs: of all layers at
+    once, and in each layer.
+    """
     graph = new_graph(embeds=embeds)
     x = embedding(graph, "model.embed_tokens", spec.vocab_size, spec.hidden_size, spec.embedding_scale, "embedded")
-    per_layer = _per_layer_inputs(graph, spec, x) if spec.per_layer_size else None
+    of_model, of_layer = modules
+    per_layer = _per_layer_inputs(graph, spec, x, of_model) if spec.per_layer_size else None
     for layer in range(spec.num_layers):
         if layer == spec.num_layers - spec.num_kv_shared_layers:
             # No later layer has keys and values of its own, so only the sampled rows matter from here on.
@@ -184,17 +195,26 @@ def forward(spec: ModelSpec, page_size: int, context: int, *, embeds: bool = Fal
         x = block.attention(x, page_size)
         x = block.feed_forward(x)
         if per_layer is not None:
-            x = block.add_per_layer(x, per_layer)
+            x = block.add_per_layer(x, per_layer, of_layer)
         x = block.scaled(x)
     finish(graph, spec, LAYOUT, x, embeds=embeds)
     return graph
 
 
-def _per_layer_inputs(graph: Graph, spec: ModelSpec, x: str) -> str:
-    """(S, layers * P): each layer's own embedding of the token, plus a projection of the common one."""
+def _per_layer_inputs(graph: Graph, spec: ModelSpec, x: str, of_model: str) -> str:
+    """(S, layers * P): a projection of the token's common embedding, plus each layer's own one if there is a table."""
     size, columns = spec.per_layer_size, spec.num_layers * spec.per_layer_size
     # The sum of both is divided by sqrt(2).
-    half = 2**-0.5
+    half = 2**-0.5 if spec.per_layer_vocab_size else 1.0
+    weight = matrix(graph, f"{of_model}per_layer_model_projection", columns, spec.hidden_size, spec.hidden_size**-0.5)
+    projected = graph.add("linear", {"x": x, "weight": weight}, name="per_layer_projected", dtype="float32")
+    name = f"{of_model}per_layer_projection_norm.weight"
+    graph.parameters[name] = Parameter(name, (Source(name, 0, size, factor=half),), None)
+    normed = graph.add(
+        "rms_norm", {"x": projected, "weight": name}, name="per_layer_normed", eps=spec.rms_norm_eps, dtype="float32"
+    )
+    if not spec.per_layer_vocab_size:
+        return normed
     rows = embedding(
         graph,
         "model.embed_tokens_per_layer",
@@ -203,13 +223,6 @@ def _per_layer_inputs(graph: Graph, spec: ModelSpec, x: str) -> str:
         math.sqrt(size) * half,
         "per_layer_embedded",
         host=True,
-    )
-    weight = matrix(graph, "model.per_layer_model_projection", columns, spec.hidden_size, spec.hidden_size**-0.5)
-    projected = graph.add("linear", {"x": x, "weight": weight}, name="per_layer_projected", dtype="float32")
-    name = "model.per_layer_projection_norm.weight"
-    graph.parameters[name] = Parameter(name, (Source(name, 0, size, factor=half),), None)
-    normed = graph.add(
-        "rms_norm", {"x": projected, "weight": name}, name="per_layer_normed", eps=spec.rms_norm_eps, dtype="float32"
     )
     return graph.add("add", {"a": normed, "b": rows}, name="per_layer_inputs")
 
@@ -258,11 +271,12 @@ class Gemma4Layer(Layer):
         self._stream = x
         return super().feed_forward(x)
 
-    def add_per_layer(self, x: str, per_layer: str) -> str:
+    def add_per_layer(self, x: str, per_layer: str, of_layer: str) -> str:
         """x + rms_norm(projection(activation(gate(x)) * the layer's embedding))."""
         graph, spec, size = self._graph, self._spec, self._spec.per_layer_size
-        self._rows |= {"per_layer_input_gate": size, "per_layer_projection": spec.hidden_size}
-        gate = self._linear("per_layer_input_gate", x, spec.hidden_size, bias=False)
+        own_gate, projection = f"{of_layer}per_layer_input_gate", f"{of_layer}per_layer_projection"
+        self._rows |= {own_gate: size, projection: spec.hidden_size}
+        gate = self._linear(own_gate, x, spec.hidden_size, bias=False)
         start = self._layer * size
         own = graph.add(
             "slice_columns",
@@ -275,9 +289,8 @@ class Gemma4Layer(Layer):
         gated = graph.add(
             "gate", {"gate": gate, "up": own}, name=f"{self._here}.per_layer_gated", activation=spec.activation
         )
-        projected = self._norm(
-            "post_per_layer_input_norm", self._linear("per_layer_projection", gated, size, bias=False)
-        )
+        projected = self._linear(projection, gated, size, bias=False)
+        projected = self._norm(f"{of_layer}post_per_layer_input_norm", projected)
         return graph.add("add", {"a": projected, "b": x}, name=f"{self._here}.after_per_layer")
 
     def scaled(self, x: str) -> str:

@@ -95,7 +95,7 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
     encoder = encoder_of(spec.model_type)
     if encoder is not None:
         return _open_encoder(path, spec, encoder)
-    vectors = read_sentence_transformer(path, spec.hidden_size)
+    vectors = read_sentence_transformer(path, spec.row_size)
     embedding = None if vectors is None else vectors.embedding
     config = with_activation(path, _text_config(path / "config.json", ignore_keys))
     classifier = read_classifier(config, str(path / "config.json"), "last_token") if vectors is None else None

@@ -16,8 +16,9 @@ from .harmless_keys import HARMLESS_KEYS
 
 # Outer model_types whose text model is a decoder of its own.
 MODEL_TYPES = (
-    "aya_vision", "cohere2_vision", "gemma3", "gemma4", "gemma4_unified", "idefics3", "internvl", "llava", "llava_next",
-    "llava_onevision", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_vl", "smolvlm", "voxtral",
+    "aya_vision", "cohere2_vision", "embedding_gemma2", "gemma3", "gemma4", "gemma4_unified", "idefics3", "internvl",
+    "llava", "llava_next", "llava_onevision", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_vl",
+    "smolvlm", "voxtral",
 )  # fmt: skip
 # Those whose first versions have the text model's keys beside those of images, without 'text_config'.
 FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
@@ -49,6 +50,7 @@ PREFIXES = {
     "model.text_model.": "model.",
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
+    "language_model.": "model.",
 }
 # The other parts, as complete modules, and the heads that predict several tokens ahead.
 OTHER_PARTS = re.compile(

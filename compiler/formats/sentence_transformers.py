@@ -56,9 +56,9 @@ class SentenceTransformer:
     lowercases: bool = False
 
 
-def read_sentence_transformer(path: Path, hidden_size: int) -> SentenceTransformer | None:
-    """How the model in a folder makes vectors; None without modules.json, and for the modules of a CrossEncoder, which
-    scores pairs.
+def read_sentence_transformer(path: Path, row_size: int) -> SentenceTransformer | None:
+    """How the model in a folder makes vectors of rows of ``row_size`` elements; None without modules.json, and for the
+    modules of a CrossEncoder, which scores pairs.
 
     Raises CheckpointError for damaged or missing files, and UnsupportedModel for other modules, poolings and
     activations.
@@ -75,8 +75,8 @@ def read_sentence_transformer(path: Path, hidden_size: int) -> SentenceTransform
             modules=types,
         )
     folders = [_folder(path / MODULES_FILE, module) for module in modules[1 : 2 + len(rest)]]
-    embedding = EmbeddingSpec(_read_pooling(_config(path, folders[0])), normalizes, hidden_size)
-    size, layers = hidden_size, []
+    embedding = EmbeddingSpec(_read_pooling(_config(path, folders[0])), normalizes, row_size)
+    size, layers = row_size, []
     for folder in folders[1:]:
         layers.append(_read_dense(_config(path, folder), folder, size))
         size = layers[-1].outputs

@@ -123,8 +123,9 @@ class ModelSpec:
     ``causal``: a token sees no later one. If not, a window w restricts it to the tokens less than w away in both
     directions. Encoders may have a table of positions, whose row ``first_position`` is that of a text's first token,
     and embeddings of ``num_token_types`` types of tokens, such as those of a query and a passage. ``rms_norm_eps`` is
-    that of their norms. Their tables have rows of ``embedding_size`` elements unless it is None. ``distances``: None if
-    scores do not depend on how far a key is from a row.
+    that of their norms. Their tables have rows of ``embedding_size`` elements unless it is None. The rows of a model
+    that makes vectors are projected to ``projected_size`` elements after the last norm unless it is None.
+    ``distances``: None if scores do not depend on how far a key is from a row.
 
     ``qkv_limit``: queries, keys and values are clipped to it, before the rotation. ``sinks``: each query head of a
     decoder has a sink; see `ops.attention`. ``keys_are_values``: the values of layers without a window are their keys
@@ -175,6 +176,7 @@ class ModelSpec:
     first_position: Natural = 0
     num_token_types: Natural = 0
     embedding_size: Count | None = None
+    projected_size: Count | None = None
     distances: DistanceSpec | None = None
     mixers: tuple[Mixer, ...] = ()
     states: StateSpec | None = None
@@ -204,6 +206,11 @@ class ModelSpec:
     def num_distances(self) -> int:
         """Those from a row to a key of the longest text, or to one that fills up a tile of keys."""
         return 2 * (self.max_position_embeddings + KEY_TILE) - 1
+
+    @property
+    def row_size(self) -> int:
+        """The elements of a token's row, of which vectors are made."""
+        return self.projected_size or self.hidden_size
 
     @property
     def largest_head_dim(self) -> int:

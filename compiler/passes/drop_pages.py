@@ -16,9 +16,11 @@ from .stack import stack_siblings
 # The output of the graph: the rows (S, E) of the final norm.
 ROWS = "rows"
 INPUTS = ("token_ids", "positions", "seq_starts")
+# The attributes of heads' preparation that `rope_heads` has.
+OF_HEADS = ("eps", "norms_values")
 ATTENTION = {
     "inputs": ("qkv", *PREPARING, "kv", "slots", "positions", "seq_starts", "page_indptr", "page_ids", "sinks"),
-    "attrs": (*(SCORES.keys() - {"causal"}), "eps"),
+    "attrs": (*(SCORES.keys() - {"causal"}), *OF_HEADS),
 }
 # The inputs that an attention has with and without pages.
 RAGGED = ("qkv", "positions", "seq_starts", "sinks")
@@ -28,8 +30,8 @@ FormOf = Callable[[str], str | None]
 
 def drop_pages(graph: Graph, *, causal: bool, form_of: FormOf) -> Graph | None:
     """The graph of a decoder's embeddings without pages; None if its layers share keys and values, or prepare queries
-    and keys in a way that `rope_heads` does not: norms over all heads, norms behind the rotation, norms of values,
-    factors by position, and weights that are stored in several forms.
+    and keys in a way that `rope_heads` does not: norms over all heads, norms behind the rotation, factors by position,
+    and weights that are stored in several forms.
 
     ``causal``: a token sees no later one.
     """
@@ -56,16 +58,16 @@ def is_stored_alike(graph: Graph, linear: Node, form_of: FormOf) -> bool:
 
 
 def without_pages(attention: Node, heads: Mapping[str, object], *, causal: bool) -> list[Node]:
-    """The norms and the rotation of q and k in the joint projection, if there are any, and the attention."""
+    """The norms and the rotation of heads in the joint projection, if there are any, and the attention."""
     inputs = {role: name for role, name in attention.inputs.items() if role in RAGGED}
     attrs = {**attention.attrs, **heads}
-    eps = {"eps": attrs.pop("eps")} if "eps" in attrs else {}
+    of_heads = {name: attrs.pop(name) for name in OF_HEADS if name in attrs}
     prepared = {role: name for role, name in attention.inputs.items() if role in PREPARING}
     nodes: list[Node] = []
     if prepared:
         prepared |= {role: inputs[role] for role in ("qkv", "positions")}
         inputs["qkv"] = f"{inputs['qkv']}.rotated"
-        nodes.append(Node("rope_heads", prepared, {"y": inputs["qkv"]}, {**heads, **eps}))
+        nodes.append(Node("rope_heads", prepared, {"y": inputs["qkv"]}, {**heads, **of_heads}))
     return [*nodes, Node("ragged_attention", inputs, attention.outputs, {**attrs, "causal": causal})]
 
 

@@ -107,12 +107,9 @@ def add_embed_positions(emitter: Emitter, node: Node) -> None:
 def add_rope_heads(emitter: Emitter, node: Node) -> None:
     y, head_dim = node.outputs["y"], node.attr("head_dim")
     for index, (part, name) in enumerate(split_heads(emitter, node).items()):
-        if part == "v":
-            emitter.names[f"{y}.v"] = name
-            continue
-        if "qk_norm" in node.inputs:
+        if "qk_norm" in node.inputs if part != "v" else node.attr("norms_values"):
             name = normed_heads(emitter, node, name, index, f"{y}.{part}")
-        if "table" in node.inputs:
+        if part != "v" and "table" in node.inputs:
             name = rotated_heads(emitter, node, name, head_dim, f"{y}.{part}_rotated")
         emitter.names[f"{y}.{part}"] = name
 
@@ -133,11 +130,14 @@ def split_heads(emitter: Emitter, node: Node) -> dict[str, str]:
 
 
 def normed_heads(emitter: Emitter, node: Node, x: str, index: int, y: str) -> str:
-    """The RMS norm of each head, by the first or the second half of the weights."""
+    """The RMS norm of each head of q (``index`` 0), k or v: one vector has the weights of q and k, and v has none."""
     builder, head_dim = emitter.builder, node.attr("head_dim")
     add, integers = builder.add, builder.integers
-    bounds = [integers(index * head_dim), integers((index + 1) * head_dim)]
-    gamma = add("Slice", [emitter.vector(node.inputs["qk_norm"]), *bounds], f"{y}.gamma")
+    if index == 2:
+        gamma = builder.constant(f"{y}.gamma", np.ones(head_dim, emitter.activation))
+    else:
+        bounds = [integers(index * head_dim), integers((index + 1) * head_dim)]
+        gamma = add("Slice", [emitter.vector(node.inputs["qk_norm"]), *bounds], f"{y}.gamma")
     shape = add("Shape", [x], f"{y}.shape")
     heads = add("Reshape", [x, integers(-1, head_dim)], f"{y}.heads")
     if not emitter.device.fused_norms:
@@ -254,12 +254,12 @@ def repeated(emitter: Emitter, x: str, kv_heads: int, num_heads: int, head_dim: 
 ENCODER_FORMS: dict[str, Form] = {
     **{
         name: FORMS[name]
-        for name in ("embed", "linear", "slice_columns", "rms_norm", "add", "gate", "gate_halves", "activate")
+        for name in ("embed", "linear", "slice_columns", "rms_norm", "add", "gate", "gate_halves", "activate", "scale")
     },
     "embed_positions": Form(
         add_embed_positions, ("first_position",), ("positions", "position_table", "token_types", "type_table")
     ),
-    "rope_heads": Form(add_rope_heads, ("head_dim", "num_kv_heads", "eps"), ("table", "qk_norm")),
+    "rope_heads": Form(add_rope_heads, ("head_dim", "num_kv_heads", "eps", "norms_values"), ("table", "qk_norm")),
     "ragged_attention": Form(
         add_ragged_attention,
         ("head_dim", "num_kv_heads", "causal", "window", "scale", "softcap"),

@@ -39,6 +39,7 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
         yield "pool_rows", mode, partial(pool_rows, mode)
     yield "rope_heads", "partial", partial(over_texts, "rope_heads", rotary_dim=8)
     yield "rope_heads", "normed", partial(over_texts, "rope_heads", rotary_dim=HEAD_DIM, eps=1e-5)
+    yield "rope_heads", "values", partial(over_texts, "rope_heads", rotary_dim=HEAD_DIM, eps=1e-5, norms_values=True)
     yield "ragged_attention", "plain", partial(over_texts, "ragged_attention", causal=False)
     bent: dict[str, Any] = {"window": 5, "softcap": 30.0, "scale": 0.2}
     yield "ragged_attention", "window", partial(over_texts, "ragged_attention", causal=False, **bent)

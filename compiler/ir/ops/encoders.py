@@ -14,6 +14,7 @@ import numpy as np
 
 from ..spec import KEY_TILE
 from .attention import (
+    PREPARATION,
     PREPARING,
     ROWS,
     SCORES,
@@ -228,7 +229,7 @@ OPS = {
         rope_heads,
         inputs={"qkv": ACTIVATION, "positions": INTEGERS},
         optional=PREPARING,
-        attrs={**HEADS, "eps": NORM_EPS},
+        attrs={**HEADS, "eps": NORM_EPS, "norms_values": PREPARATION["norms_values"]},
         facts=rope_heads_facts,
         checks=(check_joint, check_rotation),
     ),

@@ -80,7 +80,7 @@ def pool_rows(name: str, *, isa: Isa, columns: int, mode: str) -> Kernel:
 
 
 def rope_heads(name: str, *, isa: Isa, heads: Heads, preparation: Preparation) -> Kernel:
-    """qkv (S, H + 2 K, D) -> the same with q and k normalized and rotated. One task: one head of one row."""
+    """qkv (S, H + 2 K, D) -> the same with all heads prepared. One task: one head of one row."""
     kernel = CpuKernelBuilder(name)
     new = NewHeads(kernel, isa, heads, preparation, stores=False)
     all_heads, keys_end = heads.num_heads + 2 * heads.num_kv_heads, heads.num_heads + heads.num_kv_heads
@@ -94,8 +94,7 @@ def rope_heads(name: str, *, isa: Isa, heads: Heads, preparation: Preparation) -
         with kernel.when(head >= heads.num_heads), kernel.when(head < keys_end):
             new.prepare(row, head, prepared, of_q=False)
         with kernel.when(head >= keys_end):
-            for start, lanes in pieces(heads.head_dim, isa.lanes):
-                prepared[ramp(start, lanes)] = new.load(row, head, start, lanes)
+            new.prepare_value(row, head, prepared)
         for start, lanes in pieces(heads.head_dim, isa.lanes):
             y[row, head, ramp(start, lanes)] = cast(prepared[ramp(start, lanes)], with_lanes(heads.activation, lanes))
     return kernel.finish()

@@ -64,11 +64,15 @@ class NewHeads:
                 self.prepare(row, head, prepared, of_q=False)
                 pages.append(self._isa, page, 0, head - heads.num_heads, in_page, prepared)
             with kernel.when(head >= values_start):
-                factor = self._factor(row, head) if self._preparation.norms_values else None
-                for start, lanes in pieces(heads.head_dim, self._isa.lanes):
-                    value = self.load(row, head, start, lanes)
-                    prepared[ramp(start, lanes)] = value if factor is None else value * splat(factor, lanes)
+                self.prepare_value(row, head, prepared)
                 pages.append(self._isa, page, 1, head - values_start, in_page, prepared)
+
+    def prepare_value(self, row: Scalar, head: Scalar, prepared: Array) -> None:
+        """Copy a head of v into ``prepared``, normalized if values are."""
+        factor = self._factor(row, head) if self._preparation.norms_values else None
+        for start, lanes in pieces(self._heads.head_dim, self._isa.lanes):
+            value = self.load(row, head, start, lanes)
+            prepared[ramp(start, lanes)] = value if factor is None else value * splat(factor, lanes)
 
     def load(self, row: Scalar, head: Scalar, start: Scalar, lanes: int) -> Scalar:
         return cast(self._qkv[row, head, ramp(start, lanes)], floats(lanes))

@@ -57,6 +57,28 @@ def test_a_decoder_that_is_not_causal_sees_complete_texts(tmp_path: Path) -> Non
         assert relative_error(vector, rows_of(model, text).mean(axis=0)) < F32, len(text)
 
 
+def test_the_text_model_of_embedding_gemma_2_is_read_beside_a_tower(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    folder = tmp_path / "checkpoint"
+    model = make_encoder("embedding_gemma2_text", "mean_tokens", folder)
+    values = json.loads((folder / "config.json").read_text())
+    outer = {"model_type": "embedding_gemma2", "text_config": values, "vision_config": {}, "eoa_token_index": 7}
+    (folder / "config.json").write_text(json.dumps(outer))
+    tensors = {f"language_model.{name}": each for name, each in load_file(folder / "model.safetensors").items()}
+    tower = {"vision_tower.patch_embedder.input_proj.weight": np.zeros((2, 2), np.float32)}
+    save_file(tensors | tower, folder / "model.safetensors")
+    bundle, runner = compiled(folder, tmp_path)
+    assert bundle.manifest.embedding is not None
+    assert bundle.manifest.embedding.size == 50
+    (found,) = encode(runner, [Text(TEXTS[4])])
+    assert relative_error(found, rows_of(model, TEXTS[4]).mean(axis=0)) < F32
+    for key in ("attention_k_eq_v", "num_kv_shared_layers"):
+        (folder / "config.json").write_text(json.dumps({**outer, "text_config": {**values, key: True}}))
+        with pytest.raises(UnsupportedModel, match=f"{key!r} is true"):
+            open_checkpoint(folder)
+
+
 @pytest.mark.parametrize(("family", "head"), [
     (family, head)
     for family, own in FAMILIES.items()

@@ -30,8 +30,9 @@ LEFT_OUT = {
 
 
 def test_every_model_type_is_tested() -> None:
-    # The text model of Gemma 4 is tested with its quantized checkpoints, and as a model of its own.
-    assert {*MODELS, "gemma4"} == set(MODEL_TYPES)
+    # The text model of Gemma 4 is tested with its quantized checkpoints, and as a model of its own; that of
+    # EmbeddingGemma 2 with the other models that make vectors.
+    assert {*MODELS, "embedding_gemma2", "gemma4"} == set(MODEL_TYPES)
 
 
 @pytest.mark.parametrize("name", MODELS)

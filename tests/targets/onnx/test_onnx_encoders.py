@@ -57,10 +57,11 @@ def types_of(text: list[int]) -> list[int]:
 
 
 # Gemma 3 sees in both directions, with windows; Qwen 3 not. ModernBERT rotates with windows. MPNet's scores have biases
-# of distances, and its positions begin with 2; DeBERTa's have products with heads of distances.
+# of distances, and its positions begin with 2; DeBERTa's have products with heads of distances. The rows of
+# EmbeddingGemma 2 are projected.
 @pytest.mark.parametrize(("family", "pooling"), [
     ("gemma3_text", "mean_tokens"), ("qwen3", "lasttoken"), ("modernbert", "cls_token"), ("mpnet", "max_tokens"),
-    ("deberta-v2", "mean_tokens"),
+    ("deberta-v2", "mean_tokens"), ("embedding_gemma2_text", "mean_tokens"),
 ])  # fmt: skip
 @pytest.mark.parametrize("left", [False, True])
 def test_vectors_of_padded_texts_are_those_of_each_text_alone(
