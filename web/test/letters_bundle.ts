@@ -356,6 +356,7 @@ const SPEC: Manifest["spec"] = {
   first_position: 0,
   num_token_types: 0,
   embedding_size: null,
+  projected_size: null,
   distances: null,
   mixers: [],
   states: null,
