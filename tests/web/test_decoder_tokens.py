@@ -61,11 +61,11 @@ DRAFT_SCRIPT = """async ([bundle, draft, promptIds, maxTokens]) => {
     engine.destroy();
     return [answers, draftedTokens, acceptedTokens];
 }"""
-EXPERTS_SCRIPT = """async ([bundle, promptIds, maxTokens, sizes]) => {
+EXPERTS_SCRIPT = """async ([bundle, promptIds, maxTokens, loads]) => {
     const { Engine } = await import("./nearfar.js");
     const found = [];
-    for (const expertMemory of sizes) {
-        const engine = await Engine.load(bundle, { tuning: false, selfTest: "always", expertMemory });
+    for (const options of loads) {
+        const engine = await Engine.load(bundle, { tuning: false, selfTest: "always", ...options });
         const ids = [];
         for await (const { tokenId } of engine.generateTokens({ promptIds, maxTokens })) ids.push(tokenId);
         found.push({ ids, ...engine.info, ...engine.counts });
@@ -202,17 +202,22 @@ def test_a_mixture_generates_the_same_tokens_whatever_part_of_its_experts_is_on_
     expected = list(generate(ReferenceRunner(bundle), TOKENS, MAX_TOKENS, Sampler()))
     page = browser.new_page()
     page.set_default_timeout(TIMEOUT_MS)
-    # Those that a token chooses, some more, all but one, and all.
+    # Those that a token chooses, some more, all but one, and all; and some with drafts, which choose more in a step.
     held = [experts.chosen, experts.chosen + 1, experts.number - 1, experts.number]
+    loads = [{"expertMemory": of_one * count} for count in held]
+    drafts = [{"expertMemory": of_one * 3, "draft": draft} for draft in ("./split_mixture/", "ngram")]
     with serve(site) as url:
         page.goto(url)
-        found = page.evaluate(
-            EXPERTS_SCRIPT, ["./split_mixture/", TOKENS, MAX_TOKENS, [of_one * count for count in held]]
-        )
+        found = page.evaluate(EXPERTS_SCRIPT, ["./split_mixture/", TOKENS, MAX_TOKENS, [*loads, *drafts]])
     page.close()
-    assert [each["ids"] for each in found] == [expected] * len(held)
-    assert [each["selfTest"]["state"] for each in found] == ["passed"] * len(held)
-    *parts, whole = found
+    assert [each["ids"] for each in found] == [expected] * len(found)
+    assert [each["selfTest"]["state"] for each in found] == ["passed"] * len(found)
+    *parts, whole, drafted, guessed = found
+    # All experts of the draft are on the device.
+    assert drafted["weightBytes"] == whole["weightBytes"] + parts[1]["weightBytes"]
+    assert drafted["acceptedTokens"] == drafted["draftedTokens"] > 0
+    assert drafted["steps"] < parts[1]["steps"]
+    assert drafted["experts"]["reads"] > 0 < guessed["experts"]["reads"]
     assert whole["experts"] is None
     reads = []
     for count, each in zip(held, parts, strict=False):
