@@ -6,8 +6,11 @@ they run again here: their parameters must be the bundle's weights, by name, sha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +21,7 @@ from ..bundle.folder import Bundle
 from ..bundle.manifest import GENERATE, Manifest
 from ..ir.graph import Graph, Parameter, Source
 from ..passes import run_passes
+from ..passes.fit_forms import FACTOR, Runs, fit_forms, scale_results
 from ..pipeline.target import load_target
 from ..quant import WeightForm
 from ..quant.base import Array, FloatArray
@@ -171,10 +175,28 @@ def parameters_of(bundle: Bundle) -> dict[str, Parameter]:
 
 def with_forms(graph: Graph, manifest: Manifest) -> Graph:
     """The graph in which each matrix has the format that the weight with its rows has in the bundle."""
-    return replace(
-        graph,
-        parameters={name: replace(each, form=stored_form(each, manifest)) for name, each in graph.parameters.items()},
-    )
+    graph = scale_results(graph) if has_factors_apart(manifest) else graph
+    return fit_forms(graph, partial(stored_runs, manifest))
+
+
+def has_factors_apart(manifest: Manifest) -> bool:
+    """Whether results are multiplied by the factors of projections, which weights contain otherwise."""
+    return any(name.endswith(FACTOR) for name in manifest.stored_weights)
+
+
+def stored_runs(manifest: Manifest, parameter: Parameter, stacked: int) -> Runs:
+    """A weight in several formats has a part for each, which may be in parts itself."""
+    parts: dict[int, tuple[int, str | None]] = {}
+    for name, entry in manifest.stored_weights.items():
+        if match := re.match(r"\.part(\d{1,6})(?=\.|$)", name.removeprefix(parameter.name)):
+            rows, _ = parts.get(int(match[1]), (0, None))
+            form = None if entry.quantization == manifest.quantization else entry.quantization
+            parts[int(match[1])] = rows + entry.shape[0] // stacked, form
+    ordered = [parts[index] for index in sorted(parts)]
+    if len({form for _, form in ordered}) < 2:
+        return [(0, stored_form(parameter, manifest))]
+    starts = accumulate((rows for rows, _ in ordered), initial=0)
+    return [(start, form) for start, (_, form) in zip(starts, ordered, strict=False)]
 
 
 def stored_form(parameter: Parameter, manifest: Manifest) -> str | None:
@@ -182,12 +204,12 @@ def stored_form(parameter: Parameter, manifest: Manifest) -> str | None:
     if parameter.columns is None:
         return None
     module, _, own = parameter.name.removesuffix(".weight").rpartition(".")
-    short = own.removesuffix("_proj")
+    prefix, short = f"{module}." if module else "", own.removesuffix("_proj")
     best: tuple[int, str] | None = None
     for name, entry in manifest.stored_weights.items():
-        if entry.quantization is None or not name.startswith(f"{module}."):
+        if entry.quantization is None or not name.startswith(prefix):
             continue
-        stem = name.removeprefix(f"{module}.").partition(".")[0]
+        stem = name.removeprefix(prefix).partition(".")[0]
         rank = 0 if stem == own else 1 if short in stem.removesuffix("_proj") else 2
         if rank < 2 and (best is None or rank < best[0]):
             best = rank, entry.quantization

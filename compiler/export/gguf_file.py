@@ -29,10 +29,11 @@ from ..formats.gguf.tensors import moves_groups
 from ..formats.gguf.write_metadata import model_metadata, rotation_tensors, written_spec
 from ..formats.gguf.write_tokenizer import NO_TOKENIZER, tokenizer_metadata
 from ..formats.gguf.writer import NUMBER_OF, NewTensor, Value, write_header, write_tensors
+from ..ir.spec import ModelSpec
 from ..runtime.errors import QuantizationError, UnsupportedModel
 from ..runtime.text.tokenizer import Tokenizer
 from ..runtime.text.tokenizer_files import TokenizerFiles
-from .bundle_tensors import BundleTensor, bundle_tensors
+from .bundle_tensors import BundleTensor, bundle_tensors, has_factors_apart
 from .gguf_types import Exact, Inexact, Read, exact_type
 from .same_model import differences
 
@@ -86,7 +87,7 @@ def export_gguf(
         "general.type": "model",
         "general.file_type": FILE_TYPES[kinds.most_common(1)[0][0]],
         "general.quantization_version": 2,
-        **model_metadata(name, written_spec(spec)),
+        **model_metadata(name, spec_of_file(bundle)),
     }
     if options.tokenizer:
         files = bundle.tokenizer_files()
@@ -109,6 +110,11 @@ def export_gguf(
     return Counter(tensor.kind for tensor in tensors)
 
 
+def spec_of_file(bundle: Bundle) -> ModelSpec:
+    spec = bundle.manifest.spec
+    return spec if has_factors_apart(bundle.manifest) else written_spec(spec)
+
+
 def model_name(model: str, architecture: str, metadata: Mapping[str, Value]) -> dict[str, Value]:
     """The name of the model. If it is Phi-3, llama.cpp removes the spaces after control tokens, as Phi-3's tokenizer
     does, and requires these tokens.
@@ -124,7 +130,7 @@ def model_name(model: str, architecture: str, metadata: Mapping[str, Value]) -> 
 
 def plan_tensors(bundle: Bundle, name: str, fallback: Fallback | None, note: Note) -> list[NewTensor]:
     """The file's tensors: those outside of the layers first."""
-    spec = written_spec(bundle.manifest.spec)
+    spec = spec_of_file(bundle)
     tensors = bundle_tensors(bundle)
     if spec != bundle.manifest.spec:
         tensors = {each: tensor.as_stored for each, tensor in tensors.items()}
@@ -269,7 +275,7 @@ def rounding_error(tensor: BundleTensor) -> float:
 
 def check_model(path: Path, bundle: Bundle) -> None:
     """Read the model of the file's header. Raises UnsupportedModel if it is not the bundle's."""
-    spec, read = written_spec(bundle.manifest.spec), read_model(path)
+    spec, read = spec_of_file(bundle), read_model(path)
     # llama.cpp does not round the factor of Gemma's embedding to the dtype of the training.
     rounded = abs(read.embedding_scale / spec.embedding_scale - 1) < 2**-8
     ignored = ("model_type", "embedding_scale") if rounded else ("model_type",)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from ..ir.graph import Gathered, Graph, Node, Parameter, Value
 from ..quant import Quantization
-from .split_large import part_starts, take_rows
+from .split_large import part_starts
+from .split_rows import take_rows
 
 # The largest plane of a part.
 PART_BYTES = 16 << 20
@@ -21,7 +22,7 @@ def gather_on_host(graph: Graph, quantization: Quantization) -> Graph:
         if not is_lookup(graph, node):
             continue
         table, (name,) = graph.parameters[node.inputs["table"]], node.outputs.values()
-        own = split_rows(table, quantization)
+        own = parts_of(table, quantization)
         parts |= {part.name: part for part in own}
         value = graph.values[name]
         inputs[name] = Value(name, value.shape, value.dtype)
@@ -43,7 +44,7 @@ def is_lookup(graph: Graph, node: Node) -> bool:
     return graph.parameters[table].host and len(graph.users(table)) == 1 and node.inputs["token_ids"] == "token_ids"
 
 
-def split_rows(table: Parameter, quantization: Quantization) -> list[Parameter]:
+def parts_of(table: Parameter, quantization: Quantization) -> list[Parameter]:
     starts = part_starts(table, 1, quantization, PART_BYTES)
     if len(starts) == 1:
         return [table]

@@ -34,7 +34,7 @@ from ..bundle.entries import SelfTestEntry, SelfTestRow
 from ..bundle.folder import Bundle
 from ..ir.graph import Graph, Parameter, Source
 from ..ir.kv_format import kv_format
-from ..passes.split_large import row_ends, slice_sources
+from ..passes.split_rows import row_ends, slice_sources
 from ..quant.base import FloatArray
 from ..runtime.batch import DERIVED_INPUTS, Chunk, make_batch
 from ..runtime.errors import CheckpointError

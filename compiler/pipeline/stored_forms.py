@@ -4,12 +4,16 @@ activations are rounded as the checkpoint prescribes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 
 from .. import quant
 from ..formats.checkpoint import ActivationScales, Checkpoint, StoredMatrix
-from ..ir.graph import Graph, Node, Parameter, Value
+from ..ir.graph import Graph, Node, Parameter, Source, Value
+from ..passes.fit_forms import Runs, fit_forms, scale_results
+from ..passes.split_rows import row_ends
 from ..quant import Quantization
 from ..runtime.errors import CheckpointError, RequestError, UnsupportedModel
 from .rounding import rounding_notes
@@ -17,6 +21,8 @@ from .rounding import rounding_notes
 # The format of the matrices that a quantized checkpoint stores as floats.
 UNQUANTIZED = "f16"
 HEAD = "lm_head"
+# Tensors that a message names.
+MOST_NAMES = 4
 
 
 def choose_quantization(
@@ -72,28 +78,47 @@ def require_fittable(checkpoint: Checkpoint, *, requantize: bool) -> None:
 def keep_stored_forms(graph: Graph, checkpoint: Checkpoint) -> Graph:
     """The graph with the form of every matrix that the checkpoint stores quantized.
 
-    Raises UnsupportedModel for a matrix whose parts have several forms, or whose values an architecture changes.
+    Raises UnsupportedModel for a matrix that has other values than the checkpoint's, or for experts in several forms.
     """
-    parameters = {name: replace(each, form=stored_form(each, checkpoint)) for name, each in graph.parameters.items()}
-    return replace(graph, parameters=parameters)
+    return fit_forms(scale_results(graph), partial(stored_runs, checkpoint))
 
 
-def stored_form(parameter: Parameter, checkpoint: Checkpoint) -> str | None:
-    """The form in which all of a parameter's tensors are stored; its own if they are floats."""
-    forms: set[str | None] = set()
-    for source in parameter.sources:
-        tensor = checkpoint.tensors[source.tensor]
-        forms.add(tensor.form.name if isinstance(tensor, StoredMatrix) else None)
-    changed = any((source.offset, source.factor) != (0, 1) for source in parameter.sources)
-    if len(forms) > 1 or (changed and forms != {None}):
-        names = ", ".join(source.tensor for source in parameter.sources)
-        raise UnsupportedModel(
-            f"{checkpoint.path}: {names}: are stored as {', '.join(sorted(form or 'floats' for form in forms))}, "
-            f"but the {checkpoint.spec.model_type} model needs one matrix with other values; "
-            "add --requantize to convert the weights"
-        )
-    (form,) = forms
-    return form or parameter.form
+def stored_runs(checkpoint: Checkpoint, parameter: Parameter, stacked: int) -> Runs:
+    """The rows from which on the tensors of a parameter are stored in another form, the same for all ``stacked``."""
+    forms = [stored_form(checkpoint, source) for source in parameter.sources]
+    if any((source.offset, source.factor) != (0, 1) for source in parameter.sources) and {*forms} != {None}:
+        raise requantized(checkpoint, parameter, forms, "one matrix with other values")
+    if len({*forms}) == 1:
+        return [(0, forms[0])]
+    rows, ends = parameter.rows // stacked, row_ends(parameter.sources)
+    runs, *others = [runs_between(ends, forms, first, first + rows) for first in range(0, parameter.rows, rows)]
+    if any(other != runs for other in others):
+        raise requantized(checkpoint, parameter, forms, "all experts in the same formats")
+    return runs
+
+
+def runs_between(ends: Sequence[int], forms: Sequence[str | None], first: int, last: int) -> Runs:
+    """Those of rows [first, last), if the sources that end at ``ends`` have these forms."""
+    starts = [first, *(end for end in ends if first < end < last)]
+    runs = [(start - first, forms[bisect_right(ends, start)]) for start in starts]
+    return [run for before, run in zip([None, *runs], runs, strict=False) if before is None or before[1] != run[1]]
+
+
+def stored_form(checkpoint: Checkpoint, source: Source) -> str | None:
+    tensor = checkpoint.tensors[source.tensor]
+    return tensor.form.name if isinstance(tensor, StoredMatrix) else None
+
+
+def requantized(
+    checkpoint: Checkpoint, parameter: Parameter, forms: Collection[str | None], needed: str
+) -> UnsupportedModel:
+    names = ", ".join(source.tensor for source in parameter.sources[:MOST_NAMES])
+    more = len(parameter.sources) - MOST_NAMES
+    return UnsupportedModel(
+        f"{checkpoint.path}: {names}{f' and {more} more' if more > 0 else ''}: are stored as "
+        f"{', '.join(sorted({form or 'floats' for form in forms}))}, but the {checkpoint.spec.model_type} model needs "
+        f"{needed}; add --requantize to convert the weights"
+    )
 
 
 def round_activations(graph: Graph, checkpoint: Checkpoint) -> Graph:

@@ -15,6 +15,7 @@ import numpy as np
 from ..ir.expr import evaluate
 from ..ir.graph import Graph, Node, Parameter
 from ..ir.ops import OPS, Array
+from ..ir.ops.projections import attrs_of_part
 from ..ir.rope import rope_table
 from ..quant.base import FloatArray
 
@@ -52,8 +53,9 @@ class Execution:
         inputs = {
             role: parameters[role] if role in parameters else self.values[name] for role, name in node.inputs.items()
         }
-        if attrs.get("offset", 0):
-            inputs["into"] = self.values[node.outputs["y"]]
+        made = self.values.get(node.outputs["y"]) if "columns" in attrs else None
+        if made is not None:
+            inputs["into"] = made
         for role, name in node.outputs.items():
             if role != op.result:
                 value = self._graph.values[name]
@@ -119,7 +121,7 @@ def parts(
     (weight,) = matrices.values()
     size = max(1, BLOCK_ELEMENTS // (weight.columns or 1))
     for start in range(0, weight.rows, size):
-        attrs = {**node.attrs, "offset": start, "columns": weight.rows}
+        attrs = attrs_of_part(node.attrs, start, weight.rows)
         yield {**vectors, "weight": read(weight, start, min(start + size, weight.rows))}, attrs
 
 
@@ -137,4 +139,4 @@ def expert_parts(
         parameters: dict[str, Array] = {**vectors, "weight": np.concatenate(own)}
         if "bias" in vectors:
             parameters["bias"] = vectors["bias"].reshape(experts, rows)[:, start:stop].reshape(-1)
-        yield parameters, {**node.attrs, "offset": start, "columns": rows}
+        yield parameters, attrs_of_part(node.attrs, start, rows)

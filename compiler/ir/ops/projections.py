@@ -84,6 +84,11 @@ def placed(part: Array, inputs: Inputs, attrs: Attrs) -> Array:
     return y
 
 
+def attrs_of_part(attrs: Attrs, start: int, rows: int) -> dict[str, Any]:
+    """The attributes of the part from row ``start`` on of a projection of ``rows``, which may be a part itself."""
+    return {**attrs, "offset": attrs.get("offset", 0) + start, "columns": attrs.get("columns") or rows}
+
+
 def check_columns(use: Use, sizes: Sizes) -> None:
     facts, columns = projection_sizes(use), use.attrs["columns"]
     fits = facts["offset"] + facts["outputs"] <= (columns or facts["outputs"])
