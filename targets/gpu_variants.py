@@ -19,9 +19,10 @@ from nearfar.compiler.ir.ops.elementwise import OPS as ELEMENTWISE
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.add_lora import add_lora
 from nearfar.compiler.kernels.adjust_logits import adjust_logits
-from nearfar.compiler.kernels.causal_conv import causal_conv
+from nearfar.compiler.kernels.causal_conv import CONVOLVED, causal_conv
 from nearfar.compiler.kernels.chunk_products import gated_delta_products, ssm_scan_products
 from nearfar.compiler.kernels.chunk_scan import gated_delta_chunks, gated_delta_output, outputs_of, ssm_scan_chunks
+from nearfar.compiler.kernels.convolved_delta import convolved_delta
 from nearfar.compiler.kernels.cuda.linear_async import linear_async
 from nearfar.compiler.kernels.elementwise import elementwise, slice_columns, take_rows, zeros
 from nearfar.compiler.kernels.embed import embed
@@ -46,8 +47,8 @@ from nearfar.compiler.kernels.top_merge import top_merge
 from nearfar.compiler.runtime.errors import UnsupportedModel
 
 from .context import Context, position_tables
+from .gpu_attention import DECODE, AttentionNumbers, attention_variants, ragged_variants
 from .gpu_attention import OPS as ATTENTION_OPS
-from .gpu_attention import AttentionNumbers, attention_variants, ragged_variants
 from .split import behind, split
 from .variant import KernelCall, Template, Variant, for_activations, kernel, no_kernel, with_roles
 
@@ -111,6 +112,8 @@ def activation_variants(
         return sample_variants(step, context, numbers)
     if step.op == "top_logprobs":
         return top_logprobs_variants(step, context)
+    if step.op == "convolved_delta":
+        return convolved_variants(step, context, activation)
     if step.op in STATES:
         return state_variants(step, context, activation)
     if step.op in TEMPLATES:
@@ -342,6 +345,23 @@ def state_variants(step: Step, context: Context, activation: str) -> Sequence[Va
     return (replace(plain, when=["<", ["sub", "S", "B"], FEW_STATE_ROWS]), Variant(calls), plain)
 
 
+def convolved_variants(step: Step, context: Context, activation: str) -> Sequence[Variant]:
+    """The variants of a convolved_delta: one kernel for a new token of every sequence, if no two heads share a key;
+    those of the gated delta rule behind one for the convolution.
+    """
+    facts = context.facts(step, causal_conv, activation)
+    first = with_roles(kernel(causal_conv, **facts, y_in_scratch=True), state="conv")
+    reads = {"qkv": f"scratch.{CONVOLVED}", "abz": "x"}
+    variants = [
+        replace(each, kernels=(first, *(with_roles(call, **reads) for call in each.kernels)))
+        for each in state_variants(step, context, activation)
+    ]
+    own = context.facts(step, convolved_delta, activation)
+    if own["heads"] != own["key_heads"]:
+        return variants
+    return [Variant((kernel(convolved_delta, **own),), when=DECODE), *variants]
+
+
 # The ops whose one kernel depends on nothing but the facts that they declare.
 TEMPLATES: dict[str, Template] = {
     **dict.fromkeys(ELEMENTWISE, elementwise),
@@ -357,8 +377,10 @@ TEMPLATES: dict[str, Template] = {
     "causal_conv": causal_conv,
 }
 # The kernel that goes row after row, then those of chunks.
+DELTA: tuple[Template, ...] = (gated_delta, gated_delta_products, gated_delta_chunks, gated_delta_output)
 STATES: dict[str, tuple[Template, ...]] = {
-    "gated_delta": (gated_delta, gated_delta_products, gated_delta_chunks, gated_delta_output),
+    "gated_delta": DELTA,
+    "convolved_delta": DELTA,
     "ssm_scan": (ssm_scan, ssm_scan_products, ssm_scan_chunks),
 }
 KERNELS: dict[str, Callable[[Step, Context, str], KernelCall]] = {

@@ -7,12 +7,16 @@ the old state, also writes the new one, whose inputs are rows of the batch if th
 
 from __future__ import annotations
 
+from functools import partial
+
 from ..ir.expr import Expr
 from .batch_rows import Tiling
 from .builder import Kernel, KernelBuilder, Scalar, guard_below, minimum
 from .maths import ACTIVATION_FUNCTIONS
 
 THREADS = 64
+# The scratch buffer of a result that a kernel of the same step reads.
+CONVOLVED = "convolved"
 # A tile is no shorter than the longest state, so only the first tile of a sequence reads it.
 TILE = 16
 
@@ -28,8 +32,9 @@ def causal_conv(
     stride: int,
     start: int,
     gated: bool,
+    y_in_scratch: bool = False,
 ) -> Kernel:
-    """x is columns of rows of ``stride``, from ``start`` on."""
+    """x is columns of rows of ``stride``, from ``start`` on. ``y_in_scratch``: y is the scratch buffer `CONVOLVED`."""
     tile_rows = max(TILE, taps - 1)
     kernel, tiling = KernelBuilder(name), Tiling(tile_rows, few=0)
     x = kernel.buffer("x", (rows, stride), "float32")
@@ -39,7 +44,8 @@ def causal_conv(
     slots = kernel.buffer("state_slots", ("B", 2), "int32")
     seq_starts = kernel.buffer("seq_starts", (["add", "B", 1],), "int32")
     positions = kernel.buffer("positions", (rows,), "int32")
-    y = kernel.buffer("y", (rows, columns), "float32", write=True)
+    declare = partial(kernel.scratch, CONVOLVED) if y_in_scratch else partial(kernel.buffer, "y")
+    y = declare((rows, columns), "float32", write=True)
     block, slot = kernel.grid(-(-columns // THREADS), tiling.slots)
     column = kernel.let("column", block * THREADS + kernel.threads(THREADS))
 

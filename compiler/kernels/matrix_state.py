@@ -6,7 +6,8 @@ which are normalized together.
 One thread: one output and a part of the dim over which the state is summed; it keeps that part of the state in
 registers. For each row, threads share the row's vectors and sum their parts in workgroup memory.
 
-With ``few``, sequences with more new rows are left to the kernels of `chunk_scan.py`.
+With ``few``, sequences with more new rows are left to the kernels of `chunk_scan.py`. `convolved_delta.py` has the
+kernel for single rows of which the convolution before is a part.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def gated_delta(
     width = 2 * keys + heads * value_dim
     qkv = kernel.buffer("qkv", (rows, width), "float32")
     abz = kernel.buffer("abz", (rows, stride), "float32")
-    vectors = kernel.buffer("vectors", (2 * heads + value_dim,), "float32")
+    rule = DeltaRule(kernel, abz, heads, key_dim, value_dim, a_start, b_start, z_start, eps)
     turns = -(-value_dim // OUTPUTS)
     scan = Scan(kernel, rows, heads, (heads, key_dim, value_dim), key_dim, value_dim, turns, few=few)
 
@@ -76,21 +77,59 @@ def gated_delta(
         first = scan.head // (heads // key_heads) * key_dim
         return qkv[row, first + index + (0 if is_query else keys)]
 
-    def change(row: Scalar, sums: Sums) -> Change:
+    def value(row: Scalar) -> Scalar:
+        return qkv[row, 2 * keys + scan.head * value_dim + scan.output]
+
+    rule.run(scan, vector, value)
+    return kernel.finish()
+
+
+class DeltaRule:
+    """What a row of gated_delta does. ``abz`` has the row's a, b and z; the argument "vectors" is that of the op."""
+
+    def __init__(
+        self,
+        kernel: KernelBuilder,
+        abz: Array,
+        heads: int,
+        key_dim: int,
+        value_dim: int,
+        a_start: int,
+        b_start: int,
+        z_start: int,
+        eps: float,
+    ) -> None:
+        self._kernel, self._abz, self._heads, self._eps = kernel, abz, heads, eps
+        self._key_dim, self._value_dim = key_dim, value_dim
+        self._a_start, self._b_start, self._z_start = a_start, b_start, z_start
+        self._vectors = kernel.buffer("vectors", (2 * heads + value_dim,), "float32")
+
+    def run(
+        self,
+        scan: Scan,
+        vector: Callable[..., Scalar],
+        value: Callable[[Scalar], Scalar],
+        prepare: Callable[[Scalar], None] | None = None,
+    ) -> None:
+        """``value(row)`` is the value of the thread's output; the others are those of `Scan.run`."""
+
+        def change(row: Scalar, sums: Sums) -> Change:
+            return self._change(scan, row, sums, value(row))
+
+        scan.run(vector, change, lambda index, output: (scan.head, index, output), prepare)
+
+    def _change(self, scan: Scan, row: Scalar, sums: Sums, value: Scalar) -> Change:
+        kernel, abz, vectors, head = self._kernel, self._abz, self._vectors, scan.head
         key, query = (kernel.let("unit", rsqrt(each + float32(L2_EPS))) for each in (sums.key_key, sums.query_query))
-        decay = exp(vectors[scan.head]) * softplus(kernel, abz[row, a_start + scan.head] + vectors[heads + scan.head])
+        decay = exp(vectors[head]) * softplus(kernel, abz[row, self._a_start + head] + vectors[self._heads + head])
         kept = kernel.let("kept", exp(float32(0) - decay))
-        value = qkv[row, 2 * keys + scan.head * value_dim + scan.output]
-        beta = sigmoid(kernel.let("beta_input", abz[row, b_start + scan.head]))
+        beta = sigmoid(kernel.let("beta_input", abz[row, self._b_start + head]))
         # Of the unit key.
         error = kernel.let("error", beta * (value - kept * key * sums.key_state) * key)
-        y = kernel.let("y", (kept * sums.query_state + sums.query_key * error) * query * float32(key_dim**-0.5))
-        factor = kernel.let("factor", rms_factor(scan.over_outputs(y * y), value_dim, eps))
-        z = kernel.let("z", abz[row, z_start + scan.head * value_dim + scan.output])
-        return Change(kept, error, y * factor * vectors[2 * heads + scan.output] * silu(z))
-
-    scan.run(vector, change, lambda index, output: (scan.head, index, output))
-    return kernel.finish()
+        y = kernel.let("y", (kept * sums.query_state + sums.query_key * error) * query * float32(self._key_dim**-0.5))
+        factor = kernel.let("factor", rms_factor(scan.over_outputs(y * y), self._value_dim, self._eps))
+        z = kernel.let("z", abz[row, self._z_start + head * self._value_dim + scan.output])
+        return Change(kept, error, y * factor * vectors[2 * self._heads + scan.output] * silu(z))
 
 
 def ssm_scan(
@@ -134,6 +173,7 @@ def ssm_scan(
 class Scan:
     """The rows of one sequence and head, with the arguments that both ops share. ``shape`` is that of a slot's state;
     it is summed over ``summed`` elements for each of ``outputs``, of which a workgroup computes ``turns`` times 32.
+    With ``one_row``, row s is the only one of sequence s.
     """
 
     def __init__(
@@ -147,6 +187,7 @@ class Scan:
         turns: int = 1,
         *,
         few: int | None,
+        one_row: bool = False,
     ) -> None:
         self._kernel, self._summed, self._outputs = kernel, summed, outputs
         self._lanes = turns * OUTPUTS
@@ -154,40 +195,43 @@ class Scan:
         self._parts = -(-summed // self._kept)
         self._state = kernel.buffer("state", ("Z", *shape), "float32", write=True)
         slots = kernel.buffer("state_slots", ("B", 2), "int32")
-        seq_starts = kernel.buffer("seq_starts", (["add", "B", 1],), "int32")
+        seq_starts = None if one_row else kernel.buffer("seq_starts", (["add", "B", 1],), "int32")
         positions = kernel.buffer("positions", (rows,), "int32")
         self._y = kernel.buffer("y", (rows, heads * outputs), "float32", write=True)
         blocks = -(-outputs // self._lanes)
         group, sequence = kernel.grid(heads * blocks, "B")
-        self._thread = kernel.threads(self._lanes * self._parts)
+        self.threads = self._lanes * self._parts
+        self.thread = kernel.threads(self.threads)
         self.head = kernel.let("head", group // blocks)
-        lane = kernel.let("lane", self._thread % self._lanes)
+        lane = kernel.let("lane", self.thread % self._lanes)
         place = kernel.let("place", group % blocks * self._lanes + lane)
         self._is_output = guard_below(place, outputs, self._lanes)
         # Threads beyond the last output compute it again and store nothing.
         self.output = place if self._is_output is True else kernel.let("output", select(place < outputs, place, 0))
-        self._lane, self._part = lane, kernel.let("part", self._thread // self._lanes)
-        self._begin, end = (kernel.let("bound", seq_starts[sequence + behind]) for behind in range(2))
-        length = kernel.let("length", end - self._begin)
-        self._length = length if few is None else kernel.let("length", select(length <= few, length, 0))
+        self._lane, self._part = lane, kernel.let("part", self.thread // self._lanes)
+        self._begin, self._length = sequence, 1
+        if seq_starts is not None:
+            self._begin, end = (kernel.let("bound", seq_starts[sequence + behind]) for behind in range(2))
+            length = kernel.let("length", end - self._begin)
+            self._length = length if few is None else kernel.let("length", select(length <= few, length, 0))
         self._is_output = self._is_output if few is None else all_of(self._is_output, self._length > 0)
-        self._read, self._write = (kernel.let("state_slot", slots[sequence, which]) for which in range(2))
-        self._continues = kernel.let("first_position", positions[self._begin]) > 0
+        self.read, self.write = (kernel.let("state_slot", slots[sequence, which]) for which in range(2))
+        self.continues = kernel.let("first_position", positions[self._begin]) > 0
 
     def run(
         self,
         vector: Callable[..., Scalar],
         change: Callable[[Scalar, Sums], Change],
         place: Callable[[Scalar, Scalar], tuple[Scalar, ...]],
+        prepare: Callable[[Scalar], None] | None = None,
     ) -> None:
         """``vector(row, index, is_query=..)`` reads a row's query or key, ``place(index, output)`` is where the state
-        of an output is in its slot.
+        of an output is in its slot. ``prepare(row)`` fills memory of the workgroup that ``change`` reads.
         """
-        kernel, parts, kept = self._kernel, self._parts, self._kept
-        threads = self._lanes * parts
+        kernel, parts, kept, threads = self._kernel, self._parts, self._kept, self.threads
         own = kernel.local("own", kept, "float32", fill=0)
-        with kernel.when(self._continues), kernel.loop("index", kept) as index, self._is_mine(index) as at:
-            own[index] = self._state[(self._read, *place(at, self.output))]
+        with kernel.when(self.continues), kernel.loop("index", kept) as index, self._is_mine(index) as at:
+            own[index] = self._state[(self.read, *place(at, self.output))]
         # Beyond the last element, vectors are zeros.
         padded = parts * kept
         vectors = [kernel.shared(f"{name}_row", (padded,), "float32") for name in ("query", "key")]
@@ -196,11 +240,13 @@ class Scan:
             row = kernel.let("row", self._begin + step)
             for shared, is_query in zip(vectors, (True, False), strict=True):
                 with kernel.loop("turn", -(-padded // threads)) as turn:
-                    element = kernel.let("element", turn * threads + self._thread)
+                    element = kernel.let("element", turn * threads + self.thread)
                     with kernel.when(guard_below(element, padded, threads)):
                         shared[element] = float32(0)
                         with kernel.when(guard_below(element, self._summed, padded)):
                             shared[element] = vector(row, element, is_query=is_query)
+            if prepare is not None:
+                prepare(row)
             kernel.barrier()
             sums = self._row_sums(own, vectors, partials)
             made = change(row, sums)
@@ -211,7 +257,7 @@ class Scan:
             # The next row's vectors and sums replace these.
             kernel.barrier()
         with kernel.when(self._is_output), kernel.loop("index", kept) as index, self._is_mine(index) as at:
-            self._state[(self._write, *place(at, self.output))] = own[index]
+            self._state[(self.write, *place(at, self.output))] = own[index]
 
     def over_outputs(self, value: Scalar) -> Scalar:
         """The sum over all outputs of a head, which must be those of one workgroup."""
@@ -232,7 +278,7 @@ class Scan:
             for at, term in enumerate((key * own[index], query * own[index], key * key, query * query, query * key)):
                 sums[at] = sums[at] + term
         for at in range(5):
-            partials[at, self._thread] = sums[at]
+            partials[at, self.thread] = sums[at]
         kernel.barrier()
         totals = []
         for at in range(5):

@@ -6,6 +6,7 @@ stack_gates            gate and up projections, then their gate  -> one projecti
 fuse                   ops beside a projection or a norm         -> parts of what it loads and stores
 stack_siblings         projections of the same input (q, k, v)   -> one projection, sliced
 read_slices            slices that ops with states read          -> columns of the joint projection
+fuse_convolution       convolution, then gated delta rule        -> one step
 fuse_attention         q/k norms, rotations, append, attention   -> one step
 add_lora               projections                               -> each followed by a LoRA adapter, if requested
 split_large            a weight larger than a binding            -> parts by rows
@@ -24,13 +25,14 @@ from ..quant import Quantization
 from .add_lora import STORED, add_lora
 from .fuse import fuse, keep
 from .fuse_attention import fuse_attention, fuse_attention_output
+from .fuse_convolution import fuse_convolution
 from .gather_on_host import gather_on_host
 from .quantize_kv import quantize_kv
 from .read_slices import read_slices
 from .split_large import split_large
 from .stack import stack_gates, stack_siblings
 
-FUSIONS = (stack_gates, fuse, stack_siblings, read_slices, fuse_attention)
+FUSIONS = (stack_gates, fuse, stack_siblings, read_slices, fuse_convolution, fuse_attention)
 
 
 def run_passes(

@@ -16,6 +16,7 @@ from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.ir.heads import ATTENDED, Heads, Preparation, Scores
 from nearfar.compiler.ir.ops.elementwise import OPS as ELEMENTWISE
 from nearfar.compiler.ir.plan import Step
+from nearfar.compiler.kernels.causal_conv import CONVOLVED
 from nearfar.compiler.kernels.cpu.add_lora import add_lora
 from nearfar.compiler.kernels.cpu.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.cpu.attention import attention, attention_split
@@ -303,6 +304,19 @@ def ragged_attention_calls(context: CpuContext, *, heads: Heads, **facts: Any) -
     }
 
 
+def convolved_delta_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
+    """The convolution, and the gated delta rule behind it."""
+    variants = []
+    for level in context.plain_levels:
+        first, rule = (
+            instance(template, level, **context.facts(step, template, activation), **more)
+            for template, more in ((causal_conv, {"y_in_scratch": True}), (gated_delta, {}))
+        )
+        reads = {"qkv": f"scratch.{CONVOLVED}", "abz": "x"}
+        variants.append(variant(level, with_roles(first, state="conv"), with_roles(rule, **reads)))
+    return variants
+
+
 def may_see_more_than(keys: int, preparation: Preparation, scores: Scores) -> bool:
     """Whether a row may see more than ``keys`` keys: the window limits them, and the length of the rotation table,
     which is the context.
@@ -338,5 +352,6 @@ OPS: dict[str, Callable[[Step, CpuContext, str], list[Variant]]] = {
     "linear": projection_variants,
     "expert_linear": projection_variants,
     "append_kv": append_kv_variants,
+    "convolved_delta": convolved_delta_variants,
     "attention": attention_variants,
 }

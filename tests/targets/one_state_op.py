@@ -24,6 +24,9 @@ def state_graphs() -> Iterator[tuple[str, str, Build]]:
     yield "gated_delta", "small", partial(gated_delta, 5, 7)
     yield "gated_delta", "large", partial(gated_delta, 128, 128, wide=780, z_start=12)
     yield "gated_delta", "deep", partial(gated_delta, 136, 9, wide=66)
+    yield "convolved_delta", "plain", partial(convolved_delta, 20, 33, taps=4)
+    yield "convolved_delta", "shared_keys", partial(convolved_delta, 20, 33, key_heads=3, taps=4)
+    yield "convolved_delta", "large", partial(convolved_delta, 128, 128, taps=2)
     yield "ssm_scan", "plain", partial(ssm_scan, 33, 20, wide=210, dt_start=3, z_start=10)
     yield "ssm_scan", "small", partial(ssm_scan, 7, 5)
     yield "ssm_scan", "deep", partial(ssm_scan, 9, 136, wide=20, dt_start=11)
@@ -50,6 +53,20 @@ def gated_delta(key_dim: int, value_dim: int, *, wide: int = 54, **starts: int) 
     }
     attrs = {"a_start": 0, "b_start": 6, "z_start": 12, "eps": 1e-5, **starts}
     return graph.ends(graph.add("gated_delta", inputs, name="y", **attrs))
+
+
+def convolved_delta(key_dim: int, value_dim: int, *, taps: int, heads: int = 6, key_heads: int = 6) -> Graph:
+    """The columns of the convolution are between a and b."""
+    graph, columns = Builder(), 2 * key_heads * key_dim + heads * value_dim
+    inputs = {
+        "x": graph.value("x", ("S", columns + heads * (2 + value_dim) + 5)),
+        "weight": graph.vector("weight", columns * taps),
+        "vectors": graph.vector("vectors", 2 * heads + value_dim),
+        "conv": graph.state("conv", ("Z", taps - 1, columns), "float32"),
+        **state_of_sequences(graph, (heads, key_dim, value_dim)),
+    }
+    starts = {"a_start": 2, "start": heads + 3, "b_start": columns + heads + 4, "z_start": columns + 2 * heads + 5}
+    return graph.ends(graph.add("convolved_delta", inputs, name="y", eps=1e-5, **starts))
 
 
 def ssm_scan(head_dim: int, state_dim: int, *, wide: int = 6, **attrs: Any) -> Graph:

@@ -21,6 +21,7 @@ from nearfar.compiler.ir.ops import OPS, Array
 from nearfar.compiler.ir.plan import Step, make_plan
 from nearfar.compiler.ir.rope import rope_table
 from nearfar.targets.context import Context, sizes
+from nearfar.targets.gpu_attention import DECODE
 from nearfar.targets.variant import Variant
 
 OWN_CASES = (
@@ -41,8 +42,8 @@ LIMITS = {
     "chosen": (-1, EXPERTS),
 }
 DIMS = {"N": 4, "M": 2, "R": 5, "B": 3, "Z": 5}
-# The slots of the sequences' states: one is written where it was read, and two read the same one.
-STATE_SLOTS = [[4, 4], [1, 0], [1, 3]]
+# The slots of the sequences' states: the first text begins, and one of the others is written where it was read.
+STATE_SLOTS = [[4, 0], [1, 3], [2, 2]]
 SIZES = (3, 33)
 # For ops with a state: a text of several chunks of 64 rows, of which the last one is short or full, between short ones.
 STATE_SIZES = (3, 33, 150, 74)
@@ -85,7 +86,9 @@ def step_cases(
 
 
 def case_of(name: str, row: Variant, step: Step, context: Context, activation: str) -> Case:
-    counts = STATE_SIZES if "state" in step.inputs else SIZES
+    counts: tuple[int, ...] = STATE_SIZES if "state" in step.inputs else SIZES
+    # The smallest batch has one row of each text.
+    counts = counts[:1] if row.when == DECODE else counts
     runs = lambda: [run_of(name, step, context, activation, size) for size in counts]  # noqa: E731
     build = lambda: [call.build() for call in row.kernels]  # noqa: E731
     rounds = [call.facts["shape"].dtype for call in row.kernels if hasattr(call.facts.get("shape"), "dtype")]
@@ -141,7 +144,7 @@ def run_of(name: str, step: Step, context: Context, activation: str, size: int) 
         bound[role] = inputs[role]
     for start in (step.attrs[each] for each in ("a_start", "dt_start") if each in step.attrs):
         # Some rows forget everything, and some nothing.
-        times = inputs["abz" if step.op == "gated_delta" else "dt"][:, start : start + 6]
+        times = inputs[{"gated_delta": "abz", "ssm_scan": "dt"}.get(step.op, "x")][:, start : start + 6]
         times[::5], times[3::7] = 30, -60
     if "into" in inputs:
         before = bound.pop("into")
@@ -157,7 +160,7 @@ def run_of(name: str, step: Step, context: Context, activation: str, size: int) 
     }
     bound |= {role: array.copy() for role, array in more.items()}
     inputs |= more
-    states = {role: inputs[role].copy() for role in OPS[step.op].states if role == "state"}
+    states = {role: inputs[role].copy() for role in OPS[step.op].states if role in ("state", "conv")}
     result = OPS[step.op].run({**inputs, **states}, step.attrs)
     assert result is not None
     return Run(dims, {**bound, made: before}, {made: result.astype(before.dtype), **more, **states})

@@ -1,4 +1,4 @@
-"""Ops with a state for each sequence: causal_conv, gated_delta, ssm_scan.
+"""Ops with a state for each sequence: causal_conv, gated_delta, convolved_delta, ssm_scan.
 
 A state is (Z, ..), float32: Z slots, each with what a layer remembers of one sequence. ``state_slots`` (B, 2) says for
 each sequence of a batch from which slot its state is read and into which the state after its last new row is written.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -39,6 +39,8 @@ from .op import (
     require_use,
 )
 
+# An array, or its shape.
+Given = TypeVar("Given")
 # Added to the sum of squares of a query or key before its root.
 L2_EPS: Final = np.float32(1e-6)
 
@@ -131,6 +133,42 @@ def gated_delta(inputs: Inputs, attrs: Attrs) -> Array:
     y /= np.sqrt(np.mean(y * y, axis=-1, keepdims=True) + np.float32(attrs["eps"]))
     result: Array = (y * weight).reshape(len(qkv), -1) * silu(z)
     return result
+
+
+def infer_convolved_delta(shapes: Shapes, attrs: Attrs) -> Type:
+    qkv, _ = infer_causal_conv(of_convolution(shapes), convolution(attrs))
+    return infer_gated_delta(of_rule(shapes, qkv), attrs)
+
+
+def convolved_delta(inputs: Inputs, attrs: Attrs) -> Array:
+    """The gated delta rule of the silu of a convolution.
+
+    x (S, M): the columns of gated_delta's qkv before the convolution, from ``start`` on, and those of its abz; weight,
+    and conv, the state: those of the convolution -> (S, nv * dv).
+    """
+    qkv = causal_conv(of_convolution(inputs), convolution(attrs))
+    return gated_delta(of_rule(inputs, qkv), attrs)
+
+
+def convolution(attrs: Attrs) -> Attrs:
+    return {"activation": "silu", "start": attrs["start"], "gated": False}
+
+
+def of_convolution(inputs: Mapping[str, Given]) -> dict[str, Given]:
+    """Those of the inputs that the convolution has, by its roles."""
+    return {**{role: array for role, array in inputs.items() if role != "vectors"}, "state": inputs["conv"]}
+
+
+def of_rule(inputs: Mapping[str, Given], qkv: Given) -> dict[str, Given]:
+    """Those of the inputs that the gated delta rule has, by its roles."""
+    return {**inputs, "qkv": qkv, "abz": inputs["x"]}
+
+
+def convolved_delta_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
+    rows, (_, _, columns) = use.shapes["x"][0], use.shapes["conv"]
+    own = Use(use.op, of_convolution(use.shapes), {}, convolution(use.attrs))
+    rule = Use(use.op, of_rule(use.shapes, (rows, columns)), {}, use.attrs)
+    return {**causal_conv_facts(own, bound), **gated_delta_facts(rule, bound)}
 
 
 def gated_delta_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
@@ -238,9 +276,10 @@ def softplus(x: Array) -> Array:
 
 
 def check_state(use: Use, sizes: Sizes) -> None:
-    """The state and its slots are those of a plan's batches, because kernels index the state by the slots' values."""
-    shape = use.shapes["state"]
-    require_use(shape[0] == STATES, f"state is {list(shape)}; its first dim must be {STATES}")
+    """The states and their slots are those of a plan's batches, because kernels index states by the slots' values."""
+    for role in use.op.states:
+        shape = use.shapes[role]
+        require_use(shape[0] == STATES, f"{role} is {list(shape)}; its first dim must be {STATES}")
     require_array(use, "state_slots", ("B", 2), "int32")
 
 
@@ -264,6 +303,15 @@ OPS = {
         facts=gated_delta_facts,
         checks=(check_state,),
         states=("state",),
+    ),
+    "convolved_delta": Op(
+        infer_convolved_delta,
+        convolved_delta,
+        inputs={"x": FLOAT32, "weight": VECTOR, "vectors": VECTOR, "conv": FLOAT32, **ROWS},
+        attrs={"start": count(0), "a_start": count(), "b_start": count(), "z_start": count(), "eps": EPS},
+        facts=convolved_delta_facts,
+        checks=(check_state,),
+        states=("conv", "state"),
     ),
     "ssm_scan": Op(
         infer_ssm_scan,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from ...ir.expr import Expr
 from ..builder import Kernel, Scalar, maximum, minimum, number, select
+from ..causal_conv import CONVOLVED
 from ..tir import tirx
 from ..vectors import floats, ramp, splat, sum_of_lanes
 from .activations import ACTIVATIONS, sigmoid
@@ -70,14 +72,16 @@ def causal_conv(
     stride: int,
     start: int,
     gated: bool,
+    y_in_scratch: bool = False,
 ) -> Kernel:
-    """One task: a block of columns of one sequence."""
+    """``y_in_scratch``: y is the scratch buffer `CONVOLVED`. One task: a block of columns of one sequence."""
     kernel, blocks = CpuKernelBuilder(name), -(-columns // BLOCK)
     x = kernel.buffer("x", (rows, stride), "float32")
     weight = kernel.buffer("weight", (columns * taps,), "float32")
     biases = kernel.buffer("bias", (columns,), "float32") if bias else None
     sequences = Sequences(kernel, rows, (taps - 1, columns))
-    y = kernel.buffer("y", (rows, columns), "float32", write=True)
+    declare = partial(kernel.scratch, CONVOLVED) if y_in_scratch else partial(kernel.buffer, "y")
+    y = declare((rows, columns), "float32", write=True)
     with kernel.tasks("task", "B", blocks) as task:
         sequence, block = kernel.split(task, blocks, ("sequence", "block"))
         begin, end, read, write, continues = sequences.of(sequence)

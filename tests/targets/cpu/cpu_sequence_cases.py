@@ -101,6 +101,12 @@ def state_cases() -> Iterator[StepCase]:
         inputs |= {"vectors": ("vector", 12 + value_dim), "state": ("float32", "Z", 6, key_dim, value_dim), **rows}
         attrs = {"a_start": 3, "b_start": 9, "z_start": 17, "eps": 1e-5}
         yield StepCase(f"gated_delta_{key_dim}", "gated_delta", inputs, attrs, batches)
+        columns = 2 * 3 * key_dim + 6 * value_dim
+        inputs = {"x": ("float32", "S", columns + 20 + 6 * value_dim), "weight": ("vector", 4 * columns)}
+        inputs |= {"vectors": ("vector", 12 + value_dim), "conv": ("float32", "Z", 3, columns)}
+        inputs |= {"state": ("float32", "Z", 6, key_dim, value_dim), **rows}
+        attrs = {name: columns + start for name, start in attrs.items() if name != "eps"} | {"eps": 1e-5}
+        yield StepCase(f"convolved_delta_{key_dim}", "convolved_delta", inputs, attrs, batches)
         inputs = {"xbc": ("float32", "S", 6 * value_dim + 2 * 2 * key_dim), "dt": ("float32", "S", 20 + 6 * value_dim)}
         inputs |= {"vectors": ("vector", 18), "state": ("float32", "Z", 6, value_dim, key_dim), **rows}
         yield StepCase(f"ssm_scan_{key_dim}", "ssm_scan", inputs, {"dt_start": 11, "z_start": 18}, batches)

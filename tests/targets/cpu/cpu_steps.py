@@ -49,7 +49,7 @@ STATES = {
     "append_kv": ("kv",),
     "attention": ("kv",),
     "sample": ("sampled", "counts"),
-    **dict.fromkeys(states.OPS, ("state",)),
+    **{name: op.states for name, op in states.OPS.items()},
 }
 PARAMETERS = ("matrix", "vector", "rope")
 # The kind or dtype of each input of a step, then its shape.
