@@ -232,6 +232,8 @@ class ChunkProducts:
     def store_solution(self, factor: Callable[[Scalar, Scalar], Scalar]) -> None:
         """T, from A = ``factor(i, j)`` * (k[i] . k[j]) * D[i, j]."""
         kernel, triangle = self._kernel, self._triangle
+        # The factors of other threads' rows read D, which this replaces.
+        kernel.barrier()
         for i, j, own in self._elements():
             with kernel.when(j < i):
                 place = kernel.let("place", below_diagonal(i, j))

@@ -52,10 +52,8 @@ def test_steps_are_five_a_layer_with_some_exceptions(smallest: dict[str, Model])
     # inner projection together are larger than a binding, and so are the gates of the experts of Qwen3 and gpt-oss. A
     # layer with experts has eight steps: three more choose experts, project with them and combine their results.
     experts = {"gpt_oss": 9, "granitemoe": 8, "olmoe": 8, "qwen3_moe": 9}
-    # Layers with a state have six steps, five if the convolution is all of it, or four without a feed-forward.
-    # Falcon-H1's have attention, too.
-    states = dict.fromkeys(("granitemoehybrid", "qwen3_5_text"), 6)
-    states |= {"falcon_h1": 9, "lfm2_moe": 8, "mamba2": 4}
+    # Layers of Mamba-2 have six steps, or four without a feed-forward; Falcon-H1's have attention, too.
+    states = {"granitemoehybrid": 6, "falcon_h1": 9, "lfm2_moe": 8, "mamba2": 4}
     others = {"gemma4_text": 7, "seed_oss": 6, **experts, **states}
     assert steps == {family: others.get(family, 5) for family in steps}
 
