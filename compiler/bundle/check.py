@@ -17,7 +17,7 @@ from pydantic_core import from_json
 
 from .. import quant
 from ..ir.expr import COMPARISONS, MAX_COUNT, MAX_INTEGER, OPERATORS, Condition, Expr
-from ..ir.spec import ExpertSpec, RopeSpec
+from ..ir.spec import ExpertSpec, RopeSpec, forms_spans
 from ..names import EXPORTS
 from ..quant.dense import Dense
 from ..quant.layout import stored_shape
@@ -191,6 +191,10 @@ def check_description(manifest: Description) -> None:
     )
     if spec.experts is not None:
         check_experts(spec.experts, spec.num_layers)
+    classifier = manifest.classifier
+    if classifier is not None and classifier.transitions is not None:
+        spans = classifier.per_token and forms_spans(classifier.labels)
+        require(spans, "classifier.labels", "are not the labels of tokens that form spans")
     factors = (
         spec.qkv_limit,
         spec.attention_scale,

@@ -27,6 +27,7 @@ from ..ir.spec import (
     PromptSpec,
     RopeSpec,
     StateSpec,
+    TransitionSpec,
 )
 from . import entries, manifest
 from .check import DIMS
@@ -67,6 +68,7 @@ def typescript() -> str:
         DenseSpec,
         PromptSpec,
         EmbeddingSpec,
+        TransitionSpec,
         ClassifierSpec,
         RotaryPairs,
         *own,

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..bundle.manifest import Description
 from ..runtime.batch import FloatArray, Runner
-from ..runtime.encoding import Text, check_dimensions, classify, embed
+from ..runtime.encoding import Text, check_dimensions, classify, embed, encode, label_tokens, probabilities
 from ..runtime.errors import RequestError
 from ..runtime.text.pair_text import encode_in_template
 from ..runtime.text.prompts import prompt_text
@@ -99,15 +99,17 @@ def results(runner: Runner, tokenizer: Tokenizer, text: Text, dimensions: int | 
     spec = runner.manifest.classifier
     if spec is None:
         return {"embedding": embed(runner, text.token_ids, dimensions=dimensions).tolist()}
-    (scores,) = classify(runner, [text])
     if not spec.per_token:
+        (scores,) = classify(runner, [text])
         return {"labels": by_label(spec.labels, scores)}
+    (scores,) = encode(runner, [text])
+    probs = probabilities(scores, spec)
     tokens = [tokenizer.decode([token_id], skip_special_tokens=False) for token_id in text.token_ids]
-    best = scores.argmax(axis=-1).tolist()
+    best, _ = label_tokens(scores, spec)
     return {
         "tokens_of_text": [
             {"token": token, "label": spec.labels[index], "score": float(row[index])}
-            for token, index, row in zip(tokens, best, scores, strict=True)
+            for token, index, row in zip(tokens, best, probs, strict=True)
         ]
     }
 

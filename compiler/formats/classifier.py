@@ -4,11 +4,15 @@ to a query.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, Literal
 
-from ..ir.spec import ClassifierSpec, Pooling
+from ..ir.spec import ClassifierSpec, Pooling, TransitionSpec, forms_spans
 from ..runtime.errors import CheckpointError, UnsupportedModel
+from .json_file import read_json_object
 
 OF_TEXTS, OF_TOKENS = "ForSequenceClassification", "ForTokenClassification"
 # What sentence-transformers' CrossEncoder applies to scores, by the last part of the class's name.
@@ -19,6 +23,9 @@ CLASSIFIER_POOLINGS: Mapping[str, Pooling] = {
     "cls": "cls", "mean": "mean", "last_token": "last_token", "bos": "cls", "late": "mean",
 }  # fmt: skip
 _MAX_LABELS = 100_000
+# The biases of the steps between labels, beside the weights of OpenAI's privacy filter.
+CALIBRATION_FILE = "viterbi_calibration.json"
+DECODED_AS_SPANS = ("openai_privacy_filter",)
 
 
 def read_classifier(config: Mapping[str, Any], where: str, pooling: Pooling | None = None) -> ClassifierSpec | None:
@@ -54,6 +61,39 @@ def read_classifier(config: Mapping[str, Any], where: str, pooling: Pooling | No
     elif problem == "multi_label_classification" or len(labels) == 1:
         activation = "sigmoid"
     return ClassifierSpec(labels, activation, per_token=per_token, pooling=pooling, pools_late=pools_late)
+
+
+def with_transitions(classifier: ClassifierSpec | None, folder: Path, model_type: str) -> ClassifierSpec | None:
+    """A classifier of tokens whose labels form spans: if its folder has CALIBRATION_FILE, of which the operating point
+    "default" is read, or if it is a model whose published file has only zeros. Others as they are.
+
+    Raises CheckpointError for a file that is damaged, UnsupportedModel for one that does not fit.
+    """
+    path = folder / CALIBRATION_FILE
+    if classifier is None or not classifier.per_token:
+        return classifier
+    if not path.is_file():
+        plain = model_type in DECODED_AS_SPANS and forms_spans(classifier.labels)
+        return replace(classifier, transitions=TransitionSpec()) if plain else classifier
+    if not forms_spans(classifier.labels):
+        raise UnsupportedModel(
+            f"{path}: calibrates spans, but the model's labels are {', '.join(classifier.labels)[:80]}; supported: O, "
+            "and B-, I-, E- and S- of each kind"
+        )
+    found: Any = read_json_object(path)
+    for key in ("operating_points", "default", "biases"):
+        found = found.get(key)
+        if not isinstance(found, dict):
+            raise CheckpointError(f"{path}: '{key}' is missing or no object; download the file again", file=str(path))
+    names = {f"transition_bias_{each.name}": each.name for each in fields(TransitionSpec)}
+    if found.keys() - names:
+        raise UnsupportedModel(f"{path}: unknown biases {sorted(found.keys() - names)}; supported: {', '.join(names)}")
+    valid = {key: value for key, value in found.items() if isinstance(value, int | float) and math.isfinite(value)}
+    if valid.keys() != names.keys():
+        wrong = ", ".join(sorted(names.keys() - valid.keys()))
+        raise CheckpointError(f"{path}: {wrong} must be finite numbers; download the file again", file=str(path))
+    transitions = TransitionSpec(**{names[key]: float(value) for key, value in valid.items()})
+    return replace(classifier, transitions=transitions)
 
 
 def _read_labels(config: Mapping[str, Any], where: str) -> tuple[str, ...]:

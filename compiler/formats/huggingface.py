@@ -28,7 +28,7 @@ from . import (
     torchao_quant,
 )
 from .checkpoint import ActivationScales, Checkpoint, Tensor
-from .classifier import read_classifier
+from .classifier import read_classifier, with_transitions
 from .config import ConfigReader, require_skippable
 from .distance_tensors import with_distance_tensors
 from .encoder_tensors import dense_tensors, encoder_tensors, encoder_tokenizer
@@ -99,6 +99,7 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
     embedding = None if vectors is None else vectors.embedding
     config = with_activation(path, _text_config(path / "config.json", ignore_keys))
     classifier = read_classifier(config, str(path / "config.json"), "last_token") if vectors is None else None
+    classifier = with_transitions(classifier, path, spec.model_type)
     makes_text = embedding is None and classifier is None
     if makes_text and not spec.causal:
         raise UnsupportedModel(
@@ -156,6 +157,7 @@ def _open_encoder(path: Path, spec: ModelSpec, encoder: Encoder) -> Checkpoint:
     notes = _notes_on_code(path)
     vectors = read_sentence_transformer(path, spec.hidden_size)
     classifier = read_classifier(config, str(config_path)) if vectors is None else None
+    classifier = with_transitions(classifier, path, spec.model_type)
     if vectors is None and classifier is None:
         vectors = SentenceTransformer(EmbeddingSpec("mean", normalize=False, size=spec.hidden_size))
         notes.append(

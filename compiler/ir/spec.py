@@ -6,7 +6,7 @@ stages never read the original keys. A ModelSpec is data: a bundle's manifest st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -285,9 +285,26 @@ class EmbeddingSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class TransitionSpec:
+    """What each kind of step from one token's label to the next adds to the scores, where labels form spans: they stay
+    outside of spans (background), a span starts, continues inside or ends, and after its end the background or another
+    span follows.
+    """
+
+    background_stay: float = 0.0
+    background_to_start: float = 0.0
+    inside_to_continue: float = 0.0
+    inside_to_end: float = 0.0
+    end_to_background: float = 0.0
+    end_to_start: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class ClassifierSpec:
     """The scores of a classifier: one number for each of ``labels``, of a text, or with ``per_token`` of each of its
-    tokens. ``activation`` makes probabilities of the scores.
+    tokens. ``activation`` makes probabilities of the scores. With ``transitions``, the labels of tokens form spans
+    (`forms_spans`), and a text has the labels of the best spans (`web/src/shared/label_spans.ts`); without them, each
+    token has its best label.
 
     ``relevance`` is the label whose probability says how relevant a passage is to a query, for models that score such
     pairs; None for others. ``pooling`` makes the row of a text, before the head's dense layers, or with ``pools_late``
@@ -303,6 +320,15 @@ class ClassifierSpec:
     relevance: Natural | None = None
     template: str | None = None
     instruction: str | None = None
+    transitions: TransitionSpec | None = None
+
+
+def forms_spans(labels: Sequence[str]) -> bool:
+    """Whether labels are those of the BIOES scheme: "O", and for each kind of span its first (B-), inner (I-), last
+    (E-) and single token (S-).
+    """
+    kinds = {label[2:] for label in labels if label != "O"}
+    return bool(kinds) and sorted(labels) == sorted(["O", *(f"{part}-{kind}" for kind in kinds for part in "BIES")])
 
 
 def task_of(spec: EmbeddingSpec | ClassifierSpec | None) -> Task:

@@ -8,12 +8,13 @@ What a caller still has to do: shorten and scale an embedding (`finished`), make
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from ..bundle.manifest import CLASSIFY, EMBED, GENERATE
 from ..ir.spec import ClassifierSpec, EmbeddingSpec
+from ..shared.script import SharedScript
 from .batch import Chunk, FloatArray, Runner, make_batch, make_text_batch, require_plan
 from .errors import RequestError
 from .generate import PREFILL_CHUNK, check_tokens
@@ -27,6 +28,15 @@ class Text:
 
     token_ids: Sequence[int]
     token_types: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LabelSpan:
+    """The tokens from ``first`` to ``last``, both included, with the kind of their labels."""
+
+    label: str
+    first: int
+    last: int
 
 
 def embed(
@@ -65,6 +75,16 @@ def classify(runner: Runner, texts: Sequence[Text]) -> list[FloatArray]:
     require_plan(runner.manifest, CLASSIFY)
     assert runner.manifest.classifier is not None
     return [probabilities(scores, runner.manifest.classifier) for scores in encode(runner, texts)]
+
+
+def label_tokens(scores: FloatArray, spec: ClassifierSpec) -> tuple[list[int], list[LabelSpan]]:
+    """The label of each token for the scores (T, L) of a text, and the spans that they form: none, unless the model's
+    labels form spans.
+    """
+    if spec.transitions is None:
+        return [int(row.argmax()) for row in scores], []
+    found = SharedScript.of_thread().ask("labelSpans", spec.labels, asdict(spec.transitions), scores.ravel().tolist())
+    return found["best"], [LabelSpan(**span) for span in found["spans"]]
 
 
 def encode(runner: Runner, texts: Sequence[Text], *, chunk: int = PREFILL_CHUNK) -> list[FloatArray]:

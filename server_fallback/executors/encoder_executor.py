@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -28,13 +29,13 @@ from ..schema.score import (
     Score,
     ScoreRequest,
     ScoreResponse,
-    TokenClass,
 )
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..text.embed_forms import encoded
 from ..text.encoder_texts import TextReader
 from ..text.output import Output
 from ..text.scores import check_relevance, prompt_of, relevance, shortened, unit_rows
+from ..text.token_labels import token_classification
 from .executor import Abilities, Call, ExecutorState
 from .local_share import LocalShare
 from .text_model import TextModel
@@ -158,26 +159,25 @@ class EncoderExecutor:
             call.client,
             lambda reader: reader.texts(request.input, "input", offsets=classifier.per_token),
         )
-        probs = probabilities(await self.encode(texts, call), classifier)
-        labels, data, begin = classifier.labels, list[Classification](), 0
-        for index, text in enumerate(texts):
-            count = len(text.ids) if classifier.per_token else 1
-            rows, begin = probs[begin : begin + count], begin + count
-            if classifier.per_token:
-                tokens = [
-                    TokenClass(
-                        token_id=text.ids[at],
-                        start=text.offsets[at][0] if text.offsets and text.offsets[at] != (0, 0) else None,
-                        end=text.offsets[at][1] if text.offsets and text.offsets[at] != (0, 0) else None,
-                        label=labels[int(row.argmax())],
-                        probs=row.tolist(),
-                    )
-                    for at, row in enumerate(rows)
-                ]
-                data.append(Classification(index=index, num_classes=len(labels), tokens=tokens))
-            else:
-                best = labels[int(rows[0].argmax())]
-                data.append(Classification(index=index, label=best, probs=rows[0].tolist(), num_classes=len(labels)))
+        scores = await self.encode(texts, call)
+        if classifier.per_token:
+            given = [request.input] if isinstance(request.input, str) else request.input
+            rows = np.split(scores, np.cumsum([len(text.ids) for text in texts])[:-1])
+            # The spans of long texts take as long as many requests.
+            data = [
+                await asyncio.to_thread(
+                    token_classification, index, part if isinstance(part, str) else None, text, own, classifier
+                )
+                for index, (part, text, own) in enumerate(zip(given, texts, rows, strict=False))
+            ]
+        else:
+            labels = classifier.labels
+            data = [
+                Classification(
+                    index=index, label=labels[int(row.argmax())], probs=row.tolist(), num_classes=len(labels)
+                )
+                for index, row in enumerate(probabilities(scores, classifier))
+            ]
         return ClassifyResponse(
             id=f"classify-{uuid.uuid4()}",
             created=int(time.time()),

@@ -48,9 +48,21 @@ class TokenClass(Reply):
     probs: list[float]
 
 
+class SpanClass(Reply):
+    """A part of a text with its label. ``start`` and ``end`` are its characters, without white space at its ends, as in
+    TokenClass. ``score`` is the mean probability of the labels of its tokens.
+    """
+
+    label: str
+    start: int
+    end: int
+    score: float
+
+
 class Classification(Reply):
     """``label`` is the most likely one, and ``probs`` has the probability of each label. A model that labels tokens has
-    ``tokens`` instead.
+    ``tokens`` instead. If its labels form spans, each token has its label in the most likely spans, and ``spans`` has
+    those of a text; they are missing if the input is token ids.
     """
 
     index: int
@@ -58,6 +70,7 @@ class Classification(Reply):
     probs: LeftOut[list[float]] = None
     num_classes: int
     tokens: LeftOut[list[TokenClass]] = None
+    spans: LeftOut[list[SpanClass]] = None
 
 
 class ClassifyResponse(Reply):

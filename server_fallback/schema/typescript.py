@@ -57,7 +57,7 @@ from .completions import (
 from .encoding import EncodingUsage
 from .rerank import RerankResponse, RerankResult
 from .route import Route
-from .score import Classification, ClassifyResponse, ScoreResponse, TokenClass
+from .score import Classification, ClassifyResponse, ScoreResponse, SpanClass, TokenClass
 from .verify import VerifyAccepted, VerifyError, VerifyOpened
 
 WEB = Path(__file__).parents[2] / "web/src"
@@ -107,6 +107,7 @@ REPLIES: dict[type[Reply], str] = {
     RerankResponse: "RerankResponse",
     ScoreResponse: "ScoreResponse",
     TokenClass: "TokenClass",
+    SpanClass: "SpanClass",
     Classification: "Classification",
     ClassifyResponse: "ClassifyResponse",
     ErrorDetail: "ErrorObject",

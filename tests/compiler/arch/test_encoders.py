@@ -5,6 +5,8 @@ classifiers.
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.formats.distance_tensors import MadeTensor
 from nearfar.compiler.formats.huggingface import open_checkpoint
 from nearfar.compiler.formats.task_adapters import for_adapter, with_adapters
+from nearfar.compiler.ir.spec import TransitionSpec
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch, make_text_batch
 from nearfar.compiler.runtime.encoding import Text, classify, embed, encode
 from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, RequestError, UnsupportedModel
@@ -97,6 +100,43 @@ def test_scores_are_transformers_logits(family: str, head: str, tmp_path: Path) 
         assert relative_error(scores, logits_of(model, text)) < F32, len(text)
     chances = classify(runner, [Text(TEXTS[1])])[0]
     np.testing.assert_allclose(chances.sum(axis=-1), 1, rtol=1e-6)
+
+
+def test_labels_form_spans_if_the_checkpoint_calibrates_them(tmp_path: Path) -> None:
+    folder, family = tmp_path / "checkpoint", "openai_privacy_filter"
+    labels = ["O", *(f"{part}-{kind}" for kind in ("private_person", "secret") for part in "BIES")]
+    names = dict(enumerate(labels))
+    make_encoder(family, "ForTokenClassification", folder, num_labels=9, id2label=names)
+    found = open_checkpoint(folder).classifier
+    assert found is not None
+    assert (found.labels, found.transitions) == (tuple(labels), TransitionSpec())
+    biases = {f"transition_bias_{each.name}": index / 4 for index, each in enumerate(fields(TransitionSpec), -2)}
+
+    def calibrate(values: object) -> None:
+        calibration = {"operating_points": {"default": {"biases": values}, "strict": {}}}
+        (folder / "viterbi_calibration.json").write_text(json.dumps(calibration))
+
+    calibrate(biases)
+    bundle, _ = compiled(folder, tmp_path)
+    assert bundle.manifest.classifier is not None
+    assert bundle.manifest.classifier.transitions == TransitionSpec(-0.5, -0.25, 0, 0.25, 0.5, 0.75)
+    for values, error, message in (
+        (None, CheckpointError, "'biases' is missing"),
+        ({**biases, "transition_bias_x": 0}, UnsupportedModel, "unknown biases .*transition_bias_x"),
+        ({**biases, "transition_bias_end_to_start": "0"}, CheckpointError, "transition_bias_end_to_start must be"),
+        ({**biases, "transition_bias_end_to_start": math.inf}, CheckpointError, "must be finite"),
+    ):
+        calibrate(values)
+        with pytest.raises(error, match=message):
+            open_checkpoint(folder)
+    calibrate(biases)
+    write_json(folder / "config.json", id2label={**names, 8: "S-other"})
+    with pytest.raises(UnsupportedModel, match="calibrates spans, but the model's labels are O, B-private_person"):
+        open_checkpoint(folder)
+    (folder / "viterbi_calibration.json").unlink()
+    plain = open_checkpoint(folder).classifier
+    assert plain is not None
+    assert plain.transitions is None
 
 
 @pytest.mark.parametrize("pooling", ["bos", "mean"])

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from nearfar.compiler.bundle.digest import text_sha256
 from nearfar.compiler.bundle.fault import Fault
 from nearfar.compiler.bundle.file_name import file_in, is_plain_name
 from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.ir.spec import TransitionSpec
 from nearfar.compiler.runtime.errors import BundleError
 
 NAMES = json.loads((Path(__file__).parents[2] / "conformance/file_names.json").read_text())
@@ -239,6 +241,20 @@ def test_a_vector_test_that_contradicts_the_model_is_refused(tmp_path: Path) -> 
         change(manifest["vector_test"])
         with pytest.raises(BundleError, match="vector_test"):
             parse_manifest(dump(manifest), Path("manifest.json"))
+
+
+def test_labels_that_form_no_spans_have_no_transitions(tmp_path: Path) -> None:
+    names = {0: "O", 1: "B-a", 2: "I-a", 3: "E-a", 4: "S-a"}
+    make_encoder("bert", "ForTokenClassification", tmp_path / "checkpoint", num_labels=5, id2label=names)
+    compile_plain(tmp_path / "checkpoint", tmp_path / "bundle", "f32", 64, self_test=False)
+    manifest = json.loads((tmp_path / "bundle/manifest.json").read_text())
+    manifest["classifier"]["transitions"] = asdict(TransitionSpec())
+    parse_manifest(dump(manifest), Path("manifest.json"))
+    for change in ({"per_token": False}, {"labels": ["O", "B-a", "I-a", "E-a", "E-b"]}):
+        with pytest.raises(BundleError, match=r"classifier\.labels"):
+            parse_manifest(
+                dump({**manifest, "classifier": {**manifest["classifier"], **change}}), Path("manifest.json")
+            )
 
 
 def test_a_kernel_for_norms_over_all_heads_is_refused_for_norms_of_each(manifests: dict[str, Path]) -> None:

@@ -14,7 +14,7 @@ from answers import whole
 from fake_source import FakeEncoder, executor, text_model
 from local_requests import CALL, chat_request, run
 
-from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec, PromptSpec
+from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec, PromptSpec, TransitionSpec
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.executors.encoder_executor import EncoderExecutor
 from nearfar.server_fallback.schema.completions import CompletionRequest
@@ -189,6 +189,27 @@ def test_classes_of_texts_and_of_tokens(tmp_path: Path) -> None:
     assert found == [[("a", 0, 1), ("b", 1, 2)], [("b", 0, 1)]]
     with pytest.raises(RequestError, match="does not score pairs"):
         run(model.rerank(RerankRequest(model="fake", query="q", documents=["a"]), CALL))
+
+
+def test_spans_have_the_characters_of_their_tokens(tmp_path: Path) -> None:
+    """White space at its ends is not a part of a span."""
+    labels = ("O", "B-name", "I-name", "E-name", "S-name")
+    spec = ClassifierSpec(labels, "softmax", per_token=True, transitions=TransitionSpec())
+    # By letter, the scores of the labels. Alone, most letters would be outside.
+    begins, ends, outside, inside = [0.0, 4, 0, 0, 0], [0.0, 0, 0, 4, 0], [4.0, 0, 0, 0, 0], [4.0, 0, 3.5, 0, 0]
+    by_letter = {ord("<"): begins, ord("\t"): begins, ord(">"): ends, ord("\n"): ends, ord("."): outside}
+    engine = FakeEncoder(lambda ids, _: [by_letter.get(token, inside) for token in ids])
+    model = classifier(tmp_path, engine, spec)
+    answer = run(model.classify(ClassifyRequest(model="fake", input=["..< é >.", "..", "\taé\n.\t\n"]), CALL))
+    found = [[(span.label, span.start, span.end) for span in one.spans or ()] for one in answer.data]
+    assert found == [[("name", 2, 7)], [], [("name", 1, 3)]]
+    first = answer.data[0]
+    assert [token.label[0] for token in first.tokens or ()] == [*"OOBIIIIEO"]
+    certain, inner = np.exp(4) / (np.exp(4) + 4), np.exp(3.5) / (np.exp(4) + np.exp(3.5) + 3)
+    assert (first.spans or [])[0].score == pytest.approx((2 * certain + 4 * inner) / 6)
+    given = run(model.classify(ClassifyRequest(model="fake", input=[[60, 97, 62]]), CALL)).data[0]
+    assert given.spans is None
+    assert [token.label for token in given.tokens or ()] == ["B-name", "I-name", "E-name"]
 
 
 def test_a_model_does_what_it_is_for_and_nothing_else(tmp_path: Path) -> None:

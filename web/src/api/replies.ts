@@ -223,13 +223,22 @@ export interface TokenClass {
   probs: number[];
 }
 
-/** ``label`` is the most likely one, and ``probs`` has the probability of each label. A model that labels tokens has ``tokens`` instead. */
+/** A part of a text with its label. ``start`` and ``end`` are its characters, without white space at its ends, as in TokenClass. ``score`` is the mean probability of the labels of its tokens. */
+export interface SpanClass {
+  label: string;
+  start: number;
+  end: number;
+  score: number;
+}
+
+/** ``label`` is the most likely one, and ``probs`` has the probability of each label. A model that labels tokens has ``tokens`` instead. If its labels form spans, each token has its label in the most likely spans, and ``spans`` has those of a text; they are missing if the input is token ids. */
 export interface Classification {
   index: number;
   label?: string;
   probs?: number[];
   num_classes: number;
   tokens?: TokenClass[];
+  spans?: SpanClass[];
 }
 
 export interface ClassifyResponse {

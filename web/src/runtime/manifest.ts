@@ -141,7 +141,17 @@ export interface EmbeddingSpec {
   readonly dimensions: readonly number[];
 }
 
-/** The scores of a classifier: one number for each of ``labels``, of a text, or with ``per_token`` of each of its tokens. ``activation`` makes probabilities of the scores. ``relevance`` is the label whose probability says how relevant a passage is to a query, for models that score such pairs; None for others. ``pooling`` makes the row of a text, before the head's dense layers, or with ``pools_late`` after them. ``template`` is the text of a pair, with {instruction}, {query} and {document}; None if the tokenizer joins the two texts. ``instruction`` is the default one. */
+/** What each kind of step from one token's label to the next adds to the scores, where labels form spans: they stay outside of spans (background), a span starts, continues inside or ends, and after its end the background or another span follows. */
+export interface TransitionSpec {
+  readonly background_stay: number;
+  readonly background_to_start: number;
+  readonly inside_to_continue: number;
+  readonly inside_to_end: number;
+  readonly end_to_background: number;
+  readonly end_to_start: number;
+}
+
+/** The scores of a classifier: one number for each of ``labels``, of a text, or with ``per_token`` of each of its tokens. ``activation`` makes probabilities of the scores. With ``transitions``, the labels of tokens form spans (`forms_spans`), and a text has the labels of the best spans (`web/src/shared/label_spans.ts`); without them, each token has its best label. ``relevance`` is the label whose probability says how relevant a passage is to a query, for models that score such pairs; None for others. ``pooling`` makes the row of a text, before the head's dense layers, or with ``pools_late`` after them. ``template`` is the text of a pair, with {instruction}, {query} and {document}; None if the tokenizer joins the two texts. ``instruction`` is the default one. */
 export interface ClassifierSpec {
   readonly labels: readonly string[];
   readonly activation: "none" | "sigmoid" | "softmax";
@@ -151,6 +161,7 @@ export interface ClassifierSpec {
   readonly relevance: number | null;
   readonly template: string | null;
   readonly instruction: string | null;
+  readonly transitions: TransitionSpec | null;
 }
 
 /** A tensor's rows are heads of ``head_dim`` rows, of which the first ``rotary_dim`` are pairs (2i, 2i + 1). The interleaved form (GPT-J, Wang and Komatsuzaki 2021) rotates these pairs; the rotate-half form, which our ops compute, rotates the pairs (i, i + rotary_dim / 2). Both give the same scores if the rows of queries and keys are read in the order of the second. */

@@ -19,6 +19,7 @@ import { speedAfter } from "./decision/speed.js";
 import { notText, unreadableKind } from "./file_kinds.js";
 import type { ServerSource } from "./grammar/rules.js";
 import { sourceRules } from "./grammar/rules.js";
+import { labelSpans } from "./label_spans.js";
 import {
   answerFailure,
   answerTimedSide,
@@ -147,5 +148,6 @@ Object.assign(globalThis, {
     answerTimedSide: overJson(answerTimedSide),
     closeAnswer: overJson(closeAnswer),
     totalUsage: overJson(totalUsage),
+    labelSpans: overJson(labelSpans),
   },
 });

@@ -25,6 +25,7 @@ export const CLASSIFIER: ClassifierSpec = {
   relevance: 0,
   template: null,
   instruction: null,
+  transitions: null,
 };
 
 export interface FakeEncoder {

@@ -128,6 +128,50 @@ test("classes of tokens have the places of their characters", async () => {
   ]);
 });
 
+test("spans have the characters of their tokens, without white space at their ends", async () => {
+  const labels = ["O", ...["name", "date"].flatMap((kind) => ["B", "I", "E", "S"].map((part) => `${part}-${kind}`))];
+  const transitions = {
+    background_stay: 0,
+    background_to_start: 0,
+    inside_to_continue: 0,
+    inside_to_end: 0,
+    end_to_background: 0,
+    end_to_start: 0,
+  };
+  const classifier = { ...CLASSIFIER, labels, activation: "softmax" as const, per_token: true, transitions };
+  // By letter, the scores of the labels. Alone, most letters would be outside, and "1" inside of a date.
+  const row = (scores: Readonly<Record<string, number>>): number[] => labels.map((label) => scores[label] ?? 0);
+  const [begins, ends, outside] = [row({ "B-name": 4 }), row({ "E-name": 4 }), row({ O: 4 })];
+  const inside = row({ O: 4, "I-name": 3.5 });
+  const digit = row({ "I-date": 4, "I-name": 3.5 });
+  const dateEnds = row({ "E-date": 4, "E-name": 3.5 });
+  const letters = { "<": begins, "\t": begins, ">": ends, "\n": ends, ".": outside, "1": digit, "]": dateEnds };
+  const byId = new Map(Object.entries(letters).map(([letter, scores]) => [letter.charCodeAt(0), scores]));
+  const { model } = fakeEncoder({ embedding: null, classifier }, ({ ids }) =>
+    // The tokenizer adds the first token.
+    ids.flatMap((id, token) => (token === 0 ? outside : (byId.get(id) ?? inside))),
+  );
+  const input = ["..< 🦊 >.", "..", "\ta1é\n.\t\n<a]"];
+  const { data } = await classify(model, { input }, {});
+  const spans = data.map((one, index) =>
+    one.spans?.map(({ label, start, end }) => [label, input[index]?.slice(start, end)]),
+  );
+  expect(spans).toEqual([
+    [["name", "< 🦊 >"]],
+    [],
+    [
+      ["name", "a1é"],
+      ["name", "<a]"],
+    ],
+  ]);
+  const certain = Math.exp(4) / (Math.exp(4) + 8);
+  const inner = Math.exp(3.5) / (Math.exp(4) + Math.exp(3.5) + 7);
+  expect(data[0]?.spans?.[0]?.score).toBeCloseTo((2 * certain + 6 * inner) / 8);
+  const given = await classify(model, { input: [[0, 60, 97, 62]] }, {});
+  expect(given.data[0]?.spans).toBeUndefined();
+  expect(given.data[0]?.tokens?.map(({ label }) => label)).toEqual(["O", "B-name", "I-name", "E-name"]);
+});
+
 test.each([
   [{ query: "", documents: ["a"] }, "query"],
   [{ query: "q", documents: [] }, "documents"],

@@ -1,0 +1,59 @@
+"""What clients get of a model that labels tokens: the label of each token, and the spans that labels form."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nearfar.compiler.ir.spec import ClassifierSpec
+from nearfar.compiler.runtime.batch import FloatArray
+from nearfar.compiler.runtime.encoding import LabelSpan, label_tokens, probabilities
+from nearfar.compiler.runtime.text.tokenizer import EncodedText
+
+from ..schema.score import Classification, SpanClass, TokenClass
+
+
+def token_classification(
+    index: int, text: str | None, encoded: EncodedText, scores: FloatArray, classifier: ClassifierSpec
+) -> Classification:
+    """The labels of one text's tokens with ``scores`` (T, L). ``text`` is None if the input is token ids."""
+    probs = probabilities(scores, classifier)
+    best, spans = label_tokens(scores, classifier)
+    characters = [span if span != (0, 0) else None for span in encoded.offsets or [(0, 0)] * len(encoded.ids)]
+    return Classification(
+        index=index,
+        num_classes=len(classifier.labels),
+        tokens=[
+            TokenClass(
+                token_id=token_id,
+                start=None if span is None else span[0],
+                end=None if span is None else span[1],
+                label=classifier.labels[label],
+                probs=row.tolist(),
+            )
+            for token_id, span, label, row in zip(encoded.ids, characters, best, probs, strict=True)
+        ],
+        spans=None
+        if classifier.transitions is None or text is None
+        else [
+            found
+            for span in spans
+            if (found := _span_class(text, span, characters, probs[np.arange(len(best)), best])) is not None
+        ],
+    )
+
+
+def _span_class(
+    text: str, span: LabelSpan, characters: list[tuple[int, int] | None], probs: FloatArray
+) -> SpanClass | None:
+    """None for a span without characters. ``probs``: those of the tokens' labels, (T,)."""
+    tokens = slice(span.first, span.last + 1)
+    parts = [part for part in characters[tokens] if part is not None]
+    if not parts:
+        return None
+    start, end = parts[0][0], parts[-1][1]
+    inner = text[start:end]
+    start += len(inner) - len(inner.lstrip())
+    length = len(inner.strip())
+    if length == 0:
+        return None
+    return SpanClass(label=span.label, start=start, end=start + length, score=float(probs[tokens].mean()))
