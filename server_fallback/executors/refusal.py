@@ -11,15 +11,13 @@ import httpx
 
 from nearfar.compiler.runtime.errors import DeviceError, NearfarError, QueueFull, RequestError, Unavailable
 
+from ..schema.common import NOT_NOW_STATUSES, STATUS_OF_TYPE
+
 # Characters that are shown of an answer that is not JSON.
 SHOWN_CHARACTERS = 200
 MESSAGE_CHARACTERS = 2000
 # A code such as context_length_exceeded is passed on. Text of any other form is not a code.
 CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-# The upstream, or a proxy in front of it, is not available. A 500 is not listed: the same request may well fail
-# elsewhere too.
-STATUS_OF_TYPE = {"invalid_request_error": 400, "rate_limit_error": 429, "timeout_error": 503}
-NOT_THERE = {408, 502, 503, 504, 529}
 # vLLM's error, with the status 500, for each request after its engine has crashed; the server then ends.
 DEAD_ENGINE = "EngineCore encountered an issue"
 
@@ -52,7 +50,7 @@ def by_status(url: str, status: int, error: dict[str, Any], retry_after_seconds:
         )
     if status == 429:
         return QueueFull(f"{url}: {message}", upstream=url, **hint)
-    if status in NOT_THERE or (status == 500 and message.startswith(DEAD_ENGINE)):
+    if status in NOT_NOW_STATUSES or (status == 500 and message.startswith(DEAD_ENGINE)):
         return Unavailable(f"{url}: {message}", upstream=url, **hint)
     if 300 <= status < 400:
         return DeviceError(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nearfar.compiler.pipeline.kernel_cache import cache_folder
 from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.shared.script import SharedScript
 
 from ..executors.executor import Executor, Opener, Opening
 from .decision.budget import FileLedger, Ledger
@@ -71,24 +72,11 @@ async def open_hybrid(
 
 
 def require_sides(policy: Policy, *, near: bool, far: Far | None) -> None:
-    """Raises RequestError with the code "bad_policy" for a policy that these sides cannot follow."""
-    if policy.mode == "near-only" and not near:
-        raise RequestError(
-            "the policy's mode is near-only, but there is no near side; set near", code="bad_policy", param="mode"
-        )
-    if policy.mode == "far-only" and far is None:
-        raise RequestError(
-            "the policy's mode is far-only, but there is no far side; set far", code="bad_policy", param="mode"
-        )
-    if not near and far is None:
-        raise RequestError("there is neither a near nor a far side; set near, far or both", code="bad_policy")
-    if policy.escalation.then == "continue" and far is not None and far.dialect == "openai":
-        raise RequestError(
-            "the policy's escalation.then is continue, which OpenAI's own parameters do not support; use restart, or a "
-            "far server of the dialect nearfar or vllm",
-            code="bad_policy",
-            param="escalation.then",
-        )
+    """Raises RequestError with the code "bad_policy" for a policy that these sides cannot follow
+    (`web/src/shared/decision/contradictions.ts`).
+    """
+    rules = {"mode": policy.mode, "escalation": {"then": policy.escalation.then}}
+    SharedScript.of_thread().ask("checkSides", rules, near, None if far is None else far.dialect)
 
 
 def require_embedder(policy: Policy, embedder: Embedder | None) -> None:

@@ -37,6 +37,12 @@ OF_ACCOUNTS = Mark("accounts")
 # A parameter that OpenAI's API does not have. An empty or false value of the second kind has no effect.
 EXTENSION, EXTENSION_IF_SET = Mark("extensions"), Mark("extensions_if_set")
 
+# The statuses with which a server, or a proxy in front of it, says that it is unavailable or overloaded: the same
+# request may succeed later or elsewhere. A 500 is not among them: the request may well fail elsewhere too.
+NOT_NOW_STATUSES = (408, 429, 502, 503, 504, 529)
+# An error in the middle of a stream has no status; OpenAI's error types stand for one.
+STATUS_OF_TYPE = {"invalid_request_error": 400, "rate_limit_error": 429, "timeout_error": 503}
+
 ApiTemperature = Annotated[Temperature, Field(le=2)]
 Item = TypeVar("Item")
 # Report only the first of a million invalid items: a list of a million errors takes seconds to build.

@@ -38,7 +38,9 @@ from .chat import (
 from .common import (
     EXTENSION,
     EXTENSION_IF_SET,
+    NOT_NOW_STATUSES,
     OF_ACCOUNTS,
+    STATUS_OF_TYPE,
     ErrorDetail,
     Reply,
     TokenLogprob,
@@ -244,13 +246,16 @@ def docs_of(request: type[BaseModel]) -> dict[str, str]:
 
 
 def checks() -> str:
-    """The types of the parameters for `web/src/shared/declared.ts`, and which ones a dialect treats in its own way."""
+    """The types of the parameters for `web/src/shared/declared.ts`, which ones a dialect treats in its own way, and the
+    meaning of statuses.
+    """
     chat, text = types_of(ChatCompletionRequest), types_of(CompletionRequest)
     both = {name: kind for name, kind in chat.items() if text.get(name) == kind}
     tables: dict[str, Any] = {"common": both, "chat": without(chat, both), "completion": without(text, both)}
     for mark in (OF_ACCOUNTS, EXTENSION, EXTENSION_IF_SET):
         names = marked(ChatCompletionRequest, mark)
         tables[mark.name] = [name for name in names if name not in SERVER_ONLY]
+    tables |= {"not_now_statuses": NOT_NOW_STATUSES, "status_of_type": STATUS_OF_TYPE}
     return "{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(table)}" for name, table in tables.items()) + "\n}\n"
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from nearfar.compiler.runtime.errors import RequestError
-
 from ...executors.executor import Call
 from ...schema.chat import ChatCompletionRequest
 from ...schema.completions import CompletionRequest
@@ -15,6 +13,7 @@ from ..sides.continued import (
     sets_template_variables,
 )
 from ..sides.sides import Sides
+from .failures import side_fault
 from .shown import Shown
 
 
@@ -30,7 +29,7 @@ async def far_continuation(
         shown.reasoning and await sides.matches_private(shown.reasoning)
     ):
         # Near may have written private text by itself, or completed what the client began.
-        raise RequestError("near's text is private, so it does not leave the device", code="private")
+        raise side_fault("privateText", "near")
     if (
         sides.far.far.dialect == "nearfar"
         and isinstance(request, ChatCompletionRequest)

@@ -1,11 +1,14 @@
-"""Failures: what `web/src/shared/router/failures.ts` reads of an error of a side."""
+"""Failures: what `web/src/shared/router/failures.ts` reads of an error of a side, and errors that no side reports."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Literal
 
 from nearfar.compiler.runtime.errors import NearfarError, Unavailable
+from nearfar.compiler.shared.script import SharedScript
+
+from ...schema.route import Side
 
 
 def side_error(error: NearfarError) -> dict[str, Any]:
@@ -18,3 +21,11 @@ def side_error(error: NearfarError) -> dict[str, Any]:
         # JSON has no infinity.
         **({"retry_after_ms": min(wait * 1000, sys.float_info.max)} if isinstance(wait, int | float) else {}),
     }
+
+
+def side_fault(name: Literal["stopped", "budgetSpent", "privateText"], side: Side) -> NearfarError:
+    try:
+        SharedScript.of_thread().ask("sideFault", name, side)
+    except NearfarError as error:
+        return error
+    raise AssertionError(f"{name} is an error")

@@ -16,7 +16,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from time import monotonic
 
-from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError, QueueFull, Unavailable
+from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError
 
 from ...executors.executor import Call
 from ...schema.chat import ChatCompletionRequest
@@ -33,7 +33,7 @@ from ..sides.texts import conversation_of
 from .answer_machine import AnswerMachine, Effect, Event, WatchedToken
 from .attempt import Attempt
 from .continuation import far_continuation
-from .failures import side_error
+from .failures import side_error, side_fault
 from .shown import Shown
 from .signals import SIGNAL_TOKENS, near_signals
 from .timers import Due, Timers
@@ -209,7 +209,7 @@ class RunningAnswer:
             # A failure after the end changes nothing.
             yield attempt.event("end", finish_reason=attempt.finish_reason), None
             return
-        error = expected(output or Unavailable(f"{side}: its answer stopped before the end; try again"))
+        error = expected(output or side_fault("stopped", side))
         if (
             side == "near"
             and attempt.started
@@ -335,7 +335,7 @@ class RunningAnswer:
         if continue_from is not None:
             request = await far_continuation(sides, request, call, continue_from, self._shown)
         if not await sides.reserve_request():
-            raise QueueFull("far: today's budget for it is spent", code="budget")
+            raise side_fault("budgetSpent", "far")
         attempt.sent = True
         return sides.far_answer(request, call, speculate=self._near_guesses())
 

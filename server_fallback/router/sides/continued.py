@@ -7,7 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ...schema.chat import ChatCompletionRequest, Message, TextFormat
+from nearfar.compiler.shared.script import SharedScript
+
+from ...schema.chat import ChatCompletionRequest, Message
 from ...schema.common import GenerationRequest
 from ...schema.completions import CompletionRequest
 from ...text.response_format import structured_outputs
@@ -62,22 +64,13 @@ def continued_ids(
 
 
 def continues_as_tokens(request: ChatCompletionRequest | CompletionRequest) -> bool:
-    """Whether a chat's answer can be continued as plain token ids: it has no tools, no format, no log-probabilities, no
-    beginning by the client and no bound on the reasoning.
-    """
-    return isinstance(request, ChatCompletionRequest) and not (
-        request.tools
-        or structured(request)
-        or request.logprobs
-        or request.continue_final_message
-        or request.reasoning_effort is not None
-        or request.thinking_token_budget is not None
-    )
+    """Whether a chat's answer can be continued as plain token ids (`web/src/shared/router/continuation.ts`)."""
+    return isinstance(request, ChatCompletionRequest) and ask_of("continuesAsTokens", request)
 
 
 def request_facts(request: ChatCompletionRequest | CompletionRequest) -> dict[str, Any]:
     """What the rules of an answer depend on (AnswerFacts of `web/src/shared/router/answer_machine.ts`)."""
-    form = "structured" if structured(request) else None
+    form = format_type(request)
     if isinstance(request, CompletionRequest):
         return {"prompt": "text" if isinstance(request.prompt, str) else "ids", "format": form, "tool_choice": None}
     choice = request.tool_choice
@@ -87,16 +80,24 @@ def request_facts(request: ChatCompletionRequest | CompletionRequest) -> dict[st
 
 def sets_template_variables(request: ChatCompletionRequest) -> bool:
     """Whether the request sets variables of the chat template, which near's count of the prompt's tokens leaves out."""
-    fields = (request.chat_template_kwargs, request.enable_thinking, request.reasoning_effort, request.verbosity)
-    return any(each is not None for each in fields)
+    return ask_of("setsTemplateVariables", request)
 
 
-def structured(request: ChatCompletionRequest | CompletionRequest) -> bool:
-    """Whether the answer has a format, which a server applies from where it starts."""
-    formatted = isinstance(request, ChatCompletionRequest) and not isinstance(
-        request.response_format, TextFormat | None
-    )
-    return formatted or bool(structured_outputs(request))
+def ask_of(name: str, request: ChatCompletionRequest) -> bool:
+    """What `web/src/shared/router/continuation.ts` says of a request."""
+    params = request.model_dump(mode="json", exclude={"messages", "response_format"}, exclude_none=True)
+    form = format_type(request)
+    answer: bool = SharedScript.of_thread().ask(name, {**params, "response_format": form and {"type": form}})
+    return answer
+
+
+def format_type(request: ChatCompletionRequest | CompletionRequest) -> str | None:
+    """The type of the answer's format, which a server applies from where it starts: that of ``response_format``, or of
+    vLLM's parameters.
+    """
+    for _, outputs in structured_outputs(request):
+        return "json_object" if outputs.json_object else "structured" if outputs.json_ is None else "json_schema"
+    return None if request.response_format is None else request.response_format.type
 
 
 def limits(request: ChatCompletionRequest | CompletionRequest) -> dict[str, int]:

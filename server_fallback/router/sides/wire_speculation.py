@@ -24,7 +24,7 @@ from nearfar.compiler.runtime.errors import DeviceError, NearfarError, QueueFull
 
 from ...engine.request import AnswerEnd, FinishReason, GeneratedToken, TokenRequest
 from ...engine.verification import VerifyingSource
-from ...schema.common import ErrorDetail, Reply
+from ...schema.common import NOT_NOW_STATUSES, ErrorDetail, Reply
 from ...schema.verify import PROTOCOL, VERSION, VerifyAccepted, VerifyDraft, VerifyError, VerifyOpen, VerifyOpened
 from .near_drafts import NearDrafts
 
@@ -263,7 +263,7 @@ def far_error(url: str, status: int, error: ErrorDetail) -> NearfarError:
         return RequestError(f"{message}; use a valid API key", code="wrong_key")
     if status == 429:
         return QueueFull(message)
-    if status in (408, 503):
+    if status in NOT_NOW_STATUSES:
         return Unavailable(message)
     if 400 <= status < 500:
         return RequestError(message, code=error.code, **param)

@@ -64,8 +64,8 @@ def test_a_far_server_that_can_never_answer_is_an_error_at_creation(
     [
         (FakeNear(), policy("near-only", escalation={"then": "restart"}), {}, "near-only"),
         (FakeNear(), policy("far-only", private={"labels": ["private"]}), {}, "far-only"),
-        (None, policy("near-only"), {}, "there is no near side"),
-        (FakeNear(), policy(escalation={"then": "continue"}), {"dialect": "openai"}, "use restart"),
+        (None, policy("near-only"), {}, "with near-only no other side answers; set near"),
+        (FakeNear(), policy(escalation={"then": "continue"}), {"dialect": "openai"}, 'cannot continue; use "restart"'),
         (FakeNear(), {"version": 1}, {}, "mode"),
     ],
 )

@@ -196,3 +196,10 @@ def test_an_answer_whose_time_is_over_before_the_decision_is_not_far_s() -> None
     with pytest.raises(DeadlineExceeded, match="late"):
         ask(FakeNear(error=DeadlineExceeded("late")), far, policy("auto", quality={"predictor": PREDICTOR}))
     assert far.generated == []
+
+
+def test_far_writes_again_what_is_not_the_requested_json() -> None:
+    far = FakeFar(lambda _: Reply(chunks=text_chunks("{}", usage=FAR_USAGE)))
+    rules = policy(escalation={"then": "restart", "repetition": None, **NO_LOGPROB})
+    answer = ask(FakeNear("no JSON"), far, rules, response_format={"type": "json_object"})
+    assert outcome(answer) == ("{}", "far", "escalated_schema", 0)

@@ -14,6 +14,9 @@ from nearfar.compiler.runtime.errors import NearfarError, QueueFull, RequestErro
 from nearfar.server_fallback.router.answer.answer_machine import AnswerMachine, WatchedToken
 from nearfar.server_fallback.router.answer.failures import side_error
 from nearfar.server_fallback.router.decision.policy import Escalation, Policy
+from nearfar.server_fallback.router.sides.continued import continues_as_tokens, request_facts, sets_template_variables
+from nearfar.server_fallback.schema.chat import ChatCompletionRequest
+from nearfar.server_fallback.schema.completions import CompletionRequest
 
 GIVEN = json.loads((Path(__file__).parents[2] / "conformance/router_traces.json").read_text())
 CHAT = {"private": False, "prompt": "chat", "format": None, "tool_choice": None, "dialect": "nearfar"}
@@ -104,6 +107,29 @@ def test_an_answer_that_no_side_explains_has_an_error(row: dict[str, Any]) -> No
         error = machine.fail_error(row["fail"])
     assert isinstance(error, Unavailable)
     assert (error.message, error.details["code"]) == (row["message"], row["fail"]["reason"])
+
+
+@pytest.mark.parametrize("row", GIVEN["continuation"], ids=lambda row: row["name"])
+def test_a_continued_chat_is_judged(row: dict[str, Any]) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}], **row["params"]}
+    request = ChatCompletionRequest.model_validate(body)
+    assert (continues_as_tokens(request), sets_template_variables(request)) == (row["tokens"], row["variables"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "form"),
+    [
+        ({}, None),
+        ({"response_format": {"type": "text"}}, "text"),
+        ({"response_format": {"type": "json_object"}}, "json_object"),
+        ({"guided_json": {"type": "object"}}, "json_schema"),
+        ({"structured_outputs": {"json_object": True}}, "json_object"),
+        ({"guided_regex": "a"}, "structured"),
+    ],
+)
+def test_a_request_s_format_is_a_fact(fields: dict[str, Any], form: str | None) -> None:
+    request = CompletionRequest.model_validate({"model": "m", "prompt": "a", **fields})
+    assert request_facts(request)["format"] == form
 
 
 def test_a_closed_answer_takes_no_event() -> None:

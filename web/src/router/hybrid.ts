@@ -4,7 +4,7 @@
 import { readParams } from "../api/params.js";
 import type { RequestOptions } from "../api/types.js";
 import type { Engine } from "../engine.js";
-import { RequestError, Unavailable } from "../errors.js";
+import { Unavailable } from "../errors.js";
 import type { LoadOptions } from "../load.js";
 import type { Ledger } from "./budget.js";
 import { browserLedger } from "./budget.js";
@@ -29,6 +29,7 @@ import type { LoadNear, NearOption } from "./sides/near.js";
 import { NearSide } from "./sides/near.js";
 import type { Policy } from "../shared/decision/policy.js";
 import { parsePolicy } from "../shared/decision/policy.js";
+import { checkSides } from "../shared/decision/contradictions.js";
 import { badPolicy } from "../shared/decision/schema_check.js";
 import { Routing } from "./routing.js";
 import type { SpeculatingFar } from "./sides/speculating_far.js";
@@ -94,7 +95,7 @@ export class Hybrid {
     } = options;
     const fetch: Fetch = options.fetch ?? ((url, init) => globalThis.fetch(url, init));
     const policy = parsePolicy(options.policy);
-    checkSides(policy, options);
+    checkOptions(policy, options);
     const far = options.far === null || policy.mode === "near-only" ? null : new FarSide(options.far, fetch, clock);
     const near = new NearSide(policy.mode === "far-only" ? null : options.near, loadEngine, load);
     try {
@@ -147,23 +148,10 @@ export class Hybrid {
 const loadEngine: LoadNear = async (bundle, options): Promise<Engine> =>
   (await import("../index.js")).Engine.load(bundle, options);
 
-function checkSides({ mode, escalation, quality }: Policy, { near, far, embedder }: HybridOptions): void {
+function checkOptions(policy: Policy, { near, far, embedder }: HybridOptions): void {
   if (far !== null) readParams(far, FAR_OPTIONS);
-  if (near === null && (far === null || mode === "near-only"))
-    throw new RequestError(
-      `near is null, but with mode ${mode} no other side answers; set near to a bundle or an engine`,
-      { param: "near" },
-    );
-  if (far === null && mode === "far-only")
-    throw new RequestError(
-      "far is null, but with mode far-only no other side answers; set far to the server's baseURL",
-      {
-        param: "far",
-      },
-    );
-  if (escalation.then === "continue" && far?.dialect === "openai")
-    throw badPolicy("escalation.then", 'a server of dialect openai cannot continue; use "restart"');
-  const read = quality.predictor?.embedding?.model;
+  checkSides(policy, near !== null, far === null ? null : (far.dialect ?? "nearfar"));
+  const read = policy.quality.predictor?.embedding?.model;
   if (read && read !== embedder?.model)
     throw badPolicy("quality.predictor", `it reads embeddings of ${read}; set embedder to that model's`);
 }

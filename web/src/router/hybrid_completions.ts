@@ -3,14 +3,13 @@
 import { foldChat } from "../api/chat_completions.js";
 import { Stream, anySignal } from "../api/stream.js";
 import type { ChatCompletion, ChatCompletionChunk, RequestOptions } from "../api/types.js";
-import { RequestError, Unavailable } from "../errors.js";
+import { Unavailable } from "../errors.js";
 import { unlessAborted } from "../runtime/abort.js";
 import type { Rules } from "../shared/router/answer_machine.js";
 import { rulesOf } from "../shared/router/answer_machine.js";
 import { withTimeout } from "./sides/clock.js";
 import { choose } from "../shared/decision/decide.js";
 import { lastUserText } from "../shared/decision/features.js";
-import { fitsFormat } from "./answer/format_check.js";
 import { HeldAnswer } from "./answer/held_answer.js";
 import type { NearSide } from "./sides/near.js";
 import type { PrefixMessage } from "../shared/decision/prefix_memory.js";
@@ -23,6 +22,7 @@ import type { Side as AnsweringSide, SideRequest } from "./sides/sides.js";
 import { remainingLimit, textOf } from "./sides/sides.js";
 import type { Situation } from "../shared/decision/situation.js";
 import { warmUp } from "./answer/warm_up.js";
+import { privateText } from "../shared/router/failures.js";
 import { Watch } from "../shared/router/watch.js";
 
 export interface ChatWiring {
@@ -132,7 +132,6 @@ export class HybridCompletions {
       watch: isWatched
         ? new Watch({ ...policy.escalation, max_tokens: remainingLimit({ params, from: null }).max_tokens ?? null })
         : null,
-      fits: isWatched ? fitsFormat(params) : null,
       logprobs,
       shownAlternatives: params.logprobs === true ? (params.top_logprobs ?? 0) : null,
       signal,
@@ -299,7 +298,7 @@ export class HybridCompletions {
           (check.matches(...request.params.messages.slice(-1).map(textOf), from.text) ||
             check.matches(from.reasoning ?? ""))
         )
-          throw new RequestError("Near's text is private, so it does not leave this device", { code: "private" });
+          throw privateText();
         return far.answer({
           ...request,
           from: from && { ...from, tokenIds: this.#sharesTokens() ? from.tokenIds : null },

@@ -124,7 +124,6 @@ export class HybridEncoding {
         sides: { near: answering("near"), far: answering("far") },
         warm: () => Promise.resolve(),
         watch: null,
-        fits: null,
         logprobs: { near: null, far: null },
         shownAlternatives: null,
         signal,
@@ -175,6 +174,7 @@ export class HybridEncoding {
       retries,
       private: isPrivate,
       resumes: [],
+      json: null,
     };
   }
 

@@ -1,7 +1,6 @@
 // Routing: what all requests of a Hybrid share. It chooses a side for a request, and runs the answer over both sides;
 // meanwhile it keeps the records of the sides and today's costs.
 
-import { Unavailable } from "../errors.js";
 import { unlessAborted } from "../runtime/abort.js";
 import { Circuit } from "./answer/side_record.js";
 import type { AnswerItem, AnswerJob } from "./answer/running_answer.js";
@@ -17,6 +16,7 @@ import type { DeviceSource } from "./device_hints.js";
 import type { Policy } from "../shared/decision/policy.js";
 import type { PrefixMessage } from "../shared/decision/prefix_memory.js";
 import { PrivateCheck } from "../shared/decision/privacy.js";
+import { budgetSpent } from "../shared/router/failures.js";
 import type { Situation } from "../shared/decision/situation.js";
 import { UNKNOWN_SIDE } from "../shared/decision/situation.js";
 import type { HybridRequest } from "./request.js";
@@ -128,8 +128,7 @@ export class Routing {
     const { ledger, policy, far, clock } = this.wiring;
     const observer: AnswerJob["observer"] = {
       requested: (side) => {
-        if (side === "far" && isSpent(policy.budget, ledger.today()))
-          throw new Unavailable("far: today's budget for it is spent", { code: "budget" });
+        if (side === "far" && isSpent(policy.budget, ledger.today())) throw budgetSpent();
         this.records[side].circuit.begin();
         if (side === "far") ledger.add({ requests: 1 });
       },

@@ -4,6 +4,7 @@
 import { BundleError, NearfarError, RequestError, Unavailable, messageOf } from "../errors.js";
 import type { TemplateParts } from "./chat.js";
 import { renderChat } from "./chat.js";
+import { checkSides } from "./decision/contradictions.js";
 import { isSpent, paidUsd, spentOn } from "./decision/costs.js";
 import { refusal } from "./decision/decision.js";
 import { textFeatures, textTerms } from "./decision/features.js";
@@ -29,6 +30,8 @@ import {
   stepAnswer,
   watchAnswer,
 } from "./router/answers.js";
+import { continuesAsTokens, setsTemplateVariables } from "./router/continuation.js";
+import { sideFault } from "./router/failures.js";
 import { totalUsage } from "./router/usage.js";
 import { LACKING_METHODS } from "./template/attributes.js";
 import { wrongPart } from "./template/check_tree.js";
@@ -127,6 +130,7 @@ Object.assign(globalThis, {
     keepPolicy: overJson(keepPolicy),
     choose: overJson(chooseBy),
     rulesOf: overJson(rulesBy),
+    checkSides: overJson(checkSides),
     refusal: overJson(refused),
     rights: overJson(rightsOf),
     featureNames: overJson(featureNames),
@@ -149,5 +153,8 @@ Object.assign(globalThis, {
     closeAnswer: overJson(closeAnswer),
     totalUsage: overJson(totalUsage),
     labelSpans: overJson(labelSpans),
+    sideFault: overJson(sideFault),
+    continuesAsTokens: overJson(continuesAsTokens),
+    setsTemplateVariables: overJson(setsTemplateVariables),
   },
 });

@@ -76,9 +76,9 @@ test.each([
     { code: "unknown_model", param: "far.model" },
   ],
   ["an address that is none", {}, {}, { far: { baseURL: "far.test" } }, { param: "far.baseURL" }],
-  ["no far side for far-only", {}, { mode: "far-only" }, { far: null }, { param: "far" }],
-  ["nobody at all", {}, {}, { near: null, far: null }, { param: "near" }],
-  ["nobody at all, by leaving both out", {}, {}, { near: undefined, far: undefined }, { param: "near" }],
+  ["no far side for far-only", {}, { mode: "far-only" }, { far: null }, { code: "bad_policy", param: "mode" }],
+  ["nobody at all", {}, {}, { near: null, far: null }, { code: "bad_policy", param: "mode" }],
+  ["nobody at all, by leaving both out", {}, {}, { near: undefined, far: undefined }, { param: "mode" }],
   ["an option that there is not", {}, {}, { fallback: "near" }, { param: "fallback" }],
   ["a key under another client's name", {}, {}, { far: { baseURL: FAR, api_key: "right" } }, { param: "api_key" }],
 ])("%s is an error at creation", async (_, server, policy, rest, details) => {

@@ -8,6 +8,8 @@ import { parsePolicy } from "../../src/shared/decision/policy.js";
 import type { AnswerFacts, Rules } from "../../src/shared/router/answer_machine.js";
 import { begin, rulesOf, step } from "../../src/shared/router/answer_machine.js";
 import { CHAT, DEFAULT_RULES } from "./cases.js";
+import type { ContinuedParams } from "../../src/shared/router/continuation.js";
+import { continuesAsTokens, setsTemplateVariables } from "../../src/shared/router/continuation.js";
 import type { Effect, EscalationReason, Event, Fail } from "../../src/shared/router/events.js";
 import type { Failure, SideError } from "../../src/shared/router/failures.js";
 import { failError, failureOf } from "../../src/shared/router/failures.js";
@@ -42,6 +44,13 @@ interface Given {
     readonly facts: Partial<AnswerFacts>;
     readonly resumes: readonly Side[];
     readonly warm: string;
+    readonly json: Rules["json"];
+  }[];
+  readonly continuation: readonly {
+    readonly name: string;
+    readonly params: ContinuedParams;
+    readonly tokens: boolean;
+    readonly variables: boolean;
   }[];
   readonly usage: readonly {
     readonly name: string;
@@ -61,7 +70,6 @@ const UNWATCHED: WatchRules = {
   min_mean_logprob: null,
   max_mean_entropy: null,
   repetition: null,
-  failing_schema: true,
   max_tokens: null,
 };
 
@@ -90,10 +98,15 @@ describe("what else both drivers are told", () => {
     expect(failError(fail, state)).toMatchObject({ code: "unavailable", message, details: { code: fail.reason } });
   });
 
-  test.each(GIVEN.rules)("of a request: $name", ({ facts, ...expected }) => {
+  test.each(GIVEN.rules)("of a request: $name", ({ facts, resumes, warm, json }) => {
     const policy = parsePolicy({ version: 1, mode: "prefer-near" });
-    const { resumes, warm } = rulesOf(policy, { ...CHAT, ...facts });
-    expect({ resumes, warm }).toMatchObject({ resumes: expected.resumes, warm: expected.warm });
+    expect(rulesOf(policy, { ...CHAT, ...facts })).toMatchObject({ resumes, warm, json });
+    const unwatched = parsePolicy({ version: 1, mode: "prefer-near", escalation: { failing_schema: false } });
+    expect(rulesOf(unwatched, { ...CHAT, ...facts }).json).toBeNull();
+  });
+
+  test.each(GIVEN.continuation)("of a continued chat: $name", ({ params, tokens, variables }) => {
+    expect([continuesAsTokens(params), setsTemplateVariables(params)]).toEqual([tokens, variables]);
   });
 
   test.each(GIVEN.usage)("of usage: $name", ({ usage, counted, earlier, total }) => {
@@ -109,11 +122,6 @@ describe("the watch", () => {
       watch.doubts,
     ]);
     expect(seen).toEqual(reasons.map((reason, index) => [reason, doubts[index]]));
-  });
-
-  test("a failing schema escalates if the policy says so", () => {
-    expect(new Watch(UNWATCHED).schemaFailed()).toBe("escalated_schema");
-    expect(new Watch({ ...UNWATCHED, failing_schema: false }).schemaFailed()).toBeNull();
   });
 
   test("the entropy of an impossible token is zero", () => {

@@ -8,7 +8,7 @@ import type {
   CompletionUsage,
   Route,
 } from "../../api/types.js";
-import { NearfarError, Unavailable } from "../../errors.js";
+import { NearfarError } from "../../errors.js";
 import type { Rules, State } from "../../shared/router/answer_machine.js";
 import { begin, step, timedSide } from "../../shared/router/answer_machine.js";
 import type { Clock } from "../sides/clock.js";
@@ -16,7 +16,7 @@ import type { Decision } from "../../shared/decision/decision.js";
 import type { Side } from "../../shared/decision/decision.js";
 import type { Effect, Event, Fail, TimerName } from "../../shared/router/events.js";
 import type { Failure, SideError } from "../../shared/router/failures.js";
-import { failError, failureOf } from "../../shared/router/failures.js";
+import { failError, failureOf, stopped } from "../../shared/router/failures.js";
 import { totalUsage } from "../../shared/router/usage.js";
 import { ShownAnswer } from "./shown_answer.js";
 import type { AnswerSoFar, PlainParams, Side as AnsweringSide } from "../sides/sides.js";
@@ -58,8 +58,6 @@ export interface AnswerJob {
   readonly warm: (signal: AbortSignal) => Promise<void>;
   /** Null if near answers are not watched. */
   readonly watch: Watch | null;
-  /** Whether a complete near answer matches the response format; null without a response format. */
-  readonly fits: ((text: string) => boolean) | null;
   /** The log-probabilities that each side must report; null for none. The caller gets those that it requested. */
   readonly logprobs: Readonly<Record<Side, number | null>>;
   /** The number of alternatives shown for each token; null for no log-probabilities. */
@@ -263,8 +261,7 @@ class RunningAnswer {
         // The last chunk may have stopped the side.
         if (controller.signal.aborted) return;
       }
-      if (part.ended === null)
-        throw new Unavailable(`The ${side} side's answer stopped before the end`, { retryable: true });
+      if (part.ended === null) throw stopped(side);
       this.#ended(side, attempt, part.ended);
     } catch (error) {
       if (signal.aborted) return;
@@ -335,15 +332,8 @@ class RunningAnswer {
   }
 
   #ended(side: Side, attempt: number, finishReason: string): void {
-    const { watch, fits } = this.job;
     const part = this.#parts[side];
     if (part !== undefined) part.complete = true;
-    const runs = side === "near" && this.#state.side === "near" && this.#state.phase === "running";
-    const reason =
-      runs && fits !== null && !this.#state.toolCalls && !fits(this.#state.text)
-        ? (watch?.schemaFailed() ?? null)
-        : null;
-    if (reason !== null) this.#send({ type: "escalate", reason });
     this.#send({ type: "end", side, attempt, finish_reason: finishReason });
   }
 

@@ -2,7 +2,7 @@
 // under their own names; for other servers they are errors, because no parameter is dropped silently. Parameters for
 // OpenAI's own accounts are not sent.
 
-import { accounts, extensions, extensions_if_set as extensionsIfSet } from "../../api/parameters.json";
+import { accounts, common, extensions, extensions_if_set as extensionsIfSet } from "../../api/parameters.json";
 import { RequestError } from "../../errors.js";
 import type { JsonObject } from "./far_http.js";
 import type { PlainParams } from "./sides.js";
@@ -10,12 +10,6 @@ import type { PlainParams } from "./sides.js";
 /** "openai": nothing beyond OpenAI's parameters. "vllm": vLLM 0.12 or newer. "nearfar": `nearfar serve`. */
 export type Dialect = "openai" | "vllm" | "nearfar";
 export const DIALECTS: readonly Dialect[] = ["openai", "vllm", "nearfar"];
-
-const THINKING_PARAMS = [
-  "enable_thinking",
-  "thinking_token_budget",
-  "chat_template_kwargs",
-] as const satisfies (keyof PlainParams)[];
 
 /** The body of a chat: streamed, with usage. Throws RequestError for an extension that the dialect does not have. */
 export function chatBody(params: PlainParams, model: string, dialect: Dialect): JsonObject {
@@ -39,36 +33,10 @@ export function chatBody(params: PlainParams, model: string, dialect: Dialect): 
   return dialect === "vllm" ? { ...plain, ...vllmExtensions(params) } : refuseExtensions(params, plain);
 }
 
-const CHAT_ONLY_PARAMS: readonly string[] = [
-  "messages",
-  "max_completion_tokens",
-  "tools",
-  "tool_choice",
-  "parallel_tool_calls",
-  "response_format",
-  "continue_final_message",
-] satisfies (keyof PlainParams)[];
-
-/**
- * Whether a chat's answer can be continued as token ids: no tool calls are parsed from it, it has no format, its
- * reasoning has no bound, and its prompt depends only on the messages.
- */
-export function continuesAsTokens(params: PlainParams): boolean {
-  const { response_format: format, tools, logprobs, continue_final_message: continues } = params;
-  if ([params.reasoning_effort, ...THINKING_PARAMS.map((name) => params[name])].some((value) => value !== undefined))
-    return false;
-  return (
-    (format === undefined || format.type === "text") &&
-    (tools ?? []).length === 0 &&
-    logprobs !== true &&
-    continues !== true
-  );
-}
-
 /** The body for our own server's /v1/completions that continues a chat after these tokens. */
 export function tokensBody(params: PlainParams, model: string, promptIds: readonly number[]): JsonObject {
   const entries = Object.entries(chatBody(params, model, "nearfar")).filter(
-    ([name]) => !CHAT_ONLY_PARAMS.includes(name),
+    ([name]) => name in common || name === "max_tokens",
   );
   return { ...Object.fromEntries(entries), prompt: promptIds };
 }

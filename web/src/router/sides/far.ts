@@ -6,7 +6,8 @@ import { RequestError, Unavailable } from "../../errors.js";
 import { boundedAnswer } from "./bounded_answer.js";
 import type { Clock } from "./clock.js";
 import type { Dialect } from "./dialect.js";
-import { DIALECTS, chatBody, continuesAsTokens, tokensBody } from "./dialect.js";
+import { continuesAsTokens, setsTemplateVariables } from "../../shared/router/continuation.js";
+import { DIALECTS, chatBody, tokensBody } from "./dialect.js";
 import type { Fetch, JsonObject } from "./far_http.js";
 import { FarHttp } from "./far_http.js";
 import type { PlainParams, Side, SideRequest } from "./sides.js";
@@ -113,7 +114,8 @@ export class FarSide implements Side {
       request.from?.tokenIds != null &&
       this.dialect === "nearfar" &&
       logprobs === null &&
-      continuesAsTokens(request.params)
+      continuesAsTokens(request.params) &&
+      !setsTemplateVariables(request.params)
     ) {
       yield* this.#continueTokens(request, request.from.tokenIds, id);
       return;

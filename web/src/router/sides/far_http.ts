@@ -1,6 +1,7 @@
 // The far side's HTTP. Every failure is one of our errors: Unavailable if the server did not answer (``retryable`` if
 // the same request may soon succeed), RequestError if it rejects the request or the key.
 
+import { not_now_statuses as NOT_NOW, status_of_type } from "../../api/parameters.json";
 import { NearfarError, RequestError, Unavailable, messageOf } from "../../errors.js";
 import { isObject } from "../../shared/declared.js";
 import type { Clock } from "./clock.js";
@@ -10,14 +11,7 @@ export type JsonObject = Readonly<Record<string, unknown>>;
 
 /** The part of an answer that is shown if it is not JSON. */
 const SHOWN_CHARACTERS = 200;
-/** The server, or a proxy in front of it, is unavailable or overloaded. */
-const NOT_NOW: readonly number[] = [408, 429, 502, 503, 504, 529];
-/** An error in the middle of a stream has no status; OpenAI's error types stand for one. */
-const STATUS_OF_TYPE: Readonly<Record<string, number>> = {
-  invalid_request_error: 400,
-  rate_limit_error: 429,
-  timeout_error: 503,
-};
+const STATUS_OF_TYPE: Readonly<Record<string, number>> = status_of_type;
 
 /** The time that an answer waits for the server's device, by the server's estimate; an integer in milliseconds. */
 const QUEUE_HEADER = "X-Nearfar-Queue-Ms";

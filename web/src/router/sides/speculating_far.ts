@@ -5,7 +5,7 @@
 import type { ChatCompletionChunk } from "../../api/types.js";
 import type { AnswerEnd, GeneratedToken, TokenRequest } from "../../engine/request.js";
 import { NearfarError, RequestError } from "../../errors.js";
-import { continuesAsTokens } from "./dialect.js";
+import { continuesAsTokens } from "../../shared/router/continuation.js";
 import type { FarModel, FarOptions, FarSide } from "./far.js";
 import type { DraftingEngine, NearSide } from "./near.js";
 import type { PlainParams, Side, SideRequest } from "./sides.js";

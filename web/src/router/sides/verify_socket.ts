@@ -2,6 +2,7 @@
 // is one of our errors: RequestError if the server rejects the request or the key, Unavailable if it cannot be reached,
 // breaks off or is overloaded.
 
+import { not_now_statuses as NOT_NOW } from "../../api/parameters.json";
 import type { CommonParams } from "../../api/parameters.js";
 import type { ErrorObject, VerifyAccepted, VerifyError, VerifyOpened } from "../../api/replies.js";
 import type { NearfarError } from "../../errors.js";
@@ -37,7 +38,6 @@ const PROTOCOL = "nearfar.verify";
 const KEY_PROTOCOL = "nearfar.key.";
 /** Added to the HTTP status of an error, it is the server's close code. */
 const CLOSE_CODES = 4000;
-const NOT_NOW: readonly number[] = [408, 429, 503];
 
 export class VerifySocket {
   readonly #socket: SocketLike;

@@ -1,6 +1,7 @@
 // Contradictions in a policy whose values are each allowed: yields the path of each and what is wrong there.
 
 import type { Policy } from "./policy_schema.js";
+import { badPolicy } from "./schema_check.js";
 
 type Contradictions = Iterable<readonly [path: string, problem: string]>;
 
@@ -22,6 +23,23 @@ export function* contradictions(policy: Policy): Contradictions {
     yield ["timeouts.hedge_after_ms", "hedging asks far if near is slow, but mode prefer-far asks far first"];
   }
   if (policy.mode !== "auto") yield* ofAuto(policy);
+}
+
+/**
+ * Throws RequestError with the code "bad_policy" for a policy that these sides cannot follow. ``dialect``: of the far
+ * side; null if there is none.
+ */
+export function checkSides(
+  { mode, escalation }: Pick<Policy, "mode" | "escalation">,
+  near: boolean,
+  dialect: string | null,
+): void {
+  const far = dialect !== null;
+  const missing =
+    (!near && !far) || (!near && mode === "near-only") ? "near" : !far && mode === "far-only" ? "far" : null;
+  if (missing !== null) throw badPolicy("mode", `with ${mode} no other side answers; set ${missing}`);
+  if (escalation.then === "continue" && dialect === "openai")
+    throw badPolicy("escalation.then", 'a server of dialect openai cannot continue; use "restart"');
 }
 
 function* ofLabels(policy: Policy): Contradictions {

@@ -19,6 +19,7 @@
 // - If near began before the decision and failed, that was its first attempt, and the reason for a far answer.
 // - The text shown remains until another side's first token, so an escalation to a far side that fails loses no text.
 
+import { isObject } from "../declared.js";
 import type { Side } from "../decision/decision.js";
 import type { Policy } from "../decision/policy_schema.js";
 import type {
@@ -55,6 +56,8 @@ export interface Rules {
   readonly private: boolean;
   /** The sides that can continue a given text; any other side starts over, and the text shown so far is withdrawn. */
   readonly resumes: readonly Side[];
+  /** The JSON that near's complete answer must be; otherwise it escalates. Null: any text. */
+  readonly json: "object" | "value" | null;
 }
 
 /** The facts about a request and its far side from which the rules of its answer follow. */
@@ -80,8 +83,11 @@ export function rulesOf({ escalation, fallback, timeouts, retries }: Policy, fac
     retries,
     private: facts.private,
     resumes: resuming(facts),
+    json: escalation.failing_schema ? (JSON_FORMATS[facts.format ?? ""] ?? null) : null,
   };
 }
+
+const JSON_FORMATS: Readonly<Record<string, Rules["json"]>> = { json_object: "object", json_schema: "value" };
 
 /** The sides that can continue an answer that the other one, or they themselves, began. */
 function resuming({ prompt, format, tool_choice: choice, dialect }: AnswerFacts): readonly Side[] {
@@ -238,6 +244,11 @@ function sideEvent(before: State, event: Token | End | Failed, effects: Effect[]
       return setTimer(shown, "between_tokens", state.rules.between_tokens_ms, effects);
     }
     case "end": {
+      const escalated =
+        side === "near" && !isJson(state.text, state.rules.json)
+          ? escalate(state, { type: "escalate", reason: "escalated_schema" }, effects)
+          : state;
+      if (escalated !== state) return escalated;
       const ended = stopAll({ ...state, [side]: { ...state[side], live: false } }, effects);
       const { reason, switchedAt } = ended;
       effects.push({ type: "circuit", side, outcome: "succeeded" });
@@ -409,6 +420,17 @@ const FIRST_TOKEN: Readonly<Record<Side, TimerName>> = { near: "near_first_token
 
 function otherThan(side: Side): Side {
   return side === "near" ? "far" : "near";
+}
+
+/** Whether a text is such JSON, as far as that can be said without a validator. */
+function isJson(text: string, kind: Rules["json"]): boolean {
+  if (kind === null) return true;
+  try {
+    const value: unknown = JSON.parse(text);
+    return kind === "value" || isObject(value);
+  } catch {
+    return false;
+  }
 }
 
 function codePoints(text: string): number {

@@ -1,7 +1,7 @@
 // Failures: what the error of a side means to the answer machine, whether and when that side is asked again, and the
 // error of an answer that no side reported.
 
-import { Unavailable } from "../../errors.js";
+import { RequestError, Unavailable } from "../../errors.js";
 import type { Side } from "../decision/decision.js";
 import type { State } from "./answer_machine.js";
 import type { Fail, FailureKind } from "./events.js";
@@ -66,6 +66,26 @@ function kindOf(side: Side, { error, status, retryable }: SideError): FailureKin
   if (error === "queue_full" || OVERLOADED.includes(status)) return "overloaded";
   if (side === "near") return error === "unavailable" ? "overloaded" : "device";
   return retryable === true && typeof status !== "number" ? "connection" : "server";
+}
+
+/** The error of a side whose answer is incomplete. */
+export function stopped(side: Side): Unavailable {
+  return new Unavailable(`${side}: its answer stopped before the end; try again`, { retryable: true });
+}
+
+/** The error of a far side that has nothing left of today's budget when it is to take over. */
+export function budgetSpent(): Unavailable {
+  return new Unavailable("far: today's budget for it is spent", { code: "budget" });
+}
+
+/** The error of a far side that would have to continue a private text of near's. */
+export function privateText(): RequestError {
+  return new RequestError("near's text is private, so it does not leave this device", { code: "private" });
+}
+
+/** Throws the error of a side that no side has reported. */
+export function sideFault(name: "stopped" | "budgetSpent" | "privateText", side: Side): never {
+  throw { stopped, budgetSpent, privateText }[name](side);
 }
 
 /** The error of an answer whose last failure is not an error of a side: a side was late, or none may answer. */

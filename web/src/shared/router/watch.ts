@@ -10,7 +10,7 @@ import type { Escalation, Repetition } from "../decision/policy_schema.js";
  * The escalation rules of the policy. A window is the last window_tokens tokens; logprobs and entropies (in nats) are
  * means over a window.
  */
-export type WatchRules = Omit<Escalation, "then" | "warm"> & {
+export type WatchRules = Omit<Escalation, "then" | "warm" | "failing_schema"> & {
   /** The limit of the answer's tokens; null for none. After the last one, far could write nothing better. */
   readonly max_tokens: number | null;
 };
@@ -66,11 +66,6 @@ export class Watch {
     )
       return "escalated_entropy";
     return repetition !== null && this.#repeats(repetition) ? "escalated_repetition" : null;
-  }
-
-  /** The answer can no longer match its schema. */
-  schemaFailed(): EscalationReason | null {
-    return this.#rules.failing_schema ? "escalated_schema" : null;
   }
 
   #repeats({ tokens, times }: Repetition): boolean {
