@@ -70,8 +70,8 @@ FLOAT_BLOCK_ROWS: dict[Level, dict[int, int | None]] = {
     NEON: {2: 4, 6: None},
 }
 # With more pairs than this for each expert, they share its weights, in the blocks of the largest batches. Measured with
-# VNNI: equal times at 2 pairs, 0.75 of the time at 4, and 0.4 at 32; blocks of 8 rows took 1.5 times as long as those of
-# 6, and blocks of 4 rows 1.3 times.
+# VNNI: equal times at 2 pairs, 0.75 of the time at 4, and 0.4 at 32. Blocks of 8 rows took 1.5 times as long as those
+# of 6, and blocks of 4 rows 1.3 times.
 MIN_PAIRS_OF_EXPERT = 2
 # The number of rows from which on AMX is faster, with one plane and with two.
 MATRIX_ROWS = {1: 128, 2: 48}
