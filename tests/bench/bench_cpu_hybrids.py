@@ -5,6 +5,14 @@ llama.cpp (the package xllamacpp, whose wheel is built for AVX2) runs the bundle
 writes it, and reports the times of a prompt and of a token itself; the latter include choosing the token. Ours run with
 all instructions of the machine and with AVX2 alone. The engines alternate, each figure is the median of the rounds, and
 processor times are of all threads. A busy machine needs real-time priority: prefix ``chrt -r 5``.
+
+``--llama-bench FILE`` adds a llama.cpp that is built for this machine. It reports its times without choosing tokens.
+The sources are in the package llama-cpp-python, which ``pip download --no-binary :all: --no-deps`` fetches::
+
+    cmake -S vendor/llama.cpp -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_CURL=OFF
+    ninja -C build llama-bench
+
+``--prepare`` only writes the bundles and files, which later runs reuse.
 """
 
 from __future__ import annotations
@@ -12,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
@@ -22,12 +31,15 @@ from bench_compile import ROOT, machine
 from bench_cpu import ACTIVATIONS, Ours, make_bundle, token_ids
 from checkpoints import HYBRIDS
 
+from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.export.gguf_file import GgufOptions, export_gguf
 from nearfar.targets.cpu.levels import features
 from nearfar.targets.threads import default_threads
 
 # The tokens before the decoded ones, the decoded ones, and the tokens of a prompt.
 CONTEXT, DECODED, PROMPT = 128, 24, 512
+# The engines with which ours are compared.
+WHEEL, NATIVE = "llama.cpp", "llama.cpp for this machine"
 
 
 class LlamaServer:
@@ -65,24 +77,53 @@ class LlamaServer:
         return found
 
 
+class LlamaBench:
+    """llama.cpp's own benchmark, a process for each figure."""
+
+    def __init__(self, program: Path, file: Path, threads: int) -> None:
+        self._command = [program, "-m", file, "-t", threads, "-ub", PROMPT, "-ngl", 0, "-r", 1, "-o", "json"]
+
+    def decode(self) -> float:
+        return self._milliseconds("-p", 0, "-n", DECODED, "-d", CONTEXT) / DECODED
+
+    def prefill(self) -> float:
+        return self._milliseconds("-p", PROMPT, "-n", 0)
+
+    def _milliseconds(self, *arguments: str | int) -> float:
+        command = [str(each) for each in (*self._command, *arguments)]
+        (found,) = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        return float(found["avg_ns"]) / 1e6
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=list(HYBRIDS), choices=list(HYBRIDS))
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench")
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--llama-bench", type=Path)
+    parser.add_argument("--prepare", action="store_true")
+    parser.add_argument("--output", type=Path, help="a JSON file, such as tests/bench/results/cpu-hybrids.json")
     options = parser.parse_args()
     results = {"machine": machine(), "threads": options.threads, "rounds": options.rounds, "models": {}}
     for name in options.models:
-        results["models"][name] = measured(name, options)
-        (options.folder / "cpu-hybrids.json").write_text(json.dumps(results, indent=2))
+        bundle, file = prepared(name, options.folder)
+        if options.prepare:
+            continue
+        results["models"][name] = measured(bundle, file, options)
+        (options.output or options.folder / "cpu-hybrids.json").write_text(json.dumps(results, indent=2) + "\n")
 
 
-def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds of a decoded token and of a prompt, and their ratios to llama.cpp's."""
-    bundle, file = make_bundle(options.folder, HYBRIDS[name]), options.folder / f"{name}.gguf"
+def prepared(name: str, folder: Path) -> tuple[Bundle, Path]:
+    """A model's bundle and its weights for llama.cpp."""
+    path, file = folder / f"{HYBRIDS[name].name}-cpu", folder / f"{name}.gguf"
     if not file.exists():
-        export_gguf(bundle, file, GgufOptions())
+        export_gguf(make_bundle(folder, HYBRIDS[name]), file, GgufOptions())
+    return open_bundle(path), file
+
+
+def measured(bundle: Bundle, file: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds of a decoded token and of a prompt, and their ratios to llama.cpp's."""
     old = {each for each in features() if not each.startswith(("avx512", "amx", "avx_vnni"))}
     calls: dict[str, dict[str, Callable[[], float]]] = {"decode": {}, "prefill": {}}
     for activation in ACTIVATIONS.values():
@@ -91,7 +132,10 @@ def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
             calls["decode"][f"{activation}{level}"] = partial(decode, engine)
             calls["prefill"][f"{activation}{level}"] = partial(prefill, engine)
     llama = LlamaServer(file, options.threads)
-    calls["decode"]["llama.cpp"], calls["prefill"]["llama.cpp"] = llama.decode, llama.prefill
+    calls["decode"][WHEEL], calls["prefill"][WHEEL] = llama.decode, llama.prefill
+    if options.llama_bench is not None:
+        native = LlamaBench(options.llama_bench, file, options.threads)
+        calls["decode"][NATIVE], calls["prefill"][NATIVE] = native.decode, native.prefill
     return {what: medians(engines, options.rounds) for what, engines in calls.items()}
 
 
@@ -111,7 +155,9 @@ def milliseconds(work: Callable[[], None]) -> float:
 
 
 def medians(engines: dict[str, Callable[[], float]], rounds: int) -> dict[str, dict[str, float]]:
-    """The median of each engine's times and processor times in alternating rounds."""
+    """The median of each engine's times and processor times in alternating rounds, without those of processes of their
+    own.
+    """
     wall: dict[str, list[float]] = {name: [] for name in engines}
     processor: dict[str, list[float]] = {name: [] for name in engines}
     for _ in range(rounds):
@@ -120,11 +166,16 @@ def medians(engines: dict[str, Callable[[], float]], rounds: int) -> dict[str, d
             wall[name].append(run())
             processor[name].append(1e3 * (time.process_time() - start))
     found = {name: statistics.median(times) for name, times in wall.items()}
+    others = {name: key for name, key in ((WHEEL, "times_llama_cpp"), (NATIVE, "times_native")) if name in found}
     figures = {
         name: {
             "milliseconds": round(found[name], 1),
-            "processor_milliseconds_of_a_run": round(statistics.median(processor[name]), 1),
-            "times_llama_cpp": round(found["llama.cpp"] / found[name], 2),
+            **(
+                {}
+                if name == NATIVE
+                else {"processor_milliseconds_of_a_run": round(statistics.median(processor[name]), 1)}
+            ),
+            **{key: round(found[other] / found[name], 2) for other, key in others.items()},
         }
         for name in engines
     }
