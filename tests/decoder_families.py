@@ -210,6 +210,9 @@ PLAIN_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     # Positions of a table, and transposed matrices.
     "gpt2": ("GPT2", {"num_hidden_layers": 2, "n_inner": 70, "num_key_value_heads": 6}),
+    "apertus": ("Apertus", {"num_hidden_layers": 2}),
+    # 6 of 24 elements are rotated.
+    "gpt_neox": ("GPTNeoX", {"hidden_size": 144, "num_hidden_layers": 2, "num_key_value_heads": 6}),
     "helium": ("Helium", {"hidden_size": 144, "head_dim": 24}),
     "mimo": ("Qwen2", {"tie_word_embeddings": False}),
     "minicpm": (
@@ -221,6 +224,7 @@ PLAIN_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 8.0,
         },
     ),
+    "olmo": ("Olmo", {"clip_qkv": 0.7}),
     "seed_oss": ("SeedOss", {"head_dim": 24}),
     "starcoder2": ("Starcoder2", WINDOWS),
 }

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec
 
 DECODERS = (
-    "cohere2", "embedding_gemma2_text", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "gemma4_text",
-    "gemma4_unified_text", "glm4", "gpt2", "gpt_oss", "granite", "granite_swa", "granitemoe", "helium",
-    "hunyuan_v1_dense", "llama", "mimo", "minicpm", "ministral", "ministral3", "mistral", "nemotron", "olmo2", "olmo3",
-    "olmoe", "openai_privacy_filter", "phi", "phi3",
+    "apertus", "cohere2", "embedding_gemma2_text", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text",
+    "gemma4_text", "gemma4_unified_text", "glm4", "gpt2", "gpt_neox", "gpt_oss", "granite", "granite_swa",
+    "granitemoe", "helium", "hunyuan_v1_dense", "llama", "mimo", "minicpm", "ministral", "ministral3", "mistral",
+    "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "openai_privacy_filter", "phi", "phi3",
     "qwen2", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2",
 )  # fmt: skip
 # Decoders with a state for each sequence.

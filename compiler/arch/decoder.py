@@ -6,7 +6,7 @@ Weights have the names of transformers; other formats map their names to these.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..ir.graph import Constant, Graph, Parameter, Source, Value
@@ -16,6 +16,9 @@ from ..ir.rotary_pairs import RotaryPairs
 from ..ir.sampling import Settings
 from ..ir.spec import ModelSpec, RopeSpec
 from .experts import SEPARATE, ExpertNames, Mixture
+
+# Rows [start, stop) of a module's weight.
+Range = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,10 +256,13 @@ class Layer:
 
     def feed_forward(self, x: str) -> str:
         graph, spec = self._graph, self._spec
-        normed = self._attention_input if self._layout.parallel else self._norm(self._layout.before_feed_forward, x)
+        normed = self._feed_forward_input(x)
         down = self._mixture(normed) if spec.has_experts(self._layer) else self._dense(normed)
         down = self._norm(self._layout.after_feed_forward, down)
         return graph.add("add", {"a": down, "b": x}, name=f"{self._here}.after_feed_forward")
+
+    def _feed_forward_input(self, x: str) -> str:
+        return self._attention_input if self._layout.parallel else self._norm(self._layout.before_feed_forward, x)
 
     def _mixture(self, normed: str) -> str:
         mixture = Mixture(self._graph, self._spec, self._layout.experts, self._module, self._here)
@@ -334,6 +340,21 @@ class Layer:
         if bias:
             inputs["bias"] = self._parameter(f"{name}.bias", module, rows, None, factor)
         return self._graph.add("linear", inputs, name=f"{name}.out", dtype=dtype)
+
+    def _rows_of(
+        self, name: str, module: str, ranges: Iterable[Range], x: str, *, bias: bool, dtype: str = "float32"
+    ) -> str:
+        """The projection by some rows of a module's weight, named ``name``."""
+        own, columns = list(ranges), self._graph.shape_of(x)[1]
+        assert isinstance(columns, int)
+        inputs = {"x": x}
+        for role, size in (("weight", columns), *([("bias", None)] if bias else [])):
+            tensor, parameter = f"{self._module}.{module}.{role}", f"{self._module}.{name}.{role}"
+            factors = [self._spec.factors.get(f"{module}[{start}]", 1.0) for start, _ in own]
+            sources = [Source(tensor, *each, factor=factor) for each, factor in zip(own, factors, strict=True)]
+            self._graph.parameters[parameter] = Parameter(parameter, tuple(sources), size)
+            inputs[role] = parameter
+        return self._graph.add("linear", inputs, name=f"{self._module}.{name}.out", dtype=dtype)
 
     def _parameter(self, name: str, module: str, rows: int, columns: int | None, factor: float) -> str:
         """Add the weight or bias of a projection, which may be a part of a fused tensor. Returns its name."""

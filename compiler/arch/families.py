@@ -26,14 +26,11 @@ KINDS = {
 }
 # What families that were considered need that no graph of ours computes.
 REASONS = {
-    "apertus": "its activation (xIELU) has parameters of its own in every layer",
     "deberta": "its attention scores distances by both texts and positions",
     "deepseek_v2": "its keys and values are stored compressed (latent attention), with heads of two sizes",
     "deepseek_v3": "its keys and values are stored compressed (latent attention), with heads of two sizes",
     "gemma3n_text": "it has several residual streams (AltUp), and its feed-forwards keep their largest elements only",
-    "gpt_neox": "queries, keys and values alternate by head in one matrix, and sub-layers side by side have own norms",
     "muse_glimmer_text": "its attention's results have a gate for each element, and its norms two epsilons",
-    "olmo": "its norms have no factors, and queries, keys and values are limited",
 }
 # Supported families whose published models have residual streams beyond float16's range.
 LARGE_ACTIVATIONS = ("embedding_gemma2_text", "gemma2", "gemma3_text", "gemma4_text")

@@ -5,15 +5,12 @@ The modules of a mixer have the names of transformers. `ir/ops/states.py` define
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from ..ir.graph import Parameter, Source, Value
 from ..ir.pages import STATE_SLOTS, STATES
 from ..ir.spec import StateSpec
 from .decoder import BATCH_INPUTS, Layer, vector
-
-# Rows [start, stop) of a module's weight.
-Range = tuple[int, int]
 
 
 class HybridLayer(Layer):
@@ -133,21 +130,6 @@ class HybridLayer(Layer):
         rows = {role: role for role in ("seq_starts", "positions")}
         assert rows.keys() <= BATCH_INPUTS.keys()
         return {"state": state, STATE_SLOTS: STATE_SLOTS, **rows}
-
-    def _rows_of(
-        self, name: str, module: str, ranges: Iterable[Range], x: str, *, bias: bool, dtype: str = "float32"
-    ) -> str:
-        """The projection by some rows of a module's weight, named ``name``."""
-        own, columns = list(ranges), self._graph.shape_of(x)[1]
-        assert isinstance(columns, int)
-        inputs = {"x": x}
-        for role, size in (("weight", columns), *([("bias", None)] if bias else [])):
-            tensor, parameter = f"{self._module}.{module}.{role}", f"{self._module}.{name}.{role}"
-            factors = [self._spec.factors.get(f"{module}[{start}]", 1.0) for start, _ in own]
-            sources = [Source(tensor, *each, factor=factor) for each, factor in zip(own, factors, strict=True)]
-            self._graph.parameters[parameter] = Parameter(parameter, tuple(sources), size)
-            inputs[role] = parameter
-        return self._graph.add("linear", inputs, name=f"{self._module}.{name}.out", dtype=dtype)
 
     def _stacked(self, name: str, modules: Mapping[str, int], x: str) -> str:
         """One projection by the weights of modules with these numbers of rows."""

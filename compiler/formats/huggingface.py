@@ -30,10 +30,10 @@ from . import (
 from .checkpoint import ActivationScales, Checkpoint, Tensor
 from .classifier import read_classifier, with_transitions
 from .config import ConfigReader, require_skippable
+from .decoder_tensors import decoder_tensors
 from .distance_tensors import with_distance_tensors
 from .encoder_tensors import dense_tensors, encoder_tensors, encoder_tokenizer
 from .expert_stacks import with_matrices
-from .gpt2_tensors import gpt2_tensors
 from .json_file import read_json_object
 from .logit_score import as_reranker, read_logit_score, template_of_pairs
 from .multimodal import text_modules, text_tensors, text_values
@@ -115,7 +115,7 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
         read = quantization.read_tensors(_safetensors_only(path, stored), tied=spec.tie_word_embeddings)
         tensors, activation_scales = read.tensors, read.activation_scales
         notes += read.notes
-    tensors = gpt2_tensors(tensors) if spec.model_type == "gpt2" else tensors
+    tensors = decoder_tensors(tensors, spec)
     tensors, left_out = text_tensors(tensors)
     activation_scales = text_modules(activation_scales)
     notes += left_out

@@ -20,6 +20,7 @@ class Maths:
     """The functions that differ between GPUs and CPUs. ``fake_quantized`` and ``soft_capped`` also get the kernel."""
 
     activations: Mapping[str, Callable[[Scalar], Scalar]]
+    exp: Callable[[Scalar], Scalar]
     fake_quantized: Callable[[KernelBuilder, Scalar, float], Scalar]
     soft_capped: Callable[[KernelBuilder, float, Scalar], Scalar]
 
@@ -68,6 +69,8 @@ class Fold:
                 return maths.fake_quantized(kernel, value, part["scale"])
             case "activate":
                 return maths.activations[part["activation"]](kernel.let("before_activation", value))
+            case "xielu":
+                return self._xielu(kernel.let("before_activation", value), next(operands))
             case "gate":
                 up = next(operands)[row, ramp(column + part["start"], lanes)]
                 return self._gated(part, value, cast(up, with_lanes("float32", lanes)))
@@ -79,6 +82,15 @@ class Fold:
                 scaled = value * splat(number(part["scale"], "float32"), lanes)
                 return scaled if part["cap"] is None else maths.soft_capped(kernel, part["cap"], scaled)
         raise AssertionError(f"no kernel computes the part {part['op']}")
+
+    def _xielu(self, value: Scalar, alphas: Array) -> Scalar:
+        """See `ops.elementwise.xielu`. NaN stays NaN."""
+        lanes = lanes_of(value)
+        p, n, b, e = (splat(alphas[which], lanes) for which in range(4))
+        zero, one = (splat(number(each, "float32"), lanes) for each in (0, 1))
+        limited = self._kernel.let("limited", select(value < e, value, e))
+        bent = select(value > zero, p * value * value, n * (self._maths.exp(limited) - one - value))
+        return bent + b * value
 
     def _clipped(self, value: Scalar, limit: float) -> Scalar:
         """A named value between -limit and limit. NaN stays NaN."""
@@ -111,6 +123,8 @@ def operands_of(part: Part, rows: Expr, columns: int) -> dict[str, tuple[Expr, .
             return {"factor": (1,)}
         case "scale_rows":
             return {"factors": (rows,)}
+        case "xielu":
+            return {"alphas": (4,)}
         case "gate":
             return {"up": (rows, part["columns"])}
     return {}

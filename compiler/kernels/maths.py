@@ -133,4 +133,4 @@ def fake_quantized(kernel: KernelBuilder, x: Scalar, step: float) -> Scalar:
     return select(is_nan, each, limited * number(step, "float32"))
 
 
-MATHS = Maths(ACTIVATION_FUNCTIONS, fake_quantized, soft_capped)
+MATHS = Maths(ACTIVATION_FUNCTIONS, exp, fake_quantized, soft_capped)

@@ -96,6 +96,7 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "gate", "limited", partial(gate, "silu", limit=2.0, slope=1.702, shift=1.0)
     yield "gate_halves", "limited", partial(gate_halves, "silu", limit=2.0, slope=1.702, shift=1.0)
     yield "linear", "gated_limited", partial(linear, gated="silu", limit=2.0)
+    yield "xielu", "plain", xielu
     yield "linear", "row_factors", partial(linear, bias=True, row_factors=True, residual=True)
     yield "scale", "plain", scale
     yield "scale_rows", "plain", scale_rows
@@ -262,6 +263,12 @@ def fake_quantize(x_dtype: DType, dtype: DType) -> Graph:
 def activate(activation: str) -> Graph:
     graph = Builder()
     return graph.ends(graph.add("activate", {"x": graph.value("x", ("S", COLUMNS))}, name="y", activation=activation))
+
+
+def xielu() -> Graph:
+    graph = Builder()
+    inputs = {"x": graph.value("x", ("S", COLUMNS)), "alphas": graph.vector("alphas", 4)}
+    return graph.ends(graph.add("xielu", inputs, name="y"))
 
 
 def gate(activation: str, start: int = 0, **attrs: float) -> Graph:

@@ -1,6 +1,5 @@
-"""Ops on each element: add, scale, scale_rows, fake_quantize, activate, gate, gate_halves, clip, soft_cap. Other ops
-may
-compute them as parts.
+"""Ops on each element: add, scale, scale_rows, fake_quantize, activate, xielu, gate, gate_halves, clip, soft_cap. Other
+ops may compute them as parts.
 """
 
 from __future__ import annotations
@@ -72,6 +71,20 @@ def scale_rows(inputs: Inputs, attrs: Attrs) -> Array:
 def activate(inputs: Inputs, attrs: Attrs) -> Array:
     """activation(x). x (S, N) -> like x."""
     return ACTIVATION_FUNCTIONS[attrs["activation"]](inputs["x"])
+
+
+def infer_xielu(shapes: Shapes, attrs: Attrs) -> Type:
+    require(shapes["alphas"] == (4,), "xielu", shapes)
+    return shapes["x"], "float32"
+
+
+def xielu(inputs: Inputs, attrs: Attrs) -> Array:
+    """p x^2 + b x for positive x, else n (exp(min(x, e)) - 1 - x) + b x. x (S, N), alphas (4,): p, n, b and e -> like
+    x. Huang & Schlag 2024.
+    """
+    x, (p, n, b, e) = inputs["x"], inputs["alphas"]
+    y: Array = np.where(x > 0, p * x * x, n * (np.expm1(np.minimum(x, e)) - x)) + b * x
+    return y
 
 
 def silu(x: Array) -> Array:
@@ -231,6 +244,7 @@ OPS = {
         "fake_quantize", infer_fake_quantize, fake_quantize, {"x": FLOATS}, scale=positive(), dtype=DTYPE
     ),
     "activate": elementwise("activate", infer_same, activate, {"x": FLOAT32}, activation=ACTIVATION),
+    "xielu": elementwise("xielu", infer_xielu, xielu, {"x": FLOAT32, "alphas": VECTOR}),
     "gate": elementwise("gate", infer_gate, gate, {"gate": FLOAT32, "up": FLOATS}, **GATING, start=count(0)),
     "gate_halves": elementwise("gate_halves", infer_gate_halves, gate_halves, {"x": FLOAT32}, **GATING),
     "clip": elementwise("clip", infer_fake_quantize, clip, {"x": FLOATS}, limit=positive(), dtype=DTYPE),

@@ -61,4 +61,4 @@ def soft_capped(kernel: KernelBuilder, cap: float, x: Scalar) -> Scalar:  # noqa
     return like(x, cap) * tanh(x / like(x, cap))
 
 
-MATHS = Maths(ACTIVATIONS, fake_quantized, soft_capped)
+MATHS = Maths(ACTIVATIONS, exp, fake_quantized, soft_capped)
