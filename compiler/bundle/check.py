@@ -148,8 +148,6 @@ def check_rope(where: str, rope: RopeSpec, head_dim: int) -> None:
         f"{where}.rotary_dim",
         f"is {rotated}, but heads have {head_dim} elements",
     )
-    numbers = (rope.theta, rope.factor, rope.attention_factor, *rope.short_factors, *rope.long_factors)
-    require(all(number > 0 for number in numbers), where, "has a theta or factor that is not positive")
     require(rope.original_max_position_embeddings <= MAX_COUNT, where, "has a length out of range")
     require(0 <= rope.query_beta < math.inf, where, f"has a query_beta of {rope.query_beta}")
 
@@ -158,8 +156,6 @@ def check_experts(experts: ExpertSpec, num_layers: int) -> None:
     where = "spec.experts"
     require(experts.chosen <= experts.number, where, f"chooses {experts.chosen} of {experts.number} experts")
     require(all(layer < num_layers for layer in experts.dense_layers), where, "names a layer that does not exist")
-    numbers = (experts.scale, experts.slope, *([] if experts.limit is None else [experts.limit]))
-    require(all(0 < number < math.inf for number in numbers), where, "has a scale, slope or limit that is not positive")
     require(math.isfinite(experts.shift), where, f"has the shift {experts.shift}")
 
 
@@ -195,16 +191,6 @@ def check_description(manifest: Description) -> None:
     if classifier is not None and classifier.transitions is not None:
         spans = classifier.per_token and forms_spans(classifier.labels)
         require(spans, "classifier.labels", "are not the labels of tokens that form spans")
-    factors = (
-        spec.qkv_limit,
-        spec.attention_scale,
-        spec.attention_softcap,
-        spec.logit_softcap,
-        spec.logit_scale,
-        spec.embedding_scale,
-    )
-    positive = all(factor is None or factor > 0 for factor in (*factors, spec.residual_scale, spec.rms_norm_eps))
-    require(positive, "spec", "has a scale, soft-cap or eps that is not positive")
     for token in (*spec.eos_token_ids, *([] if spec.bos_token_id is None else [spec.bos_token_id])):
         require(token < MAX_COUNT, "spec", f"has token id {token}")
     require(

@@ -14,6 +14,7 @@ K kv heads, D head dim, E hidden, F ffn, V vocab; they are plain ints by the tim
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
@@ -30,6 +31,8 @@ MAX_INTEGER = 2**53 - 1
 MAX_COUNT = 2**31 - 1
 Natural = TypeAliasType("Natural", Annotated[int, Interval(ge=0, le=MAX_INTEGER)])
 Count = TypeAliasType("Count", Annotated[int, Interval(ge=1, le=MAX_COUNT)])
+# Finite, which a number such as 1e999 in JSON is not.
+Positive = TypeAliasType("Positive", Annotated[float, Interval(gt=0, le=sys.float_info.max)])
 
 OPERATORS: dict[str, Callable[[int, int], int]] = {
     "add": lambda a, b: a + b,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from .expr import Count, Natural
+from .expr import Count, Natural, Positive
 
 # The keys of the largest tile or page of a kernel for complete texts. Kernels read complete tiles.
 KEY_TILE = 64
@@ -25,19 +25,19 @@ class RopeSpec:
     ``attention_factor``, and rotated queries by 1 + ``query_beta`` ln(1 + floor(position / original length)).
     """
 
-    theta: float
+    theta: Positive
     scaling: Literal["none", "linear", "llama3", "yarn", "longrope", "dynamic", "proportional"] = "none"
-    factor: float = 1.0
+    factor: Positive = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 1.0
     original_max_position_embeddings: Natural = 0
     rotary_dim: Natural | None = None
-    attention_factor: float = 1.0
+    attention_factor: Positive = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
-    short_factors: tuple[float, ...] = ()
-    long_factors: tuple[float, ...] = ()
+    short_factors: tuple[Positive, ...] = ()
+    long_factors: tuple[Positive, ...] = ()
     query_beta: float = 0.0
 
 
@@ -84,12 +84,12 @@ class ExpertSpec:
     intermediate_size: Count
     router: Literal["softmax", "sigmoid", "softmax_chosen"] = "softmax"
     normalized: bool = False
-    scale: float = 1.0
+    scale: Positive = 1.0
     dense_layers: tuple[Natural, ...] = ()
     biases: bool = False
     choice_bias: bool = False
-    limit: float | None = None
-    slope: float = 1.0
+    limit: Positive | None = None
+    slope: Positive = 1.0
     shift: float = 0.0
 
 
@@ -145,7 +145,7 @@ class ModelSpec:
     head_dim: Count
     intermediate_size: Count
     max_position_embeddings: Count
-    rms_norm_eps: float
+    rms_norm_eps: Positive
     rope: RopeSpec
     tie_word_embeddings: bool
     qkv_bias: bool = False
@@ -156,12 +156,12 @@ class ModelSpec:
     activation: str = "silu"
     window_rope: RopeSpec | None = None
     unrotated: tuple[Natural, ...] = ()
-    attention_scale: float | None = None
-    attention_softcap: float | None = None
-    logit_softcap: float | None = None
-    logit_scale: float = 1.0
-    embedding_scale: float = 1.0
-    residual_scale: float = 1.0
+    attention_scale: Positive | None = None
+    attention_softcap: Positive | None = None
+    logit_softcap: Positive | None = None
+    logit_scale: Positive = 1.0
+    embedding_scale: Positive = 1.0
+    residual_scale: Positive = 1.0
     window_head_dim: Count | None = None
     window_num_kv_heads: Count | None = None
     num_kv_shared_layers: Natural = 0
@@ -171,7 +171,7 @@ class ModelSpec:
     experts: ExpertSpec | None = None
     causal: bool = True
     sinks: bool = False
-    qkv_limit: float | None = None
+    qkv_limit: Positive | None = None
     keys_are_values: bool = False
     first_position: Natural = 0
     num_token_types: Natural = 0

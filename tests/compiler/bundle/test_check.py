@@ -126,6 +126,8 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "an edited chat template": lambda m: m["tokenizer"].update(chat_template="{{ messages[-1].content }}"),
     "no chat template of a tree": lambda m: m["tokenizer"].update(chat_template=None),
     "no layers": lambda m: m["spec"].update(num_layers=0),
+    "a soft cap of zero": lambda m: m["spec"].update(attention_softcap=0.0),
+    "a rotation without a base": lambda m: m["spec"]["rope"].update(theta=0.0),
     "a context of more tokens than arrays hold": lambda m: (
         m.update(context=2**25),
         m["spec"].update(max_position_embeddings=2**25),

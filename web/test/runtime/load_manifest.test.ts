@@ -88,6 +88,7 @@ test.each([
     { spec: { ...manifest.spec, windows: [4, "all"] } },
     'spec.windows[1] must be an integer from 1 to 2147483647, not "all"',
   ],
+  [{ spec: { ...manifest.spec, attention_softcap: 0 } }, "spec.attention_softcap must be a number above 0, not 0"],
   [{ kernels: { k: { ...manifest.kernels.sample, facts: [] } } }, "kernels.k.facts must be an object"],
   [
     { variants: { a: [{ kernels: ["k"], activation: null, needs: [], when: ["<=", "S"] }] } },
