@@ -112,6 +112,20 @@ def encoder_loss(argument: str) -> str:
     return f"{figure:.4f}" if key.startswith("cosine") else f"{round(figure, 2):g}"
 
 
+def web_experts(argument: str) -> str:
+    """What `make bench-web-experts` measured with a number of experts on the device, by its column."""
+    held, column = argument.split()
+    run = next(
+        each for each in recorded("tests/bench/results/web-experts.json")["results"] if each["held"] == int(held)
+    )
+    if column == "buffers":
+        return f"{run['largestBufferBytes'] / 1e6:,.0f}"
+    counts, tokens = run["decode"]["experts"], run["decode"]["tokens"]
+    if column == "hits":
+        return f"{100 * counts['hits'] / (counts['hits'] + counts['reads']):.0f}"
+    return f"{counts['bytesRead'] / tokens / 1e6:.0f}"
+
+
 @cache
 def nodes(model: str) -> tuple[int, int]:
     """The ops of a published model's graph, and the steps that the passes leave, for WebGPU in `q4f16`."""
@@ -139,6 +153,7 @@ KINDS: Mapping[str, Callable[[str], str]] = {
     "recall_percent": recall_percent,
     "soak": soak,
     "encoder_loss": encoder_loss,
+    "web_experts": web_experts,
     "ops": lambda model: str(nodes(model)[0]),
     "steps": lambda model: str(nodes(model)[1]),
 }

@@ -104,6 +104,13 @@ MIXTURE = Shapes(
         "rms_norm_eps": 1e-06, "max_position_embeddings": 40960, "hidden_act": "silu", "attention_bias": False,
     },
 )  # fmt: skip
+# Six of the 48 layers of Qwen3-30B-A3B, with all experts, and a part of its vocabulary.
+SPARSE_MIXTURE = Shapes(
+    "mixture-128x8",
+    {
+        **MIXTURE.config, "vocab_size": 32768, "num_hidden_layers": 6, "num_experts": 128, "num_experts_per_tok": 8,
+    },
+)  # fmt: skip
 # The layers and heads of Qwen2-0.5B with a quarter to an eighth of the width: the calls per token are the same, and a
 # CPU is fast enough.
 QWEN2_NARROW = Shapes(
