@@ -1,4 +1,6 @@
-"""causal_conv, gated_delta and ssm_scan: a sequence's rows one after the other, from its state to the next one."""
+"""causal_conv, gated_delta and ssm_scan: a sequence's rows one after the other, from its state to the next one. Chunks
+of rows, as on GPUs, would need as many operations (see tests/bench/README.md).
+"""
 
 from __future__ import annotations
 

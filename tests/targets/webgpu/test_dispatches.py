@@ -14,7 +14,8 @@ from nearfar.compiler.formats.config import ConfigReader
 from nearfar.compiler.formats.huggingface import read_spec
 from nearfar.compiler.ir.expr import Expr, evaluate, holds
 from nearfar.compiler.ir.graph import Graph
-from nearfar.compiler.ir.plan import make_plan
+from nearfar.compiler.ir.pages import STATE_SLOTS
+from nearfar.compiler.ir.plan import Step, make_plan
 from nearfar.compiler.ir.spec import EmbeddingSpec, ModelSpec
 from nearfar.compiler.measure.model_table import published
 from nearfar.compiler.passes import run_passes
@@ -40,6 +41,33 @@ def test_a_token_takes_as_many_dispatches_as_ever(shapes: Shapes, short: int, lo
     spec = by_model_type(shapes.config["model_type"]).read_config(ConfigReader(shapes.config))
     # Many workgroups sample a row with a temperature; one workgroup then merges their results.
     assert dispatches(spec) == {"short": short, "long": long, "drawn": short + 1}
+
+
+@pytest.mark.parametrize("name", ["lfm2-350m", "granite-4.0-h-350m", "qwen3.5-0.8b"])
+def test_a_step_with_a_state_runs_and_reads_the_same_at_any_context(name: str) -> None:
+    spec, context = read_spec(dict(published())[name]), 32_768
+    fmt = quant.by_name("q4f16")
+    graph = by_model_type(spec.model_type).forward(spec, PAGE_SIZE, context)
+    plan = make_plan(run_passes(graph, fmt, MAX_BINDING_BYTES))
+    lowering = Context(plan, fmt, ("float32",))
+
+    def work(step: Step, keys: int) -> object:
+        """The kernels of a token with their workgroups, and the sizes of the arrays that they may read."""
+        dims = {**ONE_TOKEN, "T": keys, "P": keys // PAGE_SIZE, "L": keys // PAGE_SIZE, "Z": 1}
+        row = next(row for row in variants_of(step, lowering) if holds(row.when, dims) and not row.needs)
+        kernels = [(call.name, [evaluate(size, dims) for size in call.build().grid]) for call in row.kernels]
+        return kernels, {
+            role: [evaluate(size, dims) for size in plan.shape_of(array)] for role, array in step.inputs.items()
+        }
+
+    steps = [step for step in plan.steps if STATE_SLOTS in step.inputs]
+    mixed = [mixer for mixer in spec.mixers if mixer != "attention"]
+    # Mamba-2 has two steps.
+    assert len(steps) == len(mixed) * (1 + ("mamba2" in mixed))
+    different = {step.op: step for step in steps}
+    assert [work(step, 128) for step in different.values()] == [work(step, context) for step in different.values()]
+    attention = next(step for step in plan.steps if step.op == "attention")
+    assert work(attention, 128) != work(attention, context)
 
 
 # Norms behind the sub-layers and over all heads, norms behind the rotation, LayerNorms with and without a bias. The
