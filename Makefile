@@ -196,8 +196,11 @@ bench-wire: .venv/.dev
 bench-import: .venv/.dev
 	$(BIN)/python tests/bench/bench_import.py
 
+# The folders of what runs single steps of a plan.
+STEP_FOLDERS = tests:tests/targets:tests/targets/cpu:tests/targets/webgpu
+
 bench-cpu-kernels: .venv/.dev
-	$(BIN)/python tests/bench/bench_cpu_kernels.py
+	PYTHONPATH=$(STEP_FOLDERS) $(BIN)/python tests/bench/bench_cpu_kernels.py
 
 bench-activations: .venv/.dev
 	PYTHONPATH=tests $(BIN)/python tests/bench/bench_activations.py
@@ -238,7 +241,7 @@ bench-decode-context: .venv/.dev | vulkan
 	$(BIN)/python tests/bench/bench_decode_context.py $(if $(TARGET),--target '$(TARGET)')
 
 bench-states: .venv/.dev
-	NEARFAR_THREADS=1 $(BIN)/python tests/bench/bench_states.py
+	NEARFAR_THREADS=1 PYTHONPATH=$(STEP_FOLDERS) $(BIN)/python tests/bench/bench_states.py
 
 bench-cuda: .venv/.dev
 	$(BIN)/python tests/bench/bench_cuda.py $(if $(BUNDLE),--bundle '$(BUNDLE)')

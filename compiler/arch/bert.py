@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ..formats.config import ConfigReader
 from ..ir.graph import Graph
@@ -18,6 +19,34 @@ PREFIX = "bert."
 # Heads that a checkpoint may have beside the one that is compiled.
 OTHER_HEADS = re.compile(r"(?:pooler|cls|classifier)\..*")
 HEAD = HeadLayout(dense=[("pooler.dense", "tanh")])
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNames:
+    """The names of a layer's modules below those of all ``layers``. ``heads``: the projections of queries, keys and
+    values, or one of all, and ``joined`` that of several as one.
+    """
+
+    layers: str
+    heads: Sequence[str]
+    joined: str
+    attended: str
+    attention_norm: str
+    inner: str
+    outer: str
+    norm: str
+
+
+NAMES = LayerNames(
+    layers="encoder.layer",
+    heads=["attention.self.query", "attention.self.key", "attention.self.value"],
+    joined="attention.self.qkv",
+    attended="attention.output.dense",
+    attention_norm="attention.output.LayerNorm",
+    inner="intermediate.dense",
+    outer="output.dense",
+    norm="output.LayerNorm",
+)
 
 
 def read_config(config: ConfigReader) -> ModelSpec:
@@ -39,22 +68,16 @@ def encode(spec: ModelSpec, context: int, task: EmbeddingSpec | ClassifierSpec, 
 
 
 def add_layer(
-    encoder: EncoderGraph,
-    layer: int,
-    x: str,
-    *,
-    names: Sequence[str] = ("query", "key", "value"),
-    more: Mapping[str, str] | None = None,
+    encoder: EncoderGraph, layer: int, x: str, names: LayerNames = NAMES, more: Mapping[str, str] | None = None
 ) -> str:
-    """``names``: those of the projections of attention; ``more``: further inputs of attention."""
-    here, hidden = f"encoder.layer.{layer}", encoder.spec.hidden_size
-    attention = f"{here}.attention"
-    modules = [(f"{attention}.self.{name}", hidden) for name in names]
-    qkv = encoder.linear(modules, x, f"{attention}.self.qkv", dtype="activation")
-    attended = encoder.attention(layer, qkv, more=more)
-    projected = encoder.linear([(f"{attention}.output.dense", hidden)], attended)
-    x = encoder.norm(f"{attention}.output.LayerNorm", encoder.add(projected, x, f"{here}.after_attention"))
+    """A layer with a norm behind each half. ``more``: further inputs of attention."""
+    here, hidden = f"{names.layers}.{layer}", encoder.spec.hidden_size
+    rows = 3 * hidden // len(names.heads)
+    joined = f"{here}.{names.joined}" if names.joined else ""
+    qkv = encoder.linear([(f"{here}.{name}", rows) for name in names.heads], x, joined, dtype="activation")
+    projected = encoder.linear([(f"{here}.{names.attended}", hidden)], encoder.attention(layer, qkv, more=more))
+    x = encoder.norm(f"{here}.{names.attention_norm}", encoder.add(projected, x, f"{here}.after_attention"))
     size, activation = encoder.spec.intermediate_size, encoder.spec.activation
-    inner = encoder.linear([(f"{here}.intermediate.dense", size)], x, activation=activation)
-    outer = encoder.linear([(f"{here}.output.dense", hidden)], inner)
-    return encoder.norm(f"{here}.output.LayerNorm", encoder.add(outer, x, f"{here}.after_feed_forward"))
+    inner = encoder.linear([(f"{here}.{names.inner}", size)], x, activation=activation)
+    outer = encoder.linear([(f"{here}.{names.outer}", hidden)], inner)
+    return encoder.norm(f"{here}.{names.norm}", encoder.add(outer, x, f"{here}.after_feed_forward"))

@@ -12,13 +12,14 @@ from ..formats.config import ConfigReader
 from ..formats.distance_tensors import HEADS, ROWS
 from ..ir.graph import Graph
 from ..ir.spec import ClassifierSpec, DistanceSpec, EmbeddingSpec, ModelSpec
-from .bert import add_layer
+from . import bert
 from .encoder import EncoderGraph, HeadLayout, finish
 from .encoder_config import read_encoder_config
 
 PREFIX = "deberta."
 OTHER_HEADS = re.compile(r"(?:pooler|cls|lm_predictions|mask_predictions|classifier)\..*")
 HEAD = HeadLayout(dense=[("pooler.dense", "gelu")])
+NAMES = replace(bert.NAMES, heads=[f"attention.self.{name}_proj" for name in ("query", "key", "value")])
 HARMLESS = frozenset({"cls_dropout", "legacy", "pooler_dropout", "pos_dropout", "conv_act"})
 # The parts of a score: of both texts, and one of each text with the distance.
 TERMS = 3
@@ -69,5 +70,5 @@ def encode(spec: ModelSpec, context: int, task: EmbeddingSpec | ClassifierSpec) 
     for layer in range(spec.num_layers):
         heads = encoder.vector(f"encoder.layer.{layer}.attention.self.{HEADS}", size)
         more = {"distance_heads": heads, "distance_rows": rows}
-        x = add_layer(encoder, layer, x, names=("query_proj", "key_proj", "value_proj"), more=more)
+        x = bert.add_layer(encoder, layer, x, NAMES, more)
     return finish(encoder, x, task, HEAD)

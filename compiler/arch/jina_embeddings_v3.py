@@ -10,6 +10,7 @@ import re
 from ..formats.config import ConfigReader
 from ..ir.graph import Graph
 from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec, RopeSpec
+from .bert import LayerNames, add_layer
 from .decoder_config import even_head_dim
 from .encoder import EncoderGraph, HeadLayout, finish
 from .encoder_config import read_encoder_config
@@ -18,6 +19,16 @@ from .rope_config import RopeSizes, read_rope
 PREFIX = "roberta."
 OTHER_HEADS = re.compile(r"(?:pooler|lm_head|classifier)\..*")
 HEAD = HeadLayout(classifier="classifier.out_proj", dense=[("classifier.dense", "tanh")])
+NAMES = LayerNames(
+    layers="encoder.layers",
+    heads=["mixer.Wqkv"],
+    joined="",
+    attended="mixer.out_proj",
+    attention_norm="norm1",
+    inner="mlp.fc1",
+    outer="mlp.fc2",
+    norm="norm2",
+)
 THETA = 20_000.0
 # Keys of the model's own code that do not change its results, and those of its adapters.
 HARMLESS = frozenset(
@@ -47,16 +58,10 @@ def read_config(config: ConfigReader) -> ModelSpec:
 
 def encode(spec: ModelSpec, context: int, task: EmbeddingSpec | ClassifierSpec) -> Graph:
     """The graph of one forward pass on a batch of complete texts."""
-    encoder, hidden, size = EncoderGraph(spec, context), spec.hidden_size, spec.intermediate_size
+    encoder = EncoderGraph(spec, context)
     x = encoder.embedding("embeddings.word_embeddings")
     x = encoder.positions(x, None, "embeddings.token_type_embeddings" if spec.num_token_types else None)
     x = encoder.norm("emb_ln", x)
     for layer in range(spec.num_layers):
-        here = f"encoder.layers.{layer}"
-        qkv = encoder.linear([(f"{here}.mixer.Wqkv", 3 * hidden)], x, dtype="activation")
-        projected = encoder.linear([(f"{here}.mixer.out_proj", hidden)], encoder.attention(layer, qkv))
-        x = encoder.norm(f"{here}.norm1", encoder.add(projected, x, f"{here}.after_attention"))
-        inner = encoder.linear([(f"{here}.mlp.fc1", size)], x, activation=spec.activation)
-        outer = encoder.linear([(f"{here}.mlp.fc2", hidden)], inner)
-        x = encoder.norm(f"{here}.norm2", encoder.add(outer, x, f"{here}.after_feed_forward"))
+        x = add_layer(encoder, layer, x, NAMES)
     return finish(encoder, x, task, HEAD)

@@ -8,27 +8,17 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 
+import cpu_steps
+from bench_compile import machine
 from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [
-    str(ROOT / "tests"),
-    str(ROOT / "tests" / "targets"),
-    str(ROOT / "tests" / "targets" / "cpu"),
-    str(ROOT / "tests" / "targets" / "webgpu"),
-]
-
-import cpu_steps  # noqa: E402
-from bench_compile import machine  # noqa: E402
-
-from nearfar.compiler.ir.expr import holds  # noqa: E402
-from nearfar.targets.threads import default_threads  # noqa: E402
-from nearfar.targets.variant import Variant  # noqa: E402
+from nearfar.compiler.ir.expr import holds
+from nearfar.targets.threads import default_threads
+from nearfar.targets.variant import Variant
 
 # A feed-forward's and an attention's projections of Gemma 4 E2B.
 SHAPES = ("6144x1536", "1536x6144", "2048x1536")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,26 +16,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cpu_steps
 import numpy as np
+from bench_compile import machine
+from checkpoints import Shapes, compile_in_process, write_checkpoint
 from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [
-    str(ROOT / "tests"),
-    str(ROOT / "tests" / "targets"),
-    str(ROOT / "tests" / "targets" / "cpu"),
-    str(ROOT / "tests" / "targets" / "webgpu"),
-]
-
-import cpu_steps  # noqa: E402
-from bench_compile import machine  # noqa: E402
-from checkpoints import Shapes, compile_in_process, write_checkpoint  # noqa: E402
-
-from nearfar.compiler.bundle.folder import open_bundle  # noqa: E402
-from nearfar.compiler.pipeline.target import open_runner  # noqa: E402
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch  # noqa: E402
-from nearfar.compiler.runtime.plan_runner import PlanRunner  # noqa: E402
+from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.pipeline.target import open_runner
+from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.plan_runner import PlanRunner
 
 RESULTS = Path(__file__).parent / "results" / "cpu-states.json"
 ROWS = (1, 512, 2048)
