@@ -29,6 +29,9 @@ WIDE = {
 # The same for blocks of 256.
 WIDER = {**WIDE, "hidden_size": 256, "num_attention_heads": 8}
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3}
+MAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_state": 32, "mamba_expand": 2}
+FOUR_LAYERS: dict[str, Any] = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+GEMMA_4: dict[str, Any] = {"global_head_dim": 64, "sliding_window": 11, "final_logit_softcapping": 30.0}
 # Architecture -> (transformers' family, its configuration besides the sizes).
 MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -50,6 +53,23 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("Olmoe", EXPERTS),
     "granitemoe": FAMILIES["granitemoe"],
     "gpt-oss": ("GptOss", {**FAMILIES["gpt_oss"][1], "initial_context_length": 64}),
+    "granitehybrid": ("GraniteMoeHybrid", {**HYBRIDS["granitemoehybrid"][1], **MAMBA, "shared_intermediate_size": 96}),
+    "granitehybrid_experts": (
+        "GraniteMoeHybrid",
+        {**HYBRIDS["granitemoehybrid_experts"][1], **MAMBA, "shared_intermediate_size": 96},
+    ),
+    # Its sizes in llama.cpp are not those of Falcon-H1's hidden rows.
+    "falcon-h1": ("FalconH1", {**HYBRIDS["falcon_h1"][1], **MAMBA, "mamba_n_groups": 2, "mamba_d_ssm": 192}),
+    "mamba2": (
+        "Mamba2",
+        {**HYBRIDS["mamba2"][1], "num_heads": 8, "head_dim": 32, "expand": 2, "state_size": 32},
+    ),
+    # Upper layers share the keys and values of lower ones and have wider feed-forwards.
+    "gemma4": ("Gemma4", {**FAMILIES["gemma4_text"][1], "hidden_size_per_layer_input": 32, **GEMMA_4, **FOUR_LAYERS}),
+    "gemma4_experts": (
+        "Gemma4",
+        {**FAMILIES["gemma4_experts"][1], "num_global_key_value_heads": 1, "moe_intermediate_size": 96, **GEMMA_4},
+    ),
     "lfm2": ("Lfm2", {**HYBRIDS["lfm2"][1], "conv_bias": False, "block_auto_adjust_ff_dim": False}),
     "lfm2moe": ("Lfm2Moe", {**HYBRIDS["lfm2_moe"][1], "moe_intermediate_size": 96, "routed_scaling_factor": 1.0}),
     # Values of 2 heads for each head of keys.
@@ -66,9 +86,9 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}),
 }
 # Architectures whose heads have the hidden size divided by their number.
-WHOLE_HEADS = ("granitemoe", "lfm2", "lfm2moe", "minicpm", "olmoe", "phi2", "phi3", "qwen2")
+WHOLE_HEADS = ("granitehybrid", "granitemoe", "lfm2", "lfm2moe", "minicpm", "olmoe", "phi2", "phi3", "qwen2")
 # Architectures whose rows of q and k are in the order in which llama.cpp rotates them.
-INTERLEAVED = ("granite", "granitemoe", "llama", "minicpm", "smollm3")
+INTERLEAVED = ("granite", "granitehybrid", "granitemoe", "llama", "minicpm", "smollm3")
 # Architectures whose norms are stored plus one.
 SHIFTED = ("gemma", "gemma2", "gemma3", "nemotron", "qwen35")
 # The keys of the epsilon of LayerNorms.
@@ -90,7 +110,10 @@ def make_gguf(
     import transformers
 
     family, config = MODELS[architecture]
+    architecture = architecture.removesuffix("_experts")
     settings = {**SIZES, **config, **sizes}
+    if architecture == "mamba2":
+        del settings["num_attention_heads"], settings["num_key_value_heads"]
     if architecture in WHOLE_HEADS:
         del settings["head_dim"]
     if architecture == "olmoe":
@@ -110,6 +133,7 @@ def write_gguf(
     """Write the checkpoint in a folder as ``folder``/model.gguf. ``metadata`` are keys to add, with "__" for "."."""
     config = json.loads((folder / "config.json").read_text())
     path = folder / "model.gguf"
+    architecture = architecture.removesuffix("_experts")
     writer = gguf.GGUFWriter(path, architecture)
     add_sizes(writer, architecture, config)
     add_byte_tokenizer(writer, config["vocab_size"])
@@ -121,9 +145,9 @@ def write_gguf(
     for name, tensor in converted(load_file(folder / "model.safetensors"), config):
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
-        theirs = NAMES.get(name.rpartition("layers.")[2].partition(".")[2]) or names.get_name(
-            name, try_suffixes=(".weight", ".bias")
-        )
+        theirs = NAMES.get(name.rpartition("layers.")[2].partition(".")[2]) or name
+        if not theirs.startswith("blk."):
+            theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs is not None, name
         theirs = theirs.format(bid=name.rpartition("layers.")[2].partition(".")[0])
         if architecture in INTERLEAVED and ("q_proj" in name or "k_proj" in name):
@@ -132,7 +156,7 @@ def write_gguf(
             tensor = tensor.reshape(-1, *tensor.shape[3:])
         if architecture in SHIFTED and name.endswith("norm.weight") and "linear_attn" not in name:
             tensor = tensor + 1
-        is_matrix = tensor.ndim > 1 and "conv" not in theirs and not theirs.endswith(("bias", "ffn_gate_inp.weight"))
+        is_matrix = tensor.ndim > 1 and not re.search(r"conv|bias|ffn_gate_inp|ssm_(a|d|norm)\b", theirs)
         kind = stored(theirs) if is_matrix else Type.F32
         data = np.ascontiguousarray(tensor, np.float32)
         writer.add_tensor(theirs, blocks(data, kind), raw_dtype=None if kind == Type.F32 else kind)
@@ -149,6 +173,11 @@ NAMES = {
     "self_attn.sinks": "blk.{bid}.attn_sinks.weight",
     "feed_forward.expert_bias": "blk.{bid}.exp_probs_b.bias",
     "linear_attn.A_log": "blk.{bid}.ssm_a",
+    "layer_scalar": "blk.{bid}.layer_output_scale.weight",
+    "router.scale": "blk.{bid}.ffn_gate_inp.scale",
+    "router.per_expert_scale": "blk.{bid}.ffn_down_exps.scale",
+    "experts.gate_up_proj": "blk.{bid}.ffn_gate_up_exps.weight",
+    "experts.down_proj": "blk.{bid}.ffn_down_exps.weight",
 }
 
 
@@ -164,6 +193,17 @@ def converted(tensors: Mapping[str, Arrays], config: Mapping[str, Any]) -> Itera
                 # The name map has those of LFM2's experts without a prefix.
                 stem = separate[1].removeprefix("model.") if "feed_forward" in name else separate[1]
                 yield f"{stem}.{separate[2]}", np.stack(stack)
+        elif module == "shared_mlp.input_linear.weight":
+            layer, suffix = name.split(".layers.")[1].partition(".")[0], "_shexp" if config["num_local_experts"] else ""
+            for part, half in zip(("gate", "up"), np.split(tensor, 2), strict=True):
+                yield f"blk.{layer}.ffn_{part}{suffix}.weight", half
+        elif module == "shared_mlp.output_linear.weight" and not config["num_local_experts"]:
+            yield f"blk.{name.split('.layers.')[1].partition('.')[0]}.ffn_down.weight", tensor
+        elif re.match(r"(mamba|mixer)\.", module):
+            name = name.replace(".dt_bias", ".dt_proj.bias")
+            yield name, of_mamba(module.partition(".")[2], tensor * falcon_factor(name, config), config)
+        elif config["model_type"] == "falcon_h1":
+            yield name, tensor * falcon_factor(name, config)
         elif module == "block_sparse_moe.input_linear.weight":
             stem = name.removesuffix("input_linear.weight")
             # The name map has those of Mixtral's experts.
@@ -185,6 +225,36 @@ def converted(tensors: Mapping[str, Arrays], config: Mapping[str, Any]) -> Itera
             yield name, with_tiled_heads(module.removeprefix("linear_attn."), tensor, config)
         else:
             yield name, tensor
+
+
+def of_mamba(module: str, tensor: Arrays, config: Mapping[str, Any]) -> Arrays:
+    """A tensor of Mamba-2, whose vectors have two axes in a file."""
+    if module == "A_log":
+        tensor = -np.exp(tensor)
+    if module in ("A_log", "D"):
+        return tensor.reshape(-1, 1)
+    if module == "norm.weight":
+        return tensor.reshape(config.get("mamba_n_groups") or config["n_groups"], -1)
+    return tensor.squeeze(1) if module == "conv1d.weight" else tensor
+
+
+def falcon_factor(name: str, config: Mapping[str, Any]) -> Any:
+    """What a tensor of Falcon-H1 is multiplied by, because llama.cpp has no keys for its factors."""
+    if config["model_type"] != "falcon_h1":
+        return 1
+    if "mamba.in_proj" in name:
+        width, states = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+        rows = (width, width, states, states, config["mamba_n_heads"])
+        return np.repeat(config["ssm_multipliers"], rows)[:, None] * config["ssm_in_multiplier"]
+    gate, down = config["mlp_multipliers"]
+    inside = config["attention_in_multiplier"]
+    factors = {
+        "down_proj": down, "gate_proj": gate, "k_proj": config["key_multiplier"] * inside, "q_proj": inside,
+        "v_proj": inside, "o_proj": config["attention_out_multiplier"],
+        "mamba.out_proj": config["ssm_out_multiplier"], "lm_head": config["lm_head_multiplier"],
+        "embed_tokens": config["embedding_multiplier"],
+    }  # fmt: skip
+    return next((factor for part, factor in factors.items() if f".{part}." in f".{name}"), 1)
 
 
 def with_tiled_heads(module: str, tensor: Arrays, config: Mapping[str, Any]) -> Arrays:
@@ -252,18 +322,28 @@ SCALES = {
 
 
 def add_sizes(writer: Any, architecture: str, config: Mapping[str, Any]) -> None:
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    add_states(writer, architecture, config)
+    if architecture == "mamba2":
+        writer.add_context_length(2**20)
+        writer.add_feed_forward_length(0)
+        writer.add_head_count(0)
+        writer.add_layer_norm_rms_eps(config["layer_norm_epsilon"])
+        return
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
+    add_experts(writer, architecture, config)
+    if architecture == "gemma4":
+        add_gemma4(writer, config)
+        return
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
     kinds = config.get("layer_types") or []
     kv_heads = config["num_key_value_heads"]
-    writer.add_head_count_kv([0 if kind == "conv" else kv_heads for kind in kinds] if "conv" in kinds else kv_heads)
-    add_experts(writer, architecture, config)
-    add_states(writer, architecture, config)
+    recurrent = [kind == {"granitehybrid": "linear_attention"}.get(architecture, "conv") for kind in kinds]
+    writer.add_head_count_kv([0 if each else kv_heads for each in recurrent] if any(recurrent) else kv_heads)
     if architecture in CENTERED:
         writer.add_layer_norm_eps(config[CENTERED[architecture]])
     else:
@@ -285,12 +365,44 @@ def add_sizes(writer: Any, architecture: str, config: Mapping[str, Any]) -> None
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if architecture in ("granite", "granitemoe"):
+    if architecture == "granitehybrid":
+        writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
+        writer.add_rope_scaling_finetuned(False)
+    if architecture in ("granite", "granitehybrid", "granitemoe"):
         writer.add_attention_scale(config["attention_multiplier"])
-    if architecture in ("granite", "granitemoe", "minicpm"):
+    if architecture in ("granite", "granitehybrid", "granitemoe", "minicpm"):
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
+
+
+def add_gemma4(writer: Any, config: Mapping[str, Any]) -> None:
+    layers = config["num_hidden_layers"]
+    windows = [kind == "sliding_attention" for kind in config["layer_types"]]
+    sections = config.get("per_layer_config") or {}
+    full: Mapping[str, Any] = next(iter(sections.values()), {})
+    kv_heads, full_kv_heads = config["num_key_value_heads"], full.get("num_key_value_heads")
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv([kv_heads if each else full_kv_heads or kv_heads for each in windows])
+    shared = config["num_kv_shared_layers"]
+    wide = [config["use_double_wide_mlp"] and layer >= layers - shared for layer in range(layers)]
+    writer.add_feed_forward_length([config["intermediate_size"] * (2 if each else 1) for each in wide])
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"] or 0)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern(windows)
+    if config["final_logit_softcapping"]:
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    head_dim = full["head_dim"]
+    for size, suffix in ((head_dim, ""), (config["head_dim"], "_swa")):
+        for name in ("key_length", "value_length", "rope_dimension_count"):
+            getattr(writer, f"add_{name}{suffix}")(size)
+    rope = config["rope_parameters"]
+    writer.add_rope_freq_base(rope["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+    rotated = int(head_dim * rope["full_attention"]["partial_rotary_factor"] / 2)
+    writer.add_tensor("rope_freqs.weight", np.where(np.arange(head_dim // 2) < rotated, 1, 1e30).astype(np.float32))
 
 
 def add_experts(writer: Any, architecture: str, config: Mapping[str, Any]) -> None:
@@ -298,7 +410,7 @@ def add_experts(writer: Any, architecture: str, config: Mapping[str, Any]) -> No
     if not experts:
         return
     writer.add_expert_count(experts)
-    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_used_count(config.get("num_experts_per_tok") or config["top_k_experts"])
     if size := config.get("moe_intermediate_size") or (architecture == "gpt-oss" and config["intermediate_size"]):
         writer.add_expert_feed_forward_length(size)
     if architecture == "lfm2moe":
@@ -314,6 +426,14 @@ def add_experts(writer: Any, architecture: str, config: Mapping[str, Any]) -> No
 
 
 def add_states(writer: Any, architecture: str, config: Mapping[str, Any]) -> None:
+    sizes = mamba_sizes(config)
+    if sizes:
+        heads, head_dim, groups, states, taps = sizes
+        writer.add_ssm_conv_kernel(taps)
+        writer.add_ssm_state_size(states)
+        writer.add_ssm_group_count(groups)
+        writer.add_ssm_time_step_rank(heads)
+        writer.add_ssm_inner_size(heads * head_dim)
     if architecture in ("lfm2", "lfm2moe"):
         writer.add_shortconv_l_cache(config["conv_L_cache"])
     if architecture == "qwen35":
@@ -324,6 +444,17 @@ def add_states(writer: Any, architecture: str, config: Mapping[str, Any]) -> Non
         writer.add_ssm_inner_size(config["linear_num_value_heads"] * config["linear_value_head_dim"])
         writer.add_full_attention_interval(3)
         writer.add_rope_dimension_sections([11, 11, 10, 0])
+
+
+def mamba_sizes(config: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The heads of Mamba-2, their size, the groups, the size of a state, and the taps."""
+    if config["model_type"] == "mamba2":
+        keys = ("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel")
+    elif "mamba_n_heads" in config:
+        keys = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
+    else:
+        return None
+    return tuple(config[key] for key in keys)
 
 
 def add_byte_tokenizer(writer: Any, vocab_size: int) -> None:

@@ -72,11 +72,7 @@ def read_decoder_config(
     flags = {key: config.flag(key, default=False) for key in bias_keys}
     vocab_size = config.integer("vocab_size")
     max_position_embeddings = config.integer("max_position_embeddings")
-    if num_heads % num_kv_heads:
-        raise config.contradiction(
-            "num_key_value_heads",
-            f"'num_attention_heads' is {num_heads}, not a multiple of 'num_key_value_heads', which is {num_kv_heads}",
-        )
+    require_shared_heads(config, num_heads, num_kv_heads)
     head_dim = even_head_dim(config, head_dim or config.optional_integer("head_dim"))
     sizes = RopeSizes(
         head_dim, max_position_embeddings, rotates_parts, default_rotated, default_theta, ignored=rope_ignored
@@ -234,6 +230,15 @@ def _require_plain_decoder(config: ConfigReader) -> None:
     config.expect("add_cross_attention", False)
     config.expect("cross_attention_hidden_size", None)
     config.expect("pruned_heads", {}, None)
+
+
+def require_shared_heads(config: ConfigReader, num_heads: int, num_kv_heads: int) -> None:
+    """Raises CheckpointError unless as many heads share each head of keys and values."""
+    if num_heads % num_kv_heads:
+        raise config.contradiction(
+            "num_key_value_heads",
+            f"'num_attention_heads' is {num_heads}, not a multiple of 'num_key_value_heads', which is {num_kv_heads}",
+        )
 
 
 def even_head_dim(config: ConfigReader, head_dim: int | None) -> int:

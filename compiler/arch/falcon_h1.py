@@ -64,7 +64,7 @@ def _read_factors(config: ConfigReader, states: StateSpec) -> dict[str, float]:
     # z, x, B, C and the time step.
     starts = (0, width, 2 * width, 2 * width + grouped, 2 * width + 2 * grouped)
     parts = zip(starts, _numbers(config, "ssm_multipliers", 5), strict=True)
-    return {
+    factors = {
         "self_attn.q_proj": attention_in,
         "self_attn.k_proj": attention_in * key,
         "self_attn.v_proj": attention_in,
@@ -74,6 +74,7 @@ def _read_factors(config: ConfigReader, states: StateSpec) -> dict[str, float]:
         **{f"mamba.in_proj[{start}]": ssm_in * factor for start, factor in parts},
         "mamba.out_proj": ssm_out,
     }
+    return {name: factor for name, factor in factors.items() if factor != 1}
 
 
 def _numbers(config: ConfigReader, key: str, count: int) -> Sequence[float]:

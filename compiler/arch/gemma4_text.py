@@ -14,7 +14,14 @@ from ..formats.config import ConfigReader
 from ..ir.graph import Graph, Parameter, Source
 from ..ir.spec import ExpertSpec, ModelSpec, RopeSpec
 from .decoder import DecoderLayout, Layer, embedding, finish, matrix, new_graph, take_sampled, vector
-from .decoder_config import even_head_dim, read_activation, read_decoder_config, read_layer_types, windows_of
+from .decoder_config import (
+    even_head_dim,
+    read_activation,
+    read_decoder_config,
+    read_layer_types,
+    require_shared_heads,
+    windows_of,
+)
 from .expert_config import read_experts
 from .experts import ExpertNames, Mixture
 from .gemma_numbers import embedding_scale
@@ -69,6 +76,7 @@ def read_config(
     kinds = (*kinds[:-1], "full_attention")
     window_head_dim = even_head_dim(config, config.integer("head_dim"))
     window_kv_heads = config.integer("num_key_value_heads")
+    require_shared_heads(config, config.integer("num_attention_heads"), window_kv_heads)
     shares_values = config.flag("attention_k_eq_v", default=False)
     head_dim, kv_heads = _full_heads(config, kinds, window_kv_heads, own_kv_heads=own_kv_heads or shares_values)
     intermediate, wide = config.integer("intermediate_size"), config.flag("use_double_wide_mlp", default=False)

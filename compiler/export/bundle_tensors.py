@@ -62,6 +62,12 @@ class BundleTensor:
         pieces = tuple(replace(each, source=replace(each.source, factor=1.0)) for each in self.pieces)
         return replace(self, pieces=pieces)
 
+    def times(self, factor: float) -> BundleTensor:
+        pieces = (
+            replace(each, source=replace(each.source, factor=each.source.factor / factor)) for each in self.pieces
+        )
+        return replace(self, pieces=tuple(pieces))
+
     def planes(self, rows: Rows) -> Mapping[str, Array]:
         """The planes of neighbouring rows of a matrix, in the order of ``rows``, with the factors; int8 scales as
         float32.

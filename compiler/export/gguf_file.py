@@ -34,7 +34,7 @@ from ..runtime.errors import QuantizationError, UnsupportedModel
 from ..runtime.text.tokenizer import Tokenizer
 from ..runtime.text.tokenizer_files import TokenizerFiles
 from .bundle_tensors import BundleTensor, bundle_tensors, has_factors_apart
-from .gguf_types import Exact, Inexact, Read, exact_type
+from .gguf_types import CENTRED, Exact, Inexact, Read, exact_type
 from .same_model import differences
 
 Fallback = Literal["f16", "f32"]
@@ -112,7 +112,9 @@ def export_gguf(
 
 def spec_of_file(bundle: Bundle) -> ModelSpec:
     spec = bundle.manifest.spec
-    return spec if has_factors_apart(bundle.manifest) else written_spec(spec)
+    name = architecture_for(spec.model_type)
+    assert name is not None
+    return written_spec(name, spec, has_factors_apart=has_factors_apart(bundle.manifest))
 
 
 def model_name(model: str, architecture: str, metadata: Mapping[str, Value]) -> dict[str, Value]:
@@ -132,8 +134,10 @@ def plan_tensors(bundle: Bundle, name: str, fallback: Fallback | None, note: Not
     """The file's tensors: those outside of the layers first."""
     spec = spec_of_file(bundle)
     tensors = bundle_tensors(bundle)
-    if spec != bundle.manifest.spec:
+    if spec.factors != bundle.manifest.spec.factors or spec.residual_scale != bundle.manifest.spec.residual_scale:
         tensors = {each: tensor.as_stored for each, tensor in tensors.items()}
+    if ARCHITECTURES[name].scaled_ends:
+        tensors |= with_scaled_ends(bundle.manifest.spec, tensors)
     relations = {tensor: each for each in relations_of(ARCHITECTURES[name], spec) for tensor in each.tensors}
     planned = [
         NewTensor(each, values.shape, "F32", lambda start, stop, values=values: values[start:stop])  # type: ignore[misc]
@@ -154,6 +158,17 @@ def plan_tensors(bundle: Bundle, name: str, fallback: Fallback | None, note: Not
     return sorted(planned, key=lambda tensor: (tensor.name.startswith("blk."), tensor.name.startswith("output")))
 
 
+def with_scaled_ends(spec: ModelSpec, tensors: Mapping[str, BundleTensor]) -> Mapping[str, BundleTensor]:
+    """The embedding and the head, multiplied by the factors of their results; see `GgufArchitecture.scaled_ends`."""
+    factors = {"model.embed_tokens.weight": spec.embedding_scale, "lm_head.weight": spec.logit_scale}
+    if spec.tie_word_embeddings and spec.embedding_scale != spec.logit_scale:
+        raise UnsupportedModel(
+            f"the embedding of this {spec.model_type} model is also its head, and their factors differ "
+            f"({spec.embedding_scale} and {spec.logit_scale}), which a GGUF file cannot express"
+        )
+    return {name: tensors[name].times(factor) for name, factor in factors.items() if name in tensors}
+
+
 def plan_relation(
     relation: Relation,
     tensors: Sequence[BundleTensor],
@@ -164,19 +179,7 @@ def plan_relation(
     if relation.values != "same":
         stored = [Exact("F32", partial(changed_rows, each, relation.values)) for each in tensors]
     else:
-        stored = []
-        for tensor in tensors:
-            exact = exact_type(tensor)
-            if isinstance(exact, Exact) and relation.columns is not None:
-                exact = with_columns(exact, relation.columns, tensor.shape[1])
-            if isinstance(exact, Inexact):
-                inexact.append((tensor, exact))
-                exact = fallback_type(tensor, fallback)
-                if relation.columns is not None:
-                    moved = with_columns(exact, relation.columns, tensor.shape[1])
-                    assert isinstance(moved, Exact)
-                    exact = moved
-            stored.append(exact)
+        stored = of_one_type(relation, tensors, fallback, inexact)
     kinds = {each.kind for each in stored}
     assert len(kinds) == 1, f"{relation.files[0]} has parts in several types"
     rows, *columns = tensors[0].shape
@@ -187,6 +190,33 @@ def plan_relation(
     for index, file in enumerate(relation.files):
         read = partial(read_file_rows, relation, rows, [each.read for each in stored], index * size, unit)
         yield NewTensor(file, shape, kinds.copy().pop(), read)
+
+
+def of_one_type(
+    relation: Relation,
+    tensors: Sequence[BundleTensor],
+    fallback: Fallback | None,
+    inexact: list[tuple[BundleTensor, Inexact]],
+) -> list[Exact]:
+    """The type that holds all tensors of a relation, such as experts with zero points of their own."""
+    found = [in_order_of_file(relation, each, exact_type(each)) for each in tensors]
+    kinds = {each.kind for each in found if isinstance(each, Exact)}
+    if len(kinds) > 1:
+        most = max((bits for bits, kind in CENTRED if kind in kinds), default=0)
+        found = [in_order_of_file(relation, each, exact_type(each, most)) for each in tensors]
+    exact = [each for each in found if isinstance(each, Exact)]
+    if len(exact) == len(found):
+        return exact
+    pairs = zip(tensors, found, strict=True)
+    inexact += [(tensor, each) for tensor, each in pairs if isinstance(each, Inexact)]
+    floats = [in_order_of_file(relation, each, fallback_type(each, fallback)) for each in tensors]
+    return [each for each in floats if isinstance(each, Exact)]
+
+
+def in_order_of_file(relation: Relation, tensor: BundleTensor, stored: Exact | Inexact) -> Exact | Inexact:
+    if relation.columns is None or isinstance(stored, Inexact):
+        return stored
+    return with_columns(stored, relation.columns, tensor.shape[1])
 
 
 def read_file_rows(

@@ -49,8 +49,8 @@ class Inexact:
     reason: str
 
 
-def exact_type(tensor: BundleTensor) -> Exact | Inexact:
-    """Reads the scales of a quantized matrix, but not its codes."""
+def exact_type(tensor: BundleTensor, least_bits: int = 0) -> Exact | Inexact:
+    """Reads the scales of a quantized matrix, but not its codes. ``least_bits``: of a type without a bias."""
     form = tensor.form
     if form is None or (isinstance(form, Dense) and form.dtype == "float32"):
         return Exact("F32", tensor.rows)
@@ -75,7 +75,10 @@ def exact_type(tensor: BundleTensor) -> Exact | Inexact:
     else:
         # The integers that multiply the scale.
         least, most = -high, (1 << codes.bits) - 1 - low
-        found = next((kind for bits, kind in CENTRED if -(1 << bits - 1) <= least and most < 1 << bits - 1), None)
+        fitting = (
+            kind for bits, kind in CENTRED if -(1 << bits - 1) <= least and most < 1 << bits - 1 and bits >= least_bits
+        )
+        found = next(fitting, None)
         problem = f"its codes minus their zero points are from {least} to {most}, which do not fit 8 bits"
     return Inexact(problem) if found is None else Exact(found, packed(tensor, codes, found))
 

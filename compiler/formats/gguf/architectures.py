@@ -30,7 +30,17 @@ from .decoders import (
     smollm3,
     starcoder2,
 )
+from .gemma4 import GEMMA4, GEMMA4_TOP, gemma4, gemma4_sizes, gemma4_tensors
 from .hybrids import LFM2, gated_delta, lfm2, lfm2_experts, lfm2moe, qwen35, short_convolution
+from .mamba import (
+    MAMBA2,
+    falcon_h1,
+    falcon_h1_tensors,
+    granite_hybrid_tensors,
+    granitehybrid,
+    mamba2,
+    mamba2_tensors,
+)
 from .metadata import Metadata
 from .mixtures import (
     gpt_oss,
@@ -63,15 +73,24 @@ LAYER = {
 AFTER_ATTENTION = {"post_attention_norm": "post_attention_layernorm"}
 # The last norm has this name in files of LFM2.
 LFM2_NORM = ("token_embd_norm", "model.embedding_norm")
+# Models whose files are those of another architecture with a model_type of its own.
+SHARED = {"mistral": "llama", "gemma4_unified_text": "gemma4"}
+
+
+def decoder_sizes(metadata: Metadata, container: Container) -> Config:
+    """The feed-forward's size, and the heads and their rotation, which all layers share."""
+    return {"intermediate_size": metadata.size("feed_forward_length"), **attention_config(metadata, container)}
 
 
 @dataclass(frozen=True, slots=True)
 class GgufArchitecture:
-    """``config`` adds to the configuration that all decoders have. ``names`` are those of a layer's modules besides
-    LAYER, and ``tensors`` relates those of a layer that the file does not have one by one. ``interleaved``: llama.cpp
-    rotates neighbouring elements of q and k, so their rows are stored in that order. ``norm_shift``: norms are stored
-    plus one. ``eps``: the key in config.json of the norms' epsilon. ``centered_norms``: these are LayerNorms, with
-    biases; otherwise they are by the root mean square. ``final_norm``: the last norm in the file and in a checkpoint.
+    """``sizes`` are those of the layers' modules, and ``config`` adds to the configuration that all decoders have.
+    ``names`` are those of a layer's modules besides LAYER, ``top`` those outside of layers besides TOP, and ``tensors``
+    relates those of a layer that the file does not have one by one. ``interleaved``: llama.cpp rotates neighbouring
+    elements of q and k, so their rows are stored in that order. ``norm_shift``: norms are stored plus one. ``eps``: the
+    key in config.json of the norms' epsilon. ``centered_norms``: these are LayerNorms, with biases; otherwise they are
+    by the root mean square. ``final_norm``: the last norm in the file and in a checkpoint. ``scaled_ends``: the
+    embedding and the head contain the factors by which others multiply their results.
     """
 
     model_type: str
@@ -83,6 +102,9 @@ class GgufArchitecture:
     eps: str = "rms_norm_eps"
     centered_norms: bool = False
     final_norm: tuple[str, str] = ("output_norm", "model.norm")
+    sizes: Callable[[Metadata, Container], Config] = decoder_sizes
+    top: Mapping[str, str] = field(default_factory=dict)
+    scaled_ends: bool = False
 
     @property
     def eps_key(self) -> str:
@@ -100,9 +122,8 @@ def architecture_of(metadata: Metadata) -> GgufArchitecture:
 
 def architecture_for(model_type: str) -> str | None:
     """The architecture of files for a model_type of config.json, or None for a model that ARCHITECTURES lacks."""
-    if model_type == "mistral":
-        return "llama"
-    return next((name for name, each in ARCHITECTURES.items() if each.model_type == model_type), None)
+    own = next((name for name, each in ARCHITECTURES.items() if each.model_type == model_type), None)
+    return own or SHARED.get(model_type)
 
 
 def read_config(architecture: GgufArchitecture, metadata: Metadata, container: Container) -> Config:
@@ -114,7 +135,6 @@ def read_config(architecture: GgufArchitecture, metadata: Metadata, container: C
         "model_type": architecture.model_type,
         "vocab_size": embedding.shape[0],
         "hidden_size": metadata.size("embedding_length"),
-        "intermediate_size": metadata.size("feed_forward_length"),
         "num_hidden_layers": metadata.layers,
         architecture.eps: metadata.positive(architecture.eps_key),
         "max_position_embeddings": metadata.size("context_length"),
@@ -123,7 +143,7 @@ def read_config(architecture: GgufArchitecture, metadata: Metadata, container: C
     # The embedding's number of rows determines the vocabulary size.
     metadata.ignore("vocab_size")
     metadata.expect("attention.causal", True)
-    config |= attention_config(metadata, container) | architecture.config(metadata, container)
+    config |= architecture.sizes(metadata, container) | architecture.config(metadata, container)
     # Mixtures have read these.
     metadata.expect_unread("expert_count", 0)
     metadata.expect_unread("expert_used_count", 0)
@@ -149,6 +169,25 @@ ARCHITECTURES = {
     "lfm2": GgufArchitecture("lfm2", lfm2, LFM2, short_convolution, eps="norm_eps", final_norm=LFM2_NORM),
     "lfm2moe": GgufArchitecture("lfm2_moe", lfm2moe, LFM2, lfm2_experts, eps="norm_eps", final_norm=LFM2_NORM),
     "qwen35": GgufArchitecture("qwen3_5_text", qwen35, AFTER_ATTENTION, gated_delta, norm_shift=True),
+    "granitehybrid": GgufArchitecture(
+        "granitemoehybrid", granitehybrid, tensors=granite_hybrid_tensors, interleaved=True
+    ),
+    "falcon-h1": GgufArchitecture(
+        "falcon_h1",
+        falcon_h1,
+        tensors=falcon_h1_tensors,
+        final_norm=("output_norm", "model.final_layernorm"),
+        scaled_ends=True,
+    ),
+    "mamba2": GgufArchitecture(
+        "mamba2",
+        names=MAMBA2,
+        tensors=mamba2_tensors,
+        eps="layer_norm_epsilon",
+        final_norm=("output_norm", "model.norm_f"),
+        sizes=mamba2,
+    ),
+    "gemma4": GgufArchitecture("gemma4_text", gemma4, GEMMA4, gemma4_tensors, sizes=gemma4_sizes, top=GEMMA4_TOP),
     "minicpm": GgufArchitecture("minicpm", minicpm, interleaved=True),
     "nemotron": GgufArchitecture("nemotron", partly_rotated, norm_shift=True, eps="norm_eps", centered_norms=True),
     "phi2": GgufArchitecture(
@@ -176,7 +215,8 @@ ARCHITECTURES = {
 def relations_of(architecture: GgufArchitecture, spec: ModelSpec) -> Iterator[Relation]:
     """How all tensors of a file are related to those of a checkpoint. If several name one tensor, the last counts."""
     kinds = ("weight", "bias") if architecture.centered_norms else ("weight",)
-    yield from same_names("token_embd", TOP["token_embd"], ("weight",))
+    for file, module in {"token_embd": TOP["token_embd"], **architecture.top}.items():
+        yield from same_names(file, module, ("weight",))
     yield from same_names("output", TOP["output"], kinds)
     for relation in same_names(*architecture.final_norm, kinds):
         yield shifted(relation) if architecture.norm_shift else relation

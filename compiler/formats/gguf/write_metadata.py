@@ -12,20 +12,24 @@ import numpy as np
 import numpy.typing as npt
 
 from ...ir.rope import inverse_frequencies
-from ...ir.spec import ModelSpec, StateSpec
+from ...ir.spec import ModelSpec
 from .architectures import ARCHITECTURES
 from .attention import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from .gemma4 import proportional_factors
 from .mixtures import SIGMOID, SOFTMAX_CHOSEN
 from .writer import Value
 
 Floats = npt.NDArray[np.float32]
 
 
-def written_spec(spec: ModelSpec) -> ModelSpec:
-    """The spec of the model whose weights are those of a bundle, which contain the factors of projections. Experts are
-    multiplied by the factor of residuals when their results are added.
+def written_spec(architecture: str, spec: ModelSpec, *, has_factors_apart: bool) -> ModelSpec:
+    """The spec of the model whose weights are those of a file. The bundle's weights contain the factors of projections
+    unless these are apart. Experts are multiplied by the factor of residuals when their results are added.
     """
-    return spec if spec.experts is not None else replace(spec, residual_scale=1.0, factors={})
+    if ARCHITECTURES[architecture].scaled_ends:
+        spec = replace(spec, embedding_scale=1.0, logit_scale=1.0)
+    contains_factors = spec.experts is None and not has_factors_apart
+    return replace(spec, residual_scale=1.0, factors={}) if contains_factors else spec
 
 
 def model_metadata(architecture: str, spec: ModelSpec) -> dict[str, Value]:
@@ -85,6 +89,9 @@ def rotation_tensors(architecture: str, spec: ModelSpec) -> dict[str, Floats]:
         plain = inverse_frequencies(type(rope)(rope.theta, rotary_dim=rope.rotary_dim), spec.head_dim, 1)
         scaled = inverse_frequencies(rope, spec.head_dim, 1)
         return {ROPE_FACTORS: (np.array(plain) / np.array(scaled)).astype(np.float32)}
+    if architecture == "gemma4":
+        pairs = spec.head_dim // 2
+        return {ROPE_FACTORS: proportional_factors((rope.rotary_dim or spec.head_dim) // 2, pairs)}
     if architecture == "phi3" and rope.scaling == "longrope":
         factors = {SHORT_FACTORS: rope.short_factors, LONG_FACTORS: rope.long_factors}
         return {name: np.array(each, np.float32) for name, each in factors.items()}
@@ -173,22 +180,69 @@ def qwen35(spec: ModelSpec) -> dict[str, Value | None]:
         # Positions by time, height and width, which are equal in a text.
         "rope.dimension_sections": np.array([11, 11, 10, 0], np.int32),
         "full_attention_interval": full[0] + 1 if full else spec.num_layers + 1,
-        **delta_sizes(spec.states),
+        **state_sizes(spec),
     }
 
 
-def delta_sizes(states: StateSpec) -> dict[str, Value | None]:
+def state_sizes(spec: ModelSpec) -> dict[str, Value | None]:
+    assert spec.states is not None
     return {
-        "ssm.conv_kernel": states.taps,
-        "ssm.state_size": states.key_dim,
-        "ssm.group_count": states.groups,
-        "ssm.time_step_rank": states.heads,
-        "ssm.inner_size": states.heads * states.value_dim,
+        "ssm.conv_kernel": spec.states.taps,
+        "ssm.state_size": spec.states.key_dim,
+        "ssm.group_count": spec.states.groups,
+        "ssm.time_step_rank": spec.states.heads,
+        "ssm.inner_size": spec.states.heads * spec.states.value_dim,
+    }
+
+
+def mamba2(spec: ModelSpec) -> dict[str, Value | None]:
+    absent = ("head_count_kv", "key_length", "value_length")
+    return {
+        **state_sizes(spec),
+        **dict.fromkeys(f"attention.{name}" for name in absent),
+        "attention.head_count": 0,
+        "feed_forward_length": 0,
+        "rope.dimension_count": None,
+        "rope.freq_base": None,
+    }
+
+
+def granitehybrid(spec: ModelSpec) -> dict[str, Value | None]:
+    heads = [spec.num_kv_heads if mixer == "attention" else 0 for mixer in spec.mixers]
+    return {
+        **granite(spec),
+        **state_sizes(spec),
+        "attention.head_count_kv": np.array(heads, np.int32),
+        "feed_forward_length": (spec.experts or spec).intermediate_size,
+        "expert_shared_feed_forward_length": spec.intermediate_size,
+        "rope.scaling.finetuned": not spec.unrotated,
+    }
+
+
+def gemma4(spec: ModelSpec) -> dict[str, Value | None]:
+    layers = range(spec.num_layers)
+    window_rope = spec.window_rope or spec.rope
+    window_head_dim = spec.window_head_dim or spec.head_dim
+    return {
+        "attention.head_count_kv": np.array([spec.heads_of(layer)[0] for layer in layers], np.int32),
+        "attention.key_length_swa": window_head_dim,
+        "attention.value_length_swa": window_head_dim,
+        "attention.shared_kv_layers": spec.num_kv_shared_layers,
+        "attention.sliding_window": window_of(spec),
+        "attention.sliding_window_pattern": np.array([spec.window(layer) is not None for layer in layers]),
+        "embedding_length_per_layer_input": spec.per_layer_size,
+        "expert_feed_forward_length": None if spec.experts is None else spec.experts.intermediate_size,
+        "feed_forward_length": np.array([spec.intermediate_of(layer) for layer in layers], np.int32),
+        "final_logit_softcapping": spec.logit_softcap,
+        "rope.dimension_count": spec.head_dim,
+        "rope.dimension_count_swa": window_head_dim,
+        "rope.freq_base_swa": window_rope.theta,
     }
 
 
 OWN: Mapping[str, Callable[[ModelSpec], dict[str, Value | None]]] = {
     "llama": llama, "gemma2": gemma2, "gemma3": gemma3, "phi3": phi3, "granite": granite,
     "minicpm": minicpm, "starcoder2": llama, "granitemoe": granite, "gpt-oss": gpt_oss, "lfm2": lfm2,
-    "qwen3moe": qwen3moe, "lfm2moe": lfm2moe, "qwen35": qwen35,
+    "qwen3moe": qwen3moe, "lfm2moe": lfm2moe, "qwen35": qwen35, "granitehybrid": granitehybrid,
+    "falcon-h1": state_sizes, "mamba2": mamba2, "gemma4": gemma4,
 }  # fmt: skip

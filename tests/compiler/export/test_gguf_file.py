@@ -95,6 +95,13 @@ def open_llama(file: Path) -> Any:
         ("lfm2", "q4f16", "webgpu"),
         ("lfm2moe", "f32", "webgpu"),
         ("qwen35", "q4f16", "webgpu"),
+        ("granitehybrid", "q4f16", "webgpu"),
+        ("granitehybrid_experts", "f32", "webgpu"),
+        # The factors of its embedding and its head are in the file's tensors.
+        ("falcon-h1", "f32", "webgpu"),
+        ("mamba2", "q4f16", "webgpu"),
+        ("gemma4", "q4f16", "webgpu"),
+        ("gemma4_experts", "q4f16", "webgpu"),
         ("demo", "q4f16", "cpu"),
     ],
 )
@@ -102,7 +109,9 @@ def test_llama_cpp_continues_with_the_same_tokens(
     name: str, quantization: str, target: str, bundles: Bundles, tmp_path: Path
 ) -> None:
     bundle = bundles(name, quantization, target)
-    export_gguf(bundle, tmp_path / "x.gguf", GgufOptions(pre="starcoder" if name == "demo" else None))
+    # A matrix of Gemma 4 contains a factor.
+    options = GgufOptions(pre="starcoder" if name == "demo" else None, fallback="f16" if name == "gemma4" else None)
+    export_gguf(bundle, tmp_path / "x.gguf", options)
     theirs = open_llama(tmp_path / "x.gguf")
     ours = ReferenceRunner(bundle, limits=Limits(tokens=64, rows=64, pages=16))
     answer, limit = theirs.greedy(PROMPT, 16), LIMITS[quantization]
