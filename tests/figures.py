@@ -126,6 +126,13 @@ def web_experts(argument: str) -> str:
     return f"{counts['bytesRead'] / tokens / 1e6:.0f}"
 
 
+def cpu_experts(argument: str) -> str:
+    """What bench_cpu_experts.py measured: a way of holding weights, and the key of a time or a size."""
+    way, _, key = argument.rpartition(" ")
+    figure = recorded("tests/bench/results/cpu-experts.json")["results"][way][key]
+    return f"{figure / 1e6:,.0f}" if isinstance(figure, int) else f"{figure:g}"
+
+
 @cache
 def nodes(model: str) -> tuple[int, int]:
     """The ops of a published model's graph, and the steps that the passes leave, for WebGPU in `q4f16`."""
@@ -154,6 +161,7 @@ KINDS: Mapping[str, Callable[[str], str]] = {
     "soak": soak,
     "encoder_loss": encoder_loss,
     "web_experts": web_experts,
+    "cpu_experts": cpu_experts,
     "ops": lambda model: str(nodes(model)[0]),
     "steps": lambda model: str(nodes(model)[1]),
 }
