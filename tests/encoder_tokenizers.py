@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -32,7 +32,8 @@ TEXTS = (
     "",
 )
 PAIRS = (("What is a boat?", "A boat floats on water."), ("日本", "naïve 🦊"), ("a", ""))
-UNKNOWN = {"bert-uncased": "[UNK]", "bert-cased": "[UNK]", "xlm-roberta": "<unk>", "roberta": "<unk>", "qwen": None,
+UNKNOWN = {"bert-uncased": "[UNK]", "bert-cased": "[UNK]", "mpnet": "[UNK]", "xlm-roberta": "<unk>",
+           "deberta-v2": "[UNK]", "deberta-v3": "[UNK]", "roberta": "<unk>", "qwen": None,
            "gemma": "<unk>"}  # fmt: skip
 # Rules of a small normalization: from code points to code points.
 RULES = (("a\u0301", "á"), ("e\u0301", "é"), ("\ufb01", "fi"), ("①", "1"), ("\u3000", " "), ("\t", " "), ("\n", " "),
@@ -80,7 +81,38 @@ def tokenizers() -> dict[str, Any]:
     tokenizer.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>"])
     tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
     found["xlm-roberta"] = json.loads(tokenizer.to_str())
-    return found | byte_pair_tokenizers()
+    return found | mpnet_and_deberta(vocab, scored) | byte_pair_tokenizers()
+
+
+def mpnet_and_deberta(vocab: Mapping[str, int], scored: Sequence[tuple[str, float]]) -> dict[str, Any]:
+    """MPNet's, with these word pieces; and DeBERTa's, with these scored pieces: version 2 as transformers 5 writes it,
+    with punctuation split, and version 3 as most repositories have it.
+    """
+    from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import DebertaV2Tokenizer, MPNetTokenizer
+
+    own = ["<s>", "<pad>", "</s>", "[UNK]", *(word for word in vocab if not word.startswith("["))]
+    mpnet = MPNetTokenizer({word: index for index, word in enumerate([*own, "<mask>"])})
+    pieces = [("[PAD]", 0.0), ("[CLS]", 0.0), ("[SEP]", 0.0), ("[UNK]", 0.0), *scored[4:], ("[MASK]", 0.0)]
+    second = DebertaV2Tokenizer(pieces, do_lower_case=True, split_by_punct=True)
+    third = Tokenizer(models.Unigram(pieces, unk_id=3, byte_fallback=False))
+    third.normalizer = normalizers.Sequence(
+        [normalizers.Strip(), normalizers.Precompiled(charsmap()), normalizers.Replace(Regex(" {2,}"), " ")]
+    )
+    third.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")])
+    third.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    third.add_special_tokens(["[PAD]", "[CLS]", "[SEP]", AddedToken("[UNK]", normalized=True), "[MASK]"])
+    backends = {"mpnet": mpnet.backend_tokenizer, "deberta-v2": second.backend_tokenizer, "deberta-v3": third}
+    return {name: json.loads(each.to_str()) for name, each in backends.items()}
+
+
+def write_vectors_tokenizer(folder: Path, name: str) -> None:
+    """Give the checkpoint in a folder a tokenizer of the vectors instead of its own."""
+    tokenizer = json.loads(VECTORS.read_text())["tokenizers"][name]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"unk_token": UNKNOWN[name]}))
 
 
 def byte_pair_tokenizers() -> dict[str, Any]:

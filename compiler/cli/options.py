@@ -44,6 +44,12 @@ class Run:
     """for a reranker: the text whose relevance to the prompt is scored"""
     truncate: bool = False
     """for embeddings and scores: shorten a text that is longer than the context, of a pair the passage"""
+    labels: Annotated[tuple[Text, ...], Flag(several=True)] = ()
+    """for a model of natural language inference: which of these labels the prompt has"""
+    hypothesis_template: Text | None = None
+    """with --labels: what a text with a label entails; the label replaces {} (default: This example is {}.)"""
+    multi_label: bool = False
+    """with --labels: the prompt may have several labels, so that probabilities do not add up to 1"""
     dimensions: int | None = None
     """for embeddings: the length of the vector (default: all numbers)"""
     system: Text | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 from ..bundle.folder import Bundle, ExportBundle, open_any
@@ -19,8 +20,10 @@ from .model import bundle_of, open_command_runner
 from .options import Run
 from .output import print_json
 from .run_encoder import (
+    encode_hypotheses,
     encode_text,
     print_encoded,
+    print_labels,
     refuse_encoder_options,
     require_dimensions,
 )
@@ -78,10 +81,16 @@ def encode_once(options: Run, bundle: Bundle | ExportBundle, tokenizer: Tokenize
     if text is None or options.system is not None:
         require_plan(bundle.manifest, GENERATE)
     require_dimensions(bundle.manifest, options.dimensions)
-    encoded = encode_text(bundle.manifest, tokenizer, text or "", options.passage, truncate=options.truncate)
+    if options.labels:
+        hypotheses, texts = encode_hypotheses(bundle.manifest, tokenizer, replace(options, prompt=text))
+    else:
+        encoded = encode_text(bundle.manifest, tokenizer, text or "", options.passage, truncate=options.truncate)
     runner = open_command_runner(options.runner, bundle, Limits())
     try:
-        print_encoded(runner, tokenizer, encoded, as_json=options.json, dimensions=options.dimensions)
+        if options.labels:
+            print_labels(runner, options, hypotheses, texts)
+        else:
+            print_encoded(runner, tokenizer, encoded, as_json=options.json, dimensions=options.dimensions)
     finally:
         runner.close()
 
@@ -91,6 +100,9 @@ def check_options(options: Run) -> None:
         raise RequestError(
             "--system needs the chat template, which --raw switches off; use only one of the two options"
         )
+    if not options.labels and (options.hypothesis_template is not None or options.multi_label):
+        name = "multi-label" if options.multi_label else "hypothesis-template"
+        raise RequestError(f"--{name} needs --labels; give them, or remove the option")
     if options.temperature == 0 and (options.top_p != 1 or options.top_k != 0):
         raise RequestError("--top-p and --top-k need --temperature above 0; at 0, the likeliest token is always chosen")
 

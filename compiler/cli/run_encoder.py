@@ -12,6 +12,7 @@ from ..runtime.errors import RequestError
 from ..runtime.text.pair_text import encode_in_template
 from ..runtime.text.prompts import prompt_text
 from ..runtime.text.tokenizer import Tokenizer
+from ..runtime.zero_shot import Hypotheses, hypotheses_of, label_probabilities
 from .options import Run
 from .output import print_json
 
@@ -23,7 +24,7 @@ def refuse_encoder_options(options: Run, model: str) -> None:
     """Raises RequestError for options that a model that generates text does not support."""
     if options.passage is not None:
         raise RequestError(f"--passage: {model} generates text and scores no pairs; remove the option")
-    for name in ("truncate", "dimensions"):
+    for name in ("truncate", "dimensions", "labels"):
         if getattr(options, name):
             raise RequestError(f"--{name}: {model} generates text and makes no embeddings or scores; remove the option")
 
@@ -54,15 +55,45 @@ def encode_text(
     return checked(manifest, Text(ids if len(ids) <= limit else tokenizer.encode_shortened(text, None, limit).ids))
 
 
+def encode_hypotheses(manifest: Description, tokenizer: Tokenizer, options: Run) -> tuple[Hypotheses, list[Text]]:
+    """The prompt with a hypothesis for each of the labels. With ``truncate``, a long prompt is shortened at its end.
+
+    Raises RequestError for labels that make no hypotheses, a model of another kind, and an empty or too long prompt.
+    """
+    if options.passage is not None:
+        raise RequestError("--labels and --passage exclude each other; use one of them")
+    if manifest.classifier is None:
+        raise RequestError(f"--labels: {manifest.model} makes embeddings and has no classes; remove the option")
+    if not options.prompt:
+        raise RequestError("the text is empty; give at least one character")
+    hypotheses = hypotheses_of(manifest.classifier, options.labels, options.hypothesis_template)
+    limit = manifest.context if options.truncate else sys.maxsize
+    pairs = [
+        tokenizer.encode_shortened(options.prompt, hypothesis, limit, shortens_first=True)
+        for hypothesis in hypotheses.texts
+    ]
+    return hypotheses, [checked(manifest, Text(pair.ids, pair.token_types)) for pair in pairs]
+
+
+def print_labels(runner: Runner, options: Run, hypotheses: Hypotheses, texts: list[Text]) -> None:
+    """Print each of the labels with its probability, best first."""
+    probabilities = label_probabilities(hypotheses, encode(runner, texts), multi_label=options.multi_label)
+    labels = by_label(options.labels, probabilities)
+    if options.json:
+        print_json({"labels": labels, "tokens": sum(len(text.token_ids) for text in texts), "device": runner.device})
+    else:
+        print_scores(labels)
+
+
 def checked(manifest: Description, text: Text) -> Text:
-    """The text, if it fits in the context. Raises RequestError."""
+    """The text, if it fits in the context, without types if the model has none. Raises RequestError."""
     length = len(text.token_ids)
     if length > manifest.context:
         raise RequestError(
             f"the text has {length} tokens, but the context of {manifest.model} is {manifest.context}; shorten it, or "
             "add --truncate"
         )
-    return text
+    return text if manifest.spec.num_token_types else Text(text.token_ids)
 
 
 def require_dimensions(manifest: Description, dimensions: int | None) -> None:
@@ -91,7 +122,11 @@ def print_encoded(
         for each in result["tokens_of_text"]:
             print(f"{each['token']!r:24} {each['label']} {each['score']:.4f}")
         return
-    for label, score in sorted(result["labels"].items(), key=lambda item: -item[1]):
+    print_scores(result["labels"])
+
+
+def print_scores(labels: dict[str, float]) -> None:
+    for label, score in sorted(labels.items(), key=lambda item: -item[1]):
         print(f"{score:.4f} {label}")
 
 

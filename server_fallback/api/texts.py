@@ -101,7 +101,8 @@ def ranking_router(service: Service) -> APIRouter:
     @router.post("/v1/classify", **CLASSIFYING)
     @router.post("/classify", **CLASSIFYING)
     async def classify(body: ClassifyRequest, request: Request) -> Response:
-        return await _rank(service, body, request, num_texts(body.input), "input", lambda one: one.classify)
+        count = num_texts(body.input) * max(1, len(body.labels or ()))
+        return await _rank(service, body, request, count, "input", lambda one: one.classify)
 
     return router
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from nearfar.compiler.runtime.batch import FloatArray
-from nearfar.compiler.runtime.encoding import check_dimensions, probabilities
+from nearfar.compiler.runtime.encoding import check_dimensions
 from nearfar.compiler.runtime.errors import NearfarError, RequestError
 from nearfar.compiler.runtime.text.prompts import DOCUMENT_PROMPTS, QUERY_PROMPTS, search_prompt
 from nearfar.compiler.runtime.text.tokenizer import EncodedText
@@ -22,15 +22,9 @@ from ..schema.completions import AnswerRequest
 from ..schema.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse
 from ..schema.encoding import EncodingRequest, EncodingUsage, text_of
 from ..schema.rerank import ApiVersion, RerankMeta, RerankRequest, RerankResponse, RerankResult, RerankTokens
-from ..schema.score import (
-    Classification,
-    ClassifyRequest,
-    ClassifyResponse,
-    Score,
-    ScoreRequest,
-    ScoreResponse,
-)
+from ..schema.score import ClassifyRequest, ClassifyResponse, Score, ScoreRequest, ScoreResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from ..text.classes import ZeroShot, classes
 from ..text.embed_forms import encoded
 from ..text.encoder_texts import TextReader
 from ..text.output import Output
@@ -153,31 +147,35 @@ class EncoderExecutor:
         classifier = self.model.classifier
         if classifier is None:
             raise RequestError("this model makes embeddings and has no classes; use a classifier", param="model")
-        texts = await self._read(
-            request,
-            request.input,
-            call.client,
-            lambda reader: reader.texts(request.input, "input", offsets=classifier.per_token),
-        )
-        scores = await self.encode(texts, call)
-        if classifier.per_token:
-            given = [request.input] if isinstance(request.input, str) else request.input
-            rows = np.split(scores, np.cumsum([len(text.ids) for text in texts])[:-1])
-            # The spans of long texts take as long as many requests.
-            data = [
-                await asyncio.to_thread(
-                    token_classification, index, part if isinstance(part, str) else None, text, own, classifier
-                )
-                for index, (part, text, own) in enumerate(zip(given, texts, rows, strict=False))
-            ]
+        if request.labels is not None:
+            asked = ZeroShot.of(request, classifier)
+            texts = await self._read(
+                request,
+                asked.pairs,
+                call.client,
+                lambda reader: reader.pairs(asked.pairs, asked.names, None, classifier, shortens_first=True),
+            )
+            data = asked.classes(await self.encode(texts, call))
         else:
-            labels = classifier.labels
-            data = [
-                Classification(
-                    index=index, label=labels[int(row.argmax())], probs=row.tolist(), num_classes=len(labels)
-                )
-                for index, row in enumerate(probabilities(scores, classifier))
-            ]
+            texts = await self._read(
+                request,
+                request.input,
+                call.client,
+                lambda reader: reader.texts(request.input, "input", offsets=classifier.per_token),
+            )
+            scores = await self.encode(texts, call)
+            if classifier.per_token:
+                given = [request.input] if isinstance(request.input, str) else request.input
+                rows = np.split(scores, np.cumsum([len(text.ids) for text in texts])[:-1])
+                # The spans of long texts take as long as many requests.
+                data = [
+                    await asyncio.to_thread(
+                        token_classification, index, part if isinstance(part, str) else None, text, own, classifier
+                    )
+                    for index, (part, text, own) in enumerate(zip(given, texts, rows, strict=False))
+                ]
+            else:
+                data = classes(scores, classifier)
         return ClassifyResponse(
             id=f"classify-{uuid.uuid4()}",
             created=int(time.time()),

@@ -180,6 +180,12 @@ class UpstreamExecutor:
 
     async def classify(self, request: ClassifyRequest, call: Call) -> ClassifyResponse:
         answer = checked(ClassifyResponse, await self._post(CLASSIFY, request, call), self._options.name)
+        if request.labels is not None and any(one.label not in request.labels for one in answer.data):
+            raise RequestError(
+                f"{self._options.name}: the server behind this model ignores labels and answered with its own; use a "
+                "model that nearfar serves",
+                param="labels",
+            )
         return answer.model_copy(update={"model": self._options.name})
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:

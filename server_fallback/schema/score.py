@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from .common import LeftOut, Reply, Texts
-from .encoding import EncodingRequest, EncodingUsage, Strings
+from pydantic import BeforeValidator, model_validator
+from pydantic_core import PydanticCustomError
+
+from .common import Items, LeftOut, Reply, Texts
+from .encoding import EncodingRequest, EncodingUsage, Strings, require_few
+
+Labels = Annotated[Items[str], BeforeValidator(require_few)]
 
 
 class ScoreRequest(EncodingRequest):
@@ -31,9 +36,24 @@ class ScoreResponse(Reply):
 
 
 class ClassifyRequest(EncodingRequest):
-    """The classes of each text, or of each of its tokens if the model labels tokens."""
+    """The classes of each text, or of each of its tokens if the model labels tokens.
+
+    With ``labels``, those that a model of natural language inference finds in a text (zero-shot classification):
+    ``probs`` are theirs, in this order. A label replaces {} of ``hypothesis_template``, by default "This example is
+    {}."; probabilities add up to 1 unless ``multi_label``.
+    """
 
     input: Texts
+    labels: Labels | None = None
+    hypothesis_template: str | None = None
+    multi_label: bool | None = None
+
+    @model_validator(mode="after")
+    def _belong_to_labels(self) -> Self:
+        for name in ("hypothesis_template", "multi_label"):
+            if self.labels is None and getattr(self, name) is not None:
+                raise PydanticCustomError("needs_labels", f"{name} needs labels; give them, or remove it")
+        return self
 
 
 class TokenClass(Reply):

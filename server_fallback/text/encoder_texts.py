@@ -83,9 +83,12 @@ class TextReader:
         names: Sequence[str],
         max_second: int | None,
         classifier: ClassifierSpec,
+        *,
+        shortens_first: bool = False,
     ) -> list[EncodedText]:
         """Each pair as one sequence, in the form of the classifier; ``names`` are the parameters of the second texts.
-        If the request shortens texts, or the second ones to ``max_second`` tokens, only the second ones are.
+        If the request shortens texts, or the second ones to ``max_second`` tokens, only the second ones are, or with
+        ``shortens_first`` the first ones.
         """
         is_limited = self.max_tokens is not None or max_second is not None
         limit = self.max_tokens or (self.context if max_second is not None else UNLIMITED)
@@ -98,7 +101,9 @@ class TextReader:
                 check_length(self.tokenizer, second, self.context, name)
             try:
                 if classifier.template is None:
-                    encoded = self.tokenizer.encode_shortened(first, second, limit, max_second)
+                    encoded = self.tokenizer.encode_shortened(
+                        first, second, limit, max_second, shortens_first=shortens_first
+                    )
                 else:
                     encoded = self._rendered(classifier, first, second, limit, max_second)
             except RequestError as error:

@@ -4,7 +4,6 @@ against the reference; and the choice between WebGPU and Transformers.js.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import ROOT, lacks
-from encoder_tokenizers import VECTORS
+from encoder_tokenizers import write_vectors_tokenizer
 from light_bundle import few_kernels, lighten, one_compilation
 from playwright.sync_api import Browser, Page
 from served_demo import serving
@@ -24,9 +23,10 @@ from tolerances import F32, relative_error
 from nearfar.compiler.browser.page_server import PAGE
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any, compile_model
-from nearfar.compiler.runtime.encoding import Text, classify, embed
+from nearfar.compiler.runtime.encoding import Text, classify, embed, encode
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.zero_shot import hypotheses_of, label_probabilities
 
 START = """import { Engine } from "./nearfar.js";
 import { connectEngine } from "./client.js";
@@ -114,17 +114,29 @@ SCRIPTS = (
 )
 TRANSFORMERS_JS = ROOT / "web/node_modules/@huggingface/transformers"
 TEXTS = [f"text {index} about boats, 日本 and naïve birds"[: 4 + index % 40] for index in range(64)]
+NLI = {0: "contradiction", 1: "neutral", 2: "entailment"}
+# Those of new blocks: products and biases by distance, and values that are normalized.
+BY_DISTANCE = """async ([texts, input, labels]) => {
+    const nli = await window.load("./nli/");
+    const answers = [await nli.classify({ input, labels }), await nli.classify({ input, labels, multi_label: true })];
+    nli.destroy();
+    const vectors = {};
+    for (const name of ["mpnet", "gemma"]) {
+        const engine = await window.load(`./${name}/`);
+        const { data } = await engine.embeddings.create({ input: texts });
+        vectors[name] = data.map(({ embedding }) => embedding);
+        engine.destroy();
+    }
+    return { probs: answers.map(({ data }) => data.map(({ probs }) => probs)), vectors };
+}"""
 DOCUMENTS = ["a boat floats", "何ですか", "naïve 🦊 text, and more of it"]
 
 
-def make_bundle(folder: Path, head: str, **config: Any) -> Path:
-    """A tiny BERT with the WordPiece tokenizer of the vectors, compiled with few kernels."""
+def make_bundle(folder: Path, head: str, family: str = "bert", tokenizer: str = "bert-uncased", **config: Any) -> Path:
+    """A tiny encoder with a tokenizer of the vectors, compiled with few kernels."""
     checkpoint = folder / "checkpoint"
-    make_encoder("bert", head, checkpoint, **config)
-    tokenizer = json.loads(VECTORS.read_text())["tokenizers"]["bert-uncased"]
-    (checkpoint / "tokenizer.json").write_text(json.dumps(tokenizer))
-    (checkpoint / "tokenizer_config.json").unlink()
-    write_json(checkpoint / "tokenizer_config.json", unk_token="[UNK]")
+    make_encoder(family, head, checkpoint, **config)
+    write_vectors_tokenizer(checkpoint, tokenizer)
     options = CompileOptions(quantization="f32", activations=("float32",), context=CONTEXT)
     with few_kernels(tokens="many"):
         compile_model(str(checkpoint), folder / "bundle", options)
@@ -147,6 +159,9 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "vectors": make_bundle(folder / "vectors", "mean_tokens"),
         "reranker": make_bundle(folder / "reranker", "ForSequenceClassification", num_labels=1),
         "tagger": make_bundle(folder / "tagger", "ForTokenClassification", num_labels=3),
+        "nli": make_bundle(folder / "nli", "ForSequenceClassification", "deberta-v2", "deberta-v3", id2label=NLI),
+        "mpnet": make_bundle(folder / "mpnet", "mean_tokens", "mpnet", "mpnet"),
+        "gemma": make_bundle(folder / "gemma", "mean_tokens", "embedding_gemma2_text", "gemma"),
     }
 
 
@@ -265,3 +280,23 @@ def test_a_worker_ranks_and_labels_as_the_reference_does(page: Page, bundles: di
     assert [each["label"] for each in found["tokens"]] == [f"LABEL_{row.argmax()}" for row in probabilities]
     places = [(each.get("start", 0), each.get("end", 0)) for each in found["tokens"]]
     assert places == encoded.offsets
+
+
+def test_scores_by_distance_and_normalized_values_are_those_of_the_reference(
+    page: Page, bundles: dict[str, Path]
+) -> None:
+    inputs, labels = ["boats float  on water", "naïve birds"], ["sea", "sky", "birds"]
+    found = page.evaluate(BY_DISTANCE, [TEXTS[5:9], inputs, labels])
+    for name in ("mpnet", "gemma"):
+        tokenizer, runner = reference(bundles[name])
+        expected = np.stack([embed(runner, tokenizer.encode(text)) for text in TEXTS[5:9]])
+        assert relative_error(np.array(found["vectors"][name], np.float32), expected) < F32, name
+    tokenizer, runner = reference(bundles["nli"])
+    assert runner.manifest.classifier is not None
+    hypotheses = hypotheses_of(runner.manifest.classifier, labels)
+    for multi_label, probabilities in zip((False, True), found["probs"], strict=True):
+        for text, own in zip(inputs, probabilities, strict=True):
+            pairs = [Text(tokenizer.encode_pair(text, hypothesis)[0]) for hypothesis in hypotheses.texts]
+            rows = encode(runner, pairs)
+            expected = label_probabilities(hypotheses, rows, multi_label=multi_label)
+            np.testing.assert_allclose(own, expected, rtol=1e-4)

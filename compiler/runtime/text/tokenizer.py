@@ -127,14 +127,20 @@ class Tokenizer:
         return encoded.ids, encoded.token_types
 
     def encode_shortened(
-        self, text: str, second: str | None, max_tokens: int, max_second: int | None = None
+        self,
+        text: str,
+        second: str | None,
+        max_tokens: int,
+        max_second: int | None = None,
+        *,
+        shortens_first: bool = False,
     ) -> EncodedText:
         """The tokens of a text, or of a text and a ``second`` one in one sequence, with the special tokens between them
         that the tokenizer adds. Control tokens that a text spells out are split.
 
         A text is shortened at its end so that there are at most ``max_tokens``, special tokens included; of a pair only
-        the ``second`` one is, and in any case to ``max_second`` tokens. Raises RequestError for a text that cannot be
-        encoded, and for a pair whose first text leaves no room.
+        the ``second`` one is, and in any case to ``max_second`` tokens, or with ``shortens_first`` the first one.
+        Raises RequestError for a text that cannot be encoded, and for a pair of which the other leaves no room.
         """
         first = self._encoding_beyond(text, max_tokens)
         pair = None if second is None else self._encoding_beyond(second, max_tokens)
@@ -144,15 +150,17 @@ class Tokenizer:
         if pair is None:
             first.truncate(max(0, min(len(first.ids), room)))
         else:
-            room -= len(first.ids)
+            whole, cut = (pair, first) if shortens_first else (first, pair)
+            room -= len(whole.ids)
             if room < 1:
-                num_tokens = f"{'at least ' if len(first.ids) > max_tokens else ''}{len(first.ids)}"
+                num_tokens = f"{'at least ' if len(whole.ids) > max_tokens else ''}{len(whole.ids)}"
+                kept, other = ("hypothesis", "text") if shortens_first else ("query", "document")
                 raise RequestError(
-                    f"This model's maximum context length is {max_tokens} tokens. However, the query has {num_tokens} "
-                    "tokens, which leaves none for a document; shorten it",
+                    f"This model's maximum context length is {max_tokens} tokens. However, the {kept} has {num_tokens} "
+                    f"tokens, which leaves none for a {other}; shorten it",
                     code="context_length_exceeded",
                 )
-            pair.truncate(min(len(pair.ids), room, len(pair.ids) if max_second is None else max_second))
+            cut.truncate(min(len(cut.ids), room, len(cut.ids) if max_second is None else max_second))
         encoding = self._backend.post_process(first, pair)
         ids = self._with_bos(encoding.ids, True, starts_with_bos=False)
         types = encoding.type_ids if len(ids) == len(encoding.ids) else [0] * len(ids)

@@ -13,6 +13,7 @@ import pytest
 from answers import whole
 from fake_source import FakeEncoder, executor, text_model
 from local_requests import CALL, chat_request, run
+from pydantic import ValidationError
 
 from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec, PromptSpec, TransitionSpec
 from nearfar.compiler.runtime.errors import RequestError
@@ -210,6 +211,31 @@ def test_spans_have_the_characters_of_their_tokens(tmp_path: Path) -> None:
     given = run(model.classify(ClassifyRequest(model="fake", input=[[60, 97, 62]]), CALL)).data[0]
     assert given.spans is None
     assert [token.label for token in given.tokens or ()] == ["B-name", "I-name", "E-name"]
+
+
+def test_labels_of_a_request_are_those_that_a_text_entails(tmp_path: Path) -> None:
+    spec = ClassifierSpec(labels=("contradiction", "neutral", "entailment"), activation="softmax")
+    # A hypothesis is entailed as often as the text has its first letter.
+    engine = FakeEncoder(lambda ids, _: [[0, 9, ids[: ids.index(124)].count(ids[-1])]])
+    model = classifier(tmp_path, engine, spec)
+    asked = {"model": "fake", "labels": ["b", "a"], "hypothesis_template": "|{}"}
+    answer = run(model.classify(ClassifyRequest(input=["aab", "b"], **asked), CALL))
+    assert [(one.label, one.num_classes) for one in answer.data] == [("a", 2), ("b", 2)]
+    assert answer.data[0].probs == pytest.approx([1 / (1 + np.e), np.e / (1 + np.e)])
+    assert answer.usage.total_tokens == 2 * (3 + 2) + 2 * (1 + 2)
+    answer = run(model.classify(ClassifyRequest(input="aab", multi_label=True, **asked), CALL))
+    assert answer.data[0].probs == pytest.approx([np.e / (1 + np.e), np.e**2 / (1 + np.e**2)])
+    run(model.classify(ClassifyRequest(input="aab", truncate_prompt_tokens=3, **asked), CALL))
+    assert bytes(engine.requests[-1].texts[0]) == b"a|b"
+    for given, match in (
+        ({"input": [1, 2]}, "input must be a text or texts if there are labels"),
+        ({"input": ["a", ""]}, r"input\[1\] is empty"),
+        ({"input": "a", "labels": []}, "labels is empty"),
+    ):
+        with pytest.raises(RequestError, match=match):
+            run(model.classify(ClassifyRequest.model_validate({**asked, **given}), CALL))
+    with pytest.raises(ValidationError, match="multi_label needs labels"):
+        ClassifyRequest(model="fake", input="a", multi_label=True)
 
 
 def test_a_model_does_what_it_is_for_and_nothing_else(tmp_path: Path) -> None:

@@ -286,6 +286,8 @@ def test_reranking_scores_and_classes() -> None:
         assert (scores.model, scores.data[0].score) == ("ours", 0.25)
         classes = await executor.classify(ClassifyRequest(model="ours", input="a"), Call("r"))
         assert classes.data[0].probs == [0.75, 0.25]
+        with pytest.raises(RequestError, match="ignores labels and answered with its own"):
+            await executor.classify(ClassifyRequest(model="ours", input="a", labels=["b", "c"]), Call("r"))
 
     with_upstream(check, upstream, dialect="vllm")
     assert upstream.received[0].body == {"model": MODEL, "query": "q", "documents": ["a", "b"], "top_n": 1}

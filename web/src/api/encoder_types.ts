@@ -39,4 +39,13 @@ export interface ScoreParams extends TruncationParams {
 export interface ClassifyParams extends TruncationParams {
   /** Texts or token ids. */
   readonly input: string | readonly string[] | readonly number[] | readonly (readonly number[])[];
+  /**
+   * Zero-shot classification: labels of the request instead of the model's, which must be one of natural language
+   * inference. ``probs`` are theirs then, in this order. A text that is shortened keeps the complete hypothesis.
+   */
+  readonly labels?: readonly string[] | null | undefined;
+  /** What a text with a label entails; the label replaces {}. By default "This example is {}." */
+  readonly hypothesis_template?: string | null | undefined;
+  /** Whether a text may have several labels. If not, which is the default, the probabilities add up to 1. */
+  readonly multi_label?: boolean | null | undefined;
 }

@@ -1,7 +1,8 @@
-// classify: the labels of texts, or of their tokens.
+// classify: the labels of texts, or of their tokens, or which of a request's labels texts have.
 
 import type { ClassifyParams } from "../api/encoder_types.js";
 import type { Classification, ClassifyResponse, SpanClass, TokenClass } from "../api/replies.js";
+import type { Checks } from "../api/params.js";
 import { readParams } from "../api/params.js";
 import { identity } from "../api/requests.js";
 import { anySignal } from "../api/stream.js";
@@ -10,10 +11,24 @@ import { RequestError } from "../errors.js";
 import type { ClassifierSpec } from "../runtime/manifest.js";
 import type { LabelSpan } from "../shared/label_spans.js";
 import { labelSpans } from "../shared/label_spans.js";
+import { zeroShotHypotheses, zeroShotProbabilities } from "../shared/zero_shot.js";
 import type { EncoderModel } from "./encoder_model.js";
 import { probabilities } from "./probabilities.js";
 import type { ReadText } from "./text_reader.js";
-import { TRUNCATION, TextReader, usageOf } from "./text_reader.js";
+import { TRUNCATION, TextReader, requireText, usageOf } from "./text_reader.js";
+
+const CLASSIFY: Checks = {
+  input: "any",
+  labels: "string[]",
+  hypothesis_template: "string",
+  multi_label: "boolean",
+  ...TRUNCATION,
+};
+
+type ZeroShotParams = Omit<ClassifyParams, "input" | "labels" | "signal"> & {
+  readonly labels: readonly string[];
+  readonly signal: AbortSignal;
+};
 
 /** See `Engine.classify`. Throws RequestError, DeviceError, or the signal's reason. */
 export async function classify(
@@ -22,11 +37,15 @@ export async function classify(
   options: RequestOptions,
 ): Promise<ClassifyResponse> {
   const { classifier } = model;
-  const { input, ...rest } = readParams(params, { input: "any", ...TRUNCATION });
+  const { input, labels, hypothesis_template, multi_label, ...rest } = readParams(params, CLASSIFY);
   if (classifier === null)
     throw new RequestError("This model makes embeddings and has no classes; load a classifier's bundle");
   if (input === undefined) throw new RequestError("input is missing; pass a text or token ids", { param: "input" });
   const signal = anySignal(options.signal, rest.signal);
+  if (labels != null)
+    return zeroShot(model, classifier, input, { labels, hypothesis_template, multi_label, ...rest, signal });
+  const lone = hypothesis_template != null ? "hypothesis_template" : multi_label != null ? "multi_label" : null;
+  if (lone !== null) throw new RequestError(`${lone} needs labels; give them, or remove it`, { param: lone });
   const texts = await TextReader.of(model, rest, signal).texts(input, "input");
   const rows = await model.engine.encode(
     texts.map(({ ids }) => ({ ids })),
@@ -43,9 +62,40 @@ export async function classify(
   return { ...identity("classify", model.name), object: "list", data, usage: usageOf(texts) };
 }
 
-function labelled(scores: Float32Array, classifier: ClassifierSpec): { label: string; probs: number[] } {
-  const probs = [...probabilities(scores, classifier)];
-  return { label: classifier.labels[probs.indexOf(Math.max(...probs))] ?? "", probs };
+/** Which of the ``labels`` each text has. */
+async function zeroShot(
+  model: EncoderModel,
+  classifier: ClassifierSpec,
+  input: NonNullable<ClassifyParams["input"]>,
+  { labels, hypothesis_template, multi_label, signal, ...rest }: ZeroShotParams,
+): Promise<ClassifyResponse> {
+  const hypotheses = zeroShotHypotheses(classifier, { labels, hypothesis_template });
+  const given: readonly unknown[] = typeof input === "string" ? [input] : input;
+  const premises = given.filter((text) => typeof text === "string");
+  if (premises.length < given.length || premises.length === 0)
+    throw new RequestError("input must be a text or texts if there are labels, not token ids", { param: "input" });
+  premises.forEach((text, index) => {
+    requireText(text, premises.length === 1 ? "input" : `input[${index}]`);
+  });
+  const pairs = premises.flatMap((text) => hypotheses.texts.map((hypothesis) => [text, hypothesis] as const));
+  const reader = TextReader.of(model, rest, signal);
+  const texts = await reader.pairs(pairs, "labels", null, classifier, { shortensFirst: true });
+  const typed = model.numTokenTypes > 0 ? texts : texts.map(({ ids }) => ({ ids }));
+  const rows = (await model.engine.encode(typed, signal)).map((row) => [...row]);
+  const data = premises.map((_, index): Classification => {
+    const own = rows.slice(index * labels.length, (index + 1) * labels.length);
+    const probs = zeroShotProbabilities(hypotheses, own, multi_label ?? false);
+    return { index, num_classes: labels.length, ...likeliest(probs, labels) };
+  });
+  return { ...identity("classify", model.name), object: "list", data, usage: usageOf(texts) };
+}
+
+function labelled(scores: Float32Array, classifier: ClassifierSpec): ReturnType<typeof likeliest> {
+  return likeliest([...probabilities(scores, classifier)], classifier.labels);
+}
+
+function likeliest(probs: readonly number[], labels: readonly string[]): { label: string; probs: number[] } {
+  return { label: labels[probs.indexOf(Math.max(...probs))] ?? "", probs: [...probs] };
 }
 
 /** ``scores``: those of each token's labels, (T, L). ``given`` is the text, or not a string if the input is token ids. */

@@ -78,13 +78,15 @@ export class TextReader {
 
   /**
    * Each pair as one sequence, in the form of the classifier. If the request shortens texts, or the second ones to
-   * ``maxSecond`` tokens, only the second ones are. ``param`` names the list of the second texts.
+   * ``maxSecond`` tokens, only the second ones are, or with ``shortensFirst`` the first ones. ``param`` names the list
+   * of the second texts.
    */
   async pairs(
     pairs: readonly (readonly [first: string, second: string])[],
     param: string,
     maxSecond: number | null | undefined,
     { template, instruction }: ClassifierSpec,
+    { shortensFirst = false }: { readonly shortensFirst?: boolean } = {},
   ): Promise<readonly ReadText[]> {
     requireFew(pairs.length, param);
     const { context } = this.model;
@@ -94,7 +96,7 @@ export class TextReader {
       if (second === "") throw isEmpty(name);
       const read = named(name, () =>
         template === null
-          ? this.#joined(first, second, limit, maxSecond)
+          ? this.#joined(first, second, limit, maxSecond, shortensFirst)
           : this.#rendered(
               template,
               { instruction: instruction ?? "", query: first, document: second },
@@ -106,21 +108,30 @@ export class TextReader {
     });
   }
 
-  #joined(first: string, second: string, limit: number, maxSecond: number | null | undefined): ReadText {
+  #joined(
+    first: string,
+    second: string,
+    limit: number,
+    maxSecond: number | null | undefined,
+    shortensFirst: boolean,
+  ): ReadText {
     const { tokenizer } = this.model;
     const most = Math.min(limit, this.model.context);
-    const [query, document] = [tokenizer.tokens(first, most), tokenizer.tokens(second, most)];
-    const room = limit - tokenizer.numAdded(true) - query.ids.length;
+    const both = [tokenizer.tokens(first, most), tokenizer.tokens(second, most)] as const;
+    const [whole, cut] = shortensFirst ? [both[1], both[0]] : both;
+    const room = limit - tokenizer.numAdded(true) - whole.ids.length;
     if (room < 1) {
+      const [kept, other] = shortensFirst ? ["hypothesis", "text"] : ["query", "document"];
       throw new RequestError(
-        `This model's maximum context length is ${limit} tokens. However, the query has ` +
-          `${query.isBeginning === true ? "at least " : ""}${query.ids.length} tokens, ` +
-          "which leaves none for a document; shorten it",
+        `This model's maximum context length is ${limit} tokens. However, the ${kept} has ` +
+          `${whole.isBeginning === true ? "at least " : ""}${whole.ids.length} tokens, ` +
+          `which leaves none for a ${other}; shorten it`,
         { code: "context_length_exceeded" },
       );
     }
-    const ids = document.ids.slice(0, Math.min(room, maxSecond ?? Infinity));
-    return { ...tokenizer.joined(query, { ...document, ids, spans: null }), spans: null };
+    const shortened = { ...cut, ids: cut.ids.slice(0, Math.min(room, maxSecond ?? Infinity)), spans: null };
+    const joined = shortensFirst ? tokenizer.joined(shortened, whole) : tokenizer.joined(whole, shortened);
+    return { ...joined, spans: null };
   }
 
   /** A pair in the classifier's template. Only the template writes control tokens. */

@@ -41,6 +41,7 @@ import { TESTS } from "./template/tests.js";
 import { loads } from "./template/json.js";
 import type { Value } from "./template/values.js";
 import { Dict, Unsupported, isList, str } from "./template/values.js";
+import { zeroShotHypotheses, zeroShotProbabilities } from "./zero_shot.js";
 
 /** A function of values as a function of JSON texts. For an exception it returns {error, message, details}. */
 function overJson(run: (...values: never[]) => unknown): (...texts: readonly string[]) => string {
@@ -156,5 +157,7 @@ Object.assign(globalThis, {
     sideFault: overJson(sideFault),
     continuesAsTokens: overJson(continuesAsTokens),
     setsTemplateVariables: overJson(setsTemplateVariables),
+    zeroShotHypotheses: overJson(zeroShotHypotheses),
+    zeroShotProbabilities: overJson(zeroShotProbabilities),
   },
 });

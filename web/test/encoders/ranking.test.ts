@@ -38,6 +38,36 @@ test("only documents are shortened, to the context or to a number of tokens", as
   );
 });
 
+test("labels of a request are those that a text entails, and a text that is shortened keeps its hypothesis", async () => {
+  const classifier = { ...CLASSIFIER, labels: ["contradiction", "neutral", "entailment"], relevance: null };
+  const entailed = ({ ids }: TokenText): number[] => [
+    0,
+    9,
+    ids.slice(0, ids.indexOf(124)).filter((id) => id === ids.at(-1)).length,
+  ];
+  const { model, inputs } = fakeEncoder({ embedding: null, classifier }, entailed);
+  const asked = { labels: ["b", "a"], hypothesis_template: "|{}" };
+  const { data, usage } = await classify(model, { input: ["aab", "b"], ...asked }, {});
+  expect(data.map(({ label, num_classes }) => [label, num_classes])).toEqual([
+    ["a", 2],
+    ["b", 2],
+  ]);
+  expect(data[0]?.probs?.[0]).toBeCloseTo(1 / (1 + Math.E));
+  expect(usage.total_tokens).toBe(2 * (3 + 2) + 2 * (1 + 2));
+  expect(inputs[0]).toMatchObject({ ids: [97, 97, 98, 124, 98], types: [0, 0, 0, 1, 1] });
+  const several = await classify(model, { input: "aab", multi_label: true, ...asked }, {});
+  expect(several.data[0]?.probs?.[1]).toBeCloseTo(Math.E ** 2 / (1 + Math.E ** 2));
+  await classify(model, { input: "aab", truncate_prompt_tokens: 3, ...asked }, {});
+  expect(inputs.at(-1)?.ids).toEqual([97, 124, 97]);
+  for (const [params, message] of [
+    [{ input: [1, 2], ...asked }, "input must be a text or texts"],
+    [{ input: ["a", ""], ...asked }, "input[1] is empty"],
+    [{ input: "a", labels: [] }, "labels is empty"],
+    [{ input: "a", multi_label: true }, "multi_label needs labels"],
+  ] as const)
+    await expect(classify(model, params, {})).rejects.toThrow(message);
+});
+
 test("a template writes the pair, and only it writes control tokens", async () => {
   const classifier = { ...CLASSIFIER, template: "<s>{instruction}|{query}|{document}<s>", instruction: "i" };
   const { model, inputs } = fakeEncoder({ embedding: null, classifier }, () => [1]);

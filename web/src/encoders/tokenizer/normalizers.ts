@@ -92,19 +92,25 @@ function strip(text: Aligned, left: boolean, right: boolean): Aligned {
 
 function replacer({ pattern, content }: Part): Normalizer {
   const { String: literal, Regex: regex } = Object(pattern) as { readonly String?: string; readonly Regex?: string };
-  // The library's regular expressions are Oniguruma's; these mean the same in JavaScript.
-  if (literal === undefined && !/^ (?:\{\d+,\d*\}|\+)$/.test(regex ?? ""))
-    throw new Error(`the pattern ${JSON.stringify(pattern)} of a Replace is not supported`);
-  const found = new RegExp(
-    literal === undefined ? (regex ?? "") : literal.replace(/[\\^$.*+?()[\]{}|/-]/g, "\\$&"),
-    "gu",
-  );
+  const source = literal?.replace(/[\\^$.*+?()[\]{}|/-]/g, "\\$&") ?? sourceOf(regex ?? "");
+  if (source === null) throw new Error(`the pattern ${JSON.stringify(pattern)} of a Replace is not supported`);
+  const found = new RegExp(source, "gu");
   return (text) => {
     const joined = text.chars.join("");
-    const ranges = [...joined.matchAll(found)].map(({ 0: match, index }) => {
+    const ranges = [...joined.matchAll(found)].flatMap(({ 0: match, index }) => {
       const from = Array.from(joined.slice(0, index)).length;
-      return { from, to: from + Array.from(match).length, by: String(content) };
+      const last = from + Array.from(match).length - 1;
+      // What replaces several characters stands for the last one.
+      const before = last > from ? [{ from, to: last, by: "" }] : [];
+      return [...before, { from: last, to: last + 1, by: String(content) }];
     });
     return replaceRanges(text, ranges);
   };
+}
+
+/** A pattern of the library's regular expressions, which are Oniguruma's, in JavaScript's; null if it may differ. */
+function sourceOf(regex: string): string | null {
+  if (/^ (?:\{\d+,\d*\}|\+)$/.test(regex)) return regex;
+  // DeBERTa's. Other characters are spaces of JavaScript's \s.
+  return regex === "\\s{2,}|[\\n\\r\\t]" ? "\\p{White_Space}{2,}|[\\n\\r\\t]" : null;
 }

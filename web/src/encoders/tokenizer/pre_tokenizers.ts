@@ -19,6 +19,10 @@ export function preTokenizerOf(part: Part | null | undefined): PreTokenizer {
     }
     case "BertPreTokenizer":
       return (text) => atSpaces(text).flatMap(aroundPunctuation);
+    case "Punctuation":
+      if (part.behavior !== "Isolated")
+        throw new Error(`pre-tokenizer Punctuation with behavior ${String(part.behavior)} is not supported`);
+      return aroundPunctuation;
     case "WhitespaceSplit":
       return atSpaces;
     case "Metaspace":
