@@ -218,7 +218,7 @@ def test_labels_of_a_request_are_those_that_a_text_entails(tmp_path: Path) -> No
     # A hypothesis is entailed as often as the text has its first letter.
     engine = FakeEncoder(lambda ids, _: [[0, 9, ids[: ids.index(124)].count(ids[-1])]])
     model = classifier(tmp_path, engine, spec)
-    asked = {"model": "fake", "labels": ["b", "a"], "hypothesis_template": "|{}"}
+    asked: dict[str, Any] = {"model": "fake", "labels": ["b", "a"], "hypothesis_template": "|{}"}
     answer = run(model.classify(ClassifyRequest(input=["aab", "b"], **asked), CALL))
     assert [(one.label, one.num_classes) for one in answer.data] == [("a", 2), ("b", 2)]
     assert answer.data[0].probs == pytest.approx([1 / (1 + np.e), np.e / (1 + np.e)])
