@@ -36,6 +36,7 @@ from .encoder_tensors import dense_tensors, encoder_tensors, encoder_tokenizer
 from .expert_stacks import with_matrices
 from .json_file import read_json_object
 from .logit_score import as_reranker, read_logit_score, template_of_pairs
+from .mlx_names import transformers_tensors
 from .multimodal import text_modules, text_tensors, text_values
 from .pytorch_file import PytorchTensor, has_pytorch_files, read_pytorch
 from .safetensors_file import SafetensorsTensor, read_safetensors
@@ -123,7 +124,7 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
         # A model that is saved without a head has no "model." prefix.
         tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
         activation_scales = {f"model.{module}": scales for module, scales in activation_scales.items()}
-    tensors = with_matrices(tensors, spec.model_type)
+    tensors = with_matrices(transformers_tensors(tensors, spec, str(path)), spec.model_type)
     require_sizes(path / "config.json", spec, tensors)
     if makes_text and spec.tie_word_embeddings:
         spec, tensors = choose_head(path, spec, tensors, notes)

@@ -16,7 +16,7 @@ becomes a code of 5 bits; weights of E4M3 become float16.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -79,7 +79,8 @@ class MlxQuantization:
         return QuantizedTensors(found)
 
     def _matrix(self, module: str, tensors: Mapping[str, SafetensorsTensor]) -> Tensor:
-        weight, scales, biases = (tensors.get(f"{module}.{kind}") for kind in ("weight", "scales", "biases"))
+        found = (tensors.get(f"{module}.{kind}") for kind in ("weight", "scales", "biases"))
+        weight, scales, biases = (None if each is None else as_matrix(each) for each in found)
         assert weight is not None
         assert scales is not None
         packed = self.modules.get(module, self.default)
@@ -110,7 +111,7 @@ class MlxQuantization:
 
     def _floats(self, module: str, packed: Packed, tensors: Mapping[str, SafetensorsTensor]) -> Tensor:
         """A matrix of small floats."""
-        weight, scales = (part(module, kind, tensors, self.where) for kind in ("weight", "scales"))
+        weight, scales = (as_matrix(part(module, kind, tensors, self.where)) for kind in ("weight", "scales"))
         rows, words = weight.shape if len(weight.shape) == 2 else (0, 0)
         columns = words * 32 // packed.bits
         require(weight, (rows, columns * packed.bits // 32), ("U32",), self.where)
@@ -129,6 +130,13 @@ class MlxQuantization:
             f"{tensor.path}: tensor {tensor.name} {problem} ({self.where}); download the checkpoint again",
             tensor=tensor.name,
         )
+
+
+def as_matrix(tensor: SafetensorsTensor) -> SafetensorsTensor:
+    """The matrices of experts, (E, N, K), one after the other."""
+    if len(tensor.shape) != 3:
+        return tensor
+    return replace(tensor, shape=(tensor.shape[0] * tensor.shape[1], tensor.shape[2]))
 
 
 def read_quantization(section: Mapping[str, Any], where: str) -> MlxQuantization:

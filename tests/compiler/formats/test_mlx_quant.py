@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decoder_families import TOKENS
-from quantized_families import logits_of, logits_with, make_model, make_quantized
+from decoder_families import TOKENS, make_family
+from quantized_families import WIDE, logits_of, logits_with, make_model, make_quantized
 from tiny_adapters import MLP, SELF_ATTENTION, logits_with_adapter, make_adapter
 from tolerances import F16, relative_error
 
@@ -63,6 +63,22 @@ for folder, (bits, group, mode, modules) in json.loads(sys.argv[1]).items():
 """
 
 
+def with_old_rotation(folder: Path) -> None:
+    """mlx-lm reads the keys that transformers wrote before it had a section for RoPE."""
+    config = json.loads((folder / "config.json").read_text())
+    if config["model_type"] not in ("gemma4_text", "qwen3_5_text"):
+        config |= old_rotation(config.pop("rope_parameters"))
+    if config["model_type"] == "qwen3_moe":
+        config["num_experts"] = config.pop("num_local_experts")
+    if config["model_type"] == "qwen3_5_text":
+        config = {
+            "model_type": "qwen3_5",
+            "text_config": {**config, "full_attention_interval": 2},
+            "tie_word_embeddings": config["tie_word_embeddings"],
+        }
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def old_rotation(section: Mapping[str, Any]) -> dict[str, Any]:
     if "full_attention" not in section:
         return {"rope_theta": section["rope_theta"]}
@@ -81,11 +97,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     for name, (family, *_) in FOLDERS.items():
         found[name] = tmp_path_factory.mktemp(name)
         make_model(family, found[name])
-        # mlx-lm reads the keys that transformers wrote before it had a section for RoPE.
-        config = json.loads((found[name] / "config.json").read_text())
-        config |= old_rotation(config.pop("rope_parameters"))
-        (found[name] / "config.json").write_text(json.dumps(config))
-    jobs = {str(found[name]): rest for name, (_, *rest, _) in FOLDERS.items()}
+        with_old_rotation(found[name])
+    convert({str(found[name]): tuple(rest) for name, (_, *rest, _) in FOLDERS.items()})
+    return found
+
+
+def convert(jobs: Mapping[str, tuple[Any, ...]]) -> None:
+    """Let mlx-lm convert folders with these bits, group size, mode and choice of modules."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(jobs), json.dumps(TOKENS)],
         capture_output=True,
@@ -95,7 +113,39 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
+
+
+# Models whose tensors mlx-lm renames, stacks or shifts: sizes besides WIDE.
+MIXTURES: Mapping[str, dict[str, Any]] = {
+    "qwen3_moe": {"head_dim": 32, "moe_intermediate_size": 64, "mlp_only_layers": []},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "moe_intermediate_size": 64, "routed_scaling_factor": 1.0},
+    # Its gates and what they gate are one stack.
+    "granitemoe": {},
+    "qwen3_5_text": {
+        "head_dim": 32,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def mixtures(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    found = {}
+    for name, sizes in MIXTURES.items():
+        found[name] = tmp_path_factory.mktemp(name)
+        make_family(name, found[name], **{**WIDE, **sizes})
+        with_old_rotation(found[name])
+    convert({str(folder): (4, 32, "affine", {}) for folder in found.values()})
     return found
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_logits_of_renamed_tensors_are_those_of_mlx_lm(name: str, mixtures: Mapping[str, Path]) -> None:
+    checkpoint = load(str(mixtures[name] / "mlx"))
+    assert set(checkpoint.stored_forms) == {"q4g32b"}
+    assert relative_error(logits_of(mixtures[name] / "mlx"), np.load(mixtures[name] / "logits.npy")) < 1e-4
 
 
 @pytest.mark.parametrize("name", FOLDERS)
