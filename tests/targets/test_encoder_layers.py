@@ -24,7 +24,7 @@ LIMITS = Limits(tokens=75, sequences=3)
 TEXTS = texts_of([1, 17, 33])
 SIZES = {"hidden_size": 60, "num_attention_heads": 3}
 # The kernels for few rows, one for each kind of layer. They have no products with heads of distances.
-FUSED_KERNELS = {"bert": 1, "mpnet": 1, "embedding_gemma2_text": 2}
+FUSED_KERNELS = {"bert": 1, "mpnet": 1, "embedding_gemma2_text": 2, "jina_embeddings_v3": 1}
 FUSED = "ragged_attention_linear_"
 
 
@@ -49,7 +49,7 @@ def runner_of(target: str, bundle: Bundle, request: pytest.FixtureRequest) -> Pl
 @pytest.mark.parametrize(("family", "target"), [
     ("bert", "webgpu"), ("bert", "cpu"), ("bert", "cuda"), ("mpnet", "webgpu"), ("mpnet", "cpu"),
     ("deberta-v2", "webgpu"), ("deberta-v2", "cpu"), ("embedding_gemma2_text", "webgpu"),
-    ("embedding_gemma2_text", "cpu"),
+    ("embedding_gemma2_text", "cpu"), ("jina_embeddings_v3", "webgpu"), ("jina_embeddings_v3", "cpu"),
     ("openai_privacy_filter", "webgpu"), ("openai_privacy_filter", "cpu"),
 ])  # fmt: skip
 def test_vectors_are_those_of_transformers(

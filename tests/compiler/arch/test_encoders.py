@@ -242,6 +242,21 @@ def test_the_two_texts_of_a_pair_have_types_of_their_own(family: str, tmp_path: 
     assert relevance == pytest.approx(1 / (1 + np.exp(-pair)), rel=1e-5)
 
 
+# Models without types of tokens read the pair alone.
+@pytest.mark.parametrize("family", ["albert", "deberta-v2", "electra", "eurobert", "gte", "mpnet"])
+def test_a_reranker_has_the_relevance_of_transformers(family: str, tmp_path: Path) -> None:
+    model = make_encoder(family, "ForSequenceClassification", tmp_path / "checkpoint", num_labels=1)
+    write_json(tmp_path / "checkpoint/config.json", sentence_transformers={"activation_fn": "torch.nn.Identity"})
+    bundle, runner = compiled(tmp_path / "checkpoint", tmp_path)
+    classifier = bundle.manifest.classifier
+    assert classifier is not None
+    assert (classifier.relevance, classifier.activation) == (0, "none")
+    ids = TEXTS[4]
+    types = [0] * 12 + [1] * (len(ids) - 12) if bundle.manifest.spec.num_token_types > 1 else []
+    (relevance,) = classify(runner, [Text(ids, types)])
+    assert relative_error(relevance, logits_of(model, ids, types)) < F32
+
+
 # EmbeddingGemma has dense layers behind the mean.
 @pytest.mark.parametrize(("family", "mode", "pooled"), [
     ("distilbert", "cls_token", lambda rows: rows[0]), ("distilbert", "max_tokens", lambda rows: rows.max(axis=0)),

@@ -62,6 +62,7 @@ def types_of(text: list[int]) -> list[int]:
 @pytest.mark.parametrize(("family", "pooling"), [
     ("gemma3_text", "mean_tokens"), ("qwen3", "lasttoken"), ("modernbert", "cls_token"), ("mpnet", "max_tokens"),
     ("deberta-v2", "mean_tokens"), ("embedding_gemma2_text", "mean_tokens"),
+    ("jina_embeddings_v3", "mean_tokens"),
 ])  # fmt: skip
 @pytest.mark.parametrize("left", [False, True])
 def test_vectors_of_padded_texts_are_those_of_each_text_alone(
