@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,13 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decoder_families import TOKENS
+from decoder_families import TOKENS, make_family
 from onnx_cases import relative_rms
 from quantized_families import (
     MODELS,
     logits_of,
     logits_with,
     make_quantized,
+    quantize_projections,
+    transformers_logits,
     write_quantization,
 )
 from safetensors.torch import load_file, save_file
@@ -139,6 +142,30 @@ def test_adapters_add_to_the_weights_that_another_reader_unpacks(name: str, tmp_
     found = logits_with_adapter(tmp_path / "model", tmp_path / "a", tmp_path / "bundle", TOKENS)
     assert relative_error(found, logits_with(changed, tmp_path / "model")) < F16
     assert changed.keys() == weights.keys()
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq4"])
+def test_every_expert_has_codes_of_its_own_beside_a_router_of_floats(name: str, tmp_path: Path) -> None:
+    import transformers
+
+    config, ordered = CASES[name]
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 64, "head_dim": 32}
+    make_family("qwen3_moe", tmp_path / "floats", num_attention_heads=4, num_key_value_heads=2, **sizes)
+    shutil.copytree(tmp_path / "floats", tmp_path / "codes")
+    weights = load_file(tmp_path / "floats" / "model.safetensors")
+
+    def quantize(module: str, weight: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        parts = quantized(*weight.shape, config, ordered)
+        weights[f"{module}.weight"] = unpacked(parts, config, *weight.shape)
+        return parts
+
+    quantize_projections(tmp_path / "codes", quantize)
+    write_quantization(tmp_path / "codes", config)
+    save_file(weights, tmp_path / "floats" / "model.safetensors", {"format": "pt"})
+    assert set(load(str(tmp_path / "codes")).stored_forms) == FORMS[name]
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "floats", dtype=torch.float32)
+    model.set_experts_implementation("eager")
+    assert relative_error(logits_of(tmp_path / "codes"), transformers_logits(model)) < 1e-4
 
 
 @pytest.mark.parametrize("target", ["onnx", "mlx"])

@@ -7,13 +7,19 @@ from pathlib import Path
 
 import numpy as np
 from decoder_families import make_family
+from light_bundle import few_kernels, one_compilation
 from safetensors.numpy import load_file, save_file
 
 from nearfar.compiler.arch import by_model_type
+from nearfar.compiler.export.gguf_file import GgufOptions, export_gguf
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.checkpoint import Checkpoint, StoredMatrix
+from nearfar.compiler.formats.gguf.architectures import ARCHITECTURES, relations_of
+from nearfar.compiler.formats.gguf.container import read_container
+from nearfar.compiler.formats.gguf.tensors import related_tensors
 from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.ir.ops import Array
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.stored_forms import keep_stored_forms
 from nearfar.compiler.pipeline.weights import check_tensors, read_planes, read_rows
 
@@ -67,6 +73,23 @@ def test_experts_in_mxfp4_keep_their_codes_with_gates_before_what_they_gate(tmp_
     planes = read_planes(checkpoint, parameter, 100, 400)
     expected = np.concatenate([gates[:, ::2], gates[:, 1::2]], axis=1).reshape(-1, SIZE)
     assert np.array_equal(tensor.form.unpack(planes, SIZE), expected[100:400])
+
+
+def test_experts_in_mxfp4_are_exported_with_their_codes(tmp_path: Path) -> None:
+    make_family("gpt_oss", tmp_path / "checkpoint", hidden_size=SIZE, intermediate_size=SIZE, head_dim=32)
+    in_mxfp4(tmp_path / "checkpoint")
+    options = CompileOptions(target="webgpu", context=64, self_test=False)
+    with few_kernels(), one_compilation():
+        bundle = compile_model(str(tmp_path / "checkpoint"), tmp_path / "bundle", options)
+    kinds = export_gguf(bundle, tmp_path / "x.gguf", GgufOptions(tokenizer=False))
+    assert kinds["MXFP4"] == 3 * bundle.manifest.spec.num_layers
+    container, expected = read_container(tmp_path / "x.gguf"), load(str(tmp_path / "checkpoint")).tensors
+    relations = relations_of(ARCHITECTURES["gpt-oss"], bundle.manifest.spec)
+    for relation in relations:
+        if relation.files[0] in container.tensors and container.tensors[relation.files[0]].type.name == "MXFP4":
+            for name, tensor in related_tensors(relation, container).items():
+                rows = tensor.shape[0]
+                assert np.array_equal(tensor.rows(0, rows), expected[name].rows(0, rows))
 
 
 def test_transposed_stacks_are_read_by_rows_of_each_expert(tmp_path: Path) -> None:
