@@ -117,7 +117,7 @@ def text_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list
     for name, tensor in tensors.items():
         part = OTHER_PARTS.match(name)
         if part is None:
-            renamed[_text_name(name)] = tensor
+            renamed[text_name(name)] = tensor
         else:
             left_out[part[0].removeprefix("model.").rstrip(".")] += 1
     if not left_out:
@@ -129,9 +129,10 @@ def text_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list
 def text_modules(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Values of the text model's modules, under the names of a text-only checkpoint."""
     # The dot separates a module's name from the names of its tensors.
-    return {_text_name(f"{name}.")[:-1]: value for name, value in values.items() if not OTHER_PARTS.match(f"{name}.")}
+    return {text_name(f"{name}.")[:-1]: value for name, value in values.items() if not OTHER_PARTS.match(f"{name}.")}
 
 
-def _text_name(name: str) -> str:
+def text_name(name: str) -> str:
+    """The name of a tensor or of a module below the model, in a text-only checkpoint."""
     prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), "")
     return PREFIXES.get(prefix, "") + name.removeprefix(prefix)

@@ -20,6 +20,7 @@ from ..bundle.manifest import Manifest
 from ..quant.base import FloatArray
 from ..runtime.errors import CheckpointError, RequestError, UnsupportedModel
 from .json_file import read_json_object
+from .multimodal import text_name
 from .safetensors_file import SafetensorsTensor, read_safetensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -82,7 +83,7 @@ def read_adapter(folder: Path, manifest: Manifest) -> dict[str, FloatArray]:
             raise UnsupportedModel(
                 f"{folder / WEIGHTS}: tensor {name!r} is not a LoRA matrix; only adapters of projections are supported"
             )
-        if match["module"] not in manifest.lora.modules:
+        if text_name(match["module"]) not in manifest.lora.modules:
             known = ", ".join(sorted({module.rsplit(".", 1)[1] for module in manifest.lora.modules}))
             raise RequestError(
                 f"{folder}: adapts {match['module']}, which {manifest.model} does not have; "
@@ -136,7 +137,7 @@ def fill_states(
     shapes = {name: manifest.states[name].shape[1:] for name in manifest.lora.states}
     states: dict[str, FloatArray] = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}  # type: ignore[arg-type]
     for name, letter in matrices:
-        parts, (rank, scale) = manifest.lora.modules[name], config.of(name)
+        parts, (rank, scale) = manifest.lora.modules[text_name(name)], config.of(name)
         tensor, other = matrices[name, letter], matrices.get((name, "B" if letter == "A" else "A"))
         if other is None:
             raise CheckpointError(

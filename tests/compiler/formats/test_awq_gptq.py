@@ -155,8 +155,9 @@ def test_every_expert_has_codes_of_its_own_beside_a_router_of_floats(name: str, 
     weights = load_file(tmp_path / "floats" / "model.safetensors")
 
     def quantize(module: str, weight: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        parts = quantized(*weight.shape, config, ordered)
-        weights[f"{module}.weight"] = unpacked(parts, config, *weight.shape)
+        rows, columns = weight.shape
+        parts = quantized(rows, columns, config, ordered)
+        weights[f"{module}.weight"] = unpacked(parts, config, rows, columns)
         return parts
 
     quantize_projections(tmp_path / "codes", quantize)

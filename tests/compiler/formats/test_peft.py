@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from decoder_families import make_family
+from safetensors.numpy import load_file, save_file
 from tiny_adapters import MLP, SELF_ATTENTION, adapted_logits, logits_with_adapter, make_adapter
 from tolerances import F32, relative_error
 
@@ -51,11 +52,19 @@ def test_logits_are_those_of_peft(config: dict[str, Any], tiny_checkpoints: Mapp
     [
         ("qwen3_5_text", ("q_proj", "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")),
         ("granitemoehybrid", ("in_proj", "out_proj")),
+        # Its modules are below "backbone." in adapters, too.
+        ("mamba2", ("in_proj", "out_proj")),
     ],
 )
 def test_projections_beside_a_state_accept_adapters(family: str, modules: tuple[str, ...], tmp_path: Path) -> None:
     make_family(family, tmp_path / "checkpoint")
     deltas = make_adapter(tmp_path / "adapter", tmp_path / "checkpoint", modules, rank=3, alpha=5, seed=1)
     assert {module.rsplit(".", 1)[1] for module in deltas} == set(modules)
+    if family == "mamba2":
+        file = tmp_path / "adapter" / "adapter_model.safetensors"
+        save_file(
+            {name.replace(".model.layers", ".backbone.layers"): each for name, each in load_file(file).items()}, file
+        )
+        deltas = {module.replace("model.layers", "backbone.layers"): delta for module, delta in deltas.items()}
     found = logits_with_adapter(tmp_path / "checkpoint", tmp_path / "adapter", tmp_path / "bundle", TOKENS, "f32")
     assert relative_error(found, adapted_logits(tmp_path / "checkpoint", deltas, TOKENS)) < F32
