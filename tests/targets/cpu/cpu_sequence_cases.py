@@ -65,9 +65,8 @@ def text_cases() -> Iterator[StepCase]:
         exhaustive = head_dim == 64
         yield StepCase(name, "ragged_attention", inputs, own, batches, rounding, quantization, exhaustive=exhaustive)
         inputs = {**qkv, "table": ("rope", 280, head_dim // 4, 2), "qk_norm": ("vector", 2 * head_dim)}
-        yield StepCase(
-            f"rope_heads_{head_dim}", "rope_heads", inputs, {**heads, "eps": EPS}, given(texts, inputs), activation
-        )
+        attrs = {**heads, "eps": EPS, "norms_values": head_dim == 64}
+        yield StepCase(f"rope_heads_{head_dim}", "rope_heads", inputs, attrs, given(texts, inputs), activation)
 
 
 def state_cases() -> Iterator[StepCase]:
@@ -102,10 +101,11 @@ def state_cases() -> Iterator[StepCase]:
         attrs = {"a_start": 3, "b_start": 9, "z_start": 17, "eps": 1e-5}
         yield StepCase(f"gated_delta_{key_dim}", "gated_delta", inputs, attrs, batches)
         columns = 2 * 3 * key_dim + 6 * value_dim
-        inputs = {"x": ("float32", "S", columns + 20 + 6 * value_dim), "weight": ("vector", 4 * columns)}
+        inputs = {"x": ("float32", "S", 2 + columns + 20 + 6 * value_dim), "weight": ("vector", 4 * columns)}
         inputs |= {"vectors": ("vector", 12 + value_dim), "conv": ("float32", "Z", 3, columns)}
         inputs |= {"state": ("float32", "Z", 6, key_dim, value_dim), **rows}
-        attrs = {name: columns + start for name, start in attrs.items() if name != "eps"} | {"eps": 1e-5}
+        starts_in_x = {name: 2 + columns + start for name, start in attrs.items() if name != "eps"}
+        attrs = {"start": 2, **starts_in_x, "eps": 1e-5}
         yield StepCase(f"convolved_delta_{key_dim}", "convolved_delta", inputs, attrs, batches)
         inputs = {"xbc": ("float32", "S", 6 * value_dim + 2 * 2 * key_dim), "dt": ("float32", "S", 20 + 6 * value_dim)}
         inputs |= {"vectors": ("vector", 18), "state": ("float32", "Z", 6, value_dim, key_dim), **rows}
