@@ -63,3 +63,8 @@ def names_in(request: pytest.FixtureRequest, test: str = "") -> set[Any]:
     items = [item for item in request.session.items if item.path == request.path and item.name.startswith(test)]
     calls = [getattr(item, "callspec", None) for item in items]
     return {call.params.get("name") for call in calls if call is not None}
+
+
+def is_exhaustive(request: pytest.FixtureRequest) -> bool:
+    """Whether this session runs exhaustive tests of the requesting module."""
+    return any(item.get_closest_marker("exhaustive") for item in request.session.items if item.path == request.path)

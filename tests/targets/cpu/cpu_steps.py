@@ -214,6 +214,7 @@ class StepLibrary:
 
     cases: Sequence[StepCase]
     folder: Path
+    optimized: bool = True
 
     @cached_property
     def calls(self) -> dict[str, KernelCall]:
@@ -225,7 +226,7 @@ class StepLibrary:
 
     @cached_property
     def compiled(self) -> tuple[dict[str, Kernel], list[bytes]]:
-        return objects_of(ARCH, self.calls)
+        return objects_of(ARCH, self.calls, optimized=self.optimized)
 
     @cached_property
     def library(self) -> Library:
@@ -274,9 +275,12 @@ class StepLibrary:
         return self.library.prepare(calls), np.array(scalars, np.int64), arrays
 
 
-def objects_of(arch: Arch, calls: Mapping[str, KernelCall]) -> tuple[dict[str, Kernel], list[bytes]]:
+def objects_of(
+    arch: Arch, calls: Mapping[str, KernelCall], *, optimized: bool = True
+) -> tuple[dict[str, Kernel], list[bytes]]:
     """The kernels by name, without their functions, and an object file for each level and template, so that a change of
-    one template compiles few. A level of another architecture is compiled for the base level of this one.
+    one template compiles few. A level of another architecture is compiled for the base level of this one. Unless they
+    are ``optimized``, LLVM takes half of the time.
     """
     grouped: dict[tuple[Level, str], list[KernelCall]] = {}
     for call in calls.values():
@@ -285,6 +289,7 @@ def objects_of(arch: Arch, calls: Mapping[str, KernelCall]) -> tuple[dict[str, K
     objects = []
     for (level, _), group in grouped.items():
         target = tvm_target(arch, level if level in arch.levels else replace(AVX2, name=level.name))
+        target = target if optimized else {**target, "opt-level": 0}
         built, compiled = lower_calls_object(group, target, lambda _: None)
         kernels |= {kernel.name: kernel for kernel in built}
         objects.append(compiled)

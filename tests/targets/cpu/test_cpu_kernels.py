@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from case_selection import chosen, names_of, selected
+from case_selection import chosen, is_exhaustive, names_of, selected
 from cpu_cases import all_cases
 from cpu_steps import Run, StepLibrary, check, objects_of, random_array, run_of, runs_on
 
@@ -27,7 +27,9 @@ CASES = selected("cpu", all_cases())
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> StepLibrary:
-    return StepLibrary(tuple(chosen(request, CASES, WINDOW).values()), tmp_path_factory.mktemp("kernels"))
+    # test_cpu_linear.py and test_cpu_runner.py run optimized kernels, too.
+    cases = tuple(chosen(request, CASES, WINDOW).values())
+    return StepLibrary(cases, tmp_path_factory.mktemp("kernels"), optimized=is_exhaustive(request))
 
 
 @pytest.mark.parametrize("name", names_of(CASES))
@@ -109,7 +111,7 @@ def test_the_kernels_of_every_op_compile_for_aarch64() -> None:
     # One kernel of each template for each level.
     of_templates = {(call.template, call.facts["isa"]): call for row in rows for call in row.kernels}
     calls = {call.name: call for call in of_templates.values()}
-    _, objects = objects_of(arch, calls)
+    _, objects = objects_of(arch, calls, optimized=False)
     library = link(objects, arch.triple)
     for name in calls:
         assert f"\0__tvm_ffi_{name}\0".encode() in library, name
