@@ -30,13 +30,13 @@ GENERATE = """async ([messages, maxTokens]) => {
 }"""
 
 
-# Every template meets every weight format in tests/targets/webgpu/kernel_cases.py, and q4f32 answers in Chromium in
-# test_workers.py.
+# Every template meets every format of weights and of keys and values in tests/targets/webgpu/kernel_cases.py. q4f32
+# answers in Chromium in test_workers.py, with 4-bit keys and values in test_engine.py.
 CASES = [
     ("q4f16", "activation"),
     pytest.param(("q4f32", "activation"), marks=pytest.mark.exhaustive),
     pytest.param(("f32", "activation"), marks=pytest.mark.exhaustive),
-    ("q4f16", "q8"),
+    pytest.param(("q4f16", "q8"), marks=pytest.mark.exhaustive),
 ]
 
 

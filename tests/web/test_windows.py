@@ -88,15 +88,9 @@ def site(
     return site
 
 
-# test_tables_in_store.py answers with what the last two have.
-@pytest.mark.parametrize(
-    "name",
-    [
-        "windows",
-        pytest.param("groups", marks=pytest.mark.exhaustive),
-        pytest.param("shared", marks=pytest.mark.exhaustive),
-    ],
-)
+# test_tables_in_store.py answers a second turn with a model of full layers, and of windows that share keys and values.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["windows", "groups", "shared"])
 def test_answers_beyond_the_window_equal_the_reference(
     site: Path, browser: Browser, name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
