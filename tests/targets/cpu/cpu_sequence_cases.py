@@ -65,8 +65,8 @@ def text_cases() -> Iterator[StepCase]:
         exhaustive = head_dim == 64
         yield StepCase(name, "ragged_attention", inputs, own, batches, rounding, quantization, exhaustive=exhaustive)
         inputs = {**qkv, "table": ("rope", 280, head_dim // 4, 2), "qk_norm": ("vector", 2 * head_dim)}
-        attrs = {**heads, "eps": EPS, "norms_values": head_dim == 64}
-        yield StepCase(f"rope_heads_{head_dim}", "rope_heads", inputs, attrs, given(texts, inputs), activation)
+        prepared: dict[str, Any] = {**heads, "eps": EPS, "norms_values": head_dim == 64}
+        yield StepCase(f"rope_heads_{head_dim}", "rope_heads", inputs, prepared, given(texts, inputs), activation)
 
 
 def state_cases() -> Iterator[StepCase]:
