@@ -55,6 +55,8 @@ test("labels of a request are those that a text entails, and a text that is shor
   expect(data[0]?.probs?.[0]).toBeCloseTo(1 / (1 + Math.E));
   expect(usage.total_tokens).toBe(2 * (3 + 2) + 2 * (1 + 2));
   expect(inputs[0]).toMatchObject({ ids: [97, 97, 98, 124, 98], types: [0, 0, 0, 1, 1] });
+  const alone = await classify(model, { input: "aab", ...asked, labels: ["a"] }, {});
+  expect(alone.data[0]?.probs?.[0]).toBeCloseTo(Math.E ** 2 / (1 + Math.E ** 2));
   const several = await classify(model, { input: "aab", multi_label: true, ...asked }, {});
   expect(several.data[0]?.probs?.[1]).toBeCloseTo(Math.E ** 2 / (1 + Math.E ** 2));
   await classify(model, { input: "aab", truncate_prompt_tokens: 3, ...asked }, {});
