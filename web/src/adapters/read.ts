@@ -28,6 +28,8 @@ const CONFIG = "adapter_config.json";
 const WEIGHTS = "adapter_model.safetensors";
 /** A pattern of PEFT that is the name of modules, or the end of one: no other regular expression is supported. */
 const MODULE_NAME = /^(\^?)(\w+(?:\\?\.\w+)*)$/;
+/** The names below which text models are inside others; see `compiler/formats/multimodal.py`. */
+const WRAPPERS = /^(backbone|model\.language_model|model\.text_model|language_model\.model)\./;
 const TENSOR = /^base_model\.model\.(.+)\.lora_([AB])\.weight$/;
 /** Keys that can change the mathematics, and the values with which they do not, as JSON. */
 const PLAIN: Readonly<Record<string, readonly string[]>> = {
@@ -107,7 +109,7 @@ export function fillStates(
       throw new RequestError(
         `${WEIGHTS}: tensor '${name}' is not a LoRA matrix; only adapters of projections are supported`,
       );
-    const parts = lora.modules[module];
+    const parts = lora.modules[module.replace(WRAPPERS, "model.")];
     const [first] = parts ?? [];
     if (parts === undefined || first === undefined) {
       const known = new Set(Object.keys(lora.modules).map((each) => each.slice(each.lastIndexOf(".") + 1)));

@@ -58,6 +58,19 @@ test("the id depends on the values", async () => {
   expect(await idOf({ ...first, config: { ...first.config, lora_alpha: 3 } })).not.toBe(await idOf(first));
 });
 
+test("modules below a wrapper are those of the text model", async () => {
+  const [{ config, weights }] = cases as readonly [Case];
+  const bytes = Buffer.from(weights, "base64");
+  const end = 8 + Number(bytes.readBigUInt64LE(0));
+  const header = bytes.toString("utf8", 8, end).replaceAll("base_model.model.model.", "base_model.model.backbone.");
+  expect(header).toContain("backbone");
+  const length = Buffer.alloc(8);
+  length.writeBigUInt64LE(BigInt(Buffer.byteLength(header)));
+  const wrapped = new Uint8Array(Buffer.concat([length, Buffer.from(header), bytes.subarray(end)]));
+  const read = (each: Uint8Array) => readAdapter({ config: JSON.stringify(config), weights: each }, manifestOf(lora));
+  expect((await read(wrapped)).states).toEqual((await read(new Uint8Array(bytes))).states);
+});
+
 test("a bundle without adapters refuses them", async () => {
   const reading = readAdapter({ config: "{}", weights: new Uint8Array() }, manifestOf(null));
   await expect(reading).rejects.toThrow(RequestError);
