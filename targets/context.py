@@ -40,10 +40,11 @@ class Context:
         return stored_dtype(activation) if found == "activation" else found
 
     def dtypes(self, step: Step, activation: str) -> dict[str, str]:
-        """The dtypes of x and y and of what a gate multiplies, in the form that templates accept."""
-        read = {"x": "x_dtype", "up": "up_dtype"}
+        """The dtypes of x and y, of what a gate multiplies and of kept rows, in the form that templates accept."""
+        read = {"x": "x_dtype", "up": "up_dtype", "kept": "kept_dtype"}
         own = {name: self.dtype_of(step.inputs[role], activation) for role, name in read.items() if role in step.inputs}
-        return {**own, "y_dtype": self.dtype_of(step.outputs["y"], activation)}
+        y = step.outputs.get("y")
+        return own if y is None else {**own, "y_dtype": self.dtype_of(y, activation)}
 
     def facts(self, step: Step, template: Callable[..., Any], activation: str) -> dict[str, Any]:
         """The facts of a step that a template names, as the step's op declares them."""

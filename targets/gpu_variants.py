@@ -29,6 +29,8 @@ from nearfar.compiler.kernels.embed import embed
 from nearfar.compiler.kernels.encoder_rows import embed_positions, pool_rows
 from nearfar.compiler.kernels.experts import combine, group_pairs, route
 from nearfar.compiler.kernels.fold import operands_of
+from nearfar.compiler.kernels.keep_rows import keep_rows
+from nearfar.compiler.kernels.kept_rows import join_kept
 from nearfar.compiler.kernels.linear_subgroup import linear_subgroup
 from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
 from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, power_of_two
@@ -368,6 +370,8 @@ TEMPLATES: dict[str, Template] = {
     "pool_rows": pool_rows,
     "rope": rope,
     "take_rows": take_rows,
+    "keep_rows": keep_rows,
+    "join_kept": join_kept,
     "slice_columns": slice_columns,
     "rms_norm": rms_norm,
     "add_lora": add_lora,

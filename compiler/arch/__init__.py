@@ -23,6 +23,8 @@ DECODERS = (
 )  # fmt: skip
 # Decoders with a state for each sequence.
 HYBRIDS = ("falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "lfm3", "mamba2", "qwen3_5_text")
+# Decoders whose checkpoints may have heads that draft tokens.
+DRAFTING = ("qwen3_5_text",)
 SUPPORTED = tuple(sorted((*DECODERS, *HYBRIDS)))
 ENCODERS = (
     "albert", "bert", "deberta-v2", "distilbert", "electra", "eurobert", "gte", "jina_embeddings_v3",
@@ -44,6 +46,13 @@ class Architecture(Protocol):
 
         It computes the next tokens of the sampled rows, or with ``embeds`` their embeddings.
         """
+
+
+class DraftingArchitecture(Architecture, Protocol):
+    """That of a module of DRAFTING."""
+
+    def draft_tokens(self, spec: ModelSpec, page_size: int, context: int) -> Graph:
+        """The graph of the heads that draft tokens, for a spec with ``draft_layers``; see `draft_heads`."""
 
 
 class Encoder(Protocol):
@@ -68,6 +77,12 @@ def by_model_type(name: str) -> Architecture:
     if name not in SUPPORTED:
         raise UnsupportedModel(unsupported_message(name, (*SUPPORTED, *ENCODERS)), model_type=name)
     return cast(Architecture, import_module(f".{name}", __name__))
+
+
+def drafting(name: str) -> DraftingArchitecture:
+    """The module of a decoder's model_type, which must be in DRAFTING."""
+    assert name in DRAFTING, name
+    return cast(DraftingArchitecture, import_module(f".{name}", __name__))
 
 
 def encoder_of(name: str) -> Encoder | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ..ir.graph import Constant, Graph, Parameter, Source, Value
 from ..ir.ops import Type
+from ..ir.pages import PAGES
 from ..ir.rope import inverse_frequencies, pairs, rotary_dim
 from ..ir.rotary_pairs import RotaryPairs
 from ..ir.sampling import Settings
@@ -91,21 +92,29 @@ def forward(
     return graph
 
 
-def new_graph(*, embeds: bool) -> Graph:
-    """A graph with the batch's inputs."""
+def new_graph(*, embeds: bool, sampled: str = "sampled") -> Graph:
+    """A graph with the batch's inputs. ``sampled``: the state with the tokens that were sampled last."""
     graph = Graph()
     for name, (shape, dtype) in BATCH_INPUTS.items():
         if not (embeds and name in SAMPLING_INPUTS):
             graph.inputs[name] = Value(name, shape, dtype)
-    graph.states["sampled"] = Value("sampled", ("N",), "int32")
+    graph.states[sampled] = Value(sampled, ("N",), "int32")
     return graph
 
 
 def embedding(
-    graph: Graph, module: str, rows: int, columns: int, scale: float, name: str, *, host: bool = False
+    graph: Graph,
+    module: str,
+    rows: int,
+    columns: int,
+    scale: float,
+    name: str,
+    *,
+    host: bool = False,
+    sampled: str = "sampled",
 ) -> str:
-    """Add the lookup of each token's row. ``host``: see `Parameter`."""
-    inputs = {"table": matrix(graph, module, rows, columns, host=host), "token_ids": "token_ids", "sampled": "sampled"}
+    """Add the lookup of each token's row. ``host``: see `Parameter`; ``sampled``: see `new_graph`."""
+    inputs = {"table": matrix(graph, module, rows, columns, host=host), "token_ids": "token_ids", "sampled": sampled}
     return graph.add("embed", inputs, name=name, scale=scale)
 
 
@@ -169,7 +178,7 @@ def head(graph: Graph, spec: ModelSpec, x: str, *, bias: bool = False) -> None:
         graph.add("soft_cap", {"x": logits}, name="logits", scale=spec.logit_scale, cap=spec.logit_softcap)
 
 
-def sampling_block(graph: Graph, vocab_size: int) -> None:
+def sampling_block(graph: Graph, vocab_size: int, sampled: str = "sampled") -> None:
     """Add the nodes from the logits to each row's next token, its log-probability, and the likeliest tokens on
     request.
     """
@@ -181,7 +190,7 @@ def sampling_block(graph: Graph, vocab_size: int) -> None:
     graph.states |= {name: Value(name, shape, dtype) for name, (shape, dtype) in states.items()}
     rows = {"logits": "logits", "settings": "sample_settings", "slots": "sample_slots", "counts": "token_counts"}
     graph.add("adjust_logits", {**rows, "bias": "logit_bias", "mask": "token_mask"}, name="adjusted")
-    graph.add("sample", {**rows, "adjusted": "adjusted", "sampled": "sampled"}, name="next_token_ids")
+    graph.add("sample", {**rows, "adjusted": "adjusted", "sampled": sampled}, name="next_token_ids")
     graph.add("top_logprobs", {"logits": "logits"}, name="top")
     graph.outputs = {
         "logits": "logits",
@@ -229,26 +238,30 @@ class Layer:
     def _attended(self, x: str, page_size: int) -> str:
         """The weighted values of all heads."""
         graph, spec = self._graph, self._spec
-        kv = f"layers.{spec.kv_layer(self._layer)}.kv"
+        kv, pages = self._pages()
         q = self._normed_and_rotated("q", self._head_projection("q", x))
         if kv not in graph.states:
-            shape = ("P", 2, self._num_kv_heads, page_size, self._head_dim)
+            shape = (pages, 2, self._num_kv_heads, page_size, self._head_dim)
             graph.states[kv] = Value(kv, shape, "activation")
             k = self._normed_and_rotated("k", self._head_projection("k", x))
             v = self._clipped("v", self._values(self._head_projection("v", x)))
             graph.add("append_kv", {"k": k, "v": v, "kv": kv, "slots": "slots"})
-        pages = {**sequences_of(graph, x), "page_ids": "page_ids"}
+        rows = {**sequences_of(graph, x), "page_ids": "page_ids"}
         window = spec.window(self._layer)
         # A window as long as the context has no effect.
         window = None if window is None or window >= self._context else window
         return graph.add(
             "attention",
-            {"q": q, "kv": kv, "sinks": self._sinks(), **pages},
+            {"q": q, "kv": kv, "sinks": self._sinks(), **rows},
             name=f"{self._here}.attended",
             window=window,
             scale=spec.attention_scale,
             softcap=spec.attention_softcap,
         )
+
+    def _pages(self) -> tuple[str, str]:
+        """The state with the keys and values that the layer reads, and the dim of its pages."""
+        return f"layers.{self._spec.kv_layer(self._layer)}.kv", PAGES
 
     def _sinks(self) -> str | None:
         name = f"{self._module}.self_attn.sinks"

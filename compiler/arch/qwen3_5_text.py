@@ -11,12 +11,13 @@ from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec, StateSpec
 from . import decoder
 from .decoder_config import listed_layer_types, read_decoder_config, read_num_layers
+from .draft_heads import DraftLayer, draft
 from .hybrid import HybridLayer
 
-__all__ = ["forward", "read_config"]
+__all__ = ["draft_tokens", "forward", "read_config"]
 
 LAYOUT = decoder.DecoderLayout(norm_offset=1.0)
-# The heads that predict several tokens ahead are not compiled. The text model has one position for each token.
+# The tensors say whether there are heads that draft tokens. The text model has one position for each token.
 HARMLESS = frozenset({"mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"})
 MROPE = frozenset({"mrope_interleaved", "mrope_section"})
 
@@ -35,7 +36,12 @@ class Qwen35Layer(HybridLayer):
         return self._rows_of(f"self_attn.{name}", "self_attn.q_proj", ranges, x, bias=self._spec.qkv_bias, dtype=dtype)
 
 
+class Qwen35DraftLayer(DraftLayer, Qwen35Layer):
+    pass
+
+
 forward = partial(decoder.forward, layout=LAYOUT, layers=Qwen35Layer)
+draft_tokens = partial(draft, layout=LAYOUT, layers=Qwen35DraftLayer)
 
 
 def read_config(config: ConfigReader) -> ModelSpec:

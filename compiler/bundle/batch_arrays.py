@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..ir.expr import Expr
-from ..ir.pages import STATE_SLOTS, WINDOW
+from ..ir.pages import KEPT_ROWS, STATE_SLOTS, WINDOW
 from ..ir.sampling import Settings
 from .entries import StepEntry
 
@@ -21,6 +21,7 @@ INPUTS: Mapping[str, tuple[Shape, str]] = {
     "token_types": (TOKENS, "int32"),
     "seq_starts": (STARTS, "int32"),
     STATE_SLOTS: (("B", 2), "int32"),
+    KEPT_ROWS: (TOKENS, "int32"),
     "page_indptr": (STARTS, "int32"),
     "page_ids": (("L",), "int32"),
     f"{WINDOW}slots": (TOKENS, "int32"),

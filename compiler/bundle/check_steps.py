@@ -8,13 +8,13 @@ import math
 
 from ..ir.expr import Expr
 from ..ir.ops import OPS, Use
-from ..ir.pages import PAGE_DIMS, PAGE_INPUTS, STATES, WINDOW, WINDOW_PAGES
+from ..ir.pages import DRAFT_PAGES, DRAFT_SAMPLED, KEPT_PAGES, PAGE_DIMS, PAGE_INPUTS, STATES, WINDOW, WINDOW_PAGES
 from ..ir.sampling import ALTERNATIVES
 from .batch_arrays import INPUTS, NAMES, SAMPLED_NAMES, Shape, is_on_sampled_rows
 from .check_kernels import check_names, check_variants
 from .entries import PlanEntry, StepEntry
 from .fault import Fault, require
-from .manifest import CLASSIFY, EMBED, GENERATE, Manifest
+from .manifest import CLASSIFY, DRAFT, EMBED, GENERATE, Manifest
 
 # The inputs that have one value for each row of a step.
 BY_TOKEN = frozenset({"positions", "slots", "adapters"})
@@ -58,7 +58,9 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
         check_gathered(f"{where}.gathered.{gathered[:80]}", gathered, plan, manifest)
     for state, buffer_entry in plan.states.items():
         first, *rest = buffer_entry.shape or [0]
-        fixed = first in (*PAGE_DIMS, STATES, "N", "M") and all(isinstance(size, int) for size in rest)
+        fixed = first in (*PAGE_DIMS, DRAFT_PAGES, KEPT_PAGES, STATES, "N", "M") and all(
+            isinstance(size, int) for size in rest
+        )
         require(fixed, f"{where}.states.{state}", "must have one row per page, slot or adapter")
     num_top = min(ALTERNATIVES, vocabulary)
     expected: dict[str, dict[str, tuple[Shape, str]]] = {
@@ -70,6 +72,7 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
             "top_logprobs": (("W", num_top), "float32"),
         },
     }
+    expected[DRAFT] = expected[GENERATE]
     if manifest.embedding is not None:
         rows = "R" if any(state.shape[0] in PAGE_DIMS for state in plan.states.values()) else "B"
         expected[EMBED] = {"embeddings": ((rows, manifest.embedding.size), "float32")}
@@ -165,6 +168,8 @@ def check_roles(where: str, step: StepEntry, use: Use, plan: PlanEntry) -> None:
     """Check the names of arrays whose values kernels use as indices, and that an op's rows are tokens."""
     op, shapes, on_sampled_rows = use.op, use.shapes, is_on_sampled_rows(step)
     names = {**NAMES, **op.names, **(SAMPLED_NAMES if on_sampled_rows else {})}
+    if DRAFT_SAMPLED in plan.states:
+        names["sampled"] = DRAFT_SAMPLED
     if "kv" in shapes and shapes["kv"][0] == WINDOW_PAGES:
         names = {role: f"{WINDOW}{name}" if name in PAGE_INPUTS else name for role, name in names.items()}
     for role, name in step.inputs.items():

@@ -14,7 +14,7 @@ from typing_extensions import TypeAliasType
 
 from ..ir.expr import Count, Natural
 from ..ir.kv_format import KvName
-from ..ir.pages import PAGE_DIMS, STATES
+from ..ir.pages import KEPT_PAGES, PAGE_DIMS, STATES
 from ..ir.plan import union
 from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec, Task, task_of
 from ..runtime.errors import BundleError
@@ -42,6 +42,8 @@ MANIFEST_FILE = "manifest.json"
 ExportActivation = TypeAliasType("ExportActivation", Literal["float32", "float16", "bfloat16"])
 # The plans that runtimes know by name: they generate text, compute embeddings, and score the labels of a classifier.
 GENERATE, EMBED, CLASSIFY = "generate", "embed", "classify"
+# That of the model's own heads, which guess the tokens that follow: beside "generate".
+DRAFT = "draft"
 
 
 class Description(Entry):
@@ -118,7 +120,8 @@ class ExportManifest(Description):
 class Manifest(Description):
     """A bundle with plans and kernels. ``files`` are all files except kernels and shards.
 
-    ``plans`` has one entry for each task of the bundle: to "generate" text, to "embed" or to "classify" it. A name
+    ``plans`` has one entry for each task of the bundle: to "generate" text, to "embed" or to "classify" it, and to
+    "draft" tokens of a text that it generates. A name
     means the same array in all plans, so plans share weights, constants and states, including the pages of keys and
     values.
 
@@ -224,6 +227,9 @@ class Manifest(Description):
         """The states with one row for each slot of `Limits.states`."""
         return {name: state for name, state in self.states.items() if state.shape[0] == STATES}
 
-    def page_states(self, group: int) -> list[str]:
-        """The states that hold the keys and values of a page group."""
-        return [name for name, state in self.states.items() if state.shape[0] == PAGE_DIMS[group]]
+    def page_states(self, group: int, *, drafts: bool = False) -> list[str]:
+        """The states that hold the keys and values of a page group; with ``drafts``, also the rows of its tokens that
+        are kept for the model's heads.
+        """
+        dims = (PAGE_DIMS[group], *([KEPT_PAGES] if drafts and group == 0 else []))
+        return [name for name, state in self.states.items() if state.shape[0] in dims]

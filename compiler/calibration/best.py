@@ -81,7 +81,8 @@ class Quantized:
     def on(self, graph: Graph) -> Graph:
         """The graph with parameters that read these tensors unchanged."""
         parameters = dict(graph.parameters)
-        for name in self.tensors:
+        # The heads that draft tokens read few of them.
+        for name in self.tensors.keys() & parameters.keys():
             parameter = parameters[name]
             parameters[name] = replace(parameter, sources=(Source(name, 0, parameter.rows),))
         return replace(graph, parameters=parameters)

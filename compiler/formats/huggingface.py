@@ -48,7 +48,7 @@ from .sentence_transformers import (
     read_sentence_transformer,
     with_activation,
 )
-from .spec_against_tensors import choose_head, require_sizes
+from .spec_against_tensors import choose_draft_heads, choose_head, require_sizes
 from .task_adapters import with_adapters
 from .tokenizer_files import read_tokenizer_files
 
@@ -126,6 +126,7 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
         activation_scales = {f"model.{module}": scales for module, scales in activation_scales.items()}
     tensors = with_matrices(transformers_tensors(tensors, spec, str(path)), spec.model_type)
     require_sizes(path / "config.json", spec, tensors)
+    spec, tensors = choose_draft_heads(path, spec, tensors, notes, makes_text=makes_text)
     if makes_text and spec.tie_word_embeddings:
         spec, tensors = choose_head(path, spec, tensors, notes)
     tokenizer = read_tokenizer_files(path, spec.vocab_size)

@@ -52,10 +52,10 @@ PREFIXES = {
     "language_model.lm_head.": "lm_head.",
     "language_model.": "model.",
 }
-# The other parts, as complete modules, and the heads that predict several tokens ahead.
+# The other parts, as complete modules, and heads that predict several tokens ahead and are not compiled.
 OTHER_PARTS = re.compile(
     r"(model\.)?(vision_tower|audio_tower|vision_model|visual|vision_embedder|multi_modal_projector|connector|embed_vision|"
-    r"embed_audio)\.|(model\.)?image_newline$|mtp\.|model\.mtp_layers\."
+    r"embed_audio)\.|(model\.)?image_newline$|model\.mtp_layers\."
 )
 
 Tensor = TypeVar("Tensor")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ..arch import DRAFTING
+from ..arch.draft_heads import HEADS
 from ..ir.spec import ModelSpec
 from ..runtime.errors import CheckpointError
 from .checkpoint import StoredMatrix, Tensor
@@ -18,6 +20,9 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _LAYER = re.compile(r"(?:(?:model|encoder|transformer)\.)?layers?\.(\d{1,9})\.")
 # A layer that is computed many times.
 _REPEATED = re.compile(r"encoder\.albert_layer_groups\.")
+_HEAD_LAYER = re.compile(rf"{re.escape(HEADS)}layers\.(\d{{1,9}})\.")
+# An embedding that the heads do not share with the model.
+DEDICATED = f"{HEADS}embed_tokens.weight"
 # The number of elements of each of two tensors that are in memory at once.
 _BLOCK_ELEMENTS = 4 << 20
 
@@ -71,6 +76,26 @@ def choose_head(
         "different values; both are used, as in transformers 5; set 'tie_word_embeddings' to false if this is intended"
     )
     return replace(spec, tie_word_embeddings=False), tensors
+
+
+def choose_draft_heads(
+    path: Path, spec: ModelSpec, tensors: Mapping[str, Tensor], notes: list[str], *, makes_text: bool
+) -> tuple[ModelSpec, Mapping[str, Tensor]]:
+    """The spec with the heads that draft tokens, if they can be compiled and the model ``makes_text``; otherwise
+    ``notes`` reports that they are left out.
+    """
+    own = [name for name in tensors if name.startswith(HEADS)]
+    if not own:
+        return spec, tensors
+    layers = {match[1] for name in own if (match := _HEAD_LAYER.match(name))}
+    known = spec.model_type in DRAFTING
+    if known and makes_text and layers == {"0"} and DEDICATED not in own:
+        return replace(spec, draft_layers=1), tensors
+    reason = "the model generates no text" if not makes_text else f"those of {spec.model_type} are not supported"
+    if known and makes_text:
+        reason = "an embedding of their own is not supported" if DEDICATED in own else "only one layer is supported"
+    notes.append(f"{path}: the heads that draft tokens are left out ({HEADS}*, {len(own)} tensors): {reason}")
+    return spec, {name: tensor for name, tensor in tensors.items() if name not in own}
 
 
 def _equal(left: Tensor, right: Tensor) -> bool:

@@ -19,3 +19,14 @@ PAGE_INPUTS = ("slots", "page_indptr", "page_ids", "sample_page_indptr")
 # which they are written; see `ops/states.py`.
 STATES = "Z"
 STATE_SLOTS = "state_slots"
+# The dims of a model with heads that draft tokens: the pages of the heads' keys and values; the pages of its last
+# layer's rows, which are those of the first group if the heads are used, else none; and how many new rows are kept
+# there. The input (S,) names the kept row of each token of the heads; see `ops/drafts.py`.
+DRAFT_PAGES = "PD"
+KEPT_PAGES = "PH"
+KEPT = "H"
+KEPT_ROWS = "kept_rows"
+# Their states: the kept rows, those of the heads themselves, and the tokens that the heads sampled last.
+KEPT_STATE = "kept"
+DRAFT_KEPT = "draft.kept"
+DRAFT_SAMPLED = "draft.sampled"

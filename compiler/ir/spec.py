@@ -132,7 +132,8 @@ class ModelSpec:
     before norm and rotation.
 
     ``mixers`` says what each layer mixes tokens with; empty if all have attention. ``states`` are the sizes of those
-    with a state. ``factors``: what the results of a layer's projections are multiplied by, by their modules; of rows
+    with a state. ``draft_layers``: those of the heads with which the model drafts its own tokens, behind its layers.
+    ``factors``: what the results of a layer's projections are multiplied by, by their modules; of rows
     from row r of a module on, by "module[r]".
     """
 
@@ -180,6 +181,7 @@ class ModelSpec:
     distances: DistanceSpec | None = None
     mixers: tuple[Mixer, ...] = ()
     states: StateSpec | None = None
+    draft_layers: Natural = 0
     factors: Mapping[str, float] = field(default_factory=dict)
     bos_token_id: Natural | None = None
     eos_token_ids: tuple[Natural, ...] = ()

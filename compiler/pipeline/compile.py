@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from .. import quant
 from ..bundle.entries import TuningEntry
 from ..bundle.folder import Bundle, ExportBundle, tokenizer_entry
-from ..bundle.manifest import FORMAT_VERSION, GENERATE, MANIFEST_FILE, Manifest
+from ..bundle.manifest import DRAFT, FORMAT_VERSION, GENERATE, MANIFEST_FILE, Manifest
 from ..bundle.new_folder import new_folder
 from ..bundle.tuning import check_tuning, read_tuning
 from ..calibration.record import QUALITY_FILE
@@ -218,7 +218,8 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
             job.quantization,
             target.MAX_BINDING_BYTES,
             options.kv,
-            options.lora_rank,
+            # Adapters change the model. Guesses of the heads are those of the model without one.
+            0 if name == DRAFT else options.lora_rank,
             host_tables=target.HOST_TABLES,
         )
         for name, graph in graphs.items()
@@ -268,7 +269,8 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
         tuning=list(job.tuning.values()),
     )
     if options.self_test and store.folder is not None:
-        (graph,) = graphs.values()
+        # A fault of the heads makes wrong guesses, but no wrong answer.
+        graph = next(graph for name, graph in graphs.items() if name != DRAFT)
         reference = Reference(Bundle(store.folder, manifest), quantize_kv(graph, options.kv), joined.weights)
         tested = lambda done, total: progress("self-test", done, total)  # noqa: E731
         if GENERATE in graphs:

@@ -1,4 +1,4 @@
-"""The graph of each plan of a checkpoint: what generates text, makes vectors or computes scores.
+"""The graph of each plan of a checkpoint: what generates text and drafts it, makes vectors or computes scores.
 
 Encoders, and decoders that make vectors or scores, read complete texts without pages. A decoder whose layers cannot do
 without them makes the vector of a text's last token, which arrives in chunks.
@@ -6,9 +6,10 @@ without them makes the vector of a text's last token, which arrives in chunks.
 
 from __future__ import annotations
 
-from ..arch import by_model_type, encoder_of
+from ..arch import by_model_type, drafting, encoder_of
+from ..arch.draft_heads import keep_last_rows
 from ..arch.encoder import EncoderGraph, HeadLayout, finish
-from ..bundle.manifest import CLASSIFY, EMBED, GENERATE
+from ..bundle.manifest import CLASSIFY, DRAFT, EMBED, GENERATE
 from ..formats.checkpoint import Checkpoint, StoredMatrix
 from ..ir.graph import Graph
 from ..ir.spec import ClassifierSpec, EmbeddingSpec
@@ -28,8 +29,11 @@ def graphs_of(checkpoint: Checkpoint, context: int, *, page_size: int = PAGE_SIZ
     spec, task = checkpoint.spec, checkpoint.task
     encoder = encoder_of(spec.model_type)
     if task is None:
-        graph = by_model_type(spec.model_type).forward(spec, page_size, context)
-        return {GENERATE: round_activations(graph, checkpoint)}
+        graph = round_activations(by_model_type(spec.model_type).forward(spec, page_size, context), checkpoint)
+        if not spec.draft_layers:
+            return {GENERATE: graph}
+        heads = round_activations(drafting(spec.model_type).draft_tokens(spec, page_size, context), checkpoint)
+        return {GENERATE: keep_last_rows(graph, page_size), DRAFT: heads}
     name = EMBED if isinstance(task, EmbeddingSpec) else CLASSIFY
     if encoder is not None:
         return {name: encoder.encode(spec, context, task)}

@@ -50,11 +50,11 @@ class BaseRunner(ABC, Generic[AnyManifest]):
         """The next tokens of the sampled rows. Raises RequestError as `submit`."""
         return self.submit(batch).result()
 
-    def submit(self, batch: Batch) -> Future[Output]:
+    def submit(self, batch: Batch, plan: str = GENERATE) -> Future[Output]:
         """Raises RequestError at once for a bundle that embeds, and for a batch that is too large or whose inputs
         differ from the plan's.
         """
-        return self._generate(batch, self._accept(batch, GENERATE))
+        return self._generate(batch, plan, self._accept(batch, plan))
 
     def embed(self, batch: Batch) -> FloatArray:
         """The embeddings of the sampled rows or of the texts, or the scores of a classifier. Raises RequestError as
@@ -100,7 +100,7 @@ class BaseRunner(ABC, Generic[AnyManifest]):
             raise RequestError(f"{self.manifest.model}: the runner is closed; open another one")
         require_plan(self.manifest, plan)
         limits = self.limits
-        pools = (limits.window_pages or 0, limits.states or 0)
+        pools = (limits.window_pages or 0, limits.states or 0, limits.draft_pages)
         dims = batch.dims(self.num_pages, limits.sequences, limits.adapters, *pools)
         require_within(dims, self.largest)
         require_inputs(batch, self._inputs(plan), dims)
@@ -122,7 +122,7 @@ class BaseRunner(ABC, Generic[AnyManifest]):
         return done(function(*arguments))
 
     @abstractmethod
-    def _generate(self, batch: Batch, dims: Mapping[str, int]) -> Future[Output]:
+    def _generate(self, batch: Batch, plan: str, dims: Mapping[str, int]) -> Future[Output]:
         """Run a batch that passed the checks."""
 
     def _encode(self, plan: str, batch: Batch, dims: Mapping[str, int]) -> Future[FloatArray]:  # noqa: ARG002

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..bundle.manifest import CLASSIFY, EMBED, GENERATE, Description
-from ..ir.pages import STATE_SLOTS, WINDOW
+from ..ir.pages import DRAFT_PAGES, KEPT, KEPT_PAGES, KEPT_ROWS, STATE_SLOTS, WINDOW
 from ..ir.sampling import GREEDY, Settings
 from .errors import RequestError
 from .page_groups import PageGroup
@@ -41,7 +41,8 @@ class Batch:
     ``window`` are the page tables of the second page group, if a plan has one; None if they are those of the first one.
     The entry of a page behind the window is not read. ``token_types`` (S,) are the types of an encoder's tokens; None
     if all are of type 0. ``state_slots`` (B, 2) are the slots from which the sequences' states are read and into which
-    they are written; None if a chunk names none. ``extra`` holds further inputs of a plan, by name.
+    they are written; None if a chunk names none. ``kept_rows`` (S,) are the kept rows that a model's heads read
+    beside its tokens; None for other plans. ``extra`` holds further inputs of a plan, by name.
     """
 
     token_ids: IntArray
@@ -61,6 +62,7 @@ class Batch:
     window: PageTables | None = None
     token_types: IntArray | None = None
     state_slots: IntArray | None = None
+    kept_rows: IntArray | None = None
     extra: Mapping[str, Array] = field(default_factory=dict)
 
     def arrays(self, declared: Collection[str] = ()) -> dict[str, Array]:
@@ -73,6 +75,8 @@ class Batch:
             arrays[TOKEN_TYPES] = np.zeros_like(self.token_ids) if self.token_types is None else self.token_types
         if STATE_SLOTS in declared and self.state_slots is not None:
             arrays[STATE_SLOTS] = self.state_slots
+        if KEPT_ROWS in declared and self.kept_rows is not None:
+            arrays[KEPT_ROWS] = self.kept_rows
         return arrays | self.sampled_rows() if not SAMPLED_INPUTS.isdisjoint(declared) else arrays
 
     def sampled_rows(self) -> dict[str, Array]:
@@ -97,9 +101,10 @@ class Batch:
         num_adapters: int = 0,
         num_window_pages: int = 0,
         num_states: int = 0,
+        num_draft_pages: int = 0,
     ) -> dict[str, int]:
         """The values of all dims for this batch, on pools of ``num_pages`` and ``num_window_pages``, for
-        ``num_slots`` sequence slots and ``num_states`` slots of states.
+        ``num_slots`` sequence slots and ``num_states`` slots of states, and ``num_draft_pages`` of the model's heads.
         """
         rows = len(self.sample_rows)
         return {
@@ -114,6 +119,9 @@ class Batch:
             "N": num_slots,
             "M": num_adapters,
             "Z": num_states,
+            DRAFT_PAGES: num_draft_pages,
+            KEPT_PAGES: num_pages if num_draft_pages else 0,
+            KEPT: len(self.token_ids) if num_draft_pages else 0,
             "G": len(self.token_ids) if (self.adapters >= 0).any() else 0,
             "A": rows if self.sample_slots[:, 1].any() else 0,
             "W": rows if self.alternatives else 0,
@@ -129,12 +137,12 @@ TABLES = tuple(each.name for each in fields(PageTables))
 WINDOW_INPUTS = frozenset(f"{WINDOW}{name}" for name in TABLES)
 # The inputs that a batch has only if the plan declares them.
 TOKEN_TYPES = "token_types"
-DERIVED_INPUTS = SAMPLED_INPUTS | WINDOW_INPUTS | {TOKEN_TYPES, STATE_SLOTS}
+DERIVED_INPUTS = SAMPLED_INPUTS | WINDOW_INPUTS | {TOKEN_TYPES, STATE_SLOTS, KEPT_ROWS}
 # The inputs of every batch.
 KNOWN_INPUTS = tuple(
     each.name
     for each in fields(Batch)
-    if each.name not in ("alternatives", "logprobs", "window", "token_types", STATE_SLOTS, "extra")
+    if each.name not in ("alternatives", "logprobs", "window", "token_types", STATE_SLOTS, KEPT_ROWS, "extra")
 )
 
 
@@ -147,6 +155,7 @@ class Chunk:
     slot of the sequence's LoRA adapter, -1 for the unmodified model. ``settings`` determine the next token of a sampled
     row, which is stored in ``slot`` unless that is -1; ``flags`` are those of `sampling.py`. ``state`` are the
     slots from which the sequence's states are read and into which they are written; models without states need none.
+    ``kept_rows``: see `Batch`.
     """
 
     token_ids: Sequence[int]
@@ -159,6 +168,7 @@ class Chunk:
     adapter: int = -1
     window_pages: Sequence[int] | None = None
     state: tuple[int, int] | None = None
+    kept_rows: Sequence[int] | None = None
 
 
 def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = False, logprobs: bool = False) -> Batch:
@@ -179,6 +189,7 @@ def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = 
     second = [chunk.pages if chunk.window_pages is None else chunk.window_pages for chunk in chunks]
     rows = [[start + row for row in chunk.sample] for chunk, start in zip(chunks, starts, strict=False)]
     states = [chunk.state for chunk in chunks if chunk.state is not None]
+    kept_rows = [chunk.kept_rows for chunk in chunks if chunk.kept_rows is not None]
     return Batch(
         token_ids=join([chunk.token_ids for chunk in chunks]),
         positions=join(positions),
@@ -198,6 +209,7 @@ def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = 
         logprobs=logprobs,
         window=tables(second) if any(chunk.window_pages is not None for chunk in chunks) else None,
         state_slots=np.array(states, np.int32).reshape(-1, 2) if len(states) == len(chunks) else None,
+        kept_rows=join(kept_rows) if len(kept_rows) == len(chunks) else None,
     )
 
 
@@ -296,7 +308,8 @@ class Limits:
 
     If ``pages`` is None, the pool has the pages of one sequence of the bundle's context. ``window_pages`` are those of
     the second page group, if the bundle has one; None for as many as the sequences need. ``states`` are the slots of
-    the states of recurrent layers; None for one for each sequence.
+    the states of recurrent layers; None for one for each sequence. ``draft_pages`` are those of the heads with which
+    the model drafts tokens; 0 if they do not, and then nothing is kept for them.
     """
 
     tokens: int = 64
@@ -306,6 +319,7 @@ class Limits:
     adapters: int = 0
     window_pages: int | None = None
     states: int | None = None
+    draft_pages: int = 0
 
 
 class Runner(Protocol):
@@ -335,9 +349,9 @@ class Runner(Protocol):
         limits.
         """
 
-    def submit(self, batch: Batch) -> Future[Output]:
+    def submit(self, batch: Batch, plan: str = GENERATE) -> Future[Output]:
         """As `forward`, but without waiting if the device works asynchronously: further calls may precede the
-        result.
+        result. ``plan`` "draft": the model's heads guess the next tokens; see `ops/drafts.py`.
         """
 
     def embed(self, batch: Batch) -> FloatArray:

@@ -94,7 +94,7 @@ def encode(runner: Runner, texts: Sequence[Text], *, chunk: int = PREFILL_CHUNK)
     the model lacks, or more tokens than the bundle's context.
     """
     manifest = runner.manifest
-    if manifest.plan_names == (GENERATE,):
+    if GENERATE in manifest.plan_names:
         require_plan(manifest, EMBED)
     for text in texts:
         check_text(runner, text)

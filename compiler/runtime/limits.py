@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..bundle.manifest import Description, Manifest
+from ..bundle.manifest import DRAFT, Description, Manifest
+from ..ir.pages import DRAFT_PAGES, KEPT, KEPT_PAGES
 from .batch import Limits
 from .errors import RequestError
 from .page_groups import PageGroup, group_windows, pages_of_sequence
 
 
 def complete_limits(manifest: Description, limits: Limits) -> Limits:
-    """The limits with numbers of pages and of slots of states, and without adapters if the bundle does not support
-    them. Without pages, a batch holds at least one text as long as the context.
+    """The limits with numbers of pages and of slots of states, and without adapters and pages of heads if the bundle
+    has none. Without pages, a batch holds at least one text as long as the context.
     """
     takes_adapters = isinstance(manifest, Manifest) and manifest.lora is not None
     pages, windows = limits.pages or manifest.pages_for(manifest.context), group_windows(manifest)
@@ -26,7 +27,16 @@ def complete_limits(manifest: Description, limits: Limits) -> Limits:
     tokens = limits.tokens if manifest.paged else max(limits.tokens, manifest.context)
     keeps = isinstance(manifest, Manifest) and manifest.sequence_states
     states = (limits.states or limits.sequences) if keeps else 0
-    return replace(limits, tokens=tokens, pages=pages, adapters=adapters, window_pages=window_pages, states=states)
+    draft_pages = limits.draft_pages if DRAFT in manifest.plan_names else 0
+    return replace(
+        limits,
+        tokens=tokens,
+        pages=pages,
+        adapters=adapters,
+        window_pages=window_pages,
+        states=states,
+        draft_pages=draft_pages,
+    )
 
 
 def page_groups(manifest: Description, limits: Limits) -> tuple[PageGroup, ...]:
@@ -55,6 +65,9 @@ def largest_dims(manifest: Description, limits: Limits) -> dict[str, int]:
         "N": limits.sequences,
         "M": limits.adapters,
         "Z": limits.states or 0,
+        DRAFT_PAGES: limits.draft_pages,
+        KEPT_PAGES: pages if limits.draft_pages else 0,
+        KEPT: limits.tokens if limits.draft_pages else 0,
         "G": limits.tokens if limits.adapters else 0,
         "A": limits.rows,
         "W": limits.rows,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..bundle.entries import BufferEntry, InputEntry, KernelEntry, StepEntry
 from ..bundle.folder import Bundle
-from ..bundle.manifest import GENERATE, Manifest
+from ..bundle.manifest import Manifest
 from ..ir.expr import evaluate
 from ..ir.rope import rope_table
 from .base_runner import ArrayLayout, BaseRunner
@@ -47,6 +47,10 @@ class PlanRunner(BaseRunner[Manifest]):
     def layout(self, entry: BufferEntry, dims: Mapping[str, int]) -> ArrayLayout:
         """The shape and dtype of an entry's array for these dims."""
         return layout_of(entry, self.activation, dims)
+
+    def page_states(self, group: int) -> list[str]:
+        """The states with a row for each page of a group."""
+        return self.manifest.page_states(group, drafts=self.limits.draft_pages > 0)
 
     def _make_room(self, dims: Mapping[str, int], grow: Callable[[Mapping[str, int]], None]) -> None:
         """Call ``grow`` if buffers have no room for a batch, with dims of the next power of two of tokens, within the
@@ -80,14 +84,14 @@ class PlanRunner(BaseRunner[Manifest]):
             if entry.shape[0] in ("N", "M")
         }
 
-    def _generate(self, batch: Batch, dims: Mapping[str, int]) -> Future[Output]:
+    def _generate(self, batch: Batch, plan: str, dims: Mapping[str, int]) -> Future[Output]:
         def output(arrays: dict[str, Array]) -> Output:
             return Output(
                 **arrays,  # type: ignore[arg-type]
-                read_logits=lambda: self._in_order(self._read_output, GENERATE, LOGITS, dims).result(),
+                read_logits=lambda: self._in_order(self._read_output, plan, LOGITS, dims).result(),
             )
 
-        return self._send(GENERATE, batch, dims, output)
+        return self._send(plan, batch, dims, output)
 
     def _encode(self, plan: str, batch: Batch, dims: Mapping[str, int]) -> Future[FloatArray]:
         (role,) = self.manifest.plan(plan).outputs

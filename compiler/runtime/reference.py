@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..bundle.entries import BufferEntry, PlanEntry, StepEntry
 from ..bundle.folder import Bundle
 from ..ir.ops import OPS, Array
-from ..ir.pages import PAGE_DIMS, STATES
+from ..ir.pages import DRAFT_PAGES, KEPT_PAGES, PAGE_DIMS, STATES
 from ..quant.base import FloatArray
 from .base_runner import ArrayLayout
 from .batch import Array as BatchArray
@@ -22,7 +22,7 @@ from .errors import DeviceError
 from .plan_runner import PlanRunner, constant_tables
 
 # Dims of memory that outlives a batch. All other dims may be of any size, because nothing is allocated for them.
-PERSISTENT_DIMS = (*PAGE_DIMS, STATES, "N", "M", "G")
+PERSISTENT_DIMS = (*PAGE_DIMS, DRAFT_PAGES, KEPT_PAGES, STATES, "N", "M", "G")
 
 
 class ReferenceRunner(PlanRunner):
@@ -86,7 +86,7 @@ class ReferenceRunner(PlanRunner):
         self._states[name][slot] = values
 
     def _copy_pages(self, pairs: Sequence[tuple[int, int]], group: int) -> None:
-        for name in self.manifest.page_states(group):
+        for name in self.page_states(group):
             for source, destination in pairs:
                 self._states[name][destination] = self._states[name][source]
 

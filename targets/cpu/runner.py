@@ -128,7 +128,7 @@ class CpuRunner(PlanRunner):
         self._arrays[name][slot] = values
 
     def _copy_pages(self, pairs: Sequence[tuple[int, int]], group: int) -> None:
-        for name in self.manifest.page_states(group):
+        for name in self.page_states(group):
             for source, destination in pairs:
                 self._arrays[name][destination] = self._arrays[name][source]
 

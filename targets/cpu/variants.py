@@ -24,6 +24,7 @@ from nearfar.compiler.kernels.cpu.embed import embed
 from nearfar.compiler.kernels.cpu.encoder_rows import embed_positions, pool_rows, rope_heads
 from nearfar.compiler.kernels.cpu.experts import expert_tiles, grouped_expert_tiles, route, sort_pairs
 from nearfar.compiler.kernels.cpu.integer_dot import row_layout
+from nearfar.compiler.kernels.cpu.keep_rows import keep_rows
 from nearfar.compiler.kernels.cpu.linear_matrix import linear_matrix, matrix_multiplies
 from nearfar.compiler.kernels.cpu.linear_tiles import linear_tiles
 from nearfar.compiler.kernels.cpu.matrix_attention import matrix_attends, matrix_attention
@@ -37,6 +38,7 @@ from nearfar.compiler.kernels.cpu.states import causal_conv, gated_delta, ssm_sc
 from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
 from nearfar.compiler.kernels.elementwise import elementwise, slice_columns, take_rows
 from nearfar.compiler.kernels.experts import combine
+from nearfar.compiler.kernels.kept_rows import join_kept
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.targets.context import Context, attr, position_tables, sizes
 from nearfar.targets.split import split
@@ -334,6 +336,8 @@ TEMPLATES: dict[str, Template] = {
     "pool_rows": pool_rows,
     "rope": rope,
     "take_rows": take_rows,
+    "keep_rows": keep_rows,
+    "join_kept": join_kept,
     "slice_columns": slice_columns,
     "rms_norm": rms_norm,
     "add_lora": add_lora,

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.compiler.ir.pages import KEPT, KEPT_PAGES
 from nearfar.compiler.ir.sampling import GREEDY
 from nearfar.compiler.runtime.batch import Batch, PageTables
 
@@ -46,6 +47,7 @@ class Bucket(NamedTuple):
             # One graph runs greedy and drawn rows.
             "DR": size,
             "G": size * self.adapted,
+            KEPT: size if dims[KEPT_PAGES] else 0,
         }
         return {**dims, **own}
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.bundle.manifest import GENERATE
-from nearfar.compiler.ir.pages import PAGE_DIMS, STATES
+from nearfar.compiler.ir.pages import DRAFT_PAGES, KEPT_PAGES, PAGE_DIMS, STATES
 from nearfar.compiler.runtime.base_runner import ArrayLayout
 from nearfar.compiler.runtime.batch import Array, Batch, Limits, Result
 from nearfar.compiler.runtime.errors import DeviceError
@@ -37,7 +37,7 @@ from .memory import ALIGNMENT, DeviceMemory
 # The most batches in flight; each has its own pinned memory.
 IN_FLIGHT = 4
 # The dims that are equal for all batches of a runner.
-SAME_DIMS = ("P", "PW", "N", "M", STATES)
+SAME_DIMS = ("P", "PW", "N", "M", STATES, DRAFT_PAGES, KEPT_PAGES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,7 @@ class CudaRunner(PlanRunner):
             require_device(bundle.path, self.manifest.arch, self._driver)
             # One page and one slot of states more than each pool has, for the sequences that pad a graph's batch.
             more = {dim: group.pages + 1 for dim, group in zip(PAGE_DIMS, self.groups, strict=False)}
+            more |= {KEPT_PAGES: self.groups[0].pages + 1} if self.limits.draft_pages else {}
             held = {**self.largest, **more, STATES: self.largest[STATES] + 1}
             self._memory = DeviceMemory(self._driver, bundle, self.activation, held, self._room)
             self._launches = Launches(self._driver, bundle, self.activation, self._memory.addresses)
@@ -136,7 +137,7 @@ class CudaRunner(PlanRunner):
         self._driver.upload(self._memory.addresses[name] + slot * values.nbytes, values)
 
     def _copy_pages(self, pairs: Sequence[tuple[int, int]], group: int) -> None:
-        for name in self.manifest.page_states(group):
+        for name in self.page_states(group):
             address, page_bytes = self._memory.addresses[name], self._memory.page_bytes(name)
             for source, destination in pairs:
                 self._driver.copy(address + destination * page_bytes, address + source * page_bytes, page_bytes)

@@ -66,7 +66,7 @@ class MlxRunner(BaseRunner[ExportManifest]):
         name = self._mx.device_info().get("device_name", "an unnamed device")
         return f"MLX {self._mx.__version__} on {name} ({self.activation})"
 
-    def _generate(self, batch: Batch, dims: Mapping[str, int]) -> Future[Output]:  # noqa: ARG002
+    def _generate(self, batch: Batch, plan: str, dims: Mapping[str, int]) -> Future[Output]:  # noqa: ARG002
         return self._in_order(self._forward_batch, batch)
 
     def _forward_batch(self, batch: Batch) -> Output:

@@ -75,7 +75,7 @@ class OnnxRunner(BaseRunner[ExportManifest]):
     def _in_order(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
         return self._worker.submit(function, *arguments)
 
-    def _generate(self, batch: Batch, dims: Mapping[str, int]) -> Future[Output]:  # noqa: ARG002
+    def _generate(self, batch: Batch, plan: str, dims: Mapping[str, int]) -> Future[Output]:  # noqa: ARG002
         return self._in_order(self._forward, batch)
 
     @property

@@ -77,7 +77,7 @@ class OnnxTextRunner(BaseRunner[ExportManifest]):
         rows: FloatArray = np.asarray(found, np.float32)
         return rows[mask.astype(bool)] if classifier is not None and classifier.per_token else rows
 
-    def _generate(self, batch: Batch, dims: Mapping[str, int]) -> NoReturn:  # noqa: ARG002
+    def _generate(self, batch: Batch, plan: str, dims: Mapping[str, int]) -> NoReturn:  # noqa: ARG002
         raise AssertionError(self.manifest.plan_names)
 
     @property

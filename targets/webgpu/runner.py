@@ -106,7 +106,7 @@ class WebGPURunner(PlanRunner):
 
     def _copy_pages(self, pairs: Sequence[tuple[int, int]], group: int) -> None:
         encoder = self._device.create_command_encoder()
-        regions = [self._regions[name] for name in self.manifest.page_states(group)]
+        regions = [self._regions[name] for name in self.page_states(group)]
         num_pages = self.groups[group].pages
         page_bytes = max(region.size for region in regions) // num_pages
         # A buffer cannot be copied onto itself.
@@ -155,7 +155,8 @@ class WebGPURunner(PlanRunner):
         storage, regions = self._flags.STORAGE | self._flags.COPY_DST | self._flags.COPY_SRC, {}
         for name, entry in entries.items():
             layout = self.layout(entry, dims)
-            size = round_up(int(np.prod(layout.shape)) * np.dtype(layout.dtype).itemsize, 16)
+            # An empty array is bound too.
+            size = max(16, round_up(int(np.prod(layout.shape)) * np.dtype(layout.dtype).itemsize, 16))
             regions[name] = Region(self._buffer(size, storage), 0, size)
         return regions
 

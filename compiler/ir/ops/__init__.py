@@ -12,7 +12,7 @@ state for each sequence.
 
 from __future__ import annotations
 
-from . import attention, elementwise, encoders, experts, kv_pages, norms, projections, rows, sampling, states
+from . import attention, drafts, elementwise, encoders, experts, kv_pages, norms, projections, rows, sampling, states
 from .op import Array, Attrs, Bound, DType, Kind, Op, Type, Use
 
 __all__ = ["OPS", "Array", "Attrs", "Bound", "DType", "Kind", "Op", "Type", "Use"]
@@ -27,5 +27,6 @@ OPS: dict[str, Op] = {
     **attention.OPS,
     **states.OPS,
     **encoders.OPS,
+    **drafts.OPS,
     **sampling.OPS,
 }

@@ -147,7 +147,11 @@ def check_pages(use: Use, sizes: Sizes) -> None:
     kinds = {spec.heads_of(layer) for layer in range(spec.num_layers)}
     allowed = [(2, heads, sizes.page_size, width) for heads, size in kinds if size == head_dim]
     layers = ", ".join(f"{heads} kv heads of {size}" for heads, size in sorted(kinds))
-    fits = kv[0] in pages.PAGE_DIMS and kv[1:] in allowed and (use.kinds["kv"] == "uint32") == (form is not None)
+    fits = (
+        kv[0] in (*pages.PAGE_DIMS, pages.DRAFT_PAGES)
+        and kv[1:] in allowed
+        and (use.kinds["kv"] == "uint32") == (form is not None)
+    )
     require_use(fits, f"pages are {list(kv)}, but layers have {layers}")
     require_use(use.attrs["kv"] == sizes.kv, f"pages are {sizes.kv}")
     if in_window and "page_ids" in use.shapes:
