@@ -25,9 +25,12 @@ MODULES = {
 
 
 class DraftHeads:
-    """A model with heads of random weights. ``expected``: the logits of the model for all tokens of a sequence."""
+    """A model with heads of random weights; ``logits`` are those of the model for TOKENS. With ``agree``, what layers
+    add to a row is multiplied by it, and the heads read the token's embedding alone, so that the heads often guess what
+    the model says.
+    """
 
-    def __init__(self, folder: Path, **sizes: Any) -> None:
+    def __init__(self, folder: Path, agree: float | None = None, **sizes: Any) -> None:
         import torch
         from safetensors.torch import load_file, save_file
         from transformers.modeling_layers import MtpLayer
@@ -39,6 +42,8 @@ class DraftHeads:
         torch.manual_seed(11)
         self._layer = MtpLayer(self._model.config, Qwen3_5DecoderLayer, Qwen3_5RMSNorm, attends).float().eval()
         randomize(self._layer)
+        if agree is not None:
+            self._make_alike(agree)
         self.logits = save(self._model, folder)
         file = folder / "model.safetensors"
         own = {
@@ -46,6 +51,18 @@ class DraftHeads:
             for name, tensor in self._layer.state_dict().items()
         }
         save_file({**load_file(file), **own}, file, {"format": "pt"})
+
+    def _make_alike(self, scale: float) -> None:
+        import torch
+
+        outputs = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
+        with torch.no_grad():
+            for name, parameter in (*self._model.named_parameters(), *self._layer.named_parameters()):
+                if name.endswith(outputs):
+                    parameter *= scale
+            columns = self._layer.eh_proj.weight.shape[0]
+            self._layer.eh_proj.weight.copy_(torch.eye(columns, 2 * columns))
+            self._layer.post_norm.weight.copy_(self._model.model.norm.weight)
 
     def guessed(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> npt.NDArray[np.float32]:
         """The logits (len(guesses) + 1, V) of the guesses after known tokens: each row reads the guess before it, and
@@ -57,7 +74,8 @@ class DraftHeads:
         with torch.no_grad():
             known = torch.tensor([list(tokens)])
             kept = model.model(input_ids=known, use_cache=False).last_hidden_state[:, :-1]
-            found = []
+            found: list[Any] = []
+            row = kept
             for guess in (None, *guesses):
                 if guess is not None:
                     known = torch.cat([known, torch.tensor([[guess]])], dim=1)

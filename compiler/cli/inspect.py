@@ -112,6 +112,7 @@ def facts(report: Report) -> Table:
         rows["quantization"] = "\n".join([f"the checkpoint's, activations {report.activation}", *lines])
     rows |= {
         **({"states": f"{megabytes(report.state_bytes)} per sequence, of any length"} if report.state_bytes else {}),
+        **draft_facts(report),
         **({"code": NATIVE_CODE} if report.target in NATIVE_TARGETS else {}),
         **host_facts(report),
         "read per token": f"{megabytes(report.weight_bytes_per_token)} of weights; "
@@ -128,6 +129,15 @@ def dispatches(report: Report) -> str:
     what = "per decoded token" if report.kv_bytes_per_token else "for a text of one token"
     at_context = f"{report.dispatches_at_context} at {report.context:,} tokens"
     return f"{report.dispatches_per_token} {what}, {at_context}"
+
+
+def draft_facts(report: Report) -> dict[str, str]:
+    """The heads with which the model drafts its own tokens, if it has any."""
+    layers = report.spec["draft_layers"]
+    if not layers:
+        return {}
+    kept = f"{report.draft_bytes_per_token:,} bytes per token if they are used"
+    return {"drafts": f"heads of {layers} layer{'s' * (layers > 1)}, {kept}"}
 
 
 def host_facts(report: Report) -> dict[str, str]:

@@ -15,7 +15,7 @@ from ..bundle.entries import ITEM_BYTES, BufferEntry, PlanEntry, StepEntry
 from ..bundle.folder import Bundle, ExportBundle
 from ..bundle.manifest import Description, ExportManifest, Manifest
 from ..ir.expr import evaluate
-from ..ir.pages import PAGE_DIMS
+from ..ir.pages import DRAFT_PAGES, KEPT, KEPT_PAGES, PAGE_DIMS
 from ..runtime.errors import RequestError
 from ..runtime.generate import PREFILL_CHUNK
 from ..runtime.page_groups import group_windows, pages_of_sequence
@@ -32,7 +32,8 @@ class Report:
     ``weight_bytes`` are all weights, ``host_weight_bytes`` those of them that stay on the host and do not count as
     runtime memory. ``kv_bytes_per_token`` are those of all layers, ``kv_bytes`` the pages for ``context`` tokens, of
     which layers with a window hold only those within it. ``state_bytes`` are one sequence's states of recurrent layers,
-    whatever its length. ``runtime_memory_bytes`` is weights, ``kv_bytes``, ``state_bytes``, tables, and plan buffers
+    whatever its length. ``draft_bytes_per_token`` are those of the model's heads, if they draft tokens.
+    ``runtime_memory_bytes`` is weights, ``kv_bytes``, ``state_bytes``, tables, and plan buffers
     for prefill chunks of one sequence. ``dispatches_per_token`` is the count for one sequence at its start,
     ``dispatches_at_context`` for one of ``context`` tokens. ``weight_bytes_per_token`` are those that a decoded token
     reads: of experts those chosen, of tables one row. ``bytes_per_token_at_context`` adds the keys and values that each
@@ -53,6 +54,7 @@ class Report:
     host_weight_bytes: int
     kv_bytes_per_token: int
     kv_bytes: int
+    draft_bytes_per_token: int
     state_bytes: int
     runtime_memory_bytes: int
     weight_formats: dict[str, dict[str, int]]
@@ -163,6 +165,8 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
     seen = keys_seen(manifest, context)
     kv_bytes_seen = sum(page_bytes([name]) * count for name, count in seen) // manifest.page_size
     state_bytes = sum(map(size, manifest.sequence_states.values()))
+    heads = [state for state in manifest.states.values() if state.shape[0] in (DRAFT_PAGES, KEPT_PAGES)]
+    draft_bytes = sum(size(state, {DRAFT_PAGES: 1, KEPT_PAGES: 1}) for state in heads)
     slots = [state for name, state in manifest.states.items() if name not in pages]
     passing = (*manifest.buffers.values(), *manifest.inputs.values(), *manifest.scratch.values(), *slots)
     others = sum(map(size, passing))
@@ -181,6 +185,7 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
         host_weight_bytes=on_host,
         kv_bytes_per_token=page_bytes(pages) // manifest.page_size,
         kv_bytes=kv_bytes,
+        draft_bytes_per_token=draft_bytes // manifest.page_size,
         state_bytes=state_bytes,
         runtime_memory_bytes=weights + kv_bytes + others + tables,
         weight_formats=weight_formats(manifest),
@@ -199,8 +204,9 @@ def dims_of(manifest: Manifest, context: int) -> dict[str, int]:
     """The dims of one sequence with this context and one new token."""
     windows, listed = group_windows(manifest), manifest.pages_for(context)
     pages = [pages_of_sequence(window, context, manifest.page_size, PREFILL_CHUNK) for window in windows]
-    return {**dict.fromkeys(PAGE_DIMS, 0), **dict(zip(PAGE_DIMS, pages, strict=False)), "S": 1, "T": context,
-            "L": listed, "LW": listed, **ONE_SEQUENCE}  # fmt: skip
+    # The model's own heads do not draft tokens.
+    pools = dict.fromkeys((*PAGE_DIMS, DRAFT_PAGES, KEPT_PAGES, KEPT), 0) | dict(zip(PAGE_DIMS, pages, strict=False))
+    return {**pools, "S": 1, "T": context, "L": listed, "LW": listed, **ONE_SEQUENCE}
 
 
 def weight_formats(manifest: Manifest) -> dict[str, dict[str, int]]:

@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from nearfar.compiler.ir.sampling import Settings
-from nearfar.compiler.runtime.batch import Chunk, Output, make_batch
+from nearfar.compiler.runtime.batch import Batch, Chunk, Limits, Output, make_batch
 from nearfar.compiler.runtime.errors import RequestError
-from nearfar.compiler.runtime.page_groups import longest_sequence
+from nearfar.compiler.runtime.page_groups import PageGroup, longest_sequence
 
 from .model import TokenModel
 from .pages import Pages, PageTable
 from .sequence import Sequence
 from .speculation import Guess
-from .step_runner import StepRunner, device_errors
+from .step_runner import device_errors
 
 
 @dataclass(eq=False, slots=True)
@@ -43,12 +44,33 @@ class Draft:
         self.guessed = []
 
 
+class DraftRunner(Protocol):
+    """The part of `StepRunner` that is needed here."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def groups(self) -> Items[PageGroup]: ...
+
+    @property
+    def device(self) -> str: ...
+
+    def submit(self, batch: Batch) -> Future[Output]: ...
+
+    def close(self) -> None: ...
+
+
 class DraftModel:
     """A `Drafter` that owns its runner. The runner needs pages for all sequences that speculate at once. A model with
     states needs two slots for each: for the state after its known tokens, and after its guesses.
+
+    ``first_token``: how many tokens of a sequence it does not read.
     """
 
-    def __init__(self, runner: StepRunner, model: TokenModel) -> None:
+    first_token = 0
+
+    def __init__(self, runner: DraftRunner, model: TokenModel) -> None:
         self.model = model
         self._runner, self._page_size = runner, model.page_size
         self._context = longest_sequence(runner.groups, model.context, model.page_size, runner.limits.tokens)
@@ -71,18 +93,17 @@ class DraftModel:
         chunks: list[Chunk] = []
         ready: list[tuple[Guess, Draft]] = []
         for guess in guesses:
-            tokens = guess.sequence.tokens
+            tokens = guess.sequence.tokens[self.first_token :]
             guess.sequence.drafts = []
             known = self._drafts.get(guess.sequence)
             if known is not None and known.computed == len(tokens):
                 # Nothing was checked since the last guesses.
                 guess.sequence.drafts = known.guessed[: guess.most]
                 continue
-            draft = self._draft_of(guess) if room > 0 else None
+            draft = self._draft_of(guess) if room > 0 and self._can_read(guess) else None
             if draft is None:
                 continue
-            if self.model.is_recurrent:
-                # A state cannot go back to the last accepted guess: known tokens are read again.
+            if self._reads_guesses_again:
                 draft.guessed = []
             draft.learn(tokens)
             part = tokens[draft.computed : draft.computed + room]
@@ -93,7 +114,7 @@ class DraftModel:
                 chunks.append(self._chunk(guess, draft, part, start, 0))
                 ready.append((guess, draft))
             else:
-                chunks.append(self._chunk_of(draft, part, start, 0))
+                chunks.append(self._chunk_of(guess, draft, part, start, 0))
         if not chunks:
             return
         # Sampled tokens stay on the device until all steps are submitted, unless the model gathers rows for them.
@@ -137,9 +158,18 @@ class DraftModel:
     def close(self) -> None:
         self._runner.close()
 
+    @property
+    def _reads_guesses_again(self) -> bool:
+        """Whether guesses are read once more when they are known: a state cannot go back to the last accepted one."""
+        return self.model.is_recurrent
+
+    def _can_read(self, guess: Guess) -> bool:  # noqa: ARG002
+        """Whether the known tokens of a sequence can be read now."""
+        return True
+
     def _draft_of(self, guess: Guess) -> Draft | None:
         """A sequence's state, with pages for its next guesses; None if there is no room for them."""
-        length = len(guess.sequence.tokens) + guess.most - 1
+        length = len(guess.sequence.tokens) - self.first_token + guess.most - 1
         draft = self._drafts.get(guess.sequence)
         if length > self._context or (draft is None and not self._slots):
             return None
@@ -162,10 +192,17 @@ class DraftModel:
     def _chunk(self, guess: Guess, draft: Draft, token_ids: list[int], start: int, index: int) -> Chunk:
         """A chunk whose last row is sampled like the answer's token number ``index`` from now on."""
         settings = Settings(*guess.sampling.settings(guess.sequence.generated + index))
-        chunk = self._chunk_of(draft, token_ids, start, index)
+        chunk = self._chunk_of(guess, draft, token_ids, start, index)
         return replace(chunk, sample=[len(token_ids) - 1], settings=settings, slot=draft.slot)
 
-    def _chunk_of(self, draft: Draft, token_ids: Items[int], start: int, index: int) -> Chunk:
+    def _chunk_of(
+        self,
+        guess: Guess,  # noqa: ARG002
+        draft: Draft,
+        token_ids: Items[int],
+        start: int,
+        index: int,
+    ) -> Chunk:
         """A chunk of known tokens, or with an ``index`` above 0 of the guess number ``index``."""
         pages, *window = (table.pages for table in draft.tables)
         state = None

@@ -86,6 +86,7 @@ class KvCache:
         """Call before a row is scheduled: releases what is no longer read, and uses pages that other sequences have
         filled meanwhile.
         """
+        sequence.rewound = None
         for kind in self.kinds:
             # After a stop token or a wrong draft, the sequence continues from its known tokens.
             kind.trim(sequence, min(sequence.computed, len(sequence.tokens)))
@@ -161,13 +162,17 @@ class KvCache:
         """Take back the refused drafts that follow the first ``length`` tokens."""
         if length < sequence.computed:
             sequence.computed = min(kind.rewind(sequence, length) for kind in self.kinds)
+            held = self.pages[0].held(sequence)
             for pool in self.pages:
                 pool.rewind(sequence, sequence.computed)
+            if sequence.computed < length:
+                sequence.rewound = held[len(self.pages[0].held(sequence)) :]
             # A page that is computed again is inserted again.
             del sequence.path[sequence.computed // self.page_size :]
 
     def release(self, sequence: Sequence) -> None:
         """Give up what a sequence holds; the cache keeps what it can use."""
+        sequence.rewound = None
         end, is_partial = sequence.computed, self.prefixes.partial_pages or sequence.params.partial_page
         if self.states is not None:
             self._share_state(sequence, self.states.kept(sequence))
@@ -185,7 +190,7 @@ class KvCache:
         """Give up what a sequence holds, so that it is computed from its start."""
         if sequence.tables:
             self.prefixes.leave(sequence)
-        sequence.computed = 0
+        sequence.computed, sequence.rewound = 0, None
         if sequence.generated == 0:
             sequence.cached_tokens = 0
 

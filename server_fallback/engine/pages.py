@@ -95,6 +95,10 @@ class Pages(Units):
             self._release(pages.pop())
         return length
 
+    def held(self, holder: Holder) -> list[int]:
+        """A holder's pages, in the order of the positions."""
+        return self._table(holder).pages.tolist()
+
     def drop(self, holder: Holder) -> None:
         table = self._table(holder)
         cached = [page for page in table.live if page in self.nodes]

@@ -112,6 +112,9 @@ class Sequence:
     branch: int = 0
     # Positions whose keys and values are in the pages, or will be once all open steps are done.
     computed: int = 0
+    # Pages of known tokens that it gave back as drafts were refused, until its next row computes these again; None if
+    # it gave back none. They follow its own pages, and hold what they held until the next step.
+    rewound: list[int] | None = None
     # Sampled tokens that have not been read back.
     in_flight: int = 0
     # Tokens of the answer that have been read back.

@@ -21,12 +21,12 @@ from .sequence import Sequence
 @dataclass(frozen=True, slots=True)
 class Speculation:
     """``tokens`` are guessed at once. "ngram": those that followed the last tokens before; "draft": those of a smaller
-    model.
+    model; "heads": those of the model's own heads.
 
     The runner must allow more sampled rows than sequences, ideally ``sequences * (tokens + 1)``.
     """
 
-    kind: Literal["ngram", "draft"]
+    kind: Literal["ngram", "draft", "heads"]
     tokens: int = 4
 
 

@@ -157,8 +157,11 @@ def make_drafter(
     speculation: Speculation | None, draft: DraftModel | None, limits: Limits, model: TokenModel
 ) -> Drafter | None:
     """The drafter of an engine, None without speculation. Raises RequestError."""
-    if (draft is not None) != (speculation is not None and speculation.kind == "draft"):
-        raise RequestError("a draft model and speculation of the kind 'draft' go together; give both or neither")
+    if (draft is not None) != (speculation is not None and speculation.kind != "ngram"):
+        raise RequestError(
+            "a draft model goes with speculation of the kind 'draft', and heads with the kind 'heads'; give both or "
+            "neither"
+        )
     if speculation is None:
         return None
     if speculation.tokens < 1:

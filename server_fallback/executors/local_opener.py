@@ -9,9 +9,10 @@ import os
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Literal
 
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle, open_any
-from nearfar.compiler.bundle.manifest import MANIFEST_FILE, Manifest
+from nearfar.compiler.bundle.manifest import DRAFT, MANIFEST_FILE, Manifest
 from nearfar.compiler.bundle.signature import read_trusted_keys
 from nearfar.compiler.demo import DEMOS
 from nearfar.compiler.formats.ignored_keys import IgnoredKeys
@@ -41,7 +42,7 @@ from .registry import default_name
 from .shared_opener import open_workers
 from .text_model import TextModel
 
-NGRAM = "ngram"
+NGRAM, HEADS = "ngram", "heads"
 # Prompt tokens and decoded tokens of a step together. A larger number makes prefill faster and decoding sequences wait
 # longer.
 STEP_TOKENS = {"cpu": 256, "onnx": 256, "cuda": 2048}
@@ -75,7 +76,7 @@ class LocalOpener:
         options = self._options
         planned = await self._planned(model)
         # A model of embeddings or scores has nothing to draft.
-        by_model = options.draft not in (None, NGRAM) and planned.bundle.manifest.generates
+        by_model = options.draft not in (None, NGRAM, HEADS) and planned.bundle.manifest.generates
         draft = await self._planned(options.draft, is_draft=True) if options.draft is not None and by_model else None
         name = name or default_name(model)
 
@@ -122,7 +123,8 @@ class LocalOpener:
         options, manifest = self._options, planned.bundle.manifest
         speculation = None
         if options.draft is not None:
-            speculation = Speculation("ngram" if draft is None else "draft", options.draft_tokens)
+            kind: Literal["ngram", "heads"] = "heads" if options.draft == HEADS else "ngram"
+            speculation = Speculation(kind if draft is None else "draft", options.draft_tokens)
         # Read from the bundle once: it may be deleted while the model is served.
         await asyncio.to_thread(text.read)
         recipe = LocalRecipe(planned, draft, EngineConfig(max_waiting=options.max_waiting, speculation=speculation))
@@ -152,6 +154,13 @@ class LocalOpener:
         require_known_inputs(manifest)
         checks = manifest.generates and not is_draft
         guesses = options.draft_tokens if checks and options.draft is not None else 0
+        by_heads = guesses > 0 and options.draft == HEADS
+        if by_heads and DRAFT not in manifest.plan_names:
+            raise RequestError(
+                f"--draft {HEADS}: {manifest.model} has no heads that draft tokens; draft with {NGRAM} or a smaller "
+                "model, or compile a checkpoint with tensors mtp.*",
+                param="draft",
+            )
         sequences = options.max_sequences or DEFAULT_SEQUENCES.get(manifest.target, 8)
         extra_rows = sequences * guesses + options.remote_drafts if checks else 0
         tokens = max(STEP_TOKENS.get(manifest.target, 64), sequences + extra_rows)
@@ -162,7 +171,7 @@ class LocalOpener:
             # A batch of complete texts holds at least the longest one.
             tokens = max(tokens, sequences if manifest.paged else manifest.context)
         kv_bytes = options.kv_memory_bytes or kv_memory_bytes(
-            manifest.target, weight_bytes(manifest), context_bytes(manifest, tokens)
+            manifest.target, weight_bytes(manifest), context_bytes(manifest, tokens, drafts=by_heads)
         )
         # While drafts are made or checked, the state before them is retained. A draft has no prefix cache.
         states = 2 * sequences if is_draft else sequences * (1 + (guesses > 0)) + options.state_snapshots
@@ -175,6 +184,7 @@ class LocalOpener:
             extra_rows=extra_rows,
             adapters=adapters,
             states=states,
+            drafts=by_heads,
         )
         return Planned(bundle, memory)
 

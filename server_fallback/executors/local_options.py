@@ -36,7 +36,8 @@ class LocalOptions(ModelOptions):
     """snapshots of the states of recurrent layers that the prefix cache retains, beside one state for each answer"""
     trust: Trust = ()
     draft: ModelName | None = None
-    """speculative decoding: draft tokens with ngram, or with a smaller model that has the same tokenizer"""
+    """speculative decoding: draft tokens with ngram, with the heads of the model, or with a smaller model that has the
+    same tokenizer"""
     draft_tokens: Count = 4
     """tokens drafted at once"""
     remote_drafts: CountOrNone = 16

@@ -10,6 +10,7 @@ from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Runner
 
 from ..engine.config import EngineConfig
+from ..engine.draft_heads import DraftHeads
 from ..engine.draft_model import DraftModel
 from ..engine.encoder_engine import EncoderEngine
 from ..engine.encoder_model import EncoderModel
@@ -51,11 +52,13 @@ class LocalRecipe:
                 encoder = EncoderEngine(runner, EncoderModel.of(manifest), self.config)
                 opened.pop_all()
                 return encoder
-            drafter = None
+            drafter: DraftModel | None = None
             if self.draft is not None:
                 draft_runner = self.draft.open_runner()
                 opened.callback(draft_runner.close)
                 drafter = DraftModel(draft_runner, TokenModel.of(self.draft.bundle.manifest))
+            elif self.config.speculation is not None and self.config.speculation.kind == "heads":
+                drafter = DraftHeads(runner, TokenModel.of(manifest))
             engine = TokenEngine(runner, TokenModel.of(manifest), self.config, draft=drafter, masks=masks)
             # The engine owns the runners now.
             opened.pop_all()

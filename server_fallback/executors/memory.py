@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from nearfar.compiler.bundle.entries import ITEM_BYTES, BufferEntry
 from nearfar.compiler.bundle.manifest import ExportManifest, Manifest
 from nearfar.compiler.ir.expr import evaluate
-from nearfar.compiler.ir.pages import PAGE_DIMS, STATES
+from nearfar.compiler.ir.pages import DRAFT_PAGES, KEPT_PAGES, PAGE_DIMS, STATES
 from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.limits import largest_dims, page_groups
 from nearfar.compiler.runtime.page_groups import group_windows, pages_of_sequence
+
+# The pages that the heads of a model need, if they draft tokens.
+HEAD_DIMS = (DRAFT_PAGES, KEPT_PAGES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,12 @@ def weight_bytes(manifest: Manifest | ExportManifest) -> int:
     return sum(sizes.values()) + mapped * experts.chosen // experts.number
 
 
-def context_bytes(manifest: Manifest | ExportManifest, tokens: int) -> int:
-    """The bytes of the keys and values of one sequence with a full context, and ``tokens`` per step."""
-    return sum(count * size for count, size in zip(pages_of_one(manifest, tokens), page_bytes(manifest), strict=True))
+def context_bytes(manifest: Manifest | ExportManifest, tokens: int, *, drafts: bool = False) -> int:
+    """The bytes of the keys and values of one sequence with a full context, and ``tokens`` per step; with ``drafts``,
+    also what the heads need that draft tokens.
+    """
+    sizes = page_bytes(manifest, drafts=drafts)
+    return sum(count * size for count, size in zip(pages_of_one(manifest, tokens), sizes, strict=True))
 
 
 def pages_of_one(manifest: Manifest | ExportManifest, tokens: int) -> list[int]:
@@ -54,12 +60,17 @@ def pages_of_one(manifest: Manifest | ExportManifest, tokens: int) -> list[int]:
     ]
 
 
-def page_bytes(manifest: Manifest | ExportManifest) -> list[int]:
-    """The bytes of a page of each page group."""
+def page_bytes(manifest: Manifest | ExportManifest, *, drafts: bool = False) -> list[int]:
+    """The bytes of a page of each page group. With ``drafts``, a page of the first group has one for the heads beside,
+    and the rows that they read.
+    """
     if isinstance(manifest, ExportManifest):
         return [manifest.page_size * manifest.kv_bytes_per_token()]
     states = ([manifest.states[name] for name in manifest.page_states(group)] for group in range(len(PAGE_DIMS)))
     sizes = [size_bytes(manifest, own, dict.fromkeys(PAGE_DIMS, 1)) for own in states]
+    if drafts:
+        own = [state for state in manifest.states.values() if state.shape[0] in HEAD_DIMS]
+        sizes[0] += size_bytes(manifest, own, dict.fromkeys(HEAD_DIMS, 1))
     return sizes[: len(group_windows(manifest))]
 
 
@@ -72,15 +83,16 @@ def plan_memory(
     extra_rows: int = 0,
     adapters: int = 0,
     states: int | None = None,
+    drafts: bool = False,
 ) -> MemoryPlan:
     """The number of pages for ``sequences`` with a full context, or fewer if ``kv_bytes`` does not hold them beside
     ``states`` slots of the states of recurrent layers.
 
-    ``tokens`` per step; ``extra_rows`` sampled rows per step beside one for each sequence; slots for ``adapters``.
-    Raises RequestError if one sequence does not fit.
+    ``tokens`` per step; ``extra_rows`` sampled rows per step beside one for each sequence; slots for ``adapters``;
+    ``drafts``: the heads of the model draft tokens. Raises RequestError if one sequence does not fit.
     """
     rows = sequences + extra_rows
-    least = context_bytes(manifest, tokens)
+    least = context_bytes(manifest, tokens, drafts=drafts)
     states = states or sequences
     state_bytes = states * bytes_of_state(manifest)
     kv_bytes -= state_bytes
@@ -97,7 +109,8 @@ def plan_memory(
             f"but {kv_bytes:,} are available; allow more with --kv-memory, or compile a shorter context with --context",
             param="model",
         )
-    (one, *windowed), (page, *window_page) = pages_of_one(manifest, tokens), page_bytes(manifest)
+    sizes = page_bytes(manifest, drafts=drafts)
+    (one, *windowed), (page, *window_page) = pages_of_one(manifest, tokens), sizes
     pages = min(one * sequences, kv_bytes // page) if page else one * sequences
     window_pages = None
     for count, size in zip(windowed, window_page, strict=True):
@@ -115,10 +128,9 @@ def plan_memory(
         adapters=adapters,
         window_pages=window_pages,
         states=states,
+        draft_pages=pages if drafts else 0,
     )
-    used = sum(
-        group.pages * size for group, size in zip(page_groups(manifest, limits), page_bytes(manifest), strict=True)
-    )
+    used = sum(group.pages * size for group, size in zip(page_groups(manifest, limits), sizes, strict=True))
     buffers = (
         export_buffer_bytes(manifest, limits)
         if isinstance(manifest, ExportManifest)
@@ -134,7 +146,8 @@ def bytes_of_state(manifest: Manifest | ExportManifest) -> int:
 
 def plan_buffer_bytes(manifest: Manifest, limits: Limits) -> int:
     """The bytes of tables, states of the sampler and of adapters, and buffers for the largest batch."""
-    others = [state for state in manifest.states.values() if state.shape[0] not in (*PAGE_DIMS, STATES)]
+    counted = (*PAGE_DIMS, *HEAD_DIMS, STATES)
+    others = [state for state in manifest.states.values() if state.shape[0] not in counted]
     entries = (*manifest.buffers.values(), *manifest.inputs.values(), *manifest.scratch.values(), *others)
     passing = size_bytes(manifest, entries, largest_dims(manifest, limits))
     tables = sum(math.prod(constant.shape) * ITEM_BYTES["float32"] for constant in manifest.constants.values())

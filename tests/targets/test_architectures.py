@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from decoder_families import FAMILIES, HYBRIDS, TOKENS, make_family
+from draft_heads import DraftHeads
 from emulated_driver import EmulatedDriver
 from large_activations import make_large
 from light_bundle import kernels_for, one_compilation
@@ -27,14 +28,15 @@ from tolerances import F16, F32, relative_error
 
 from nearfar.compiler import passes
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
+from nearfar.compiler.bundle.manifest import DRAFT
 from nearfar.compiler.measure.report import make_report
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.target import load_target
-from nearfar.compiler.runtime.batch import Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
 from nearfar.compiler.runtime.plan_runner import PlanRunner
 from nearfar.compiler.runtime.trust import check_runner
 
-LIMITS = Limits(tokens=75, sequences=3, rows=75, pages=20)
+LIMITS = Limits(tokens=75, sequences=3, rows=75, pages=20, draft_pages=5)
 OPTIONS = {"quantization": "f32", "context": 256, "activations": ("float32",)}
 TARGETS = ("webgpu", "cpu", "cuda")
 UNFUSED_OPS = {"rms_norm", "rope", "append_kv", "attention", "add", "gate", "linear"}
@@ -185,7 +187,8 @@ def test_a_family_runs_on_every_kernel_target(
     LayerNorms, sub-layers side by side, layers that do not rotate, and a rotation of interleaved pairs. Qwen3's
     mixture and gpt-oss have experts, Qwen3.5 and Falcon-H1 states. The others have no other ops and no other passes.
     """
-    expected = make_family(family, tmp_path / "checkpoint")
+    heads = DraftHeads(tmp_path / "checkpoint") if family == "qwen3_5_text" else None
+    expected = make_family(family, tmp_path / "checkpoint") if heads is None else heads.logits
     context = len(TOKENS) if family in SHORT else 256
     options = CompileOptions(target=target, **{**OPTIONS, "context": context})  # type: ignore[arg-type]
     bundle = compile_model(str(tmp_path / "checkpoint"), tmp_path / "bundle", options)
@@ -198,13 +201,40 @@ def test_a_family_runs_on_every_kernel_target(
         assert relative_error(poisoned(runner), expected[32:]) < F32
     if family == "qwen3_moe":
         require_chosen_bytes(bundle)
-    if family == "qwen3_5_text":
+    if heads is not None:
         require_state_bytes(runner)
+        require_guesses(runner, heads)
     if target == "webgpu":
         require_dispatches(runner)
     if family == "gemma4_text":
         require_table_on_host(target, bundle, runner)
         assert relative_error(sampled_in_part(runner), expected[[3, 12, 26, 39, 38, 40, 39]]) < F32
+
+
+def require_guesses(runner: PlanRunner, heads: DraftHeads) -> None:
+    """The model's heads guess what transformers' layer guesses: from the rows that the model keeps of two chunks, the
+    first of which a page was copied of, then from their own, with tokens that are still on the device.
+    """
+    pages, own, slot, tokens = [7, 2, 9], [1, 4, 0], 2, TOKENS
+    for start, stop, copies in ((0, 30, [(7, 5)]), (30, len(tokens), [])):
+        used = pages[: -(-stop // 16)]
+        runner.forward(make_batch([chunk_of(runner, tokens[start:stop], start, used, [])], 16))
+        runner.copy_pages(copies)
+        pages[0] = 5
+    kept = [pages[position // 16] * 16 + position % 16 for position in range(len(tokens) - 1)]
+    for start, stop in ((0, 17), (17, len(kept))):
+        settings: dict[str, Any] = {"sample": [stop - start - 1], "slot": slot} if stop == len(kept) else {}
+        chunk = Chunk(
+            tokens[start + 1 : stop + 1], start, own[: -(-stop // 16)], kept_rows=kept[start:stop], **settings
+        )
+        output = runner.submit(make_batch([chunk], 16), DRAFT).result()
+    found, guesses = [output.logits[0]], [int(output.next_token_ids[0])]
+    for position in range(len(kept), len(kept) + 2):
+        chunk = Chunk([-1 - slot], position, own, [0], slot=slot, kept_rows=[-1 - slot])
+        output = runner.submit(make_batch([chunk], 16), DRAFT).result()
+        found.append(output.logits[0])
+        guesses.append(int(output.next_token_ids[0]))
+    assert relative_error(np.stack(found), heads.guessed(tokens, guesses[:2])) < F32
 
 
 def poisoned(runner: PlanRunner) -> npt.NDArray[np.float32]:

@@ -71,7 +71,7 @@ def infer_join_kept(shapes: Shapes, attrs: Attrs) -> Type:
     rows, columns = shapes["x"]
     require(shapes["kept"][-1] == columns and shapes["own"][-1] == columns, "join_kept", shapes)
     require(isinstance(columns, int) and shapes["kept_rows"] == (rows,), "join_kept", shapes)
-    return (rows, 2 * columns), "float32"  # type: ignore[operator]
+    return (rows, 2 * columns), "float32"
 
 
 def join_kept(inputs: Inputs, attrs: Attrs) -> Array:

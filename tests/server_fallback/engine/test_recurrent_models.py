@@ -7,17 +7,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 from decoder_families import make_family
+from draft_heads import DraftHeads as make_with_heads
 from plain_target import compile_plain
 from tiny_models import VOCAB_SIZE
 
+from nearfar.compiler.bundle.folder import Bundle
+from nearfar.compiler.ir.sampling import Sampling
 from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.engine.config import EngineConfig
+from nearfar.server_fallback.engine.draft_heads import DraftHeads
 from nearfar.server_fallback.engine.draft_model import DraftModel
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.request import GeneratedToken, TokenRequest
@@ -46,8 +51,9 @@ def greedy(folder: Path, prompts: Sequence[list[int]]) -> list[list[int]]:
     return answers
 
 
-async def answered(engine: TokenEngine, prompt: list[int], priority: int) -> list[int]:
-    request = TokenRequest(prompt, ANSWER, priority=priority, ignore_eos=True)
+async def answered(engine: TokenEngine, prompt: list[int], priority: int, *, samples: bool) -> list[int]:
+    sampling = Sampling(temperature=0.8, seed=len(prompt)) if samples else Sampling()
+    request = TokenRequest(prompt, ANSWER, sampling, priority=priority, ignore_eos=True)
     return [item.token_id async for item in engine.generate(request) if isinstance(item, GeneratedToken)]
 
 
@@ -67,20 +73,28 @@ def served(
     runner: ReferenceRunner,
     prompts: Sequence[list[int]],
     drafts: Sequence[list[int]] | None,
-    draft: ReferenceRunner | None,
+    draft: ReferenceRunner | Literal["heads"] | None = None,
+    *,
+    samples: bool = False,
 ) -> tuple[list[list[int]], EngineStats]:
     """The answers to all prompts in two waves, so that the second one finds the prefixes of the first in the cache.
-    With the answers as ``drafts``, by rounds of verification; or with the drafts of a model.
+    With the answers as ``drafts``, by rounds of verification; or with the drafts of a model or of heads. With
+    ``samples``, every other answer is sampled.
     """
 
     async def work() -> tuple[list[list[int]], EngineStats]:
-        drafter = None if draft is None else DraftModel(draft, TokenModel.of(draft.manifest))
-        config = EngineConfig(speculation=None if draft is None else Speculation("draft"))
-        engine = TokenEngine(runner, TokenModel.of(runner.manifest), config, draft=drafter)
+        model, drafter, speculation = TokenModel.of(runner.manifest), None, None
+        if draft == "heads":
+            drafter, speculation = DraftHeads(runner, model), Speculation("heads", tokens=3)
+        elif draft is not None:
+            drafter, speculation = DraftModel(draft, TokenModel.of(draft.manifest)), Speculation("draft")
+        engine = TokenEngine(runner, model, EngineConfig(speculation=speculation), draft=drafter)
         answers: list[list[int]] = []
         for wave in (range(len(prompts) // 2), range(len(prompts) // 2, len(prompts))):
             if drafts is None:
-                tasks = [answered(engine, prompts[index], index % 3) for index in wave]
+                tasks = [
+                    answered(engine, prompts[index], index % 3, samples=samples and index % 2 > 0) for index in wave
+                ]
             else:
                 tasks = [verified(engine, prompts[index], drafts[index]) for index in wave]
             answers += await asyncio.gather(*tasks)
@@ -117,6 +131,31 @@ def test_mixed_requests_get_the_tokens_of_transformers(family: str, tmp_path: Pa
         assert draft is None or stats.accepted_tokens == stats.drafted_tokens > 0
 
 
+def test_heads_of_a_model_draft_tokens_and_change_none(tmp_path: Path) -> None:
+    """Of seven requests in two waves, with prefixes in the cache, some are sampled. The small pool preempts."""
+    make_with_heads(tmp_path / "checkpoint", agree=0.01)
+    bundle = compile_plain(tmp_path / "checkpoint", tmp_path / "bundle", "f32", CONTEXT)
+    random = np.random.default_rng(4)
+    system = random.integers(1, VOCAB_SIZE, 21).tolist()
+    prompts = [system[:length] + random.integers(1, VOCAB_SIZE, 8).tolist() for length in (21, 21, 18, 5)]
+    prompts += [list(prompts[0]), [*prompts[1], 7, 7, 3], [5]]
+    expected, plain = served(opened(bundle, pages=40), prompts, None, samples=True)
+    assert plain.drafted_tokens == 0
+    for pages, draft_pages in ((40, 40), (7, 40), (40, 4)):
+        answers, stats = served(
+            opened(bundle, pages=pages, draft_pages=draft_pages), prompts, None, "heads", samples=True
+        )
+        assert answers == expected, pages
+        assert stats.drafted_tokens > stats.accepted_tokens > 0
+        assert draft_pages < pages or 3 * stats.accepted_tokens > stats.drafted_tokens
+        assert (stats.preemptions > 0) == (pages < 40)
+
+
+def opened(bundle: Bundle, pages: int, draft_pages: int = 0) -> ReferenceRunner:
+    limits = Limits(tokens=32, sequences=4, rows=20, pages=pages, states=12, draft_pages=draft_pages)
+    return ReferenceRunner(bundle, limits=limits, activation="float32")
+
+
 def test_the_memory_of_states_is_planned_and_what_states_cannot_do_is_refused(tmp_path: Path) -> None:
     make_family("lfm2", tmp_path / "checkpoint")
     bundle = compile_plain(tmp_path / "checkpoint", tmp_path / "bundle", "f32", CONTEXT)
@@ -124,8 +163,7 @@ def test_the_memory_of_states_is_planned_and_what_states_cannot_do_is_refused(tm
     one = bytes_of_state(manifest)
     # Two layers, whose convolutions see the last two inputs.
     assert one == 2 * 2 * manifest.spec.hidden_size * 4
-    common = {"sequences": 2, "tokens": 32, "kv_bytes": 1 << 24}
-    few, many = plan_memory(manifest, **common, states=3), plan_memory(manifest, **common, states=10)
+    few, many = (plan_memory(manifest, sequences=2, tokens=32, kv_bytes=1 << 24, states=states) for states in (3, 10))
     assert (few.limits.states, few.state_bytes, many.state_bytes) == (3, 3 * one, 10 * one)
     assert many.total_bytes - few.total_bytes == 7 * one
     with pytest.raises(RequestError, match=r"3 states .* --state-snapshots"):

@@ -222,9 +222,9 @@ def test_requests_that_cannot_speculate_are_refused_at_the_start() -> None:
     small = DraftModel(HashRunner(LIMITS), TokenModel(VOCAB + 1, frozenset(), 64, 4))
     with pytest.raises(RequestError, match="open it with 20"):
         TokenEngine(HashRunner(Limits(tokens=8, sequences=4, rows=4, pages=24)), MODEL, ngram)
-    with pytest.raises(RequestError, match="go together"):
+    with pytest.raises(RequestError, match="give both or neither"):
         TokenEngine(HashRunner(LIMITS), MODEL, draft)
-    with pytest.raises(RequestError, match="go together"):
+    with pytest.raises(RequestError, match="give both or neither"):
         TokenEngine(HashRunner(LIMITS), MODEL, ngram, draft=small)
     with pytest.raises(RequestError, match="same tokenizer"):
         TokenEngine(HashRunner(LIMITS), MODEL, draft, draft=small)
