@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import quant
-from ..arch import by_model_type
+from ..arch import by_model_type, drafting
 from ..bundle.folder import Bundle
-from ..bundle.manifest import GENERATE, Manifest
+from ..bundle.manifest import DRAFT, GENERATE, Manifest
 from ..ir.graph import Graph, Parameter, Source
+from ..ir.plan import union
 from ..passes import run_passes
 from ..passes.fit_forms import FACTOR, Runs, fit_forms, scale_results
 from ..pipeline.target import load_target
@@ -116,9 +117,9 @@ def bundle_tensors(bundle: Bundle) -> dict[str, BundleTensor]:
     activations, and BundleError for one whose weights this version does not know.
     """
     manifest = bundle.manifest
-    if set(manifest.plans) != {GENERATE}:
+    if GENERATE not in manifest.plans:
         raise UnsupportedModel(f"{bundle.path}: makes embeddings; only bundles that generate text can be exported")
-    steps = manifest.plan(GENERATE).steps
+    steps = [step for plan in manifest.plans.values() for step in plan.steps]
     parts = [part for step in steps for place in ("load", "store") for part in step.attrs.get(place, ())]
     if any(each == "fake_quantize" for each in (*(step.op for step in steps), *(part["op"] for part in parts))):
         raise UnsupportedModel(
@@ -155,18 +156,24 @@ def parameters_of(bundle: Bundle) -> dict[str, Parameter]:
     """The parameters of the weights of a bundle, with their sources. Raises BundleError."""
     manifest = bundle.manifest
     target = load_target(manifest.target)
-    graph = by_model_type(manifest.spec.model_type).forward(manifest.spec, manifest.page_size, manifest.context)
-    fused = run_passes(
-        with_forms(graph, manifest),
-        quant.by_name(manifest.quantization),
-        target.MAX_BINDING_BYTES,
-        manifest.kv,
-        manifest.lora.rank if manifest.lora is not None else 0,
-        host_tables=target.HOST_TABLES,
+    spec, sizes = manifest.spec, (manifest.page_size, manifest.context)
+    graphs = {GENERATE: by_model_type(spec.model_type).forward(spec, *sizes)}
+    if spec.draft_layers:
+        graphs[DRAFT] = drafting(spec.model_type).draft_tokens(spec, *sizes)
+    fused = union(
+        run_passes(
+            with_forms(graph, manifest),
+            quant.by_name(manifest.quantization),
+            target.MAX_BINDING_BYTES,
+            manifest.kv,
+            manifest.lora.rank if manifest.lora is not None and name == GENERATE else 0,
+            host_tables=target.HOST_TABLES,
+        ).parameters
+        for name, graph in graphs.items()
     )
     expected = {
         name: (list(parameter.shape), None if parameter.columns is None else parameter.form or manifest.quantization)
-        for name, parameter in fused.parameters.items()
+        for name, parameter in fused.items()
     }
     actual = {name: (entry.shape, entry.quantization) for name, entry in manifest.stored_weights.items()}
     if expected != actual:
@@ -176,7 +183,7 @@ def parameters_of(bundle: Bundle) -> dict[str, Parameter]:
             f"model ({len(names)} such weights); compile the bundle again",
             weights=names[:10],
         )
-    return fused.parameters
+    return fused
 
 
 def with_forms(graph: Graph, manifest: Manifest) -> Graph:

@@ -23,6 +23,7 @@ from ..formats import load
 from ..formats.checkpoint import Checkpoint
 from ..formats.task_adapters import for_adapter
 from ..ir.graph import Graph
+from ..ir.plan import union
 from ..measure.vector_loss import loss_notes
 from ..runtime.errors import RequestError, UnsupportedModel
 from ..runtime.text.template_check import chat_notes
@@ -121,13 +122,15 @@ def prepare_export(model: str, options: CompileOptions, progress: Progress, note
     for text in rotation_notes(spec, chosen.context):
         note(text)
     progress("graph", 0, 1)
-    (graph,) = graphs_of(checkpoint, chosen.context, page_size=chosen.context).values()
+    graphs = graphs_of(checkpoint, chosen.context, page_size=chosen.context)
+    # That of heads that draft tokens follows it, in models whose layers have states; exporters refuse those by op.
+    graph = next(iter(graphs.values()))
     if checkpoint.task is not None and "page_ids" in graph.inputs:
         raise UnsupportedModel(
             f"{model}: its layers need pages of keys and values, which {target} bundles of embeddings do not have; use "
             "--target webgpu, cpu or cuda"
         )
-    check_tensors(checkpoint, graph.parameters)
+    check_tensors(checkpoint, union(each.parameters for each in graphs.values()))
     if checkpoint.activation_scales:
         module, *others = checkpoint.activation_scales
         raise UnsupportedModel(

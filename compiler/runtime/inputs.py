@@ -10,7 +10,7 @@ from ..arch.decoder import BATCH_INPUTS
 from ..bundle.entries import InputEntry, PlanEntry
 from ..bundle.manifest import Description, Manifest
 from ..ir.expr import evaluate
-from ..ir.pages import STATE_SLOTS
+from ..ir.pages import KEPT_PAGES, KEPT_ROWS, STATE_SLOTS
 from ..ir.plan import union
 from .batch import DERIVED_INPUTS, KNOWN_INPUTS, Array, Batch
 from .errors import BundleError, RequestError
@@ -30,6 +30,8 @@ def require_inputs(batch: Batch, declared: Mapping[str, InputEntry], dims: Mappi
             raise RequestError(
                 f"the batch has input '{name}', which the plan does not declare; leave it out", input=name
             )
+    if batch.kept_rows is not None and KEPT_ROWS not in declared:
+        raise RequestError(f"the batch has input '{KEPT_ROWS}', which the plan does not declare; leave it out")
     arrays = batch.arrays(declared)
     for name, entry in declared.items():
         shape = tuple(evaluate(size, dims) for size in entry.shape)
@@ -55,6 +57,17 @@ def require_states(slots: Array, count: int) -> None:
     for index, slot in enumerate(writes):
         if slot in writes[:index] or slot in (*reads[:index], *reads[index + 1 :]):
             raise RequestError(f"sequence {index} of the batch writes slot {slot} of states, which another one uses")
+
+
+def require_kept(rows: Array, dims: Mapping[str, int], page_size: int) -> None:
+    """Raise RequestError unless the rows that the model's heads read are in pages or slots that exist."""
+    tokens, slots = dims[KEPT_PAGES] * page_size, dims["N"]
+    if not tokens:
+        raise RequestError("the runner keeps no rows for heads that draft tokens; open it with Limits.draft_pages")
+    if len(rows) and not -slots <= rows.min() <= rows.max() < tokens:
+        raise RequestError(
+            f"the batch reads kept rows {rows.min()} to {rows.max()}; the runner has {-slots} to {tokens - 1}"
+        )
 
 
 def require_texts(manifest: Description, batch: Batch) -> None:

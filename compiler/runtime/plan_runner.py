@@ -22,7 +22,7 @@ from .base_runner import ArrayLayout, BaseRunner
 from .batch import Array, Batch, FloatArray, Limits, Output, Result
 from .errors import DeviceError
 from .host_tables import HostTables, require_known_tokens
-from .inputs import batch_inputs, require_texts
+from .inputs import batch_inputs, require_kept, require_texts
 from .variant import stored_dtype
 
 # Logits are large: they are copied from the device only if they are read.
@@ -69,6 +69,8 @@ class PlanRunner(BaseRunner[Manifest]):
         require_known_tokens(self.manifest.model, self.manifest.plan(plan).gathered, batch.token_ids)
         if not self.manifest.paged:
             require_texts(self.manifest, batch)
+        if batch.kept_rows is not None:
+            require_kept(batch.kept_rows, dims, self.manifest.page_size)
         return dims
 
     def arrays(self, plan: str, batch: Batch) -> dict[str, Array]:

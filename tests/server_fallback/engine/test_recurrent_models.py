@@ -83,7 +83,8 @@ def served(
     """
 
     async def work() -> tuple[list[list[int]], EngineStats]:
-        model, drafter, speculation = TokenModel.of(runner.manifest), None, None
+        model, speculation = TokenModel.of(runner.manifest), None
+        drafter: DraftModel | None = None
         if draft == "heads":
             drafter, speculation = DraftHeads(runner, model), Speculation("heads", tokens=3)
         elif draft is not None:
