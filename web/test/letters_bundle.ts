@@ -360,6 +360,7 @@ const SPEC: Manifest["spec"] = {
   distances: null,
   mixers: [],
   states: null,
+  draft_layers: 0,
   factors: {},
   experts: null,
   qkv_limit: null,
