@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from ..arch.draft_heads import HEADS
 from ..bundle.folder import Bundle
 from ..bundle.new_folder import new_file
 from ..formats.gguf.architectures import ARCHITECTURES, architecture_for, relations_of
@@ -134,6 +135,9 @@ def plan_tensors(bundle: Bundle, name: str, fallback: Fallback | None, note: Not
     """The file's tensors: those outside of the layers first."""
     spec = spec_of_file(bundle)
     tensors = bundle_tensors(bundle)
+    if heads := [each for each in tensors if each.startswith(HEADS)]:
+        note(f"the heads that draft tokens are left out ({HEADS}*, {len(heads)} tensors): GGUF files get none")
+        tensors = {each: tensor for each, tensor in tensors.items() if each not in heads}
     if spec.factors != bundle.manifest.spec.factors or spec.residual_scale != bundle.manifest.spec.residual_scale:
         tensors = {each: tensor.as_stored for each, tensor in tensors.items()}
     if ARCHITECTURES[name].scaled_ends:
