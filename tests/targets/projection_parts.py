@@ -87,7 +87,9 @@ def parts_of(
         parts.add("store", "fake_quantize", {}, scale=y_step)
     if up_width:
         parts.add("store", "gate", {"up": (batch, up_width)}, activation=activation, start=up_start)
-    if y_activation is not None:
+    if y_activation == "xielu":
+        parts.add("store", "xielu", {"alphas": (4,)})
+    elif y_activation is not None:
         parts.add("store", "activate", {}, activation=y_activation)
     if cap is not None:
         parts.add("store", "soft_cap", {}, scale=0.5, cap=cap)

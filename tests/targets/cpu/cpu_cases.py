@@ -41,6 +41,7 @@ PROJECTIONS: tuple[tuple[bool, str, int, int, str, str, tuple[str, ...], dict[st
     (True, "f32", 3, 34, "activation", "float32", ("bias", "into"), {"activation": "relu2", "columns": 20},
     "float16"),
     (False, "f32", 37, 45, "float32", "float32", ("bias", "residual"), {"y_activation": "gelu"}, "float32"),
+    (False, "f32", 37, 21, "float32", "float32", ("bias",), {"y_activation": "xielu"}, "float32"),
     (False, "q2c", 97, 509, "float32", "float32", ("norm",), {}, "float32"),
     (False, "f32", 37, 46, "float32", "float32", ("residual",), {"cap": 2.0, "factor": True,
     "row_factors": True, "clip": 0.7}, "float32"),
@@ -199,6 +200,7 @@ def row_cases() -> Iterator[StepCase]:
     yield on_rows("scale_rows", "scale_rows", {"x": ("float32", "S", 33), "factors": ("float32", "S")}, {})
     for columns in (3, 33):
         yield on_rows(f"scale_{columns}", "scale", {"x": ("float32", "S", columns), "factor": ("vector", 1)}, {})
+        yield on_rows(f"xielu_{columns}", "xielu", {"x": ("float32", "S", columns), "alphas": ("vector", 4)}, {})
     for columns, cap in ((3, 30.0), (33, None)):
         attrs = {"scale": 3.5, "cap": cap}
         yield on_rows(f"soft_cap_{columns}_{cap}", "soft_cap", {"x": ("float32", "S", columns)}, attrs)
