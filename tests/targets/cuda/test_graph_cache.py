@@ -89,7 +89,7 @@ def opened(
         cast(Launches, OneLaunch(driver)),
         sizes,
         1000,
-        {"P": 8},
+        {"P": 8, "PH": 0},
         most_graphs=most_graphs,
         most_bytes=most_bytes,
     )
