@@ -67,7 +67,8 @@ test("modules below a wrapper are those of the text model", async () => {
   const length = Buffer.alloc(8);
   length.writeBigUInt64LE(BigInt(Buffer.byteLength(header)));
   const wrapped = new Uint8Array(Buffer.concat([length, Buffer.from(header), bytes.subarray(end)]));
-  const read = (each: Uint8Array) => readAdapter({ config: JSON.stringify(config), weights: each }, manifestOf(lora));
+  const read = (each: Uint8Array<ArrayBuffer>) =>
+    readAdapter({ config: JSON.stringify(config), weights: each }, manifestOf(lora));
   expect((await read(wrapped)).states).toEqual((await read(new Uint8Array(bytes))).states);
 });
 
