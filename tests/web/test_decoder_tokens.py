@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from decoder_families import TOKENS, new_family, randomize, save
+from draft_heads import DraftHeads
 from gguf import GGMLQuantizationType as Type
 from gguf_files import WIDER, make_gguf
 from light_bundle import few_kernels, lighten
@@ -186,6 +187,29 @@ def test_drafts_of_any_quality_leave_a_recurrent_models_tokens_as_they_are(
     assert right[0] == wrong[0] == answers
     assert right[2] > 0.9 * right[1] > 0
     assert wrong[2] < 0.5 * wrong[1]
+
+
+def test_a_model_drafts_its_own_tokens_with_its_heads(site: Path, browser: Browser, tmp_path: Path) -> None:
+    """The model has states to go back to; its heads read rows of pages that it gave back. Some guesses are
+    right, since layers add little to a row.
+    """
+    DraftHeads(tmp_path / "checkpoint", agree=0.01)
+    options = CompileOptions(quantization="f32", context=128, activations=("float32",))
+    with few_kernels():
+        bundle = compile_model(str(tmp_path / "checkpoint"), site / "heads", options)
+    lighten(bundle.path, self_test=False)
+    expected = list(generate(ReferenceRunner(bundle), TOKENS, MAX_TOKENS, Sampler()))
+    page = browser.new_page()
+    page.set_default_timeout(TIMEOUT_MS)
+    with serve(site) as url:
+        page.goto(url)
+        (plain, drafted, _), heads = (
+            page.evaluate(DRAFT_SCRIPT, ["./heads/", draft, TOKENS, MAX_TOKENS]) for draft in (None, "heads")
+        )
+    page.close()
+    assert (plain[0], drafted) == (expected, 0)
+    assert heads[0] == plain
+    assert heads[1] > heads[2] > 0
 
 
 def test_a_mixture_generates_the_same_tokens_whatever_part_of_its_experts_is_on_the_device(

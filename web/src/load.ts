@@ -24,6 +24,7 @@ import type { Manifest } from "./runtime/manifest.js";
 import type { MemoryOptions, MemoryPlan } from "./runtime/memory_plan.js";
 import { planMemory } from "./runtime/memory_plan.js";
 import { readFile } from "./runtime/read_file.js";
+import { withoutHeads } from "./runtime/plan.js";
 import type { OnBytes, Source } from "./runtime/source.js";
 import { httpSource } from "./runtime/source.js";
 import type { TrustOptions } from "./runtime/trust.js";
@@ -85,8 +86,8 @@ export interface LoadOptions extends TrustOptions, MemoryOptions {
   readonly crossOriginStorage?: CrossOriginStorage | undefined;
   /**
    * What guesses the next tokens, of which the model checks several at once, so that answers take fewer of its steps and
-   * are the same: the bundle of a smaller model with the same tokenizer, or "ngram" for the tokens that followed the last
-   * ones earlier in the text. Imports drafts.js.
+   * are the same: the bundle of a smaller model with the same tokenizer, "heads" for the model's own heads if its bundle
+   * has them, or "ngram" for the tokens that followed the last ones earlier in the text. Imports drafts.js.
    */
   readonly draft?: BundleAddress | undefined;
   /** The ONNX Runtime that runs ONNX bundles. */
@@ -106,7 +107,7 @@ const LOAD_OPTIONS: Checks = {
     'true, false, "*" or a list of origins',
     (value) => typeof value === "boolean" || value === "*" || isA("string[]", value),
   ),
-  draft: check('an address, a source or "ngram"', (value) => typeof value === "string" || isObject(value)),
+  draft: check('an address, a source, "heads" or "ngram"', (value) => typeof value === "string" || isObject(value)),
   draftTokens: "integer 1..",
   onnx: "object",
   encoders: "object",
@@ -289,8 +290,9 @@ export async function plan(address: BundleAddress, unchecked: LoadOptions): Prom
 async function planManifest(manifest: AnyManifest, draft: Draft, options: LoadOptions): Promise<MemoryPlan> {
   if (isExport(manifest)) return planOnnx(manifest, options);
   const planned = await planner(options);
-  if (!draft) return planned(manifest, options);
-  return (await draftsModule()).shareMemory(planned, manifest, draft.manifest as Manifest, options).plan;
+  const model = draft === "heads" ? manifest : withoutHeads(manifest);
+  if (typeof draft !== "object") return planned(model, options);
+  return (await draftsModule()).shareMemory(planned, model, draft.manifest as Manifest, options).plan;
 }
 
 /** `planMemory` on the adapter of these options. */
@@ -299,8 +301,8 @@ async function planner(options: LoadOptions): Promise<Planner> {
   return (manifest, memory) => planMemory(manifest, chooseActivation(manifest, features), memory);
 }
 
-/** The bundle of a draft, null if the text itself is the draft, undefined without drafts. */
-type Draft = Candidate | null | undefined;
+/** What guesses tokens; undefined without drafts. */
+type Draft = Candidate | "heads" | "ngram" | undefined;
 
 /** Calls ``use`` with the draft of a model. Throws RequestError for a draft that cannot guess its tokens. */
 async function withDraft<T>(
@@ -315,7 +317,12 @@ async function withDraft<T>(
     throw new RequestError(`${model.model} cannot check drafts; leave out draft, or use a WebGPU bundle for text`, {
       param: "draft",
     });
-  if (address === "ngram") return use(null);
+  if (address === "heads" && model.plans.draft === undefined)
+    throw new RequestError(
+      `${model.model} has no heads that draft tokens; use "ngram", or compile a checkpoint with mtp.* tensors`,
+      { param: "draft" },
+    );
+  if (address === "heads" || address === "ngram") return use(address);
   const { requireSameTokens } = await draftsModule();
   const draft = await openCandidate(address, signal, { ...options, onProgress: undefined });
   try {
@@ -342,9 +349,10 @@ async function openBackend(
   opening: Opening,
 ): Promise<Backend> {
   if (isExport(manifest)) return openOnnx({ manifest, source }, options, opening);
-  if (draft === undefined) return openWebGpu({ manifest, source }, options, opening);
+  const bundle = { manifest: draft === "heads" ? manifest : withoutHeads(manifest), source };
+  if (draft === undefined) return openWebGpu(bundle, options, opening);
   const [{ openWithDrafts }, planned] = await Promise.all([draftsModule(), planner(options)]);
-  return openWithDrafts(openWebGpu, planned, { manifest, source }, draft, options, opening);
+  return openWithDrafts(openWebGpu, planned, bundle, draft, options, opening);
 }
 
 async function loadFrom(
@@ -360,9 +368,10 @@ async function loadFrom(
     options.onProgress?.(progress);
   };
   // The tokenizer of a draft is the model's.
-  const weights = draft && !isExport(draft.manifest) ? draft.manifest.shards : [];
+  const other = typeof draft === "object" ? draft : null;
+  const weights = other && !isExport(other.manifest) ? other.manifest.shards : [];
   const totalBytes = [...filesToLoad(manifest), ...weights].reduce((sum, { size }) => sum + size, 0);
-  await draft?.stored?.begin(draft.manifest);
+  await other?.stored?.begin(other.manifest);
   let downloads = stored === null || (await stored.begin(manifest)) > 0;
   const onBytes: OnBytes = (count, origin) => {
     if (origin === "network") downloads = true;

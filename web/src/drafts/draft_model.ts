@@ -12,7 +12,7 @@ import { addTokens, emptyBatch, settingsRow } from "../runtime/batch.js";
 import type { StepResult } from "../runtime/results.js";
 
 /** What the small model has of a sequence: its pages hold ``computed`` known tokens, followed by most of ``guessed``. */
-class Draft implements Holder {
+export class Draft implements Holder {
   readonly tables: readonly PageTable[];
   computed = 0;
   guessed: readonly number[] = [];
@@ -40,8 +40,12 @@ interface Ready {
   readonly draft: Draft;
 }
 
+export type DraftRunner = Pick<StepRunner, "limits" | "submit" | "stepsInFlight">;
+
 /** The runner's pages must hold all sequences that speculate at once; a sequence without room gets no drafts. */
 export class DraftModel implements Drafter {
+  /** The first token of a sequence that it reads. */
+  protected readonly firstToken: number = 0;
   readonly #kinds: readonly Pages[];
   readonly #slots: number[];
   readonly #drafts = new Map<Sequence, Draft>();
@@ -50,7 +54,7 @@ export class DraftModel implements Drafter {
   /** Sequences that have ended while their drafts were made, whose pages are still written. Null between drafts. */
   #ended: Sequence[] | null = null;
 
-  constructor(private readonly runner: StepRunner) {
+  constructor(protected readonly runner: DraftRunner) {
     const { groups, context, pageSize, tokens: maxTokens, sequences, states = 0 } = runner.limits;
     this.#kinds = groups.map((group, index) => new Pages(index, group, { context, pageSize, maxTokens }));
     this.#isRecurrent = states > 0;
@@ -76,15 +80,15 @@ export class DraftModel implements Drafter {
     let room = this.runner.limits.tokens;
     for (const guess of guesses) {
       const { sequence, most } = guess;
-      const { tokens } = sequence;
+      const tokens = sequence.tokens.slice(this.firstToken);
       const own = this.#drafts.get(sequence);
       // Nothing was checked since the last guesses.
       sequence.drafts = own?.computed === tokens.length ? own.guessed.slice(0, most) : [];
-      if (sequence.drafts.length > 0 || room === 0) continue;
+      if (sequence.drafts.length > 0 || room === 0 || tokens.length === 0) continue;
+      if (this.canRead?.(sequence) === false) continue;
       const draft = this.#draftOf(guess);
       if (draft === null) continue;
-      // A state cannot go back to the last accepted guess: known tokens are read again.
-      if (this.#isRecurrent) draft.guessed = [];
+      if (this.readsAgain) draft.guessed = [];
       draft.learn(tokens);
       const part = tokens.slice(draft.computed, draft.computed + room);
       room -= part.length;
@@ -127,10 +131,27 @@ export class DraftModel implements Drafter {
     for (const kind of this.#kinds) kind.drop(draft);
   }
 
+  /** Whether accepted guesses are read again as known tokens: a state cannot go back to the last accepted guess. */
+  protected get readsAgain(): boolean {
+    return this.#isRecurrent;
+  }
+
+  /** Whether the known tokens of a sequence can be read now; always by default. */
+  protected canRead?(sequence: Sequence): boolean;
+
+  /** Add what is read beside a sequence's tokens at some positions, which are known ones or guesses; by default nothing. */
+  protected addInputs?(
+    batch: OpenBatch,
+    sequence: Sequence,
+    draft: Draft,
+    positions: readonly number[],
+    isKnown: boolean,
+  ): void;
+
   /** What the small model has of a sequence, with pages for its next guesses; null if there is no room for them. */
   #draftOf({ sequence, most }: Guess): Draft | null {
     const { tokens: maxTokens, context } = this.runner.limits;
-    const length = sequence.tokens.length + most - 1;
+    const length = sequence.tokens.length - this.firstToken + most - 1;
     const [slot] = this.#slots;
     const known = this.#drafts.get(sequence);
     if (length > context || (known === undefined && slot === undefined)) return null;
@@ -152,17 +173,20 @@ export class DraftModel implements Drafter {
   #add(
     batch: OpenBatch,
     { sequence, sampling }: Guess,
-    { slot, tables }: Draft,
+    draft: Draft,
     tokenIds: readonly number[],
     start: number,
     index: number,
     samples: boolean,
   ): void {
+    const { slot, tables } = draft;
     const { pageSize, sequences } = this.runner.limits;
     const pages = tables.map((table) => table.pages);
     addTokens(batch, tokenIds, start, pages, pageSize);
     const guessed = slot + sequences;
     if (this.#isRecurrent) batch.state_slots.push(index > 1 ? guessed : slot, index > 0 ? guessed : slot);
+    const positions = tokenIds.map((_, row) => start + row);
+    this.addInputs?.(batch, sequence, draft, positions, index === 0);
     if (!samples) return;
     batch.sample_rows.push(batch.token_ids.length - 1);
     batch.sample_slots.push(slot, 0);

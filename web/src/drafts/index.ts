@@ -1,10 +1,12 @@
-// Opens a model together with what guesses its tokens: a smaller model with the same tokens, or the text itself.
+// Opens a model together with what guesses its tokens: a smaller model with the same tokens, its own heads, or the text
+// itself.
 
 import type { Backend, BackendInfo, Opening, openWebGpu } from "../backend.js";
 import { RequestError } from "../errors.js";
 import type { AnyManifest } from "../runtime/any_manifest.js";
 import { isExport } from "../runtime/any_manifest.js";
 import type { Bundle } from "../runtime/bundle.js";
+import { DraftHeads } from "./draft_heads.js";
 import { DraftModel } from "./draft_model.js";
 import type { Planner } from "./memory.js";
 import { shareMemory } from "./memory.js";
@@ -30,19 +32,26 @@ export function requireSameTokens(model: AnyManifest, draft: AnyManifest): void 
   if (own !== other) refuse(`has the tokenizer ${other}`, `has ${own}`);
 }
 
+/** What guesses the tokens of a model: another model's bundle, its own heads, or the text. */
+export type DraftKind = Bundle<AnyManifest> | "heads" | "ngram";
+
 /**
- * Open a bundle and its draft, which is null for drafts from the text. ``open`` opens one of them, and ``plan`` plans its
- * memory. Throws their errors; then both devices are free.
+ * Open a bundle with its draft. ``open`` opens a bundle, and ``plan`` plans its memory. Throws their errors; then all
+ * devices are free.
  */
 export async function openWithDrafts(
   open: typeof openWebGpu,
   plan: Planner,
   bundle: Bundle,
-  draft: Bundle<AnyManifest> | null,
+  draft: DraftKind,
   options: Parameters<typeof openWebGpu>[1],
   opening: Opening,
 ): Promise<Backend> {
-  if (draft === null) return { ...(await open(bundle, options, opening)), drafter: new NgramDrafter() };
+  if (draft === "ngram") return { ...(await open(bundle, options, opening)), drafter: new NgramDrafter() };
+  if (draft === "heads") {
+    const backend = await open(bundle, options, opening);
+    return { ...backend, drafter: new DraftHeads(backend.runner) };
+  }
   const small = draft as Bundle;
   const shared = shareMemory(plan, bundle.manifest, small.manifest, options);
   // If one of the two fails, the other stops.

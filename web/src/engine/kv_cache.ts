@@ -2,7 +2,7 @@
 
 import type { PageCopies } from "../runtime/page_groups.js";
 import type { CacheKind, Prefix } from "./cache_kind.js";
-import { Pages } from "./pages.js";
+import { Pages, pageTables } from "./pages.js";
 import { PrefixCache } from "./prefix_cache.js";
 import type { SchedulerConfig } from "./scheduler.js";
 import type { Sequence } from "./sequence.js";
@@ -53,6 +53,7 @@ export class KvCache {
   /** Call before a row is scheduled: releases what is no longer read, and uses pages that others have filled meanwhile. */
   prepare(sequence: Sequence): void {
     const { computed, tokens, missing } = sequence;
+    sequence.rewound = null;
     // After a stop token or a wrong draft, the sequence continues from its known tokens.
     for (const kind of this.kinds) kind.trim(sequence, Math.min(computed, tokens.length));
     if (missing === 1 || computed % this.config.pageSize > 0) return;
@@ -113,8 +114,11 @@ export class KvCache {
   /** Take back the refused drafts that follow the first ``length`` tokens. */
   rewind(sequence: Sequence, length: number): void {
     if (length >= sequence.computed) return;
+    const pages = pageTables(sequence)[0]?.pages ?? [];
     sequence.computed = Math.min(...this.kinds.map((kind) => kind.rewind(sequence, length)));
+    const held = [...pages];
     for (const pool of this.pages) pool.rewind(sequence, sequence.computed);
+    if (sequence.computed < length) sequence.rewound = held.slice(pages.length);
     // A page that is computed again is inserted again.
     sequence.path.splice(Math.floor(sequence.computed / this.config.pageSize));
   }
@@ -122,6 +126,7 @@ export class KvCache {
   /** Release what a sequence holds; the cache retains the full pages, and of a conversation the last page too. */
   release(sequence: Sequence): void {
     const { params, tokens, computed, adapterId } = sequence;
+    sequence.rewound = null;
     this.#settleState(sequence);
     // A state that has read more than the known tokens is of no use.
     if (params.retained !== null && (this.states === null || computed <= tokens.length))
@@ -135,6 +140,7 @@ export class KvCache {
   restart(sequence: Sequence): void {
     this.prefixes.leave(sequence);
     sequence.computed = 0;
+    sequence.rewound = null;
     if (sequence.generated === 0) sequence.cachedTokens = 0;
   }
 

@@ -78,6 +78,11 @@ export class Sequence {
   branch = 0;
   /** Positions whose keys and values are in the pages, or will be once all open steps are done. */
   computed = 0;
+  /**
+   * Pages of known tokens that it gave back as drafts were refused, until its next row computes these again; null if it
+   * gave back none. They follow its own pages, and hold what they held until the next step.
+   */
+  rewound: readonly number[] | null = null;
   /** Sampled tokens that have not been read back. */
   inFlight = 0;
   /** Tokens of the answer that have been read back. */

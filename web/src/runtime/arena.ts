@@ -23,7 +23,7 @@ export class Arena {
   /** ``capacity`` contains the dims of the largest batch, ``uniforms`` the uniform integers of each kernel. */
   constructor(
     private readonly allocator: Allocator,
-    private readonly entries: PlanEntry["inputs"],
+    entries: PlanEntry["inputs"],
     uniforms: ReadonlyMap<string, readonly Expr[]>,
     capacity: Dims,
   ) {
@@ -61,13 +61,13 @@ export class Arena {
     return binding;
   }
 
-  /** Throws RequestError if an input does not have the size that the plan declares. */
-  putInputs(batch: Batch, dims: Dims): void {
-    const sampled = SAMPLED_INPUTS.some((name) => this.#inputs.has(name));
+  /** ``entries`` are those of a plan. Throws RequestError if an input does not have the size that it declares. */
+  putInputs(batch: Batch, dims: Dims, entries: PlanEntry["inputs"]): void {
+    const sampled = SAMPLED_INPUTS.some((name) => Object.hasOwn(entries, name));
     const inputs: Partial<BatchInputs> = sampled ? { ...batch, ...sampledRows(batch) } : batch;
-    for (const [name, { offset = 0 }] of this.#inputs) {
-      const values = inputs[name] ?? [];
-      const { shape = [], dtype } = this.entries[name] ?? {};
+    for (const [name, { shape, dtype }] of Object.entries(entries)) {
+      const { offset = 0 } = this.input(name) ?? {};
+      const values = inputs[name as keyof BatchInputs] ?? [];
       const [found, expected] = [values.length, elements(shape, dims)];
       if (found !== expected)
         throw new RequestError(`batch: ${name} has ${found} elements, the plan needs ${expected}`, {

@@ -16,7 +16,8 @@ import type { PagesByGroup } from "./page_groups.js";
  * and the states of the slot that apply, as a sum of SAMPLE_FLAGS; no two rows have the same slot. sample_settings (R,
  * 8): how the token is chosen, as rows of `settingsRow`. adapters (S,): the slot of each new token's LoRA adapter, -1 for
  * none. token_types (S,): the type of each token of an encoder, 0 or 1. state_slots (B, 2): the slots from which the
- * states of a sequence's recurrent layers are read, and into which they are written.
+ * states of a sequence's recurrent layers are read, and into which they are written. kept_rows (S,): for a model's own
+ * heads, the slot of the row of the model's last layer that each token follows, or -1 - the slot of the heads' own row.
  */
 export interface Batch {
   readonly token_ids: readonly number[];
@@ -34,6 +35,7 @@ export interface Batch {
   readonly adapters?: readonly number[];
   readonly token_types?: readonly number[];
   readonly state_slots?: readonly number[];
+  readonly kept_rows?: readonly number[];
 }
 
 /**
@@ -92,6 +94,7 @@ export function emptyBatch(): OpenBatch {
     adapters: [],
     token_types: [],
     state_slots: [],
+    kept_rows: [],
   };
 }
 
@@ -171,6 +174,7 @@ export function dimsOf(batch: Batch, capacity: Dims, alternatives: boolean): Dim
     A: adjusted ? rows : 0,
     W: alternatives ? rows : 0,
     DR: drawn ? rows : 0,
+    H: (capacity.H ?? 0) > 0 ? batch.token_ids.length : 0,
     G: batch.adapters?.some((slot) => slot >= 0) === true ? batch.token_ids.length : 0,
   };
 }

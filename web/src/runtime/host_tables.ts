@@ -19,7 +19,10 @@ interface Row {
 export type Send = (queue: GPUQueue, buffers: ReadonlyMap<string, GPUBuffer>) => void;
 
 /** The inputs of a plan that a batch brings, which are those that are not gathered. */
-export function batchInputs({ inputs, gathered }: PlanEntry): Readonly<Record<string, InputEntry>> {
+export function batchInputs({
+  inputs,
+  gathered,
+}: Pick<PlanEntry, "inputs" | "gathered">): Readonly<Record<string, InputEntry>> {
   return Object.fromEntries(Object.entries(inputs).filter(([name]) => !Object.hasOwn(gathered, name)));
 }
 

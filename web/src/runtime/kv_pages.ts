@@ -7,8 +7,8 @@ import type { Dims } from "./expr.js";
 import type { Manifest } from "./manifest.js";
 import { sizeBytes } from "./memory.js";
 import type { PageCopies, PagesByGroup } from "./page_groups.js";
-import { PAGE_DIMS, STATE_DIM } from "./page_groups.js";
-import { planOf } from "./plan.js";
+import { HEAD_DIMS, PAGE_DIMS, STATE_DIM } from "./page_groups.js";
+import { arraysOf } from "./plan.js";
 import type { Piece } from "./staging.js";
 import { Staging } from "./staging.js";
 import type { ActivationDtype } from "./variants.js";
@@ -25,6 +25,8 @@ interface Layer {
 interface Group {
   readonly pages: number;
   readonly layers: readonly Layer[];
+  /** What is copied with a page, but neither read nor written: the rows that the model's own heads read. */
+  readonly copied: readonly Layer[];
 }
 
 export class KvPages {
@@ -41,16 +43,20 @@ export class KvPages {
     buffers: ReadonlyMap<string, GPUBuffer>,
   ) {
     const dims = [...PAGE_DIMS, STATE_DIM].filter((dim) => (capacity[dim] ?? 0) > 0);
-    this.#groups = dims.map((dim) => ({
-      pages: capacity[dim] ?? 0,
-      layers: Object.entries(planOf(manifest).states).flatMap(([name, entry]) => {
+    const layersOf = (dim = ""): readonly Layer[] =>
+      Object.entries(arraysOf(manifest).states).flatMap(([name, entry]) => {
         const buffer = buffers.get(name);
-        return entry.shape[0] === dim && buffer !== undefined
+        return entry.shape[0] === dim && buffer !== undefined && (capacity[dim] ?? 0) > 0
           ? [{ buffer, size: sizeBytes(entry, activation, { ...capacity, [dim]: 1 }) }]
           : [];
-      }),
+      });
+    this.#groups = dims.map((dim, group) => ({
+      pages: capacity[dim] ?? 0,
+      layers: layersOf(dim),
+      copied: group === 0 ? layersOf(HEAD_DIMS[0]) : [],
     }));
-    this.#largest = Math.max(0, ...this.#groups.flatMap(({ layers }) => layers.map(({ size }) => size)));
+    const all = this.#groups.flatMap(({ layers, copied }) => [...layers, ...copied]);
+    this.#largest = Math.max(0, ...all.map(({ size }) => size));
   }
 
   copy(pairs: PageCopies): void {
@@ -58,9 +64,9 @@ export class KvPages {
     // WebGPU cannot copy within one buffer, so a second one is used.
     this.#scratch ??= this.allocator.storage("page copy", this.#largest);
     const encoder = this.allocator.device.createCommandEncoder();
-    for (const [group, { layers }] of this.#groups.entries()) {
+    for (const [group, { layers, copied }] of this.#groups.entries()) {
       for (const [from, to] of pairs[group] ?? []) {
-        for (const { buffer, size } of layers) {
+        for (const { buffer, size } of [...layers, ...copied]) {
           encoder.copyBufferToBuffer(buffer, from * size, this.#scratch, 0, size);
           encoder.copyBufferToBuffer(this.#scratch, 0, buffer, to * size, size);
         }

@@ -6,7 +6,7 @@ import { elements } from "./expr.js";
 import type { BufferEntry, ConstantEntry, Manifest } from "./manifest.js";
 import type { PageGroup } from "./page_groups.js";
 import { STATE_DIM, pageGroups } from "./page_groups.js";
-import { planOf } from "./plan.js";
+import { arraysOf, planOf, plansOf } from "./plan.js";
 import type { ActivationDtype } from "./variants.js";
 import { largestPlane } from "./weights.js";
 
@@ -73,6 +73,8 @@ export interface RunnerLimits {
   readonly adapters?: number;
   /** The number of slots for the states of recurrent layers; by default none. */
   readonly states?: number;
+  /** The pages of the model's own heads, if they guess tokens. */
+  readonly draftPages?: number;
 }
 
 /** ``buffers`` contains the states and constants by name. */
@@ -113,12 +115,14 @@ export function limitsOf(
     adapters: manifest.lora === null ? 0 : maxAdapters,
     // While drafts are checked, the state before them is retained.
     states: isRecurrent ? maxSequences * (draftTokens > 0 ? 2 : 1) + stateSnapshots : 0,
+    draftPages: plansOf(manifest).length > 1 ? (groups[0]?.pages ?? 0) : 0,
   };
 }
 
 /** The dims of the largest batch. */
 export function capacityOf(manifest: Manifest, options: PoolOptions): Dims {
-  const { tokens: S, sequences: B, rows: R = B, groups, adapters: M = 0, states: Z = 0 } = limitsOf(manifest, options);
+  const limits = limitsOf(manifest, options);
+  const { tokens: S, sequences: B, rows: R = B, groups, adapters: M = 0, states: Z = 0, draftPages: PD = 0 } = limits;
   const T = manifest.context;
   // A page that sequences share is listed for each of them.
   const L = Math.ceil(T / manifest.page_size) * B;
@@ -137,6 +141,9 @@ export function capacityOf(manifest: Manifest, options: PoolOptions): Dims {
     DR: R,
     M,
     Z,
+    PD,
+    PH: PD,
+    H: PD > 0 ? S : 0,
     G: M > 0 ? S : 0,
   };
 }
@@ -148,7 +155,7 @@ export function allocateMemory(
   activation: ActivationDtype,
   capacity: Dims,
 ): Memory {
-  const { states, constants } = planOf(manifest);
+  const { states, constants } = arraysOf(manifest);
   const buffers = new Map<string, GPUBuffer>();
   for (const [name, entry] of Object.entries(states))
     buffers.set(name, allocator.storage(name, sizeBytes(entry, activation, capacity)));
@@ -164,7 +171,7 @@ export function allocateMemory(
 
 /** The size in bytes of the largest buffer that a manifest needs, including weights. */
 export function largestBuffer(manifest: Manifest, activation: ActivationDtype, pool: PoolOptions = {}): number {
-  const { inputs, states, constants } = planOf(manifest);
+  const { inputs, states, constants } = arraysOf(manifest);
   const capacity = capacityOf(manifest, pool);
   // The arena holds all inputs.
   const inputBytes = Object.values(inputs).reduce((sum, { shape }) => sum + 4 * elements(shape, capacity), 0);
@@ -181,7 +188,7 @@ export function largestBuffer(manifest: Manifest, activation: ActivationDtype, p
  */
 export function passingBuffers(manifest: Manifest): Readonly<Record<string, BufferEntry>> {
   const scratch = Object.entries(manifest.scratch).map(([name, entry]) => [`scratch.${name}`, entry] as const);
-  const { buffers, inputs, gathered } = planOf(manifest);
+  const { buffers, inputs, gathered } = arraysOf(manifest);
   const tables = Object.entries(inputs).filter(([name]) => Object.hasOwn(gathered, name));
   return { ...buffers, ...Object.fromEntries([...tables, ...scratch]) };
 }

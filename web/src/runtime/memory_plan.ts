@@ -8,8 +8,8 @@ import { mixtureOf } from "./expert_layers.js";
 import type { Manifest } from "./manifest.js";
 import type { PoolOptions } from "./memory.js";
 import { capacityOf, limitsOf, passingBuffers, sizeBytes } from "./memory.js";
-import { PAGE_DIMS } from "./page_groups.js";
-import { planOf } from "./plan.js";
+import { HEAD_DIMS, PAGE_DIMS } from "./page_groups.js";
+import { arraysOf } from "./plan.js";
 import type { ActivationDtype } from "./variants.js";
 
 export interface MemoryOptions extends PoolOptions {
@@ -57,7 +57,9 @@ export function planMemory(manifest: Manifest, activation: ActivationDtype, opti
     (sum, { planes }) => sum + planes.reduce((total, { size }) => total + paddedSize(size), 0),
     0,
   );
-  const [pageBytes = 0, windowPageBytes = 0] = PAGE_DIMS.map((dim) => bytesOfPage(manifest, activation, capacity, dim));
+  const bytesOfPage = (dims: readonly string[]): number => pageBytesOf(manifest, activation, capacity, dims);
+  const pageBytes = bytesOfPage(["P", ...HEAD_DIMS]);
+  const windowPageBytes = bytesOfPage(["PW"]);
   const workingBytes = working(manifest, activation, capacity);
   const requested = capacity.P ?? 0;
   // With fewer pages there are at most as many for the layers with a window.
@@ -132,15 +134,17 @@ export function poolOf(manifest: Manifest, { pages }: MemoryPlan, options: Memor
   return pages === capacityOf(manifest, options).P ? options : { ...options, pages };
 }
 
-/** The bytes of one page of a group in all of its layers. */
-function bytesOfPage(manifest: Manifest, activation: ActivationDtype, dims: Dims, dim: string): number {
-  const paged = Object.values(planOf(manifest).states).filter(({ shape }) => shape[0] === dim);
-  return paged.reduce((sum, entry) => sum + sizeBytes(entry, activation, { ...dims, [dim]: 1 }), 0);
+/** The bytes of one page of these dims in all states that have them, if there are such pages. */
+function pageBytesOf(manifest: Manifest, activation: ActivationDtype, dims: Dims, names: readonly string[]): number {
+  const one = Object.fromEntries(names.map((name) => [name, Math.min(1, dims[name] ?? 0)]));
+  const paged = Object.values(arraysOf(manifest).states).filter(({ shape }) => names.includes(String(shape[0])));
+  return paged.reduce((sum, entry) => sum + sizeBytes(entry, activation, { ...dims, ...one }), 0);
 }
 
 function working(manifest: Manifest, activation: ActivationDtype, dims: Dims): number {
-  const { states, constants } = planOf(manifest);
-  const slots = Object.values(states).filter(({ shape }) => !PAGE_DIMS.includes(shape[0] as string));
+  const { states, constants } = arraysOf(manifest);
+  const paged = [...PAGE_DIMS, ...HEAD_DIMS];
+  const slots = Object.values(states).filter(({ shape }) => !paged.includes(shape[0] as string));
   const arrays = [...slots, ...Object.values(passingBuffers(manifest))].map((entry) =>
     paddedSize(sizeBytes(entry, activation, dims)),
   );

@@ -25,6 +25,9 @@ export type PageCopies = readonly (readonly (readonly [from: number, to: number]
 /** The dims of the pages of each group. */
 export const PAGE_DIMS: readonly string[] = ["P", "PW"];
 
+/** The dims of pages that a model's own heads need beside those of the first group: their rows, and the heads' own. */
+export const HEAD_DIMS: readonly string[] = ["PH", "PD"];
+
 /** The dim of the slots for states of recurrent layers. */
 export const STATE_DIM = "Z";
 

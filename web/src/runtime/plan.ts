@@ -1,4 +1,4 @@
-// Chooses the plan of a bundle that this runtime runs.
+// Chooses the plans of a bundle that this runtime runs.
 
 import { BundleError } from "../errors.js";
 import type { Manifest, PlanEntry } from "./manifest.js";
@@ -22,4 +22,31 @@ export function planOf({
     });
   }
   return plan;
+}
+
+/** `planOf`, and the plan "draft" if the model's own heads guess tokens. */
+export function plansOf(manifest: Pick<Manifest, "plans" | "embedding" | "classifier">): readonly PlanEntry[] {
+  const { draft } = manifest.plans;
+  return draft === undefined ? [planOf(manifest)] : [planOf(manifest), draft];
+}
+
+/** What all these plans name together. A name is the same array in all of them. */
+export function arraysOf(manifest: Parameters<typeof plansOf>[0]): Omit<PlanEntry, "steps" | "outputs"> {
+  const [first, ...others] = plansOf(manifest);
+  return others.reduce<Omit<PlanEntry, "steps" | "outputs">>(
+    (all, plan) => ({
+      inputs: { ...all.inputs, ...plan.inputs },
+      states: { ...all.states, ...plan.states },
+      constants: { ...all.constants, ...plan.constants },
+      buffers: { ...all.buffers, ...plan.buffers },
+      gathered: { ...all.gathered, ...plan.gathered },
+    }),
+    first ?? planOf(manifest),
+  );
+}
+
+/** The manifest without the plan of its own heads, which nothing is computed or allocated for then. */
+export function withoutHeads(manifest: Manifest): Manifest {
+  const { draft, ...plans } = manifest.plans;
+  return draft === undefined ? manifest : { ...manifest, plans };
 }

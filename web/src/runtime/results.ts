@@ -9,6 +9,8 @@ import { planOf } from "./plan.js";
 export interface ResultOptions {
   readonly logprobs?: boolean;
   readonly alternatives?: boolean;
+  /** Run the plan of the model's own heads, which reads the batch's ``kept_rows``. */
+  readonly heads?: boolean;
   /**
    * Called with the logits (V,) of each sampled row and the row's index. It may change the logits, and the token is
    * sampled from the result. Nothing else may be submitted before it has been called.

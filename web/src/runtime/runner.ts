@@ -28,7 +28,7 @@ import type { MemoryOptions } from "./memory_plan.js";
 import { planMemory, poolOf } from "./memory_plan.js";
 import type { PageCopies, PagesByGroup } from "./page_groups.js";
 import { compileKernels } from "./pipelines.js";
-import { planOf } from "./plan.js";
+import { arraysOf, plansOf } from "./plan.js";
 import type { Result, ResultOptions, StepResult } from "./results.js";
 import { Results } from "./results.js";
 import type { Dispatch } from "./schedule.js";
@@ -74,6 +74,8 @@ interface RunnerParts {
   readonly allocator: Allocator;
   readonly arena: Arena;
   readonly schedule: Schedule;
+  /** That of the model's own heads, if they guess tokens. */
+  readonly heads: Schedule | null;
   readonly results: Results;
   readonly buffers: ReadonlyMap<string, GPUBuffer>;
   readonly room: Room;
@@ -173,7 +175,7 @@ export class Runner {
     const memory = allocateMemory(allocator, manifest, activation, capacity);
     const limits = limitsOf(manifest, pool);
     const room = new Room(allocator, manifest, activation, capacity, memory.buffers, limits.splitsTexts === false);
-    const arena = new Arena(allocator, batchInputs(planOf(manifest)), uniforms, capacity);
+    const arena = new Arena(allocator, batchInputs(arraysOf(manifest)), uniforms, capacity);
     const results = new Results(manifest);
     await requireMemory(device, allocator.bytes);
 
@@ -199,9 +201,13 @@ export class Runner {
         [...selected].flatMap(([list, all]) => all.filter((row) => !rows.get(list)?.includes(row)).map(variantName)),
       ),
     ];
-    const schedule = new Schedule(device, manifest, rows, kernels, find, (kernel) => arena.uniform(kernel));
+    const [schedule, heads = null] = plansOf(manifest).map(
+      (each) => new Schedule(device, each, rows, kernels, find, (kernel) => arena.uniform(kernel)),
+    );
+    if (schedule === undefined) throw new Error("no plan");
     schedule.choose(choices);
-    const one = { ...capacity, S: 1, B: 1, R: 1, L: 1, LW: 1, T: 1, A: 0, W: 0, DR: 0, G: 0 };
+    heads?.choose(choices);
+    const one = { ...capacity, S: 1, B: 1, R: 1, L: 1, LW: 1, T: 1, A: 0, W: 0, DR: 0, G: 0, H: capacity.PD ? 1 : 0 };
     return new Runner({
       manifest,
       rows,
@@ -210,6 +216,7 @@ export class Runner {
       allocator,
       arena,
       schedule,
+      heads,
       results,
       buffers: memory.buffers,
       room,
@@ -257,7 +264,7 @@ export class Runner {
    * the promise resolves when the device is done.
    */
   async submit(batch: Batch, options: ResultOptions = {}): Promise<StepResult> {
-    const { alternatives = false, onLogits } = options;
+    const { alternatives = false, heads = false, onLogits } = options;
     const requested = this.#parts.results.ofStep(options);
     const rows = batch.sample_rows.length;
     let start = 0;
@@ -269,7 +276,7 @@ export class Runner {
         onLogits(logits.subarray(row * result.columns, (row + 1) * result.columns), row);
       this.#parts.open.device.queue.writeBuffer(this.#buffer(result), 0, logits);
     }
-    const bytes = await this.#run(batch, alternatives, this.#steps, requested, start);
+    const bytes = await this.#run(batch, alternatives, this.#steps, requested, start, undefined, heads);
     return this.#parts.results.readStep(bytes, rows, options);
   }
 
@@ -336,6 +343,7 @@ export class Runner {
   /** From the next batch on, select among `rows` by these choices. */
   choose(choices: Choices): void {
     this.#parts.schedule.choose(choices);
+    this.#parts.heads?.choose(choices);
   }
 
   /**
@@ -347,7 +355,7 @@ export class Runner {
     const steps = this.#parts.schedule.variantDispatches(list, variant, dims);
     const dispatches = Array.from({ length: count }, (_, index) => steps[index % steps.length] ?? []).flat();
     this.#stopwatch ??= new Stopwatch(this.#parts.allocator);
-    this.#put(batch, dispatches, dims);
+    this.#put(batch, dispatches, dims, this.#parts.schedule);
     const time = this.#stopwatch.time((pass) => {
       encodeDispatches(pass, dispatches);
     });
@@ -368,19 +376,21 @@ export class Runner {
     results: readonly Result[],
     start?: number,
     end?: number,
+    byHeads = false,
   ): Promise<ArrayBuffer> {
     const dims = this.#accept(batch, alternatives);
-    const { buffers, experts, files, open, schedule } = this.#parts;
+    const { buffers, experts, files, open, heads } = this.#parts;
     const { device } = open;
+    const schedule = byHeads && heads !== null ? heads : this.#parts.schedule;
     // Without files, the batch is submitted before this returns.
     let send: Send | null = null;
-    if (files.size > 0) send = await gather(this.manifest, planOf(this.manifest), files, batch.token_ids);
+    if (files.size > 0) send = await gather(this.manifest, schedule.plan, files, batch.token_ids);
     send?.(device.queue, buffers);
     const rows = batch.sample_rows.length;
     const encoder = device.createCommandEncoder();
     const dispatches = schedule.dispatches(dims, start, end);
-    this.#put(batch, dispatches, dims);
-    if (experts === null) encodePass(encoder, dispatches);
+    this.#put(batch, dispatches, dims, schedule);
+    if (experts === null || byHeads) encodePass(encoder, dispatches);
     else await this.#health.result(experts.run(schedule, dims, start, end));
     const pieces = results.map((result): Piece => ({
       source: this.#buffer(result),
@@ -394,9 +404,9 @@ export class Runner {
   }
 
   /** Send a batch, and its sizes for the kernels that run it. */
-  #put(batch: Batch, dispatches: readonly Dispatch[], dims: Dims): void {
+  #put(batch: Batch, dispatches: readonly Dispatch[], dims: Dims, { plan }: Schedule): void {
     const { arena } = this.#parts;
-    arena.putInputs(batch, dims);
+    arena.putInputs(batch, dims, batchInputs(plan));
     for (const kernel of new Set(dispatches.map((dispatch) => dispatch.kernel)))
       arena.putUniforms(kernel.name, kernel.entry.uniforms, dims);
     arena.write();
@@ -419,11 +429,12 @@ export class Runner {
 
   /** Let the plan's buffers grow for a batch. If the device lacks memory, the batch's result is the error. */
   #makeRoom({ S = 0 }: Dims): void {
-    const { allocator, open, room, schedule } = this.#parts;
+    const { allocator, open, room, schedule, heads } = this.#parts;
     if (room.suffices(S)) return;
     open.device.pushErrorScope("out-of-memory");
     room.grow(S);
     schedule.bind();
+    heads?.bind();
     requireMemory(open.device, allocator.bytes).catch((error: unknown) => {
       this.#health.fail(error instanceof DeviceError ? error : new DeviceError(messageOf(error)));
     });

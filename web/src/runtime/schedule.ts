@@ -5,9 +5,8 @@ import type { Choices } from "./choices.js";
 import { arrange, NO_CHOICES, variantName } from "./choices.js";
 import type { Dims } from "./expr.js";
 import { evaluate } from "./expr.js";
-import type { KernelEntry, Manifest, StepEntry, VariantEntry } from "./manifest.js";
+import type { KernelEntry, PlanEntry, StepEntry, VariantEntry } from "./manifest.js";
 import type { CompiledKernel } from "./pipelines.js";
-import { planOf } from "./plan.js";
 import { chooseRow } from "./variants.js";
 
 export interface Dispatch {
@@ -41,13 +40,13 @@ export class Schedule {
   /** Prepares ``rows`` of each list; `choose` then selects the rows that run. */
   constructor(
     private readonly device: GPUDevice,
-    private readonly manifest: Manifest,
+    readonly plan: PlanEntry,
     private readonly rows: ReadonlyMap<string, readonly VariantEntry[]>,
     private readonly kernels: ReadonlyMap<string, CompiledKernel>,
     private readonly find: FindBinding,
     private readonly uniform: (kernel: string) => GPUBindingResource,
   ) {
-    const { steps, outputs } = planOf(manifest);
+    const { steps, outputs } = plan;
     // A part of a split head has the logits as its input too, into which it writes its columns.
     const hasLogits = (names: StepEntry["inputs"]) => Object.values(names).includes(outputs.logits ?? "");
     this.sample = steps.findIndex((step) => hasLogits(step.inputs) && !hasLogits(step.outputs));
@@ -56,7 +55,7 @@ export class Schedule {
 
   /** Find all buffers, and again after some were replaced. */
   bind(): void {
-    this.#steps = planOf(this.manifest).steps.map((step) => ({
+    this.#steps = this.plan.steps.map((step) => ({
       list: step.variants,
       rows: (this.rows.get(step.variants) ?? []).map((row) => {
         const launches = row.kernels.map((name) => {

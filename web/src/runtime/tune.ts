@@ -141,6 +141,8 @@ function points(manifest: TimedRunner["manifest"], list: string, rows: readonly 
   const { context } = manifest;
   const plan = planOf(manifest);
   const steps = plan.steps.filter((step) => step.variants === list);
+  // The lists of the model's own heads.
+  if (steps.length === 0 && manifest.plans.draft !== undefined) return [];
   const leading = steps.flatMap(({ outputs }) =>
     Object.values(outputs).flatMap((name) => plan.buffers[name]?.shape[0] ?? []),
   )[0];

@@ -8,7 +8,7 @@ import { arrange, variantName } from "./choices.js";
 import type { Dims } from "./expr.js";
 import { holds, outcomes } from "./expr.js";
 import type { ActivationEntry, Manifest, VariantEntry } from "./manifest.js";
-import { planOf } from "./plan.js";
+import { plansOf } from "./plan.js";
 
 export type ActivationDtype = ActivationEntry["dtype"];
 
@@ -36,7 +36,7 @@ export function usableRows(
 }
 
 /**
- * The rows of all lists of a plan, by list: all rows that the device can run, or those that a batch within ``capacity``
+ * The rows of all lists of the plans, by list: all rows that the device can run, or those that a batch within ``capacity``
  * can reach under ``choices``.
  */
 export function selectRows(
@@ -46,7 +46,7 @@ export function selectRows(
   choices: Choices | null,
   capacity: Dims,
 ): ReadonlyMap<string, readonly VariantEntry[]> {
-  const lists = new Set(planOf(manifest).steps.map((step) => step.variants));
+  const lists = new Set(plansOf(manifest).flatMap(({ steps }) => steps.map((step) => step.variants)));
   return new Map(
     [...lists].map((list) => {
       const rows = usableRows(manifest, list, activation, features);

@@ -67,7 +67,7 @@ export async function connectEngine(
   const { onnx, draft } = options;
   const sent = {
     ...options,
-    ...(draft !== undefined && { draft: draft === "ngram" ? draft : absolute(draft) }),
+    ...(draft !== undefined && { draft: draft === "heads" || draft === "ngram" ? draft : absolute(draft) }),
     ...(onnx !== undefined && { onnx: { ...onnx, runtime: absolute(onnx.runtime) } }),
   };
   try {

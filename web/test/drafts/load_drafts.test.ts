@@ -34,6 +34,8 @@ test.each([
 test("options that need each other are refused before anything is loaded", async () => {
   const bundle = memorySource({ ...letters.files, "manifest.json": bytesOf("{}") });
   await expect(Engine.load(bundle, { draftTokens: 3 })).rejects.toThrow("draftTokens needs a draft");
+  const plain = memorySource(letters.files);
+  await expect(Engine.load(plain, { gpu, draft: "heads" })).rejects.toThrow("has no heads that draft tokens");
   await expect(Engine.load(bundle, { draft: "ngram", draftTokens: 0 })).rejects.toThrow("draftTokens is 0");
   const embeds = memorySource(lettersBundle(vectorLetters()).files);
   await expect(Engine.load(embeds, { gpu, draft: "ngram" })).rejects.toThrow("cannot check drafts");

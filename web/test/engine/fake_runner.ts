@@ -2,6 +2,8 @@
 // next token with the fake model. In a group with a window it reads only the tokens within the window. As on a device,
 // the counts of a slot include every token that was sampled into it. Counts, biases, masks and random numbers change the
 // next token, so that wrong settings of a slot cause a wrong answer.
+//
+// Its heads read the hash after a token and the token that follows, from which they know the next one.
 
 import type { StepRunner } from "../../src/engine/step_runner.js";
 import { DeviceError, RequestError } from "../../src/errors.js";
@@ -26,6 +28,9 @@ export class FakeRunner implements StepRunner {
   readonly #sampled: Int32Array;
   // By slot of states, the hash of a sequence's tokens and their number.
   readonly #states: Int32Array;
+  // Of the heads: the cells of their pages, and by slot the token sampled last and the hash before it.
+  readonly #headCells: Int32Array;
+  readonly #guessed: Int32Array;
   #lost = false;
   /** Resolves when the logits of a batch are on the host. */
   #processing = false;
@@ -38,14 +43,17 @@ export class FakeRunner implements StepRunner {
     this.#cells = limits.groups.map(({ pages }) => new Int32Array(2 * pages * limits.pageSize).fill(-1));
     this.#sampled = new Int32Array(limits.sequences).fill(-1);
     this.#states = new Int32Array(2 * (limits.states ?? 0)).fill(-1);
+    this.#headCells = new Int32Array((limits.draftPages ?? 0) * limits.pageSize).fill(-1);
+    this.#guessed = new Int32Array(2 * limits.sequences).fill(-1);
   }
 
   async submit(
     batch: Batch,
-    { logprobs = false, alternatives = false, onLogits }: ResultOptions = {},
+    { logprobs = false, alternatives = false, heads = false, onLogits }: ResultOptions = {},
   ): Promise<StepResult> {
     if (this.#processing) throw new Error("a batch was submitted between the two parts of another");
     this.batches.push(batch);
+    if (heads) return { tokenIds: this.#guess(batch), logprobs: null, alternatives: null };
     if (onLogits !== undefined) {
       this.#processing = true;
       await Promise.resolve();
@@ -159,17 +167,49 @@ export class FakeRunner implements StepRunner {
       const logits = Float32Array.from(logprobsAfter(hash));
       onLogits?.(logits, sample);
       const likeliest = onLogits === undefined ? hash % VOCAB : logits.indexOf(Math.max(...logits));
-      const [temperature, , , , draw = NaN] = settings;
-      const adjusted =
-        // At a flat temperature the draw alone chooses.
-        temperature === 1e30 ? Math.floor(draw * VOCAB) : (likeliest + this.#adjustment(slot, flags, settings)) % VOCAB;
-      const chosen = allowed(adjusted, (flags & SAMPLE_FLAGS.mask) === 0 ? undefined : this.#masks.get(slot));
+      const chosen = allowed(
+        this.#chosen(likeliest, slot, flags, settings),
+        (flags & SAMPLE_FLAGS.mask) === 0 ? undefined : this.#masks.get(slot),
+      );
       if (slot >= 0) this.#sampled[slot] = chosen;
       const counts = (flags & SAMPLE_FLAGS.counts) === 0 ? undefined : this.counts.get(slot);
       if (counts !== undefined) counts[chosen] = (counts[chosen] ?? 0) + 1;
       return chosen;
     });
     return { tokenIds: Int32Array.from(sampled), rows };
+  }
+
+  /** For each sampled row of the heads, their guess. Throws unless their pages hold the row before each row. */
+  #guess(batch: Batch): Int32Array {
+    const { pageSize } = this.limits;
+    const hashes = batch.token_ids.map((id, row) => {
+      const sequence = batch.seq_starts.filter((start) => start <= row).length - 1;
+      const pages = batch.page_ids.slice(batch.page_indptr[sequence], batch.page_indptr[sequence + 1]);
+      const position = batch.positions[row] ?? 0;
+      const cellOf = (at: number): number => (pages[Math.floor(at / pageSize)] ?? -1) * pageSize + (at % pageSize);
+      const kept = batch.kept_rows?.[row] ?? NaN;
+      const before = kept < 0 ? this.#guessed[2 * (-1 - kept) + 1] : this.#cells[0]?.[2 * kept + 1];
+      if (position > 0 && this.#headCells[cellOf(position - 1)] !== before)
+        throw new Error(`the heads have another row before ${position}`);
+      const hash = nextHash(before ?? NaN, id < 0 ? (this.#guessed[2 * (-1 - id)] ?? -1) : id);
+      this.#headCells[cellOf(position)] = hash;
+      return hash;
+    });
+    return Int32Array.from(batch.sample_rows, (row, sample) => {
+      const hash = hashes[row] ?? -1;
+      const slot = batch.sample_slots[2 * sample] ?? -1;
+      const chosen = this.#chosen(hash % VOCAB, slot, 0, batch.sample_settings.slice(sample * 8, sample * 8 + 8));
+      this.#guessed.set([chosen, hash], 2 * slot);
+      return chosen;
+    });
+  }
+
+  /** The token of a row whose likeliest one is given. */
+  #chosen(likeliest: number, slot: number, flags: number, settings: readonly number[]): number {
+    const [temperature, , , , draw = NaN] = settings;
+    // At a flat temperature the draw alone chooses.
+    if (temperature === 1e30) return Math.floor(draw * VOCAB);
+    return (likeliest + this.#adjustment(slot, flags, settings)) % VOCAB;
   }
 
   /** What the states of a slot and the draw of a row add to its token. */

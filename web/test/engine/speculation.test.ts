@@ -2,6 +2,7 @@
 
 import { expect, test } from "vitest";
 
+import { DraftHeads } from "../../src/drafts/draft_heads.js";
 import { DraftModel } from "../../src/drafts/draft_model.js";
 import { NgramDrafter } from "../../src/drafts/ngram_drafter.js";
 import { resolveSampling } from "../../src/engine/resolved_sampling.js";
@@ -60,10 +61,11 @@ class Guesser implements Drafter {
 
 // Fewer pages and slots than sequences could need, and prompts longer than a batch.
 const SMALL = { ...LIMITS, tokens: 10, sequences: 3, rows: 3 };
-const DRAFTERS: Readonly<Record<string, () => Drafter>> = {
+const DRAFTERS: Readonly<Record<string, (runner: FakeRunner) => Drafter>> = {
   "the text": () => new NgramDrafter(),
   "a small model": () => new DraftModel(new FakeRunner(SMALL)),
   "a recurrent small model": () => new DraftModel(new FakeRunner({ ...SMALL, states: 6 })),
+  "its own heads": (runner) => new DraftHeads(runner),
   "a model that is wrong": () => new DraftModel(otherModel(SMALL)),
 };
 
@@ -72,7 +74,9 @@ test.each(Object.keys(DRAFTERS).flatMap((name) => [0, 9].map((states) => [name, 
   async (name, states) => {
     const alone: (readonly number[])[] = [];
     for (const request of mixedRequests(61)) alone.push((await answer(engineOn(new FakeRunner(LIMITS)), request)).ids);
-    const engine = speculating(new FakeRunner({ ...LIMITS, states }), DRAFTERS[name]?.() ?? new NgramDrafter());
+    // Pages of heads run out too: then a sequence gets no drafts.
+    const runner = new FakeRunner({ ...LIMITS, states, draftPages: name === "its own heads" ? 20 : 0 });
+    const engine = speculating(runner, DRAFTERS[name]?.(runner) ?? new NgramDrafter());
     const noise = mixedRequests(20).map(async (request, index) => {
       const tokens = engine.generateTokens(request);
       for (let read = 0; read <= index % 4; read++) await tokens.next();
@@ -83,7 +87,7 @@ test.each(Object.keys(DRAFTERS).flatMap((name) => [0, 9].map((states) => [name, 
     expect(together.map(({ ids }) => ids)).toEqual(alone);
     const { draftedTokens, acceptedTokens } = engine.counts;
     expect(draftedTokens).toBeGreaterThan(0);
-    if (name.endsWith("small model")) expect(acceptedTokens / draftedTokens).toBeGreaterThan(0.9);
+    if (/small model|heads/.test(name)) expect(acceptedTokens / draftedTokens).toBeGreaterThan(0.9);
     if (name.endsWith("wrong")) expect(acceptedTokens / draftedTokens).toBeLessThan(0.5);
   },
 );
@@ -99,6 +103,19 @@ test("right drafts save steps, and the usage counts them", async () => {
   // The small model reads the prompt and the first token, then the tokens that it did not compute itself.
   expect(small.batches.map(({ token_ids }) => token_ids.filter((id) => id >= 0).length)).toEqual([
     11, 0, 0, 0, 2, 0, 0, 0,
+  ]);
+});
+
+test("heads read what the model has computed, and each known token once", async () => {
+  const runner = new FakeRunner({ ...LIMITS, draftPages: 24 });
+  const { ids, completion } = await answer(speculating(runner, new DraftHeads(runner)), { maxTokens: 11 });
+  expect(ids).toEqual(answerOf(PROMPT, 11, 64).tokens);
+  expect(completion).toMatchObject({ draftedTokens: 8, acceptedTokens: 8 });
+  const ofHeads = runner.batches.filter(({ kept_rows }) => kept_rows?.length);
+  // All tokens after the first one of the prompt, then a guess after each; later those that the model has computed.
+  expect(ofHeads.map(({ token_ids }) => token_ids.filter((id) => id >= 0).length)).toEqual([10, 0, 0, 0, 5, 0, 0, 0]);
+  expect(ofHeads.map(({ kept_rows = [] }) => kept_rows.filter((row) => row < 0).length)).toEqual([
+    0, 1, 1, 1, 0, 1, 1, 1,
   ]);
 });
 

@@ -31,6 +31,7 @@ test("dims contain the numbers of tokens, sequences, sampled rows and listed pag
     A: 0,
     W: 0,
     DR: 0,
+    H: 0,
     G: 0,
     ...CAPACITY,
   });

@@ -60,6 +60,7 @@ withRunner("limits equal the requested ones", () => {
     splitsTexts: true,
     sequences: 3,
     states: 0,
+    draftPages: 0,
     groups: [{ pages: 20, window: Infinity }],
     pageSize: 16,
     context: 256,

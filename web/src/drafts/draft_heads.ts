@@ -1,0 +1,56 @@
+// Drafts from the model's own heads: one more layer, which reads the row of the model's last layer for a token, and the
+// token after it. The heads run on the model's device, between its steps.
+//
+// They know row p once token p + 1 is known, so they are a `DraftModel` of the tokens from the second one on, with pages
+// of their own; the rows of the model are in the pages of the sequence. A guess after the first one reads the heads' own
+// row instead. Once its token is accepted it is computed again from the model's row, as the heads were trained.
+
+import { pageTables } from "../engine/pages.js";
+import type { Sequence } from "../engine/sequence.js";
+import type { StepRunner } from "../engine/step_runner.js";
+import type { OpenBatch } from "../runtime/batch.js";
+import type { Draft, DraftRunner } from "./draft_model.js";
+import { DraftModel } from "./draft_model.js";
+
+export class DraftHeads extends DraftModel {
+  protected override readonly firstToken = 1;
+
+  constructor(runner: StepRunner) {
+    super(headsOf(runner));
+  }
+
+  protected override get readsAgain(): boolean {
+    return true;
+  }
+
+  /** Whether the model has computed all known tokens but the last one. */
+  protected override canRead({ computed, tokens, rewound }: Sequence): boolean {
+    return computed >= tokens.length - 1 || rewound !== null;
+  }
+
+  protected override addInputs(
+    batch: OpenBatch,
+    sequence: Sequence,
+    { slot }: Draft,
+    positions: readonly number[],
+    isKnown: boolean,
+  ): void {
+    const { pageSize } = this.runner.limits;
+    const pages = [...(pageTables(sequence)[0]?.pages ?? []), ...(sequence.rewound ?? [])];
+    batch.kept_rows.push(
+      ...positions.map((position) =>
+        isKnown ? (pages[Math.floor(position / pageSize)] ?? 0) * pageSize + (position % pageSize) : -1 - slot,
+      ),
+    );
+  }
+}
+
+/** The heads of a runner as a model of their own. */
+function headsOf(runner: StepRunner): DraftRunner {
+  const { limits, stepsInFlight } = runner;
+  return {
+    limits: { ...limits, groups: [{ pages: limits.draftPages ?? 0, window: Infinity }], states: 0 },
+    stepsInFlight,
+    submit: (batch) => runner.submit(batch, { heads: true }),
+  };
+}
