@@ -31,7 +31,7 @@ MAKE = re.compile(r"\bmake ([a-z][a-z0-9-]+)")
 OTHERS = {
     *("bundle/", "ort-wasm-simd-threaded.mjs", "ort.wasm.min.mjs"),
     *("--distributed-executor-backend", "--enable-auto-tool-choice", "--enable-prompt-tokens-details", "--nnodes"),
-    *("--tool-call-parser", "--kv-bits", "--splitting", "--examples", "--resume", "--source-maps"),
+    *("--tool-call-parser", "--kv-bits", "--splitting", "--examples", "--resume", "--source-maps", "--llama-bench"),
 }
 
 

@@ -256,7 +256,7 @@ def test_corrupt_json_is_refused_with_file_and_position(name: str, content: str,
         (
             "config.json",
             {"model_type": "rwkv"},
-            r"config\.json: model_type 'rwkv' is not supported; supported: cohere2, ernie4_5",
+            r"config\.json: model_type 'rwkv' is not supported; supported: apertus, cohere2",
         ),
         ("config.json", {"model_type": None}, "'model_type' is null"),
         ("config.json", {"hidden_size": "16"}, r"config\.json: 'hidden_size' is '16' \(string\)"),
