@@ -39,8 +39,14 @@ def read_config(config: ConfigReader) -> ModelSpec:
     config.expect("mlp_bias", False)
     config.expect("post_norm", False)
     config.expect("qk_norm", True)
-    if not (config.has("rope_parameters") or config.has("rope_scaling")):
-        config = config.with_defaults({"rope_parameters": ROPE})
+    if config.section("rope_parameters") is None and config.section("rope_scaling") is None:
+        if config.has("rope_scaling"):
+            raise config.unsupported(
+                "rope_scaling",
+                "'rope_scaling' is null, which transformers 4 reads as a plain rotation and transformers 5 as the "
+                "published one; write the rotation as 'rope_parameters'",
+            )
+        config = config.renamed({"rope_parameters": "rope_scaling"}).with_defaults({"rope_parameters": ROPE})
     return read_decoder_config(
         config,
         # The layers have an op in place of an activation.

@@ -24,6 +24,7 @@ LAYOUT = decoder.DecoderLayout(
     gated=False,
 )
 NAMES = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
+DEFAULTS = {"rotary_pct": 0.25, "rotary_emb_base": 10000}
 
 
 class GptNeoxLayer(decoder.Layer):
@@ -49,6 +50,11 @@ forward = partial(decoder.forward, layout=LAYOUT, layers=GptNeoxLayer)
 
 def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "gpt_neox"."""
+    section = config.section("rope_parameters")
+    for own, common in NAMES.items():
+        if not (config.has(own) or (section is not None and section.has(common))):
+            # transformers does not read the names of other families outside of the section.
+            config.expect(common, DEFAULTS[own])
     config = config.renamed(NAMES)
     # Without it, the sub-layers follow each other, as in a few models that are not published for transformers.
     config.expect("use_parallel_residual", True)
@@ -63,7 +69,7 @@ def read_config(config: ConfigReader) -> ModelSpec:
         output_bias=bias,
         mlp_bias=True,
         rotates_parts=True,
-        default_rotated=0.25,
+        default_rotated=DEFAULTS["rotary_pct"],
         default_eps=1e-5,
         eps_key="layer_norm_eps",
     )

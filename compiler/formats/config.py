@@ -155,8 +155,19 @@ class ConfigReader:
         return self._with({**defaults, **self._values})
 
     def renamed(self, names: Mapping[str, str]) -> ConfigReader:
-        """The same reader, with the values of the keys in ``names`` under other keys."""
-        return self._with({names.get(key, key): value for key, value in self._values.items()})
+        """The same reader, with the values of the keys in ``names`` under other keys.
+
+        Raises CheckpointError if two keys with one meaning have different values.
+        """
+        values: dict[str, Any] = {}
+        for key, value in self._values.items():
+            name = names.get(key, key)
+            if not _same_json(values.setdefault(name, value), value):
+                first = next(each for each in self._values if names.get(each, each) == name)
+                raise self.contradiction(
+                    key, f"{key!r} is {_show(value)}, but {first!r}, which means the same, is {_show(values[name])}"
+                )
+        return self._with(values)
 
     def _with(self, values: Mapping[str, Any]) -> ConfigReader:
         """A reader of other values. What was read is read."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
+from importlib.resources import files
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,11 @@ from nearfar.compiler.ir.rope import inverse_frequencies
 from nearfar.compiler.ir.spec import RopeSpec
 from nearfar.compiler.pipeline.context import model_context, paged_context, rotation_notes
 from nearfar.compiler.runtime.errors import CheckpointError, RequestError, UnsupportedModel
+
+PUBLISHED = files("nearfar.compiler.arch") / "published"
+PYTHIA_160M, APERTUS_8B = (
+    json.loads((PUBLISHED / f"{name}.json").read_text()) for name in ("pythia-160m", "apertus-8b-instruct-2509")
+)
 
 
 def test_phi3_rotates_a_part_of_each_head() -> None:
@@ -44,6 +51,32 @@ def test_both_spellings_of_rope_may_occur_together_if_they_agree() -> None:
         read(LLAMA_3_2_1B, rope_parameters={"rope_type": "default"})
     with pytest.raises(CheckpointError, match=r"'rope_theta' is 10000.0 here and 500000.0 at the top"):
         read(LLAMA_3_2_1B, rope_scaling=None, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+
+
+def test_gpt_neox_reads_its_own_names_of_the_rotation_as_transformers_does() -> None:
+    plain = without(PYTHIA_160M, "rotary_pct", "rotary_emb_base")
+    both = {"partial_rotary_factor": 0.5, "rope_theta": 500}
+    expected = RopeSpec(theta=500.0, rotary_dim=32)
+    assert read(plain, rotary_pct=0.5, rotary_emb_base=500, **both).rope == expected
+    assert read(plain, rope_parameters=both, **both).rope == expected
+    assert read(plain).rope == read(PYTHIA_160M).rope == RopeSpec(theta=10000.0, rotary_dim=16)
+    with pytest.raises(
+        CheckpointError, match="'rope_theta' is 500, but 'rotary_emb_base', which means the"
+    ):
+        read(PYTHIA_160M, rope_theta=500)
+    for key, value in both.items():
+        with pytest.raises(UnsupportedModel, match=f"'{key}' is {value}, which is not supported; supported: "):
+            read(plain, **{key: value})
+
+
+def test_the_rotation_of_apertus_is_the_published_one_unless_its_file_has_another() -> None:
+    absent = without(APERTUS_8B, "rope_scaling", "rope_theta")
+    assert read(APERTUS_8B).rope == read(absent).rope == read(absent, rope_parameters=None).rope
+    assert read(APERTUS_8B, rope_scaling={"type": "default"}).rope == RopeSpec(theta=12e6)
+    with pytest.raises(
+        UnsupportedModel, match="'rope_scaling' is null, which transformers 4 reads as"
+    ):
+        read(APERTUS_8B, rope_scaling=None)
 
 
 def test_llama3_scaling_without_an_original_length_uses_the_longest_position() -> None:
