@@ -27,7 +27,7 @@ from nearfar.compiler.runtime.errors import CheckpointError
 EPS_KEYS = {
     "cohere2": "layer_norm_eps", "nemotron": "norm_eps", "phi": "layer_norm_eps", "stablelm": "layer_norm_eps",
     "starcoder2": "norm_epsilon", "lfm2": "norm_eps", "lfm2_moe": "norm_eps", "lfm3": "norm_eps",
-    "mamba2": "layer_norm_epsilon",
+    "mamba2": "layer_norm_epsilon", "gpt_neox": "layer_norm_eps",
 }  # fmt: skip
 
 
@@ -95,6 +95,8 @@ OWN_SIZES: dict[str, dict[str, object]] = {
     "openai_privacy_filter": {"num_local_experts": 5, "num_experts_per_tok": 3},
     "olmoe": {"num_experts": 5, "num_experts_per_tok": 3},
     "qwen3_moe": {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+    "gpt_neox": {"num_key_value_heads": 4},
+    "olmo": {"rms_norm_eps": 1e-5},
     "mamba2": {"num_heads": 8, "head_dim": 8, "num_attention_heads": 8, "num_key_value_heads": None},
 }
 

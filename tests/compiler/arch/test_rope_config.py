@@ -60,9 +60,7 @@ def test_gpt_neox_reads_its_own_names_of_the_rotation_as_transformers_does() -> 
     assert read(plain, rotary_pct=0.5, rotary_emb_base=500, **both).rope == expected
     assert read(plain, rope_parameters=both, **both).rope == expected
     assert read(plain).rope == read(PYTHIA_160M).rope == RopeSpec(theta=10000.0, rotary_dim=16)
-    with pytest.raises(
-        CheckpointError, match="'rope_theta' is 500, but 'rotary_emb_base', which means the"
-    ):
+    with pytest.raises(CheckpointError, match="'rope_theta' is 500, but 'rotary_emb_base', which means the"):
         read(PYTHIA_160M, rope_theta=500)
     for key, value in both.items():
         with pytest.raises(UnsupportedModel, match=f"'{key}' is {value}, which is not supported; supported: "):
@@ -73,9 +71,7 @@ def test_the_rotation_of_apertus_is_the_published_one_unless_its_file_has_anothe
     absent = without(APERTUS_8B, "rope_scaling", "rope_theta")
     assert read(APERTUS_8B).rope == read(absent).rope == read(absent, rope_parameters=None).rope
     assert read(APERTUS_8B, rope_scaling={"type": "default"}).rope == RopeSpec(theta=12e6)
-    with pytest.raises(
-        UnsupportedModel, match="'rope_scaling' is null, which transformers 4 reads as"
-    ):
+    with pytest.raises(UnsupportedModel, match="'rope_scaling' is null, which transformers 4 reads as"):
         read(APERTUS_8B, rope_scaling=None)
 
 
