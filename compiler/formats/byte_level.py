@@ -50,7 +50,8 @@ _LLAMA3_WORDS = Words((_LLAMA3,), whole=True, bos=True)
 _QWEN2_WORDS = Words((_QWEN2,), composed=True)
 _DIGITS_WORDS = Words((r"\p{N}", _GPT2))
 WORDS = {
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "exaone4", "granite-docling"), _GPT2_WORDS),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "exaone4", "granite-docling", "roberta-bpe"), _GPT2_WORDS),
+    "modern-bert": Words((_GPT2,), composed=True),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "midm-2.0", "pixtral"), _LLAMA3_WORDS),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), Words((_LLAMA3,))),
     "glm4": Words((_LLAMA3,), whole=True),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import base64
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ from typing import Any
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 # SentencePiece's character for a space.
 SPACE = "\u2581"
+# What begins a word piece that continues a word.
+CONTINUES = "##"
 TO_PIECES = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 
 
@@ -36,6 +39,43 @@ def bpe(ids: dict[str, int], merges: list[list[str]], **options: Any) -> dict[st
         "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
         **options, "vocab": ids, "merges": merges,
     }  # fmt: skip
+
+
+def word_pieces(
+    ids: dict[str, int],
+    unknown: str,
+    *,
+    lowercases: bool,
+    strips_accents: bool | None = None,
+    splits_chinese: bool = True,
+) -> dict[str, Any]:
+    """The parts of BERT's tokenizer. ``strips_accents`` None: if it ``lowercases``."""
+    return {
+        "normalizer": {
+            "type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": splits_chinese,
+            "strip_accents": strips_accents, "lowercase": lowercases,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "decoder": {"type": "WordPiece", "prefix": CONTINUES, "cleanup": True},
+        "model": {
+            "type": "WordPiece", "unk_token": unknown, "continuing_subword_prefix": CONTINUES,
+            "max_input_chars_per_word": 100, "vocab": ids,
+        },
+    }  # fmt: skip
+
+
+def scored_pieces(pieces: Sequence[tuple[str, float]], unknown: int, charsmap: bytes | None) -> dict[str, Any]:
+    """The parts of a SentencePiece tokenizer that chooses the likeliest pieces of each word. ``charsmap``: its
+    normalization, as SentencePiece compiles it.
+    """
+    metaspace = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": True}
+    normalizer = None if charsmap is None else base64.b64encode(charsmap).decode()
+    return {
+        "normalizer": normalizer and {"type": "Precompiled", "precompiled_charsmap": normalizer},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]},
+        "decoder": metaspace,
+        "model": {"type": "Unigram", "unk_id": unknown, "vocab": list(map(list, pieces)), "byte_fallback": False},
+    }
 
 
 def implied_merges(vocabulary: Vocabulary, scores: Sequence[float] | None) -> list[list[str]]:
@@ -102,3 +142,13 @@ def surrounded(first: str | None, last: str | None, ids: dict[str, int]) -> dict
     single, other = [*before, texts[0], *behind], [*before, texts[1], *behind]
     special = {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in (first, last) if token}
     return {"type": "TemplateProcessing", "single": single, "pair": [*single, *other], "special_tokens": special}
+
+
+def around_texts(first: str, last: str, ids: Mapping[str, int], *, doubled: bool) -> dict[str, Any]:
+    """What puts special tokens around a text, and one or with ``doubled`` two between those of a pair, whose second has
+    tokens of another type unless ``doubled``.
+    """
+    ends = {"sep": (last, ids[last]), "cls": (first, ids[first])}
+    if doubled:
+        return {"type": "RobertaProcessing", **ends, "trim_offsets": True, "add_prefix_space": False}
+    return {"type": "BertProcessing", **ends}

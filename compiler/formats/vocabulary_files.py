@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from .added_tokens import TokenizerConfig
 from .byte_level import WORDS, byte_level
 from .config import is_integer
 from .json_file import read_json_object
+from .tokenizer_json import around_texts, word_pieces
 
 VOCABULARY, MERGES, WORD_PIECES = "vocab.json", "merges.txt", "vocab.txt"
 END = "<|endoftext|>"
@@ -80,21 +82,11 @@ def _qwen2(config: TokenizerConfig) -> dict[str, Any]:
 def _roberta(config: TokenizerConfig) -> dict[str, Any]:
     ids, merges = _vocabulary(config.path)
     first, last = (_special(config, key, ids, VOCABULARY) for key in ("cls_token", "sep_token"))
-    return {**byte_level(WORDS["gpt-2"], ids, merges), "post_processor": _between(first, last)}
+    return {**byte_level(WORDS["gpt-2"], ids, merges), "post_processor": around_texts(first, last, ids, doubled=True)}
 
 
-def _between(first: tuple[str, int], last: tuple[str, int]) -> dict[str, Any]:
-    """What puts special tokens around a text, and two between those of a pair."""
-    return {"type": "RobertaProcessing", "sep": last, "cls": first, "trim_offsets": True, "add_prefix_space": False}
-
-
-def _mpnet(config: TokenizerConfig) -> dict[str, Any]:
-    content = _bert(config)
-    around = content["post_processor"]
-    return {**content, "post_processor": _between(around["cls"], around["sep"])}
-
-
-def _bert(config: TokenizerConfig) -> dict[str, Any]:
+def _bert(config: TokenizerConfig, *, doubled: bool = False) -> dict[str, Any]:
+    """``doubled``: two tokens are between the texts of a pair."""
     file = config.path / WORD_PIECES
     tokens = _lines(file)
     ids = {token: number for number, token in enumerate(tokens)}
@@ -106,19 +98,14 @@ def _bert(config: TokenizerConfig) -> dict[str, Any]:
         flags[key] = config.values.get(key, default)
         if not isinstance(flags[key], bool | None) or (flags[key] is None and default is not None):
             raise _damaged(config.file(key), f"{key!r} is {flags[key]!r}, expected true or false")
-    return {
-        "normalizer": {
-            "type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": flags["tokenize_chinese_chars"],
-            "strip_accents": flags["strip_accents"], "lowercase": flags["do_lower_case"],
-        },
-        "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": {"type": "BertProcessing", "sep": last, "cls": first},
-        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-        "model": {
-            "type": "WordPiece", "unk_token": _special(config, "unk_token", ids, WORD_PIECES)[0],
-            "continuing_subword_prefix": "##", "max_input_chars_per_word": 100, "vocab": ids,
-        },
-    }  # fmt: skip
+    parts = word_pieces(
+        ids,
+        _special(config, "unk_token", ids, WORD_PIECES),
+        lowercases=flags["do_lower_case"],
+        strips_accents=flags["strip_accents"],
+        splits_chinese=flags["tokenize_chinese_chars"],
+    )
+    return {**parts, "post_processor": around_texts(first, last, ids, doubled=doubled)}
 
 
 BYTE_LEVEL = {
@@ -128,7 +115,7 @@ BYTE_LEVEL = {
 }
 WORDPIECE = {
     **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer"), Rules(BERT_TOKENS, _bert)),
-    "MPNetTokenizer": Rules(MPNET_TOKENS, _mpnet),
+    "MPNetTokenizer": Rules(MPNET_TOKENS, partial(_bert, doubled=True)),
 }
 # The classes of models (transformers, models/auto/tokenization_auto.py).
 CLASSES = {
@@ -155,12 +142,12 @@ def _vocabulary(path: Path) -> tuple[dict[str, int], list[list[str]]]:
     return ids, merges
 
 
-def _special(config: TokenizerConfig, key: str, ids: Mapping[str, int], file: str) -> tuple[str, int]:
-    """A special token and its id."""
+def _special(config: TokenizerConfig, key: str, ids: Mapping[str, int], file: str) -> str:
+    """A special token, which has an id."""
     token = config.token_text(key)
     if token is None or token not in ids:
         raise _damaged(config.path / file, f"has no token {token!r}, which is the {key!r}")
-    return token, ids[token]
+    return token
 
 
 def _lines(file: Path) -> list[str]:

@@ -30,6 +30,7 @@ from .decoders import (
     smollm3,
     starcoder2,
 )
+from .encoders import ENCODERS, GgufEncoder
 from .gemma4 import GEMMA4, GEMMA4_TOP, gemma4, gemma4_sizes, gemma4_tensors
 from .hybrids import LFM2, gated_delta, lfm2, lfm2_experts, lfm2moe, qwen35, short_convolution
 from .mamba import (
@@ -111,23 +112,25 @@ class GgufArchitecture:
         return f"attention.layer_norm_{'' if self.centered_norms else 'rms_'}epsilon"
 
 
-def architecture_of(metadata: Metadata) -> GgufArchitecture:
-    found = ARCHITECTURES.get(metadata.architecture)
+def architecture_of(metadata: Metadata) -> GgufArchitecture | GgufEncoder:
+    found = KNOWN.get(metadata.architecture)
     if found is None:
         raise metadata.unsupported(
-            f"architecture {metadata.architecture!r} is not supported; supported: {', '.join(sorted(ARCHITECTURES))}"
+            f"architecture {metadata.architecture!r} is not supported; supported: {', '.join(sorted(KNOWN))}"
         )
     return found
 
 
 def architecture_for(model_type: str) -> str | None:
-    """The architecture of files for a model_type of config.json, or None for a model that ARCHITECTURES lacks."""
-    own = next((name for name, each in ARCHITECTURES.items() if each.model_type == model_type), None)
+    """The architecture of files for a model_type of config.json, or None for a model that KNOWN lacks."""
+    own = next((name for name, each in KNOWN.items() if each.model_type == model_type), None)
     return own or SHARED.get(model_type)
 
 
-def read_config(architecture: GgufArchitecture, metadata: Metadata, container: Container) -> Config:
+def read_config(architecture: GgufArchitecture | GgufEncoder, metadata: Metadata, container: Container) -> Config:
     """The values of a config.json. Raises CheckpointError, and UnsupportedModel for a key that is not known."""
+    if isinstance(architecture, GgufEncoder):
+        return architecture.read_config(metadata, container)
     embedding = container.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise metadata.unsupported("it has no matrix 'token_embd.weight'")
@@ -207,13 +210,17 @@ ARCHITECTURES = {
         centered_norms=True,
     ),
 }
+KNOWN: Mapping[str, GgufArchitecture | GgufEncoder] = {**ARCHITECTURES, **ENCODERS}
 
 
 # --- tensors ---
 
 
-def relations_of(architecture: GgufArchitecture, spec: ModelSpec) -> Iterator[Relation]:
+def relations_of(architecture: GgufArchitecture | GgufEncoder, spec: ModelSpec) -> Iterator[Relation]:
     """How all tensors of a file are related to those of a checkpoint. If several name one tensor, the last counts."""
+    if isinstance(architecture, GgufEncoder):
+        yield from architecture.relations(spec)
+        return
     kinds = ("weight", "bias") if architecture.centered_norms else ("weight",)
     for file, module in {"token_embd": TOP["token_embd"], **architecture.top}.items():
         yield from same_names(file, module, ("weight",))
@@ -238,7 +245,7 @@ def shifted(relation: Relation) -> Relation:
 
 
 def read_tensors(
-    architecture: GgufArchitecture, spec: ModelSpec, metadata: Metadata, container: Container
+    architecture: GgufArchitecture | GgufEncoder, spec: ModelSpec, metadata: Metadata, container: Container
 ) -> dict[str, Tensor]:
     """The tensors by the names of a Hugging Face checkpoint. Raises UnsupportedModel for one that is not known."""
     relations = {name: each for each in relations_of(architecture, spec) for name in each.files}

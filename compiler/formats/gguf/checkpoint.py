@@ -6,14 +6,15 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...arch import by_model_type
-from ...ir.spec import ModelSpec
+from ...arch import by_model_type, encoder_of
+from ...ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec
 from ...runtime.errors import CheckpointError, UnsupportedModel
 from ..checkpoint import Checkpoint
 from ..config import ConfigReader, require_skippable
 from ..spec_against_tensors import require_sizes
 from .architectures import architecture_of, read_config, read_tensors
 from .container import Container, StoredTensor, read_container
+from .encoders import GgufEncoder
 from .metadata import Metadata
 from .names import PART
 from .tokenizer import read_tokenizer
@@ -45,12 +46,22 @@ def open_gguf(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     spec = spec_of(config, path)
     tensors = read_tensors(architecture, spec, metadata, container)
     require_sizes(path, spec, tensors)
-    return Checkpoint(path, spec, tensors, tokenizer, config)
+    task = architecture.read_task(metadata, container, spec) if isinstance(architecture, GgufEncoder) else None
+    return Checkpoint(
+        path,
+        spec,
+        tensors,
+        tokenizer,
+        config,
+        embedding=task if isinstance(task, EmbeddingSpec) else None,
+        classifier=task if isinstance(task, ClassifierSpec) else None,
+    )
 
 
 def spec_of(config: Mapping[str, Any], path: Path) -> ModelSpec:
     reader = ConfigReader(config, str(path))
-    return by_model_type(reader.text("model_type")).read_config(reader)
+    name = reader.text("model_type")
+    return (encoder_of(name) or by_model_type(name)).read_config(reader)
 
 
 def read_model(path: Path) -> ModelSpec:

@@ -65,11 +65,11 @@ class Relation:
     columns: Axes | None = None
     values: Values = "same"
 
-    def of_layer(self, layer: int) -> Relation:
+    def of_layer(self, layer: int, layers: str = "model.layers") -> Relation:
         return replace(
             self,
             files=tuple(f"blk.{layer}.{name}" for name in self.files),
-            tensors=tuple(f"model.layers.{layer}.{name}" for name in self.tensors),
+            tensors=tuple(f"{layers}.{layer}.{name}" for name in self.tensors),
         )
 
 

@@ -8,11 +8,13 @@ regular expressions are those of the models' own tokenizer.json.
 from __future__ import annotations
 
 import json
+import string
 from typing import Any
 
 from ...runtime.text.tokenizer_files import TokenizerFiles
 from ..byte_level import WORDS, byte_level
 from ..tokenizer_json import (
+    CONTINUES,
     CONTROL,
     NORMAL,
     SPACE,
@@ -21,12 +23,16 @@ from ..tokenizer_json import (
     USER_DEFINED,
     Vocabulary,
     added_tokens,
+    around_texts,
     bpe,
     implied_merges,
     pieces_decoder,
     prefixed,
+    scored_pieces,
     surrounded,
+    word_pieces,
 )
+from .encoders import ENCODERS
 from .metadata import Metadata
 
 # Tokens that end an answer, from the end of a turn to the end of a text. Files name only one of them.
@@ -46,16 +52,26 @@ def read_tokenizer(metadata: Metadata, vocab_size: int) -> tuple[TokenizerFiles,
         content, bos = _byte_level(metadata, vocabulary)
     elif model in ("llama", "gemma4"):
         content, bos = _sentence_pieces(metadata, vocabulary, model)
+    elif model == "bert":
+        vocabulary = of_word_pieces(metadata, vocabulary)
+        content, bos = _word_pieces(metadata, vocabulary), True
+    elif model == "t5":
+        content, bos = _scored_pieces(metadata, vocabulary), False
     else:
-        raise metadata.unsupported(f"a tokenizer of type {model!r} is not supported; supported: gemma4, gpt2, llama")
+        raise metadata.unsupported(
+            f"a tokenizer of type {model!r} is not supported; supported: bert, gemma4, gpt2, llama, t5"
+        )
     bos_token, eos_token, pad_token, unk_token = (
         _named(metadata, vocabulary, f"{key}_token_id") for key in ("bos", "eos", "padding", "unknown")
     )
-    for key in ("add_eos_token", "add_sep_token"):
-        metadata.expect(f"tokenizer.ggml.{key}", False)
-    adds_bos = metadata.flag("tokenizer.ggml.add_bos_token", bos)
     content["added_tokens"] = added_tokens(vocabulary, _stripping(metadata, model, vocabulary))
-    content["post_processor"] = surrounded(bos_token if adds_bos else None, None, vocabulary.ids())
+    if metadata.architecture in ENCODERS:
+        content["post_processor"] = _around_texts(metadata, vocabulary, model)
+    else:
+        for key in ("add_eos_token", "add_sep_token"):
+            metadata.expect(f"tokenizer.ggml.{key}", False)
+        adds_bos = metadata.flag("tokenizer.ggml.add_bos_token", bos)
+        content["post_processor"] = surrounded(bos_token if adds_bos else None, None, vocabulary.ids())
     ends = [metadata.optional_integer(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     tokenizer_json = {"version": "1.0", "truncation": None, "padding": None, **content}
     files = TokenizerFiles(
@@ -132,6 +148,67 @@ def _sentence_pieces(metadata: Metadata, vocabulary: Vocabulary, model: str) -> 
     }
     # The template of Gemma 4 writes the bos token.
     return content, model != "gemma4"
+
+
+def of_word_pieces(metadata: Metadata, vocabulary: Vocabulary) -> Vocabulary:
+    """The word pieces by BERT's own names: a file marks those that begin a word instead of the others."""
+    own = [
+        token if kind == CONTROL else token[1:] if token.startswith(SPACE) else CONTINUES + token
+        for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True)
+    ]
+    if len(set(own)) < len(own):
+        raise metadata.corrupt("'tokenizer.ggml.tokens' has a word piece twice")
+    return Vocabulary(own, vocabulary.kinds)
+
+
+def _word_pieces(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]:
+    """The parts of BERT's tokenizer. Files without the key for it do not say whether a model reads lower case only: it
+    does if no capital letter is a word piece.
+    """
+    capitals = set(vocabulary.tokens) & set(string.ascii_uppercase)
+    lowercases = metadata.flag("tokenizer.ggml.normalizer.lowercase", not capitals)
+    strips = metadata.flag("tokenizer.ggml.normalizer.strip_accents", lowercases)
+    unknown = _named(metadata, vocabulary, "unknown_token_id") or _present(metadata, vocabulary, "[UNK]")
+    return word_pieces(vocabulary.ids(), unknown, lowercases=lowercases, strips_accents=strips)
+
+
+def _scored_pieces(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]:
+    """The parts of a SentencePiece vocabulary whose likeliest pieces are chosen, such as XLM-RoBERTa's."""
+    scores = metadata.numbers("tokenizer.ggml.scores")
+    if scores is None or len(scores) != len(vocabulary.tokens):
+        raise metadata.corrupt(f"'tokenizer.ggml.scores' must have {len(vocabulary.tokens)} items")
+    for key in ("add_space_prefix", "remove_extra_whitespaces"):
+        metadata.expect(f"tokenizer.ggml.{key}", True)
+    charsmap = metadata.numbers("tokenizer.ggml.precompiled_charsmap")
+    unknown = _named(metadata, vocabulary, "unknown_token_id") or _present(metadata, vocabulary, "<unk>")
+    return scored_pieces(
+        list(zip(vocabulary.tokens, map(float, scores), strict=True)),
+        vocabulary.tokens.index(unknown),
+        None if charsmap is None else charsmap.astype("u1", casting="unsafe").tobytes(),
+    )
+
+
+def _around_texts(metadata: Metadata, vocabulary: Vocabulary, model: str) -> dict[str, Any]:
+    """The special tokens around a text of an encoder. Raises UnsupportedModel for a file that leaves one out."""
+    names = ("[CLS]", "[SEP]") if model == "bert" else ("<s>", "</s>")
+    first, last = (
+        next((token for key in keys if (token := _named(metadata, vocabulary, f"{key}_token_id"))), None)
+        or _present(metadata, vocabulary, name)
+        for keys, name in zip((("cls", "bos"), ("seperator", "eos")), names, strict=True)
+    )
+    for key in ("add_bos_token", "add_eos_token", "add_sep_token"):
+        # llama.cpp itself puts both tokens around the texts of BERT.
+        if model != "bert" and key != "add_sep_token" and not metadata.has(f"tokenizer.ggml.{key}"):
+            raise metadata.unsupported(f"'tokenizer.ggml.{key}' is missing, so its texts have no special tokens")
+        metadata.expect(f"tokenizer.ggml.{key}", True)
+    doubled = model != "bert" and first == "<s>"
+    return around_texts(first, last, vocabulary.ids(), doubled=doubled)
+
+
+def _present(metadata: Metadata, vocabulary: Vocabulary, token: str) -> str:
+    if token not in vocabulary.tokens:
+        raise metadata.unsupported(f"its tokenizer has no token {token!r}, and no key names another for it")
+    return token
 
 
 def _listed_merges(metadata: Metadata) -> list[list[str]]:
