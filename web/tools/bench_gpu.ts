@@ -12,7 +12,7 @@ import { openModel } from "../page/model.js";
 import { DeviceError, NearfarError } from "../src/errors.js";
 import { openBundle } from "../src/runtime/bundle.js";
 import { BUFFER_USAGE } from "../src/runtime/gpu_flags.js";
-import { dawn } from "./dawn.js";
+import { dawnForGpu } from "./dawn.js";
 import { folderSource } from "./folder_source.js";
 
 const USAGE = "usage: bench_gpu BUNDLE [--tokens 128] [--lengths 128,2048,8192] [--copy-mib 256] [--any-adapter]";
@@ -32,7 +32,7 @@ async function main(): Promise<void> {
   });
   const [folder] = positionals;
   if (folder === undefined) throw new Error(USAGE);
-  const gpu = dawn();
+  const gpu = dawnForGpu();
   await requireGpu(gpu, values["any-adapter"]);
   const copyBytesPerSecond = await copyBandwidth(gpu, Number(values["copy-mib"]) * 2 ** 20);
   const { signal } = new AbortController();

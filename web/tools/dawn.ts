@@ -1,12 +1,25 @@
-// Dawn, Chrome's WebGPU, in Node. The function returns the equivalent of navigator.gpu in a browser.
+// Dawn, Chrome's WebGPU, in Node. The functions return the equivalent of navigator.gpu in a browser.
 
 import { create } from "webgpu";
+
+// With this extension SwiftShader zeroes a kernel's workgroup memory with one store per element, so a kernel with large
+// tiles compiles for minutes. Without it, Dawn adds a loop to the kernel, which zeroes the memory too.
+const WITHOUT_ZEROING = "disable-dawn-features=use_vulkan_zero_initialize_workgroup_memory_extension";
 
 // Dawn crashes if its instance is garbage-collected before its devices, so the instances are retained here.
 const instances: GPU[] = [];
 
 /** ``options`` such as "backend=null". */
 export function dawn(...options: string[]): GPU {
+  return retained([WITHOUT_ZEROING, ...options]);
+}
+
+/** With all features, as a browser runs on a GPU: for measurements. */
+export function dawnForGpu(): GPU {
+  return retained([]);
+}
+
+function retained(options: string[]): GPU {
   const gpu = create(options);
   instances.push(gpu);
   return gpu;
