@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
+
 from ..formats.config import ConfigReader
 from ..ir.spec import StateSpec
 
 # transformers writes an infinite limit in this form.
 INFINITE = {"__float__": "Infinity"}
+# JSON has no infinity: a limit of the time step that no float32 reaches.
+UNLIMITED = [0.0, float(np.finfo(np.float32).max)]
 # Tokens that transformers and the authors' kernels compute at once.
 HARMLESS = frozenset({"chunk_size", "mamba_chunk_size", "mamba_use_mlp"})
 # The names of the keys in Mamba-2's own family, by those of the hybrids.
@@ -29,7 +33,7 @@ def read_mamba(config: ConfigReader) -> StateSpec:
     """The sizes of Mamba-2 layers, without their norm. Raises CheckpointError for sizes that contradict each other, and
     UnsupportedModel for limits of the time step.
     """
-    config.expect("time_step_limit", [0.0, math.inf], [0.0, INFINITE], [0, math.inf], None)
+    config.expect("time_step_limit", [0.0, math.inf], [0.0, INFINITE], [0, math.inf], UNLIMITED, None)
     width = config.optional_integer("mamba_d_ssm") or (
         config.integer("mamba_expand", default=2) * config.integer("hidden_size")
     )

@@ -39,9 +39,7 @@ def write_config(
     model = require_known(spec, packing.activation)
     windows = spec.windows if model.windows == "own" else windows_within(spec, context)
     keys = model.keys(spec, context)
-    config: dict[str, Any] = {
-        "architectures": [model.class_name],
-        "model_type": model.model_type or spec.model_type,
+    read = {
         **sizes(spec),
         # The Gemmas have a key of their own.
         "hidden_act": "silu" if model.activation == "silu" else "gelu_pytorch_tanh",
@@ -49,7 +47,12 @@ def write_config(
         "rms_norm_eps": spec.rms_norm_eps,
         **({} if "rope_parameters" in keys else rope_keys(spec.rope, spec.head_dim, context)),
         "tie_word_embeddings": spec.tie_word_embeddings,
-        **keys,
+    }
+    read = {name: value for name, value in read.items() if name not in model.unread} | keys
+    config: dict[str, Any] = {
+        "architectures": [model.class_name],
+        "model_type": model.model_type or spec.model_type,
+        **({"text_config": {"model_type": spec.model_type, **read}} if model.has_section else read),
         **({} if model.windows == "own" else window_keys(spec.model_type, model, windows)),
         "torch_dtype": packing.activation,
     }

@@ -49,7 +49,8 @@ def require_known(graph: Graph) -> None:
         if node.op not in KNOWN or unknown:
             found = f"{node.op} with {unknown[0]}" if node.op in KNOWN else node.op
             raise UnsupportedModel(
-                f"the model has {found}, which the MLX runner does not compute; use --target webgpu, cpu or cuda"
+                f"the model has {found}, which the MLX runner does not compute; run the folder with mlx-lm, or "
+                "use --target webgpu, cpu or cuda"
             )
 
 

@@ -17,7 +17,7 @@ from nearfar.compiler.ir.rope import rotary_dim
 from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.runtime.errors import UnsupportedModel
 
-from . import families
+from . import families, hybrids
 from .rope_config import is_computed
 from .spec_facts import (
     has_bias,
@@ -34,8 +34,14 @@ SCALINGS = ("none", "linear", "llama3", "yarn", "longrope", "dynamic")
 # The fields that `require_known`, every model or `Model.computes` considers.
 CONSIDERED = frozenset({
     "qkv_bias", "output_bias", "mlp_bias", "qk_norm", "windows", "activation", "bos_token_id", "eos_token_ids",
-    "experts",
+    "experts", "mixers", "states",
 })  # fmt: skip
+GRANITE_SCALES = frozenset({"attention_scale", "embedding_scale", "residual_scale", "logit_scale"})
+# Why mlx-lm's model of the same name has other logits.
+REASONS = {
+    "falcon_h1": "mlx-lm multiplies the weights by the factors of config.json when it converts a checkpoint",
+    "gpt_oss": "mlx-lm rounds the bounds of YaRN's blend",
+}
 PLAIN = {
     field.name: field.default
     for field in fields(ModelSpec)
@@ -52,6 +58,8 @@ class Model:
     ``windows``: "ignored"; "mixed" if it reads ``layer_types`` and ``sliding_window`` and needs at least one layer
     without a window; "own" if ``computes`` and ``keys`` include them. ``model_type``: its name in mlx-lm if that is not
     the spec's. ``embedding_scale``: by which it multiplies the embedding, if it does not read that in config.json.
+    ``unread``: the keys of other models that its config.json lacks. ``has_section``: its keys are in "text_config",
+    because the model also reads images.
     """
 
     class_name: str
@@ -63,14 +71,18 @@ class Model:
     windows: Literal["ignored", "mixed", "own"] = "ignored"
     model_type: str | None = None
     embedding_scale: Callable[[ModelSpec], float] | None = None
+    unread: frozenset[str] = frozenset()
+    has_section: bool = False
 
 
 def require_known(spec: ModelSpec, activation: str = "float32") -> Model:
     """The model of mlx-lm that computes the spec with activations of this dtype. Raises UnsupportedModel."""
     model = MODELS.get(spec.model_type)
     states = sorted({*spec.mixers} - {"attention"})
-    found = f"; layers of {', '.join(states)}" if states else ""
-    found += "; experts" if spec.experts else ""
+    known = model.fields if model else frozenset()
+    found = f"; layers of {', '.join(states)}" if states and "states" not in known else ""
+    found += "; experts" if spec.experts and "experts" not in known else ""
+    found += f"; {REASONS[spec.model_type]}" if spec.model_type in REASONS else ""
     found += unread_fields(spec, model) if model else ""
     if (
         model is None
@@ -156,7 +168,7 @@ MODELS = {
             same_biases(spec) and not spec.qk_norm and rotates_whole_heads(spec) and splits_hidden_size(spec)
         ),
         families.granite_keys,
-        fields=frozenset({"attention_scale", "embedding_scale", "residual_scale", "logit_scale"}),
+        fields=GRANITE_SCALES,
     ),
     "olmo2": Model(
         "Olmo2ForCausalLM",
@@ -259,4 +271,55 @@ MODELS = {
         ),
     ),
     "qwen3": Model("Qwen3ForCausalLM", lambda spec: not has_bias(spec) and spec.qk_norm and rotates_whole_heads(spec)),
+    "qwen3_moe": Model(
+        "Qwen3MoeForCausalLM", hybrids.computes_qwen3_moe, hybrids.qwen3_moe_keys, fields=frozenset({"experts"})
+    ),
+    "olmoe": Model("OlmoeForCausalLM", hybrids.computes_olmoe, hybrids.olmoe_keys, fields=frozenset({"experts"})),
+    "granitemoe": Model(
+        "GraniteMoeForCausalLM",
+        hybrids.computes_granitemoe,
+        hybrids.granitemoe_keys,
+        fields=GRANITE_SCALES | {"experts"},
+    ),
+    "granitemoehybrid": Model(
+        "GraniteMoeHybridForCausalLM",
+        hybrids.computes_granitemoehybrid,
+        hybrids.granitemoehybrid_keys,
+        fields=GRANITE_SCALES | {"experts", "states", "unrotated"},
+        scalings=("none",),
+    ),
+    "mamba2": Model(
+        "Mamba2ForCausalLM",
+        hybrids.computes_mamba2,
+        hybrids.mamba2_keys,
+        fields=frozenset({"states", "unrotated"}),
+        scalings=("none",),
+        unread=hybrids.NOT_OF_MAMBA2,
+    ),
+    "lfm2": Model(
+        "Lfm2ForCausalLM",
+        hybrids.computes_lfm2,
+        hybrids.lfm2_keys,
+        fields=frozenset({"states"}),
+        scalings=("none",),
+        unread=hybrids.NOT_OF_LFM2,
+    ),
+    "lfm2_moe": Model(
+        "Lfm2MoeForCausalLM",
+        hybrids.computes_lfm2_moe,
+        hybrids.lfm2_moe_keys,
+        fields=frozenset({"experts", "states"}),
+        scalings=("none",),
+        unread=hybrids.NOT_OF_LFM2,
+    ),
+    # mlx-lm drops the heads that draft tokens.
+    "qwen3_5_text": Model(
+        "Qwen3_5ForCausalLM",
+        hybrids.computes_qwen3_5,
+        hybrids.qwen3_5_keys,
+        fields=frozenset({"draft_layers", "states"}),
+        scalings=("none",),
+        model_type="qwen3_5",
+        has_section=True,
+    ),
 }  # fmt: skip

@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.compiler.ir.graph import Parameter
-from nearfar.compiler.quant import GROUPS, Codes, Quantization, form_of
+from nearfar.compiler.quant import GROUPS, Codes, Quantization, by_name, form_of
 from nearfar.compiler.quant.base import FloatArray, require_finite
 from nearfar.compiler.quant.codes import block_of
+from nearfar.compiler.quant.dense import Dense
 from nearfar.compiler.quant.q4 import Q4
 from nearfar.compiler.quant.q8 import Q8
 from nearfar.compiler.runtime.errors import QuantizationError, RequestError
@@ -29,12 +30,16 @@ Array = npt.NDArray[Any]
 
 # The safetensors names of the dtypes of activations.
 SAFETENSORS_DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
+# The vectors that stay float32: the logarithms of decays, and what decides between close scores of experts.
+FLOAT32 = (".A_log", ".expert_bias")
 ITEM_BYTES = {"U32": 4, "F32": 4, "F16": 2, "BF16": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The storage of every parameter of a folder. ``activation`` is the dtype of everything except codes."""
+    """The storage of every parameter of a folder. ``activation`` is the dtype of everything except codes and the
+    vectors in FLOAT32.
+    """
 
     quantization: Quantization
     activation: str
@@ -46,13 +51,19 @@ class Packing:
             return self.quantization.group, 4 if isinstance(self.quantization, Q4) else 8
         return None
 
+    def keeps_codes(self, parameter: Parameter) -> bool:
+        """Whether the integers of a parameter are the checkpoint's own."""
+        return parameter.form is not None and isinstance(form_of(parameter.form, self.quantization), Codes)
+
     def group_of(self, parameter: Parameter) -> tuple[int, int] | None:
-        """`group` of one parameter, None for a vector. Raises QuantizationError for a width that is not a multiple of
-        the group size, because MLX's kernels do not pad.
+        """`group` of one parameter, None for a vector or a matrix that must not be rounded. Raises QuantizationError
+        for a width that is not a multiple of the group size, because MLX's kernels do not pad.
         """
         if parameter.columns is None:
             return None
         form = form_of(parameter.form, self.quantization)
+        if parameter.form is not None and isinstance(form, Dense):
+            return None
         if isinstance(form, Codes):
             group = min(form.group, max(GROUPS)) or block_of(parameter.columns)
             if parameter.columns % group or group not in GROUPS or form.group % group:
@@ -76,7 +87,7 @@ class Packing:
 
     def tensors(self, parameter: Parameter) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Names of a parameter's tensors with their safetensors dtype and shape. Raises the error of `group_of`."""
-        dtype = SAFETENSORS_DTYPES[self.activation]
+        dtype = SAFETENSORS_DTYPES[self._dtype_of(parameter)]
         of_parameter = self.group_of(parameter)
         if of_parameter is None or parameter.columns is None:
             return {parameter.name: (dtype, parameter.shape)}
@@ -95,10 +106,12 @@ class Packing:
         """
         if parameter.columns is None:
             require_finite(rows)
-            return [self._stored(rows)]
-        planes = self.quantization.pack(rows)
-        if self.group is None:
-            return [self._stored(self.quantization.unpack(planes, parameter.columns))]
+            return [self._stored(rows, self._dtype_of(parameter))]
+        form = self.quantization if parameter.form is None else by_name(parameter.form)
+        planes = form.pack(rows)
+        if self.group_of(parameter) is None:
+            return [self._stored(form.unpack(planes, parameter.columns))]
+        assert self.group is not None
         _, bits = self.group
         codes = planes["q"].astype(np.uint32, copy=False)
         return self._quantized(
@@ -127,11 +140,15 @@ class Packing:
     def _quantized(self, words: Array, scales: FloatArray, zero: FloatArray | np.float32) -> list[Array]:
         return [words, self._stored(scales), self._stored(scales * -zero)]
 
-    def _stored(self, values: FloatArray) -> Array:
-        """Values in the activations' dtype; bfloat16 as its bits, uint16."""
-        if self.activation == "float32":
+    def _dtype_of(self, parameter: Parameter) -> str:
+        return "float32" if parameter.name.endswith(FLOAT32) else self.activation
+
+    def _stored(self, values: FloatArray, dtype: str | None = None) -> Array:
+        """Values in a dtype, by default the activations'; bfloat16 as its bits, uint16."""
+        dtype = dtype or self.activation
+        if dtype == "float32":
             return values
-        if self.activation == "bfloat16":
+        if dtype == "bfloat16":
             bits = values.view(np.uint32)
             # Rounded to nearest, ties to even.
             return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.compiler.formats import Checkpoint
-from nearfar.compiler.ir.graph import Parameter, Source
-from nearfar.compiler.pipeline.weights import blocks, read_planes, read_rows, tensor_shapes
+from nearfar.compiler.ir.graph import Parameter
+from nearfar.compiler.ir.spec import ModelSpec
+from nearfar.compiler.pipeline.weights import blocks, read_planes, read_rows
 from nearfar.compiler.runtime.errors import QuantizationError
 
+from .names import folder_shape, folder_tensors
 from .packing import ITEM_BYTES, Packing
 
 # The limit of mlx-lm, which the hub's caches and old file systems support.
@@ -37,12 +39,11 @@ def write_shards(
     """Pack the tensors that parameters read into safetensors files of at most ``shard_bytes``, or one tensor, and write
     their index.
 
-    Tensors have the checkpoint's names and structure: fused tensors stay fused, and the reader applies offsets and
-    factors.
+    Tensors have the structure of `names.py`: fused tensors stay fused, and the reader applies offsets and factors.
 
     Raises CheckpointError or QuantizationError, naming the tensor.
     """
-    shards = lay_out(parameters, packing, shard_bytes)
+    shards = lay_out(parameters, checkpoint.spec, packing, shard_bytes)
     total = sum(math.prod(tensor.shape) for shard in shards for tensor in shard.parameters)
     done = 0
     for shard in shards:
@@ -74,13 +75,15 @@ class Shard:
         return len(self.header) + self.data_bytes
 
 
-def lay_out(parameters: Mapping[str, Parameter], packing: Packing, shard_bytes: int = SHARD_BYTES) -> list[Shard]:
+def lay_out(
+    parameters: Mapping[str, Parameter], spec: ModelSpec, packing: Packing, shard_bytes: int = SHARD_BYTES
+) -> list[Shard]:
     """The files that `write_shards` writes. Raises QuantizationError."""
-    groups = split(whole_tensors(parameters), packing, shard_bytes)
+    groups = split(folder_tensors(parameters, spec), packing, shard_bytes)
     shards = []
     for number, group in enumerate(groups, 1):
         name = "model.safetensors" if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
-        header, offsets = make_header(group, packing)
+        header, offsets = make_header(group, spec, packing)
         data_bytes = sum(size_of(tensor) for parameter in group for tensor in packing.tensors(parameter).values())
         shards.append(Shard(name, group, header, offsets, data_bytes))
     return shards
@@ -90,15 +93,6 @@ def index_text(shards: Sequence[Shard]) -> str:
     weight_map = {tensor: shard.file for shard in shards for tensor in shard.offsets}
     metadata = {"total_size": sum(shard.data_bytes for shard in shards)}
     return json.dumps({"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}, indent=2)
-
-
-def whole_tensors(parameters: Mapping[str, Parameter]) -> list[Parameter]:
-    """The tensors that parameters read, each as a separate parameter."""
-    forms = {source.tensor: parameter.form for parameter in parameters.values() for source in parameter.sources}
-    return [
-        Parameter(name, (Source(name, 0, shape[0]),), shape[1] if len(shape) > 1 else None, forms[name])
-        for name, shape in tensor_shapes(parameters).items()
-    ]
 
 
 def split(parameters: Sequence[Parameter], packing: Packing, shard_bytes: int) -> list[list[Parameter]]:
@@ -115,7 +109,7 @@ def split(parameters: Sequence[Parameter], packing: Packing, shard_bytes: int) -
     return shards
 
 
-def make_header(shard: list[Parameter], packing: Packing) -> tuple[bytes, dict[str, int]]:
+def make_header(shard: list[Parameter], spec: ModelSpec, packing: Packing) -> tuple[bytes, dict[str, int]]:
     """The header's bytes with its length before it, and the offset of each tensor in the data that follows."""
     tensors = {name: tensor for parameter in shard for name, tensor in packing.tensors(parameter).items()}
     entries: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
@@ -124,7 +118,8 @@ def make_header(shard: list[Parameter], packing: Packing) -> tuple[bytes, dict[s
     for name, tensor in sorted(tensors.items(), key=lambda item: -ITEM_BYTES[item[1][0]]):
         offsets[name] = end
         end += size_of(tensor)
-        entries[name] = {"dtype": tensor[0], "shape": tensor[1], "data_offsets": [offsets[name], end]}
+        shape = folder_shape(name, tensor[1], spec)
+        entries[name] = {"dtype": tensor[0], "shape": shape, "data_offsets": [offsets[name], end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, offsets
@@ -138,7 +133,7 @@ def size_of(tensor: tuple[str, tuple[int, ...]]) -> int:
 
 def pack_rows(checkpoint: Checkpoint, parameter: Parameter, packing: Packing, start: int, stop: int) -> list[Any]:
     try:
-        if parameter.form is not None:
+        if packing.keeps_codes(parameter):
             return packing.pack_planes(parameter, read_planes(checkpoint, parameter, start, stop))
         return packing.pack(parameter, read_rows(checkpoint, parameter, start, stop))
     except QuantizationError as error:

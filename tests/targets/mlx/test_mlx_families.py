@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from case_selection import names_in, usual_or_exhaustive
-from decoder_families import FAMILIES, TOKENS, WITH_EXPERTS, YARN, make_family
+from decoder_families import FAMILIES, HYBRIDS, TOKENS, WITH_EXPERTS, YARN, make_family
 from plain_target import compile_plain
+from quantized_families import WIDE, logits_of
 from ragged import chunked_logits
 from tolerances import F32, KV_Q8, relative_error
 
@@ -40,34 +41,61 @@ CONTEXT = len(TOKENS) + NEW_TOKENS
 LIMITS = Limits(tokens=64, sequences=2, rows=CONTEXT, pages=6)
 # Constants of mlx-lm: Granite's head size, the layers of Command R7B that have no window, Gemma's embedding factor (a
 # root that every dtype represents exactly), and no windows for Gemma 2. Ministral 3 is computed beyond its original
-# length.
+# length. OLMoE has no limits, Mamba-2 one norm, and every second layer of Qwen3.5 is one of attention.
 CHANGES: dict[str, dict[str, Any]] = {
     "granite": {"hidden_size": 144},
     "cohere2": {"layer_types": None, "sliding_window_pattern": 2},
     "gemma2": {"hidden_size": 144, "sliding_window": 64},
     "gemma3_text": {"hidden_size": 144},
     "gemma4_text": {"hidden_size": 144},
+    "mamba2": {"n_groups": 1},
+    "olmoe": {"clip_qkv": None},
+    "qwen3_5_text": {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2},
     "ministral3": {
         "rope_parameters": {**YARN, "original_max_position_embeddings": 13, "llama_4_scaling_beta": 0.8},
     },
 }
-# mlx-lm's models compute only SiLU, and always round the bounds of YaRN's blend. Our runner does not compute experts.
+# mlx-lm's models compute only SiLU, and always round the bounds of YaRN's blend.
 REFUSED = {
     # Those that we have not compared with mlx-lm's.
     "granite_swa": "head size 24",
     "nemotron": "activation relu2",
     "phi": "activation gelu_tanh",
-    **dict.fromkeys(WITH_EXPERTS, "; experts[;)]"),
+    "gemma4_experts": "; experts[;)]",
+    "gpt_oss": "; experts; mlx-lm rounds the bounds of YaRN's blend",
+    "falcon_h1": "mlx-lm multiplies the weights by the factors",
+    "lfm3": "layers of short_conv",
     "llama_yarn": "activation gelu_tanh",
     "llama_yarn_mscale": "rotated with scaling yarn",
 }
 
-COMPUTED = [name for name in FAMILIES if name not in REFUSED]
+COMPUTED = [name for name in (*FAMILIES, *HYBRIDS) if name not in REFUSED]
+# Our runner computes neither experts nor states.
+RUN = [name for name in COMPUTED if name not in (*HYBRIDS, *WITH_EXPERTS)]
+# A mixture, states, and both.
+BEYOND = ("qwen3_moe", "qwen3_5_text", "granitemoehybrid_experts")
+# Sizes that are divisible into groups of 32 weights.
+GROUPED: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"head_dim": 32, "moe_intermediate_size": 64},
+    "qwen3_5_text": {
+        "head_dim": 32,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+    },
+    "granitemoehybrid_experts": {
+        "mamba_n_heads": 4,
+        "layer_types": ["mamba", "attention"],
+        "shared_intermediate_size": 64,
+        "intermediate_size": 64,
+    },
+}
 # They have every block: LayerNorms and sub-layers side by side; soft caps and norms behind sub-layers; windows; heads
 # of two sizes and shared keys and values; multipliers; YaRN; scaled queries; parts of heads and biases; two tables of
 # rotations. test_mlx_lm.py has GLM-4, Ernie 4.5 and HunYuan, and with Llama and Qwen the norms of queries and keys.
 USUAL = (
-    "cohere2", "gemma2", "gemma3_text", "gemma4_text", "granite", "olmo3", "ministral3", "stablelm", "phi3_long",
+    *BEYOND, "cohere2", "gemma2", "gemma3_text", "gemma4_text", "granite", "olmo3", "ministral3", "stablelm",
+    "phi3_long",
 )  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("mlx")
@@ -96,17 +124,32 @@ def cases(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 
 
 @pytest.fixture(scope="module")
-def answers(cases: Mapping[str, Case], tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[Any, list[int]]]:
-    """mlx-lm's logits and greedy tokens of each folder."""
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """Folders of 4-bit integers."""
+    found = {}
+    for name, sizes in GROUPED.items():
+        folder = tmp_path_factory.mktemp(f"{name}_q4")
+        make_family(name, folder / "checkpoint", **{**WIDE, **sizes})
+        found[name] = export(folder / "checkpoint", folder / "mlx", quantization="q4f32").path
+    return found
+
+
+@pytest.fixture(scope="module")
+def answers(
+    cases: Mapping[str, Case], quantized: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[str, tuple[Any, list[int]]]:
+    """mlx-lm's logits and greedy tokens of each folder; those of integers are called "NAME q4"."""
     folder = tmp_path_factory.mktemp("answers")
+    folders = {name: case.bundle.path for name, case in cases.items()}
+    folders |= {f"{name} q4": path for name, path in quantized.items()}
     jobs = [
         {
-            "folder": str(case.bundle.path),
+            "folder": str(path),
             "prompts": [TOKENS],
             "max_tokens": NEW_TOKENS,
             "logits": str(folder / f"{name}.npy"),
         }
-        for name, case in cases.items()
+        for name, path in folders.items()
     ]
     (folder / "jobs.json").write_text(json.dumps(jobs))
     done = subprocess.run(
@@ -121,7 +164,7 @@ def answers(cases: Mapping[str, Case], tmp_path_factory: pytest.TempPathFactory)
     found = json.loads(done.stdout.strip().splitlines()[-1])
     return {
         name: (np.load(job["logits"]), answer[0]["token_ids"])  # type: ignore[arg-type]
-        for name, job, answer in zip(cases, jobs, found, strict=True)
+        for name, job, answer in zip(folders, jobs, found, strict=True)
     }
 
 
@@ -139,7 +182,22 @@ def test_mlx_lm_gives_the_logits_and_greedy_tokens_of_the_reference(
     assert token_ids == cases[name].token_ids
 
 
-@pytest.mark.parametrize("name", usual_or_exhaustive(COMPUTED, USUAL))
+@pytest.mark.parametrize("name", BEYOND)
+def test_integers_of_experts_and_states_are_those_that_mlx_lm_reads(
+    name: str, quantized: Mapping[str, Path], answers: Mapping[str, tuple[Any, list[int]]]
+) -> None:
+    # Read back as a checkpoint, with the router in floats.
+    assert load(str(quantized[name])).stored_forms.keys() == {"q4g32b"}
+    assert relative_error(answers[f"{name} q4"][0], logits_of(quantized[name])) < F32
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_our_runner_leaves_experts_and_states_to_mlx_lm(name: str, cases: Mapping[str, Case]) -> None:
+    with pytest.raises(UnsupportedModel, match="which the MLX runner does not compute; run the folder with mlx-lm, or"):
+        open_runner("mlx", cases[name].bundle, LIMITS)
+
+
+@pytest.mark.parametrize("name", usual_or_exhaustive(RUN, USUAL))
 def test_our_runner_gives_the_logits_and_greedy_tokens_of_the_reference(name: str, cases: Mapping[str, Case]) -> None:
     runner = open_runner("mlx", cases[name].bundle, LIMITS)
     for chunk in (len(TOKENS), 9):
@@ -191,6 +249,12 @@ def test_families_that_mlx_lm_computes_otherwise_are_refused(name: str, tmp_path
         ("olmo3", {"window_rope": RopeSpec(500.0)}, "mlx-lm's olmo3"),
         ("phi3_long", {"max_position_embeddings": 4096}, "scaling longrope"),
         ("smollm3", {"rope": RopeSpec(500.0, "proportional")}, "scaling proportional"),
+        ("olmoe", {"qkv_limit": 0.7}, "qkv_limit 0.7"),
+        ("lfm2", {"tie_word_embeddings": False}, "mlx-lm's lfm2"),
+        ("lfm2", {"mixers": ("short_conv",) * 3}, "mlx-lm's lfm2"),
+        ("mamba2", {"rms_norm_eps": 1e-6}, "mlx-lm's mamba2"),
+        ("granitemoehybrid", {"unrotated": (1,)}, "mlx-lm's granitemoehybrid"),
+        ("qwen3_5_text", {"mixers": ("attention", *["gated_delta"] * 3)}, "mlx-lm's qwen3_5_text"),
     ],
 )
 def test_models_that_mlx_lm_does_not_compute_are_refused_by_name(
