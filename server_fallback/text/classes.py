@@ -11,6 +11,7 @@ from nearfar.compiler.runtime.encoding import probabilities
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.zero_shot import Hypotheses, hypotheses_of, label_probabilities
 
+from ..schema.limits import MAX_TEXTS
 from ..schema.score import Classification, ClassifyRequest
 
 
@@ -41,11 +42,17 @@ class ZeroShot:
         premises = tuple(text for text in given if isinstance(text, str))
         if len(premises) < len(given) or not premises:
             raise RequestError("input must be a text or texts if there are labels, not token ids", param="input")
-        empty = next((index for index, text in enumerate(premises) if not text), None)
-        if empty is not None:
-            name = "input" if len(premises) == 1 else f"input[{empty}]"
-            raise RequestError(f"{name} is empty; give at least one character", param=name)
-        return ZeroShot(premises, labels, hypotheses, request.multi_label or False)
+        if len(premises) * len(labels) > MAX_TEXTS:
+            raise RequestError(
+                f"{len(premises)} texts with {len(labels)} labels are {len(premises) * len(labels)} pairs; at most "
+                f"{MAX_TEXTS} are supported; send several requests",
+                param="labels",
+            )
+        asked = ZeroShot(premises, labels, hypotheses, request.multi_label or False)
+        for text, name in zip(premises, asked.names[:: len(labels)], strict=True):
+            if not text:
+                raise RequestError(f"{name} is empty; give at least one character", param=name)
+        return asked
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -54,8 +61,9 @@ class ZeroShot:
 
     @property
     def names(self) -> list[str]:
-        """The parameters of the pairs' second texts."""
-        return [f"labels[{index}]" for _ in self.premises for index in range(len(self.labels))]
+        """The parameter of each pair's text, which is the part that may be too long."""
+        several = len(self.premises) > 1
+        return [f"input[{index}]" if several else "input" for index in range(len(self.premises)) for _ in self.labels]
 
     def classes(self, rows: FloatArray) -> list[Classification]:
         """Of each premise, from the scores of its pairs."""

@@ -86,7 +86,7 @@ class TextReader:
         *,
         shortens_first: bool = False,
     ) -> list[EncodedText]:
-        """Each pair as one sequence, in the form of the classifier; ``names`` are the parameters of the second texts.
+        """Each pair as one sequence, in the form of the classifier; ``names`` are the parameters that errors name.
         If the request shortens texts, or the second ones to ``max_second`` tokens, only the second ones are, or with
         ``shortens_first`` the first ones.
         """

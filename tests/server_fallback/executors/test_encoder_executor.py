@@ -230,6 +230,9 @@ def test_labels_of_a_request_are_those_that_a_text_entails(tmp_path: Path) -> No
     for given, match in (
         ({"input": [1, 2]}, "input must be a text or texts if there are labels"),
         ({"input": ["a", ""]}, r"input\[1\] is empty"),
+        ({"input": ["a", "a" * 5000]}, r"input\[1\] has"),
+        ({"input": "a" * 5000}, "input has"),
+        ({"input": ["a"] * 1025}, "1025 texts with 2 labels are 2050 pairs; at most 2048 are supported"),
         ({"input": "a", "labels": []}, "labels is empty"),
     ):
         with pytest.raises(RequestError, match=match):

@@ -15,7 +15,7 @@ import { zeroShotHypotheses, zeroShotProbabilities } from "../shared/zero_shot.j
 import type { EncoderModel } from "./encoder_model.js";
 import { probabilities } from "./probabilities.js";
 import type { ReadText } from "./text_reader.js";
-import { TRUNCATION, TextReader, requireText, usageOf } from "./text_reader.js";
+import { TRUNCATION, TextReader, requireFew, requireText, usageOf } from "./text_reader.js";
 
 const CLASSIFY: Checks = {
   input: "any",
@@ -74,12 +74,16 @@ async function zeroShot(
   const premises = given.filter((text) => typeof text === "string");
   if (premises.length < given.length || premises.length === 0)
     throw new RequestError("input must be a text or texts if there are labels, not token ids", { param: "input" });
+  const name = (index: number): string => (premises.length === 1 ? "input" : `input[${index}]`);
   premises.forEach((text, index) => {
-    requireText(text, premises.length === 1 ? "input" : `input[${index}]`);
+    requireText(text, name(index));
   });
+  requireFew(premises.length * labels.length, "labels");
   const pairs = premises.flatMap((text) => hypotheses.texts.map((hypothesis) => [text, hypothesis] as const));
   const reader = TextReader.of(model, rest, signal);
-  const texts = await reader.pairs(pairs, "labels", null, classifier, { shortensFirst: true });
+  const texts = await reader.pairs(pairs, (index) => name(Math.floor(index / labels.length)), null, classifier, {
+    shortensFirst: true,
+  });
   const typed = model.numTokenTypes > 0 ? texts : texts.map(({ ids }) => ({ ids }));
   const rows = (await model.engine.encode(typed, signal)).map((row) => [...row]);
   const data = premises.map((_, index): Classification => {

@@ -12,7 +12,7 @@ import { DOCUMENT_PROMPTS, QUERY_PROMPTS, searchPrompt, unit } from "./embedding
 import type { EncoderModel } from "./encoder_model.js";
 import { probabilities } from "./probabilities.js";
 import type { ReadText } from "./text_reader.js";
-import { TRUNCATION, TextReader, requireText, usageOf } from "./text_reader.js";
+import { TRUNCATION, TextReader, requireFew, requireText, usageOf } from "./text_reader.js";
 
 const RERANK: Checks = {
   query: "string",
@@ -102,7 +102,8 @@ async function relevance(
     const { relevance: label } = classifier;
     if (label === null)
       throw new RequestError("This model labels texts and does not score pairs; use a reranker or an embedding model");
-    const read = await reader.pairs(pairs, param, maxSecond, classifier);
+    requireFew(pairs.length, param);
+    const read = await reader.pairs(pairs, (index) => `${param}[${index}]`, maxSecond, classifier);
     const typed = model.numTokenTypes > 0 ? read : read.map(({ ids }) => ({ ids }));
     const rows = await engine.encode(typed, signal);
     return { scores: rows.map((row) => probabilities(row, classifier)[label] ?? NaN), read };

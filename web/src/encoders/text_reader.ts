@@ -78,21 +78,20 @@ export class TextReader {
 
   /**
    * Each pair as one sequence, in the form of the classifier. If the request shortens texts, or the second ones to
-   * ``maxSecond`` tokens, only the second ones are, or with ``shortensFirst`` the first ones. ``param`` names the list
-   * of the second texts.
+   * ``maxSecond`` tokens, only the second ones are, or with ``shortensFirst`` the first ones. ``nameOf`` is the parameter
+   * that errors of a pair name.
    */
   async pairs(
     pairs: readonly (readonly [first: string, second: string])[],
-    param: string,
+    nameOf: (index: number) => string,
     maxSecond: number | null | undefined,
     { template, instruction }: ClassifierSpec,
     { shortensFirst = false }: { readonly shortensFirst?: boolean } = {},
   ): Promise<readonly ReadText[]> {
-    requireFew(pairs.length, param);
     const { context } = this.model;
     const limit = this.maxTokens ?? (maxSecond == null ? Infinity : context);
     return this.#each(pairs, ([first, second], index) => {
-      const name = `${param}[${index}]`;
+      const name = nameOf(index);
       if (second === "") throw isEmpty(name);
       const read = named(name, () =>
         template === null
@@ -250,7 +249,7 @@ function partsOf(given: TextInput, param: string): readonly (string | readonly n
   );
 }
 
-function requireFew(count: number, param: string): void {
+export function requireFew(count: number, param: string): void {
   if (count > MAX_TEXTS) {
     throw new RequestError(`${count} texts; at most ${MAX_TEXTS} are supported in a request; send several requests`, {
       param,

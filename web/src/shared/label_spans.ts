@@ -18,8 +18,13 @@ export interface LabelledTokens {
   readonly spans: readonly LabelSpan[];
 }
 
-/** The last label of a path, and the sum of the path. */
-type End = readonly [label: number, sum: number];
+/** The labels of a kind of span: of its first token, one inside, the last one, and a single one. */
+interface Kind {
+  readonly begin: number;
+  readonly inside: number;
+  readonly end: number;
+  readonly single: number;
+}
 
 /**
  * The best path for ``scores`` (T, L), row by row, before any activation. Throws BundleError for labels that are not
@@ -30,44 +35,50 @@ export function labelSpans(
   transitions: TransitionSpec,
   scores: ArrayLike<number>,
 ): LabelledTokens {
-  requireScheme(labels);
+  const kinds = kindsOf(labels);
+  const outside = labels.indexOf("O");
   const count = labels.length;
   const tokens = scores.length / count;
-  const parts = labels.map(partOf);
-  const outside = [labels.indexOf("O")];
-  const closed = labels.flatMap((_, label) => (parts[label] === "E" || parts[label] === "S" ? [label] : []));
-  const open = labels.map((label) => ["B", "I"].map((part) => labels.indexOf(part + label.slice(1))));
-  // The label before each label of each token.
+  // The label before each label of each token, and the best sum of a path to each label of a token.
   const before = new Uint32Array(scores.length);
-  let sums = labels.map((_, label) => (parts[label] === "I" || parts[label] === "E" ? -Infinity : 0));
-  const from = (ends: readonly number[], added: number): End => {
-    let [best = 0] = ends;
-    for (const label of ends) if ((sums[label] ?? 0) > (sums[best] ?? 0)) best = label;
-    return [best, (sums[best] ?? 0) + added];
+  let sums = new Float64Array(count);
+  let next = new Float64Array(count);
+  for (const { inside, end } of kinds) sums[inside] = sums[end] = -Infinity;
+  const sum = (label: number): number => sums[label] ?? -Infinity;
+  const ended = (): number => {
+    let best = kinds[0]?.end ?? outside;
+    for (const { end, single } of kinds) {
+      if (sum(end) > sum(best)) best = end;
+      if (sum(single) > sum(best)) best = single;
+    }
+    return best;
   };
   for (let token = 0; token < tokens; token++) {
     const first = token * count;
-    const toBackground = better(
-      from(outside, transitions.background_stay),
-      from(closed, transitions.end_to_background),
-    );
-    const toStart = better(from(outside, transitions.background_to_start), from(closed, transitions.end_to_start));
-    const next = labels.map((_, label) => {
-      const part = parts[label];
-      let [previous, sum] = part === "O" ? toBackground : toStart;
-      if (part === "I" || part === "E")
-        [previous, sum] = from(
-          open[label] ?? [],
-          part === "I" ? transitions.inside_to_continue : transitions.inside_to_end,
-        );
+    const step = (label: number, previous: number, bias: number): void => {
       before[first + label] = previous;
-      return (token === 0 ? (sums[label] ?? 0) : sum) + (scores[first + label] ?? 0);
-    });
-    sums = next;
+      next[label] = (token === 0 ? sum(label) : sum(previous) + bias) + (scores[first + label] ?? 0);
+    };
+    const closed = ended();
+    const { background_stay: stays, background_to_start: starts } = transitions;
+    const { end_to_background: leaves, end_to_start: follows } = transitions;
+    const isBackground = sum(closed) + follows <= sum(outside) + starts;
+    const [previous, bias] = isBackground ? [outside, starts] : [closed, follows];
+    if (sum(closed) + leaves > sum(outside) + stays) step(outside, closed, leaves);
+    else step(outside, outside, stays);
+    for (const { begin, inside, end, single } of kinds) {
+      const open = sum(inside) > sum(begin) ? inside : begin;
+      step(begin, previous, bias);
+      step(single, previous, bias);
+      step(inside, open, transitions.inside_to_continue);
+      step(end, open, transitions.inside_to_end);
+    }
+    [sums, next] = [next, sums];
   }
 
   const best = new Array<number>(tokens);
-  let [label] = from([...outside, ...closed], 0);
+  const closed = ended();
+  let label = sum(closed) > sum(outside) ? closed : outside;
   for (let token = tokens - 1; token >= 0; token--) {
     best[token] = label;
     label = before[token * count + label] ?? 0;
@@ -75,10 +86,16 @@ export function labelSpans(
   return { best, spans: spansOf(best.map((index) => labels[index] ?? "")) };
 }
 
-function requireScheme(labels: readonly string[]): void {
-  const kinds = new Set(labels.filter((label) => label !== "O").map((label) => label.slice(2)));
-  const expected = ["O", ...[...kinds].flatMap((kind) => ["B", "I", "E", "S"].map((part) => `${part}-${kind}`))];
-  if (labels.length === expected.length && expected.every((label) => labels.includes(label))) return;
+function kindsOf(labels: readonly string[]): readonly Kind[] {
+  const names = [...new Set(labels.filter((label) => label !== "O").map((label) => label.slice(2)))];
+  const kinds = names.map((name): Kind => {
+    const [begin = -1, inside = -1, end = -1, single = -1] = ["B", "I", "E", "S"].map((part) =>
+      labels.indexOf(`${part}-${name}`),
+    );
+    return { begin, inside, end, single };
+  });
+  const found = new Set([labels.indexOf("O"), ...kinds.flatMap((kind) => Object.values(kind) as number[])]);
+  if (found.size === labels.length && !found.has(-1)) return kinds;
   throw new BundleError("The labels are not those of spans (O, and B-, I-, E- and S- of each kind); compile again", {
     labels: labels.slice(0, 100),
   });
@@ -86,10 +103,6 @@ function requireScheme(labels: readonly string[]): void {
 
 function partOf(label: string): string {
   return label.slice(0, 1);
-}
-
-function better(first: End, second: End): End {
-  return second[1] > first[1] ? second : first;
 }
 
 /** The spans of labels that form spans. */

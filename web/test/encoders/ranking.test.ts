@@ -64,6 +64,9 @@ test("labels of a request are those that a text entails, and a text that is shor
   for (const [params, message] of [
     [{ input: [1, 2], ...asked }, "input must be a text or texts"],
     [{ input: ["a", ""], ...asked }, "input[1] is empty"],
+    [{ input: ["a", "a".repeat(16)], ...asked }, "input[1] has"],
+    [{ input: "a".repeat(16), ...asked }, "input has"],
+    [{ input: Array.from({ length: 5001 }, () => "a"), ...asked }, "10002 texts; at most 10000 are supported"],
     [{ input: "a", labels: [] }, "labels is empty"],
     [{ input: "a", multi_label: true }, "multi_label needs labels"],
   ] as const)
