@@ -39,7 +39,8 @@ from .step_batch import step_batch
 from .step_runner import StepRunner, device_errors
 
 T = TypeVar("T")
-# The engine gives up a device that fails more often than this without a successful step in between.
+# The engine gives up a device that fails more often than this without a successful step in between, and leaves out a
+# drafter that fails more often than this in a row.
 MAX_FAILURES = 3
 # If more than one running sequence in this many is in lockstep, steps that hold all sequences give more tokens than
 # early steps do.
@@ -72,6 +73,8 @@ class EngineLoop:
         self._open: deque[tuple[Step, Future[Output]]] = deque()
         self._outbox = Outbox()
         self._failures = 0
+        # Of the drafter, in a row.
+        self._draft_failures = 0
         # Whether the runner computes a step before `submit` returns.
         self._submit_waits = True
         # Time of this turn that is not the engine's overhead: in the runner and the drafter, and for waking event
@@ -255,15 +258,19 @@ class EngineLoop:
         return 1 if alone else self._config.lookahead
 
     def _next(self) -> Step | None:
-        """The scheduler's next step, with drafts for speculating answers."""
-        if self._drafter is not None and (guesses := self._guesses()):
+        """The scheduler's next step, with drafts for speculating answers. A drafter that fails starts anew; after
+        failures in a row, answers continue without drafts until the model is loaded again.
+        """
+        if self._drafter is not None and self._draft_failures <= MAX_FAILURES and (guesses := self._guesses()):
             self._send()
             started = time.perf_counter()
             try:
                 self._drafter.draft(guesses)
-            except NearfarError as failure:
+                self._draft_failures = 0
+            except NearfarError:
                 self._drafter.reset()
-                self._count_failure(failure)
+                self._draft_failures += 1
+                self._counts.recoveries += 1
             self._other_seconds += time.perf_counter() - started
         return self.scheduler.next()
 

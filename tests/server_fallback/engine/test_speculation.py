@@ -215,6 +215,11 @@ def test_a_draft_model_that_fails_leaves_the_answers_as_they_are() -> None:
     answers, stats = speculating(HashRunner(LIMITS), MODEL, requests, DraftModel(small, MODEL))
     assert answers == alone(HashRunner(LIMITS), MODEL, requests)
     assert stats.recoveries > 0
+    # After failures in a row the drafter is left out.
+    lost = HashRunner(LIMITS, threaded=True, fail=lambda _: DeviceError("lost"))
+    answers, stats = speculating(HashRunner(LIMITS), MODEL, requests, DraftModel(lost, MODEL))
+    assert answers == alone(HashRunner(LIMITS), MODEL, requests)
+    assert stats.recoveries == 4
 
 
 def test_requests_that_cannot_speculate_are_refused_at_the_start() -> None:

@@ -51,6 +51,6 @@ function headsOf(runner: StepRunner): DraftRunner {
   return {
     limits: { ...limits, groups: [{ pages: limits.draftPages ?? 0, window: Infinity }], states: 0 },
     stepsInFlight,
-    submit: (batch) => runner.submit(batch, { heads: true }),
+    submit: (batch, options) => runner.submit(batch, { ...options, heads: true }),
   };
 }

@@ -46,8 +46,8 @@ export type DraftRunner = Pick<StepRunner, "limits" | "submit" | "stepsInFlight"
 export class DraftModel implements Drafter {
   /** The first token of a sequence that it reads. */
   protected readonly firstToken: number = 0;
-  readonly #kinds: readonly Pages[];
-  readonly #slots: number[];
+  #kinds: readonly Pages[] = [];
+  #slots: number[] = [];
   readonly #drafts = new Map<Sequence, Draft>();
   /** A model with states has two slots for each sequence: after its known tokens, and after its guesses. */
   readonly #isRecurrent: boolean;
@@ -55,10 +55,15 @@ export class DraftModel implements Drafter {
   #ended: Sequence[] | null = null;
 
   constructor(protected readonly runner: DraftRunner) {
-    const { groups, context, pageSize, tokens: maxTokens, sequences, states = 0 } = runner.limits;
+    this.#isRecurrent = (runner.limits.states ?? 0) > 0;
+    this.reset();
+  }
+
+  reset(): void {
+    const { groups, context, pageSize, tokens: maxTokens, sequences } = this.runner.limits;
     this.#kinds = groups.map((group, index) => new Pages(index, group, { context, pageSize, maxTokens }));
-    this.#isRecurrent = states > 0;
     this.#slots = Array.from({ length: sequences }, (_, slot) => slot);
+    this.#drafts.clear();
   }
 
   /**
@@ -98,23 +103,27 @@ export class DraftModel implements Drafter {
     }
     if (batch.token_ids.length === 0) return;
     // Sampled tokens stay on the device until all steps are submitted, unless the runner waits for each step.
-    const results = [this.runner.submit(batch)];
+    const results = [this.runner.submit(batch, { notNumbers: true })];
     for (let index = 1; ready.some(({ guess }) => guess.most > index); index++) {
       const earlier = ready.filter(({ guess }) => guess.most > index - 1);
       const known = this.runner.stepsInFlight === 1 ? (await results.at(-1))?.tokenIds : undefined;
       const next = emptyBatch();
       earlier.forEach(({ guess, draft }, row) => {
-        if (guess.most > index)
-          this.#add(next, guess, draft, [known?.[row] ?? -1 - draft.slot], draft.computed + index - 1, index, true);
+        // A token that could not be computed ends the draft, whatever follows it.
+        const token = known === undefined ? -1 - draft.slot : Math.max(known[row] ?? 0, 0);
+        if (guess.most > index) this.#add(next, guess, draft, [token], draft.computed + index - 1, index, true);
       });
-      results.push(this.runner.submit(next));
+      results.push(this.runner.submit(next, { notNumbers: true }));
     }
     const read = await allOf(results);
     read.forEach(({ tokenIds }, index) => {
       ready
         .filter(({ guess }) => guess.most > index)
         .forEach(({ guess, draft }, row) => {
-          draft.guessed = guess.sequence.drafts = [...guess.sequence.drafts, tokenIds[row] ?? -1];
+          const { sequence } = guess;
+          const token = tokenIds[row] ?? -1;
+          if (token >= 0 && sequence.drafts.length === index) sequence.drafts = [...sequence.drafts, token];
+          draft.guessed = sequence.drafts;
         });
     });
   }

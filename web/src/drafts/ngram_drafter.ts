@@ -49,4 +49,8 @@ export class NgramDrafter implements Drafter {
   forget(sequence: Sequence): void {
     this.#indexes.delete(sequence);
   }
+
+  reset(): void {
+    this.#indexes.clear();
+  }
 }

@@ -19,4 +19,6 @@ export interface Drafter {
   draft(guesses: readonly Guess[]): Promise<void>;
   /** The sequence has ended. */
   forget(sequence: Sequence): void;
+  /** A failure left the drafter's state unknown: start anew. */
+  reset(): void;
 }

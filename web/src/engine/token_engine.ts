@@ -60,7 +60,8 @@ interface OpenStep {
   readonly result: Promise<StepResult>;
 }
 
-// The engine fails if the device is lost more often than this without a token in between.
+// The engine fails if the device is lost more often than this without a token in between. A drafter that fails more often
+// than this in a row is left out.
 const MAX_RECOVERIES = 3;
 
 /** A conversation's tokens and their keys and values, without the first ``deadPages`` of each page group. */
@@ -82,8 +83,8 @@ export class TokenEngine implements TokenSource {
   /** Holds the pages that are lent. */
   readonly #borrower = new Sequence(-1, [], PLAIN);
   #runner: StepRunner;
-  /** Whether the drafter works. Without it, answers continue token by token. */
-  #drafts = true;
+  /** How often in a row the drafter has failed. Without it, answers continue token by token. */
+  #draftFailures = 0;
   #failure: Error | null = null;
   #running = false;
   #nextId = 0;
@@ -335,7 +336,7 @@ export class TokenEngine implements TokenSource {
   #guesses(): readonly Guess[] {
     const { config, running } = this.#scheduler;
     const { maxSequences, maxRows = maxSequences } = config;
-    if (!this.#drafts || maxRows === maxSequences) return [];
+    if (this.#draftFailures > MAX_RECOVERIES || maxRows === maxSequences) return [];
     return running.flatMap((sequence) => {
       const { request, sampling } = this.#answerOf(sequence);
       const most = this.#speculates(request) ? sequence.useful(maxRows / maxSequences - 1, config) : 0;
@@ -348,13 +349,19 @@ export class TokenEngine implements TokenSource {
     return this.gate.isClosed ? null : this.#scheduler.next();
   }
 
-  /** If the drafter's device fails, answers continue without drafts until the model is loaded again. */
+  /**
+   * If the drafter's device fails, answers continue, and it starts anew; after failures in a row they continue without
+   * drafts until the model is loaded again.
+   */
   async #draft(guesses: readonly Guess[]): Promise<void> {
+    const drafter = this.drafter();
     try {
-      await this.drafter()?.draft(guesses);
+      await drafter?.draft(guesses);
+      this.#draftFailures = 0;
     } catch (error) {
       if (!(error instanceof DeviceError)) throw error;
-      this.#drafts = false;
+      this.#draftFailures++;
+      drafter?.reset();
       for (const { sequence } of guesses) sequence.drafts = [];
     }
   }
@@ -464,7 +471,7 @@ export class TokenEngine implements TokenSource {
       const runner = this.#runner;
       this.adapters?.restore((...args) => runner.writeState?.(...args));
       this.#scheduler.reset();
-      this.#drafts = true;
+      this.#draftFailures = 0;
       this.#counts.recoveries++;
       return true;
     } catch (final) {

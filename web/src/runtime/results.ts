@@ -11,6 +11,8 @@ export interface ResultOptions {
   readonly alternatives?: boolean;
   /** Run the plan of the model's own heads, which reads the batch's ``kept_rows``. */
   readonly heads?: boolean;
+  /** A token whose logits are not numbers is -1 instead of an error, as for a draft, which ends there. */
+  readonly notNumbers?: boolean;
   /**
    * Called with the logits (V,) of each sampled row and the row's index. It may change the logits, and the token is
    * sampled from the result. Nothing else may be submitted before it has been called.
@@ -76,8 +78,8 @@ export class Results {
     return roles.map((role) => this.#output(role));
   }
 
-  /** Throws DeviceError if the logits were not numbers. */
-  readStep(bytes: ArrayBuffer, rows: number, { logprobs, alternatives }: ResultOptions): StepResult {
+  /** Throws DeviceError if the logits were not numbers, unless ``notNumbers`` are allowed. */
+  readStep(bytes: ArrayBuffer, rows: number, { logprobs, alternatives, notNumbers }: ResultOptions): StepResult {
     let offset = 0;
     const next = (role: OutputRole): [ArrayBuffer, number, number] => {
       const count = rows * this.#output(role).columns;
@@ -85,7 +87,7 @@ export class Results {
       return [bytes, offset - count * 4, count];
     };
     const tokenIds = new Int32Array(...next("next_token_ids"));
-    if (tokenIds.some((id) => id < 0)) {
+    if (!notNumbers && tokenIds.some((id) => id < 0)) {
       throw new DeviceError(
         "The device computed logits that are not numbers; load the model again, or report it with the device's name",
       );
