@@ -1,7 +1,10 @@
-"""Compile time and peak memory for real shapes, dispatches per decoded token, and the size of a bundle without weights.
+"""Compile time and peak memory for real shapes of dense models, of models with states and of mixtures; dispatches per
+decoded token, and the size of a bundle without weights.
 
 ``make bench`` runs this, prints a table and writes ``build/bench/compile.json``. Each model is compiled in its own
-process. The peak memory is the kernel's count of that process's resident pages.
+process, without compiled kernels. Processor time, which other work of the machine hardly changes, is that of all
+threads; the peak is the kernel's count of that process's resident pages. Checkpoints that were not there before and
+bundles are removed.
 """
 
 from __future__ import annotations
@@ -11,10 +14,11 @@ import gzip
 import json
 import os
 import platform
-import resource
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
-from checkpoints import QWEN2_0_5B, QWEN3_0_6B, Shapes, compile_in_process, write_checkpoint
+from checkpoints import QWEN2_0_5B, QWEN3_0_6B, QWEN3_5_0_8B, Shapes, compile_in_process, published, write_checkpoint
 from rich.console import Console
 from rich.table import Table
 
@@ -23,6 +27,17 @@ from nearfar.compiler.measure.report import make_report
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNTIME = ROOT / "web" / "dist" / "nearfar.js"
+# Dense models first, then those with states, with Mamba-2 beside attention, and with experts.
+MODELS = (
+    QWEN2_0_5B,
+    QWEN3_0_6B,
+    published("llama-3.2-1b-instruct"),
+    QWEN3_5_0_8B,
+    replace(QWEN3_5_0_8B, name="Qwen3.5-0.8B with heads", draft_layers=1),
+    published("granite-4.0-h-350m"),
+    published("falcon-h1-0.5b-instruct"),
+    published("granite-3.1-1b-a400m-instruct"),
+)
 
 
 def main() -> None:
@@ -30,35 +45,49 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "build" / "bench", help="folder for checkpoints and bundles"
     )
-    folder = parser.parse_args().folder
-    results = [measure(shapes, folder) for shapes in (QWEN3_0_6B, QWEN2_0_5B)]
-    (folder / "compile.json").write_text(json.dumps({"machine": machine(), "results": results}, indent=2))
-    table = Table(title=f"compile, q4f16, webgpu, on {machine()}")
+    parser.add_argument("--model", action="append", help="one of the models only; may be given more than once")
+    parser.add_argument("--target", default="webgpu")
+    options = parser.parse_args()
+    models = [shapes for shapes in MODELS if options.model is None or shapes.name in options.model]
+    results = []
+    for shapes in models:
+        results.append(measure(shapes, options.folder, options.target))
+        print(json.dumps(results[-1]), flush=True)
+    answer = {"machine": machine(), "target": options.target, "results": results}
+    (options.folder / "compile.json").write_text(json.dumps(answer, indent=2) + "\n")
+    table = Table(title=f"compile, q4f16, {options.target}, on {machine()}")
     for column in results[0]:
         table.add_column(column, justify="right")
     for result in results:
         table.add_row(*(str(value) for value in result.values()))
-    Console(width=170).print(table)
+    Console(width=190).print(table)
+    if RUNTIME.exists():
+        print(f"runtime: {len(gzip.compress(RUNTIME.read_bytes())) / 1e3:.1f} kB gzipped")
 
 
-def measure(shapes: Shapes, folder: Path) -> dict[str, object]:
+def measure(shapes: Shapes, folder: Path, target: str) -> dict[str, object]:
     checkpoint, bundle = folder / shapes.name, folder / f"{shapes.name}-bundle"
-    if not (checkpoint / "model.safetensors").exists():
+    written = not (checkpoint / "model.safetensors").exists()
+    if written:
         write_checkpoint(shapes, checkpoint)
-    seconds = compile_in_process(checkpoint, bundle)
-    # This is the peak of all children so far, so each model must be smaller than the one before it.
-    peak_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    report = make_report(open_bundle(bundle).manifest)
-    return {
-        "model": shapes.name,
-        "seconds": round(seconds, 1),
-        "peak GB": round(peak_bytes / 1e9, 2),
-        "weights MB": round(report.weight_bytes / 1e6, 1),
-        "dispatches a token": report.dispatches_per_token,
-        f"at {report.context}": report.dispatches_at_context,
-        "manifest and kernels kB gz": round(overhead_bytes(bundle) / 1e3, 1),
-        "runtime kB gz": round(len(gzip.compress(RUNTIME.read_bytes())) / 1e3, 1) if RUNTIME.exists() else "not built",
-    }
+    try:
+        usage = compile_in_process(checkpoint, bundle, "--target", target)
+        report = make_report(open_bundle(bundle).manifest)
+        return {
+            "model": shapes.name,
+            "seconds": round(usage.seconds, 1),
+            "processor seconds": round(usage.processor_seconds, 1),
+            "peak MB": round(usage.peak_bytes / 1e6),
+            "weights MB": round(report.weight_bytes / 1e6, 1),
+            "kernels": len(list((bundle / "kernels").iterdir())),
+            "dispatches a token": report.dispatches_per_token,
+            "at the longest context": report.dispatches_at_context,
+            "manifest and kernels kB gz": round(overhead_bytes(bundle) / 1e3, 1),
+        }
+    finally:
+        shutil.rmtree(bundle, ignore_errors=True)
+        if written:
+            shutil.rmtree(checkpoint)
 
 
 def overhead_bytes(bundle: Path) -> int:

@@ -88,13 +88,13 @@ def exported(folder: Path, group: int) -> Path:
 def build(checkpoint: Path, group: int, threads: int) -> dict[str, float]:
     """Compile in one process, then load and answer in another."""
     path = exported(checkpoint.parent, group)
-    seconds = compile_in_process(
+    usage = compile_in_process(
         checkpoint, path, "--target", "onnx", "--group-size", str(group), "--context", str(CONTEXT)
     )
     measuring = [sys.executable, __file__, "--peak", str(path), "--threads", str(threads)]
     peak = int(subprocess.run(measuring, check=True, capture_output=True, text=True).stdout)
     model = open_export(path).manifest.model_bytes()
-    return {"build_seconds": round(seconds, 1), "model_MB": round(model / 1e6), "peak_MB": round(peak / 1e6)}
+    return {"build_seconds": round(usage.seconds, 1), "model_MB": round(model / 1e6), "peak_MB": round(peak / 1e6)}
 
 
 def peak_bytes(path: Path, threads: int) -> int:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,13 @@ from nearfar.compiler.runtime.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The keys of a published model's config.json that determine its shapes."""
+    """The keys of a published model's config.json that determine its shapes, and the number of layers of the heads that
+    draft tokens, which only the tensors say.
+    """
 
     name: str
     config: dict[str, Any] = field(default_factory=dict)
+    draft_layers: int = 0
 
 
 QWEN3_0_6B = Shapes(
@@ -149,7 +152,8 @@ def write_checkpoint(shapes: Shapes, folder: Path, deviation: Callable[[int], fl
     config = folder / "config.json"
     config.write_text(json.dumps({"torch_dtype": "bfloat16", **shapes.config}))
     write_tokenizer(folder / "tokenizer.json")
-    tensors = shape_checkpoint(config, read_spec(config)).tensors
+    spec = replace(read_spec(config), draft_layers=shapes.draft_layers)
+    tensors = shape_checkpoint(config, spec).tensors
     write_safetensors(folder / "model.safetensors", {name: tensor.shape for name, tensor in tensors.items()}, deviation)
     return folder
 
@@ -185,15 +189,26 @@ def write_tokenizer(path: Path) -> None:
     tokenizer.save(str(path))
 
 
-def compile_in_process(checkpoint: Path, bundle: Path, *options: str) -> float:
-    """Run `nearfar compile` with further options in a separate process, which finds no compiled kernels. Returns its
-    duration in seconds.
-    """
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process took: its duration, the time of all its threads, and the most bytes that were resident."""
+
+    seconds: float
+    processor_seconds: float
+    peak_bytes: int
+
+
+def compile_in_process(checkpoint: Path, bundle: Path, *options: str) -> Usage:
+    """Run `nearfar compile` with further options in a separate process, which finds no compiled kernels."""
     command = [sys.executable, "-m", "nearfar.compiler.cli", "compile", str(checkpoint), "-o", str(bundle)]
+    command += ["--force", "--json", *options]
     with tempfile.TemporaryDirectory(prefix="nearfar-") as kernels:
         environment = {**os.environ, "NEARFAR_KERNEL_CACHE": kernels}
         started = time.perf_counter()
-        subprocess.run(
-            [*command, "--force", "--json", *options], check=True, stdout=subprocess.DEVNULL, env=environment
-        )
-        return time.perf_counter() - started
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+        _, status, used = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - started
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return Usage(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
