@@ -4,7 +4,6 @@ to a query.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Literal
 
 from ..ir.spec import ClassifierSpec, Pooling, TransitionSpec, forms_spans
 from ..runtime.errors import CheckpointError, UnsupportedModel
+from .config import MAX_FLOAT32
 from .json_file import read_json_object
 
 OF_TEXTS, OF_TOKENS = "ForSequenceClassification", "ForTokenClassification"
@@ -88,7 +88,7 @@ def with_transitions(classifier: ClassifierSpec | None, folder: Path, model_type
     names = {f"transition_bias_{each.name}": each.name for each in fields(TransitionSpec)}
     if found.keys() - names:
         raise UnsupportedModel(f"{path}: unknown biases {sorted(found.keys() - names)}; supported: {', '.join(names)}")
-    valid = {key: value for key, value in found.items() if isinstance(value, int | float) and math.isfinite(value)}
+    valid = {key: value for key, value in found.items() if type(value) in (int, float) and abs(value) <= MAX_FLOAT32}
     if valid.keys() != names.keys():
         wrong = ", ".join(sorted(names.keys() - valid.keys()))
         raise CheckpointError(f"{path}: {wrong} must be finite numbers; download the file again", file=str(path))

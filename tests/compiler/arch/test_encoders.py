@@ -28,6 +28,7 @@ from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, Reque
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.trust import check_runner
 
+NO_NUMBERS = (math.inf, 10**400, True)
 # One token, a complete context, and others; 17 texts in all.
 TEXTS = texts_of([1, 17, 3, CONTEXT, 40, 33, 5, 2, 1, 1, 9, 31, 32, 16, 64, 7, 20])
 
@@ -124,7 +125,7 @@ def test_labels_form_spans_if_the_checkpoint_calibrates_them(tmp_path: Path) -> 
         (None, CheckpointError, "'biases' is missing"),
         ({**biases, "transition_bias_x": 0}, UnsupportedModel, "unknown biases .*transition_bias_x"),
         ({**biases, "transition_bias_end_to_start": "0"}, CheckpointError, "transition_bias_end_to_start must be"),
-        ({**biases, "transition_bias_end_to_start": math.inf}, CheckpointError, "must be finite"),
+        *(({**biases, "transition_bias_end_to_start": each}, CheckpointError, "be finite") for each in NO_NUMBERS),
     ):
         calibrate(values)
         with pytest.raises(error, match=message):

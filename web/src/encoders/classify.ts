@@ -52,11 +52,12 @@ export async function classify(
     signal,
   );
   const given = typeof input === "string" ? [input] : (input as readonly unknown[]);
+  const name = (index: number): string => (texts.length === 1 ? "input" : `input[${index}]`);
   const data = texts.map((text, index): Classification => {
     const scores = rows[index] ?? new Float32Array();
     const num_classes = classifier.labels.length;
     return classifier.per_token
-      ? { index, num_classes, ...tokenClasses(given[index], text, scores, classifier) }
+      ? { index, num_classes, ...tokenClasses(given[index], name(index), text, scores, classifier) }
       : { index, num_classes, ...labelled(scores, classifier) };
   });
   return { ...identity("classify", model.name), object: "list", data, usage: usageOf(texts) };
@@ -102,13 +103,23 @@ function likeliest(probs: readonly number[], labels: readonly string[]): { label
   return { label: labels[probs.indexOf(Math.max(...probs))] ?? "", probs: [...probs] };
 }
 
-/** ``scores``: those of each token's labels, (T, L). ``given`` is the text, or not a string if the input is token ids. */
+/**
+ * ``scores``: those of each token's labels, (T, L). ``given`` is the text, or not a string if the input is token ids;
+ * ``name`` is its parameter. Throws RequestError if spans are asked for and the places of tokens are not known.
+ */
 function tokenClasses(
   given: unknown,
+  name: string,
   { ids, spans: characters }: ReadText,
   scores: Float32Array,
   { labels, transitions, activation }: ClassifierSpec,
 ): Required<Pick<Classification, "tokens">> & Pick<Classification, "spans"> {
+  if (transitions !== null && characters === null && typeof given === "string") {
+    throw new RequestError(
+      `${name} has characters in another form than its tokens, so that spans have no place in it; normalize it (NFC)`,
+      { param: name },
+    );
+  }
   const count = labels.length;
   const found = transitions === null ? null : labelSpans(labels, transitions, scores);
   const tokens = ids.map((id, token): TokenClass => {

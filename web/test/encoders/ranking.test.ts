@@ -3,7 +3,9 @@ import { expect, test, vi } from "vitest";
 import { classify } from "../../src/encoders/classify.js";
 import type { TokenText } from "../../src/encoders/encoder_model.js";
 import { rerank, score } from "../../src/encoders/ranking.js";
+import { EncoderTokenizer } from "../../src/encoders/tokenizer/encoder_tokenizer.js";
 import { Tokenizer } from "../../src/text/tokenizer.js";
+import { NO_TOKENS, byteLevelTokenizer } from "../text/tokenizers.js";
 import { CLASSIFIER, EMBEDDING, fakeEncoder } from "./fake_encoder.js";
 
 /** A reranker whose score is the number of tokens of type 1. */
@@ -205,6 +207,13 @@ test("spans have the characters of their tokens, without white space at their en
   const given = await classify(model, { input: [[0, 60, 97, 62]] }, {});
   expect(given.data[0]?.spans).toBeUndefined();
   expect(given.data[0]?.tokens?.map(({ label }) => label)).toEqual(["O", "B-name", "I-name", "E-name"]);
+  // No span may be left out in silence.
+  const json = JSON.stringify({ ...(JSON.parse(byteLevelTokenizer()) as object), normalizer: { type: "NFC" } });
+  const tokenizer = new EncoderTokenizer(json, NO_TOKENS, new Tokenizer(json, NO_TOKENS));
+  await expect(classify({ ...model, tokenizer }, { input: ["<a>", "<e\u0301>"] }, {})).rejects.toThrow(
+    "input[1] has characters in another form than its tokens",
+  );
+  expect((await classify({ ...model, tokenizer }, { input: "<é>" }, {})).data[0]?.spans).toHaveLength(1);
 });
 
 test.each([
