@@ -165,7 +165,7 @@ def add_tokenizer(writer: Any, architecture: str, content: Mapping[str, Any], vo
         "unknown": "[UNK]" if first == "[CLS]" else "<unk>",
     }
     for key, token in named.items():
-        if not (model["type"] == "WordPiece" and key in ("bos", "eos")):
+        if not (model["type"] == "WordPiece" and key == "eos"):
             writer.add_uint32(f"tokenizer.ggml.{key}_token_id", ids[token])
     if scored:
         scores = [score for _, score in model["vocab"]]

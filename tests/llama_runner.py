@@ -13,12 +13,14 @@ CONTEXT = 256
 
 
 class LlamaCpp:
-    def __init__(self, file: Path) -> None:
+    """``embeds``: the file makes vectors."""
+
+    def __init__(self, file: Path, *, embeds: bool = False) -> None:
         import xllamacpp
 
         params = xllamacpp.CommonParams()
         params.model.path = str(file)
-        params.n_ctx, params.n_parallel = CONTEXT, 1
+        params.n_ctx, params.n_parallel, params.embedding = CONTEXT, 1, embeds
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
         params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
         params.warmup = params.ui = False
@@ -42,6 +44,13 @@ class LlamaCpp:
         for each in first["top_logprobs"]:
             result[each["id"]] = each["logprob"]
         return result
+
+    def vector(self, text: Sequence[int] | str) -> npt.NDArray[np.float64]:
+        """A text's vector (E,), of length 1."""
+        given = text if isinstance(text, str) else list(text)
+        answer = self._server.handle_embeddings({"input": [given]})
+        assert "data" in answer, answer
+        return np.array(answer["data"][0]["embedding"])
 
     def _complete(self, prompt: Sequence[int] | str, tokens: int, **options: Any) -> dict[str, Any]:
         request = {

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import quant
-from ..arch import by_model_type, drafting
+from ..arch import by_model_type, drafting, encoder_of
 from ..bundle.folder import Bundle
 from ..bundle.manifest import DRAFT, GENERATE, Manifest
 from ..ir.graph import Graph, Parameter, Source
@@ -113,12 +113,14 @@ class BundleTensor:
 
 
 def bundle_tensors(bundle: Bundle) -> dict[str, BundleTensor]:
-    """The tensors by their names in the checkpoint. Raises UnsupportedModel for a bundle of embeddings or of rounded
-    activations, and BundleError for one whose weights this version does not know.
+    """The tensors by their names in the checkpoint. Raises UnsupportedModel for a decoder that makes embeddings or
+    scores, and for rounded activations, and BundleError for one whose weights this version does not know.
     """
     manifest = bundle.manifest
-    if GENERATE not in manifest.plans:
-        raise UnsupportedModel(f"{bundle.path}: makes embeddings; only bundles that generate text can be exported")
+    if GENERATE not in manifest.plans and encoder_of(manifest.spec.model_type) is None:
+        raise UnsupportedModel(
+            f"{bundle.path}: makes embeddings or scores; of decoders, only bundles that generate text can be exported"
+        )
     steps = [step for plan in manifest.plans.values() for step in plan.steps]
     parts = [part for step in steps for place in ("load", "store") for part in step.attrs.get(place, ())]
     if any(each == "fake_quantize" for each in (*(step.op for step in steps), *(part["op"] for part in parts))):
@@ -157,7 +159,11 @@ def parameters_of(bundle: Bundle) -> dict[str, Parameter]:
     manifest = bundle.manifest
     target = load_target(manifest.target)
     spec, sizes = manifest.spec, (manifest.page_size, manifest.context)
-    graphs = {GENERATE: by_model_type(spec.model_type).forward(spec, *sizes)}
+    encoder, task = encoder_of(spec.model_type), manifest.embedding or manifest.classifier
+    if encoder is not None and task is not None:
+        graphs = {manifest.plan_names[0]: encoder.encode(spec, manifest.context, task)}
+    else:
+        graphs = {GENERATE: by_model_type(spec.model_type).forward(spec, *sizes)}
     if spec.draft_layers:
         graphs[DRAFT] = drafting(spec.model_type).draft_tokens(spec, *sizes)
     fused = union(

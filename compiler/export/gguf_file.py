@@ -21,12 +21,14 @@ import numpy.typing as npt
 from ..arch.draft_heads import HEADS
 from ..bundle.folder import Bundle
 from ..bundle.new_folder import new_file
-from ..formats.gguf.architectures import ARCHITECTURES, architecture_for, relations_of
+from ..formats.gguf.architectures import KNOWN, architecture_for, relations_of
 from ..formats.gguf.attention import ROTATION
 from ..formats.gguf.block_types import BLOCK_TYPES
 from ..formats.gguf.checkpoint import open_gguf, read_model
+from ..formats.gguf.encoders import ENCODERS
 from ..formats.gguf.relations import Axes, Relation, Rows, Values
 from ..formats.gguf.tensors import moves_groups
+from ..formats.gguf.write_encoders import encoder_metadata, word_piece_metadata
 from ..formats.gguf.write_metadata import model_metadata, rotation_tensors, written_spec
 from ..formats.gguf.write_tokenizer import NO_TOKENIZER, tokenizer_metadata
 from ..formats.gguf.writer import NUMBER_OF, NewTensor, Value, write_header, write_tensors
@@ -44,6 +46,8 @@ Progress = Callable[[int, int], None]
 
 # Numbers of "general.file_type", by the type of most weights.
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "MXFP4": 38}
+# Tables whose rows llama.cpp adds only as floats.
+FLOAT_TABLES = ("position_embd.weight", "token_types.weight")
 # Architectures in which llama.cpp lets every token see all others, for any window of the model.
 WITHOUT_WINDOWS = ("llama", "phi3")
 
@@ -75,7 +79,7 @@ def export_gguf(
     spec = bundle.manifest.spec
     name = architecture_for(spec.model_type)
     if name is None:
-        known = sorted({each.model_type for each in ARCHITECTURES.values()} | {"mistral"})
+        known = sorted({each.model_type for each in KNOWN.values()} | {"mistral"})
         raise UnsupportedModel(
             f"{bundle.path}: a {spec.model_type} model cannot be exported as GGUF; exported are {', '.join(known)}"
         )
@@ -88,9 +92,14 @@ def export_gguf(
         "general.type": "model",
         "general.file_type": FILE_TYPES[kinds.most_common(1)[0][0]],
         "general.quantization_version": 2,
-        **model_metadata(name, spec_of_file(bundle)),
     }
-    if options.tokenizer:
+    if name in ENCODERS:
+        metadata |= encoder_metadata(name, spec, bundle.manifest.embedding or bundle.manifest.classifier)
+    else:
+        metadata |= model_metadata(name, spec_of_file(bundle))
+    if options.tokenizer and name in ENCODERS:
+        metadata |= word_piece_metadata(bundle.tokenizer_files(), spec.vocab_size)
+    elif options.tokenizer:
         files = bundle.tokenizer_files()
         metadata |= tokenizer_metadata(files, name, spec.vocab_size, spec.eos_token_ids, options.pre)
     else:
@@ -105,10 +114,23 @@ def export_gguf(
         if options.tokenizer:
             check_tokenizer(path, bundle, options.pre, note)
         write_tensors(path, list(zip(tensors, offsets, strict=True)), progress)
+    note_task(bundle, note)
     window = min((each for each in spec.windows if each is not None), default=None)
     if window is not None and name in WITHOUT_WINDOWS and window < spec.max_position_embeddings:
         note(f"llama.cpp does not apply this model's window: beyond {window} tokens, its answers differ")
     return Counter(tensor.kind for tensor in tensors)
+
+
+def note_task(bundle: Bundle, note: Note) -> None:
+    """Report what GGUF has no keys for, and what other programs assume instead."""
+    embedding = bundle.manifest.embedding
+    if embedding is not None and embedding.prompts:
+        names = ", ".join(each.name for each in embedding.prompts)
+        note(f"its prompts are left out ({names}): GGUF has no keys for them")
+    if embedding is not None and not embedding.normalize:
+        note("its vectors have any length, but llama.cpp scales those of all files to length 1")
+    if bundle.manifest.classifier is not None:
+        note(f"the activation of its scores ({bundle.manifest.classifier.activation}) is left out: llama.cpp has none")
 
 
 def spec_of_file(bundle: Bundle) -> ModelSpec:
@@ -140,9 +162,9 @@ def plan_tensors(bundle: Bundle, name: str, fallback: Fallback | None, note: Not
         tensors = {each: tensor for each, tensor in tensors.items() if each not in heads}
     if spec.factors != bundle.manifest.spec.factors or spec.residual_scale != bundle.manifest.spec.residual_scale:
         tensors = {each: tensor.as_stored for each, tensor in tensors.items()}
-    if ARCHITECTURES[name].scaled_ends:
+    if KNOWN[name].scaled_ends:
         tensors |= with_scaled_ends(bundle.manifest.spec, tensors)
-    relations = {tensor: each for each in relations_of(ARCHITECTURES[name], spec) for tensor in each.tensors}
+    relations = {tensor: each for each in relations_of(KNOWN[name], spec) for tensor in each.tensors}
     planned = [
         NewTensor(each, values.shape, "F32", lambda start, stop, values=values: values[start:stop])  # type: ignore[misc]
         for each, values in rotation_tensors(name, spec).items()
@@ -182,6 +204,8 @@ def plan_relation(
     """The file's tensors of a relation. Adds what no type holds exactly to ``inexact``."""
     if relation.values != "same":
         stored = [Exact("F32", partial(changed_rows, each, relation.values)) for each in tensors]
+    elif relation.files[0] in FLOAT_TABLES:
+        stored = [Exact("F32", each.rows) for each in tensors]
     else:
         stored = of_one_type(relation, tensors, fallback, inexact)
     kinds = {each.kind for each in stored}

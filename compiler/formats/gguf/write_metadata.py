@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ...ir.rope import inverse_frequencies
 from ...ir.spec import ModelSpec
-from .architectures import ARCHITECTURES
+from .architectures import ARCHITECTURES, KNOWN
 from .attention import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from .gemma4 import proportional_factors
 from .mixtures import SIGMOID, SOFTMAX_CHOSEN
@@ -26,7 +26,7 @@ def written_spec(architecture: str, spec: ModelSpec, *, has_factors_apart: bool)
     """The spec of the model whose weights are those of a file. The bundle's weights contain the factors of projections
     unless these are apart. Experts are multiplied by the factor of residuals when their results are added.
     """
-    if ARCHITECTURES[architecture].scaled_ends:
+    if KNOWN[architecture].scaled_ends:
         spec = replace(spec, embedding_scale=1.0, logit_scale=1.0)
     contains_factors = spec.experts is None and not has_factors_apart
     return replace(spec, residual_scale=1.0, factors={}) if contains_factors else spec
