@@ -47,6 +47,8 @@ ENDS = frozenset(
 def read_tokenizer(metadata: Metadata, vocab_size: int) -> tuple[TokenizerFiles, tuple[int, ...]]:
     """The tokenizer, and the ids of the tokens that end an answer. Raises CheckpointError and UnsupportedModel."""
     model = metadata.text("tokenizer.ggml.model")
+    if model == "none":
+        raise metadata.unsupported("holds no tokenizer ('tokenizer.ggml.model' is 'none'); use a file with one")
     vocabulary = _read_vocabulary(metadata, vocab_size)
     if model == "gpt2":
         content, bos = _byte_level(metadata, vocabulary)

@@ -152,6 +152,7 @@ def test_the_vocabularies_of_llama_cpp_give_the_ids_in_the_files_beside_them() -
         (["a", "a"], {}, CheckpointError, "the same token twice"),
         (["a", "b"], {"tokenizer_pre": "viking"}, UnsupportedModel, "'viking', a split of words that is not known"),
         (["a", "b"], {"tokenizer_model": "rwkv"}, UnsupportedModel, "a tokenizer of type 'rwkv' is not supported"),
+        ([], {"tokenizer_model": "none"}, UnsupportedModel, "holds no tokenizer"),
         (["a", "b"], {"token_merges": ["ab"]}, CheckpointError, "has 'ab', expected two tokens"),
         (["a", "b"], {"eos_token_id": 2}, CheckpointError, "'tokenizer.ggml.eos_token_id' is 2, but there are 2"),
         (["a", "b"], {"add_eos_token": True}, UnsupportedModel, "'tokenizer.ggml.add_eos_token' is True"),
