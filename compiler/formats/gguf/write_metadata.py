@@ -23,9 +23,11 @@ Floats = npt.NDArray[np.float32]
 
 
 def written_spec(architecture: str, spec: ModelSpec, *, has_factors_apart: bool) -> ModelSpec:
-    """The spec of the model whose weights are those of a file. The bundle's weights contain the factors of projections
-    unless these are apart. Experts are multiplied by the factor of residuals when their results are added.
+    """The spec of the model whose weights are those of a file, which has no heads that draft tokens. The bundle's
+    weights contain the factors of projections unless these are apart. Experts are multiplied by the factor of residuals
+    when their results are added.
     """
+    spec = replace(spec, draft_layers=0)
     if KNOWN[architecture].scaled_ends:
         spec = replace(spec, embedding_scale=1.0, logit_scale=1.0)
     contains_factors = spec.experts is None and not has_factors_apart

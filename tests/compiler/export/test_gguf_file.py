@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import CompileTiny, lacks
+from draft_heads import DraftHeads
 from gguf import GGUFReader
 from gguf_files import make_gguf
 from light_bundle import few_kernels, one_compilation
 from made_once import made_once, shared_folder
+from plain_target import compile_plain
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.demo import CHECKPOINT
@@ -210,6 +212,23 @@ def test_without_a_tokenizer_a_file_has_the_weights(bundles: Bundles, tmp_path: 
     read = GGUFReader(tmp_path / "x.gguf")
     assert read.fields["tokenizer.ggml.model"].contents() == "none"
     assert len(read.tensors) == len(bundle_tensors(bundle))
+
+
+def test_heads_that_draft_tokens_are_read_from_a_bundle_and_left_out_of_a_file(tmp_path: Path) -> None:
+    DraftHeads(tmp_path / "checkpoint")
+    bundle = compile_plain(tmp_path / "checkpoint", tmp_path / "bundle", "f32", 64)
+    given, stored = load(str(tmp_path / "checkpoint")), bundle_tensors(bundle)
+    own = {name for name in stored if name.startswith("mtp.")}
+    assert own == {name for name in given.tensors if name.startswith("mtp.")} > {"mtp.fc.weight", "mtp.norm.weight"}
+    for name, tensor in stored.items():
+        found = tensor.rows(np.arange(tensor.shape[0]))
+        expected = given.tensors[name].rows(0, given.tensors[name].shape[0]).reshape(found.shape)
+        # Norms are stored with 1 added.
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    notes: list[str] = []
+    export_gguf(bundle, tmp_path / "x.gguf", GgufOptions(tokenizer=False), note=notes.append)
+    assert notes == [f"the heads that draft tokens are left out (mtp.*, {len(own)} tensors): GGUF files get none"]
+    assert load(str(tmp_path / "x.gguf")).spec.draft_layers == 0
 
 
 def test_a_file_is_replaced_only_with_force(bundles: Bundles, tmp_path: Path) -> None:
