@@ -17,6 +17,7 @@ from plain_target import compile_plain
 from tiny_models import VOCAB_SIZE
 
 from nearfar.compiler.bundle.folder import Bundle
+from nearfar.compiler.ir.kv_format import KvName
 from nearfar.compiler.ir.sampling import Sampling
 from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import RequestError
@@ -132,10 +133,15 @@ def test_mixed_requests_get_the_tokens_of_transformers(family: str, tmp_path: Pa
         assert draft is None or stats.accepted_tokens == stats.drafted_tokens > 0
 
 
-def test_heads_of_a_model_draft_tokens_and_change_none(tmp_path: Path) -> None:
-    """Of seven requests in two waves, with prefixes in the cache, some are sampled. The small pool preempts."""
+@pytest.mark.parametrize("kv", ["activation", "q8"])
+def test_heads_of_a_model_draft_tokens_and_change_none(kv: KvName, tmp_path: Path) -> None:
+    """Of seven requests in two waves, with prefixes in the cache, some are sampled. The small pool preempts. The rows
+    that the model keeps for its heads are no keys and values, and stay as they are.
+    """
     make_with_heads(tmp_path / "checkpoint", agree=0.01)
-    bundle = compile_plain(tmp_path / "checkpoint", tmp_path / "bundle", "f32", CONTEXT)
+    bundle = compile_plain(tmp_path / "checkpoint", tmp_path / "bundle", "f32", CONTEXT, kv=kv)
+    words = {name for name, state in bundle.manifest.states.items() if state.dtype == "uint32"}
+    assert words == ({"layers.1.kv", "draft.layers.0.kv"} if kv == "q8" else set())
     random = np.random.default_rng(4)
     system = random.integers(1, VOCAB_SIZE, 21).tolist()
     prompts = [system[:length] + random.integers(1, VOCAB_SIZE, 8).tolist() for length in (21, 21, 18, 5)]
