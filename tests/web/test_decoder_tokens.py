@@ -40,6 +40,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gemma3_text": {"query_pre_attn_scalar": 4},
     # With experts on the second layer alone, answers repeat less.
     "qwen3_moe": {"num_hidden_layers": 2, "mlp_only_layers": [0], "num_experts": 8, "num_experts_per_tok": 2},
+    # As many heads of keys as of values, as in 0.8B and 2B: decoding takes one kernel for convolution and delta rule.
+    "qwen3_5_text": {"linear_num_key_heads": 4},
 }
 TIMEOUT_MS = 180_000
 SCRIPT = """async ([bundle, promptIds, maxTokens]) => {
