@@ -1,4 +1,4 @@
-"""Small graphs with one op each that has a state for each sequence."""
+"""Small graphs with one op each that has a state for each sequence, or rows that are kept for a model's heads."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ def state_graphs() -> Iterator[tuple[str, str, Build]]:
     yield "ssm_scan", "plain", partial(ssm_scan, 33, 20, wide=210, dt_start=3, z_start=10)
     yield "ssm_scan", "small", partial(ssm_scan, 7, 5)
     yield "ssm_scan", "deep", partial(ssm_scan, 9, 136, wide=20, dt_start=11)
+    yield "keep_rows", "of_tokens", partial(keep_rows, "S", ("PH", 4), slots=("S",))
+    yield "keep_rows", "of_slots", partial(keep_rows, "R", ("N",), sample_slots=("R", 2))
+    yield "join_kept", "plain", join_kept
 
 
 def causal_conv(taps: int, *, bias: bool = False, wide: int = 0, **attrs: Any) -> Graph:
@@ -88,3 +91,26 @@ def state_of_sequences(graph: Builder, shape: tuple[int, ...]) -> dict[str, str]
         "seq_starts": graph.value("seq_starts", (["add", "B", 1],), "int32"),
         "positions": graph.value("positions", ("S",), "int32"),
     }
+
+
+def keep_rows(rows: str, memory: tuple[Any, ...], **slots: tuple[Any, ...]) -> Graph:
+    graph = Builder()
+    inputs = {
+        "x": graph.value("x", (rows, COLUMNS)),
+        "weight": graph.vector("weight", COLUMNS),
+        "kept": graph.state("kept", (*memory, COLUMNS), "activation"),
+        **{name: graph.value(name, shape, "int32") for name, shape in slots.items()},
+    }
+    graph.add("keep_rows", inputs, eps=1e-5)
+    return graph
+
+
+def join_kept() -> Graph:
+    graph = Builder()
+    inputs = {
+        "x": graph.value("x", ("S", COLUMNS)),
+        "kept": graph.state("kept", ("PH", 4, COLUMNS), "activation"),
+        "own": graph.state("own", ("N", COLUMNS), "activation"),
+        "kept_rows": graph.value("kept_rows", ("S",), "int32"),
+    }
+    return graph.ends(graph.add("join_kept", inputs, name="y"))

@@ -19,7 +19,7 @@ WINDOW = 4096
 # They change the characters on each side of such a border by themselves.
 _LOCAL_NORMALIZERS = frozenset(
     ("BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Prepend", "Replace",
-     "StripAccents")
+     "Strip", "StripAccents")
 )  # fmt: skip
 _PLAIN = re.compile(r"[^\s▁]*")
 _MARK = r"[!-/:-@\[-`{-~]"
@@ -33,7 +33,11 @@ KINDS = (
     # Two ideographs, two marks, or a mark and a letter, which are words of their own for BERT.
     (r"(?<=[一-鿿])(?=[一-鿿])", (("日", "本"), ("中文", "字符"))),
     (f"(?<={_MARK})(?={_MARK})", tuple((f"a{mark}", ",b") for mark in punctuation)),
-    # Not of marks in the names of special tokens, such as "[CLS]".
+    # Not of marks in the names of special tokens, such as "</s>" and "[CLS]".
+    (
+        r"(?<=[!-.:;=?@\\^`{}~])(?=[!-.:;=?@\\^`{}~])",
+        tuple((f"a{mark}", ",b") for mark in punctuation if mark not in "/<>[]_|"),
+    ),
     (r"(?<=[!-.:;=?@\\^-`{-~])(?=[^\W_])", tuple((f"a{mark}", "b") for mark in "!.:;=?@\\^_`{~")),
 )
 

@@ -1,4 +1,6 @@
-"""The cases of ops that read the rows of sequences: over complete texts, and with a state for each sequence."""
+"""The cases of ops that read the rows of sequences: over complete texts, and with a state for each sequence; and
+those that pass rows to a model's heads.
+"""
 
 from __future__ import annotations
 
@@ -110,3 +112,27 @@ def state_cases() -> Iterator[StepCase]:
         inputs = {"xbc": ("float32", "S", 6 * value_dim + 2 * 2 * key_dim), "dt": ("float32", "S", 20 + 6 * value_dim)}
         inputs |= {"vectors": ("vector", 18), "state": ("float32", "Z", 6, value_dim, key_dim), **rows}
         yield StepCase(f"ssm_scan_{key_dim}", "ssm_scan", inputs, {"dt_start": 11, "z_start": 18}, batches)
+
+
+def kept_cases() -> Iterator[StepCase]:
+    """Rows of tokens, of which one has no slot, kept in pages of 4, and those of two samples, kept by slot."""
+    rows = {"slots": np.array([9, -1, 0], np.int32), "kept_rows": np.array([11, -1, -3], np.int32)}
+    dims = {"S": 3, "H": 3, "PH": 3, "N": 3}
+    for columns, activation in ((37, "float32"), (130, "float16")):
+        memory: Inputs = {"kept": ("activation", "PH", 4, columns)}
+        own = ("activation", "N", columns)
+        inputs: Inputs = {
+            "x": ("float32", "S", columns),
+            "weight": ("vector", columns),
+            **memory,
+            "slots": ("int32", "S"),
+        }
+        batch = Batch(dims, {"slots": rows["slots"]})
+        yield StepCase(f"keep_rows_{columns}", "keep_rows", inputs, {"eps": EPS}, [batch], activation)
+        inputs = {"x": ("float32", "R", columns), "weight": ("vector", columns), "kept": own}
+        inputs["sample_slots"] = ("int32", "R", 2)
+        batch = Batch({"R": 2, "N": 3}, {"sample_slots": np.array([[2, 7], [0, 7]], np.int32)})
+        yield StepCase(f"keep_slots_{columns}", "keep_rows", inputs, {"eps": EPS}, [batch], activation)
+        inputs = {"x": ("float32", "S", columns), **memory, "own": own, "kept_rows": ("int32", "S")}
+        batch = Batch(dims, {"kept_rows": rows["kept_rows"]})
+        yield StepCase(f"join_kept_{columns}", "join_kept", inputs, {}, [batch], activation)

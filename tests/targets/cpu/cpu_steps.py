@@ -49,6 +49,7 @@ STATES = {
     "append_kv": ("kv",),
     "attention": ("kv",),
     "sample": ("sampled", "counts"),
+    "keep_rows": ("kept",),
     **{name: op.states for name, op in states.OPS.items()},
 }
 PARAMETERS = ("matrix", "vector", "rope")

@@ -102,7 +102,12 @@ class Longest:
 TEXTS_OF_ONE_KIND = ["a ", "hello world ", "日本語中文", "!", "the boat. ", "f(x, y) ", "ab", "1", "é", "龘", "🦊👍"]
 # A long word of BERT is one token, and so are characters that Unigram does not know.
 _LONG = ("ab", "1", "é", "🦊👍")
-ONE_WORD = {"bert-cased": _LONG, "bert-uncased": _LONG, "xlm-roberta": ("龘",)}
+ONE_WORD = {
+    "bert-cased": _LONG,
+    "bert-uncased": _LONG,
+    "mpnet": _LONG,
+    **dict.fromkeys(("deberta-v2", "deberta-v3", "xlm-roberta"), ("龘",)),
+}
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -29,7 +29,11 @@ const KINDS: readonly Kind[] = [
     ],
   },
   { pattern: `(?<=${MARK})(?=${MARK})`, sides: Array.from(MARKS, (mark) => [`a${mark}`, ",b"] as const) },
-  // Not of marks in the names of special tokens, such as "[CLS]".
+  // Not of marks in the names of special tokens, such as "</s>" and "[CLS]".
+  {
+    pattern: "(?<=[!-.:;=?@\\\\^`{}~])(?=[!-.:;=?@\\\\^`{}~])",
+    sides: Array.from("!\"#$%&'()*+,-.:;=?@\\^`{}~", (mark) => [`a${mark}`, ",b"] as const),
+  },
   {
     pattern: `(?<=[!-.:;=?@\\\\^-\`{-~])(?=${WORD})`,
     sides: Array.from("!.:;=?@\\^_`{~", (mark) => [`a${mark}`, "b"] as const),
