@@ -40,8 +40,11 @@ LIMITS = {
     "adapters": (-1, 2),
     "token_types": (0, 2),
     "chosen": (-1, EXPERTS),
+    "kept_rows": (-4, 48),
 }
-DIMS = {"N": 4, "M": 2, "R": 5, "B": 3, "Z": 5}
+# Pages of kept rows have 4 rows.
+DIMS = {"N": 4, "M": 2, "R": 5, "B": 3, "Z": 5, "PH": 12}
+SAMPLE_SLOTS = [[3, 0], [-1, 0], [0, 0], [2, 0], [1, 0]]
 # The slots of the sequences' states: the first text begins, and one of the others is written where it was read.
 STATE_SLOTS = [[4, 0], [1, 3], [2, 2]]
 SIZES = (3, 33)
@@ -100,8 +103,7 @@ def case_of(name: str, row: Variant, step: Step, context: Context, activation: s
 
 def run_of(name: str, step: Step, context: Context, activation: str, size: int) -> Run:
     plan, rng, made = context.plan, random(f"{name}{size}"), OPS[step.op].result
-    assert made is not None
-    dims = {**DIMS, "S": size, "G": size}
+    dims = {**DIMS, "S": size, "G": size, "H": size}
     inputs: dict[str, Array] = {}
     bound: dict[str, Array] = {}
     # Three texts: one of a single token, one longer than a tile.
@@ -109,6 +111,9 @@ def run_of(name: str, step: Step, context: Context, activation: str, size: int) 
     of_texts: dict[str, Array] = {
         "seq_starts": starts,
         "positions": np.arange(size) - np.repeat(starts[:-1], np.diff(starts)),
+        # Some rows are not kept.
+        "slots": np.where(np.arange(size) % 5 == 1, -1, np.arange(size) * 7 % 48),
+        "sample_slots": np.array(SAMPLE_SLOTS),
     }
     if "state" in step.inputs:
         # The first text begins, and the others are continued.
@@ -149,7 +154,7 @@ def run_of(name: str, step: Step, context: Context, activation: str, size: int) 
     if "into" in inputs:
         before = bound.pop("into")
         inputs["into"] = before.astype(np.float32)
-    else:
+    elif made is not None:
         y = step.outputs[made]
         shape = [evaluate(extent, dims) for extent in plan.shape_of(y)]
         before = nothing(tuple(shape), context.dtype_of(y, activation))
@@ -160,7 +165,10 @@ def run_of(name: str, step: Step, context: Context, activation: str, size: int) 
     }
     bound |= {role: array.copy() for role, array in more.items()}
     inputs |= more
-    states = {role: inputs[role].copy() for role in OPS[step.op].states if role in ("state", "conv")}
+    changed = OPS[step.op].states if made is None else ("state", "conv")
+    states = {role: inputs[role].copy() for role in OPS[step.op].states if role in changed}
     result = OPS[step.op].run({**inputs, **states}, step.attrs)
+    if made is None:
+        return Run(dims, bound, states)
     assert result is not None
     return Run(dims, {**bound, made: before}, {made: result.astype(before.dtype), **more, **states})
