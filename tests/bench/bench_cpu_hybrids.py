@@ -12,6 +12,8 @@ The sources are in the package llama-cpp-python, which ``pip download --no-binar
     cmake -S vendor/llama.cpp -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_CURL=OFF
     ninja -C build llama-bench
 
+If its AMX code crashes, build it with GGML_NATIVE=OFF and the instruction sets that it may use, such as GGML_AVX512=ON.
+
 ``--prepare`` only writes the bundles and files, which later runs reuse.
 """
 
