@@ -36,6 +36,25 @@ class Tensor(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Shifted:
+    """A vector that is stored plus one."""
+
+    name: str
+    stored: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stored.shape
+
+    @property
+    def dtype(self) -> str:
+        return self.stored.dtype
+
+    def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        return self.stored.rows(start, stop) - np.float32(1)
+
+
+@dataclass(frozen=True, slots=True)
 class StoredMatrix:
     """A matrix (N, K) that the checkpoint stores quantized: a `Tensor` whose rows are also planes of a known format.
 

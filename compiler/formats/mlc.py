@@ -10,18 +10,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from ..arch import by_model_type
 from ..ir.spec import ModelSpec
 from ..runtime.errors import CheckpointError
 from ..runtime.text.tokenizer_files import TokenizerFiles
-from .checkpoint import Checkpoint, Tensor
+from .checkpoint import Checkpoint, Shifted, Tensor
 from .config import ConfigReader, require_skippable
 from .json_file import read_json_object
 from .mlc_params import MlcFormat, format_of, read_matrix, read_records, rows_of
@@ -169,25 +165,6 @@ def _notes(path: Path, config: Mapping[str, Any], tokenizer: TokenizerFiles) -> 
 
 
 # --- tensors ---
-
-
-@dataclass(frozen=True, slots=True)
-class Shifted:
-    """A vector that is stored plus one."""
-
-    name: str
-    stored: SafetensorsTensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.stored.shape
-
-    @property
-    def dtype(self) -> str:
-        return self.stored.dtype
-
-    def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
-        return self.stored.rows(start, stop) - np.float32(1)
 
 
 def _name(name: str) -> str:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from ..ir.spec import ModelSpec
 from ..quant.base import Array
 from ..runtime.errors import UnsupportedModel
-from .checkpoint import StoredMatrix, Tensor
+from .checkpoint import Shifted, StoredMatrix, Tensor
 
 # The modules of experts in a layer, and the names of their tensors: with "{}" for the expert, or stacked.
 SEPARATE = {
@@ -68,7 +68,7 @@ def transformers_tensors(tensors: Mapping[str, Tensor], spec: ModelSpec, where: 
         match = LAYER.fullmatch(name)
         renamed = dict(in_layer(match[1], match[2], tensors, spec)) if match is not None else {}
         if spec.model_type == "qwen3_5_text" and PLUS_ONE.fullmatch(name):
-            renamed = {name: Shifted(tensor)}
+            renamed = {name: Shifted(name, tensor)}
         found |= renamed or ({} if match is not None and is_part(match[2], spec) else {name: tensor})
     return found
 
@@ -169,25 +169,3 @@ def rows_of(tensor: Tensor, start: int, stop: int) -> npt.NDArray[np.float32]:
     first = start // each
     rows = tensor.rows(first, -(-stop // each)).reshape(-1, tensor.shape[2])
     return rows[start - first * each : stop - first * each]
-
-
-@dataclass(frozen=True, slots=True)
-class Shifted:
-    """A vector that is stored plus one."""
-
-    stored: Tensor
-
-    @property
-    def name(self) -> str:
-        return self.stored.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.stored.shape
-
-    @property
-    def dtype(self) -> str:
-        return self.stored.dtype
-
-    def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
-        return self.stored.rows(start, stop) - np.float32(1)
