@@ -4,6 +4,7 @@ config.json that only it reads, for a context.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from nearfar.compiler.ir.rope import rotary_dim
@@ -15,6 +16,7 @@ from .spec_facts import (
     has_bias,
     has_regular_full_layers,
     has_whole_query_scalar,
+    is_plain,
     layer_types,
     partial_rotary_factor,
     plain_windows_beside_full_layers,
@@ -35,6 +37,37 @@ def phi3_keys(spec: ModelSpec, context: int) -> dict[str, Any]:  # noqa: ARG001
     original = {"original_max_position_embeddings": spec.rope.original_max_position_embeddings}
     factor = {"partial_rotary_factor": partial_rotary_factor(spec)}
     return {**factor, **original} if spec.rope.scaling == "longrope" else factor
+
+
+def phi_keys(spec: ModelSpec, context: int) -> dict[str, Any]:  # noqa: ARG001
+    return {"layer_norm_eps": spec.rms_norm_eps, "partial_rotary_factor": partial_rotary_factor(spec)}
+
+
+def nemotron_keys(spec: ModelSpec, context: int) -> dict[str, Any]:
+    factor = {"norm_eps": spec.rms_norm_eps, "partial_rotary_factor": partial_rotary_factor(spec)}
+    return {**bias_keys(spec, context), **factor, "hidden_act": "relu2"}
+
+
+def seed_oss_keys(spec: ModelSpec, context: int) -> dict[str, Any]:
+    return {**bias_keys(spec, context), "attention_out_bias": spec.output_bias}
+
+
+def computes_minicpm(spec: ModelSpec) -> bool:
+    """mlx-lm scales the logits of a model with a head of its own, and divides by a whole number."""
+    base = spec.logit_scale * spec.hidden_size
+    return (
+        is_plain(spec)
+        and splits_hidden_size(spec)
+        and (spec.logit_scale == 1 if spec.tie_word_embeddings else math.isclose(base, round(base), rel_tol=1e-9))
+    )
+
+
+def minicpm_keys(spec: ModelSpec, context: int) -> dict[str, Any]:  # noqa: ARG001
+    return {
+        "scale_emb": spec.embedding_scale,
+        "scale_depth": spec.residual_scale * math.sqrt(spec.num_layers),
+        "dim_model_base": round(spec.logit_scale * spec.hidden_size),
+    }
 
 
 def ministral3_keys(spec: ModelSpec, context: int) -> dict[str, Any]:

@@ -27,6 +27,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "linear": ("dtype", "bias"),
     "rms_norm": ("eps", "dtype", "centered", "bias"),
     "add": (),
+    "activate": ("activation",),
     "gate": ("activation",),
     "gate_halves": ("activation",),
     "soft_cap": ("scale", "cap"),
@@ -81,8 +82,9 @@ class Forward:
         }
         self._ops: dict[str, Callable[[Node, dict[str, Any]], Any]] = {
             "embed": self._embed, "take_rows": self._take_rows, "slice_columns": self._slice_columns,
-            "rms_norm": self._rms_norm, "linear": self._linear, "add": self._add, "gate": self._gate,
-            "gate_halves": self._gate_halves, "soft_cap": self._soft_cap, "rope": self._rope, "scale": self._scale,
+            "rms_norm": self._rms_norm, "linear": self._linear, "add": self._add, "activate": self._activate,
+            "gate": self._gate, "gate_halves": self._gate_halves, "soft_cap": self._soft_cap, "rope": self._rope,
+            "scale": self._scale,
         }  # fmt: skip
 
     def run(self, inputs: Mapping[str, Any], spans: Sequence[Span], pages: Pages, sampled: Sequence[Span] = ()) -> Any:
@@ -132,6 +134,9 @@ class Forward:
 
     def _add(self, node: Node, values: dict[str, Any]) -> Any:
         return values[node.inputs["a"]] + values[node.inputs["b"]]
+
+    def _activate(self, node: Node, values: dict[str, Any]) -> Any:
+        return activated(node.attrs["activation"], values[node.inputs["x"]])
 
     def _gate(self, node: Node, values: dict[str, Any]) -> Any:
         return gated(node.attr("activation"), values[node.inputs["gate"]], values[node.inputs["up"]])

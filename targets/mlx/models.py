@@ -37,8 +37,14 @@ CONSIDERED = frozenset({
     "experts", "mixers", "states",
 })  # fmt: skip
 GRANITE_SCALES = frozenset({"attention_scale", "embedding_scale", "residual_scale", "logit_scale"})
-# Why mlx-lm's model of the same name has other logits.
+# Why mlx-lm's model of the same name has other logits, or cannot be loaded.
 REASONS = {
+    "apertus": "mlx-lm reads the factors of its activation as they were before softplus",
+    "gemma": "mlx-lm computes the exact GELU, the model its approximation with tanh",
+    "gpt2": "mlx-lm transposes its matrices when it loads them, but not the scales of integers",
+    "gpt_neox": "mlx-lm computes GELU's approximation with tanh, the model the exact one",
+    "olmo": "mlx-lm reads the tensors and keys of AI2's own package, hf_olmo",
+    "starcoder2": "mlx-lm computes the exact GELU, the model its approximation with tanh",
     "falcon_h1": "mlx-lm multiplies the weights by the factors of config.json when it converts a checkpoint",
     "gpt_oss": "mlx-lm rounds the bounds of YaRN's blend",
 }
@@ -269,6 +275,51 @@ MODELS = {
             and splits_hidden_size(spec)
             and rotates_whole_heads(spec)
         ),
+    ),
+    "mimo": Model(
+        "MiMoForCausalLM",
+        lambda spec: (
+            spec.qkv_bias
+            and not (spec.output_bias or spec.mlp_bias or spec.qk_norm)
+            and splits_hidden_size(spec)
+            and rotates_whole_heads(spec)
+        ),
+    ),
+    "seed_oss": Model(
+        "SeedOssForCausalLM",
+        lambda spec: not spec.qk_norm and rotates_whole_heads(spec),
+        families.seed_oss_keys,
+    ),
+    # Its attention has biases on queries, keys and values alone, and no scaling.
+    "helium": Model(
+        "HeliumForCausalLM",
+        lambda spec: (
+            not (spec.output_bias or spec.mlp_bias or spec.qk_norm)
+            and splits_hidden_size(spec)
+            and rotates_whole_heads(spec)
+        ),
+        families.bias_keys,
+        scalings=("none",),
+    ),
+    "minicpm": Model(
+        "MiniCPMForCausalLM",
+        families.computes_minicpm,
+        families.minicpm_keys,
+        fields=frozenset({"embedding_scale", "residual_scale", "logit_scale"}),
+    ),
+    "nemotron": Model(
+        "NemotronForCausalLM",
+        lambda spec: same_biases(spec) and not spec.qk_norm and rotates_by_factor(spec),
+        families.nemotron_keys,
+        activation="relu2",
+        scalings=("none",),
+    ),
+    "phi": Model(
+        "PhiForCausalLM",
+        lambda spec: not spec.tie_word_embeddings and splits_hidden_size(spec) and rotates_by_factor(spec),
+        families.phi_keys,
+        activation="gelu_tanh",
+        scalings=("none",),
     ),
     "qwen3": Model("Qwen3ForCausalLM", lambda spec: not has_bias(spec) and spec.qk_norm and rotates_whole_heads(spec)),
     "qwen3_moe": Model(

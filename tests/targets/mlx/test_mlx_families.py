@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from case_selection import names_in, usual_or_exhaustive
-from decoder_families import FAMILIES, HYBRIDS, TOKENS, WITH_EXPERTS, YARN, make_family
+from decoder_families import FAMILIES, HYBRIDS, PLAIN_FAMILIES, TOKENS, WITH_EXPERTS, YARN, make_family
 from plain_target import compile_plain
 from quantized_families import WIDE, logits_of
 from ragged import chunked_logits
@@ -55,12 +55,17 @@ CHANGES: dict[str, dict[str, Any]] = {
         "rope_parameters": {**YARN, "original_max_position_embeddings": 13, "llama_4_scaling_beta": 0.8},
     },
 }
-# mlx-lm's models compute only SiLU, and always round the bounds of YaRN's blend.
+# mlx-lm's models compute one activation each, and always round the bounds of YaRN's blend.
 REFUSED = {
     # Those that we have not compared with mlx-lm's.
     "granite_swa": "head size 24",
-    "nemotron": "activation relu2",
-    "phi": "activation gelu_tanh",
+    "gemma": "mlx-lm computes the exact GELU",
+    "gemma4_unified_text": "scaling proportional",
+    "gpt2": "transposes its matrices when it loads them",
+    "gpt_neox": "GELU's approximation with tanh, the model the exact one",
+    "olmo": "hf_olmo",
+    "apertus": "the factors of its activation as they were before softplus",
+    "starcoder2": "mlx-lm computes the exact GELU",
     "gemma4_experts": "; experts[;)]",
     "gpt_oss": "; experts; mlx-lm rounds the bounds of YaRN's blend",
     "falcon_h1": "mlx-lm multiplies the weights by the factors",
@@ -69,7 +74,7 @@ REFUSED = {
     "llama_yarn_mscale": "rotated with scaling yarn",
 }
 
-COMPUTED = [name for name in (*FAMILIES, *HYBRIDS) if name not in REFUSED]
+COMPUTED = [name for name in (*FAMILIES, *PLAIN_FAMILIES, *HYBRIDS) if name not in REFUSED]
 # Our runner computes neither experts nor states.
 RUN = [name for name in COMPUTED if name not in (*HYBRIDS, *WITH_EXPERTS)]
 # A mixture, states, and both.
@@ -92,10 +97,11 @@ GROUPED: dict[str, dict[str, Any]] = {
 }
 # They have every block: LayerNorms and sub-layers side by side; soft caps and norms behind sub-layers; windows; heads
 # of two sizes and shared keys and values; multipliers; YaRN; scaled queries; parts of heads and biases; two tables of
-# rotations. test_mlx_lm.py has GLM-4, Ernie 4.5 and HunYuan, and with Llama and Qwen the norms of queries and keys.
+# rotations; a feed-forward without a gate. test_mlx_lm.py has GLM-4, Ernie 4.5 and HunYuan, and with Llama and Qwen the
+# norms of queries and keys.
 USUAL = (
-    *BEYOND, "cohere2", "gemma2", "gemma3_text", "gemma4_text", "granite", "olmo3", "ministral3", "stablelm",
-    "phi3_long",
+    *BEYOND, "cohere2", "gemma2", "gemma3_text", "gemma4_text", "granite", "nemotron", "olmo3", "ministral3",
+    "stablelm", "phi3_long",
 )  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("mlx")
