@@ -33,7 +33,7 @@ TEXTS = (
 )
 PAIRS = (("What is a boat?", "A boat floats on water."), ("日本", "naïve 🦊"), ("a", ""))
 UNKNOWN = {"bert-uncased": "[UNK]", "bert-cased": "[UNK]", "mpnet": "[UNK]", "xlm-roberta": "<unk>",
-           "deberta-v2": "[UNK]", "deberta-v3": "[UNK]", "roberta": "<unk>", "qwen": None,
+           "deberta-v2": "[UNK]", "deberta-v3": "[UNK]", "albert": "<unk>", "roberta": "<unk>", "qwen": None,
            "gemma": "<unk>"}  # fmt: skip
 # Rules of a small normalization: from code points to code points.
 RULES = (("a\u0301", "á"), ("e\u0301", "é"), ("\ufb01", "fi"), ("①", "1"), ("\u3000", " "), ("\t", " "), ("\n", " "),
@@ -81,15 +81,15 @@ def tokenizers() -> dict[str, Any]:
     tokenizer.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>"])
     tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
     found["xlm-roberta"] = json.loads(tokenizer.to_str())
-    return found | mpnet_and_deberta(vocab, scored) | byte_pair_tokenizers()
+    return found | mpnet_deberta_and_albert(vocab, scored) | byte_pair_tokenizers()
 
 
-def mpnet_and_deberta(vocab: Mapping[str, int], scored: Sequence[tuple[str, float]]) -> dict[str, Any]:
-    """MPNet's, with these word pieces; and DeBERTa's, with these scored pieces: version 2 as transformers 5 writes it,
-    with punctuation split, and version 3 as most repositories have it.
+def mpnet_deberta_and_albert(vocab: Mapping[str, int], scored: Sequence[tuple[str, float]]) -> dict[str, Any]:
+    """MPNet's, with these word pieces; and with these scored pieces ALBERT's and DeBERTa's: version 2 as transformers 5
+    writes it, with punctuation split, and version 3 as most repositories have it.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
-    from transformers import DebertaV2Tokenizer, MPNetTokenizer
+    from transformers import AlbertTokenizer, DebertaV2Tokenizer, MPNetTokenizer
 
     own = ["<s>", "<pad>", "</s>", "[UNK]", *(word for word in vocab if not word.startswith("["))]
     mpnet = MPNetTokenizer({word: index for index, word in enumerate([*own, "<mask>"])})
@@ -104,7 +104,12 @@ def mpnet_and_deberta(vocab: Mapping[str, int], scored: Sequence[tuple[str, floa
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
     )
     third.add_special_tokens(["[PAD]", "[CLS]", "[SEP]", AddedToken("[UNK]", normalized=True), "[MASK]"])
-    backends = {"mpnet": mpnet.backend_tokenizer, "deberta-v2": second.backend_tokenizer, "deberta-v3": third}
+    specials = [("<pad>", 0.0), ("<unk>", 0.0), ("[CLS]", 0.0), ("[SEP]", 0.0), ("[MASK]", 0.0)]
+    albert = AlbertTokenizer([*specials, *scored[4:]], _spm_precompiled_charsmap=charsmap())
+    backends = {
+        "mpnet": mpnet.backend_tokenizer, "deberta-v2": second.backend_tokenizer, "deberta-v3": third,
+        "albert": albert.backend_tokenizer,
+    }  # fmt: skip
     return {name: json.loads(each.to_str()) for name, each in backends.items()}
 
 

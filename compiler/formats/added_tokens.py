@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..runtime.errors import CheckpointError
 from .config import is_integer
-from .json_file import read_json_object
+from .json_file import json_kind, read_json_object
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+Default = TypeVar("Default", bound=bool | None)
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -86,6 +87,28 @@ class TokenizerConfig:
         CheckpointError.
         """
         return _token_text(self.file(key), key, self.get(key))
+
+    def special(self, key: str, ids: Mapping[str, int], vocabulary: str) -> str:
+        """The text of a token such as cls_token. Raises CheckpointError if it has no id in the file ``vocabulary``."""
+        token = self.token_text(key)
+        if token is None or token not in ids:
+            file = self.path / vocabulary
+            raise CheckpointError(
+                f"{file}: has no token {token!r}, which is the {key!r}; download it again", file=str(file), key=key
+            )
+        return token
+
+    def flag(self, key: str, default: Default) -> bool | Default:
+        """True or false; ``default`` for no value or null. Raises CheckpointError for a value of another type."""
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            file = self.path / "tokenizer_config.json"
+            raise CheckpointError(
+                f"{file}: {key!r} is {value!r} ({json_kind(value)}), expected true or false", file=str(file), key=key
+            )
+        return value
 
 
 def read_tokenizer_config(path: Path) -> TokenizerConfig:

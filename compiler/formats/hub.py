@@ -13,11 +13,12 @@ from ..nearest import did_you_mean_folder
 from ..runtime.errors import CheckpointError
 from .gguf.names import choose_files
 from .hub_resume import fetch_large_files
+from .tokenizer_files import VOCABULARIES
 
 # owner/name, or owner/name:choice, where the choice is a GGUF file or its quantization.
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(\w[\w./-]*))?")
 # All files that we read are in the top folder, except those of modules and templates.
-_ALLOWED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt", "params_shard_*.bin"]
+_ALLOWED = ["*.safetensors", "*.json", "*.jinja", *VOCABULARIES, "params_shard_*.bin"]
 # Only if there are no other weights.
 _PYTORCH = ["pytorch_model*"]
 _WEIGHTS = ("*.safetensors", "params_shard_*.bin")

@@ -9,14 +9,14 @@ tokenizer_config.json has "legacy": false.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..runtime.errors import CheckpointError, UnsupportedModel, reason_of
-from .json_file import json_kind, reject_git_lfs_pointer
+from .added_tokens import TokenizerConfig
+from .json_file import reject_git_lfs_pointer
 from .protobuf import Damaged, fields, signed
 from .tokenizer_json import (
     BYTE,
@@ -29,6 +29,7 @@ from .tokenizer_json import (
     bpe,
     implied_merges,
     pieces_decoder,
+    precompiled,
     prefixed,
     surrounded,
 )
@@ -60,6 +61,11 @@ class SentencePieceModel:
     trainer: Mapping[str, Any]
     normalizer: Mapping[str, Any]
 
+    @property
+    def charsmap(self) -> bytes | None:
+        """The model's normalization, as SentencePiece compiles it; None if it has none."""
+        return self.normalizer["precompiled_charsmap"] or None
+
     def token(self, name: str) -> str | None:
         """The piece that is the model's "bos", "eos", "pad" or "unk" token, or None if the model lacks it."""
         number = self.trainer[f"{name}_id"]
@@ -80,10 +86,10 @@ class SentencePieceModel:
         return replace(self, vocabulary=Vocabulary(tokens, self.vocabulary.kinds))
 
 
-def tokenizer_content(model: SentencePieceModel, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a tokenizer.json. ``config``: the values of tokenizer_config.json. Raises CheckpointError."""
+def tokenizer_content(model: SentencePieceModel, config: TokenizerConfig) -> dict[str, Any]:
+    """The content of a tokenizer.json. Raises CheckpointError."""
     flags = {
-        key: _flag(model, config, key, default)
+        key: config.flag(key, default)
         for key, default in (
             ("add_prefix_space", bool(model.normalizer["add_dummy_prefix"])),
             ("legacy", True),
@@ -94,9 +100,9 @@ def tokenizer_content(model: SentencePieceModel, config: Mapping[str, Any]) -> d
     prefix = flags["add_prefix_space"]
     vocabulary = model.vocabulary
     ids = vocabulary.ids()
-    first = _named(config, "bos_token", model.token("bos")) if flags["add_bos_token"] else None
-    last = _named(config, "eos_token", model.token("eos")) if flags["add_eos_token"] else None
-    declared = config.get("added_tokens_decoder")
+    first = _named(config.values, "bos_token", model.token("bos")) if flags["add_bos_token"] else None
+    last = _named(config.values, "eos_token", model.token("eos")) if flags["add_eos_token"] else None
+    declared = config.values.get("added_tokens_decoder")
     values = declared.values() if isinstance(declared, dict) else ()
     named = [str(each.get("content")) for each in values if isinstance(each, dict)]
     return {
@@ -183,8 +189,8 @@ def _model(model: SentencePieceModel) -> dict[str, Any]:
 
 def _normalizer(model: SentencePieceModel, *, prefixes: bool) -> dict[str, Any] | None:
     steps: list[dict[str, Any]] = []
-    if charsmap := model.normalizer["precompiled_charsmap"]:
-        steps.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()})
+    if model.charsmap:
+        steps.append(precompiled(model.charsmap))
     if model.normalizer["remove_extra_whitespaces"]:
         for pattern, content in (("^ +| +$", ""), (" {2,}", " ")):
             steps.append({"type": "Replace", "pattern": {"Regex": pattern}, "content": content})
@@ -213,18 +219,6 @@ def _values(message: bytes, known: Mapping[str, tuple[int, Any]]) -> dict[str, A
 def _bytes(value: object) -> bytes:
     if not isinstance(value, bytes):
         raise Damaged("a number in place of a text")
-    return value
-
-
-def _flag(model: SentencePieceModel, config: Mapping[str, Any], key: str, default: bool) -> bool:
-    value = config.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        where = model.where.parent / "tokenizer_config.json"
-        raise CheckpointError(
-            f"{where}: {key!r} is {value!r} ({json_kind(value)}), expected true or false", file=str(where), key=key
-        )
     return value
 
 

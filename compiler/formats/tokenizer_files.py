@@ -1,6 +1,4 @@
-"""Reads the tokenizer's files of a checkpoint: tokenizer.json, tokenizer.model or a vocabulary, and the files that add
-to it.
-"""
+"""Reads the tokenizer's files of a checkpoint: tokenizer.json, or what one is made of, and the files that add to it."""
 
 from __future__ import annotations
 
@@ -15,9 +13,11 @@ from ..runtime.text.tokenizer_files import TokenizerFiles, load_backend
 from . import sentencepiece_model
 from .added_tokens import add_declared_tokens, declared_tokens, read_tokenizer_config
 from .chat_template_files import read_chat_template
-from .json_file import json_kind, read_json_object
-from .vocabulary_files import MERGES, VOCABULARY, WORD_PIECES, rules_of
+from .json_file import read_json_object
+from .vocabulary_files import MERGES, SENTENCE_PIECES, VOCABULARY, WORD_PIECES, rules_of
 
+# Tokenizers that are no JSON.
+VOCABULARIES = (MERGES, sentencepiece_model.FILE, WORD_PIECES, *SENTENCE_PIECES)
 # The tokens that a chat template may name.
 NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
 
@@ -35,7 +35,7 @@ def read_tokenizer_files(path: Path, vocab_size: int) -> TokenizerFiles:
     elif (path / sentencepiece_model.FILE).is_file():
         where = path / sentencepiece_model.FILE
         model = sentencepiece_model.read_sentencepiece(where).renamed(config.values)
-        content = sentencepiece_model.tokenizer_content(model, config.values)
+        content = sentencepiece_model.tokenizer_content(model, config)
         stored = json.dumps(content, ensure_ascii=False).encode()
         named = {f"{name}_token": model.token(name) for name in ("bos", "eos", "pad", "unk")}
     elif (rules := rules_of(config)) is not None:
@@ -45,16 +45,12 @@ def read_tokenizer_files(path: Path, vocab_size: int) -> TokenizerFiles:
     else:
         raise _bad(
             path,
-            f"has neither tokenizer.json nor {sentencepiece_model.FILE}, nor {VOCABULARY} with {MERGES}, nor "
-            f"{WORD_PIECES}; download the tokenizer too",
+            f"has neither tokenizer.json nor {sentencepiece_model.FILE}, nor {VOCABULARY} with {MERGES}, nor any of "
+            f"{', '.join((WORD_PIECES, *SENTENCE_PIECES))}; download the tokenizer too",
         )
     backend = load_backend(stored, where)
     _require_in_vocabulary(where, backend, vocab_size)
-    add_bos_token = config.values.get("add_bos_token")
-    if add_bos_token is not None and not isinstance(add_bos_token, bool):
-        config_file = path / "tokenizer_config.json"
-        shown = f"{add_bos_token!r} ({json_kind(add_bos_token)})"
-        raise _bad(config_file, f"'add_bos_token' is {shown}, expected true or false")
+    add_bos_token = config.flag("add_bos_token", None)
     known = [token.content for token in backend.get_added_tokens_decoder().values()]
     changed = add_declared_tokens(backend, declared_tokens(config, known), vocab_size)
     special = {key: config.token_text(key) if config.has(key) else default for key, default in named.items()}

@@ -69,13 +69,16 @@ def scored_pieces(pieces: Sequence[tuple[str, float]], unknown: int, charsmap: b
     normalization, as SentencePiece compiles it.
     """
     metaspace = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": True}
-    normalizer = None if charsmap is None else base64.b64encode(charsmap).decode()
     return {
-        "normalizer": normalizer and {"type": "Precompiled", "precompiled_charsmap": normalizer},
+        "normalizer": None if charsmap is None else precompiled(charsmap),
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]},
         "decoder": metaspace,
         "model": {"type": "Unigram", "unk_id": unknown, "vocab": list(map(list, pieces)), "byte_fallback": False},
     }
+
+
+def precompiled(charsmap: bytes) -> dict[str, Any]:
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}
 
 
 def implied_merges(vocabulary: Vocabulary, scores: Sequence[float] | None) -> list[list[str]]:
@@ -144,11 +147,13 @@ def surrounded(first: str | None, last: str | None, ids: dict[str, int]) -> dict
     return {"type": "TemplateProcessing", "single": single, "pair": [*single, *other], "special_tokens": special}
 
 
-def around_texts(first: str, last: str, ids: Mapping[str, int], *, doubled: bool) -> dict[str, Any]:
+def around_texts(
+    first: str, last: str, ids: Mapping[str, int], *, doubled: bool, trims: bool = False
+) -> dict[str, Any]:
     """What puts special tokens around a text, and one or with ``doubled`` two between those of a pair, whose second has
-    tokens of another type unless ``doubled``.
+    tokens of another type unless ``doubled``. ``trims``: the places of tokens are without the spaces in them.
     """
     ends = {"sep": (last, ids[last]), "cls": (first, ids[first])}
     if doubled:
-        return {"type": "RobertaProcessing", **ends, "trim_offsets": True, "add_prefix_space": False}
+        return {"type": "RobertaProcessing", **ends, "trim_offsets": trims, "add_prefix_space": False}
     return {"type": "BertProcessing", **ends}

@@ -1,7 +1,7 @@
 """Makes the tokenizer.json of a model whose folder has only a vocabulary: vocab.json and merges.txt (byte-level BPE),
-or vocab.txt (WordPiece). `tokenizer_class` of tokenizer_config.json or config.json says which rules are meant, or
-config.json's model_type; they are those of transformers' classes (models/*/tokenization_*.py), as are the special
-tokens of files that name none.
+vocab.txt (WordPiece), or an encoder's SentencePiece model (`encoder_pieces.py`). `tokenizer_class` of
+tokenizer_config.json or config.json says which rules are meant, or config.json's model_type; they are those of
+transformers' classes (models/*/tokenization_*.py), as are the special tokens of files that name none.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runtime.errors import CheckpointError, UnsupportedModel, reason_of
+from . import encoder_pieces
 from .added_tokens import TokenizerConfig
 from .byte_level import WORDS, byte_level
 from .config import is_integer
@@ -31,6 +32,8 @@ ROBERTA_TOKENS = {
     "bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>", "unk_token": "<unk>",
     "pad_token": "<pad>", "mask_token": "<mask>",
 }  # fmt: skip
+DEBERTA_TOKENS = {**BERT_TOKENS, "bos_token": "[CLS]", "eos_token": "[SEP]"}
+ALBERT_TOKENS = {**DEBERTA_TOKENS, "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +49,7 @@ def rules_of(config: TokenizerConfig) -> Rules | None:
     is not known.
     """
     path = config.path
-    found = [
-        classes
-        for files, classes in (((VOCABULARY, MERGES), BYTE_LEVEL), ((WORD_PIECES,), WORDPIECE))
-        if all((path / file).is_file() for file in files)
-    ]
+    found = [classes for files, classes in CLASSES_OF_FILES.items() if all((path / file).is_file() for file in files)]
     if not found:
         return None
     known = {name: rules for classes in found for name, rules in classes.items()}
@@ -81,8 +80,9 @@ def _qwen2(config: TokenizerConfig) -> dict[str, Any]:
 
 def _roberta(config: TokenizerConfig) -> dict[str, Any]:
     ids, merges = _vocabulary(config.path)
-    first, last = (_special(config, key, ids, VOCABULARY) for key in ("cls_token", "sep_token"))
-    return {**byte_level(WORDS["gpt-2"], ids, merges), "post_processor": around_texts(first, last, ids, doubled=True)}
+    first, last = (config.special(key, ids, VOCABULARY) for key in ("cls_token", "sep_token"))
+    around = around_texts(first, last, ids, doubled=True, trims=True)
+    return {**byte_level(WORDS["gpt-2"], ids, merges), "post_processor": around}
 
 
 def _bert(config: TokenizerConfig, *, doubled: bool = False) -> dict[str, Any]:
@@ -92,18 +92,13 @@ def _bert(config: TokenizerConfig, *, doubled: bool = False) -> dict[str, Any]:
     ids = {token: number for number, token in enumerate(tokens)}
     if len(ids) != len(tokens):
         raise _damaged(file, "has the same token twice")
-    first, last = (_special(config, key, ids, WORD_PIECES) for key in ("cls_token", "sep_token"))
-    flags = {}
-    for key, default in (("do_lower_case", True), ("tokenize_chinese_chars", True), ("strip_accents", None)):
-        flags[key] = config.values.get(key, default)
-        if not isinstance(flags[key], bool | None) or (flags[key] is None and default is not None):
-            raise _damaged(config.file(key), f"{key!r} is {flags[key]!r}, expected true or false")
+    first, last = (config.special(key, ids, WORD_PIECES) for key in ("cls_token", "sep_token"))
     parts = word_pieces(
         ids,
-        _special(config, "unk_token", ids, WORD_PIECES),
-        lowercases=flags["do_lower_case"],
-        strips_accents=flags["strip_accents"],
-        splits_chinese=flags["tokenize_chinese_chars"],
+        config.special("unk_token", ids, WORD_PIECES),
+        lowercases=config.flag("do_lower_case", True),
+        strips_accents=config.flag("strip_accents", None),
+        splits_chinese=config.flag("tokenize_chinese_chars", True),
     )
     return {**parts, "post_processor": around_texts(first, last, ids, doubled=doubled)}
 
@@ -117,10 +112,23 @@ WORDPIECE = {
     **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer"), Rules(BERT_TOKENS, _bert)),
     "MPNetTokenizer": Rules(MPNET_TOKENS, partial(_bert, doubled=True)),
 }
+SENTENCE_PIECES = {
+    encoder_pieces.XLM_ROBERTA: {"XLMRobertaTokenizer": Rules(ROBERTA_TOKENS, encoder_pieces.xlm_roberta)},
+    encoder_pieces.DEBERTA: {"DebertaV2Tokenizer": Rules(DEBERTA_TOKENS, encoder_pieces.deberta)},
+    encoder_pieces.ALBERT: {"AlbertTokenizer": Rules(ALBERT_TOKENS, encoder_pieces.albert)},
+}
+CLASSES_OF_FILES: Mapping[tuple[str, ...], Mapping[str, Rules]] = {
+    (VOCABULARY, MERGES): BYTE_LEVEL,
+    (WORD_PIECES,): WORDPIECE,
+    **{(file,): classes for file, classes in SENTENCE_PIECES.items()},
+}
 # The classes of models (transformers, models/auto/tokenization_auto.py).
 CLASSES = {
     **dict.fromkeys(("bert", "distilbert", "nomic_bert"), "BertTokenizer"),
     **dict.fromkeys(("qwen2", "qwen2_5_vl", "qwen2_vl", "qwen3", "qwen3_vl"), "Qwen2Tokenizer"),
+    **dict.fromkeys(("gte", "jina_embeddings_v3", "new", "xlm-roberta"), "XLMRobertaTokenizer"),
+    "albert": "AlbertTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
     "mpnet": "MPNetTokenizer",
     "roberta": "RobertaTokenizer",
 }
@@ -140,14 +148,6 @@ def _vocabulary(path: Path) -> tuple[dict[str, int], list[list[str]]]:
                 raise _damaged(path / MERGES, f"line {number} is {line!r}, expected two tokens that form a third")
             merges.append(pair)
     return ids, merges
-
-
-def _special(config: TokenizerConfig, key: str, ids: Mapping[str, int], file: str) -> str:
-    """A special token, which has an id."""
-    token = config.token_text(key)
-    if token is None or token not in ids:
-        raise _damaged(config.path / file, f"has no token {token!r}, which is the {key!r}")
-    return token
 
 
 def _lines(file: Path) -> list[str]:

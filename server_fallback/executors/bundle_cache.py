@@ -14,13 +14,12 @@ from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
+from nearfar.compiler.formats.tokenizer_files import VOCABULARIES
 from nearfar.compiler.pipeline.kernel_cache import cache_folder
 from nearfar.compiler.pipeline.options import CompileOptions
 
 ROOT = Path(__file__).parents[2]
 KEY_DIGITS = 16
-# Files of tokenizers, if there is no tokenizer.json.
-VOCABULARIES = ("merges.txt", "tokenizer.model", "vocab.txt")
 
 
 def bundle_path(checkpoint: Path, options: CompileOptions) -> Path:

@@ -36,6 +36,10 @@ def test_the_tables_are_those_of_the_library() -> None:
         "ACCENTS": lambda each: strip.normalize_str(f"a{each}") == "a",
         "PUNCTUATION": lambda each: [word for word, _ in divide.pre_tokenize_str(f"a{each}b")] == ["a", each, "b"],
     }
+    accents = normalizers.StripAccents()
     codes = [code for code in range(0x110000) if not 0xD800 <= code <= 0xDFFF]
     for name, holds in tests.items():
         assert {code for code in codes if holds(chr(code))} == characters_of(name), name
+    marks = {code for code in codes if accents.normalize_str(f"a{chr(code)}") == "a"}
+    assert marks - characters_of("ACCENTS") == characters_of("OTHER_MARKS")
+    assert marks > characters_of("ACCENTS")

@@ -204,7 +204,7 @@ def _around_texts(metadata: Metadata, vocabulary: Vocabulary, model: str) -> dic
             raise metadata.unsupported(f"'tokenizer.ggml.{key}' is missing, so its texts have no special tokens")
         metadata.expect(f"tokenizer.ggml.{key}", True)
     doubled = model != "bert" and first == "<s>"
-    return around_texts(first, last, vocabulary.ids(), doubled=doubled)
+    return around_texts(first, last, vocabulary.ids(), doubled=doubled, trims=model == "gpt2")
 
 
 def _present(metadata: Metadata, vocabulary: Vocabulary, token: str) -> str:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import struct
 import unicodedata
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from texts import CORPUS, TEXTS, random_texts
+from sentencepiece_files import trained
+from texts import TEXTS, random_texts
 from tokenizers import Tokenizer
 
 from nearfar.compiler.formats.sentencepiece_model import FILE
@@ -53,23 +52,16 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-@cache
-def trained(name: str) -> bytes:
-    stored = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([*CORPUS.read_text().splitlines(), *TEXTS[:5]]),
-        model_writer=stored,
-        **{"vocab_size": 900, "minloglevel": 2, **MODELS[name]},
-    )
-    return stored.getvalue()
+def of(name: str) -> bytes:
+    return trained(**{"vocab_size": 900, **MODELS[name]})
 
 
 def write(folder: Path, name: str, config: Mapping[str, Any] | None = None) -> Any:
     """Write a tokenizer.model and its tokenizer_config.json. Returns sentencepiece's reader."""
-    folder.joinpath(FILE).write_bytes(trained(name))
+    folder.joinpath(FILE).write_bytes(of(name))
     if config is not None:
         folder.joinpath("tokenizer_config.json").write_text(json.dumps(config))
-    return sentencepiece.SentencePieceProcessor(model_proto=trained(name))
+    return sentencepiece.SentencePieceProcessor(model_proto=of(name))
 
 
 def found(folder: Path) -> Tokenizer:
@@ -242,7 +234,7 @@ def test_odd_values_result_in_a_tokenizer_or_a_typed_error(key: str, tmp_path: P
 @pytest.mark.parametrize("name", ["gemma", "unigram_nfkc"])
 def test_mutated_models_result_in_a_tokenizer_or_a_typed_error(name: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
-    original = trained(name)
+    original = of(name)
     for _ in range(int(os.environ.get("NEARFAR_FUZZ_EXAMPLES", "40"))):
         data = bytearray(original)
         for at in rng.integers(0, len(data), rng.integers(1, 4)):

@@ -160,7 +160,7 @@ def test_damaged_files_are_named(file: str, content: bytes, message: str, tmp_pa
     [
         ("[UNK]\n[SEP]\n", {}, r"vocab\.txt: has no token '\[CLS\]', which is the 'cls_token'"),
         ("[UNK]\n[CLS]\n[SEP]\n[CLS]\n", {}, "has the same token twice"),
-        ("[UNK]\n[CLS]\n[SEP]\n", {"do_lower_case": "yes"}, "'do_lower_case' is 'yes', expected true or false"),
+        ("[UNK]\n[CLS]\n[SEP]\n", {"do_lower_case": "yes"}, "'do_lower_case' is 'yes' .string., expected true"),
     ],
 )
 def test_damaged_word_pieces_are_named(words: str, values: dict[str, Any], message: str, tmp_path: Path) -> None:

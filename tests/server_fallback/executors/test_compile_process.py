@@ -68,7 +68,7 @@ def test_the_cache_folder_depends_on_every_input_of_a_bundle(
     paths.append(bundle_path(folder, OPTIONS))
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     paths.append(bundle_path(folder, OPTIONS))
-    for name in ("tokenizer.model", "merges.txt", "vocab.txt"):
+    for name in ("tokenizer.model", "merges.txt", "vocab.txt", "spm.model"):
         (folder / name).write_text("a vocabulary")
         paths.append(bundle_path(folder, OPTIONS))
     assert len(set(paths)) == len(paths)

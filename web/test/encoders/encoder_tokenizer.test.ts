@@ -78,7 +78,8 @@ describe.each(Object.keys(VECTORS.tokenizers))("%s", (name) => {
     ...["a ", "hello, world. ", "f(x, y) ", "日本語中文"],
     // Two marks may be a part of MPNet's "</s>".
     ...(name === "mpnet" ? [] : ["!"]),
-    ...(isBert ? ["a.b_"] : ["ab", "1", "é", "🦊👍"]),
+    // ALBERT's normalizer changes the number of characters of a long word with accents.
+    ...(isBert ? ["a.b_"] : ["ab", "1", "🦊👍", ...(name === "albert" ? [] : ["é"])]),
     ...(isBytePair ? ["龘", "\u200d", " ", "\n", "日AA", "a!'ll"] : []),
   ])("of many %j, no more is read than a context may need", (text) => {
     const { ids, isBeginning } = tokenizer.tokens(text.repeat(200_000 / text.length), 256);

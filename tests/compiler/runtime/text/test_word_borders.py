@@ -100,12 +100,14 @@ class Longest:
 
 
 TEXTS_OF_ONE_KIND = ["a ", "hello world ", "日本語中文", "!", "the boat. ", "f(x, y) ", "ab", "1", "é", "龘", "🦊👍"]
-# A long word of BERT is one token, and so are characters that Unigram does not know.
+# A long word of BERT is one token, and so are characters that Unigram does not know. ALBERT's normalizer changes the
+# number of characters of a long word with accents.
 _LONG = ("ab", "1", "é", "🦊👍")
 ONE_WORD = {
     "bert-cased": _LONG,
     "bert-uncased": _LONG,
     "mpnet": _LONG,
+    "albert": ("é", "龘"),
     **dict.fromkeys(("deberta-v2", "deberta-v3", "xlm-roberta"), ("龘",)),
 }
 

@@ -3,7 +3,7 @@
 import type { Aligned } from "./aligned.js";
 import { normalizeForm, replaceEach, replaceRanges, slice } from "./aligned.js";
 import { Charsmap } from "./charsmap.js";
-import { ACCENTS, CONTROLS, isCjk, isSpace } from "./unicode_tables.js";
+import { ACCENTS, CONTROLS, OTHER_MARKS, isCjk, isSpace } from "./unicode_tables.js";
 
 export type Normalizer = (text: Aligned) => Aligned;
 
@@ -41,6 +41,8 @@ export function normalizerOf(part: Part | null | undefined): Normalizer {
       return replacer(part);
     case "Strip":
       return (text) => strip(text, part.strip_left === true, part.strip_right === true);
+    case "StripAccents":
+      return (text) => without(text, ACCENTS, OTHER_MARKS);
     case "Prepend":
       return (text) => (text.chars.length === 0 ? text : prepend(text, String(part.prepend)));
     default:
@@ -70,12 +72,16 @@ function bertNormalizer(part: Part): Normalizer {
     let result = text;
     if (part.clean_text === true) result = replaceEach(result, clean);
     if (part.handle_chinese_chars === true) result = replaceEach(result, spaced);
-    if (strips)
-      result = replaceEach(normalizeForm(result, "NFD"), (character) =>
-        ACCENTS.has(character.codePointAt(0) ?? 0) ? "" : character,
-      );
+    if (strips) result = without(normalizeForm(result, "NFD"), ACCENTS);
     return lowers ? lowercase(result) : result;
   };
+}
+
+function without(text: Aligned, ...sets: readonly (typeof ACCENTS)[]): Aligned {
+  return replaceEach(text, (character) => {
+    const code = character.codePointAt(0) ?? 0;
+    return sets.some((set) => set.has(code)) ? "" : character;
+  });
 }
 
 /** Character by character, so that a sigma at the end of a word has no form of its own. */

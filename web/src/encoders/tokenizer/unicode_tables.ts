@@ -44,6 +44,17 @@ export const ACCENTS = new CharacterSet(
     "1 2e 7 3 0 2 1 2z 0 2 0 3 5 2 0 2u 2 3 3 2 4 gjp 4 1o 6 ux 3 f7v 1 43t 2 i 7 3 6 v 3 45 2 1j0 1i 5 1d 9 " +
     "0 f 0 n 4 2 e 2sh 6 gzl6 6n",
 );
+/** What "StripAccents" removes besides: other marks (Mc, Me), and marks of later versions. */
+export const OTHER_MARKS = new CharacterSet(
+  "w8 1 uj d y 0 1k 0 3 2 9 3 2 1 1f 1 1n 2 7 1 3 1 b 0 18 0 1n 2 1v 0 1n 2 9 0 2 1 1i 1 1n 0 2 0 7 1 3 1 b 0 " +
+    "2v 1 2 1 4 2 2 2 b 0 16 2 1q 3 1q 1 1n 0 2 4 3 1 2 1 a 1 18 1 1n 2 6 2 2 2 b 0 17 1 24 2 7 7 j 1 97 1 1s 0 " +
+    "4s 1 5 0 7 0 3 1 q 1 b 2 3 6 m 1 3 5 3 0 b 2 1ei 0 8 7 2 1 59 1 4d 3 3 2 5 1 2 5 69 1 1n 0 2 0 a 0 2 1 9 5 " +
+    "24 0 1y 0 1d 0 6 0 2 4 2 1 1q 0 v 0 5 1 3 0 1p 0 3 2 2 0 4 1 1d 7 9 1 4s 0 h 1 7c 0 ki 3 2 2 30q 1 ncx 2 " +
+    "c1 1 3 0 2h 1 1f f 2 0 3x 1 1c 0 1d 1 5 1 2 3 33 1 3 1 p 0 1a 0 2 0 32 0 3 1 6 0 6m 1 2 1 2 1 2 0 jro 0 2 " +
+    "0 3k 0 1a 2 5 1 38 0 2e 0 1d 2 a 1 30 2 4 1 2 0 9 0 4i 2 w 1 1n 1 2 3 3 1 3 2 a 0 b 1 5u h 2y 2 7 0 2 3 3 " +
+    "0 6m 2 7 3 3 0 36 2 9 1 2 0 32 0 2 1 7 0 2y 1 5 0 zt 7 2 7 2b l 2 d gbf 19 jc7 1 7 5 2vi 6 2 g 3 6 2 1 2 4 " +
+    "1sq 6",
+);
 /** Punctuation that BERT's pre-tokenizer isolates: that of ASCII, and the categories P. */
 export const PUNCTUATION = new CharacterSet(
   "x e b 6 r 5 r 3 z 0 6 0 4 0 b 1 4 0 4 0 jj 0 9 0 cz 5 16 1 1g 0 2 0 3 0 3 0 19 1 l 1 2 1 e 0 3 1 23 3 2v " +
