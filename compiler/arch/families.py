@@ -33,7 +33,7 @@ REASONS = {
     "muse_glimmer_text": "its attention's results have a gate for each element, and its norms two epsilons",
 }
 # Supported families whose published models have residual streams beyond float16's range.
-LARGE_ACTIVATIONS = ("embedding_gemma2_text", "gemma2", "gemma3_text", "gemma4_text")
+LARGE_ACTIVATIONS = ("embedding_gemma2_text", "gemma2", "gemma3_text", "gemma4_text", "gemma4_unified_text")
 
 
 def known_types() -> Mapping[str, tuple[str, str | None]]:

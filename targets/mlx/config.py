@@ -41,8 +41,12 @@ def write_config(
     keys = model.keys(spec, context)
     read = {
         **sizes(spec),
-        # The Gemmas have a key of their own.
-        "hidden_act": "silu" if model.activation == "silu" else "gelu_pytorch_tanh",
+        # The Gemmas have a key of their own, and Nemotron's activation a name of its own.
+        **(
+            {}
+            if "hidden_activation" in keys
+            else {"hidden_act": "silu" if model.activation == "silu" else "gelu_pytorch_tanh"}
+        ),
         "max_position_embeddings": longest_sequence(spec, context, windows),
         "rms_norm_eps": spec.rms_norm_eps,
         **({} if "rope_parameters" in keys else rope_keys(spec.rope, spec.head_dim, context)),

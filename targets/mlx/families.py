@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from nearfar.compiler.ir.rope import rotary_dim
-from nearfar.compiler.ir.spec import ModelSpec
+from nearfar.compiler.ir.spec import ExpertSpec, ModelSpec
 
 from .rope_config import rope_parameters
 from .spec_facts import (
@@ -190,6 +190,9 @@ def gemma4_keys(spec: ModelSpec, context: int) -> dict[str, Any]:
         "hidden_activation": "gelu_pytorch_tanh",
         "head_dim": window_head_dim,
         "global_head_dim": spec.head_dim,
+        "num_key_value_heads": spec.window_num_kv_heads or spec.num_kv_heads,
+        "num_global_key_value_heads": spec.num_kv_heads,
+        "attention_k_eq_v": spec.keys_are_values,
         "rope_parameters": {
             "full_attention": full,
             "sliding_attention": rope_parameters(window_rope, window_head_dim, context),
@@ -201,6 +204,16 @@ def gemma4_keys(spec: ModelSpec, context: int) -> dict[str, Any]:
         "hidden_size_per_layer_input": spec.per_layer_size,
         "vocab_size_per_layer_input": spec.per_layer_vocab_size,
         "final_logit_softcapping": spec.logit_softcap,
+        "enable_moe_block": spec.experts is not None,
+        **({} if spec.experts is None else gemma4_expert_keys(spec.experts)),
+    }
+
+
+def gemma4_expert_keys(experts: ExpertSpec) -> dict[str, Any]:
+    return {
+        "num_experts": experts.number,
+        "top_k_experts": experts.chosen,
+        "moe_intermediate_size": experts.intermediate_size,
     }
 
 
@@ -212,7 +225,9 @@ def computes_gemma4(spec: ModelSpec) -> bool:
         and spec.attention_scale == 1
         and spec.tie_word_embeddings
         and len(window_sizes(spec)) <= 1
-        and spec.window_num_kv_heads in (None, spec.num_kv_heads)
+        # mlx-lm reads a second number of heads only with the key of shared values.
+        and (spec.keys_are_values or spec.window_num_kv_heads in (None, spec.num_kv_heads))
+        and (spec.experts is None or (spec.experts.router == "softmax" and spec.experts.normalized))
         and spec.shared_intermediate_size in (None, spec.intermediate_size, 2 * spec.intermediate_size)
         and (rotates_whole_heads(spec) or spec.rope.scaling == "proportional")
         and rotates_by_factor(spec)

@@ -136,6 +136,35 @@ def rounded(value: float, dtype: str) -> float:
     return float(np.dtype(dtype).type(value))
 
 
+# Gemma 4 and its unified form, whose text models are one.
+GEMMA4 = Model(
+    "Gemma4ForCausalLM",
+    families.computes_gemma4,
+    families.gemma4_keys,
+    fields=frozenset(
+        {
+            "attention_scale",
+            "embedding_scale",
+            "logit_softcap",
+            "window_rope",
+            "window_head_dim",
+            "window_num_kv_heads",
+            "num_kv_shared_layers",
+            "shared_intermediate_size",
+            "per_layer_size",
+            "per_layer_vocab_size",
+            "experts",
+            "keys_are_values",
+        }
+    ),
+    activation="gelu_tanh",
+    scalings=("none", "linear", "proportional"),
+    windows="own",
+    embedding_scale=root_of_hidden_size,
+    model_type="gemma4_text",
+)
+
+
 MODELS = {
     "llama": Model(
         "LlamaForCausalLM",
@@ -213,20 +242,8 @@ MODELS = {
         windows="own",
         embedding_scale=lambda spec: as_bfloat16(root_of_hidden_size(spec)),
     ),
-    "gemma4_text": Model(
-        "Gemma4ForCausalLM",
-        families.computes_gemma4,
-        families.gemma4_keys,
-        fields=frozenset({
-            "attention_scale", "embedding_scale", "logit_softcap", "window_rope", "window_head_dim",
-            "window_num_kv_heads", "num_kv_shared_layers", "shared_intermediate_size", "per_layer_size",
-            "per_layer_vocab_size",
-        }),
-        activation="gelu_tanh",
-        scalings=("none", "linear", "proportional"),
-        windows="own",
-        embedding_scale=root_of_hidden_size,
-    ),
+    "gemma4_text": GEMMA4,
+    "gemma4_unified_text": GEMMA4,
     "ernie4_5": Model(
         "Ernie4_5ForCausalLM",
         lambda spec: spec.qkv_bias == spec.output_bias == spec.mlp_bias and not spec.qk_norm,
@@ -252,8 +269,15 @@ MODELS = {
         fields=frozenset({"logit_scale", "unrotated"}),
         scalings=("none",),
         windows="own",
+        unread=frozenset({"rms_norm_eps"}),
     ),
-    "stablelm": Model("StableLmForCausalLM", families.computes_stablelm, families.stablelm_keys, scalings=("none",)),
+    "stablelm": Model(
+        "StableLmForCausalLM",
+        families.computes_stablelm,
+        families.stablelm_keys,
+        scalings=("none",),
+        unread=frozenset({"head_dim", "rms_norm_eps"}),
+    ),
     "phi3": Model(
         "Phi3ForCausalLM",
         lambda spec: (
@@ -264,6 +288,7 @@ MODELS = {
         ),
         families.phi3_keys,
         scalings=("none", "longrope"),
+        unread=frozenset({"head_dim"}),
     ),
     "qwen2": Model(
         "Qwen2ForCausalLM",
@@ -313,6 +338,7 @@ MODELS = {
         families.nemotron_keys,
         activation="relu2",
         scalings=("none",),
+        unread=frozenset({"rms_norm_eps"}),
     ),
     "phi": Model(
         "PhiForCausalLM",
@@ -320,6 +346,7 @@ MODELS = {
         families.phi_keys,
         activation="gelu_tanh",
         scalings=("none",),
+        unread=frozenset({"rms_norm_eps"}),
     ),
     "qwen3": Model("Qwen3ForCausalLM", lambda spec: not has_bias(spec) and spec.qk_norm and rotates_whole_heads(spec)),
     "qwen3_moe": Model(
