@@ -11,6 +11,7 @@ from ..formats.decoder_tensors import XIELU
 from ..ir.spec import ModelSpec
 from . import decoder
 from .decoder_config import read_decoder_config
+from .rope_config import rope_sections
 
 __all__ = ["forward", "read_config"]
 
@@ -39,14 +40,14 @@ def read_config(config: ConfigReader) -> ModelSpec:
     config.expect("mlp_bias", False)
     config.expect("post_norm", False)
     config.expect("qk_norm", True)
-    if config.section("rope_parameters") is None and config.section("rope_scaling") is None:
+    if not rope_sections(config):
         if config.has("rope_scaling"):
             raise config.unsupported(
                 "rope_scaling",
-                "'rope_scaling' is null, which transformers 4 reads as a plain rotation and transformers 5 as the "
-                "published one; write the rotation as 'rope_parameters'",
+                "'rope_scaling' is null or empty, which transformers 4 reads as a plain rotation and transformers 5 as "
+                "the published one; write the rotation as 'rope_parameters'",
             )
-        config = config.renamed({"rope_parameters": "rope_scaling"}).with_defaults({"rope_parameters": ROPE})
+        config = config.with_values({"rope_parameters": ROPE})
     return read_decoder_config(
         config,
         # The layers have an op in place of an activation.

@@ -14,6 +14,7 @@ from . import decoder
 from .decoder_config import read_decoder_config, read_layer_types, windows_of
 from .expert_config import HARMLESS, read_experts
 from .experts import ExpertNames
+from .rope_config import rope_sections
 
 __all__ = ["forward", "read_config"]
 
@@ -45,9 +46,9 @@ def read_gpt_oss(
     config: ConfigReader, windows: tuple[int | None, ...], *, harmless: frozenset[str] = frozenset()
 ) -> ModelSpec:
     """The spec of a model with these windows."""
-    if all(config.section(key) is None for key in ("rope_parameters", "rope_scaling")):
+    if not rope_sections(config):
         # Null is as absent, and 'rope_theta' alone is that of the default rotation.
-        config = config.renamed({"rope_parameters": "rope_scaling"}).with_defaults({"rope_parameters": DEFAULT_ROPE})
+        config = config.with_values({"rope_parameters": DEFAULT_ROPE})
     config = config.with_defaults({"head_dim": 64})
     bias = config.flag("attention_bias", default=True)
     experts = read_experts(

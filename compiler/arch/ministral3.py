@@ -6,7 +6,7 @@ from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from .decoder import forward
 from .decoder_config import even_head_dim, read_decoder_config, read_sliding_window
-from .rope_config import RopeSizes, read_rope
+from .rope_config import RopeSizes, read_rope, rope_sections
 
 __all__ = ["forward", "read_config"]
 
@@ -24,8 +24,8 @@ ROPE = {
 
 def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "ministral3"."""
-    if not any(map(config.has, ("rope_parameters", "rope_scaling", "rope_theta"))):
-        config = config.with_defaults({"rope_parameters": ROPE})
+    if not rope_sections(config):
+        config = config.with_values({"rope_parameters": ROPE})
     head_dim = even_head_dim(config, config.optional_integer("head_dim", absent=128))
     ignored = frozenset({"max_position_embeddings"})
     sizes = RopeSizes(head_dim, config.integer("max_position_embeddings"), scales_queries=True, ignored=ignored)

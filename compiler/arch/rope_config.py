@@ -44,16 +44,18 @@ def read_rope(config: ConfigReader, sizes: RopeSizes) -> RopeSpec:
     factor = _rotated_factor(config, sizes)
     # Phi-3 stores the original length beside the section, where it takes precedence.
     original = config.optional_integer("original_max_position_embeddings")
-    readings = [
-        _read_section(section, sizes, theta, factor, original)
-        for section in (config.section("rope_parameters"), config.section("rope_scaling"))
-        if section is not None
-    ]
+    readings = [_read_section(section, sizes, theta, factor, original) for section in rope_sections(config)]
     if len(readings) == 2 and readings[0] != readings[1]:
         raise config.contradiction("rope_scaling", "'rope_parameters' and 'rope_scaling' disagree")
     if readings:
         return readings[0]
     return RopeSpec(theta=theta or sizes.default_theta, rotary_dim=_rotary_dim(config, factor, sizes))
+
+
+def rope_sections(config: ConfigReader) -> list[ConfigReader]:
+    """Those of the two spellings that are present. transformers 5 reads an empty 'rope_scaling' as an absent one."""
+    new, old = config.section("rope_parameters"), config.section("rope_scaling")
+    return [section for section in (new, old if old is not None and old.keys() else None) if section is not None]
 
 
 def longest_context(config: ConfigReader, rope: RopeSpec, positions: int) -> int:

@@ -154,6 +154,10 @@ class ConfigReader:
         """The same reader, with defaults for absent keys."""
         return self._with({**defaults, **self._values})
 
+    def with_values(self, values: Mapping[str, Any]) -> ConfigReader:
+        """The same reader, with other values of keys."""
+        return self._with({**self._values, **values})
+
     def renamed(self, names: Mapping[str, str]) -> ConfigReader:
         """The same reader, with the values of the keys in ``names`` under other keys.
 

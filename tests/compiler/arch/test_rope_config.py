@@ -71,8 +71,17 @@ def test_the_rotation_of_apertus_is_the_published_one_unless_its_file_has_anothe
     absent = without(APERTUS_8B, "rope_scaling", "rope_theta")
     assert read(APERTUS_8B).rope == read(absent).rope == read(absent, rope_parameters=None).rope
     assert read(APERTUS_8B, rope_scaling={"type": "default"}).rope == RopeSpec(theta=12e6)
-    with pytest.raises(UnsupportedModel, match="'rope_scaling' is null, which transformers 4 reads as"):
-        read(APERTUS_8B, rope_scaling=None)
+    for neither in (None, {}):
+        with pytest.raises(UnsupportedModel, match="'rope_scaling' is null or empty, which transformers 4 reads as"):
+            read(APERTUS_8B, rope_scaling=neither)
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "ministral-3-3b-instruct", "qwen3-0.6b"])
+def test_an_empty_rope_scaling_is_read_as_an_absent_one(name: str) -> None:
+    published = json.loads((PUBLISHED / f"{name}.json").read_text())
+    published = published.get("text_config", published)
+    absent = without(published, "rope_scaling", "rope_parameters")
+    assert read(absent, rope_scaling={}) == read(absent) == read(absent, rope_scaling=None)
 
 
 def test_llama3_scaling_without_an_original_length_uses_the_longest_position() -> None:
