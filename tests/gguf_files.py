@@ -49,6 +49,10 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "phi2": ("Phi", {}),
     "seed_oss": ("SeedOss", {"attention_bias": True}),
     "starcoder2": ("Starcoder2", {}),
+    "olmo": ("Olmo", {"clip_qkv": 0.7}),
+    # 8 of 32 elements are rotated.
+    "gptneox": ("GPTNeoX", {}),
+    "apertus": ("Apertus", {}),
     "qwen3moe": ("Qwen3Moe", {**EXPERTS, "moe_intermediate_size": 96, "norm_topk_prob": True}),
     "olmoe": ("Olmoe", EXPERTS),
     "granitemoe": FAMILIES["granitemoe"],
@@ -86,13 +90,18 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}),
 }
 # Architectures whose heads have the hidden size divided by their number.
-WHOLE_HEADS = ("granitehybrid", "granitemoe", "lfm2", "lfm2moe", "minicpm", "olmoe", "phi2", "phi3", "qwen2")
+WHOLE_HEADS = (
+    "gptneox", "granitehybrid", "granitemoe", "lfm2", "lfm2moe", "minicpm", "olmo", "olmoe", "phi2", "phi3", "qwen2",
+)  # fmt: skip
 # Architectures whose rows of q and k are in the order in which llama.cpp rotates them.
-INTERLEAVED = ("granite", "granitehybrid", "granitemoe", "llama", "minicpm", "smollm3")
+INTERLEAVED = ("granite", "granitehybrid", "granitemoe", "llama", "minicpm", "olmo", "smollm3")
 # Architectures whose norms are stored plus one.
 SHIFTED = ("gemma", "gemma2", "gemma3", "nemotron", "qwen35")
 # The keys of the epsilon of LayerNorms.
-CENTERED = {"nemotron": "norm_eps", "phi2": "layer_norm_eps", "starcoder2": "norm_epsilon"}
+CENTERED = {
+    "gptneox": "layer_norm_eps", "nemotron": "norm_eps", "olmo": "", "phi2": "layer_norm_eps",
+    "starcoder2": "norm_epsilon",
+}  # fmt: skip
 
 
 def make_gguf(
@@ -116,6 +125,8 @@ def make_gguf(
         del settings["num_attention_heads"], settings["num_key_value_heads"]
     if architecture in WHOLE_HEADS:
         del settings["head_dim"]
+    if architecture == "gptneox":
+        del settings["num_key_value_heads"]
     if architecture == "olmoe":
         # llama.cpp expects a norm of keys that is as wide as that of queries.
         settings["num_key_value_heads"] = settings["num_attention_heads"]
@@ -142,7 +153,10 @@ def write_gguf(
         writer.add_key_value(name, value, value_type(value))
     enum = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(enum, config["num_hidden_layers"])
-    for name, tensor in converted(load_file(folder / "model.safetensors"), config):
+    tensors = load_file(folder / "model.safetensors")
+    if architecture == "apertus":
+        tensors = add_apertus(writer, tensors, config)
+    for name, tensor in converted(tensors, config):
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
         theirs = NAMES.get(name.rpartition("layers.")[2].partition(".")[2]) or name
@@ -219,6 +233,9 @@ def converted(tensors: Mapping[str, Arrays], config: Mapping[str, Any]) -> Itera
             yield f"{name}.weight", tensor.swapaxes(1, 2)
         elif module == "mlp.experts.down_proj_bias":
             yield name.replace("_bias", ".bias"), tensor
+        elif module.startswith("attention.query_key_value."):
+            heads = config["num_attention_heads"]
+            yield name, tensor.reshape(heads, 3, len(tensor) // 3 // heads, -1).swapaxes(0, 1).reshape(tensor.shape)
         elif "conv.conv" in name:
             yield name, tensor.squeeze(1)
         elif "linear_attn" in name:
@@ -341,11 +358,11 @@ def add_sizes(writer: Any, architecture: str, config: Mapping[str, Any]) -> None
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
     kinds = config.get("layer_types") or []
-    kv_heads = config["num_key_value_heads"]
+    kv_heads = config.get("num_key_value_heads", heads)
     recurrent = [kind == {"granitehybrid": "linear_attention"}.get(architecture, "conv") for kind in kinds]
     writer.add_head_count_kv([0 if each else kv_heads for each in recurrent] if any(recurrent) else kv_heads)
     if architecture in CENTERED:
-        writer.add_layer_norm_eps(config[CENTERED[architecture]])
+        writer.add_layer_norm_eps(config.get(CENTERED[architecture], 1e-5))
     else:
         writer.add_layer_norm_rms_eps(config.get("norm_eps") or config["rms_norm_eps"])
     if architecture not in WHOLE_HEADS:
@@ -365,6 +382,10 @@ def add_sizes(writer: Any, architecture: str, config: Mapping[str, Any]) -> None
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if architecture == "olmo":
+        writer.add_clamp_kqv(config["clip_qkv"])
+    if architecture == "gptneox":
+        writer.add_parallel_residual(config["use_parallel_residual"])
     if architecture == "granitehybrid":
         writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
         writer.add_rope_scaling_finetuned(False)
@@ -374,6 +395,20 @@ def add_sizes(writer: Any, architecture: str, config: Mapping[str, Any]) -> None
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
+
+
+def add_apertus(writer: Any, tensors: dict[str, Arrays], config: Mapping[str, Any]) -> dict[str, Arrays]:
+    """Write the numbers of the activations and the scaling of the rotation. Returns the other tensors."""
+    for part in ("alpha_p", "alpha_n", "beta", "eps"):
+        names = [f"model.layers.{layer}.mlp.act_fn.{part}" for layer in range(config["num_hidden_layers"])]
+        getattr(writer, f"add_xielu_{part}")([float(tensors.pop(name).reshape(-1)[0]) for name in names])
+    rope, size = config["rope_parameters"], config["head_dim"]
+    lengths = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, size, 2) / size)
+    turns = rope["original_max_position_embeddings"] / lengths
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    writer.add_tensor("rope_freqs.weight", (1 / (smooth + (1 - smooth) / rope["factor"])).astype(np.float32))
+    return tensors
 
 
 def add_gemma4(writer: Any, config: Mapping[str, Any]) -> None:

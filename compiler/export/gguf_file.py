@@ -21,7 +21,8 @@ import numpy.typing as npt
 from ..arch.draft_heads import HEADS
 from ..bundle.folder import Bundle
 from ..bundle.new_folder import new_file
-from ..formats.gguf.architectures import KNOWN, architecture_for, relations_of
+from ..formats.decoder_tensors import XIELU, XIELU_PARTS, xielu_parts
+from ..formats.gguf.architectures import ARCHITECTURES, KNOWN, architecture_for, relations_of
 from ..formats.gguf.attention import ROTATION
 from ..formats.gguf.block_types import BLOCK_TYPES
 from ..formats.gguf.checkpoint import open_gguf, read_model
@@ -83,7 +84,8 @@ def export_gguf(
         raise UnsupportedModel(
             f"{bundle.path}: a {spec.model_type} model cannot be exported as GGUF; exported are {', '.join(known)}"
         )
-    tensors = plan_tensors(bundle, name, options.fallback, note)
+    stored = bundle_tensors(bundle)
+    tensors = plan_tensors(bundle, name, stored, options.fallback, note)
     kinds = Counter[str]()
     for tensor in tensors:
         kinds[tensor.kind] += tensor.size_bytes
@@ -96,7 +98,7 @@ def export_gguf(
     if name in ENCODERS:
         metadata |= encoder_metadata(name, spec, bundle.manifest.embedding or bundle.manifest.classifier)
     else:
-        metadata |= model_metadata(name, spec_of_file(bundle))
+        metadata |= model_metadata(name, spec_of_file(bundle)) | keyed_tensors(stored)
     if options.tokenizer and name in ENCODERS:
         metadata |= word_piece_metadata(bundle.tokenizer_files(), spec.vocab_size)
     elif options.tokenizer:
@@ -153,10 +155,20 @@ def model_name(model: str, architecture: str, metadata: Mapping[str, Value]) -> 
     return {"general.name": model}
 
 
-def plan_tensors(bundle: Bundle, name: str, fallback: Fallback | None, note: Note) -> list[NewTensor]:
+def keyed_tensors(tensors: Mapping[str, BundleTensor]) -> dict[str, Value]:
+    """The keys whose values are tensors of a bundle: the factors of the activation of each of Apertus' layers."""
+    factors = [tensor.rows(np.arange(len(XIELU_PARTS))) for each, tensor in tensors.items() if each.endswith(XIELU)]
+    parts = zip(*map(xielu_parts, factors), strict=True)
+    return {f"xielu.{key}": np.array(values) for key, values in zip(XIELU_PARTS, parts, strict=bool(factors))}
+
+
+def plan_tensors(
+    bundle: Bundle, name: str, tensors: Mapping[str, BundleTensor], fallback: Fallback | None, note: Note
+) -> list[NewTensor]:
     """The file's tensors: those outside of the layers first."""
     spec = spec_of_file(bundle)
-    tensors = bundle_tensors(bundle)
+    absent = ARCHITECTURES[name].absent if name in ARCHITECTURES else None
+    tensors = {each: tensor for each, tensor in tensors.items() if absent is None or not each.endswith(absent)}
     if heads := [each for each in tensors if each.startswith(HEADS)]:
         note(f"the heads that draft tokens are left out ({HEADS}*, {len(heads)} tensors): GGUF files get none")
         tensors = {each: tensor for each, tensor in tensors.items() if each not in heads}

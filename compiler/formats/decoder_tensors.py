@@ -17,7 +17,7 @@ from .gpt2_tensors import gpt2_tensors
 
 # The vector that `ops.elementwise.xielu` reads, in each of Apertus' layers, and the tensors that it is made of.
 XIELU = "mlp.xielu"
-_XIELU_PARTS = ("alpha_p", "alpha_n", "beta", "eps")
+XIELU_PARTS = ("alpha_p", "alpha_n", "beta", "eps")
 _ACTIVATION = re.compile(r"(?P<layer>model\.layers\.\d{1,5}\.)mlp\.act_fn\.(?P<part>\w+)")
 # The names of GPT-NeoX's tensors outside of its layers, and buffers that old files hold.
 _NEOX = {
@@ -59,22 +59,30 @@ def apertus_tensors(tensors: Mapping[str, Tensor], spec: ModelSpec) -> dict[str,
     others: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         match = _ACTIVATION.fullmatch(name)
-        if match is None or match["part"] not in _XIELU_PARTS:
+        if match is None or match["part"] not in XIELU_PARTS:
             others[name] = tensor
         else:
             parts.setdefault(match["layer"], {})[match["part"]] = tensor
     made = {
-        f"{layer}{XIELU}": MadeTensor(f"{layer}{XIELU}", len(_XIELU_PARTS), partial(xielu_factors, own))
+        f"{layer}{XIELU}": MadeTensor(f"{layer}{XIELU}", len(XIELU_PARTS), partial(xielu_factors, own))
         for layer, own in parts.items()
-        if len(own) == len(_XIELU_PARTS)
+        if len(own) == len(XIELU_PARTS)
     }
     return {**others, **made}
 
 
 def xielu_factors(stored: Mapping[str, Tensor]) -> npt.NDArray[np.float32]:
     """The factors of squares and of exponentials, which are stored as what softplus makes them of, beta and eps."""
-    positive, negative, beta, eps = (float(stored[part].rows(0, 1).reshape(-1)[0]) for part in _XIELU_PARTS)
+    positive, negative, beta, eps = (float(stored[part].rows(0, 1).reshape(-1)[0]) for part in XIELU_PARTS)
     return np.array([np.logaddexp(0, positive), beta + np.logaddexp(0, negative), beta, eps], np.float32)
+
+
+def xielu_parts(factors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """What is stored of factors: the inverse of `xielu_factors`."""
+    positive, negative, beta, eps = factors.astype(np.float64)
+    # No number has a softplus of 0.
+    before = (np.log(np.expm1(max(each, np.finfo(np.float32).tiny))) for each in (positive, negative - beta))
+    return np.array([*before, beta, eps], np.float32)
 
 
 MADE: Mapping[str, Callable[[Mapping[str, Tensor], ModelSpec], dict[str, Tensor]]] = MappingProxyType(

@@ -12,16 +12,23 @@ from typing import Any
 from ...ir.spec import ModelSpec
 from ...runtime.errors import CheckpointError, UnsupportedModel
 from ..checkpoint import Tensor
+from ..decoder_tensors import XIELU, decoder_tensors
 from .attention import ROTATION, attention_config
 from .container import Container
 from .decoders import (
+    APERTUS,
     BEHIND,
     FUSED,
+    NEOX,
+    apertus,
     gemma2,
     gemma3,
+    gptneox,
     granite,
     llama,
     minicpm,
+    neox_tensors,
+    olmo,
     partly_rotated,
     phi2,
     phi3,
@@ -29,6 +36,7 @@ from .decoders import (
     seed_oss,
     smollm3,
     starcoder2,
+    xielu_parts,
 )
 from .encoders import ENCODERS, GgufEncoder
 from .gemma4 import GEMMA4, GEMMA4_TOP, gemma4, gemma4_sizes, gemma4_tensors
@@ -91,7 +99,8 @@ class GgufArchitecture:
     elements of q and k, so their rows are stored in that order. ``norm_shift``: norms are stored plus one. ``eps``: the
     key in config.json of the norms' epsilon. ``centered_norms``: these are LayerNorms, with biases; otherwise they are
     by the root mean square. ``final_norm``: the last norm in the file and in a checkpoint. ``scaled_ends``: the
-    embedding and the head contain the factors by which others multiply their results.
+    embedding and the head contain the factors by which others multiply their results. ``keyed``: the tensors of a
+    checkpoint whose values are keys of the file; ``absent``: how the names of those end that `decoder_tensors` makes.
     """
 
     model_type: str
@@ -106,6 +115,8 @@ class GgufArchitecture:
     sizes: Callable[[Metadata, Container], Config] = decoder_sizes
     top: Mapping[str, str] = field(default_factory=dict)
     scaled_ends: bool = False
+    keyed: Callable[[Metadata], dict[str, Tensor]] = lambda _: {}
+    absent: str | None = None
 
     @property
     def eps_key(self) -> str:
@@ -192,6 +203,9 @@ ARCHITECTURES = {
     ),
     "gemma4": GgufArchitecture("gemma4_text", gemma4, GEMMA4, gemma4_tensors, sizes=gemma4_sizes, top=GEMMA4_TOP),
     "minicpm": GgufArchitecture("minicpm", minicpm, interleaved=True),
+    "olmo": GgufArchitecture("olmo", olmo, interleaved=True, centered_norms=True, absent="norm.weight"),
+    "gptneox": GgufArchitecture("gpt_neox", gptneox, NEOX, neox_tensors, eps="layer_norm_eps", centered_norms=True),
+    "apertus": GgufArchitecture("apertus", apertus, APERTUS, keyed=xielu_parts, absent=XIELU),
     "nemotron": GgufArchitecture("nemotron", partly_rotated, norm_shift=True, eps="norm_eps", centered_norms=True),
     "phi2": GgufArchitecture(
         "phi",
@@ -267,7 +281,9 @@ def read_tensors(
             )
         if name == relation.files[0]:
             tensors |= related_tensors(relation, container)
-    return tensors
+    if isinstance(architecture, GgufEncoder):
+        return tensors
+    return dict(decoder_tensors({**tensors, **architecture.keyed(metadata)}, spec))
 
 
 def predicts_ahead(name: str, spec: ModelSpec, metadata: Metadata) -> bool:

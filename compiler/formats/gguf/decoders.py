@@ -1,13 +1,25 @@
-"""The keys of config.json that only some architectures of GGUF files have: those of dense decoders."""
+"""The keys of config.json that only some architectures of GGUF files have, and the tensors that differ: those of dense
+decoders.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
+
+from ...ir.spec import ModelSpec
+from ..checkpoint import Tensor
+from ..decoder_tensors import XIELU_PARTS
+from ..distance_tensors import MadeTensor
 from .attention import head_sizes, rotation
 from .container import Container
 from .metadata import Metadata
+from .relations import Axes, Relation, same_names
 
 Config = dict[str, Any]
 
@@ -18,6 +30,8 @@ BEHIND = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+NEOX = {"attn_output": "attention.dense", "ffn_up": "mlp.dense_h_to_4h", "ffn_down": "mlp.dense_4h_to_h"}
+APERTUS = {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"}
 
 
 def llama(metadata: Metadata, container: Container) -> Config:
@@ -106,6 +120,44 @@ def phi2(metadata: Metadata, container: Container) -> Config:
     # It always has biases, and a head is the hidden size divided by the number of heads.
     config = partly_rotated(metadata, container)
     return {"partial_rotary_factor": config["partial_rotary_factor"], "head_dim": None}
+
+
+def olmo(metadata: Metadata, _: Container) -> Config:
+    # The file has the epsilon as float32, of which these digits are exact.
+    eps = float(f"{metadata.positive('attention.layer_norm_epsilon'):.7g}")
+    return {"clip_qkv": metadata.number("attention.clamp_kqv", 0.0) or None, "rms_norm_eps": eps}
+
+
+def gptneox(metadata: Metadata, container: Container) -> Config:
+    metadata.expect("use_parallel_residual", True)
+    # The family has names of its own for the keys of the rotation.
+    return {
+        "rotary_pct": partly_rotated(metadata, container)["partial_rotary_factor"],
+        "rotary_emb_base": metadata.positive("rope.freq_base", 10_000.0),
+        "attention_bias": "blk.0.attn_qkv.bias" in container.tensors,
+    }
+
+
+def neox_tensors(spec: ModelSpec) -> Iterator[Relation]:
+    """In a checkpoint, the queries, keys and values of each head follow each other."""
+    for relation in same_names("attn_qkv", "attention.query_key_value"):
+        yield replace(relation, rows=Axes((spec.num_heads, 3, spec.head_dim), (1, 0, 2)))
+
+
+def apertus(metadata: Metadata, container: Container) -> Config:
+    config = rotation(metadata, container, head_sizes(metadata)[2])
+    plain = {"rope_type": "default", "rope_theta": config["rope_theta"]}
+    return {**biases(container), "rope_parameters": {**plain, **config.get("rope_scaling", {})}}
+
+
+def xielu_parts(metadata: Metadata) -> dict[str, Tensor]:
+    """The factors of Apertus' activations: keys with a number for each layer, and tensors of a checkpoint."""
+    made: dict[str, Tensor] = {}
+    for part in XIELU_PARTS:
+        for layer, value in enumerate(metadata.numbers_of_layers(f"xielu.{part}")):
+            name = f"model.layers.{layer}.mlp.act_fn.{part}"
+            made[name] = MadeTensor(name, 1, partial(np.full, 1, value, np.float32))
+    return made
 
 
 def seed_oss(_: Metadata, container: Container) -> Config:

@@ -61,6 +61,14 @@ class Metadata:
             raise self._wrong(key, value, f"an integer for each of {layers} layers")
         return [int(each) for each in value]
 
+    def numbers_of_layers(self, key: str) -> list[float]:
+        """A finite number for each of the layers, which may share one."""
+        layers, value = self.layers, self._take(key, None)
+        values = np.full(layers, value) if isinstance(value, float) else value
+        if not isinstance(values, np.ndarray) or len(values) != layers or not np.isfinite(values).all():
+            raise self._wrong(key, value, f"a finite number for each of {layers} layers")
+        return [float(each) for each in values]
+
     def number(self, key: str, default: float | None = None) -> float:
         value = self._take(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -155,7 +163,7 @@ class Metadata:
         return UnsupportedModel(f"{self.path}: {message}", file=str(self.path))
 
     def _full(self, key: str) -> str:
-        if key.startswith(("general.", "tokenizer.", "split.")):
+        if key.startswith(("general.", "tokenizer.", "split.", "xielu.")):
             return key
         return f"{self.architecture}.{key}"
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ...ir.rope import inverse_frequencies
 from ...ir.spec import ModelSpec
+from ...runtime.errors import UnsupportedModel
 from .architectures import ARCHITECTURES, KNOWN
 from .attention import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from .gemma4 import proportional_factors
@@ -87,7 +88,7 @@ def experts(spec: ModelSpec) -> dict[str, Value | None]:
 def rotation_tensors(architecture: str, spec: ModelSpec) -> dict[str, Floats]:
     """The tensors of numbers of the rotation, in the architectures whose models in llama.cpp have them."""
     rope = spec.rope
-    if architecture == "llama" and rope.scaling == "llama3":
+    if architecture in ("llama", "apertus") and rope.scaling == "llama3":
         plain = inverse_frequencies(type(rope)(rope.theta, rotary_dim=rope.rotary_dim), spec.head_dim, 1)
         scaled = inverse_frequencies(rope, spec.head_dim, 1)
         return {ROPE_FACTORS: (np.array(plain) / np.array(scaled)).astype(np.float32)}
@@ -221,6 +222,30 @@ def granitehybrid(spec: ModelSpec) -> dict[str, Value | None]:
     }
 
 
+def olmo(spec: ModelSpec) -> dict[str, Value | None]:
+    return {"attention.clamp_kqv": spec.qkv_limit}
+
+
+def gptneox(spec: ModelSpec) -> dict[str, Value | None]:
+    require_own_head(spec)
+    if not spec.qkv_bias:
+        raise UnsupportedModel("GGUF cannot express this gpt_neox model: llama.cpp requires biases of its attention")
+    return {"use_parallel_residual": True}
+
+
+def apertus(spec: ModelSpec) -> dict[str, Value | None]:
+    require_own_head(spec)
+    return {}
+
+
+def require_own_head(spec: ModelSpec) -> None:
+    if spec.tie_word_embeddings:
+        raise UnsupportedModel(
+            f"GGUF cannot express this {spec.model_type} model: its head is its embedding, but llama.cpp requires a "
+            "head of its own"
+        )
+
+
 def gemma4(spec: ModelSpec) -> dict[str, Value | None]:
     layers = range(spec.num_layers)
     window_rope = spec.window_rope or spec.rope
@@ -246,5 +271,6 @@ OWN: Mapping[str, Callable[[ModelSpec], dict[str, Value | None]]] = {
     "llama": llama, "gemma2": gemma2, "gemma3": gemma3, "phi3": phi3, "granite": granite,
     "minicpm": minicpm, "starcoder2": llama, "granitemoe": granite, "gpt-oss": gpt_oss, "lfm2": lfm2,
     "qwen3moe": qwen3moe, "lfm2moe": lfm2moe, "qwen35": qwen35, "granitehybrid": granitehybrid,
-    "falcon-h1": state_sizes, "mamba2": mamba2, "gemma4": gemma4,
+    "falcon-h1": state_sizes, "mamba2": mamba2, "gemma4": gemma4, "olmo": olmo, "gptneox": gptneox,
+    "apertus": apertus,
 }  # fmt: skip

@@ -71,7 +71,8 @@ def test_the_rotation_of_apertus_is_the_published_one_unless_its_file_has_anothe
     absent = without(APERTUS_8B, "rope_scaling", "rope_theta")
     assert read(APERTUS_8B).rope == read(absent).rope == read(absent, rope_parameters=None).rope
     assert read(APERTUS_8B, rope_scaling={"type": "default"}).rope == RopeSpec(theta=12e6)
-    for neither in (None, {}):
+    absent_values: tuple[Any, ...] = (None, {})
+    for neither in absent_values:
         with pytest.raises(UnsupportedModel, match="'rope_scaling' is null or empty, which transformers 4 reads as"):
             read(APERTUS_8B, rope_scaling=neither)
 

@@ -23,6 +23,8 @@ from nearfar.compiler.export.bundle_tensors import bundle_tensors
 from nearfar.compiler.export.gguf_file import GgufOptions, export_gguf
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.checkpoint import StoredMatrix
+from nearfar.compiler.formats.gguf.write_metadata import model_metadata
+from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
 from nearfar.compiler.runtime.errors import OutputError, QuantizationError, UnsupportedModel
@@ -97,6 +99,10 @@ def open_llama(file: Path) -> Any:
         ("lfm2", "q4f16", "webgpu"),
         ("lfm2moe", "f32", "webgpu"),
         ("qwen35", "q4f16", "webgpu"),
+        # Queries, keys and values in another order; numbers of layers in keys; norms without factors.
+        ("gptneox", "q4f16", "webgpu"),
+        ("apertus", "f32", "webgpu"),
+        ("olmo", "q4f16", "webgpu"),
         ("granitehybrid", "q4f16", "webgpu"),
         ("granitehybrid_experts", "f32", "webgpu"),
         # The factors of its embedding and its head are in the file's tensors.
@@ -188,12 +194,18 @@ def test_what_gguf_cannot_express_is_refused(bundles: Bundles, tmp_path: Path) -
         export_gguf(bundles("demo", "q4f16", "cpu"), out, GgufOptions())
     bundle = bundles("llama_wide", "q4f16", "webgpu")
 
+    def spec_of(**values: Any) -> ModelSpec:
+        return dataclasses.replace(bundle.manifest.spec, **values)
+
     def changed(**values: Any) -> Bundle:
-        spec = dataclasses.replace(bundle.manifest.spec, **values)
-        return dataclasses.replace(bundle, manifest=bundle.manifest.model_copy(update={"spec": spec}))
+        return dataclasses.replace(bundle, manifest=bundle.manifest.model_copy(update={"spec": spec_of(**values)}))
 
     with pytest.raises(UnsupportedModel, match=r"its embedding_scale is 0\.5, but a file has 1\.0"):
         export_gguf(changed(embedding_scale=0.5), out, GgufOptions())
+    with pytest.raises(UnsupportedModel, match="its head is its embedding, but"):
+        model_metadata("apertus", spec_of(model_type="apertus", tie_word_embeddings=True))
+    with pytest.raises(UnsupportedModel, match="requires biases of its attention"):
+        model_metadata("gptneox", spec_of(tie_word_embeddings=False, qkv_bias=False))
     with pytest.raises(UnsupportedModel, match="a cohere2 model cannot be exported as GGUF"):
         export_gguf(changed(model_type="cohere2"), out, GgufOptions())
     assert not list(tmp_path.iterdir())
