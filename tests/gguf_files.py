@@ -143,6 +143,8 @@ def write_gguf(
 ) -> Path:
     """Write the checkpoint in a folder as ``folder``/model.gguf. ``metadata`` are keys to add, with "__" for "."."""
     config = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    config["draft_layers"] = int("mtp.fc.weight" in tensors)
     path = folder / "model.gguf"
     architecture = architecture.removesuffix("_experts")
     writer = gguf.GGUFWriter(path, architecture)
@@ -152,8 +154,7 @@ def write_gguf(
         name = key.replace("__", ".")
         writer.add_key_value(name, value, value_type(value))
     enum = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(enum, config["num_hidden_layers"])
-    tensors = load_file(folder / "model.safetensors")
+    names = gguf.get_tensor_name_map(enum, config["num_hidden_layers"] + config["draft_layers"])
     if architecture == "apertus":
         tensors = add_apertus(writer, tensors, config)
     for name, tensor in converted(tensors, config):
@@ -183,6 +184,10 @@ def write_gguf(
 
 # Names that the converter changes before it looks them up.
 NAMES = {
+    "eh_proj.weight": "blk.{bid}.nextn.eh_proj.weight",
+    "enorm.weight": "blk.{bid}.nextn.enorm.weight",
+    "hnorm.weight": "blk.{bid}.nextn.hnorm.weight",
+    "shared_head.norm.weight": "blk.{bid}.nextn.shared_head_norm.weight",
     "linear_attn.dt_bias": "blk.{bid}.ssm_dt.bias",
     "self_attn.sinks": "blk.{bid}.attn_sinks.weight",
     "feed_forward.expert_bias": "blk.{bid}.exp_probs_b.bias",
@@ -198,7 +203,8 @@ NAMES = {
 def converted(tensors: Mapping[str, Arrays], config: Mapping[str, Any]) -> Iterator[tuple[str, Arrays]]:
     """The tensors as the converter's classes of each family change them."""
     stacks: dict[str, list[Arrays]] = {}
-    for name, tensor in tensors.items():
+    for given, tensor in tensors.items():
+        name = behind_layers(given, config["num_hidden_layers"])
         module = name.rpartition(".layers.")[2].partition(".")[2]
         if separate := re.fullmatch(r"(.*\.experts)\.\d+\.(\w+\.weight)", name):
             stack = stacks.setdefault(f"{separate[1]}.{separate[2]}", [])
@@ -242,6 +248,16 @@ def converted(tensors: Mapping[str, Arrays], config: Mapping[str, Any]) -> Itera
             yield name, with_tiled_heads(module.removeprefix("linear_attn."), tensor, config)
         else:
             yield name, tensor
+
+
+def behind_layers(name: str, layers: int) -> str:
+    """The name of a tensor of heads that draft tokens, which are a layer behind the others."""
+    own = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "shared_head.norm"}
+    if not name.startswith("mtp."):
+        return name
+    module = name.removeprefix("mtp.").removeprefix("layers.0.")
+    stem, _, kind = module.rpartition(".")
+    return f"model.layers.{layers}.{own.get(stem, stem)}.{kind}"
 
 
 def of_mamba(module: str, tensor: Arrays, config: Mapping[str, Any]) -> Arrays:
@@ -340,7 +356,9 @@ SCALES = {
 
 def add_sizes(writer: Any, architecture: str, config: Mapping[str, Any]) -> None:
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_block_count(config["num_hidden_layers"] + config["draft_layers"])
+    if config["draft_layers"]:
+        writer.add_nextn_predict_layers(config["draft_layers"])
     add_states(writer, architecture, config)
     if architecture == "mamba2":
         writer.add_context_length(2**20)

@@ -18,7 +18,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..arch.draft_heads import HEADS
 from ..bundle.folder import Bundle
 from ..bundle.new_folder import new_file
 from ..formats.decoder_tensors import XIELU, XIELU_PARTS, xielu_parts
@@ -169,9 +168,6 @@ def plan_tensors(
     spec = spec_of_file(bundle)
     absent = ARCHITECTURES[name].absent if name in ARCHITECTURES else None
     tensors = {each: tensor for each, tensor in tensors.items() if absent is None or not each.endswith(absent)}
-    if heads := [each for each in tensors if each.startswith(HEADS)]:
-        note(f"the heads that draft tokens are left out ({HEADS}*, {len(heads)} tensors): GGUF files get none")
-        tensors = {each: tensor for each, tensor in tensors.items() if each not in heads}
     if spec.factors != bundle.manifest.spec.factors or spec.residual_scale != bundle.manifest.spec.residual_scale:
         tensors = {each: tensor.as_stored for each, tensor in tensors.items()}
     if KNOWN[name].scaled_ends:

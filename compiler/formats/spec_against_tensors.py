@@ -21,8 +21,8 @@ _LAYER = re.compile(r"(?:(?:model|encoder|transformer)\.)?layers?\.(\d{1,9})\.")
 # A layer that is computed many times.
 _REPEATED = re.compile(r"encoder\.albert_layer_groups\.")
 _HEAD_LAYER = re.compile(rf"{re.escape(HEADS)}layers\.(\d{{1,9}})\.")
-# An embedding that the heads do not share with the model.
-DEDICATED = f"{HEADS}embed_tokens.weight"
+# An embedding and a head that the heads do not share with the model.
+DEDICATED = frozenset(f"{HEADS}{name}.weight" for name in ("embed_tokens", "lm_head"))
 # The number of elements of each of two tensors that are in memory at once.
 _BLOCK_ELEMENTS = 4 << 20
 
@@ -89,11 +89,12 @@ def choose_draft_heads(
         return spec, tensors
     layers = {match[1] for name in own if (match := _HEAD_LAYER.match(name))}
     known = spec.model_type in DRAFTING
-    if known and makes_text and layers == {"0"} and DEDICATED not in own:
+    if known and makes_text and layers == {"0"} and DEDICATED.isdisjoint(own):
         return replace(spec, draft_layers=1), tensors
     reason = "the model generates no text" if not makes_text else f"those of {spec.model_type} are not supported"
     if known and makes_text:
-        reason = "an embedding of their own is not supported" if DEDICATED in own else "only one layer is supported"
+        shares = DEDICATED.isdisjoint(own)
+        reason = "only one layer is supported" if shares else "an embedding or a head of their own is not supported"
     notes.append(f"{path}: the heads that draft tokens are left out ({HEADS}*, {len(own)} tensors): {reason}")
     return spec, {name: tensor for name, tensor in tensors.items() if name not in own}
 

@@ -4,11 +4,11 @@ Hugging Face folder (conversion/ and src/models/ of github.com/ggml-org/llama.cp
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...arch.draft_heads import HEADS
 from ...ir.spec import ModelSpec
 from ...runtime.errors import CheckpointError, UnsupportedModel
 from ..checkpoint import Tensor
@@ -40,7 +40,7 @@ from .decoders import (
 )
 from .encoders import ENCODERS, GgufEncoder
 from .gemma4 import GEMMA4, GEMMA4_TOP, gemma4, gemma4_sizes, gemma4_tensors
-from .hybrids import LFM2, gated_delta, lfm2, lfm2_experts, lfm2moe, qwen35, short_convolution
+from .hybrids import DRAFT_HEADS, LFM2, gated_delta, lfm2, lfm2_experts, lfm2moe, qwen35, short_convolution
 from .mamba import (
     MAMBA2,
     falcon_h1,
@@ -251,6 +251,12 @@ def relations_of(architecture: GgufArchitecture | GgufEncoder, spec: ModelSpec) 
     own += architecture.tensors(spec)
     for layer in range(spec.num_layers):
         yield from (relation.of_layer(layer) for relation in own)
+    heads_own = [shifted(each) for pair in DRAFT_HEADS.items() for each in same_names(*pair, ("weight",))]
+    for layer in range(spec.draft_layers):
+        here, module = f"blk.{spec.num_layers + layer}.", f"{HEADS}layers.{layer}."
+        yield from (relation.within(here, module) for relation in own)
+        # The heads have them once.
+        yield from (relation.within(f"{here}nextn.", module if layer else HEADS) for relation in heads_own)
 
 
 def shifted(relation: Relation) -> Relation:
@@ -261,11 +267,14 @@ def shifted(relation: Relation) -> Relation:
 def read_tensors(
     architecture: GgufArchitecture | GgufEncoder, spec: ModelSpec, metadata: Metadata, container: Container
 ) -> dict[str, Tensor]:
-    """The tensors by the names of a Hugging Face checkpoint. Raises UnsupportedModel for one that is not known."""
+    """The tensors by the names of a Hugging Face checkpoint, with those of the heads that draft tokens. Raises
+    UnsupportedModel for one that is not known.
+    """
+    spec = replace(spec, draft_layers=metadata.integer("nextn_predict_layers", 0))
     relations = {name: each for each in relations_of(architecture, spec) for name in each.files}
     tensors: dict[str, Tensor] = {}
     for name in container.tensors:
-        if name in ROTATION or predicts_ahead(name, spec, metadata):
+        if name in ROTATION:
             continue
         relation = relations.get(name)
         if relation is None:
@@ -284,10 +293,3 @@ def read_tensors(
     if isinstance(architecture, GgufEncoder):
         return tensors
     return dict(decoder_tensors({**tensors, **architecture.keyed(metadata)}, spec))
-
-
-def predicts_ahead(name: str, spec: ModelSpec, metadata: Metadata) -> bool:
-    """Whether a tensor belongs to the layers behind the others, which predict several tokens ahead."""
-    layer = re.match(r"blk\.(\d{1,5})\.", name)
-    last = spec.num_layers + metadata.integer("nextn_predict_layers", 0)
-    return layer is not None and spec.num_layers <= int(layer[1]) < last

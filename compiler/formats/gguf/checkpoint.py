@@ -11,7 +11,7 @@ from ...ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec
 from ...runtime.errors import CheckpointError, UnsupportedModel
 from ..checkpoint import Checkpoint
 from ..config import ConfigReader, require_skippable
-from ..spec_against_tensors import require_sizes
+from ..spec_against_tensors import choose_draft_heads, require_sizes
 from .architectures import architecture_of, read_config, read_tensors
 from .container import Container, StoredTensor, read_container
 from .encoders import GgufEncoder
@@ -44,8 +44,10 @@ def open_gguf(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     tokenizer, ends = read_tokenizer(metadata, config["vocab_size"])
     config |= {"eos_token_id": list(ends), "bos_token_id": metadata.optional_integer("tokenizer.ggml.bos_token_id")}
     spec = spec_of(config, path)
-    tensors = read_tensors(architecture, spec, metadata, container)
-    require_sizes(path, spec, tensors)
+    notes: list[str] = []
+    stored = read_tensors(architecture, spec, metadata, container)
+    require_sizes(path, spec, stored)
+    spec, tensors = choose_draft_heads(path, spec, stored, notes, makes_text=True)
     task = architecture.read_task(metadata, container, spec) if isinstance(architecture, GgufEncoder) else None
     return Checkpoint(
         path,
@@ -53,6 +55,7 @@ def open_gguf(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         tensors,
         tokenizer,
         config,
+        notes=tuple(notes),
         embedding=task if isinstance(task, EmbeddingSpec) else None,
         classifier=task if isinstance(task, ClassifierSpec) else None,
     )
@@ -68,7 +71,9 @@ def read_model(path: Path) -> ModelSpec:
     """The spec of a file, without the tokens, which the file need not have. Raises the errors of `open_gguf`."""
     container = read_parts(path)
     metadata = Metadata(container)
-    return spec_of(read_config(architecture_of(metadata), metadata, container), path)
+    architecture = architecture_of(metadata)
+    spec = spec_of(read_config(architecture, metadata, container), path)
+    return choose_draft_heads(path, spec, read_tensors(architecture, spec, metadata, container), [], makes_text=True)[0]
 
 
 def read_parts(path: Path) -> Container:

@@ -71,7 +71,7 @@ def lfm2_experts(spec: ModelSpec) -> Iterator[Relation]:
 
 
 def qwen35(metadata: Metadata, container: Container) -> Config:
-    # The layers behind the others predict several tokens ahead; they are not compiled.
+    # The layers behind the others are those of the heads that draft tokens.
     layers = metadata.layers - metadata.integer("nextn_predict_layers", 0)
     every = metadata.size("full_attention_interval", 4)
     kinds = [(layer + 1) % every != 0 for layer in range(layers)]
@@ -90,6 +90,17 @@ def qwen35(metadata: Metadata, container: Container) -> Config:
         "linear_value_head_dim": max(1, metadata.size("ssm.inner_size") // heads),
         "attention_bias": "blk.0.attn_q.bias" in container.tensors,
     }
+
+
+# What a file has of the heads besides a layer.
+DRAFT_HEADS = {
+    "eh_proj": "fc",
+    "enorm": "pre_fc_norm_embedding",
+    "hnorm": "pre_fc_norm_hidden",
+    "shared_head_norm": "norm",
+    "embed_tokens": "embed_tokens",
+    "shared_head_head": "lm_head",
+}
 
 
 def states_of(spec: ModelSpec) -> StateSpec:

@@ -66,11 +66,12 @@ class Relation:
     values: Values = "same"
 
     def of_layer(self, layer: int, layers: str = "model.layers") -> Relation:
-        return replace(
-            self,
-            files=tuple(f"blk.{layer}.{name}" for name in self.files),
-            tensors=tuple(f"{layers}.{layer}.{name}" for name in self.tensors),
-        )
+        return self.within(f"blk.{layer}.", f"{layers}.{layer}.")
+
+    def within(self, file: str, module: str) -> Relation:
+        """The relation of tensors whose names begin with those of the ``file`` and the checkpoint's ``module``."""
+        files, tensors = (file + name for name in self.files), (module + name for name in self.tensors)
+        return replace(self, files=tuple(files), tensors=tuple(tensors))
 
 
 def same_names(file: str, module: str, kinds: Iterable[str] = ("weight", "bias")) -> Iterator[Relation]:

@@ -24,11 +24,9 @@ Floats = npt.NDArray[np.float32]
 
 
 def written_spec(architecture: str, spec: ModelSpec, *, has_factors_apart: bool) -> ModelSpec:
-    """The spec of the model whose weights are those of a file, which has no heads that draft tokens. The bundle's
-    weights contain the factors of projections unless these are apart. Experts are multiplied by the factor of residuals
-    when their results are added.
+    """The spec of the model whose weights are those of a file. The bundle's weights contain the factors of projections
+    unless these are apart. Experts are multiplied by the factor of residuals when their results are added.
     """
-    spec = replace(spec, draft_layers=0)
     if KNOWN[architecture].scaled_ends:
         spec = replace(spec, embedding_scale=1.0, logit_scale=1.0)
     contains_factors = spec.experts is None and not has_factors_apart
@@ -182,6 +180,9 @@ def qwen35(spec: ModelSpec) -> dict[str, Value | None]:
     return {
         # Positions by time, height and width, which are equal in a text.
         "rope.dimension_sections": np.array([11, 11, 10, 0], np.int32),
+        # The layers of the heads that draft tokens are behind the others.
+        "block_count": spec.num_layers + spec.draft_layers,
+        "nextn_predict_layers": spec.draft_layers or None,
         "full_attention_interval": full[0] + 1 if full else spec.num_layers + 1,
         **state_sizes(spec),
     }

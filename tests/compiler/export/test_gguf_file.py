@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import CompileTiny, lacks
+from decoder_families import TOKENS
 from draft_heads import DraftHeads
 from gguf import GGUFReader
-from gguf_files import make_gguf
+from gguf_files import MODELS, WIDE, make_gguf
 from light_bundle import few_kernels, one_compilation
 from made_once import made_once, shared_folder
 from plain_target import compile_plain
@@ -226,23 +227,29 @@ def test_without_a_tokenizer_a_file_has_the_weights(bundles: Bundles, tmp_path: 
     assert len(read.tensors) == len(bundle_tensors(bundle))
 
 
-def test_heads_that_draft_tokens_are_read_from_a_bundle_and_left_out_of_a_file(tmp_path: Path) -> None:
-    DraftHeads(tmp_path / "checkpoint")
+def test_a_file_has_the_heads_that_draft_tokens_of_the_bundle(tmp_path: Path) -> None:
+    heads = DraftHeads(tmp_path / "checkpoint", **{**MODELS["qwen35"][1], **WIDE})
     bundle = compile_plain(tmp_path / "checkpoint", tmp_path / "bundle", "f32", 64)
-    given, stored = load(str(tmp_path / "checkpoint")), bundle_tensors(bundle)
-    own = {name for name in stored if name.startswith("mtp.")}
-    assert own == {name for name in given.tensors if name.startswith("mtp.")} > {"mtp.fc.weight", "mtp.norm.weight"}
-    for name, tensor in stored.items():
-        found = tensor.rows(np.arange(tensor.shape[0]))
-        expected = given.tensors[name].rows(0, given.tensors[name].shape[0]).reshape(found.shape)
+    given = load(str(tmp_path / "checkpoint"))
+    export_gguf(bundle, tmp_path / "x.gguf", GgufOptions())
+    read = load(str(tmp_path / "x.gguf"))
+    assert read.spec.draft_layers == 1
+    own = {name for name in given.tensors if name.startswith("mtp.")}
+    assert own == {name for name in read.tensors if name.startswith("mtp.")} > {"mtp.fc.weight", "mtp.norm.weight"}
+    for name in own:
+        expected = given.tensors[name].rows(0, given.tensors[name].shape[0])
+        found = read.tensors[name].rows(0, read.tensors[name].shape[0])
         # Norms are stored with 1 added.
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
-    notes: list[str] = []
-    export_gguf(bundle, tmp_path / "x.gguf", GgufOptions(tokenizer=False), note=notes.append)
-    assert notes == [f"the heads that draft tokens are left out (mtp.*, {len(own)} tensors): GGUF files get none"]
-    read = GGUFReader(tmp_path / "x.gguf")
-    assert len(read.tensors) == len(stored) - len(own)
-    assert read.fields["qwen35.block_count"].contents() == given.spec.num_layers
+    fields = GGUFReader(tmp_path / "x.gguf").fields
+    assert fields["qwen35.block_count"].contents() == given.spec.num_layers + 1
+    assert fields["qwen35.nextn_predict_layers"].contents() == 1
+    # llama.cpp reads the heads, and the model computes the same with them.
+    expected = heads.logits[20].astype(np.float64)
+    expected -= expected.max()
+    expected -= np.log(np.exp(expected).sum())
+    found = open_llama(tmp_path / "x.gguf").logprobs(TOKENS[:21], len(expected))
+    assert np.nanmax(np.abs(found - expected)) < LIMITS["f32"]
 
 
 def test_a_file_is_replaced_only_with_force(bundles: Bundles, tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from decoder_families import TOKENS
+from draft_heads import DraftHeads
 from gguf import GGMLQuantizationType as Type
-from gguf_files import MODELS, WIDER, make_gguf
+from gguf_files import MODELS, WIDER, make_gguf, write_gguf
 from tolerances import relative_error
 
 from nearfar.compiler.formats import load
@@ -115,6 +116,26 @@ def test_any_number_of_the_metadata_is_used_or_refused_by_a_typed_error(
                     check_tensors(found, graph.parameters)
                 refused -= 1
     assert refused > 50
+
+
+def test_heads_that_draft_tokens_are_those_of_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    DraftHeads(tmp_path, **MODELS["qwen35"][1])
+    given, path = load(str(tmp_path)), write_gguf("qwen35", tmp_path)
+    read = load(str(path))
+    assert read.spec.draft_layers == given.spec.draft_layers == 1
+    assert read.spec.num_layers == given.spec.num_layers
+    assert read.tensors.keys() == given.tensors.keys()
+    for name in (each for each in given.tensors if each.startswith("mtp.")):
+        rows = given.tensors[name].shape[0]
+        # Norms are stored plus one.
+        np.testing.assert_allclose(read.tensors[name].rows(0, rows), given.tensors[name].rows(0, rows), atol=1e-6)
+    whole = read_container(path)
+    own = {"blk.3.nextn.shared_head_head.weight": whole.tensors["token_embd.weight"]}
+    monkeypatch.setattr(checkpoint, "read_parts", lambda _: replace(whole, tensors={**whole.tensors, **own}))
+    without = load(str(path))
+    assert without.spec.draft_layers == 0
+    assert not any(name.startswith("mtp.") for name in without.tensors)
+    assert without.notes[0].endswith("(mtp.*, 16 tensors): an embedding or a head of their own is not supported")
 
 
 def test_more_heads_than_columns_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
