@@ -81,8 +81,9 @@ demo: .venv/.demo web/dist/.built | chromium
 serve: .venv/.serve
 	$(BIN)/nearfar serve demo
 
-# First the set-up and the parts that need one core, two at a time, each part's output in one piece. Then a process of pytest
-# for each core, at most four, because each needs up to 2.5 GB.
+# First the set-up, two parts at a time. Then a process of pytest for each core, at most four, because each needs up to
+# 2.5 GB; and beside them linters, types and vitest, one at a time, which alone would leave half of two cores idle. Each
+# part's output is in one piece, between pytest's dots.
 # Each process runs complete files, because the tests of a file share bundles and pages, in the order of tests/conftest.py.
 test:
 	$(call every_part,$(BIN)/pytest $(WORKERS))
@@ -92,15 +93,21 @@ test-all:
 	$(call every_part,NEARFAR_FUZZ_EXAMPLES=50 $(BIN)/pytest $(WORKERS) -m '' --junit-xml $(LOGS)/test-all.xml)
 	@$(BIN)/python tests/result_row.py $(LOGS)/test-all.xml
 
-# Run all parts and then pytest, even if some of them fail, and name those at the end.
+# Run all parts and pytest, even if some of them fail, and name those at the end. Shells start commands in the background
+# without Ctrl-C, so the trap passes it on.
 LOGS := build
 define every_part
 	@mkdir -p $(LOGS)
-	@{ $(PAIR) packages check unit-tests; echo $$? > $(LOGS)/parts.status; } 2>&1 | tee $(LOGS)/parts.log
-	@failed=$$(sed -n 's/^make.*\*\*\* \[[^]]*: \([^]: ]*\)\] .*/\1/p' $(LOGS)/parts.log | sort -u | tr '\n' ' '); \
-	test "$$(cat $(LOGS)/parts.status)" = 0 || failed="$${failed:-packages check unit-tests }"; \
-	$(1) || failed="$${failed}pytest"; \
-	test -z "$$failed" || { echo "FAILED: $$failed"; exit 1; }
+	@rm -f $(LOGS)/parts.log $(LOGS)/parts.status
+	@parts() { { $(PAIR) "$$@" 2>&1; echo $$? >> $(LOGS)/parts.status; } | tee -a $(LOGS)/parts.log; }; \
+	trap 'kill 0' INT; \
+	parts packages .venv/.dev web/dist/.built mobile; \
+	parts --jobs=1 check unit-tests & \
+	$(1) && tests= || tests=pytest; \
+	wait; \
+	failed=$$(sed -n 's/^make.*\*\*\* \[[^]]*: \([^]: ]*\)\] .*/\1/p' $(LOGS)/parts.log | sort -u | tr '\n' ' '); \
+	! grep -qv '^0$$' $(LOGS)/parts.status || failed="$${failed:-packages check unit-tests }"; \
+	test -z "$$failed$$tests" || { echo "FAILED: $$failed$$tests"; exit 1; }
 endef
 
 # It took 6 minutes with --jobs 3 on 4 cores of an AMD EPYC (Zen 5) that were busy with other work.

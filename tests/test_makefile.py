@@ -1,4 +1,4 @@
-"""`make test` runs every part, whatever fails, and fails if one of them does."""
+"""`make test` runs every part, pytest beside them, whatever fails, and fails if one of them does."""
 
 from __future__ import annotations
 
@@ -12,6 +12,14 @@ from conftest import ROOT
 PARTS_FAIL = (
     'echo "make[1]: *** [Makefile:9: test-web] Error 2"; echo "make[2]: *** [Makefile:7: a/b.built] Error 1"; exit 2'
 )
+
+# The set-up ends before pytest starts, and the other parts end after that.
+IN_ORDER = """case "$*" in
+  *--jobs=1*) for turn in $(seq 600); do test -e {0}/pytest-runs && break; sleep 0.1; done
+    test -e {0}/pytest-runs || exit 9;;
+  *) ! test -e {0}/pytest-runs || exit 9; touch {0}/set-up;;
+esac
+"""
 
 
 @pytest.mark.parametrize(
@@ -27,7 +35,9 @@ PARTS_FAIL = (
 def test_every_part_runs_and_the_last_line_names_those_that_failed(
     tmp_path: Path, parts: str, tests: str, failed: str | None
 ) -> None:
-    for name, script in (("make", parts), ("pytest", f"echo 7 passed in 1.00s; {tests}")):
+    begun = f"test -e {tmp_path}/set-up || exit 9; touch {tmp_path}/pytest-runs\n"
+    scripts = {"make": IN_ORDER.format(tmp_path) + parts, "pytest": f"{begun} echo 7 passed in 1.00s; {tests}"}
+    for name, script in scripts.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
     env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}

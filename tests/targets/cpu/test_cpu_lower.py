@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from light_bundle import kernels_for
+from light_bundle import kernels_for, one_compilation
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
@@ -25,9 +25,11 @@ ZEN5 = ZEN3.replace("\n", " avx512f avx512bw avx512cd avx512dq avx512vl avx512_v
 
 @pytest.fixture(scope="module")
 def for_arm(tiny_checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle for aarch64 with the kernels for short texts; `test_cpu_kernels.py` compiles every template."""
+    """A bundle for aarch64 with the kernels for short texts at the base level; `test_cpu_kernels.py` compiles every
+    template for every level.
+    """
     path = tmp_path_factory.mktemp("arm") / "bundle"
-    with kernels_for(Limits(tokens=2, sequences=1, rows=1, pages=1)):
+    with one_compilation(), kernels_for(Limits(tokens=2, sequences=1, rows=1, pages=1)):
         compile_model(str(tiny_checkpoints["embedding"]), path, CompileOptions(**FOR_ARM))
     return path
 
@@ -68,7 +70,9 @@ def test_int8_is_for_cpus_and_integer_weights(tiny_checkpoints: dict[str, Path],
 
 
 def test_every_variants_list_ends_in_a_row_that_needs_nothing(compile_tiny: CompileTiny) -> None:
-    manifest = open_bundle(compile_tiny("llama", "f32", target="cpu")).manifest
+    # The bundle of test_cpu_runner.py.
+    options = {"context": 320, "activations": ("float32",)}
+    manifest = open_bundle(compile_tiny("qwen3", "q4f16", target="cpu", **options)).manifest
     for rows in manifest.variants.values():
         assert rows[-1].needs == []
         assert rows[-1].when is None

@@ -46,9 +46,9 @@ def bundle(compile_tiny: CompileTiny) -> Bundle:
 
 
 def test_logits_are_those_of_transformers_and_no_chunking_changes_a_bit(
-    compile_tiny: CompileTiny, transformers_logits: Callable[[str], np.ndarray], prompt_token_ids: list[int]
+    compile_base: CompileTiny, transformers_logits: Callable[[str], np.ndarray], prompt_token_ids: list[int]
 ) -> None:
-    runner = CpuRunner(open_bundle(compile_tiny("llama", "f32", target="cpu")), limits=ALL_ROWS)
+    runner = CpuRunner(open_bundle(compile_base("llama", "f32", target="cpu")), limits=ALL_ROWS)
     whole = chunked_logits(runner, prompt_token_ids, 75)
     assert relative_error(whole, transformers_logits("llama")) < F32
     for chunk in (1, 7, 64):
@@ -220,8 +220,8 @@ def test_kernels_run_on_all_threads_of_a_runner(bundle: Bundle) -> None:
     runner.close()
 
 
-def test_an_activation_dtype_that_the_bundle_does_not_offer_is_refused(compile_tiny: CompileTiny) -> None:
-    path = compile_tiny("llama", "f32", target="cpu")
+def test_an_activation_dtype_that_the_bundle_does_not_offer_is_refused(compile_base: CompileTiny) -> None:
+    path = compile_base("llama", "f32", target="cpu")
     with pytest.raises(DeviceError, match="compiled for float32 activations, not for float16"):
         CpuRunner(open_bundle(path), activation="float16")
 

@@ -16,19 +16,19 @@ from nearfar.targets.cpu.weight_memory import COPIED, HUGE_PAGE, MAPPED, copies,
 GB = 10**9
 
 
-# Bundles of other tests, with and without a head of its own.
+# Bundles of test_cpu_runner.py, with and without a head of its own.
 @pytest.mark.parametrize(
     ("checkpoint", "quantization", "options"),
-    [("llama", "f32", {}), ("qwen3", "q4f16", {"context": 320, "activations": ("float32",)})],
+    [("llama", "f32", {}), ("qwen3", "q4f16", {"context": 320, "activations": ("int8", "float16")})],
 )
 def test_copies_hold_the_bytes_of_the_files_and_tables_of_embeddings_stay_mapped(
     checkpoint: str,
     quantization: str,
     options: dict[str, object],
-    compile_tiny: Callable[..., Path],
+    compile_base: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bundle = open_bundle(compile_tiny(checkpoint, quantization, target="cpu", **options))
+    bundle = open_bundle(compile_base(checkpoint, quantization, target="cpu", **options))
     monkeypatch.setenv("NEARFAR_WEIGHTS", MAPPED)
     mapped = weight_planes(bundle)
     assert all(isinstance(plane, np.memmap) for plane in mapped.values())
