@@ -74,8 +74,8 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def lora_bundle(compile_base: CompileTiny, nvrtc: None) -> Path:  # noqa: ARG001
-    return compile_base("qwen3", "q4f16", target="cuda", **LORA)
+def lora_bundle(compile_tiny: CompileTiny, nvrtc: None) -> Path:  # noqa: ARG001
+    return compile_tiny("qwen3", "q4f16", target="cuda", **LORA)
 
 
 @pytest.fixture(scope="module")
