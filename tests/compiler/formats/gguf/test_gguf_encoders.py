@@ -208,5 +208,5 @@ def test_an_unknown_architecture_names_those_of_encoders(tmp_path: Path, monkeyp
     path, _ = make_gguf_encoder("bert", "mean_tokens", tmp_path)
     container = changed(read_container(path), general__architecture="neo-bert")
     monkeypatch.setattr(checkpoint, "read_parts", lambda _: container)
-    with pytest.raises(UnsupportedModel, match=r"'neo-bert' is not supported; supported: bert, .*nomic-bert"):
+    with pytest.raises(UnsupportedModel, match=r"'neo-bert' is not supported; supported: apertus, bert, .*nomic-bert"):
         load(str(path))
