@@ -26,7 +26,7 @@ from nearfar.compiler.kernels.convolved_delta import convolved_delta
 from nearfar.compiler.kernels.cuda.linear_async import linear_async
 from nearfar.compiler.kernels.elementwise import elementwise, slice_columns, take_rows, zeros
 from nearfar.compiler.kernels.embed import embed
-from nearfar.compiler.kernels.encoder_rows import embed_positions, pool_rows
+from nearfar.compiler.kernels.encoder_rows import embed_positions, near_rows, pool_rows
 from nearfar.compiler.kernels.experts import combine, group_pairs, route
 from nearfar.compiler.kernels.fold import operands_of
 from nearfar.compiler.kernels.keep_rows import keep_rows
@@ -367,6 +367,7 @@ def convolved_variants(step: Step, context: Context, activation: str) -> Sequenc
 # The ops whose one kernel depends on nothing but the facts that they declare.
 TEMPLATES: dict[str, Template] = {
     **dict.fromkeys(ELEMENTWISE, elementwise),
+    "near_rows": near_rows,
     "pool_rows": pool_rows,
     "rope": rope,
     "take_rows": take_rows,

@@ -47,6 +47,9 @@ OF_DEBERTA = {
     "pos_att_type": ["p2c", "c2p"],
     "position_biased_input": False,
     "type_vocab_size": 0,
+    "attention_head_size": 12,
+    "conv_kernel_size": 3,
+    "conv_act": "gelu",
 }
 OF_MPNET = {
     **SIZES,

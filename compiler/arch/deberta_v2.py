@@ -11,8 +11,9 @@ from dataclasses import replace
 from ..formats.config import ConfigReader
 from ..formats.distance_tensors import HEADS, ROWS
 from ..ir.graph import Graph
-from ..ir.spec import ClassifierSpec, DistanceSpec, EmbeddingSpec, ModelSpec
+from ..ir.spec import ClassifierSpec, ConvolutionSpec, DistanceSpec, EmbeddingSpec, ModelSpec
 from . import bert
+from .decoder_config import read_activation
 from .encoder import EncoderGraph, HeadLayout, finish
 from .encoder_config import read_encoder_config
 
@@ -20,7 +21,7 @@ PREFIX = "deberta."
 OTHER_HEADS = re.compile(r"(?:pooler|cls|lm_predictions|mask_predictions|classifier)\..*")
 HEAD = HeadLayout(dense=[("pooler.dense", "gelu")])
 NAMES = replace(bert.NAMES, heads=[f"attention.self.{name}_proj" for name in ("query", "key", "value")])
-HARMLESS = frozenset({"cls_dropout", "legacy", "pooler_dropout", "pos_dropout", "conv_act"})
+HARMLESS = frozenset({"cls_dropout", "legacy", "pooler_dropout", "pos_dropout"})
 # The parts of a score: of both texts, and one of each text with the distance.
 TERMS = 3
 PLAIN: Mapping[str, Sequence[object]] = {
@@ -37,18 +38,17 @@ def read_config(config: ConfigReader) -> ModelSpec:
         if not config.has(key):
             raise config.unsupported(key, f"{key!r} is missing; supported: {values[0]!r}")
         config.expect(key, *values)
-    # A convolution beside the first layer (v2-xlarge, v2-xxlarge).
-    config.expect("conv_kernel_size", 0, None)
-    config.expect("attention_head_size", None)
     # They say which tensors the distances have.
     config.expect("share_att_key", True, False)
     config.expect("norm_rel_ebd", "layer_norm", "none")
     config.expect("pooler_hidden_act", "gelu")
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    config.expect("attention_head_size", hidden // heads, None)
     config.expect("pooler_hidden_size", hidden, None)
     config.expect("embedding_size", hidden, None)
     positions, span = config.integer("max_position_embeddings"), config.integer("position_buckets", minimum=4)
     farthest = config.integer("max_relative_positions", minimum=-1, default=-1)
+    convolution = _read_convolution(config)
     spec = read_encoder_config(
         config,
         default_eps=1e-7,
@@ -56,7 +56,20 @@ def read_config(config: ConfigReader) -> ModelSpec:
         harmless=HARMLESS,
     )
     distances = DistanceSpec(2 * span, farthest if farthest > 0 else positions)
-    return replace(spec, attention_scale=(TERMS * (hidden // heads)) ** -0.5, distances=distances)
+    scale = (TERMS * (hidden // heads)) ** -0.5
+    return replace(spec, attention_scale=scale, distances=distances, convolution=convolution)
+
+
+def _read_convolution(config: ConfigReader) -> ConvolutionSpec | None:
+    """The convolution beside the first layer (v2-xlarge, v2-xxlarge)."""
+    config.expect("conv_groups", 1)
+    size, activation = (
+        config.integer("conv_kernel_size", minimum=0, default=0),
+        read_activation(config, "conv_act", "tanh"),
+    )
+    if size and size % 2 == 0:
+        raise config.unsupported("conv_kernel_size", f"'conv_kernel_size' is {size}; supported: odd numbers and 0")
+    return ConvolutionSpec(size, activation) if size else None
 
 
 def encode(spec: ModelSpec, context: int, task: EmbeddingSpec | ClassifierSpec) -> Graph:
@@ -70,5 +83,15 @@ def encode(spec: ModelSpec, context: int, task: EmbeddingSpec | ClassifierSpec) 
     for layer in range(spec.num_layers):
         heads = encoder.vector(f"encoder.layer.{layer}.attention.self.{HEADS}", size)
         more = {"distance_heads": heads, "distance_rows": rows}
-        x = bert.add_layer(encoder, layer, x, NAMES, more)
+        embedded, x = x, bert.add_layer(encoder, layer, x, NAMES, more)
+        if layer == 0 and spec.convolution is not None:
+            x = _add_convolution(encoder, spec.convolution, embedded, x)
     return finish(encoder, x, task, HEAD)
+
+
+def _add_convolution(encoder: EncoderGraph, convolution: ConvolutionSpec, embedded: str, x: str) -> str:
+    inputs = {"x": embedded, "positions": encoder.input("positions")}
+    near = encoder.graph.add("near_rows", inputs, name="near", size=convolution.size)
+    module = [("encoder.conv.conv", encoder.spec.hidden_size)]
+    convolved = encoder.linear(module, near, activation=convolution.activation)
+    return encoder.norm("encoder.conv.LayerNorm", encoder.add(convolved, x, "encoder.conv.added"))

@@ -104,6 +104,16 @@ class DistanceSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ConvolutionSpec:
+    """A convolution of an encoder's embedding over the ``size`` tokens around each, an odd number, with an
+    ``activation`` behind it. Its result is added to that of the first layer.
+    """
+
+    size: Count
+    activation: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder with grouped-query attention and a gated feed-forward, or an encoder. Sizes in elements.
 
@@ -125,7 +135,7 @@ class ModelSpec:
     and embeddings of ``num_token_types`` types of tokens, such as those of a query and a passage. ``rms_norm_eps`` is
     that of their norms. Their tables have rows of ``embedding_size`` elements unless it is None. The rows of a model
     that makes vectors are projected to ``projected_size`` elements after the last norm unless it is None.
-    ``distances``: None if scores do not depend on how far a key is from a row.
+    ``distances``: None if scores do not depend on how far a key is from a row. ``convolution``: None if there is none.
 
     ``qkv_limit``: queries, keys and values are clipped to it, before the rotation. ``sinks``: each query head of a
     decoder has a sink; see `ops.attention`. ``keys_are_values``: the values of layers without a window are their keys
@@ -179,6 +189,7 @@ class ModelSpec:
     embedding_size: Count | None = None
     projected_size: Count | None = None
     distances: DistanceSpec | None = None
+    convolution: ConvolutionSpec | None = None
     mixers: tuple[Mixer, ...] = ()
     states: StateSpec | None = None
     draft_layers: Natural = 0

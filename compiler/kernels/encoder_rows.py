@@ -1,10 +1,10 @@
-"""Kernels of encoders for rows of texts: embed_positions and pool_rows."""
+"""Kernels of encoders for rows of texts: embed_positions, near_rows and pool_rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from .builder import Kernel, KernelBuilder, Scalar, cast, maximum, number, rsqrt
+from .builder import Array, Kernel, KernelBuilder, Scalar, cast, maximum, minimum, number, rsqrt, select
 from .packed import PackedMatrix, WeightFormat
 from .vectors import lane_of
 
@@ -53,6 +53,32 @@ def embed_positions(
             with kernel.when(True if columns % 8 == 0 else column < columns):
                 y[row, column] = x[row, column] + value
     return kernel.finish()
+
+
+def near_rows(name: str, *, columns: int, size: int) -> Kernel:
+    """x (S, columns), positions (S,) -> (S, size, columns): the rows around each of its text, see `ops.encoders`.
+
+    One thread: one column of ``size`` rows. One workgroup: 64 columns of one row.
+    """
+    kernel = KernelBuilder(name)
+    x = kernel.buffer("x", ("S", columns), "float32")
+    positions = kernel.buffer("positions", ("S",), "int32")
+    y = kernel.buffer("y", ("S", size, columns), "float32", write=True)
+
+    def copy(row: Scalar, column: Scalar, lanes: int) -> None:  # noqa: ARG001
+        for index, (near, own) in enumerate(rows_around(kernel, positions, row, size)):
+            y[row, index, column] = select(own, x[near, column], number(0, "float32"))
+
+    kernel.each("S", columns, copy, THREADS)
+    return kernel.finish()
+
+
+def rows_around(kernel: KernelBuilder, positions: Array, row: Scalar, size: int) -> Iterator[tuple[Scalar, Scalar]]:
+    """A row at each place around ``row``, and whether it is of the same text."""
+    position, last = kernel.let("position", positions[row]), kernel.size("S") - 1
+    for away in range(-(size // 2), size // 2 + 1):
+        near = kernel.let("near", minimum(maximum(row + away, 0), last))
+        yield near, positions[near] == position + away
 
 
 def pool_rows(name: str, *, columns: int, mode: str) -> Kernel:

@@ -21,7 +21,7 @@ from nearfar.compiler.kernels.cpu.add_lora import add_lora
 from nearfar.compiler.kernels.cpu.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.cpu.attention import attention, attention_split
 from nearfar.compiler.kernels.cpu.embed import embed
-from nearfar.compiler.kernels.cpu.encoder_rows import embed_positions, pool_rows, rope_heads
+from nearfar.compiler.kernels.cpu.encoder_rows import embed_positions, near_rows, pool_rows, rope_heads
 from nearfar.compiler.kernels.cpu.experts import expert_tiles, grouped_expert_tiles, route, sort_pairs
 from nearfar.compiler.kernels.cpu.integer_dot import row_layout
 from nearfar.compiler.kernels.cpu.keep_rows import keep_rows
@@ -333,6 +333,7 @@ def may_see_more_than(keys: int, preparation: Preparation, scores: Scores) -> bo
 # The ops whose one kernel depends on nothing but the facts that they declare.
 TEMPLATES: dict[str, Template] = {
     **dict.fromkeys(ELEMENTWISE, elementwise),
+    "near_rows": near_rows,
     "pool_rows": pool_rows,
     "rope": rope,
     "take_rows": take_rows,

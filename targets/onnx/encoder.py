@@ -27,7 +27,7 @@ from .builder import ELEMENT_TYPES, MICROSOFT
 from .decoder import FORMS, Form, form_of, table_rows
 from .emitter import Emitter
 from .encoder_mask import attention_bias
-from .pooling import add_pool_rows, normalized
+from .pooling import add_near_rows, add_pool_rows, normalized
 from .rotation import rope_caches
 
 AXES = ("batch_size", "sequence_length")
@@ -265,5 +265,6 @@ ENCODER_FORMS: dict[str, Form] = {
         ("head_dim", "num_kv_heads", "causal", "window", "scale", "softcap"),
         ("distance_bias", "distance_heads", "distance_rows"),
     ),
+    "near_rows": Form(add_near_rows, ("size",)),
     "pool_rows": Form(add_pool_rows, ("mode",)),
 }

@@ -1,4 +1,6 @@
-"""pool_rows -> the row of each padded text, computed in float32 from the rows of its own tokens."""
+"""pool_rows -> the row of each padded text, computed in float32 from the rows of its own tokens; near_rows -> padded
+texts, moved by some tokens.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +39,24 @@ def add_pool_rows(emitter: Emitter, node: Node) -> None:
         length = add("Sqrt", [length], f"{y}.root") if mode == "mean_sqrt_len" else length
         pooled = add("Div", [total, length], f"{y}.{mode}")
     emitter.names[y] = add("Cast", [pooled], y, to=ELEMENT_TYPES[emitter.activation])
+
+
+def add_near_rows(emitter: Emitter, node: Node) -> None:
+    """Each sequence is moved by some tokens, between zeros, for each place around a token."""
+    builder, y, size = emitter.builder, node.outputs["y"], node.attr("size")
+    add, integers = builder.add, builder.integers
+    mask = add("Unsqueeze", [token_mask(builder), integers(2)], f"{y}.mask")
+    mask = add("Cast", [mask], f"{y}.own", to=ELEMENT_TYPES[emitter.activation])
+    x = add("Mul", [emitter.sequences(node.inputs["x"], f"{y}.x"), mask], f"{y}.kept")
+    side = size // 2
+    parts = []
+    for away in range(-side, side + 1):
+        pads = integers(0, max(-away, 0), 0, 0, max(away, 0), 0)
+        bounds = [integers(max(away, 0)), integers(2**31 - 1 if away >= 0 else away), integers(1)]
+        parts.append(add("Slice", [add("Pad", [x, pads], f"{y}.padded{away}"), *bounds], f"{y}.near{away}"))
+    columns = emitter.graph.shape_of(y)[1]
+    assert isinstance(columns, int), y
+    emitter.names[y] = add("Reshape", [add("Concat", parts, f"{y}.wide", axis=2), integers(-1, columns)], y)
 
 
 def token_mask(builder: Builder) -> str:

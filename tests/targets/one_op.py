@@ -33,6 +33,7 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "embed_positions", "types", partial(embed_positions, positions=False)
     for mode in POOLINGS:
         yield "pool_rows", mode, partial(pool_rows, mode)
+    yield "near_rows", "", near_rows
     yield from text_graphs()
     yield "take_rows", "plain", take_rows
     for x_dtype, dtype in product(DTYPES, DTYPES):
@@ -127,6 +128,12 @@ def pool_rows(mode: str) -> Graph:
     return graph.ends(
         graph.add("pool_rows", {"x": graph.value("x", ("S", COLUMNS)), "seq_starts": starts}, name="y", mode=mode)
     )
+
+
+def near_rows() -> Graph:
+    graph = Builder()
+    inputs = {"x": graph.value("x", ("S", COLUMNS)), "positions": graph.value("positions", ("S",), "int32")}
+    return graph.ends(graph.add("near_rows", inputs, name="y", size=3))
 
 
 def take_rows() -> Graph:

@@ -1,4 +1,5 @@
-"""Ops of models that read complete texts without KV pages: embed_positions, rope_heads, ragged_attention, pool_rows.
+"""Ops of models that read complete texts without KV pages: embed_positions, rope_heads, ragged_attention, near_rows,
+pool_rows.
 
 The rows of a batch are those of its texts, one text after the other.
 """
@@ -193,6 +194,30 @@ def check_distances(use: Use, sizes: Sizes) -> None:
         require_use(isinstance(size, int) and size // each >= needed, f"has a {role} of fewer than {needed} distances")
 
 
+def infer_near_rows(shapes: Shapes, attrs: Attrs) -> Type:
+    rows, columns = shapes["x"]
+    require(isinstance(columns, int) and attrs["size"] % 2 == 1, "near_rows", shapes)
+    return (rows, int(columns) * attrs["size"]), "float32"  # type: ignore[arg-type]
+
+
+def near_rows(inputs: Inputs, attrs: Attrs) -> Array:
+    """The ``size`` rows around each row, itself in the middle, one behind the other; zeros for those that are not of
+    its text. A projection of them is a convolution.
+
+    x (S, E), positions (S,) -> (S, size * E).
+    """
+    x, positions, size = inputs["x"], inputs["positions"], attrs["size"]
+    y = np.zeros((len(x), size, x.shape[1]), np.float32)
+    rows = np.arange(len(x))
+    for index in range(size):
+        away = index - size // 2
+        near = np.clip(rows + away, 0, len(x) - 1)
+        # A text's positions count from 0, so another text has no row with this position here.
+        own = positions[near] == positions + away
+        y[own, index] = x[near[own]]
+    return y.reshape(len(x), -1)
+
+
 def infer_pool_rows(shapes: Shapes, attrs: Attrs) -> Type:
     return ("B", shapes["x"][1]), "float32"
 
@@ -249,6 +274,13 @@ OPS = {
         of_parts=STORE.roles,
         facts=ragged_attention_facts,
         checks=(check_joint, check_distances),
+    ),
+    "near_rows": Op(
+        infer_near_rows,
+        near_rows,
+        inputs={"x": FLOAT32, "positions": INTEGERS},
+        attrs={"size": count(least=1)},
+        checks=(check_rows_of_tokens,),
     ),
     "pool_rows": Op(
         infer_pool_rows,

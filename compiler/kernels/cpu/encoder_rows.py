@@ -1,4 +1,4 @@
-"""embed_positions, pool_rows and rope_heads: the other ops of models without pages."""
+"""embed_positions, near_rows, pool_rows and rope_heads: the other ops of models without pages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from ...ir.expr import Expr
 from ...ir.heads import Heads, Preparation
 from ...quant.base import GROUP
 from ..builder import Array, Kernel, Scalar, cast, number, select
+from ..encoder_rows import rows_around
 from ..packed import WeightFormat
 from ..vectors import floats, ramp, splat, take_lanes, with_lanes
 from .builder import CpuKernelBuilder, Isa, each_vector, pieces
@@ -48,6 +49,28 @@ def embed_positions(
             add(group, GROUP)
         if columns % GROUP:
             add(columns // GROUP, columns % GROUP)
+    return kernel.finish()
+
+
+def near_rows(name: str, *, isa: Isa, columns: int, size: int) -> Kernel:
+    """x (S, columns), positions (S,) -> (S, size, columns). One task: the rows around one row."""
+    kernel = CpuKernelBuilder(name)
+    x = kernel.buffer("x", ("S", columns), "float32")
+    positions = kernel.buffer("positions", ("S",), "int32")
+    y = kernel.buffer("y", ("S", size, columns), "float32", write=True)
+    with kernel.tasks("row", "S") as row:
+        for index, (near, own) in enumerate(rows_around(kernel, positions, row, size)):
+            kept = kernel.let("kept", select(own, number(1, "float32"), number(0, "float32")))
+
+            def copy(start: Scalar, lanes: int, index: int = index, near: Scalar = near, kept: Scalar = kept) -> None:
+                columns_here = ramp(start, lanes)
+                y[row, index, columns_here] = select(
+                    splat(kept, lanes) > splat(number(0, "float32"), lanes),
+                    x[near, columns_here],
+                    splat(number(0, "float32"), lanes),
+                )
+
+            each_vector(kernel, columns, isa.lanes, copy)
     return kernel.finish()
 
 

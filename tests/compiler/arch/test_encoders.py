@@ -350,7 +350,9 @@ def test_what_would_change_the_results_is_refused_by_name(values: dict[str, Any]
 
 
 @pytest.mark.parametrize(("family", "values", "message"), [
-    ("deberta-v2", {"conv_kernel_size": 3}, "'conv_kernel_size' is 3"),
+    ("deberta-v2", {"conv_kernel_size": 4}, "'conv_kernel_size' is 4; supported: odd numbers and 0"),
+    ("deberta-v2", {"conv_groups": 2}, "'conv_groups' is 2"),
+    ("deberta-v2", {"conv_act": "elu"}, "'conv_act' is 'elu', which is not supported"),
     ("deberta-v2", {"pos_att_type": "c2p"}, "'pos_att_type' is 'c2p'"),
     ("deberta-v2", {"position_biased_input": True}, "'position_biased_input' is true"),
     ("mpnet", {"relative_attention_num_buckets": 64}, "'relative_attention_num_buckets' is 64"),

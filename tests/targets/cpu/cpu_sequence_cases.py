@@ -36,6 +36,9 @@ def text_cases() -> Iterator[StepCase]:
     for mode in POOLINGS:
         inputs: Inputs = {"x": ("float32", "S", 37), **starts}
         yield StepCase(f"pool_rows_{mode}", "pool_rows", inputs, {"mode": mode}, given(texts, inputs))
+    for size in (1, 3, 7):
+        inputs = {"x": ("float32", "S", 37), "positions": ("int32", "S")}
+        yield StepCase(f"near_rows_{size}", "near_rows", inputs, {"size": size}, given(texts, inputs))
     for columns, quantization, attrs in ((37, "f32", {"first_position": 2}), (72, "q4f16", {})):
         inputs = {"x": ("float32", "S", columns), "positions": ("int32", "S"), "token_types": ("int32", "S")}
         inputs |= {"position_table": ("matrix", 280, columns), "type_table": ("matrix", 2, columns)}
