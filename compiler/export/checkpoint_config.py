@@ -52,7 +52,8 @@ def checkpoint_config(spec: ModelSpec, dtype: str, where: str) -> Config:
     for candidate in (dtype, *(each for each in DTYPES if each != dtype)):
         written = {**config, "dtype": candidate}
         read = by_model_type(spec.model_type).read_config(ConfigReader(written, where))
-        different = differences(spec, read)
+        # The tensors say whether there are heads that draft tokens.
+        different = differences(spec, read, ignored=("draft_layers",))
         if not different:
             return written
     raise UnsupportedModel(
@@ -184,6 +185,23 @@ def smollm3(spec: ModelSpec) -> Config:
     return {**config, "layer_types": kinds(spec), "no_rope_layers": rotated}
 
 
+def qwen3_5(spec: ModelSpec) -> Config:
+    assert spec.states is not None
+    section = rope_parameters(spec.rope)
+    section["partial_rotary_factor"] = (spec.rope.rotary_dim or spec.head_dim) / spec.head_dim
+    return {
+        **biased(spec),
+        "rope_parameters": section,
+        "layer_types": ["full_attention" if each == "attention" else "linear_attention" for each in spec.mixers],
+        "linear_conv_kernel_dim": spec.states.taps,
+        "linear_num_value_heads": spec.states.heads,
+        "linear_num_key_heads": spec.states.groups,
+        "linear_key_head_dim": spec.states.key_dim,
+        "linear_value_head_dim": spec.states.value_dim,
+        "mtp_num_hidden_layers": spec.draft_layers,
+    }
+
+
 # model_type -> the name of transformers' class, and the family's own keys.
 FAMILIES: Mapping[str, tuple[str, Callable[[ModelSpec], Config]]] = {
     "llama": ("Llama", llama),
@@ -196,4 +214,5 @@ FAMILIES: Mapping[str, tuple[str, Callable[[ModelSpec], Config]]] = {
     "granite": ("Granite", granite),
     "smollm3": ("SmolLM3", smollm3),
     "olmo2": ("Olmo2", biased),
+    "qwen3_5_text": ("Qwen3_5", qwen3_5),
 }

@@ -16,6 +16,7 @@ import numpy as np
 from ..bundle.folder import Bundle
 from ..bundle.new_folder import new_folder
 from ..formats.huggingface import SINGLE_FILE
+from ..ir.spec import ModelSpec
 from ..runtime.errors import QuantizationError
 from ..runtime.text.tokenizer_files import TokenizerFiles
 from .bundle_tensors import BundleTensor, bundle_tensors
@@ -55,7 +56,8 @@ def export_safetensors(
         )
         (folder / "tokenizer.json").write_bytes(files.content)
         write_json(folder / "tokenizer_config.json", tokenizer_config(files, spec.max_position_embeddings))
-        error = write_safetensors(folder / SINGLE_FILE, tensors, dtype, progress)
+        shapes = {name: stored_shape(name, tensor, spec) for name, tensor in tensors.items()}
+        error = write_safetensors(folder / SINGLE_FILE, tensors, shapes, dtype, progress)
     if error:
         note(f"float16 rounds weights, by at most {error:.2g} of a tensor's largest; --dtype float32 is exact")
     return {dtype: len(tensors)}
@@ -77,15 +79,28 @@ def tokenizer_config(files: TokenizerFiles, length: int) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, BundleTensor], dtype: Dtype, progress: Progress) -> float:
-    """Write the tensors, a block of rows at a time. Returns the largest error of rounding, relative to the largest
-    magnitude of its tensor. https://github.com/huggingface/safetensors#format
+def stored_shape(name: str, tensor: BundleTensor, spec: ModelSpec) -> tuple[int, ...]:
+    """The shape in a checkpoint, in which a convolution (channels, 1, taps) is not flat."""
+    if spec.states is None or not name.endswith("conv1d.weight"):
+        return tensor.shape
+    return tensor.shape[0] // spec.states.taps, 1, spec.states.taps
+
+
+def write_safetensors(
+    path: Path,
+    tensors: Mapping[str, BundleTensor],
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: Dtype,
+    progress: Progress,
+) -> float:
+    """Write the tensors with these shapes, a block of rows at a time. Returns the largest error of rounding, relative
+    to the largest magnitude of its tensor. https://github.com/huggingface/safetensors#format
     """
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in tensors.items():
         start, end = end, end + int(np.prod(tensor.shape)) * np.dtype(dtype).itemsize
-        entries[name] = {"dtype": NAMES[dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        entries[name] = {"dtype": NAMES[dtype], "shape": list(shapes[name]), "data_offsets": [start, end]}
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     total, done, worst = sum(int(np.prod(tensor.shape)) for tensor in tensors.values()), 0, 0.0

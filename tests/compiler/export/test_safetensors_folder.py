@@ -7,6 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import CompileTiny
+from decoder_families import TOKENS
+from draft_heads import DraftHeads
+from plain_target import compile_plain
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.export.bundle_tensors import bundle_tensors
@@ -40,6 +43,29 @@ def test_transformers_continues_with_the_same_tokens(name: str, compile_light: C
     assert np.abs(theirs - logits).max() < 1e-4 * np.abs(logits).max()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "x")
     assert tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "<s>Hi"
+
+
+def test_heads_that_draft_tokens_and_layers_with_states_are_those_of_the_checkpoint(tmp_path: Path) -> None:
+    import torch
+    import transformers
+
+    heads = DraftHeads(tmp_path / "checkpoint")
+    export_safetensors(
+        compile_plain(tmp_path / "checkpoint", tmp_path / "bundle", "f32", 64), tmp_path / "x", "float32"
+    )
+    given, read = load(str(tmp_path / "checkpoint")), load(str(tmp_path / "x"))
+    assert read.spec == given.spec
+    assert read.spec.draft_layers == 1
+    assert read.tensors.keys() == given.tensors.keys()
+    for name, tensor in given.tensors.items():
+        assert read.tensors[name].shape == tensor.shape
+        # Norms are stored with 1 added.
+        expected = tensor.rows(0, tensor.shape[0])
+        np.testing.assert_allclose(read.tensors[name].rows(0, tensor.shape[0]), expected, rtol=0, atol=1e-6)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "x")
+    with torch.no_grad():
+        theirs = model(torch.tensor([TOKENS])).logits[0].numpy()
+    assert np.abs(theirs - heads.logits).max() < 1e-4 * np.abs(heads.logits).max()
 
 
 def test_float16_notes_its_error_and_is_read_again(compile_light: CompileTiny, tmp_path: Path) -> None:
