@@ -21,7 +21,7 @@ PREFIX = "deberta."
 OTHER_HEADS = re.compile(r"(?:pooler|cls|lm_predictions|mask_predictions|classifier)\..*")
 HEAD = HeadLayout(dense=[("pooler.dense", "gelu")])
 NAMES = replace(bert.NAMES, heads=[f"attention.self.{name}_proj" for name in ("query", "key", "value")])
-HARMLESS = frozenset({"cls_dropout", "legacy", "pooler_dropout", "pos_dropout"})
+HARMLESS = frozenset({"cls_dropout", "legacy", "pooler_dropout", "pos_dropout", "conv_act"})
 # The parts of a score: of both texts, and one of each text with the distance.
 TERMS = 3
 PLAIN: Mapping[str, Sequence[object]] = {
@@ -63,13 +63,13 @@ def read_config(config: ConfigReader) -> ModelSpec:
 def _read_convolution(config: ConfigReader) -> ConvolutionSpec | None:
     """The convolution beside the first layer (v2-xlarge, v2-xxlarge)."""
     config.expect("conv_groups", 1)
-    size, activation = (
-        config.integer("conv_kernel_size", minimum=0, default=0),
-        read_activation(config, "conv_act", "tanh"),
-    )
-    if size and size % 2 == 0:
+    size = config.integer("conv_kernel_size", minimum=0, default=0)
+    if not size:
+        return None
+    if size % 2 == 0:
         raise config.unsupported("conv_kernel_size", f"'conv_kernel_size' is {size}; supported: odd numbers and 0")
-    return ConvolutionSpec(size, activation) if size else None
+    is_default = config.text("conv_act", default="tanh") == "tanh"
+    return ConvolutionSpec(size, "tanh" if is_default else read_activation(config, "conv_act", "tanh"))
 
 
 def encode(spec: ModelSpec, context: int, task: EmbeddingSpec | ClassifierSpec) -> Graph:

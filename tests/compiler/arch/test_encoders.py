@@ -258,6 +258,14 @@ def test_a_reranker_has_the_relevance_of_transformers(family: str, tmp_path: Pat
     assert relative_error(relevance, logits_of(model, ids, types)) < F32
 
 
+def test_a_deberta_without_a_convolution_reads_none(tmp_path: Path) -> None:
+    model = make_encoder("deberta-v2", "mean_tokens", tmp_path / "checkpoint", conv_kernel_size=0, conv_act="elu")
+    bundle, runner = compiled(tmp_path / "checkpoint", tmp_path)
+    assert bundle.manifest.spec.convolution is None
+    (vector,) = encode(runner, [Text(TEXTS[4])])
+    assert relative_error(vector, rows_of(model, TEXTS[4]).mean(axis=0)) < F32
+
+
 # EmbeddingGemma has dense layers behind the mean.
 @pytest.mark.parametrize(("family", "mode", "pooled"), [
     ("distilbert", "cls_token", lambda rows: rows[0]), ("distilbert", "max_tokens", lambda rows: rows.max(axis=0)),
