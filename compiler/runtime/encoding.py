@@ -17,7 +17,7 @@ from ..ir.spec import ClassifierSpec, EmbeddingSpec
 from ..shared.script import SharedScript
 from .batch import Chunk, FloatArray, Runner, make_batch, make_text_batch, require_plan
 from .errors import RequestError
-from .generate import PREFILL_CHUNK, check_tokens
+from .generate import PREFILL_CHUNK, check_tokens, not_finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def encode(runner: Runner, texts: Sequence[Text], *, chunk: int = PREFILL_CHUNK)
     """The plan's results for each text: its embedding (E,) or scores (L,), or the scores (T, L) of its tokens.
 
     Raises RequestError for a bundle that generates text, a text without tokens, ids outside the vocabulary, types that
-    the model lacks, or more tokens than the bundle's context.
+    the model lacks, or more tokens than the bundle's context, and DeviceError for results that are not finite.
     """
     manifest = runner.manifest
     if GENERATE in manifest.plan_names:
@@ -99,7 +99,16 @@ def encode(runner: Runner, texts: Sequence[Text], *, chunk: int = PREFILL_CHUNK)
     for text in texts:
         check_text(runner, text)
     if manifest.paged:
-        return [encode_in_chunks(runner, text.token_ids, chunk) for text in texts]
+        found = [encode_in_chunks(runner, text.token_ids, chunk) for text in texts]
+    else:
+        found = _encode_whole(runner, texts)
+    if not all(np.isfinite(rows).all() for rows in found):
+        raise not_finite(runner)
+    return found
+
+
+def _encode_whole(runner: Runner, texts: Sequence[Text]) -> list[FloatArray]:
+    manifest = runner.manifest
     found: list[FloatArray] = []
     for batch in batches(texts, runner.limits.tokens, runner.limits.sequences):
         types = [text.token_types for text in batch] if any(len(text.token_types) for text in batch) else None

@@ -102,8 +102,9 @@ def score(runner: Runner, token_ids: Sequence[int], rows_at_once: int) -> Iterat
 
 
 def not_finite(runner: Runner) -> DeviceError:
+    what = "logits" if GENERATE in runner.manifest.plan_names else "results"
     return DeviceError(
-        f"{runner.device} computed logits that are not finite; try --runner numpy, or another quantization"
+        f"{runner.device} computed {what} that are not finite; try --runner numpy, or another quantization"
     )
 
 

@@ -42,6 +42,9 @@ class EncodeJob:
     def done(self) -> bool:
         return len(self.rows) == len(self.request.texts)
 
+    def is_late(self, now: float) -> bool:
+        return self.request.deadline is not None and self.request.deadline <= now
+
     def matrix(self) -> FloatArray:
         """The rows of a job that is done, (n, E)."""
         return np.concatenate([self.rows[index] for index in range(len(self.request.texts))])

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import replace
 
+import numpy as np
+
 from nearfar.compiler.runtime.batch import FloatArray
-from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError, RequestError, Unavailable
+from nearfar.compiler.runtime.errors import DeadlineExceeded, DeviceError, NearfarError, RequestError, Unavailable
 
 from .check_request import check_ids, check_token_types
 from .config import EngineConfig
@@ -165,11 +167,11 @@ class EncoderLoop:
     def _turn(self) -> None:
         """End the jobs that nobody awaits or whose deadline has passed, and compute a batch if one is due."""
         now = time.monotonic()
-        self._drop(lambda job: job.abandoned, None)
+        self._drop([job for job in self._jobs() if job.abandoned], None)
         late = DeadlineExceeded(
             "the deadline passed before all texts were computed; allow more time, or send fewer texts"
         )
-        self._drop(lambda job: job.request.deadline is not None and job.request.deadline <= now, late)
+        self._drop([job for job in self._jobs() if job.is_late(now)], late)
         if self._wait_seconds() != 0.0:
             return
         texts: list[Text] = []
@@ -182,16 +184,19 @@ class EncoderLoop:
             self._record.computed(count, tokens, time.monotonic() - started)
             self._failures = 0
         except NearfarError as failure:
-            affected = {text.job for text in self._batches.running}
-            self._drop(affected.__contains__, failure)
+            self._drop({text.job for text in self._batches.running}, failure)
             self._failures += 1
             if self._failures > MAX_FAILURES:
                 raise
             self._record.recoveries += 1
             return
+        wrong = {text.job for text, rows in done if not np.isfinite(rows).all()}
+        self._drop(
+            wrong, DeviceError(f"{self._runner.device} computed results that are not numbers; try another quantization")
+        )
         for text, rows in done:
             text.job.rows[text.index] = rows
-            if text.job.done:
+            if text.job.done and text.job not in wrong:
                 self._end(text.job, None)
 
     def _compute(self) -> tuple[int, list[tuple[Text, FloatArray]]]:
@@ -202,8 +207,7 @@ class EncoderLoop:
         """The unfinished ones."""
         return list(dict.fromkeys([*(text.job for text in self._batches.running), *self._queue.jobs]))
 
-    def _drop(self, gone: Callable[[EncodeJob], bool], error: NearfarError | None) -> None:
-        jobs = [job for job in self._jobs() if gone(job)]
+    def _drop(self, jobs: Collection[EncodeJob], error: NearfarError | None) -> None:
         if jobs:
             self._batches.drop(jobs)
             self._queue.drop(jobs)

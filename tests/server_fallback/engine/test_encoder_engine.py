@@ -31,7 +31,7 @@ ENCODER = EncoderModel(VOCAB, 16, None, num_token_types=2)
 
 class WholeRunner:
     """A model without pages: a text's row is the sum of its tokens, their number, and the sum of its types. ``hold``
-    keeps it in a batch until it is set.
+    keeps it in a batch until it is set. The row of a text that begins with ``broken`` is no numbers.
     """
 
     def __init__(
@@ -40,8 +40,9 @@ class WholeRunner:
         fail: Callable[[int], Exception | None] = lambda _: None,
         *,
         per_token: bool = False,
+        broken: int | None = None,
     ) -> None:
-        self.per_token = per_token
+        self.per_token, self.broken = per_token, broken
         self.limits, self.groups, self.device, self.closed = limits, (), "the sum", False
         self.batches: list[list[list[int]]] = []
         self.hold = threading.Event()
@@ -59,7 +60,9 @@ class WholeRunner:
             return np.stack([batch.token_ids, batch.positions], 1).astype(np.float32)
         assert batch.token_types is not None
         types = np.add.reduceat(batch.token_types, starts[:-1])
-        return np.array([[sum(text), len(text), of] for text, of in zip(texts, types, strict=True)], np.float32)
+        rows = np.array([[sum(text), len(text), of] for text, of in zip(texts, types, strict=True)], np.float32)
+        rows[[text[0] == self.broken for text in texts]] = np.nan
+        return rows
 
     def close(self) -> None:
         self.closed = True
@@ -217,6 +220,19 @@ def test_a_failure_fails_the_texts_of_its_batch_and_closing_fails_the_rest() -> 
             for job in jobs:
                 with pytest.raises(Unavailable):
                     await job
+
+    run(work())
+
+
+def test_results_that_are_not_numbers_fail_their_own_job_only() -> None:
+    async def work() -> None:
+        runner = WholeRunner(broken=9)
+        async with engine_on(runner, ENCODER, max_delay_seconds=30.0, preferred_sizes=(3,)) as engine:
+            good = asyncio.ensure_future(encode(engine, [[1]]))
+            with pytest.raises(DeviceError, match="the sum computed results that are not numbers"):
+                await encode(engine, [[1], [9]])
+            assert await good == [[1, 1, 0]]
+            assert (len(runner.batches), engine.stats().recoveries) == (1, 0)
 
     run(work())
 

@@ -1,5 +1,6 @@
 // A model that makes vectors or scores: its engine, its tokenizer, and what its manifest says about its results.
 
+import { DeviceError } from "../errors.js";
 import type { ClassifierSpec, EmbeddingSpec } from "../runtime/manifest.js";
 import type { JoinedTokens, Tokens } from "./tokenizer/encoder_tokenizer.js";
 
@@ -12,6 +13,14 @@ export interface TokenText {
 export interface EncodingEngine {
   /** The results for each text: a vector, scores, or the scores of its tokens. Throws DeviceError, RequestError. */
   encode(texts: readonly TokenText[], signal?: AbortSignal): Promise<readonly Float32Array[]>;
+}
+
+/** The results of a request. Throws DeviceError if they are not numbers. */
+export function requireNumbers(results: readonly Float32Array[]): readonly Float32Array[] {
+  if (results.every((rows) => rows.every(Number.isFinite))) return results;
+  throw new DeviceError(
+    "The device computed results that are not numbers; load the model again, or report it with the device's name",
+  );
 }
 
 export interface TextTokenizer {

@@ -11,6 +11,7 @@ import { sampleLast } from "../runtime/sequence_batch.js";
 import { Gate } from "../engine/gate.js";
 import type { TextRunner } from "../engine/step_runner.js";
 import type { EncodingEngine, TokenText } from "./encoder_model.js";
+import { requireNumbers } from "./encoder_model.js";
 
 /** One text in progress: ``done`` of its tokens are in its pages, those of each group in the order of their use. */
 interface Text {
@@ -58,7 +59,7 @@ export class PagedEncoder implements EncodingEngine {
     try {
       const turn = this.#last.then(() => this.#withRecovery(texts, signal));
       this.#last = turn.catch(() => undefined);
-      return await turn;
+      return requireNumbers(await turn);
     } finally {
       this.#waiting--;
     }

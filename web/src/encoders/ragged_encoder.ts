@@ -8,6 +8,7 @@ import type { Batch } from "../runtime/batch.js";
 import { emptyBatch } from "../runtime/batch.js";
 import { addText } from "../runtime/sequence_batch.js";
 import type { EncodingEngine, TokenText } from "./encoder_model.js";
+import { requireNumbers } from "./encoder_model.js";
 
 interface Request {
   readonly texts: readonly TokenText[];
@@ -75,12 +76,13 @@ export class RaggedEncoder implements EncodingEngine {
       if (request !== null) this.#drop(request, signal?.reason);
     };
     try {
-      return await new Promise((resolve, reject) => {
+      const results = await new Promise<readonly Float32Array[]>((resolve, reject) => {
         request = { texts, results: [], next: 0, missing: texts.length, resolve, reject };
         this.#waiting.push(request);
         signal?.addEventListener("abort", stop, { once: true });
         if (!this.#isWorking) void this.#work();
       });
+      return requireNumbers(results);
     } finally {
       signal?.removeEventListener("abort", stop);
       this.#unfinished--;

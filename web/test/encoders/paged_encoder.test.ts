@@ -131,3 +131,9 @@ test("an aborted request ends with the signal's reason, and the next request is 
   await expect(aborted).rejects.toThrow("enough");
   expect(lists(await next)).toEqual(VECTORS);
 });
+
+test("vectors that are not numbers are an error, for which no device is replaced", async () => {
+  const runner = new PageRunner();
+  runner.encode = () => Promise.resolve(Float32Array.of(1, NaN));
+  await expect(new PagedEncoder(runner, noOther).encode([{ ids: [1] }])).rejects.toThrow("not numbers");
+});

@@ -125,3 +125,15 @@ test("while the gate is closed, nothing is sent to the device", async () => {
   gate.open();
   expect(lists(await results)).toEqual([[3, 1, 0]]);
 });
+
+test("results that are not numbers are an error of their own request only", async () => {
+  const runner = new TextsRunner();
+  const encoder = new RaggedEncoder(runner, false, noOther);
+  const [wrong, right] = await Promise.allSettled([
+    encoder.encode([text(1, 1), text(1, NaN)]),
+    encoder.encode([text(2, 1)]),
+  ]);
+  expect(wrong).toMatchObject({ reason: { code: "device_error" } });
+  expect(right).toMatchObject({ status: "fulfilled" });
+  expect(runner.batches).toHaveLength(1);
+});
