@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import regex
 
 from nearfar.compiler.ir.spec import ClassifierSpec
 from nearfar.compiler.runtime.batch import FloatArray
@@ -10,6 +11,9 @@ from nearfar.compiler.runtime.encoding import LabelSpan, label_tokens, probabili
 from nearfar.compiler.runtime.text.tokenizer import EncodedText
 
 from ..schema.score import Classification, SpanClass, TokenClass
+
+# The page has the same; Python's `strip` and JavaScript's `trim` have not.
+_INNER = regex.compile(r"\P{White_Space}(?:.*\P{White_Space})?", regex.DOTALL)
 
 
 def token_classification(
@@ -50,10 +54,7 @@ def _span_class(
     parts = [part for part in characters[tokens] if part is not None]
     if not parts:
         return None
-    start, end = parts[0][0], parts[-1][1]
-    inner = text[start:end]
-    start += len(inner) - len(inner.lstrip())
-    length = len(inner.strip())
-    if length == 0:
+    inner = _INNER.search(text, parts[0][0], parts[-1][1])
+    if inner is None:
         return None
-    return SpanClass(label=span.label, start=start, end=start + length, score=float(probs[tokens].mean()))
+    return SpanClass(label=span.label, start=inner.start(), end=inner.end(), score=float(probs[tokens].mean()))

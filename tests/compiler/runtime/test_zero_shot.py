@@ -83,6 +83,10 @@ def test_a_long_text_is_shortened_and_its_hypothesis_is_not(tmp_path: Path, caps
     (ORDERS[0], ["a", "b", "a"], None, r'labels\[2\] is "a", as an earlier one is'),
     (ORDERS[0], ["a"], "nothing", "hypothesis_template has {} 0 times"),
     (ORDERS[0], ["a"], "{} or {}", "hypothesis_template has {} 2 times"),
+    (ORDERS[0], ["a"], "{{}}", "hypothesis_template has a brace besides {}"),
+    (ORDERS[0], ["a"], "{} of {kind}", "hypothesis_template has a brace besides {}"),
+    (ORDERS[0], ["a", "\ud800"], None, "half of a surrogate pair"),
+    (ORDERS[0], ["a"], "\udfff{}", "half of a surrogate pair"),
 ])  # fmt: skip
 def test_what_makes_no_hypotheses_is_refused(
     names: tuple[str, ...], labels: list[str], template: str | None, message: str

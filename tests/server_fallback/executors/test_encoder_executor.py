@@ -192,6 +192,11 @@ def test_classes_of_texts_and_of_tokens(tmp_path: Path) -> None:
         run(model.rerank(RerankRequest(model="fake", query="q", documents=["a"]), CALL))
 
 
+# White space to Unicode is U+0085, not U+FEFF and U+001C. Of Python's and JavaScript's lists, each has one of the
+# others.
+OTHER_SPACES = ("\t\u0085a\ufeff\n", "\t\u001ca\u0085\n")
+
+
 def test_spans_have_the_characters_of_their_tokens(tmp_path: Path) -> None:
     """White space at its ends is not a part of a span."""
     labels = ("O", "B-name", "I-name", "E-name", "S-name")
@@ -201,9 +206,11 @@ def test_spans_have_the_characters_of_their_tokens(tmp_path: Path) -> None:
     by_letter = {ord("<"): begins, ord("\t"): begins, ord(">"): ends, ord("\n"): ends, ord("."): outside}
     engine = FakeEncoder(lambda ids, _: [by_letter.get(token, inside) for token in ids])
     model = classifier(tmp_path, engine, spec)
-    answer = run(model.classify(ClassifyRequest(model="fake", input=["..< é >.", "..", "\taé\n.\t\n"]), CALL))
+    answer = run(
+        model.classify(ClassifyRequest(model="fake", input=["..< é >.", "..", "\taé\n.\t\n", *OTHER_SPACES]), CALL)
+    )
     found = [[(span.label, span.start, span.end) for span in one.spans or ()] for one in answer.data]
-    assert found == [[("name", 2, 7)], [], [("name", 1, 3)]]
+    assert found == [[("name", 2, 7)], [], [("name", 1, 3)], [("name", 2, 4)], [("name", 1, 3)]]
     first = answer.data[0]
     assert [token.label[0] for token in first.tokens or ()] == [*"OOBIIIIEO"]
     certain, inner = np.exp(4) / (np.exp(4) + 4), np.exp(3.5) / (np.exp(4) + np.exp(3.5) + 3)

@@ -25,6 +25,9 @@ const CLASSIFY: Checks = {
   ...TRUNCATION,
 };
 
+// The server has the same; `trim` and Python's `strip` have not.
+const INNER = /\P{White_Space}(?:.*\P{White_Space})?/su;
+
 type ZeroShotParams = Omit<ClassifyParams, "input" | "labels" | "signal"> & {
   readonly labels: readonly string[];
   readonly signal: AbortSignal;
@@ -82,9 +85,8 @@ async function zeroShot(
   requireFew(premises.length * labels.length, "labels");
   const pairs = premises.flatMap((text) => hypotheses.texts.map((hypothesis) => [text, hypothesis] as const));
   const reader = TextReader.of(model, rest, signal);
-  const texts = await reader.pairs(pairs, (index) => name(Math.floor(index / labels.length)), null, classifier, {
-    shortensFirst: true,
-  });
+  const nameOf = (index: number): string => name(Math.floor(index / labels.length));
+  const texts = await reader.pairs(pairs, nameOf, nameOf, null, classifier, { shortensFirst: true });
   const typed = model.numTokenTypes > 0 ? texts : texts.map(({ ids }) => ({ ids }));
   const rows = (await model.engine.encode(typed, signal)).map((row) => [...row]);
   const data = premises.map((_, index): Classification => {
@@ -149,10 +151,9 @@ function spanClass(
   const parts = tokens.slice(first, last + 1);
   const start = parts.find((token) => token.start !== undefined)?.start ?? 0;
   const end = parts.findLast((token) => token.end !== undefined)?.end ?? 0;
-  const inner = text.slice(start, end);
-  const length = inner.trim().length;
-  if (length === 0) return [];
-  const begin = end - inner.trimStart().length;
+  const inner = INNER.exec(text.slice(start, end));
+  if (inner === null) return [];
+  const begin = start + inner.index;
   const sum = parts.reduce((total, _, index) => total + score(first + index), 0);
-  return [{ label, start: begin, end: begin + length, score: sum / parts.length }];
+  return [{ label, start: begin, end: begin + inner[0].length, score: sum / parts.length }];
 }

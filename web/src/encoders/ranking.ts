@@ -9,6 +9,7 @@ import { anySignal } from "../api/stream.js";
 import type { RequestOptions } from "../api/types.js";
 import { RequestError } from "../errors.js";
 import { DOCUMENT_PROMPTS, QUERY_PROMPTS, searchPrompt, unit } from "./embeddings.js";
+import { requireUnicode } from "../shared/unicode.js";
 import type { EncoderModel } from "./encoder_model.js";
 import { probabilities } from "./probabilities.js";
 import type { ReadText } from "./text_reader.js";
@@ -49,6 +50,7 @@ export async function rerank(
     reader,
     given.map((document) => [query, document] as const),
     "documents",
+    () => "query",
     most,
     signal,
   );
@@ -79,7 +81,15 @@ export async function score(model: EncoderModel, params: ScoreParams, options: R
   const pairs = second.map((each, index) => [first[index % first.length] ?? "", each] as const);
   const signal = anySignal(options.signal, rest.signal);
   const reader = TextReader.of(model, rest, signal);
-  const { scores, read } = await relevance(model, reader, pairs, "text_2", null, signal);
+  const { scores, read } = await relevance(
+    model,
+    reader,
+    pairs,
+    "text_2",
+    (index) => `text_1[${index % first.length}]`,
+    null,
+    signal,
+  );
   return {
     ...identity("score", model.name),
     object: "list",
@@ -94,6 +104,7 @@ async function relevance(
   reader: TextReader,
   pairs: readonly (readonly [string, string])[],
   param: string,
+  firstName: (index: number) => string,
   maxSecond: number | null | undefined,
   signal: AbortSignal,
 ): Promise<{ readonly scores: readonly number[]; readonly read: readonly ReadText[] }> {
@@ -103,13 +114,16 @@ async function relevance(
     if (label === null)
       throw new RequestError("This model labels texts and does not score pairs; use a reranker or an embedding model");
     requireFew(pairs.length, param);
-    const read = await reader.pairs(pairs, (index) => `${param}[${index}]`, maxSecond, classifier);
+    const read = await reader.pairs(pairs, (index) => `${param}[${index}]`, firstName, maxSecond, classifier);
     const typed = model.numTokenTypes > 0 ? read : read.map(({ ids }) => ({ ids }));
     const rows = await engine.encode(typed, signal);
     return { scores: rows.map((row) => probabilities(row, classifier)[label] ?? NaN), read };
   }
   if (embedding === null) throw new Error("a model has embeddings or a classifier");
   const queries = [...new Set(pairs.map(([first]) => first))];
+  pairs.forEach(([first], index) => {
+    requireUnicode(first, firstName(index));
+  });
   const asked = await reader.texts(queries, "query", searchPrompt(embedding, QUERY_PROMPTS));
   const found = await reader.limited(maxSecond).texts(
     pairs.map(([, second]) => second),

@@ -8,6 +8,7 @@ import { check, signal as signalCheck } from "../api/params.js";
 import type { TextInput } from "../api/requests.js";
 import { RequestError } from "../errors.js";
 import type { ClassifierSpec } from "../runtime/manifest.js";
+import { requireUnicode } from "../shared/unicode.js";
 import type { EncoderModel } from "./encoder_model.js";
 import type { JoinedTokens } from "./tokenizer/encoder_tokenizer.js";
 
@@ -79,11 +80,12 @@ export class TextReader {
   /**
    * Each pair as one sequence, in the form of the classifier. If the request shortens texts, or the second ones to
    * ``maxSecond`` tokens, only the second ones are, or with ``shortensFirst`` the first ones. ``nameOf`` is the parameter
-   * that errors of a pair name.
+   * of a pair's text that may be too long, and ``firstName`` that of its first text.
    */
   async pairs(
     pairs: readonly (readonly [first: string, second: string])[],
     nameOf: (index: number) => string,
+    firstName: (index: number) => string,
     maxSecond: number | null | undefined,
     { template, instruction }: ClassifierSpec,
     { shortensFirst = false }: { readonly shortensFirst?: boolean } = {},
@@ -93,6 +95,7 @@ export class TextReader {
     return this.#each(pairs, ([first, second], index) => {
       const name = nameOf(index);
       if (second === "") throw isEmpty(name);
+      requireUnicode(first, firstName(index));
       const read = named(name, () =>
         template === null
           ? this.#joined(first, second, limit, maxSecond, shortensFirst)

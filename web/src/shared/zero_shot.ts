@@ -2,6 +2,7 @@
 // inference. Yin et al. 2019; the probabilities are those of transformers' pipeline.
 
 import { RequestError } from "../errors.js";
+import { requireUnicode } from "./unicode.js";
 
 export const HYPOTHESIS_TEMPLATE = "This example is {}.";
 
@@ -29,14 +30,21 @@ export function zeroShotHypotheses(
     const what = labels[wrong] === "" ? "is empty" : `is ${JSON.stringify(labels[wrong])}, as an earlier one is`;
     throw new RequestError(`labels[${wrong}] ${what}; labels must differ`, { param: `labels[${wrong}]` });
   }
-  const parts = (template ?? HYPOTHESIS_TEMPLATE).split("{}");
-  if (parts.length !== 2) {
-    throw new RequestError(
-      `hypothesis_template has {} ${parts.length - 1} times; write it once, where the label belongs`,
-      { param: "hypothesis_template" },
-    );
-  }
+  const written = template ?? HYPOTHESIS_TEMPLATE;
+  const parts = written.split("{}");
+  if (parts.length !== 2)
+    throw wrongTemplate(`has {} ${parts.length - 1} times; write it once, where the label belongs`);
+  // To transformers, {{ is an escape, and {label} a name.
+  if (/[{}]/.test(parts.join(""))) throw wrongTemplate("has a brace besides {}, where the label belongs; remove it");
+  requireUnicode(written, "hypothesis_template");
+  labels.forEach((label, index) => {
+    requireUnicode(label, `labels[${index}]`);
+  });
   return { texts: labels.map((label) => parts.join(label)), ...answersOf(classifier) };
+}
+
+function wrongTemplate(what: string): RequestError {
+  return new RequestError(`hypothesis_template ${what}`, { param: "hypothesis_template" });
 }
 
 function answersOf({ labels, per_token: ofTokens }: Parameters<typeof zeroShotHypotheses>[0]): {

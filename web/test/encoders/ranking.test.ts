@@ -70,9 +70,35 @@ test("labels of a request are those that a text entails, and a text that is shor
     [{ input: "a".repeat(16), ...asked }, "input has"],
     [{ input: Array.from({ length: 5001 }, () => "a"), ...asked }, "10002 texts; at most 10000 are supported"],
     [{ input: "a", labels: [] }, "labels is empty"],
+    [{ input: "a", labels: ["a"], hypothesis_template: "{{}}" }, "hypothesis_template has a brace besides {}"],
     [{ input: "a", multi_label: true }, "multi_label needs labels"],
   ] as const)
     await expect(classify(model, params, {})).rejects.toThrow(message);
+});
+
+test.each([
+  ["input[1]", { input: ["a", "\ud800"], labels: ["a"] }],
+  ["labels[1]", { input: "a", labels: ["a", "\udfff"] }],
+  ["hypothesis_template", { input: "a", labels: ["a"], hypothesis_template: "\ud800{}" }],
+])("an error for half of a surrogate pair names its parameter: %s", async (param, params) => {
+  const labels = ["contradiction", "entailment"];
+  const { model } = fakeEncoder({ context: 64, embedding: null, classifier: { ...CLASSIFIER, labels } });
+  await expect(classify(model, params, {})).rejects.toMatchObject({ param, details: { code: "invalid_text" } });
+});
+
+test.each([null, EMBEDDING])("so does that of a ranking, by a reranker or by vectors", async (embedding) => {
+  const classifier = embedding === null ? CLASSIFIER : null;
+  const { model } = fakeEncoder({ embedding, classifier }, () => [1]);
+  for (const [param, query, documents] of [
+    ["query", "\ud800", ["a"]],
+    ["documents[1]", "q", ["a", "\udfff"]],
+  ] as const)
+    await expect(rerank(model, { query, documents }, {})).rejects.toMatchObject({ param });
+  const [text_1, text_2] = [
+    ["a", "\ud800"],
+    ["b", "c"],
+  ];
+  await expect(score(model, { text_1, text_2 }, {})).rejects.toMatchObject({ param: "text_1[1]" });
 });
 
 test("a template writes the pair, and only it writes control tokens", async () => {
@@ -188,7 +214,9 @@ test("spans have the characters of their tokens, without white space at their en
     // The tokenizer adds the first token.
     ids.flatMap((id, token) => (token === 0 ? outside : (byId.get(id) ?? inside))),
   );
-  const input = ["..< 🦊 >.", "..", "\ta1é\n.\t\n<a]"];
+  // White space to Unicode is U+0085, not U+FEFF and U+001C. Of Python's and JavaScript's lists, each has one of the
+  // others.
+  const input = ["..< 🦊 >.", "..", "\ta1é\n.\t\n<a]", "\t\u0085a\ufeff\n", "\t\u001ca\u0085\n"];
   const { data } = await classify(model, { input }, {});
   const spans = data.map((one, index) =>
     one.spans?.map(({ label, start, end }) => [label, input[index]?.slice(start, end)]),
@@ -200,6 +228,8 @@ test("spans have the characters of their tokens, without white space at their en
       ["name", "a1é"],
       ["name", "<a]"],
     ],
+    [["name", "a\ufeff"]],
+    [["name", "\u001ca"]],
   ]);
   const certain = Math.exp(4) / (Math.exp(4) + 8);
   const inner = Math.exp(3.5) / (Math.exp(4) + Math.exp(3.5) + 7);

@@ -6,6 +6,7 @@
 
 import { BundleError, RequestError, messageOf } from "../../errors.js";
 import type { TokenizerEntry } from "../../runtime/manifest.js";
+import { requireUnicode } from "../../shared/unicode.js";
 import type { Tokenizer } from "../../text/tokenizer.js";
 import type { AddedToken } from "./added_tokens.js";
 import { AddedTokens } from "./added_tokens.js";
@@ -89,11 +90,7 @@ export class EncoderTokenizer {
    * the text spells out are split. Throws RequestError for a text that is not Unicode.
    */
   tokens(text: string, count = Infinity): Tokens {
-    if (/\p{Surrogate}/u.test(text)) {
-      throw new RequestError("the text contains half of a surrogate pair, which is not Unicode text; remove it", {
-        code: "invalid_text",
-      });
-    }
+    requireUnicode(text);
     const found = this.#beginnings.beyond(text, count, (part) => this.#all(part));
     return found === null ? this.#all(text) : { ...found, isBeginning: true };
   }
