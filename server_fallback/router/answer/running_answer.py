@@ -210,14 +210,6 @@ class RunningAnswer:
             yield attempt.event("end", finish_reason=attempt.finish_reason), None
             return
         error = expected(output or side_fault("stopped", side))
-        if (
-            side == "near"
-            and attempt.started
-            and error.details.get("param") == "response_format"
-            and self._watched is not None
-            and self._watched.failing_schema
-        ):
-            yield {"type": "escalate", "reason": "escalated_schema"}, None
         yield attempt.event("failed", **self._failure(side, error)), None
 
     def _failure(self, side: Side, error: NearfarError) -> Mapping[str, object]:

@@ -72,10 +72,12 @@ def request_facts(request: ChatCompletionRequest | CompletionRequest) -> dict[st
     """What the rules of an answer depend on (AnswerFacts of `web/src/shared/router/answer_machine.ts`)."""
     form = format_type(request)
     if isinstance(request, CompletionRequest):
-        return {"prompt": "text" if isinstance(request.prompt, str) else "ids", "format": form, "tool_choice": None}
+        prompt = "text" if isinstance(request.prompt, str) else "ids"
+        return {"prompt": prompt, "format": form, "tool_choice": None, "continues": False}
     choice = request.tool_choice
     named = choice.model_dump() if isinstance(choice, BaseModel) else choice
-    return {"prompt": "chat", "format": form, "tool_choice": named}
+    continues = request.continue_final_message is True
+    return {"prompt": "chat", "format": form, "tool_choice": named, "continues": continues}
 
 
 def sets_template_variables(request: ChatCompletionRequest) -> bool:

@@ -19,7 +19,14 @@ from nearfar.server_fallback.schema.chat import ChatCompletionRequest
 from nearfar.server_fallback.schema.completions import CompletionRequest
 
 GIVEN = json.loads((Path(__file__).parents[2] / "conformance/router_traces.json").read_text())
-CHAT = {"private": False, "prompt": "chat", "format": None, "tool_choice": None, "dialect": "nearfar"}
+CHAT = {
+    "private": False,
+    "prompt": "chat",
+    "format": None,
+    "tool_choice": None,
+    "continues": False,
+    "dialect": "nearfar",
+}
 RULES = Policy.read(
     {
         "version": 1,
@@ -130,6 +137,13 @@ def test_a_continued_chat_is_judged(row: dict[str, Any]) -> None:
 def test_a_request_s_format_is_a_fact(fields: dict[str, Any], form: str | None) -> None:
     request = CompletionRequest.model_validate({"model": "m", "prompt": "a", **fields})
     assert request_facts(request)["format"] == form
+
+
+@pytest.mark.parametrize("continues", [True, False, None])
+def test_a_beginning_of_the_client_is_a_fact(continues: bool | None) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "{"}]
+    request = ChatCompletionRequest(model="m", messages=messages, continue_final_message=continues)
+    assert request_facts(request)["continues"] is (continues is True)
 
 
 def test_a_closed_answer_takes_no_event() -> None:

@@ -57,6 +57,7 @@ export const CHAT: AnswerFacts = {
   prompt: "chat",
   format: null,
   tool_choice: null,
+  continues: false,
   dialect: "nearfar",
 };
 

@@ -69,6 +69,8 @@ export interface AnswerFacts {
   readonly format: string | null;
   /** As in the request. */
   readonly tool_choice: unknown;
+  /** The answer goes on after a beginning that the client wrote. */
+  readonly continues: boolean;
   /** Of the far side; null if there is none. */
   readonly dialect: string | null;
 }
@@ -83,7 +85,8 @@ export function rulesOf({ escalation, fallback, timeouts, retries }: Policy, fac
     retries,
     private: facts.private,
     resumes: resuming(facts),
-    json: escalation.failing_schema ? (JSON_FORMATS[facts.format ?? ""] ?? null) : null,
+    // What the client began is not in near's text.
+    json: escalation.failing_schema && !facts.continues ? (JSON_FORMATS[facts.format ?? ""] ?? null) : null,
   };
 }
 
@@ -244,8 +247,10 @@ function sideEvent(before: State, event: Token | End | Failed, effects: Effect[]
       return setTimer(shown, "between_tokens", state.rules.between_tokens_ms, effects);
     }
     case "end": {
+      // The limit of tokens, which far would have too, cuts JSON of any model.
+      const isCut = event.finish_reason === "length";
       const escalated =
-        side === "near" && !isJson(state.text, state.rules.json)
+        side === "near" && !isCut && !isJson(state.text, state.rules.json)
           ? escalate(state, { type: "escalate", reason: "escalated_schema" }, effects)
           : state;
       if (escalated !== state) return escalated;
