@@ -79,7 +79,7 @@ export class Hybrid {
 
   /**
    * Resolves once the far side has reported what it serves. If near may answer, it also resolves when far cannot be
-   * reached, or sends nothing for a second while near is ready; a bundle goes on loading meanwhile. If only near may
+   * reached, which then gets no requests for the time of the policy's breaker, or sends nothing for a second while near is ready; a bundle goes on loading meanwhile. If only near may
    * answer, it resolves once near is ready. Throws RequestError (``details.code``: bad_policy, wrong_key, api_version,
    * unknown_model), Unavailable, and what Engine.load throws.
    */
@@ -99,10 +99,11 @@ export class Hybrid {
     const far = options.far === null || policy.mode === "near-only" ? null : new FarSide(options.far, fetch, clock);
     const near = new NearSide(policy.mode === "far-only" ? null : options.near, loadEngine, load);
     try {
+      const isMissing = far !== null && !(await reach(far, near, policy, clock));
       if (far === null) await near.settled;
-      else await reach(far, near, policy, clock);
       if (far === null && near.state === "failed") throw near.error;
       const routing = new Routing({ policy, near, far, ledger, device, clock });
+      if (isMissing) routing.records.far.circuit.failed(true);
       const speculating = far === null ? null : await speculatingFar(far, routing, options);
       const { embedder = null } = options;
       return new Hybrid(routing, speculating, new HybridCompletions({ routing, speculating, embedder }));
@@ -177,20 +178,25 @@ async function speculatingFar(
 const FAR_GRACE_MS = 1000;
 
 /**
- * If near may answer, a missing network is not an error, and the router waits for a silent far side only until near is
- * ready. The next chat asks far again.
+ * False if far cannot be reached, which is not an error if near may answer. The router waits for a silent far side only
+ * until near is ready; the next chat asks it again.
  */
-async function reach(far: FarSide, near: NearSide, { timeouts }: Policy, clock: Clock): Promise<void> {
-  const reaching = withTimeout(clock, timeouts.far_first_token_ms, (signal) => far.reach(signal)).catch(
+async function reach(far: FarSide, near: NearSide, { timeouts }: Policy, clock: Clock): Promise<boolean> {
+  const reaching = withTimeout(clock, timeouts.far_first_token_ms, (signal) => far.reach(signal)).then(
+    () => true,
     (error: unknown) => {
       if (!(error instanceof Unavailable) || near.state === "none") throw error;
+      return false;
     },
   );
   const nearAlone = near.settled.then(
     () =>
-      new Promise<void>((resolve) => {
-        if (near.state === "ready") clock.after(FAR_GRACE_MS, resolve);
+      new Promise<true>((resolve) => {
+        if (near.state === "ready")
+          clock.after(FAR_GRACE_MS, () => {
+            resolve(true);
+          });
       }),
   );
-  await Promise.race([reaching, nearAlone]);
+  return Promise.race([reaching, nearAlone]);
 }

@@ -5,7 +5,7 @@ import { expect, test } from "vitest";
 
 import { Circuit } from "../../src/router/answer/side_record.js";
 
-type Outcome = "begin" | "ended" | "succeeded" | "failed";
+type Outcome = "begin" | "ended" | "succeeded" | "failed" | "certain";
 interface Case {
   readonly name: string;
   readonly steps: readonly (readonly [Outcome | number, string, boolean])[];
@@ -20,6 +20,7 @@ test.each(cases)("$name", ({ steps }) => {
   const circuit = new Circuit(3, 1000, () => now);
   for (const [event, state, admits] of steps) {
     if (typeof event === "number") now += event;
+    else if (event === "certain") circuit.failed(true);
     else circuit[event]();
     expect([circuit.state, circuit.admits]).toEqual([state, admits]);
   }

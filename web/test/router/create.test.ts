@@ -89,12 +89,14 @@ test.each([
 
 test("a missing network is not an error if near may answer, and far is asked later", async () => {
   const far = Object.assign(new FakeFar(), { reachable: false });
-  const nf = await create(far, { retries: 0 });
+  const clock = new FakeClock();
+  const nf = await create(far, { retries: 0, breaker: { open_ms: 1000 } }, { clock });
+  far.reachable = true;
   expect([nf.far, (await nf.chat.completions.create({ messages: MESSAGES })).route?.reason]).toEqual([
     null,
-    "far_failed",
+    "circuit_open",
   ]);
-  far.reachable = true;
+  await clock.pass(1000);
   expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({
     side: "far",
     reason: "prefer",
@@ -166,8 +168,10 @@ test("far answers on a page without crypto.randomUUID, as over http", async () =
 
 test("a server that turns out to be another one fails like any far side, and near answers", async () => {
   const far = Object.assign(new FakeFar(), { reachable: false });
-  const nf = await create(far, {});
+  const clock = new FakeClock();
+  const nf = await create(far, { breaker: { open_ms: 1000 } }, { clock });
   Object.assign(far, { reachable: true, about: { api_version: 2, models: [] } });
+  await clock.pass(1000);
   expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({
     side: "near",
     reason: "far_failed",

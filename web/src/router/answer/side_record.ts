@@ -81,9 +81,10 @@ export class Circuit {
     this.#trying = false;
   }
 
-  failed(): void {
+  /** ``certain``: nothing listens at the address, so one failure is enough. */
+  failed(certain = false): void {
     this.#failures++;
-    if (this.#openUntil === null && this.#failures < this.failures) return;
+    if (this.#openUntil === null && !certain && this.#failures < this.failures) return;
     // Requests that were running when the circuit opened fail late; they show nothing new.
     if (this.state === "open") return;
     this.#openUntil = this.now() + this.waitMs;
