@@ -11,13 +11,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.errors import DeadlineExceeded, DeviceError, QueueFull, RequestError, Unavailable
 
 from ..executors.executor import Abilities, Call, ExecutorState
 from ..schema.chat import ChatCompletionRequest
 from ..schema.common import GenerationRequest
 from ..schema.completions import AnswerRequest, CompletionRequest
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
+from ..schema.route import Side
 from ..schema.routed import (
     RoutedChatRequest,
     RoutedCompletionRequest,
@@ -29,6 +30,7 @@ from ..schema.routed import (
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..text.output import Output
 from .answer.running_answer import RunningAnswer
+from .decision.decide import Decision
 from .decision.situation import FarState, Message, NearState, Situation
 from .sides.answer_piece import Form
 from .sides.continued import limits
@@ -186,28 +188,61 @@ def one_answer(request: GenerationRequest) -> None:
 
 
 async def embed(sides: Sides, request: EmbeddingRequest, situation: Situation, call: Call) -> EmbeddingResponse:
-    """Embeddings over two sides. Near embeds if its model does and the policy's hard rules allow it, else far does.
-    The rules are those of chats, without the predictor, which was fitted to answers of chats: no rule reads a vector of
-    the input. Vectors of two models cannot be compared, so if both sides embed they must have the same model.
+    """Embeddings over two sides, by the rules of chats without the predictor (`encodingPolicy` of
+    `web/src/shared/decision/decide.ts`). If a side fails, the other one embeds, if ``fallback`` allows it. Vectors of
+    two models cannot be compared, so far only embeds if a near side that embeds has the same model.
 
     ``request`` has no labels or pin any more; ``situation`` has what is known from the request alone.
 
     Raises RequestError (with the code "different_models" if the vectors would not fit those of near), Unavailable, and
     the errors of the side that embeds.
     """
-    near, far = sides.near, sides.far
     situation = replace(situation, near=sides.near_state(None, embeds=True), far=await sides.far_state())
-    if near is not None and (await sides.choose(situation, private=False, embeds=True)).decision.side == "near":
-        # Private texts may stay here, so they need no search.
-        return await near.executor.embed(request, call)
-    decision = (await sides.choose(situation, private=await sides.is_private(situation), embeds=True)).decision
-    if decision.side is None or far is None:
-        raise sides.refusal(decision, situation, embeds=True)
-    if near is not None and near.embeds and sides.policy.mode != "far-only":
-        await require_one_model(sides, near, call)
-    if not await sides.reserve_request():
-        raise sides.refusal(replace(decision, side=None, reason="budget"), situation, embeds=True)
-    answer = await far.embed(request, call)
+    choice = await sides.choose(situation, private=False, embeds=True)
+    if choice.decision.side != "near":
+        # A text that stays here needs no search.
+        choice = await sides.choose(situation, private=await sides.is_private(situation), embeds=True)
+    side = choice.decision.side
+    if side is None:
+        raise sides.refusal(choice.decision, situation, embeds=True)
+    fallback = sides.policy.fallback
+    takes_over = choice.standby and (fallback.far_takes_over if side == "near" else fallback.near_continues)
+    try:
+        return await _embed_on(sides, side, request, situation, call)
+    except (DeviceError, Unavailable) as error:
+        if not takes_over or isinstance(error, DeadlineExceeded):
+            raise
+        if side == "near" and await sides.is_private(situation):
+            raise
+    return await _embed_on(sides, "far" if side == "near" else "near", request, situation, call)
+
+
+async def _embed_on(
+    sides: Sides, side: Side, request: EmbeddingRequest, situation: Situation, call: Call
+) -> EmbeddingResponse:
+    near, far, circuit = sides.near, sides.far, sides.circuits[side]
+    if side == "far":
+        if near is not None and near.embeds and sides.policy.mode != "far-only":
+            await require_one_model(sides, near, call)
+        if not await sides.reserve_request():
+            raise sides.refusal(Decision(None, "budget", private=False), situation, embeds=True)
+    circuit.begin()
+    try:
+        if side == "near":
+            assert near is not None
+            answer = await near.executor.embed(request, call)
+        else:
+            assert far is not None
+            answer = await far.embed(request, call)
+    except (DeviceError, Unavailable) as error:
+        if not isinstance(error, DeadlineExceeded | QueueFull):
+            circuit.failed()
+        raise
+    finally:
+        circuit.ended()
+    circuit.succeeded()
+    if side == "near":
+        return answer
     usage = {"prompt_tokens": answer.usage.prompt_tokens, "completion_tokens": 0}
     await sides.pay({"usage": usage, "tokens": 0, "refused": False})
     return answer

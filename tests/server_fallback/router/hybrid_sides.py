@@ -117,6 +117,8 @@ class FakeNear(Generating):
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:  # noqa: ARG002
         self.requests.append(request)
+        if self.error is not None:
+            raise self.error
         return EmbeddingResponse(
             data=[Embedding(index=0, embedding=[1.0])],
             model="tiny",

@@ -8,7 +8,7 @@ import pytest
 from fake_openai import Reply
 from hybrid_sides import ABOUT, SHA, FakeFar, FakeNear, hybrid, policy, run
 
-from nearfar.compiler.runtime.errors import NearfarError
+from nearfar.compiler.runtime.errors import DeviceError, NearfarError
 from nearfar.server_fallback.executors.executor import Call, ExecutorState
 from nearfar.server_fallback.schema.routed import RoutedEmbeddingRequest
 
@@ -19,6 +19,8 @@ VECTORS = {
     "usage": {"prompt_tokens": 1, "total_tokens": 1},
 }
 NEAR, FAR = [1.0], [2.0]
+SAME = {"id": "hybrid"}
+BROKEN = Reply(status=500)
 
 
 class BusyNear(FakeNear):
@@ -27,10 +29,14 @@ class BusyNear(FakeNear):
 
 
 def embedding(
-    near: FakeNear | None, rules: dict[str, Any], about: dict[str, Any] | None = None, **parameters: Any
+    near: FakeNear | None,
+    rules: dict[str, Any],
+    about: dict[str, Any] | None = None,
+    reply: Reply | None = None,
+    **parameters: Any,
 ) -> object:
     """The vector of "x", or the code of the error. ``about`` changes what far reports; it is "big", near "hybrid"."""
-    far = FakeFar(lambda _: Reply(value=VECTORS))
+    far = FakeFar(lambda _: reply or Reply(value=VECTORS))
     far.about = Reply(value={"api_version": 1, "models": [{**ABOUT, **(about or {})}]})
 
     async def work() -> object:
@@ -45,11 +51,13 @@ def embedding(
     return run(work())
 
 
-def test_near_embeds_unless_a_rule_forbids_it() -> None:
+def test_the_mode_says_who_embeds() -> None:
     near = FakeNear(embeds=True)
-    for mode in ("near-only", "prefer-near", "prefer-far", "auto"):
+    for mode in ("near-only", "prefer-near", "auto"):
         assert embedding(near, policy(mode)) == NEAR
-    assert embedding(near, policy("far-only")) == FAR
+    for mode in ("far-only", "prefer-far"):
+        assert embedding(near, policy(mode), SAME) == FAR
+    assert embedding(near, policy("prefer-far", budget={"far_requests_per_day": 0}), SAME) == NEAR
     assert embedding(FakeNear(), policy()) == FAR
     assert embedding(None, policy()) == FAR
 
@@ -66,9 +74,21 @@ def test_a_label_that_the_policy_does_not_have_is_an_error_on_either_side() -> N
         assert embedding(near, policy(), labels=["unheard"]) == "unknown_label"
 
 
+def test_a_side_that_fails_is_replaced_as_the_policy_allows() -> None:
+    near, lost = FakeNear(embeds=True), FakeNear(embeds=True, error=DeviceError("lost"))
+    assert embedding(near, policy("prefer-far"), SAME, BROKEN) == NEAR
+    stays = policy("prefer-far", fallback={"near_continues": False})
+    assert embedding(near, stays, SAME, BROKEN) is None
+    assert embedding(near, policy("prefer-far"), SAME, BROKEN, pin="far") is None
+    assert embedding(lost, policy(), SAME) == FAR
+    assert embedding(lost, policy(fallback={"far_takes_over": False}), SAME) is None
+    assert embedding(lost, policy(private={"patterns": ["x"]}), SAME) is None
+
+
 def test_private_texts_stay_near() -> None:
     rules = policy(private={"patterns": ["x"]})
     assert embedding(FakeNear(embeds=True), rules) == NEAR
+    assert embedding(FakeNear(embeds=True), {**rules, "mode": "prefer-far"}, SAME) == NEAR
     assert embedding(FakeNear(), rules) == "near_unavailable"
     assert embedding(FakeNear(embeds=True), rules, pin="far") == "private"
 

@@ -17,6 +17,7 @@ import type {
 } from "../api/types.js";
 import { RequestError, Unavailable } from "../errors.js";
 import type { Rules } from "../shared/router/answer_machine.js";
+import { encodingPolicy } from "../shared/decision/decide.js";
 import type { Side } from "../shared/decision/decision.js";
 import { privateTexts } from "../shared/decision/private_texts.js";
 import type { HybridRequest } from "./request.js";
@@ -137,9 +138,7 @@ export class HybridEncoding {
   }
 
   async #choose(request: EncodingRequest, signal: AbortSignal): Promise<SituatedChoice> {
-    const { policy: given } = this.routing.wiring;
-    // A predictor is fitted to answers of chats.
-    const policy = { ...given, quality: { ...given.quality, predictor: null } };
+    const policy = encodingPolicy(this.routing.wiring.policy);
     const isUnreadable = request.hasIds && policy.private.patterns.length > 0;
     const situate = () => this.routing.situation(request, { tokens: null, conversation: [], embedding: null });
     return this.routing.choose(policy, situate, isUnreadable || null, signal);

@@ -31,6 +31,11 @@ interface Answering {
 
 const THERMALS: readonly Thermal[] = ["nominal", "fair", "serious", "critical"];
 
+/** The policy for embeddings and rankings: that of chats without its predictor, which is fitted to answers of chats. */
+export function encodingPolicy(policy: Policy): Policy {
+  return { ...policy, quality: { ...policy.quality, predictor: null } };
+}
+
 /** ``private`` is determined here, and the decision is that of `choose`, which may throw. */
 export function decide(policy: Policy, situation: Situation): Decision {
   return choose(policy, situation, PrivateCheck.of(policy.private).isPrivate(situation)).decision;

@@ -3,7 +3,7 @@
 import type { AnswerFacts, Rules } from "../router/answer_machine.js";
 import { rulesOf } from "../router/answer_machine.js";
 import type { Choice } from "./decide.js";
-import { choose } from "./decide.js";
+import { choose, encodingPolicy } from "./decide.js";
 import type { Policy } from "./policy_schema.js";
 import type { Situation } from "./situation.js";
 
@@ -22,17 +22,11 @@ export function keepPolicy(key: string, policy: Policy): void {
 export function chooseBy(key: string, situation: Situation, isPrivate: boolean, embeds: boolean): Choice | null {
   const policy = policies.get(key);
   if (policy === undefined) return null;
-  return choose(embeds ? encodingRules(policy) : policy, situation, isPrivate);
+  return choose(embeds ? encodingPolicy(policy) : policy, situation, isPrivate);
 }
 
 /** As `rulesOf`, and null as `chooseBy`. */
 export function rulesBy(key: string, facts: AnswerFacts): Rules | null {
   const policy = policies.get(key);
   return policy === undefined ? null : rulesOf(policy, facts);
-}
-
-/** The policy for embeddings: near is preferred wherever it is not ruled out. A predictor is fitted to answers. */
-function encodingRules({ mode, quality, ...rest }: Policy): Policy {
-  const isOneSided = mode === "near-only" || mode === "far-only";
-  return { ...rest, mode: isOneSided ? mode : "prefer-near", quality: { ...quality, predictor: null } };
 }
