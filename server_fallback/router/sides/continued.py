@@ -76,7 +76,7 @@ def request_facts(request: ChatCompletionRequest | CompletionRequest) -> dict[st
         return {"prompt": prompt, "format": form, "tool_choice": None, "continues": False}
     choice = request.tool_choice
     named = choice.model_dump() if isinstance(choice, BaseModel) else choice
-    continues = request.continue_final_message is True
+    continues = request.continue_final_message
     return {"prompt": "chat", "format": form, "tool_choice": named, "continues": continues}
 
 

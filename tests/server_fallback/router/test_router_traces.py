@@ -144,7 +144,7 @@ def test_a_beginning_of_the_client_is_a_fact(continues: bool | None) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "{"}]
     body = {"model": "m", "messages": messages, "continue_final_message": continues}
     request = ChatCompletionRequest.model_validate(body)
-    assert request_facts(request)["continues"] is (continues is True)
+    assert request_facts(request)["continues"] is continues
 
 
 def test_a_closed_answer_takes_no_event() -> None:

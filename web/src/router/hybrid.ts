@@ -99,11 +99,11 @@ export class Hybrid {
     const far = options.far === null || policy.mode === "near-only" ? null : new FarSide(options.far, fetch, clock);
     const near = new NearSide(policy.mode === "far-only" ? null : options.near, loadEngine, load);
     try {
-      const isMissing = far !== null && !(await reach(far, near, policy, clock));
+      const isReached = far === null || (await reach(far, near, policy, clock));
       if (far === null) await near.settled;
       if (far === null && near.state === "failed") throw near.error;
       const routing = new Routing({ policy, near, far, ledger, device, clock });
-      if (isMissing) routing.records.far.circuit.failed(true);
+      if (!isReached) routing.records.far.circuit.failed(true);
       const speculating = far === null ? null : await speculatingFar(far, routing, options);
       const { embedder = null } = options;
       return new Hybrid(routing, speculating, new HybridCompletions({ routing, speculating, embedder }));
@@ -182,8 +182,7 @@ const FAR_GRACE_MS = 1000;
  * until near is ready; the next chat asks it again.
  */
 async function reach(far: FarSide, near: NearSide, { timeouts }: Policy, clock: Clock): Promise<boolean> {
-  const reaching = withTimeout(clock, timeouts.far_first_token_ms, (signal) => far.reach(signal)).then(
-    () => true,
+  const reaching = withTimeout(clock, timeouts.far_first_token_ms, (signal) => far.reach(signal)).catch(
     (error: unknown) => {
       if (!(error instanceof Unavailable) || near.state === "none") throw error;
       return false;
@@ -191,12 +190,9 @@ async function reach(far: FarSide, near: NearSide, { timeouts }: Policy, clock: 
   );
   const nearAlone = near.settled.then(
     () =>
-      new Promise<true>((resolve) => {
-        if (near.state === "ready")
-          clock.after(FAR_GRACE_MS, () => {
-            resolve(true);
-          });
+      new Promise<void>((resolve) => {
+        if (near.state === "ready") clock.after(FAR_GRACE_MS, resolve);
       }),
   );
-  return Promise.race([reaching, nearAlone]);
+  return (await Promise.race([reaching, nearAlone])) !== false;
 }

@@ -275,14 +275,8 @@ export class HybridCompletions {
   #rules({ params }: HybridRequest, isPrivate: boolean): Rules {
     const { policy, far } = this.#routing.wiring;
     const { response_format: format, tool_choice, continue_final_message: continues } = params;
-    return rulesOf(policy, {
-      private: isPrivate,
-      prompt: "chat",
-      format: format?.type ?? null,
-      tool_choice,
-      continues: continues === true,
-      dialect: far?.dialect ?? null,
-    });
+    const facts = { private: isPrivate, prompt: "chat", format: format?.type ?? null, tool_choice, continues } as const;
+    return rulesOf(policy, { ...facts, dialect: far?.dialect ?? null });
   }
 
   /** Near guesses only if it may and is well, and far was chosen, not for a far side that takes over from near. */

@@ -69,8 +69,8 @@ export interface AnswerFacts {
   readonly format: string | null;
   /** As in the request. */
   readonly tool_choice: unknown;
-  /** The answer goes on after a beginning that the client wrote. */
-  readonly continues: boolean;
+  /** As `continue_final_message` of the request: the answer goes on after a beginning that the client wrote. */
+  readonly continues: unknown;
   /** Of the far side; null if there is none. */
   readonly dialect: string | null;
 }
@@ -86,7 +86,7 @@ export function rulesOf({ escalation, fallback, timeouts, retries }: Policy, fac
     private: facts.private,
     resumes: resuming(facts),
     // What the client began is not in near's text.
-    json: escalation.failing_schema && !facts.continues ? (JSON_FORMATS[facts.format ?? ""] ?? null) : null,
+    json: escalation.failing_schema && facts.continues !== true ? (JSON_FORMATS[facts.format ?? ""] ?? null) : null,
   };
 }
 
@@ -248,9 +248,8 @@ function sideEvent(before: State, event: Token | End | Failed, effects: Effect[]
     }
     case "end": {
       // The limit of tokens, which far would have too, cuts JSON of any model.
-      const isCut = event.finish_reason === "length";
       const escalated =
-        side === "near" && !isCut && !isJson(state.text, state.rules.json)
+        side === "near" && event.finish_reason !== "length" && !isJson(state.text, state.rules.json)
           ? escalate(state, { type: "escalate", reason: "escalated_schema" }, effects)
           : state;
       if (escalated !== state) return escalated;
