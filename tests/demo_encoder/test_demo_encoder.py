@@ -114,6 +114,7 @@ def embedding_server(tmp_path: Path) -> Iterator[str]:
     thread.join()
 
 
+@pytest.mark.exhaustive
 def test_the_readme_states_the_recall_of_the_bundle(embedding_server: str) -> None:
     readme = Path(__file__).with_name("README.md").read_text()
     row = re.search(r"\| all questions +\|(.*)\|", readme)

@@ -304,7 +304,8 @@ def test_invalid_options_are_errors_that_state_why(
 def test_keys_to_ignore_are_refused_if_all_models_are_bundles(
     compile_base: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bundle = str(compile_base("qwen3", "q4f32", target="cpu"))
+    # The bundle of test_adapters.py.
+    bundle = str(compile_base("qwen3", "f32", target="cpu", lora_rank=4))
     message = fails(capsys, bundle, "--port", "0", "--ignore-key", "odd")
     assert "--ignore-key odd: is for models, and all of these are bundles" in message
 
