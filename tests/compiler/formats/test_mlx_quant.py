@@ -100,12 +100,20 @@ def old_rotation(section: Mapping[str, Any]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """mlx-lm's folders, each with its logits beside it."""
-    found = {}
-    for name, (family, *_) in FOLDERS.items():
+    found, jobs = {}, {}
+    for name, (family, *how, _) in FOLDERS.items():
         found[name] = tmp_path_factory.mktemp(name)
         make_model(family, found[name])
-        with_old_rotation(found[name])
-    convert({str(found[name]): tuple(rest) for name, (_, *rest, _) in FOLDERS.items()})
+        jobs[str(found[name])] = tuple(how)
+    routers = {f"model.layers.{layer}.mlp.gate": ROUTER for layer in range(2)}
+    for name, sizes in MIXTURES.items():
+        found[name] = tmp_path_factory.mktemp(name)
+        make_family(name, found[name], **{**WIDE, **sizes})
+        jobs[str(found[name])] = (4, 32, "affine", routers)
+    for folder in found.values():
+        with_old_rotation(folder)
+    # One process for all, because it takes seconds to import mlx-lm.
+    convert(jobs)
     return found
 
 
@@ -156,23 +164,11 @@ MIXTURES: Mapping[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def mixtures(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    found = {}
-    for name, sizes in MIXTURES.items():
-        found[name] = tmp_path_factory.mktemp(name)
-        make_family(name, found[name], **{**WIDE, **sizes})
-        with_old_rotation(found[name])
-    routers = {f"model.layers.{layer}.mlp.gate": ROUTER for layer in range(2)}
-    convert({str(folder): (4, 32, "affine", routers) for folder in found.values()})
-    return found
-
-
 @pytest.mark.parametrize("name", MIXTURES)
-def test_logits_of_renamed_tensors_are_those_of_mlx_lm(name: str, mixtures: Mapping[str, Path]) -> None:
-    checkpoint = load(str(mixtures[name] / "mlx"))
+def test_logits_of_renamed_tensors_are_those_of_mlx_lm(name: str, folders: Mapping[str, Path]) -> None:
+    checkpoint = load(str(folders[name] / "mlx"))
     assert set(checkpoint.stored_forms) == {"q4g32b"} | ({"q8g64b"} if name == "qwen3_moe" else set())
-    assert relative_error(logits_of(mixtures[name] / "mlx"), np.load(mixtures[name] / "logits.npy")) < 1e-4
+    assert relative_error(logits_of(folders[name] / "mlx"), np.load(folders[name] / "logits.npy")) < 1e-4
 
 
 @pytest.mark.parametrize("name", FOLDERS)

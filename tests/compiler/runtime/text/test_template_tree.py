@@ -69,7 +69,7 @@ def require_equal(script: SharedScript, source: str) -> None:
 
 
 def test_drawn_templates_render_as_in_jinja2(script: SharedScript) -> None:
-    draw_templates(script, 300, 0)
+    draw_templates(script, 120, 0)
 
 
 @pytest.mark.exhaustive
