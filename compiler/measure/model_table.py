@@ -1,6 +1,7 @@
 """The table of the models that compile: for each published configuration its size, cost and targets.
 
-`arch/published/` holds the configurations, as they were published or with the published values. Those of models with
+`arch/published/` holds the configurations, as they were published or with the published values, those of encoders in a
+folder of their own: tests count their parameters, too. Those of models with
 states and of `lfm2_moe` are written from memory; transformers counts as many parameters as were published for LFM2.
 """
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 
-from nearfar.compiler.arch import SUPPORTED
+from nearfar.compiler.arch import SUPPORTED, encoder_of
 from nearfar.compiler.cli.models import markdown
+from nearfar.compiler.formats.huggingface import read_spec
+from nearfar.compiler.ir.spec import EmbeddingSpec
 from nearfar.compiler.measure.model_table import Model, model_table, published
 
 # Families that transformers lacks, and those that have the same parameters.
-SAME_PARAMETERS = {"mimo": "qwen2", "minicpm": "llama"}
+SAME_PARAMETERS = {"mimo": "qwen2", "minicpm": "llama", "new": "gte"}
 # Buffers that graphs read.
 BUFFERS = ("layer_scalar", "expert_bias", "act_fn.beta", "act_fn.eps")
+ENCODERS = dict(published())["qwen3-0.6b"].parent / "encoders"
 README = Path(__file__).parents[3] / "README.md"
 
 
@@ -49,6 +53,29 @@ def test_parameters_are_those_of_transformers(smallest: dict[str, Model]) -> Non
         assert model.parameters == count, model.name
 
 
+@pytest.mark.parametrize("path", sorted(ENCODERS.glob("*.json")), ids=lambda path: path.stem)
+def test_parameters_of_encoders_are_those_of_transformers(path: Path) -> None:
+    import torch
+    import transformers
+
+    values = json.loads(path.read_text())
+    # transformers 5.24 does not know GTE's scaling, which has no parameters.
+    values.pop("rope_scaling", None)
+    spec = read_spec(path)
+    module = encoder_of(spec.model_type)
+    assert module is not None
+    graph = module.encode(spec, 512, EmbeddingSpec("mean", normalize=False, size=spec.hidden_size))
+    name = SAME_PARAMETERS.get(values["model_type"], values["model_type"])
+    config = transformers.CONFIG_MAPPING[name].from_dict({**values, "model_type": name})
+    with torch.device("meta"):
+        expected = transformers.AutoModel.from_config(config)
+    # A vector of each distance is made of the tables of distances; no task reads the pooler of these.
+    made = re.compile(r"pooler\.|encoder\.(?:rel_embeddings|relative_attention_bias|LayerNorm)\.")
+    sizes = [each.shape for name, each in expected.named_parameters() if not made.match(name)]
+    own = [each.shape for name, each in graph.parameters.items() if "distance_" not in name]
+    assert sum(map(math.prod, own)) == sum(map(math.prod, sizes))
+
+
 def test_steps_are_five_a_layer_with_some_exceptions(smallest: dict[str, Model]) -> None:
     steps = {family: model.steps_per_token // model.num_layers for family, model in smallest.items()}
     # Gemma 4's layers have a second embedding, and 20 of 35 rotate queries in a separate step. Seed-OSS's gate and
@@ -62,7 +89,6 @@ def test_steps_are_five_a_layer_with_some_exceptions(smallest: dict[str, Model])
 
 
 def test_keys_and_values_of_gemma_3_at_32768_tokens_are_a_quarter_of_full_attentions_or_less() -> None:
-    from nearfar.compiler.formats.huggingface import read_spec
     from nearfar.compiler.measure.model_table import LONG_CONTEXT
 
     spec = read_spec(dict(published())["gemma-3-1b-it"])
